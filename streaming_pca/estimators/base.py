@@ -1,0 +1,175 @@
+"""What every estimator is, and where to find one by its id."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from streaming_pca.preprocessing import Preprocessing
+from streaming_pca.privacy.parameters import Charge, PrivacyParameters
+from streaming_pca.records import Batch, RecordKind
+
+__all__ = ["Card", "Estimator", "Options", "Plan", "State", "Subspace", "decode_state", "encode_state"]
+
+Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class State:
+    """Base of estimator states: frozen dataclasses of arrays, numbers and None."""
+
+    batch: int
+    """Batches learnt from."""
+    records: int
+    """Records delivered in them, null ones included."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the next batch will be and cost; from public quantities and earlier outputs only.
+
+    Attributes
+    ----------
+    count : int
+        Records to take; a multiple of ``granularity``.
+    granularity : int
+        Records of one partition that must stay together.
+    charge : Charge
+        What ``update`` costs each record of the batch.
+    parameters : dict
+        Every parameter of its mechanisms, as JSON.
+    """
+
+    count: int
+    granularity: int
+    charge: Charge
+    parameters: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Subspace:
+    """A release: outputs of mechanisms, post-processed.
+
+    Attributes
+    ----------
+    components : (k, d) float64
+        Orthonormal rows, by decreasing explained variance.
+    explained_variance : (k,) float64
+    mean : (d,) float64 or None
+    """
+
+    components: Matrix
+    explained_variance: Matrix
+    mean: Matrix | None
+
+
+@dataclass(frozen=True)
+class Card:
+    """How an estimator introduces itself."""
+
+    id: str
+    name: str
+    source: str
+    adjacency: str
+    private: bool
+    needs: str
+    summary: str
+
+
+class Options(BaseModel):
+    """Base of an estimator's own settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+S = TypeVar("S", bound=State)
+O = TypeVar("O", bound=Options)
+
+
+class Estimator(ABC, Generic[S, O]):
+    """An algorithm, configured for one stream. It holds settings; the state is passed in and out.
+
+    Parameters
+    ----------
+    dim, k : int
+        Features, and the rank of the subspace; 1 <= k <= dim.
+    privacy : PrivacyParameters
+    preprocessing : Preprocessing
+    options : Options
+    """
+
+    card: ClassVar[Card]
+    options_type: ClassVar[type[Options]]
+    state_type: ClassVar[type[State]]
+
+    def __init__(
+        self, dim: int, k: int, privacy: PrivacyParameters, preprocessing: Preprocessing, options: O
+    ) -> None:
+        if not 1 <= k <= dim:
+            raise ValueError(f"rank must lie between 1 and dim = {dim}, not {k}")
+        self.dim, self.k = dim, k
+        self.privacy, self.preprocessing, self.options = privacy, preprocessing, options
+
+    @abstractmethod
+    def init(self, rng: np.random.Generator) -> S:
+        """The state before any record; ``rng`` is utility randomness."""
+
+    @abstractmethod
+    def plan(self, state: S) -> Plan:
+        """Size, charge and parameters of the next batch."""
+
+    @abstractmethod
+    def update(self, state: S, batch: Batch) -> S:
+        """Learn from a batch: for any state, a mechanism that costs the plan's charge."""
+
+    @abstractmethod
+    def release(self, state: S) -> Subspace:
+        """The current subspace: post-processing of the state."""
+
+    def check(self, batch: Batch) -> None:
+        """Raise ValueError unless the batch has this estimator's dimension and record kind."""
+        if batch.dim != self.dim:
+            raise ValueError(f"records have {batch.dim} features, expected {self.dim}")
+        if batch.kind is not self.preprocessing.kind:
+            raise ValueError(f"records are of kind {batch.kind}, expected {self.preprocessing.kind}")
+
+    @property
+    def kind(self) -> RecordKind:
+        """The kind of records it reads."""
+        return self.preprocessing.kind
+
+
+def encode_state(state: State) -> bytes:
+    """Exact bytes of a state: numbers as JSON, arrays as .npy, in one .npz; no pickle."""
+    arrays: dict[str, NDArray[Any]] = {}
+    plain: dict[str, Any] = {}
+    for f in dataclasses.fields(state):
+        value = getattr(state, f.name)
+        if isinstance(value, np.ndarray):
+            arrays[f.name] = value
+        else:
+            plain[f.name] = value.hex() if isinstance(value, float) else value
+    header = json.dumps(plain, sort_keys=True).encode()
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, __plain__=np.frombuffer(header, dtype=np.uint8), **arrays)
+    return buffer.getvalue()
+
+
+def decode_state(state_type: type[S], data: bytes) -> S:
+    """Read what :func:`encode_state` wrote."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        values: dict[str, Any] = {name: archive[name] for name in archive.files if name != "__plain__"}
+        plain = json.loads(archive["__plain__"].tobytes())
+    floats = {f.name for f in dataclasses.fields(state_type) if "float" in str(f.type)}
+    for name, value in plain.items():
+        is_hex = name in floats and isinstance(value, str)
+        values[name] = float.fromhex(value) if is_hex else value
+    return state_type(**values)

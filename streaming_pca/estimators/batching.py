@@ -1,0 +1,70 @@
+"""How many records the next batch takes: a function of what came before, never of contents."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from pydantic import Field, model_validator
+
+from streaming_pca.estimators.base import Options
+from streaming_pca.linalg.lattice import MAX_RECORDS
+
+__all__ = ["GrowingBatches"]
+
+
+class GrowingBatches(Options):
+    """Batches that grow by a factor up to a limit, or that add up to a known number.
+
+    Attributes
+    ----------
+    first_batch : int
+        Records of the first batch of an endless stream.
+    growth : float >= 1
+    max_batch : int
+        Largest batch of an endless stream; the worker's memory is two of them.
+    n_records : int or None
+        The number of records that will ever come, where it is known: then
+        ``n_batches`` batches, growing by ``growth``, add up to it exactly.
+    n_batches : int
+    """
+
+    first_batch: int = Field(default=4096, ge=2, le=MAX_RECORDS)
+    growth: float = Field(default=1.6, ge=1, le=64)
+    max_batch: int = Field(default=131_072, ge=2, le=MAX_RECORDS)
+    n_records: int | None = Field(default=None, ge=2)
+    n_batches: int = Field(default=9, ge=1, le=10_000)
+
+    @model_validator(mode="after")
+    def _check(self) -> GrowingBatches:
+        if self.n_records is None and self.first_batch > self.max_batch:
+            raise ValueError("first_batch must not be above max_batch")
+        if max(self._schedule, default=0) > MAX_RECORDS:
+            raise ValueError(f"a batch may hold {MAX_RECORDS} records at most: raise n_batches")
+        return self
+
+    @cached_property
+    def _schedule(self) -> tuple[int, ...]:
+        """Sizes that add up to n_records, even but the last."""
+        if self.n_records is None:
+            return ()
+        weights = [self.growth**i for i in range(self.n_batches)]
+        sizes: list[int] = []
+        taken, mass = 0, 0.0
+        for weight in weights[:-1]:
+            mass += weight
+            end = int(self.n_records * mass / sum(weights)) // 2 * 2
+            if end > taken:
+                sizes.append(end - taken)
+                taken = end
+        return (*sizes, self.n_records - taken)
+
+    def count(self, batch: int) -> int:
+        """Records of batch number ``batch``, from 0."""
+        if self._schedule:
+            return self._schedule[min(batch, len(self._schedule) - 1)]
+        size = float(self.first_batch)
+        for _ in range(batch):
+            size *= self.growth
+            if size >= self.max_batch:
+                return self.max_batch
+        return min(int(size) // 2 * 2, self.max_batch)

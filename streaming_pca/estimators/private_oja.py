@@ -1,0 +1,172 @@
+"""Private Oja: one noisy, clipped block update a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from streaming_pca.estimators.base import Card, Estimator, Options, Plan, State, Subspace
+from streaming_pca.estimators.contributions import block_sum
+from streaming_pca.linalg.lattice import MATRIX_RADIUS, MAX_RECORDS, RADIUS
+from streaming_pca.linalg.subspace import orthonormalise, ritz_pairs, stable_signs
+from streaming_pca.privacy.calibration import gaussian_rho, lattice_sigma, textbook_multiplier
+from streaming_pca.privacy.mechanisms import gaussian_on_symmetric_space
+from streaming_pca.records import Batch, RecordKind
+
+__all__ = ["PrivateOja", "PrivateOjaOptions", "PrivateOjaState"]
+
+
+class PrivateOjaOptions(Options):
+    """Settings of :class:`PrivateOja`; the paper's inputs (003, line 128).
+
+    Attributes
+    ----------
+    clip_radius : float
+        R, for |A_i Q|_F; in squared units of the records, public. No default
+        can be right.
+    batch_size : int
+        B.
+    learning_rate : float
+        c of eta_t = c / (t + offset), the family of 003 appendix F.2, in
+        inverse squared units of the records.
+    offset : float
+    decay_after, decay_power : int or None, float
+        From step tau = ``decay_after`` on, eta_t is multiplied by
+        ((tau + offset)/(t + offset))**decay_power.
+    calibration : {"paper", "analytic"}
+        The printed noise multiplier, or the smallest one; the same promise.
+    """
+
+    clip_radius: float = Field(gt=0)
+    batch_size: int = Field(default=4096, ge=2, le=MAX_RECORDS)
+    learning_rate: float = Field(default=1.0, gt=0)
+    offset: float = Field(default=10.0, ge=0)
+    decay_after: int | None = Field(default=None, ge=1)
+    decay_power: float = Field(default=0.5, ge=0)
+    calibration: Literal["paper", "analytic"] = "paper"
+
+    @model_validator(mode="after")
+    def _check(self) -> PrivateOjaOptions:
+        if not 1e-200 <= self.clip_radius <= 1e200:
+            raise ValueError("clip_radius must lie between 1e-200 and 1e200")
+        return self
+
+    def rate(self, t: int) -> float:
+        """eta_t, t from 1."""
+        eta = self.learning_rate / (t + self.offset)
+        if self.decay_after is not None and t > self.decay_after:
+            eta *= ((self.decay_after + self.offset) / (t + self.offset)) ** self.decay_power
+        return eta
+
+
+@dataclass(frozen=True)
+class PrivateOjaState(State):
+    """The iterate, the last noisy Q^T A Q, and the last release's rows."""
+
+    basis: NDArray[np.float64]
+    """(d', k), orthonormal columns."""
+    inner: NDArray[np.float64]
+    """(k, k) symmetric: Rayleigh quotients of ``basis`` as the last batch saw them."""
+    components: NDArray[np.float64] | None
+
+
+class PrivateOja(Estimator[PrivateOjaState, PrivateOjaOptions]):
+    """Private Oja's, 003 Algorithm 1 (lines 126-143).
+
+    ===========  =========================================================
+    line 1       sigma = 2 R sqrt(2 ln(1.25/delta))/(B epsilon); the analytic
+                 value where epsilon > 1, or by ``calibration = "analytic"``
+    line 2       ``init``
+    lines 4-6    ``update``; clip_R of 003 line 107 is
+                 :func:`~streaming_pca.estimators.contributions.block_sum`
+    ===========  =========================================================
+
+    Mends
+    -----
+    - Noise (line 5): independent discrete Gaussians on all d k integers, then
+      the projection on S_Q: isotropic there, half the printed variance inside
+      the Q-block, the same privacy.
+    - Centring: the printed algorithm has second moments only ("none"). "pairs"
+      and a public vector are public maps of the records and work here too;
+      "augment" is refused, as the constant would take one of the k directions.
+
+    Privacy
+    -------
+    Replace-one. Each record is in one batch; a batch releases its noisy clipped
+    mean, of sensitivity 2R/B, by a Gaussian mechanism that is (epsilon, delta)-DP.
+    """
+
+    card = Card(
+        id="private-oja",
+        name="PrivateOja",
+        source="003 Algorithm 1",
+        adjacency="replace-one",
+        private=True,
+        needs="clip_radius and a learning rate that suit the data",
+        summary="clipped block Oja updates with noise in the symmetric space",
+    )
+    options_type: ClassVar[type[PrivateOjaOptions]] = PrivateOjaOptions
+    state_type: ClassVar[type[PrivateOjaState]] = PrivateOjaState
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.preprocessing.centering == "augment":
+            raise ValueError('private-oja cannot use centering = "augment": use "none", "pairs" or a vector')
+
+    def init(self, rng: np.random.Generator) -> PrivateOjaState:
+        """A uniformly random basis."""
+        basis = orthonormalise(rng.standard_normal((self.dim, self.k)))
+        return PrivateOjaState(0, 0, basis, np.zeros((self.k, self.k)), None)
+
+    def plan(self, state: PrivateOjaState) -> Plan:
+        """B records, one Gaussian mechanism."""
+        granularity = self.preprocessing.granularity
+        sensitivity = self._sensitivity()
+        multiplier = self._sigma() / sensitivity
+        parameters = {
+            "mechanism": "private-oja",
+            "clip_radius": self.options.clip_radius,
+            "sigma_over_sensitivity": multiplier,
+        }
+        count = max(self.options.batch_size // granularity * granularity, granularity)
+        return Plan(count, granularity, self.privacy.charge(gaussian_rho(multiplier)), parameters)
+
+    def _sensitivity(self) -> float:
+        return 2.0 * (RADIUS**2 if self.kind is RecordKind.FACTOR else MATRIX_RADIUS)
+
+    def _sigma(self) -> float:
+        printed = None
+        if self.options.calibration == "paper":
+            printed = textbook_multiplier(self.privacy.epsilon, self.privacy.delta)
+            if self.privacy.epsilon > 1:
+                printed = None
+        return lattice_sigma(
+            self.privacy.epsilon, self.privacy.delta, self._sensitivity(), float(self.dim * self.k), printed
+        )
+
+    def update(self, state: PrivateOjaState, batch: Batch) -> PrivateOjaState:
+        """One Oja step on the batch's noisy mean; charged as :meth:`plan` says."""
+        self.check(batch)
+        exact = block_sum(batch, self.preprocessing, state.basis, self.options.clip_radius)
+        noisy = gaussian_on_symmetric_space(exact.total, state.basis, self._sigma())
+        mean = noisy * (exact.unit / max(len(batch) // self.preprocessing.units, 1))
+        step = self.options.rate(state.batch + 1)
+        basis = orthonormalise(state.basis + step * mean)
+        inner = basis.T @ state.basis @ (state.basis.T @ mean) @ (state.basis.T @ basis)
+        return PrivateOjaState(
+            batch=state.batch + 1,
+            records=state.records + len(batch),
+            basis=basis,
+            inner=(inner + inner.T) / 2,
+            components=self.release(state).components if state.batch else None,
+        )
+
+    def release(self, state: PrivateOjaState) -> Subspace:
+        """The span of the iterate, turned to its Ritz vectors."""
+        values, turn = ritz_pairs(state.inner, self.k)
+        components = stable_signs(np.ascontiguousarray((state.basis @ turn).T), state.components)
+        return Subspace(components, np.maximum(values, 0.0), None)

@@ -1,0 +1,1 @@
+"""Linear algebra: exact lattice sums, clipping kernels, subspaces."""

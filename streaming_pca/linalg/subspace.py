@@ -1,0 +1,63 @@
+"""Orthonormal bases, distances between subspaces, Ritz pairs, stable signs."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["orthonormalise", "principal_angle", "project_symmetric", "ritz_pairs", "stable_signs", "subspace_error"]
+
+Matrix = NDArray[np.float64]
+
+
+def orthonormalise(columns: Matrix) -> Matrix:
+    """Orthonormal basis (d, k) of the span of ``columns`` (d, k), by QR.
+
+    Columns keep their direction (the diagonal of R is made positive), and a
+    rank-deficient input is completed rather than refused.
+    """
+    q, r = np.linalg.qr(columns)
+    signs = np.where(np.diagonal(r) < 0, -1.0, 1.0)
+    return np.asarray(q * signs)
+
+
+def project_symmetric(y: Matrix, basis: Matrix) -> Matrix:
+    """Orthogonal projection of y (d, k) onto {Y : Q^T Y symmetric}; 003, line 97."""
+    inner = basis.T @ y
+    return np.asarray(y - basis @ ((inner - inner.T) / 2))
+
+
+def ritz_pairs(matrix: Matrix, k: int) -> tuple[Matrix, Matrix]:
+    """The k largest eigenvalues (k,), decreasing, and their eigenvectors (d, k)."""
+    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
+    return values[::-1][:k].copy(), np.ascontiguousarray(vectors[:, ::-1][:, :k])
+
+
+def stable_signs(components: Matrix, previous: Matrix | None) -> Matrix:
+    """Turn rows of ``components`` (k, d) so that signs do not flip between releases.
+
+    A row that overlaps the previous release's row of the same rank by more
+    than 0.1 points the same way; any other has its largest entry positive.
+    """
+    out = components.copy()
+    for i, row in enumerate(out):
+        overlap = 0.0
+        if previous is not None and i < len(previous):
+            overlap = float(row @ previous[i])
+        if abs(overlap) <= 0.1:
+            overlap = float(row[np.argmax(np.abs(row))])
+        if overlap < 0:
+            out[i] = -row
+    return out
+
+
+def subspace_error(a: Matrix, b: Matrix) -> float:
+    """|U U^T - V V^T|_F for two sets of orthonormal rows (k, d)."""
+    overlap = float(np.sum((a @ b.T) ** 2))
+    return float(np.sqrt(max(len(a) + len(b) - 2 * overlap, 0.0)))
+
+
+def principal_angle(a: Matrix, b: Matrix) -> float:
+    """Largest principal angle, in radians, between two sets of orthonormal rows (k, d)."""
+    residual = b - (b @ a.T) @ a
+    return float(np.arcsin(min(1.0, float(np.linalg.norm(residual, 2)))))

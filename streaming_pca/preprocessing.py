@@ -1,0 +1,162 @@
+"""Public transformations of records: bounds, scale and centring.
+
+Each is a function of one record (or of one pair of records) and of public
+numbers, so neighbours stay neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+
+from streaming_pca.records import Batch, RecordKind
+
+__all__ = ["Preprocessing"]
+
+
+def _listed(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+Numbers = Annotated[float | tuple[float, ...], BeforeValidator(_listed)]
+
+
+class Preprocessing(BaseModel):
+    """What is done to every record before clipping; all of it public.
+
+    Attributes
+    ----------
+    centering : {"augment", "pairs", "none"} or vector of length d
+        "augment" appends the constant 1 to every row, so that the mean is
+        learnt with the covariance, from the same noisy matrix. "pairs" replaces
+        two neighbouring records x, y of one partition by (x - y)/sqrt(2),
+        whose covariance is that of the records; it wants shuffled records of
+        one row. A vector is a public centre. "none" keeps second moments.
+    bounds : pair or None
+        (lower, upper): numbers, or one number a feature. Rows are clamped to them.
+    scale : number(s) or None
+        Rows are multiplied by it, after centring.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    dim: int
+    kind: RecordKind = RecordKind.FACTOR
+    centering: Annotated[
+        Literal["augment", "pairs", "none"] | tuple[float, ...], BeforeValidator(_listed)
+    ] = "augment"
+    bounds: tuple[Numbers, Numbers] | None = None
+    scale: Numbers | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Preprocessing:
+        if self.kind is RecordKind.MATRIX:
+            if self.centering != "none" or self.bounds is not None or self.scale is not None:
+                raise ValueError(
+                    "records of kind 'matrix' need centering = \"none\" and no bounds or scale"
+                )
+            return self
+        if not isinstance(self.centering, str):
+            self._vector("centering", self.centering)
+        if self.scale is not None and not np.all(self._vector("scale", self.scale) > 0):
+            raise ValueError("scale must be above 0 for every feature")
+        if self.bounds is not None:
+            lower, upper = (self._vector("bounds", b) for b in self.bounds)
+            if not np.all(lower < upper):
+                raise ValueError("bounds must have lower below upper for every feature")
+        return self
+
+    def _vector(self, name: str, value: float | Sequence[float]) -> NDArray[np.float64]:
+        array = np.asarray(value, dtype=np.float64)
+        if array.ndim == 1 and array.shape != (self.dim,):
+            raise ValueError(f"{name} has {array.size} numbers for {self.dim} features")
+        if not np.all(np.isfinite(array)):
+            raise ValueError(f"{name} must be finite")
+        return np.broadcast_to(array, (self.dim,))
+
+    @property
+    def output_dim(self) -> int:
+        """Length of a transformed row."""
+        return self.dim + (self.centering == "augment")
+
+    @property
+    def granularity(self) -> int:
+        """Messages that are cut, and split, together."""
+        return 2 if self.centering == "pairs" else 1
+
+    @property
+    def units(self) -> int:
+        """Input records behind one transformed record."""
+        return self.granularity
+
+    @property
+    def largest_squared_norm(self) -> float | None:
+        """A public bound of |row|**2 after the transformation, None without bounds."""
+        if self.bounds is None:
+            return None
+        lower, upper = (self._vector("bounds", b) for b in self.bounds)
+        scale = self._vector("scale", 1.0 if self.scale is None else self.scale)
+        if self.centering == "pairs":
+            reach = (upper - lower) / np.sqrt(2)
+        else:
+            centre = 0.0 if isinstance(self.centering, str) else self._vector("centering", self.centering)
+            reach = np.maximum(np.abs(lower - centre), np.abs(upper - centre))
+        return float(np.sum((reach * scale) ** 2)) + (self.centering == "augment")
+
+    def apply(self, batch: Batch) -> Batch:
+        """Transform a block of records.
+
+        Parameters
+        ----------
+        batch : Batch of m records; m even for pairs
+
+        Returns
+        -------
+        Batch of float64
+            m records (m/2 for pairs), null where a source was null or where a
+            value overflowed.
+        """
+        rows = np.ascontiguousarray(batch.rows, dtype=np.float64)
+        if self.kind is RecordKind.MATRIX:
+            return Batch(rows, batch.starts, batch.kind)
+        if self.bounds is not None:
+            rows = np.clip(rows, *(self._vector("bounds", b) for b in self.bounds))
+        if not isinstance(self.centering, str):
+            rows = rows - self._vector("centering", self.centering)
+        if self.scale is not None:
+            with np.errstate(over="ignore"):
+                rows = rows * self._vector("scale", self.scale)
+        starts = batch.starts
+        if self.centering == "pairs":
+            rows, starts = _pair(rows, starts)
+        elif self.centering == "augment":
+            rows = np.concatenate([rows, np.ones((len(rows), 1))], axis=1)
+        return _drop_overflow(Batch(rows, starts, batch.kind))
+
+
+def _pair(rows: NDArray[np.float64], starts: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    lengths = np.diff(starts)
+    if len(lengths) % 2:
+        raise ValueError("pairs need an even number of records")
+    whole = (lengths[0::2] == 1) & (lengths[1::2] == 1)
+    first, second = starts[0:-1:2][whole], starts[1::2][whole]
+    with np.errstate(over="ignore", invalid="ignore"):
+        paired = (rows[first] - rows[second]) * np.sqrt(0.5)
+    return paired, np.concatenate([[0], np.cumsum(whole)]).astype(np.int64)
+
+
+def _drop_overflow(batch: Batch) -> Batch:
+    """Make records null that a finite input overflowed into."""
+    finite = np.isfinite(batch.rows).all(axis=1)
+    if finite.all():
+        return batch
+    bad = np.zeros(len(batch), dtype=bool)
+    owner = np.repeat(np.arange(len(batch)), np.diff(batch.starts))
+    bad[owner[~finite]] = True
+    lengths = np.where(bad, 0, np.diff(batch.starts))
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return Batch(np.ascontiguousarray(batch.rows[~bad[owner]]), starts, batch.kind)

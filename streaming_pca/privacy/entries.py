@@ -1,0 +1,140 @@
+"""The ledger's entries: frozen, versioned events whose meaning never changes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from streaming_pca.privacy.parameters import Charge, Rational
+
+__all__ = [
+    "Abandoned",
+    "Cap",
+    "Committed",
+    "Entry",
+    "MalformedEntry",
+    "OffsetRange",
+    "Opened",
+    "Released",
+    "Reserved",
+    "decode_entry",
+    "encode_entry",
+    "entry_hash",
+]
+
+
+class MalformedEntry(ValueError):
+    """A ledger message that no version of this program has written."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Cap(_Frozen):
+    """The most that any one record may be charged, by all jobs together."""
+
+    epsilon: Rational
+    delta: Rational
+
+
+class OffsetRange(_Frozen):
+    """Offsets [start, end) of a partition, and how many records they hold.
+
+    ``count`` can be below ``end - start``: transaction markers take offsets.
+    """
+
+    partition: int = Field(ge=0)
+    start: int = Field(ge=0)
+    end: int = Field(ge=0)
+    count: int = Field(ge=0)
+
+
+class _Entry(_Frozen):
+    version: Literal[1] = 1
+    topic_id: str
+    """The input topic's id: a re-created topic has another, and is new data."""
+
+
+class Opened(_Entry):
+    """The first entry: fixes the cap and the filter for every job."""
+
+    kind: Literal["OPENED"] = "OPENED"
+    topic: str
+    cap: Cap
+    filter: Literal["basic", "zcdp"] = "basic"
+
+
+class _JobEntry(_Entry):
+    job: str
+    batch: int = Field(ge=1)
+    previous: str
+    """Hash of this job's previous entry, "" for its first."""
+
+
+class Reserved(_JobEntry):
+    """The named records are charged, whether or not an answer ever comes."""
+
+    kind: Literal["RESERVED"] = "RESERVED"
+    ranges: tuple[OffsetRange, ...]
+    promise: dict[str, Any]
+    """What the stream promises; the same in every batch of a job."""
+    parameters: dict[str, Any]
+    """Every parameter of this batch's mechanisms."""
+    charge: Charge
+
+    @property
+    def count(self) -> int:
+        """How many records the batch holds."""
+        return sum(r.count for r in self.ranges)
+
+
+class Committed(_JobEntry):
+    """The batch's one answer is in the state."""
+
+    kind: Literal["COMMITTED"] = "COMMITTED"
+    state_digest: str
+
+
+class Abandoned(_JobEntry):
+    """No answer was or will be given; the charge stays."""
+
+    kind: Literal["ABANDONED"] = "ABANDONED"
+    reason: str
+
+
+class Released(_JobEntry):
+    """The batch's release is on the releases topic."""
+
+    kind: Literal["RELEASED"] = "RELEASED"
+    release_digest: str
+
+
+Entry = Annotated[Opened | Reserved | Committed | Abandoned | Released, Field(discriminator="kind")]
+
+_ADAPTER: TypeAdapter[Opened | Reserved | Committed | Abandoned | Released] = TypeAdapter(Entry)
+
+
+def encode_entry(entry: Opened | Reserved | Committed | Abandoned | Released) -> bytes:
+    """Canonical JSON: sorted keys, no spaces, so that equal entries have equal bytes."""
+    return json.dumps(
+        entry.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False
+    ).encode()
+
+
+def decode_entry(data: bytes) -> Opened | Reserved | Committed | Abandoned | Released:
+    """Read an entry; :class:`MalformedEntry` if it is none."""
+    try:
+        return _ADAPTER.validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "entry"
+        raise MalformedEntry(f"not a ledger entry: {where}: {first['msg']}") from error
+
+
+def entry_hash(entry: Opened | Reserved | Committed | Abandoned | Released) -> str:
+    """SHA-256 of the canonical bytes."""
+    return hashlib.sha256(encode_entry(entry)).hexdigest()

@@ -1,0 +1,296 @@
+"""The ledger as a pure state machine.
+
+Replaying the same log gives every reader the same answer. Nothing here knows
+of Kafka: :mod:`streaming_pca.service.checkpoint` feeds it the log in order.
+
+A batch of a job goes
+
+    RESERVED -> COMMITTED -> RELEASED
+             -> ABANDONED
+
+and is charged by RESERVED alone. The charge never goes back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+from enum import StrEnum
+from fractions import Fraction
+from typing import Any
+
+from streaming_pca.privacy.entries import (
+    Abandoned,
+    Cap,
+    Committed,
+    OffsetRange,
+    Opened,
+    Released,
+    Reserved,
+    entry_hash,
+)
+from streaming_pca.privacy.intervals import SpendMap
+from streaming_pca.privacy.parameters import Charge, format_rational
+
+__all__ = ["BudgetExceeded", "JobLedger", "Ledger", "Phase", "Verdict", "within_cap"]
+
+AnyEntry = Opened | Reserved | Committed | Abandoned | Released
+
+
+class BudgetExceeded(Exception):
+    """A reservation would charge some record above the topic's cap.
+
+    Attributes
+    ----------
+    asked, spent : Charge
+    cap : Cap
+    """
+
+    def __init__(self, where: OffsetRange, asked: Charge, spent: Charge, cap: Cap) -> None:
+        self.asked, self.spent, self.cap = asked, spent, cap
+        super().__init__(
+            f"partition {where.partition}, offsets {where.start} to {where.end}: "
+            f"asked epsilon {format_rational(asked.epsilon)}, delta {format_rational(asked.delta)}; "
+            f"already charged epsilon {format_rational(spent.epsilon)}, "
+            f"delta {format_rational(spent.delta)}; "
+            f"the cap is epsilon {format_rational(cap.epsilon)}, delta {format_rational(cap.delta)}"
+        )
+
+
+class Phase(StrEnum):
+    """Where the last batch of a job stands."""
+
+    NONE = "none"
+    RESERVED = "reserved"
+    COMMITTED = "committed"
+    ABANDONED = "abandoned"
+    RELEASED = "released"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the ledger made of an entry: counted, or void for the reason given."""
+
+    accepted: bool
+    reason: str = ""
+
+
+_ACCEPTED = Verdict(True)
+
+
+def _void(reason: str) -> Verdict:
+    return Verdict(False, reason)
+
+
+def _log_inverse(delta: Fraction) -> Fraction:
+    """An upper bound of ln(1/delta) as a rational, within a relative 2**-40."""
+    # ln(a/b) = ln a - ln b for integers of any size; math.log is good to 1 ulp
+    # on each, and the margin is 2**12 times that.
+    value = math.log(delta.denominator) - math.log(delta.numerator)
+    slack = (math.log(delta.denominator) + math.log(max(delta.numerator, 2))) * 2.0**-40
+    return Fraction(value) + Fraction(slack)
+
+
+def within_cap(spent: Charge, cap: Cap, rule: str) -> bool:
+    """Whether a record that was charged ``spent`` in all is within the cap.
+
+    Parameters
+    ----------
+    spent : Charge
+        Sum of the charges by basic composition; its ``rho`` is the sum of rhos.
+    rule : {"basic", "zcdp"}
+        "basic" adds epsilons and deltas. "zcdp" adds rhos and converts by
+        epsilon = rho + 2 sqrt(rho ln(1/delta)) (Bun and Steinke 2016, Prop.
+        1.3); a charge that claims no rho never fits. Both are valid when
+        charges are chosen adaptively (Whitehouse et al. 2023).
+
+    Notes
+    -----
+    All comparisons are between exact rationals; the one transcendental number,
+    ln(1/delta), enters as a rational upper bound.
+    """
+    if rule == "basic":
+        return spent.epsilon <= cap.epsilon and spent.delta <= cap.delta
+    if cap.epsilon == math.inf:
+        return True
+    rho = spent.rho
+    if rho is None or not isinstance(rho, Fraction) or not isinstance(cap.epsilon, Fraction):
+        return False
+    if rho == 0:
+        return True
+    if not isinstance(cap.delta, Fraction) or cap.delta >= 1:
+        return True
+    if cap.delta == 0 or rho > cap.epsilon:
+        return False
+    # rho + 2 sqrt(rho L) <= eps  <=>  4 rho L <= (eps - rho)^2, as rho <= eps
+    return 4 * rho * _log_inverse(cap.delta) <= (cap.epsilon - rho) ** 2
+
+
+@dataclass
+class JobLedger:
+    """What the ledger knows of one job.
+
+    Attributes
+    ----------
+    head : str
+        Hash of the job's last entry, void ones included.
+    batch : int
+        The last batch that was reserved, 0 before the first.
+    reservation : Reserved or None
+        That batch's reservation.
+    last_committed, state_digest : int, str
+        The last batch that was committed, and the digest of its state.
+    promise : dict or None
+        What the job's first reservation promised, for all that follow.
+    ends : dict of partition to offset
+        Where the job's next batch starts.
+    """
+
+    head: str = ""
+    batch: int = 0
+    phase: Phase = Phase.NONE
+    reservation: Reserved | None = None
+    last_committed: int = 0
+    state_digest: str = ""
+    promise: dict[str, Any] | None = None
+    ends: dict[int, int] = field(default_factory=dict)
+    committed: int = 0
+    abandoned: int = 0
+    released: int = 0
+    records_committed: int = 0
+    records_abandoned: int = 0
+    spend: defaultdict[int, SpendMap] = field(default_factory=lambda: defaultdict(SpendMap))
+
+
+class Ledger:
+    """Replay of one input topic's log.
+
+    Parameters
+    ----------
+    topic_id : str
+        Entries of any other topic id (the topic's earlier lives) are void.
+
+    Attributes
+    ----------
+    opened : Opened or None
+    jobs : dict of str to JobLedger
+    spend : dict of partition to SpendMap
+        Charges of all jobs together.
+    """
+
+    def __init__(self, topic_id: str) -> None:
+        self.topic_id = topic_id
+        self.opened: Opened | None = None
+        self.jobs: dict[str, JobLedger] = {}
+        self.spend: defaultdict[int, SpendMap] = defaultdict(SpendMap)
+
+    def job(self, name: str) -> JobLedger:
+        """What is known of a job; an empty record for one never seen."""
+        return self.jobs.get(name) or JobLedger()
+
+    def head(self, name: str) -> str:
+        """The hash that the job's next entry must carry as ``previous``."""
+        return self.job(name).head
+
+    def spent(self, partition: int, offset: int) -> Charge:
+        """What one record has been charged by all jobs."""
+        return self.spend[partition].at(offset) if partition in self.spend else Charge.nothing()
+
+    def judge(self, entry: AnyEntry) -> Verdict:
+        """What :meth:`apply` would answer; changes nothing."""
+        if entry.topic_id != self.topic_id:
+            return _void("it belongs to another life of the topic (other topic id)")
+        if isinstance(entry, Opened):
+            return _void("the ledger is already open") if self.opened else _ACCEPTED
+        if self.opened is None:
+            return _void("the ledger is not open")
+        job = self.job(entry.job)
+        if entry.previous != job.head:
+            return _void("its hash chain does not continue the job's last entry")
+        if isinstance(entry, Reserved):
+            return self._judge_reserved(entry, job)
+        if entry.batch != job.batch:
+            return _void(f"batch {entry.batch} is not the job's last batch ({job.batch})")
+        needed = Phase.COMMITTED if isinstance(entry, Released) else Phase.RESERVED
+        if job.phase is not needed:
+            return _void(f"batch {entry.batch} is {job.phase}, not {needed}")
+        return _ACCEPTED
+
+    def _judge_reserved(self, entry: Reserved, job: JobLedger) -> Verdict:
+        if job.phase is Phase.RESERVED:
+            return _void(f"batch {job.batch} is still open")
+        if entry.batch != job.batch + 1:
+            return _void(f"batch {entry.batch} does not follow batch {job.batch}")
+        if job.promise is not None and entry.promise != job.promise:
+            changed = sorted(
+                key
+                for key in {*job.promise, *entry.promise}
+                if job.promise.get(key) != entry.promise.get(key)
+            )
+            return _void(f"the job's promise changed: {', '.join(changed)}")
+        seen: set[int] = set()
+        for r in entry.ranges:
+            if r.partition in seen:
+                return _void(f"partition {r.partition} appears twice")
+            seen.add(r.partition)
+            if r.end < r.start or r.count > r.end - r.start:
+                return _void(f"partition {r.partition} has an impossible range")
+            if r.start < job.ends.get(r.partition, 0):
+                return _void(f"partition {r.partition} overlaps an earlier batch of the job")
+        try:
+            self.check_budget(entry)
+        except BudgetExceeded as error:
+            return _void(str(error))
+        return _ACCEPTED
+
+    def check_budget(self, entry: Reserved) -> None:
+        """Raise :class:`BudgetExceeded` if the reservation would pass the cap of any record."""
+        assert self.opened is not None
+        for r in entry.ranges:
+            for spent in self.spend[r.partition].over(r.start, r.end):
+                if not within_cap(spent + entry.charge, self.opened.cap, self.opened.filter):
+                    raise BudgetExceeded(r, entry.charge, spent, self.opened.cap)
+
+    def apply(self, entry: AnyEntry) -> Verdict:
+        """Take the log's next entry: judge it, then record it."""
+        verdict = self.judge(entry)
+        if isinstance(entry, Opened):
+            if verdict.accepted:
+                self.opened = entry
+            return verdict
+        if entry.topic_id != self.topic_id or self.opened is None:
+            return verdict
+        if entry.previous != self.head(entry.job):
+            return verdict
+        # A void entry still moves its job's chain: its writer has read back to
+        # it and goes on from there.
+        job = self.jobs.setdefault(entry.job, JobLedger())
+        job.head = entry_hash(entry)
+        if verdict.accepted:
+            self._record(entry, job)
+        return verdict
+
+    def _record(self, entry: Reserved | Committed | Abandoned | Released, job: JobLedger) -> None:
+        match entry:
+            case Reserved():
+                job.batch, job.phase, job.reservation = entry.batch, Phase.RESERVED, entry
+                job.promise = entry.promise
+                for r in entry.ranges:
+                    self.spend[r.partition].add(r.start, r.end, entry.charge)
+                    job.spend[r.partition].add(r.start, r.end, entry.charge)
+                    job.ends[r.partition] = r.end
+            case Committed():
+                assert job.reservation is not None
+                job.phase, job.state_digest = Phase.COMMITTED, entry.state_digest
+                job.last_committed = entry.batch
+                job.committed += 1
+                job.records_committed += job.reservation.count
+            case Abandoned():
+                assert job.reservation is not None
+                job.phase = Phase.ABANDONED
+                job.abandoned += 1
+                job.records_abandoned += job.reservation.count
+            case Released():
+                job.phase = Phase.RELEASED
+                job.released += 1

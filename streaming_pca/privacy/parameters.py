@@ -1,0 +1,127 @@
+"""What is promised, and what a promise costs, as exact numbers."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from fractions import Fraction
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, model_validator
+
+__all__ = ["Adjacency", "Charge", "PrivacyParameters", "Rational", "format_rational", "parse_rational"]
+
+
+class Adjacency(StrEnum):
+    """Which inputs are neighbours."""
+
+    REPLACE_ONE = "replace-one"
+
+
+def parse_rational(value: Any) -> Fraction | float:
+    """Read a non-negative exact number.
+
+    Parameters
+    ----------
+    value : Fraction, int, float or str
+        A string is a decimal ("0.1", "1e-6"), a ratio ("1/3") or "inf". A
+        float is read as the decimal that prints it, so 0.1 is one tenth.
+
+    Returns
+    -------
+    Fraction or math.inf
+    """
+    if isinstance(value, bool):
+        raise ValueError("must be a number")
+    if isinstance(value, float):
+        value = repr(value)
+    if isinstance(value, str) and value.strip().lower() in {"inf", "infinity"}:
+        return math.inf
+    try:
+        number = Fraction(value)
+    except (ValueError, TypeError, ZeroDivisionError) as error:
+        raise ValueError(f"must be a number, a ratio or 'inf', not {value!r}") from error
+    if number < 0:
+        raise ValueError("must not be negative")
+    return number
+
+
+def format_rational(value: Fraction | float) -> str:
+    """Write an exact number so that :func:`parse_rational` reads the same one."""
+    return str(value) if isinstance(value, Fraction) else "inf"
+
+
+Rational = Annotated[
+    Fraction | float, PlainValidator(parse_rational), PlainSerializer(format_rational, return_type=str)
+]
+"""An exact non-negative rational, or infinity; a string on the wire."""
+
+
+class Charge(BaseModel):
+    """What one mechanism costs each record that enters it.
+
+    Attributes
+    ----------
+    epsilon, delta : exact rationals
+        The mechanism is (epsilon, delta)-differentially private.
+    rho : exact rational or None
+        It is also rho-zCDP; None where no such bound is claimed.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epsilon: Rational
+    delta: Rational
+    rho: Rational | None = None
+
+    def __add__(self, other: Charge) -> Charge:
+        """Basic composition on the same record."""
+        rho = None if self.rho is None or other.rho is None else self.rho + other.rho
+        return Charge(epsilon=self.epsilon + other.epsilon, delta=self.delta + other.delta, rho=rho)
+
+    def __or__(self, other: Charge) -> Charge:
+        """Parallel composition: mechanisms on disjoint records."""
+        rho = None if self.rho is None or other.rho is None else max(self.rho, other.rho)
+        return Charge(
+            epsilon=max(self.epsilon, other.epsilon), delta=max(self.delta, other.delta), rho=rho
+        )
+
+    @classmethod
+    def nothing(cls) -> Charge:
+        """No mechanism at all."""
+        return cls(epsilon=Fraction(0), delta=Fraction(0), rho=Fraction(0))
+
+    @classmethod
+    def unbounded(cls) -> Charge:
+        """What an estimator that is not private costs."""
+        return cls(epsilon=math.inf, delta=math.inf, rho=math.inf)
+
+
+class PrivacyParameters(BaseModel):
+    """The promise of a stream: (epsilon, delta) for each record, for all releases together.
+
+    Attributes
+    ----------
+    epsilon : float > 0
+    delta : float in (0, 1)
+    adjacency : Adjacency
+        Only replace-one: see privacy.md for why add/remove cannot hold here.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epsilon: float
+    delta: float
+    adjacency: Adjacency = Adjacency.REPLACE_ONE
+
+    @model_validator(mode="after")
+    def _check(self) -> PrivacyParameters:
+        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
+            raise ValueError(f"epsilon must be a finite number above 0, not {self.epsilon}")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta must lie between 0 and 1, not {self.delta}")
+        return self
+
+    def charge(self, rho: Fraction | float | None = None) -> Charge:
+        """The whole promise as one charge."""
+        return Charge(epsilon=parse_rational(self.epsilon), delta=parse_rational(self.delta), rho=rho)

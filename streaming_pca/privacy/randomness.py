@@ -1,0 +1,97 @@
+"""The two doors to randomness. Nothing else in the package draws a random number.
+
+The *secret* door yields privacy noise from OpenDP's exact integer samplers,
+fed by the operating system's generator; it cannot be seeded. The *utility*
+door yields reproducible numbers for things whose privacy does not rest on
+them: an initial basis, a permutation of rows.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import opendp.prelude as dp
+from numpy.typing import NDArray
+
+__all__ = ["NoiseDoor", "noise_door", "replace_noise_door", "secret_salt", "utility_generator"]
+
+
+class NoiseDoor(Protocol):
+    """Samplers of integer noise."""
+
+    def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
+        """``size`` independent draws, P(j) proportional to exp(-j**2/(2 scale**2))."""
+
+    def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
+        """``size`` independent draws, P(j) proportional to exp(-|j|/scale)."""
+
+    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
+        """Index of the largest score after permute-and-flip's exponential noise of ``scale``."""
+
+
+class _SecretDoor:
+    """OpenDP's samplers. Measurements are cached: building one costs 50 us."""
+
+    def __init__(self) -> None:
+        dp.enable_features("contrib")
+        self._cache: dict[tuple[str, float], Any] = {}
+
+    def _measurement(self, kind: str, scale: float) -> Any:
+        key = (kind, scale)
+        if key not in self._cache:
+            if len(self._cache) > 64:
+                self._cache.clear()
+            domain = dp.vector_domain(dp.atom_domain(T="i64"))
+            match kind:
+                case "gaussian":
+                    made = dp.m.make_gaussian(domain, dp.l2_distance(T="f64"), scale=scale)
+                case "laplace":
+                    made = dp.m.make_laplace(domain, dp.l1_distance(T="i64"), scale=scale)
+                case _:
+                    made = dp.m.make_noisy_max(
+                        domain, dp.linf_distance(T="i64"), dp.max_divergence(), scale=scale
+                    )
+            self._cache[key] = made
+        return self._cache[key]
+
+    def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
+        return np.array(self._measurement("gaussian", scale)([0] * size), dtype=np.int64)
+
+    def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
+        return np.array(self._measurement("laplace", scale)([0] * size), dtype=np.int64)
+
+    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
+        return int(self._measurement("noisy_max", scale)(scores.tolist()))
+
+
+_door: NoiseDoor = _SecretDoor()
+
+
+def noise_door() -> NoiseDoor:
+    """The door that mechanisms draw from; for ``privacy/mechanisms.py`` only."""
+    return _door
+
+
+@contextmanager
+def replace_noise_door(door: NoiseDoor) -> Iterator[None]:
+    """Let a test watch or fix the noise. No setting, command or public class reaches this."""
+    global _door
+    before, _door = _door, door
+    try:
+        yield
+    finally:
+        _door = before
+
+
+def secret_salt(n_bytes: int = 32) -> bytes:
+    """A fresh salt for digests of secret bytes."""
+    return secrets.token_bytes(n_bytes)
+
+
+def utility_generator(seed: int | None) -> np.random.Generator:
+    """A reproducible generator; never for noise that privacy rests on."""
+    return np.random.default_rng(seed)

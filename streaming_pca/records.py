@@ -1,0 +1,143 @@
+"""What a record is, and a batch of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from streaming_pca.linalg.lattice import BLOCK
+
+__all__ = ["Batch", "RecordKind", "SumKernel", "is_symmetric"]
+
+_BLOCK_ENTRIES = 2**22
+"""Entries of a block: kernels' temporaries stay at 32 MiB each, whatever d is."""
+
+
+class RecordKind(StrEnum):
+    """What a record's payload is.
+
+    ``FACTOR``: r >= 1 rows F with A = F^T F; a vector is a factor of one row.
+    ``MATRIX``: a symmetric d x d matrix A, possibly indefinite.
+    """
+
+    FACTOR = "factor"
+    MATRIX = "matrix"
+
+
+def is_symmetric(matrix: NDArray[np.floating]) -> bool:
+    """Whether a square matrix equals its transpose to 1e-6 of its largest entry."""
+    scale = float(np.abs(matrix).max(initial=0.0))
+    return bool(np.all(np.abs(matrix - matrix.T) <= 1e-6 * scale))
+
+
+class SumKernel(Protocol):
+    """Maps a block of at most ``limit`` records to its exact integer sum."""
+
+    shape: tuple[int, ...]
+    limit: int
+
+    def __call__(self, block: Batch) -> NDArray[np.int64]: ...
+
+
+@dataclass(frozen=True)
+class Batch:
+    """An ordered set of records with a public length.
+
+    Attributes
+    ----------
+    rows : (n, d) float32 or float64
+        Rows of all records, one after the other.
+    starts : (m + 1,) int64
+        Record i is ``rows[starts[i]:starts[i + 1]]``; the null record has no rows.
+    kind : RecordKind
+    """
+
+    rows: NDArray[np.floating]
+    starts: NDArray[np.int64]
+    kind: RecordKind = RecordKind.FACTOR
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def dim(self) -> int:
+        """Number of features d."""
+        return int(self.rows.shape[1])
+
+    @classmethod
+    def of_vectors(cls, x: ArrayLike) -> Batch:
+        """Pack vectors (m, d), or factors (m, r, d); a record with a NaN or infinity is null."""
+        array = np.asarray(x)
+        if array.dtype not in (np.float32, np.float64):
+            array = array.astype(np.float64)
+        if array.ndim == 2:
+            array = array[:, None, :]
+        if array.ndim != 3:
+            raise ValueError(f"expected vectors (m, d) or factors (m, r, d), not {array.ndim} axes")
+        m, r, d = array.shape
+        valid = np.isfinite(array).all(axis=(1, 2))
+        starts = np.zeros(m + 1, dtype=np.int64)
+        np.cumsum(np.where(valid, r, 0), out=starts[1:])
+        kept = array if valid.all() else array[valid]
+        return cls(np.ascontiguousarray(kept).reshape(-1, d), starts)
+
+    @classmethod
+    def of_records(
+        cls, records: Iterable[NDArray[np.floating] | None], dim: int, kind: RecordKind = RecordKind.FACTOR
+    ) -> Batch:
+        """Pack decoded records, ``None`` for null ones, in their order."""
+        parts: list[NDArray[np.floating]] = []
+        lengths = [0]
+        for record in records:
+            lengths.append(0 if record is None else len(record))
+            if record is not None:
+                parts.append(record)
+        rows = np.concatenate(parts) if parts else np.zeros((0, dim))
+        return cls(rows, np.cumsum(lengths, dtype=np.int64), kind)
+
+    def split(self, counts: Sequence[int]) -> tuple[Batch, ...]:
+        """Disjoint parts of the given numbers of records, by position; no copy."""
+        if sum(counts) != len(self) or min(counts, default=0) < 0:
+            raise ValueError(f"parts {list(counts)} do not add up to {len(self)} records")
+        parts = []
+        first = 0
+        for count in counts:
+            parts.append(self._slice(first, first + count))
+            first += count
+        return tuple(parts)
+
+    def _slice(self, first: int, last: int) -> Batch:
+        a, b = self.starts[first], self.starts[last]
+        return Batch(self.rows[a:b], self.starts[first : last + 1] - a, self.kind)
+
+    def blocks(self, limit: int) -> Iterator[Batch]:
+        """Consecutive parts of at most ``limit`` records, of an even number each but the last."""
+        first = 0
+        while first < len(self):
+            last = min(first + limit, len(self))
+            # Entries, not records, bound a block's memory; halve until it fits.
+            while last - first > 2 and (self.starts[last] - self.starts[first]) * self.dim > _BLOCK_ENTRIES:
+                last = first + max(2, (last - first) // 4 * 2)
+            yield self._slice(first, last)
+            first = last
+
+    def sum(self, kernel: SumKernel) -> NDArray[np.int64]:
+        """Exact sum of the kernel's contributions; the same bits for any cut into blocks."""
+        total = np.zeros(kernel.shape, dtype=np.int64)
+        for block in self.blocks(kernel.limit):
+            total += kernel(block)
+        return total
+
+    def map(self, kernel: Callable[[Batch], NDArray[np.float64]]) -> NDArray[np.float64]:
+        """Concatenated outputs of ``kernel``, one number a (transformed) record."""
+        return np.concatenate([kernel(b) for b in self.blocks(BLOCK)] or [np.zeros(0)])
+
+    def map_blocks(self, kernel: Callable[[Batch], object], n_blocks: int) -> list[object]:
+        """``kernel`` of each of ``n_blocks`` parts, as equal in length as can be."""
+        base, extra = divmod(len(self), n_blocks)
+        return [kernel(p) for p in self.split([base + (i < extra) for i in range(n_blocks)])]

@@ -1,0 +1,1 @@
+"""The service: records in from Kafka, private subspaces out."""

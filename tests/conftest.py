@@ -1,0 +1,142 @@
+"""Brokers for the tests, and a plain word at the end when there was none.
+
+`kafka_bootstrap` is Apache Kafka: the broker KAFKA_BOOTSTRAP names, or one started here.
+`broker_bootstrap` is the same, or the embedded broker where Apache Kafka cannot be had.
+With REQUIRE_KAFKA=1 a missing Apache Kafka fails these tests; otherwise it skips them.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streaming_pca.embedded import EmbeddedBroker, EmbeddedBrokerUnavailable, cluster_id
+from tests.kafka.broker import KafkaServer, KafkaUnavailable, fetch_jars, find_java
+
+_MARKERS = {"kafka_bootstrap": "kafka", "broker_bootstrap": "broker"}
+_INSTALLATION: pytest.StashKey[tuple[str, Path] | KafkaUnavailable] = pytest.StashKey()
+_SKIPPED: pytest.StashKey[Counter[tuple[str, str]]] = pytest.StashKey()
+
+
+class NoBroker(pytest.skip.Exception):
+    """A test is skipped because the broker it needs cannot be had."""
+
+    def __init__(self, kind: str, reason: str, detail: str) -> None:
+        super().__init__(f"no {kind}: {reason}. {detail}".strip())
+        self.kind = kind
+        self.reason = reason
+
+
+def kafka_is_required() -> bool:
+    return os.environ.get("REQUIRE_KAFKA", "") not in ("", "0")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # A fixture implies its marker, so that `-m "not kafka"` cannot miss a test.
+    for item in items:
+        for fixture, marker in _MARKERS.items():
+            if fixture in getattr(item, "fixturenames", ()) and item.get_closest_marker(marker) is None:
+                item.add_marker(marker)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    # Maven may take minutes the first time: before any test, where no test's timeout counts them.
+    wanted = any(_MARKERS.keys() & set(getattr(item, "fixturenames", ())) for item in session.items)
+    if wanted and not session.config.option.collectonly and not os.environ.get("KAFKA_BOOTSTRAP"):
+        session.config.stash[_INSTALLATION] = installation()
+
+
+def installation() -> tuple[str, Path] | KafkaUnavailable:
+    try:
+        return find_java(), fetch_jars()
+    except KafkaUnavailable as unavailable:
+        return unavailable
+
+
+@pytest.fixture(scope="session")
+def apache_kafka(request: pytest.FixtureRequest) -> Iterator[str | KafkaUnavailable]:
+    """The bootstrap address of Apache Kafka, or why there is none."""
+    if named := os.environ.get("KAFKA_BOOTSTRAP"):
+        # Named by hand and silent is a mistake to show, not a reason to skip.
+        if cluster_id(named, timeout=10) is None:
+            pytest.fail(f"KAFKA_BOOTSTRAP={named} does not answer: start it, or unset the variable")
+        yield named
+        return
+    found = request.config.stash.get(_INSTALLATION, None) or installation()
+    if isinstance(found, KafkaUnavailable):
+        yield found
+        return
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(KafkaServer(*found))
+        except KafkaUnavailable as unavailable:
+            yield unavailable
+            return
+        yield server.bootstrap
+
+
+@pytest.fixture(scope="session")
+def kafka_bootstrap(apache_kafka: str | KafkaUnavailable) -> str:
+    """Address of an Apache Kafka, with real transactions."""
+    if isinstance(apache_kafka, KafkaUnavailable):
+        if kafka_is_required():
+            pytest.fail(f"REQUIRE_KAFKA is set, but {apache_kafka}", pytrace=False)
+        raise NoBroker("kafka", apache_kafka.reason, apache_kafka.detail)
+    return apache_kafka
+
+
+@pytest.fixture(scope="session")
+def embedded_bootstrap() -> Iterator[str]:
+    """Address of an embedded broker."""
+    broker = EmbeddedBroker()
+    try:
+        broker.start()
+    except EmbeddedBrokerUnavailable as unavailable:
+        raise NoBroker("broker", "no embedded broker", str(unavailable)) from None
+    with broker:
+        yield broker.bootstrap
+
+
+@pytest.fixture(scope="session")
+def broker_bootstrap(apache_kafka: str | KafkaUnavailable, request: pytest.FixtureRequest) -> str:
+    """Address of Apache Kafka, or of an embedded broker where there is none."""
+    if isinstance(apache_kafka, str):
+        return apache_kafka
+    if kafka_is_required():
+        pytest.fail(f"REQUIRE_KAFKA is set, but {apache_kafka}", pytrace=False)
+    address: str = request.getfixturevalue("embedded_bootstrap")
+    return address
+
+
+@pytest.fixture(scope="session")
+def unique_name() -> Callable[[str], str]:
+    """Make names of topics, streams and groups that no other test has."""
+    return lambda stem="test": f"{stem}-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Any:
+    if call.excinfo is not None and isinstance(call.excinfo.value, NoBroker):
+        skipped = item.config.stash.setdefault(_SKIPPED, Counter())
+        skipped[call.excinfo.value.kind, call.excinfo.value.reason] += 1
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Any:
+    # Outermost, because pytest prints its totals after `pytest_terminal_summary`: this comes last.
+    result = yield
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    for (kind, reason), count in session.config.stash.get(_SKIPPED, Counter()).items():
+        tests = "TEST" if count == 1 else "TESTS"
+        reporter.write_line(f"{count} {kind.upper()} {tests} SKIPPED: {reason.upper()}", yellow=True)
+    return result

@@ -1,0 +1,122 @@
+"""The brokers the other tests stand on do what those tests take for granted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import KafkaError
+
+Name = Callable[[str], str]
+
+
+def create(bootstrap: str, topic: str, **configs: str) -> TopicPartition:
+    with KafkaAdminClient(bootstrap_servers=bootstrap) as admin:
+        admin.create_topics(
+            {topic: {"num_partitions": 1, "replication_factor": 1, "configs": configs}},
+            wait_for_metadata=True,
+        )
+    return TopicPartition(topic, 0)
+
+
+def read(bootstrap: str, partition: TopicPartition, count: int, isolation: str) -> list[bytes]:
+    """Return values from the beginning: at least `count` of them, and what comes in half a second more."""
+    with KafkaConsumer(bootstrap_servers=bootstrap, isolation_level=isolation) as consumer:
+        consumer.assign([partition])
+        consumer.seek_to_beginning()
+        values: list[bytes] = []
+        deadline = time.monotonic() + 20
+        while len(values) < count and time.monotonic() < deadline:
+            values += [r.value for records in consumer.poll(500).values() for r in records]
+        return values + [r.value for records in consumer.poll(500).values() for r in records]
+
+
+def round_trip(bootstrap: str, topic: str) -> None:
+    partition = create(bootstrap, topic)
+    with KafkaProducer(bootstrap_servers=bootstrap) as producer:
+        for value in (b"one", b"two", b"three"):
+            producer.send(topic, value)
+        producer.flush(10)
+    assert read(bootstrap, partition, 3, "read_committed") == [b"one", b"two", b"three"]
+
+
+def test_what_goes_into_any_broker_comes_out(broker_bootstrap: str, unique_name: Name) -> None:
+    round_trip(broker_bootstrap, unique_name("round-trip"))
+
+
+def test_what_goes_into_the_embedded_broker_comes_out(embedded_bootstrap: str, unique_name: Name) -> None:
+    round_trip(embedded_bootstrap, unique_name("round-trip"))
+
+
+@pytest.mark.kafka
+def test_aborted_records_are_not_seen(kafka_bootstrap: str, unique_name: Name) -> None:
+    topic = unique_name("aborted")
+    partition = create(kafka_bootstrap, topic)
+    with KafkaProducer(bootstrap_servers=kafka_bootstrap, transactional_id=unique_name("t")) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"aborted").get(10)
+        producer.abort_transaction()
+        producer.begin_transaction()
+        producer.send(topic, b"committed").get(10)
+        producer.commit_transaction()
+    assert read(kafka_bootstrap, partition, 1, "read_committed") == [b"committed"]
+    assert read(kafka_bootstrap, partition, 2, "read_uncommitted") == [b"aborted", b"committed"]
+
+
+@pytest.mark.kafka
+def test_a_second_producer_of_the_same_id_fences_the_first(kafka_bootstrap: str, unique_name: Name) -> None:
+    topic, identity = unique_name("fenced"), unique_name("t")
+    partition = create(kafka_bootstrap, topic)
+    first = KafkaProducer(bootstrap_servers=kafka_bootstrap, transactional_id=identity)
+    second = KafkaProducer(bootstrap_servers=kafka_bootstrap, transactional_id=identity)
+    try:
+        first.init_transactions()
+        first.begin_transaction()
+        first.send(topic, b"of a zombie").get(10)
+        second.init_transactions()
+        second.begin_transaction()
+        second.send(topic, b"of its successor").get(10)
+        second.commit_transaction()
+        with pytest.raises(KafkaError):
+            first.commit_transaction()
+    finally:
+        first.close(timeout=5)
+        second.close(timeout=5)
+    assert read(kafka_bootstrap, partition, 1, "read_committed") == [b"of its successor"]
+
+
+@pytest.mark.kafka
+def test_a_message_of_sixteen_megabytes_passes(kafka_bootstrap: str, unique_name: Name) -> None:
+    topic, size = unique_name("large"), 16 * 2**20
+    partition = create(kafka_bootstrap, topic)
+    with KafkaProducer(
+        bootstrap_servers=kafka_bootstrap, max_request_size=2 * size, buffer_memory=4 * size
+    ) as producer:
+        producer.send(topic, bytes(size)).get(30)
+    (value,) = read(kafka_bootstrap, partition, 1, "read_committed")
+    assert len(value) == size
+
+
+@pytest.mark.kafka
+def test_a_topic_is_not_created_by_asking_for_it(kafka_bootstrap: str, unique_name: Name) -> None:
+    topic = unique_name("absent")
+    with KafkaConsumer(bootstrap_servers=kafka_bootstrap) as consumer:
+        assert not consumer.partitions_for_topic(topic)
+        assert topic not in consumer.topics()
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_retention_deletes_within_seconds(kafka_bootstrap: str, unique_name: Name) -> None:
+    topic = unique_name("short-lived")
+    partition = create(kafka_bootstrap, topic, **{"retention.ms": "1000", "segment.ms": "1000"})
+    with KafkaProducer(bootstrap_servers=kafka_bootstrap) as producer:
+        producer.send(topic, b"old").get(10)
+    with KafkaConsumer(bootstrap_servers=kafka_bootstrap) as consumer:
+        deadline = time.monotonic() + 30
+        while consumer.beginning_offsets([partition])[partition] == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
