@@ -58,7 +58,9 @@ class Child:
     ) -> None:
         self.log = log
         self._killed = threading.Event()
-        leash = [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid())] if sys.platform == "linux" else []
+        leash = (
+            [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid())] if sys.platform == "linux" else []
+        )
         outcome: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
 
         def keep() -> None:

@@ -1,0 +1,136 @@
+"""Reading a one-partition topic from its start to a given end, and the ledger replay on top."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kafka import TopicPartition
+from kafka.errors import KafkaError
+
+from streaming_pca.privacy.entries import (
+    Abandoned,
+    Committed,
+    MalformedEntry,
+    Opened,
+    Released,
+    Reserved,
+    decode_entry,
+)
+from streaming_pca.privacy.ledger import Ledger, Verdict
+from streaming_pca.service.clients import reading_consumer
+from streaming_pca.service.errors import SessionLost, StreamRefused
+from streaming_pca.settings import KafkaSettings
+
+__all__ = ["LedgerLog", "LogReader", "Replayed", "high_watermark"]
+
+
+def high_watermark(kafka: KafkaSettings, topic: str) -> int:
+    """The end of a topic's partition 0, open transactions included.
+
+    A read_committed end would stop before a predecessor's transaction that the
+    broker is still completing; a successor must read past it.
+    """
+    tp = TopicPartition(topic, 0)
+    consumer = reading_consumer(kafka, committed=False)
+    try:
+        return int(consumer.end_offsets([tp], timeout_ms=kafka.request_timeout_ms)[tp])
+    except KafkaError as error:
+        raise SessionLost(f"reading the end of {topic} failed: {error}") from error
+    finally:
+        consumer.close(autocommit=False)
+
+
+class LogReader:
+    """Reads partition 0 of a topic, read_committed, from its first record on."""
+
+    def __init__(self, kafka: KafkaSettings, topic: str) -> None:
+        self.topic = topic
+        self._kafka = kafka
+        self._tp = TopicPartition(topic, 0)
+        self._consumer = reading_consumer(kafka, max_poll_records=500)
+        try:
+            self.first = int(
+                self._consumer.beginning_offsets([self._tp], timeout_ms=kafka.request_timeout_ms)[self._tp]
+            )
+        except KafkaError as error:
+            self._consumer.close(autocommit=False)
+            raise SessionLost(f"reading the start of {topic} failed: {error}") from error
+        self._consumer.assign([self._tp])
+        self._consumer.seek(self._tp, self.first)
+
+    @property
+    def position(self) -> int:
+        """The next offset that will be read."""
+        return int(self._consumer.position(self._tp, timeout_ms=self._kafka.request_timeout_ms) or 0)
+
+    def read_to(self, end: int, patience_seconds: float) -> Iterator[Any]:
+        """Yield the committed messages before offset ``end``.
+
+        Waits for transactions that are open there, as long as ``patience_seconds``.
+        """
+        deadline = time.monotonic() + patience_seconds
+        while self.position < end:
+            if time.monotonic() > deadline:
+                raise SessionLost(
+                    f"{self.topic} could not be read to offset {end} within {patience_seconds:g} s: "
+                    f"it stops at {self.position} (an open transaction, or a broker that hangs)"
+                )
+            try:
+                polled = self._consumer.poll(timeout_ms=200)
+            except KafkaError as error:
+                raise SessionLost(f"reading {self.topic} failed: {error}") from error
+            for messages in polled.values():
+                yield from messages
+
+    def close(self) -> None:
+        """Release the consumer."""
+        self._consumer.close(autocommit=False)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One entry of the log as the replay saw it."""
+
+    offset: int
+    entry: Opened | Reserved | Committed | Abandoned | Released
+    verdict: Verdict
+
+
+class LedgerLog:
+    """The replay of one ledger topic, kept up to date on demand."""
+
+    def __init__(self, kafka: KafkaSettings, topic: str, topic_id: str) -> None:
+        self.topic = topic
+        self.ledger = Ledger(topic_id)
+        self._kafka = kafka
+        self._reader = LogReader(kafka, topic)
+        if self._reader.first != 0:
+            self._reader.close()
+            raise StreamRefused(
+                f"ledger topic {topic!r} starts at offset {self._reader.first}: entries were deleted, so what "
+                "records have been charged is not known. Restore the topic"
+            )
+
+    def catch_up(self, end: int | None = None) -> list[Replayed]:
+        """Replay to ``end`` (the high watermark where not given); returns what was new."""
+        if end is None:
+            end = high_watermark(self._kafka, self.topic)
+        patience = self._kafka.transaction_timeout_ms / 1000 + 15
+        new = []
+        for message in self._reader.read_to(end, patience):
+            try:
+                entry = decode_entry(message.value or b"")
+            except MalformedEntry as error:
+                raise StreamRefused(
+                    f"ledger topic {self.topic!r}, offset {message.offset}: {error}. "
+                    "Another program writes to it, or a newer version of this one does"
+                ) from None
+            new.append(Replayed(message.offset, entry, self.ledger.apply(entry)))
+        return new
+
+    def close(self) -> None:
+        """Release the consumer."""
+        self._reader.close()

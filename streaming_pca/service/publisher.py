@@ -1,0 +1,41 @@
+"""Releases: post-processing of a committed state."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from streaming_pca.estimators.base import Subspace
+from streaming_pca.settings import StreamSettings
+from streaming_pca.wire import Release
+
+__all__ = ["make_release"]
+
+
+def make_release(stream: StreamSettings, subspace: Subspace, batch: int, records: int) -> bytes:
+    """The bytes that will be published: they ride in the state until they are.
+
+    Parameters
+    ----------
+    stream : StreamSettings
+    subspace : Subspace
+    batch : int
+        The ledger's batch number.
+    records : int
+        Records delivered so far.
+    """
+    return Release(
+        stream=stream.name,
+        batch=batch,
+        records=records,
+        dim=stream.dim,
+        rank=stream.rank,
+        estimator=stream.estimator,
+        components=subspace.components.tolist(),
+        explained_variance=subspace.explained_variance.tolist(),
+        mean=None if subspace.mean is None else subspace.mean.tolist(),
+        epsilon=stream.epsilon,
+        delta=stream.delta,
+        adjacency="replace-one",
+        privacy_unit=stream.privacy_unit,
+        created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+    ).to_bytes()

@@ -1,0 +1,362 @@
+"""The run loop: stand by, lead, learn, and step down cleanly.
+
+The loop is asyncio on uvloop and touches neither Kafka nor numbers itself. The
+election's consumer, the source and the checkpoint live in a thread each, the
+kernels (which release the GIL) run in the source's: so a long kernel stalls
+no heartbeat. Every exchange has a deadline; a thread that misses it cannot be
+stopped, so then the process ends and its successor recovers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import uvloop
+from kafka import ConsumerRebalanceListener, KafkaConsumer
+from kafka.errors import KafkaError
+
+from streaming_pca.estimators.base import State, decode_state, encode_state
+from streaming_pca.privacy.entries import Reserved
+from streaming_pca.privacy.ledger import BudgetExceeded
+from streaming_pca.privacy.randomness import utility_generator
+from streaming_pca.service.checkpoint import CheckpointWriter, TakenOver
+from streaming_pca.service.clients import BrokerUnreachable, election_consumer
+from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused
+from streaming_pca.service.publisher import make_release
+from streaming_pca.service.recovery import Action
+from streaming_pca.service.source import Source, Taken
+from streaming_pca.service.topics import TopicError, find_topics
+from streaming_pca.settings import Settings
+from streaming_pca.wire import PayloadCodec
+
+__all__ = ["Progress", "Worker", "run_worker"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Public facts of a published release, for whoever watches the worker."""
+
+    batch: int
+    records: int
+    release: bytes
+
+
+class _Election(ConsumerRebalanceListener):  # type: ignore[misc]
+    """Membership in the group that holds the state topic's one partition."""
+
+    def __init__(self, consumer: KafkaConsumer, topic: str) -> None:
+        self._consumer = consumer
+        self.leading = False
+        consumer.subscribe([topic], listener=self)
+
+    def on_partitions_assigned(self, assigned: Any) -> None:
+        self.leading = bool(assigned)
+        if assigned:
+            self._consumer.pause(*assigned)
+
+    def on_partitions_revoked(self, revoked: Any) -> None:
+        if revoked:
+            self.leading = False
+
+    def on_partitions_lost(self, lost: Any) -> None:
+        if lost:
+            self.leading = False
+
+    def poll(self) -> bool:
+        """Serve the group protocol for a moment; whether we lead."""
+        self._consumer.poll(timeout_ms=300)
+        self.leading = bool(self._consumer.assignment())
+        for tp in self._consumer.assignment() - self._consumer.paused():
+            self._consumer.pause(tp)
+        return self.leading
+
+
+class Worker:
+    """One stream's worker: leader or standby.
+
+    Parameters
+    ----------
+    settings : Settings
+    on_release : callable, optional
+        Told of every release after it was published.
+    """
+
+    def __init__(self, settings: Settings, on_release: Callable[[Progress], None] | None = None) -> None:
+        self._settings = settings
+        self._stream = settings.stream
+        self._on_release = on_release
+        self._stopping = asyncio.Event()
+        self._leading = asyncio.Event()
+        self._resigned = asyncio.Event()
+        self._source: Source | None = None
+        self._records = ThreadPoolExecutor(1, thread_name_prefix="records")
+        self._commits = ThreadPoolExecutor(1, thread_name_prefix="commits")
+        self._group = ThreadPoolExecutor(1, thread_name_prefix="election")
+        self._first_session = True
+
+    def stop(self) -> None:
+        """Finish the reserved batch, drop one that is not, and step down."""
+        log.info("stopping: a reserved batch is finished first")
+        self._stopping.set()
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        if self._source is not None:
+            self._source.stop()
+
+    async def _call(
+        self, pool: ThreadPoolExecutor, what: str, function: Callable[..., T], *args: Any, deadline: float = 0.0
+    ) -> T:
+        """Run in a thread; :class:`DeadlineExceeded` if it takes too long (0: may take for ever)."""
+        future = asyncio.get_running_loop().run_in_executor(pool, function, *args)
+        if not deadline:
+            return await future
+        done, _ = await asyncio.wait([future], timeout=deadline)
+        if not done:
+            raise DeadlineExceeded(f"{what} did not finish within {deadline:g} s")
+        return future.result()
+
+    async def run(self) -> None:
+        """Lead whenever elected, until stopped or refused."""
+        deadline = self._settings.worker.step_deadline_seconds
+        topics = await self._call(
+            self._commits, "finding topics", find_topics, self._settings.kafka, self._stream, deadline=deadline
+        )
+        election = asyncio.create_task(self._elect())
+        trouble_since: float | None = None
+        try:
+            while not self._stopping.is_set():
+                await self._until_leading(election)
+                if self._stopping.is_set():
+                    break
+                try:
+                    finished = await self._lead(topics.topic_id, topics.partitions)
+                except (SessionLost, BrokerUnreachable) as error:
+                    if self._stopping.is_set():
+                        raise
+                    now = time.monotonic()
+                    trouble_since = trouble_since if trouble_since is not None else now
+                    if now - trouble_since > self._settings.worker.give_up_seconds:
+                        raise
+                    log.warning("session lost, recovering from the topics: %s", error)
+                    await self._pause(1.0)
+                    continue
+                trouble_since = None
+                if finished:
+                    break
+        finally:
+            self._stopping.set()
+            await asyncio.wait([election], timeout=self._settings.kafka.request_timeout_ms / 1000)
+        if election.done():
+            election.result()
+
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.wait([asyncio.create_task(self._stopping.wait())], timeout=seconds)
+
+    async def _until_leading(self, election: asyncio.Task[None]) -> None:
+        if not self._leading.is_set():
+            log.info("standing by for stream %s", self._stream.name)
+        waits = [asyncio.create_task(e.wait()) for e in (self._leading, self._stopping)]
+        await asyncio.wait([*waits, election], return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if election.done():
+            election.result()
+
+    async def _elect(self) -> None:
+        """Serve the election until stopping; a failed consumer is made anew."""
+        kafka = self._settings.kafka
+        while not self._stopping.is_set():
+            consumer = None
+            try:
+                consumer = await self._call(
+                    self._group, "joining", election_consumer, kafka, self._stream.name, deadline=60.0
+                )
+                election = _Election(consumer, self._stream.state_topic)
+                while not self._stopping.is_set():
+                    leads = await self._call(self._group, "the election", election.poll, deadline=60.0)
+                    self._set_leading(leads)
+                while self._source is not None:  # a batch is being finished
+                    await self._call(self._group, "the election", election.poll, deadline=60.0)
+            except (KafkaError, BrokerUnreachable) as error:
+                log.warning("election: %s", error)
+                self._set_leading(False)
+                await self._pause(1.0)
+            finally:
+                if consumer is not None:
+                    await self._call(self._group, "leaving", consumer.close, deadline=10.0)
+        self._set_leading(False)
+
+    def _set_leading(self, leads: bool) -> None:
+        if leads and not self._leading.is_set():
+            log.info("leading stream %s", self._stream.name)
+            self._leading.set()
+        elif not leads and self._leading.is_set():
+            log.info("no longer leading stream %s", self._stream.name)
+            self._leading.clear()
+            self._interrupt()
+
+    async def _lead(self, topic_id: str, partitions: tuple[int, ...]) -> bool:
+        """One session as leader; True when the stream is done."""
+        deadline = self._settings.worker.step_deadline_seconds
+        writer = CheckpointWriter(self._settings.kafka, self._stream, topic_id)
+        try:
+            # Reading a long ledger and a large state takes as long as it takes.
+            taken_over = await self._call(
+                self._commits, "take-over", writer.take_over, deadline=max(deadline, 120.0) * 5
+            )
+            if taken_over.recovery.action is Action.PUBLISH:
+                await self._publish(writer)
+            return await self._learn(writer, taken_over, partitions)
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(f"{error} (step {writer.step})") from None
+        finally:
+            source, self._source = self._source, None
+            if source is not None:
+                await self._call(self._records, "closing", source.close, deadline=30.0)
+            await self._call(self._commits, "closing", writer.close, deadline=30.0)
+
+    async def _learn(self, writer: CheckpointWriter, found: TakenOver, partitions: tuple[int, ...]) -> bool:
+        estimator = self._stream.made
+        checkpoint = found.checkpoint
+        state: State = (
+            estimator.init(utility_generator(self._stream.seed))
+            if checkpoint is None
+            else decode_state(estimator.state_type, checkpoint.state)
+        )
+        open_batch = found.reservation if found.recovery.action is Action.RESUME else None
+        positions = dict(found.recovery.positions)
+        if open_batch is not None:
+            positions |= {r.partition: r.start for r in open_batch.ranges}
+        self._source = await self._call(
+            self._records, "opening the input", self._open_source, partitions, positions, deadline=60.0
+        )
+        if open_batch is not None:
+            state = await self._resume(writer, state, open_batch)
+        while self._may_go_on():
+            if self._done(state):
+                log.info("stream %s has learnt its %d records", self._stream.name, state.records)
+                return True
+            plan = estimator.plan(state)
+            taken = await self._call(
+                self._records, "waiting for records", self._source.take, plan.count, plan.granularity
+            )
+            if taken is None:
+                continue
+            reserved = await self._exchange(
+                writer, "reserve", writer.reserve, taken.ranges, plan.parameters, plan.charge
+            )
+            state = await self._answer(writer, state, reserved, taken)
+        return False
+
+    def _may_go_on(self) -> bool:
+        return self._leading.is_set() and not self._stopping.is_set()
+
+    def _done(self, state: State) -> bool:
+        n_records = getattr(self._stream.made.options, "n_records", None)
+        return self._settings.worker.stop_when_done and n_records is not None and state.records >= n_records
+
+    def _open_source(self, partitions: tuple[int, ...], positions: dict[int, int]) -> Source:
+        stream = self._stream
+        return Source(
+            self._settings.kafka,
+            stream.input,
+            partitions,
+            PayloadCodec(stream.dim, stream.record_kind, stream.dtype, stream.max_rows),
+            positions,
+            self._settings.worker.tick_seconds,
+            skip_lost=stream.lost_records == "skip",
+        )
+
+    async def _resume(self, writer: CheckpointWriter, state: State, reserved: Reserved) -> State:
+        """Finish a batch that a predecessor reserved: its charge is spent already."""
+        assert self._source is not None
+        plan = self._stream.made.plan(state)
+        if reserved.parameters != plan.parameters or reserved.charge != plan.charge:
+            await self._exchange(writer, "abandon", writer.abandon, reserved, "the mechanism's parameters changed")
+            log.warning("batch %d abandoned: its settings changed; its charge stays", reserved.batch)
+            return state
+        taken = await self._call(
+            self._records, "reading the batch again", self._source.retake, reserved.ranges, plan.granularity
+        )
+        if taken is None:
+            if not self._may_go_on():
+                return state
+            await self._exchange(writer, "abandon", writer.abandon, reserved, "records are gone")
+            log.warning("batch %d abandoned: some of its records are gone; its charge stays", reserved.batch)
+            raise SessionLost("starting over behind the abandoned batch")
+        log.info("finishing batch %d that was reserved before", reserved.batch)
+        return await self._answer(writer, state, reserved, taken)
+
+    async def _answer(self, writer: CheckpointWriter, state: State, reserved: Reserved, taken: Taken) -> State:
+        """Compute the batch's one answer, commit it, publish it."""
+        estimator = self._stream.made
+        new: State = await self._call(self._records, "learning", estimator.update, state, taken.batch)
+        release = make_release(self._stream, estimator.release(new), reserved.batch, new.records)
+        await self._exchange(
+            writer, "commit", writer.commit, reserved, taken.positions, encode_state(new), release
+        )
+        await self._publish(writer, new.records)
+        return new
+
+    async def _publish(self, writer: CheckpointWriter, records: int = 0) -> None:
+        release = await self._exchange(writer, "publish", writer.publish)
+        batch = writer.log.ledger.job(self._stream.name).batch
+        log.info("stream %s: batch %d released, %d records", self._stream.name, batch, records)
+        if self._on_release is not None:
+            self._on_release(Progress(batch, records, release))
+
+    async def _exchange(
+        self, writer: CheckpointWriter, what: str, function: Callable[..., T], *args: Any
+    ) -> T:
+        return await self._call(
+            self._commits, what, function, *args, deadline=self._settings.worker.step_deadline_seconds
+        )
+
+
+def run_worker(settings: Settings, on_release: Callable[[Progress], None] | None = None) -> int:
+    """Run until SIGTERM, SIGINT, the end of the stream or a refusal.
+
+    Returns
+    -------
+    int
+        Exit status: 0 stopped or done, 2 refused or misconfigured, 3 budget
+        exceeded, 4 broker lost.
+    """
+
+    async def main() -> None:
+        worker = Worker(settings, on_release)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, worker.stop)
+        await worker.run()
+
+    try:
+        uvloop.run(main())
+    except BudgetExceeded as error:
+        log.error("budget exceeded: %s", error)
+        return 3
+    except (StreamRefused, TopicError, RecordsLost) as error:
+        log.error("%s", error)
+        return 2
+    except (BrokerUnreachable, SessionLost, KafkaError) as error:
+        log.error("%s", error)
+        return 4
+    except DeadlineExceeded as error:
+        log.error("%s: ending the process; the next one recovers", error)
+        logging.shutdown()
+        # The thread that hangs would keep a normal exit waiting.
+        os._exit(4)
+    return 0
