@@ -56,9 +56,7 @@ class Preprocessing(BaseModel):
     def _check(self) -> Preprocessing:
         if self.kind is RecordKind.MATRIX:
             if self.centering != "none" or self.bounds is not None or self.scale is not None:
-                raise ValueError(
-                    "records of kind 'matrix' need centering = \"none\" and no bounds or scale"
-                )
+                raise ValueError("records of kind 'matrix' need centering = \"none\" and no bounds or scale")
             return self
         if not isinstance(self.centering, str):
             self._vector("centering", self.centering)
@@ -101,11 +99,13 @@ class Preprocessing(BaseModel):
         lower, upper = (self._vector("bounds", b) for b in self.bounds)
         scale = self._vector("scale", 1.0 if self.scale is None else self.scale)
         if self.centering == "pairs":
-            reach = (upper - lower) / np.sqrt(2)
+            reach = (upper / 2 - lower / 2) * np.sqrt(2)
         else:
             centre = 0.0 if isinstance(self.centering, str) else self._vector("centering", self.centering)
-            reach = np.maximum(np.abs(lower - centre), np.abs(upper - centre))
-        return float(np.sum((reach * scale) ** 2)) + (self.centering == "augment")
+            with np.errstate(over="ignore"):
+                reach = np.maximum(np.abs(lower - centre), np.abs(upper - centre))
+        with np.errstate(over="ignore"):
+            return float(np.sum((reach * scale) ** 2)) + (self.centering == "augment")
 
     def apply(self, batch: Batch) -> Batch:
         """Transform a block of records.
@@ -122,13 +122,17 @@ class Preprocessing(BaseModel):
         """
         rows = np.ascontiguousarray(batch.rows, dtype=np.float64)
         if self.kind is RecordKind.MATRIX:
+            # Symmetric to the last bit, as a mechanism that reads one triangle needs it.
+            a = rows.reshape(-1, self.dim, self.dim)
+            rows = (0.5 * a + 0.5 * a.transpose(0, 2, 1)).reshape(-1, self.dim)
             return Batch(rows, batch.starts, batch.kind)
         if self.bounds is not None:
             rows = np.clip(rows, *(self._vector("bounds", b) for b in self.bounds))
-        if not isinstance(self.centering, str):
-            rows = rows - self._vector("centering", self.centering)
-        if self.scale is not None:
-            with np.errstate(over="ignore"):
+        # No warning may tell that a record overflowed.
+        with np.errstate(over="ignore", invalid="ignore"):
+            if not isinstance(self.centering, str):
+                rows = rows - self._vector("centering", self.centering)
+            if self.scale is not None:
                 rows = rows * self._vector("scale", self.scale)
         starts = batch.starts
         if self.centering == "pairs":
@@ -138,7 +142,9 @@ class Preprocessing(BaseModel):
         return _drop_overflow(Batch(rows, starts, batch.kind))
 
 
-def _pair(rows: NDArray[np.float64], starts: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _pair(
+    rows: NDArray[np.float64], starts: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     lengths = np.diff(starts)
     if len(lengths) % 2:
         raise ValueError("pairs need an even number of records")

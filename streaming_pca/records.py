@@ -32,7 +32,9 @@ class RecordKind(StrEnum):
 def is_symmetric(matrix: NDArray[np.floating]) -> bool:
     """Whether a square matrix equals its transpose to 1e-6 of its largest entry."""
     scale = float(np.abs(matrix).max(initial=0.0))
-    return bool(np.all(np.abs(matrix - matrix.T) <= 1e-6 * scale))
+    # No warning may tell what a record holds.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.all(np.abs(matrix - matrix.T) <= 1e-6 * scale))
 
 
 class SumKernel(Protocol):
@@ -90,7 +92,7 @@ class Batch:
     def of_records(
         cls, records: Iterable[NDArray[np.floating] | None], dim: int, kind: RecordKind = RecordKind.FACTOR
     ) -> Batch:
-        """Pack decoded records, ``None`` for null ones, in their order."""
+        """Pack decoded records (r, d), finite, ``None`` for null ones, in their order."""
         parts: list[NDArray[np.floating]] = []
         lengths = [0]
         for record in records:

@@ -128,11 +128,10 @@ class StreamSettings(_Section):
     @property
     def promise(self) -> dict[str, Any]:
         """What may never change under this name; recorded in every reservation."""
-        names = (
-            "epsilon delta privacy_unit dim rank estimator record_kind max_rows centering bounds scale"
-        ).split()
+        names = ("epsilon", "delta", "privacy_unit", "dim", "rank", "estimator", "record_kind", "max_rows")
+        more = ("centering", "bounds", "scale")
         whole = self.model_dump(mode="json")
-        return {name: whole[name] for name in names}
+        return {name: whole[name] for name in names + more}
 
     @property
     def ledger_topic(self) -> str:

@@ -31,7 +31,7 @@ NPY = "application/x-npy"
 OCTETS = "application/octet-stream"
 CONTENT_TYPES = (OCTETS, NPY, JSON)
 
-_DTYPES = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
+_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
 Rows = NDArray[np.floating]
 
 
@@ -145,8 +145,9 @@ class PayloadCodec:
                 return None
             values.append(value)
         rows: Rows = np.frombuffer(b"".join(values), dtype=dtype).reshape(-1, self.dim)
-        finite = np.isfinite(rows).all(axis=1)
-        return (rows if finite.all() else rows[finite]), finite.astype(np.int64)
+        finite = np.atleast_1d(np.isfinite(rows).all(axis=1))
+        lengths: NDArray[np.int64] = finite.astype(np.int64)
+        return (rows if finite.all() else rows[finite]), lengths
 
 
 def _from_json(body: Any) -> NDArray[Any]:

@@ -30,7 +30,6 @@ from streaming_pca.privacy.entries import (
     Reserved,
     encode_entry,
 )
-from streaming_pca.privacy.ledger import BudgetExceeded
 from streaming_pca.privacy.parameters import Charge, format_rational
 from streaming_pca.privacy.randomness import secret_salt
 from streaming_pca.service.clients import transactional_producer
@@ -165,7 +164,7 @@ class CheckpointWriter:
             ) from None
         if checkpoint.topic_id != self._topic_id:
             raise StreamRefused(
-                f"topic {self._stream.input!r} was deleted and created again since this stream's last batch: "
+                f"topic {self._stream.input!r} was deleted and created again since the last batch: "
                 "its records are other data. Start under a new stream.name"
             )
         return checkpoint, digest
@@ -180,8 +179,8 @@ class CheckpointWriter:
         cap = self._stream.cap
         if cap is not None and cap != opened.cap:
             raise StreamRefused(
-                f"stream.cap is ({format_rational(cap.epsilon)}, {format_rational(cap.delta)}), the ledger was "
-                f"opened with ({format_rational(opened.cap.epsilon)}, {format_rational(opened.cap.delta)}): "
+                f"stream.cap is ({format_rational(cap.epsilon)}, {format_rational(cap.delta)}), "
+                f"the ledger opened with ({format_rational(opened.cap.epsilon)}, {format_rational(opened.cap.delta)}): "
                 "set stream.cap to that, or remove it"
             )
 
@@ -192,8 +191,8 @@ class CheckpointWriter:
         for key, value in self._stream.promise.items():
             if promised.get(key) != value:
                 raise StreamRefused(
-                    f"stream.{key} is {_short(value)}, but the ledger has promised {_short(promised.get(key))} for "
-                    f"stream {self._stream.name!r}: set it back, or choose a new stream.name"
+                    f"stream.{key} is {_short(value)}, but the ledger has promised "
+                    f"{_short(promised.get(key))} for stream {self._stream.name!r}: set it back, or choose a new stream.name"
                 )
 
     # -- reserve -----------------------------------------------------------
@@ -234,14 +233,18 @@ class CheckpointWriter:
             # The log's order decides between jobs: ours counts only if replay says so.
             own = next((r for r in self.log.catch_up(offset + 1) if r.offset == offset), None)
             if own is None or own.entry != entry:
-                raise SessionLost("reserve.5 read back: the reservation is not in the log where it was written")
+                raise SessionLost(
+                    "reserve.5 read back: the reservation is not in the log where it was written"
+                )
             if not own.verdict.accepted:
                 raise BudgetExceededByAnother(own.verdict.reason)
         return entry
 
     # -- commit ------------------------------------------------------------
 
-    def commit(self, reserved: Reserved, positions: dict[int, int], state: bytes, release: bytes) -> Checkpoint:
+    def commit(
+        self, reserved: Reserved, positions: dict[int, int], state: bytes, release: bytes
+    ) -> Checkpoint:
         """State, COMMITTED and offsets, all or nothing. The only way out for what ``update`` computed."""
         checkpoint = Checkpoint(
             topic_id=self._topic_id,

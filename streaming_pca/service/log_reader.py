@@ -110,8 +110,8 @@ class LedgerLog:
         if self._reader.first != 0:
             self._reader.close()
             raise StreamRefused(
-                f"ledger topic {topic!r} starts at offset {self._reader.first}: entries were deleted, so what "
-                "records have been charged is not known. Restore the topic"
+                f"ledger topic {topic!r} starts at offset {self._reader.first}: entries were deleted, "
+                "so what records have been charged is not known. Restore the topic"
             )
 
     def catch_up(self, end: int | None = None) -> list[Replayed]:

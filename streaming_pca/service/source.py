@@ -239,7 +239,7 @@ class Source:
         tick: float,
         skip_lost: bool = False,
     ) -> None:
-        self._topic, self._codec = topic, codec
+        self._topic, self._codec, self._skip_lost = topic, codec, skip_lost
         self._partitions = sorted(partitions)
         self._timeout = kafka.request_timeout_ms
         self._stop = threading.Event()
@@ -249,20 +249,20 @@ class Source:
         try:
             for p in self._partitions:
                 self._consumers[p] = reading_consumer(kafka, fetch_bytes=fetch_bytes)
-            self._buffers = self._start(positions, skip_lost)
+            self._buffers = self._start(positions)
             self._clock = SnapshotClock(kafka, topic, self._partitions, tick)
         except BaseException:
             self._close_consumers()
             raise
         self._snapshot: Ends = {}
 
-    def _start(self, positions: Ends, skip_lost: bool) -> dict[int, _Buffer]:
+    def _start(self, positions: Ends) -> dict[int, _Buffer]:
         first = self._firsts()
         buffers = {}
         for p, tp in self._tps.items():
             position = positions.get(p, first[p])
             if position < first[p]:
-                if not skip_lost:
+                if not self._skip_lost:
                     raise RecordsLost(_lost_message(self._topic, p, position, first[p]))
                 position = first[p]
             self._consumers[p].assign([tp])
@@ -340,6 +340,8 @@ class Source:
             polled = self._consumers[partition].poll(timeout_ms=200)
         except OffsetOutOfRangeError:
             position, first = self._position(partition), self._firsts()[partition]
+            if position < first and self._skip_lost:
+                raise SessionLost(f"records of {self._topic}-{partition} were deleted: skipping") from None
             if position < first:
                 raise RecordsLost(_lost_message(self._topic, partition, position, first)) from None
             raise SessionLost(f"position {position} of {self._topic}-{partition} is out of range") from None
@@ -376,7 +378,9 @@ class Source:
                     return None
                 try:
                     self._fetch(p)
-                except RecordsLost:
+                except (RecordsLost, SessionLost):
+                    if self._firsts()[p] <= r.start:
+                        raise
                     return None
             if self._buffers[p].below(r.end) != r.count:
                 return None
@@ -393,21 +397,30 @@ def _lost_message(topic: str, partition: int, position: int, first: int) -> str:
 
 
 def _interleave(parts: list[list[_Chunk]], granularity: int, dim: int, kind: RecordKind) -> Batch:
-    """Round-robin over partitions, ``granularity`` records at a time."""
+    """Round-robin over partitions, ``granularity`` records at a time.
+
+    Empties ``parts``: a chunk is freed once it is copied, so the peak is one
+    batch and a chunk, as far as chunks are not slices of larger ones.
+    """
     chunks = [c for part in parts for c in part]
     lengths = np.concatenate([c.lengths for c in chunks] or [np.zeros(0, np.int64)])
-    rows = np.concatenate([c.rows for c in chunks] or [np.zeros((0, dim), np.float32)])
-    starts = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=starts[1:])
-    counts = [sum(len(c.offsets) for c in part) for part in parts]
-    if sum(1 for c in counts if c) <= 1:
-        return Batch(rows, starts, kind)
-    turn = np.concatenate([np.arange(c) // granularity for c in counts])
-    partition = np.repeat(np.arange(len(counts)), counts)
-    order = np.lexsort((partition, turn))
-    moved = lengths[order]
-    new_starts = np.zeros(len(order) + 1, dtype=np.int64)
-    np.cumsum(moved, out=new_starts[1:])
-    index = np.repeat(starts[:-1][order] - new_starts[:-1], moved) + np.arange(int(moved.sum()))
+    dtype = np.result_type(np.float32, *(c.rows.dtype for c in chunks))
     del chunks
-    return Batch(rows[index], new_starts, kind)
+    counts = [sum(len(c.offsets) for c in part) for part in parts]
+    turn = np.concatenate([np.arange(c) // granularity for c in counts])
+    order = np.lexsort((np.repeat(np.arange(len(counts)), counts), turn))
+    starts = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths[order], out=starts[1:])
+    places = np.empty(len(lengths), dtype=np.int64)
+    places[order] = starts[:-1]
+    rows: NDArray[np.floating] = np.empty((int(starts[-1]), dim), dtype=dtype)
+    done = 0
+    for part in parts:
+        while part:
+            chunk = part.pop(0)
+            own = np.cumsum(chunk.lengths) - chunk.lengths
+            there = places[done : done + len(own)]
+            rows[np.repeat(there - own, chunk.lengths) + np.arange(len(chunk.rows))] = chunk.rows
+            done += len(own)
+            del chunk
+    return Batch(rows, starts, kind)

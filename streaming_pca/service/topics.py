@@ -10,10 +10,10 @@ from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, NewTopic
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 
-from streaming_pca.service.clients import admin_client
+from streaming_pca.service.clients import BrokerUnreachable, admin_client
 from streaming_pca.settings import KafkaSettings, StreamSettings
 
-__all__ = ["TopicError", "Topics", "create_topics", "find_topics"]
+__all__ = ["TopicError", "Topics", "create_topics", "find_topics", "input_topic_id"]
 
 log = logging.getLogger(__name__)
 
@@ -98,14 +98,28 @@ def find_topics(kafka: KafkaSettings, stream: StreamSettings) -> Topics:
     ------
     TopicError
         Names the topic, the setting and the value that it must have.
+    BrokerUnreachable
+        If the broker fails in the midst.
     """
     admin = admin_client(kafka)
     try:
         return _find(admin, stream)
     except KafkaError as error:
-        raise TopicError(f"the broker would not describe the topics: {_one_line(error)}") from None
+        raise BrokerUnreachable(f"the broker would not describe the topics: {_one_line(error)}") from None
     finally:
         admin.close()
+
+
+def input_topic_id(kafka: KafkaSettings, stream: StreamSettings) -> str | None:
+    """The id that the input topic has now; None if there is no such topic."""
+    admin = admin_client(kafka)
+    try:
+        (topic,) = admin.describe_topics([stream.input])
+    except KafkaError as error:
+        raise BrokerUnreachable(f"the broker would not describe {stream.input}: {_one_line(error)}") from None
+    finally:
+        admin.close()
+    return None if topic["error_code"] else str(topic["topic_id"])
 
 
 def _find(admin: KafkaAdminClient, stream: StreamSettings) -> Topics:

@@ -16,7 +16,7 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import uvloop
@@ -27,15 +27,15 @@ from streaming_pca.estimators.base import State, decode_state, encode_state
 from streaming_pca.privacy.entries import Reserved
 from streaming_pca.privacy.ledger import BudgetExceeded
 from streaming_pca.privacy.randomness import utility_generator
-from streaming_pca.service.checkpoint import CheckpointWriter, TakenOver
+from streaming_pca.service.checkpoint import BudgetExceededByAnother, CheckpointWriter, TakenOver
 from streaming_pca.service.clients import BrokerUnreachable, election_consumer
 from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused
 from streaming_pca.service.publisher import make_release
 from streaming_pca.service.recovery import Action
 from streaming_pca.service.source import Source, Taken
-from streaming_pca.service.topics import TopicError, find_topics
+from streaming_pca.service.topics import TopicError, Topics, find_topics, input_topic_id
 from streaming_pca.settings import Settings
-from streaming_pca.wire import PayloadCodec
+from streaming_pca.wire import PayloadCodec, Release
 
 __all__ = ["Progress", "Worker", "run_worker"]
 
@@ -99,12 +99,13 @@ class Worker:
         self._on_release = on_release
         self._stopping = asyncio.Event()
         self._leading = asyncio.Event()
-        self._resigned = asyncio.Event()
+        self._interrupted = False
+        self._in_session = False
+        self._trouble_since: float | None = None
         self._source: Source | None = None
         self._records = ThreadPoolExecutor(1, thread_name_prefix="records")
         self._commits = ThreadPoolExecutor(1, thread_name_prefix="commits")
         self._group = ThreadPoolExecutor(1, thread_name_prefix="election")
-        self._first_session = True
 
     def stop(self) -> None:
         """Finish the reserved batch, drop one that is not, and step down."""
@@ -113,11 +114,19 @@ class Worker:
         self._interrupt()
 
     def _interrupt(self) -> None:
+        # For the rest of the session: one that has lost the lead does not go on, even
+        # if the lead comes back at once.
+        self._interrupted = True
         if self._source is not None:
             self._source.stop()
 
     async def _call(
-        self, pool: ThreadPoolExecutor, what: str, function: Callable[..., T], *args: Any, deadline: float = 0.0
+        self,
+        pool: ThreadPoolExecutor,
+        what: str,
+        function: Callable[..., T],
+        *args: Any,
+        deadline: float = 0.0,
     ) -> T:
         """Run in a thread; :class:`DeadlineExceeded` if it takes too long (0: may take for ever)."""
         future = asyncio.get_running_loop().run_in_executor(pool, function, *args)
@@ -130,30 +139,27 @@ class Worker:
 
     async def run(self) -> None:
         """Lead whenever elected, until stopped or refused."""
-        deadline = self._settings.worker.step_deadline_seconds
-        topics = await self._call(
-            self._commits, "finding topics", find_topics, self._settings.kafka, self._stream, deadline=deadline
-        )
+        topics: Topics | None = await self._find_topics()
         election = asyncio.create_task(self._elect())
-        trouble_since: float | None = None
         try:
             while not self._stopping.is_set():
                 await self._until_leading(election)
                 if self._stopping.is_set():
                     break
+                started = time.monotonic()
                 try:
-                    finished = await self._lead(topics.topic_id, topics.partitions)
+                    # Anew for every session: a topic that was created again is other data.
+                    finished = await self._lead(topics or await self._find_topics())
                 except (SessionLost, BrokerUnreachable) as error:
                     if self._stopping.is_set():
                         raise
-                    now = time.monotonic()
-                    trouble_since = trouble_since if trouble_since is not None else now
-                    if now - trouble_since > self._settings.worker.give_up_seconds:
-                        raise
+                    self._bear(started)
                     log.warning("session lost, recovering from the topics: %s", error)
                     await self._pause(1.0)
                     continue
-                trouble_since = None
+                finally:
+                    topics = None
+                self._trouble_since = None
                 if finished:
                     break
         finally:
@@ -161,6 +167,24 @@ class Worker:
             await asyncio.wait([election], timeout=self._settings.kafka.request_timeout_ms / 1000)
         if election.done():
             election.result()
+
+    async def _find_topics(self) -> Topics:
+        return await self._call(
+            self._commits,
+            "finding topics",
+            find_topics,
+            self._settings.kafka,
+            self._stream,
+            deadline=self._settings.worker.step_deadline_seconds,
+        )
+
+    def _bear(self, started: float) -> None:
+        """Raise the current error again if trouble has lasted too long without progress."""
+        now, patience = time.monotonic(), self._settings.worker.give_up_seconds
+        if self._trouble_since is None or now - started > patience:
+            self._trouble_since = now
+        if now - self._trouble_since > patience:
+            raise
 
     async def _pause(self, seconds: float) -> None:
         await asyncio.wait([asyncio.create_task(self._stopping.wait())], timeout=seconds)
@@ -188,7 +212,7 @@ class Worker:
                 while not self._stopping.is_set():
                     leads = await self._call(self._group, "the election", election.poll, deadline=60.0)
                     self._set_leading(leads)
-                while self._source is not None:  # a batch is being finished
+                while self._in_session:  # a batch is being finished
                     await self._call(self._group, "the election", election.poll, deadline=60.0)
             except (KafkaError, BrokerUnreachable) as error:
                 log.warning("election: %s", error)
@@ -208,10 +232,12 @@ class Worker:
             self._leading.clear()
             self._interrupt()
 
-    async def _lead(self, topic_id: str, partitions: tuple[int, ...]) -> bool:
+    async def _lead(self, topics: Topics) -> bool:
         """One session as leader; True when the stream is done."""
         deadline = self._settings.worker.step_deadline_seconds
-        writer = CheckpointWriter(self._settings.kafka, self._stream, topic_id)
+        writer = CheckpointWriter(self._settings.kafka, self._stream, topics.topic_id)
+        self._in_session, self._interrupted = True, not self._leading.is_set()
+        hangs = False
         try:
             # Reading a long ledger and a large state takes as long as it takes.
             taken_over = await self._call(
@@ -219,16 +245,17 @@ class Worker:
             )
             if taken_over.recovery.action is Action.PUBLISH:
                 await self._publish(writer)
-            return await self._learn(writer, taken_over, partitions)
+            return await self._learn(writer, taken_over, topics)
         except DeadlineExceeded as error:
+            hangs = True
             raise DeadlineExceeded(f"{error} (step {writer.step})") from None
         finally:
-            source, self._source = self._source, None
-            if source is not None:
-                await self._call(self._records, "closing", source.close, deadline=30.0)
-            await self._call(self._commits, "closing", writer.close, deadline=30.0)
+            if not hangs:
+                await self._close_source()
+                await self._call(self._commits, "closing", writer.close, deadline=30.0)
+            self._in_session = False
 
-    async def _learn(self, writer: CheckpointWriter, found: TakenOver, partitions: tuple[int, ...]) -> bool:
+    async def _learn(self, writer: CheckpointWriter, found: TakenOver, topics: Topics) -> bool:
         estimator = self._stream.made
         checkpoint = found.checkpoint
         state: State = (
@@ -236,71 +263,120 @@ class Worker:
             if checkpoint is None
             else decode_state(estimator.state_type, checkpoint.state)
         )
-        open_batch = found.reservation if found.recovery.action is Action.RESUME else None
-        positions = dict(found.recovery.positions)
-        if open_batch is not None:
-            positions |= {r.partition: r.start for r in open_batch.ranges}
-        self._source = await self._call(
-            self._records, "opening the input", self._open_source, partitions, positions, deadline=60.0
-        )
-        if open_batch is not None:
-            state = await self._resume(writer, state, open_batch)
+        if found.recovery.action is Action.RESUME:
+            state = await self._resume(writer, state, found, topics)
+        if self._may_go_on():
+            await self._open_source(topics.partitions, found.recovery.positions)
         while self._may_go_on():
             if self._done(state):
                 log.info("stream %s has learnt its %d records", self._stream.name, state.records)
                 return True
-            plan = estimator.plan(state)
-            taken = await self._call(
-                self._records, "waiting for records", self._source.take, plan.count, plan.granularity
-            )
-            if taken is None:
-                continue
-            reserved = await self._exchange(
-                writer, "reserve", writer.reserve, taken.ranges, plan.parameters, plan.charge
-            )
-            state = await self._answer(writer, state, reserved, taken)
+            state = await self._next(writer, state, topics)
         return False
 
     def _may_go_on(self) -> bool:
-        return self._leading.is_set() and not self._stopping.is_set()
+        return not self._interrupted and not self._stopping.is_set()
 
     def _done(self, state: State) -> bool:
         n_records = getattr(self._stream.made.options, "n_records", None)
         return self._settings.worker.stop_when_done and n_records is not None and state.records >= n_records
 
-    def _open_source(self, partitions: tuple[int, ...], positions: dict[int, int]) -> Source:
+    async def _open_source(
+        self, partitions: tuple[int, ...], positions: dict[int, int], skip_lost: bool | None = None
+    ) -> Source:
         stream = self._stream
-        return Source(
+        if skip_lost is None:
+            skip_lost = stream.lost_records == "skip"
+        self._source = await self._call(
+            self._records,
+            "opening the input",
+            Source,
             self._settings.kafka,
             stream.input,
             partitions,
             PayloadCodec(stream.dim, stream.record_kind, stream.dtype, stream.max_rows),
             positions,
             self._settings.worker.tick_seconds,
-            skip_lost=stream.lost_records == "skip",
+            skip_lost,
+            deadline=60.0,
         )
+        return self._source
 
-    async def _resume(self, writer: CheckpointWriter, state: State, reserved: Reserved) -> State:
-        """Finish a batch that a predecessor reserved: its charge is spent already."""
+    async def _close_source(self) -> None:
+        source, self._source = self._source, None
+        if source is not None:
+            await self._call(self._records, "closing", source.close, deadline=30.0)
+
+    async def _next(self, writer: CheckpointWriter, state: State, topics: Topics) -> State:
+        """One batch: taken, charged, answered. The same state when interrupted."""
+        # A frame of its own: nothing holds this batch while the next one is gathered.
         assert self._source is not None
         plan = self._stream.made.plan(state)
-        if reserved.parameters != plan.parameters or reserved.charge != plan.charge:
-            await self._exchange(writer, "abandon", writer.abandon, reserved, "the mechanism's parameters changed")
-            log.warning("batch %d abandoned: its settings changed; its charge stays", reserved.batch)
-            return state
         taken = await self._call(
-            self._records, "reading the batch again", self._source.retake, reserved.ranges, plan.granularity
+            self._records, "waiting for records", self._source.take, plan.count, plan.granularity
         )
         if taken is None:
-            if not self._may_go_on():
-                return state
-            await self._exchange(writer, "abandon", writer.abandon, reserved, "records are gone")
-            log.warning("batch %d abandoned: some of its records are gone; its charge stays", reserved.batch)
-            raise SessionLost("starting over behind the abandoned batch")
-        log.info("finishing batch %d that was reserved before", reserved.batch)
+            return state
+        await self._check_topic(topics)
+        reserved = await self._exchange(
+            writer, "reserve", writer.reserve, taken.ranges, plan.parameters, plan.charge
+        )
         return await self._answer(writer, state, reserved, taken)
 
-    async def _answer(self, writer: CheckpointWriter, state: State, reserved: Reserved, taken: Taken) -> State:
+    async def _check_topic(self, topics: Topics) -> None:
+        """Whether records that were just read are of the topic that will be charged.
+
+        Checked after reading: an id never comes back.
+        """
+        current = await self._call(
+            self._commits,
+            "looking at the topic",
+            input_topic_id,
+            self._settings.kafka,
+            self._stream,
+            deadline=self._settings.worker.step_deadline_seconds,
+        )
+        if current != topics.topic_id:
+            raise SessionLost(f"topic {self._stream.input!r} was deleted and created again")
+
+    async def _resume(
+        self, writer: CheckpointWriter, state: State, found: TakenOver, topics: Topics
+    ) -> State:
+        """Finish a batch that a predecessor reserved, or abandon it: its charge is spent already."""
+        reserved = found.reservation
+        assert reserved is not None
+        plan = self._stream.made.plan(state)
+        if reserved.parameters != plan.parameters or reserved.charge != plan.charge:
+            reason = "the mechanism's parameters changed"
+        else:
+            # Of its partitions only, and whatever retention did: lost records of this
+            # batch abandon it, those of later batches are the next source's matter.
+            source = await self._open_source(
+                tuple(r.partition for r in reserved.ranges),
+                {r.partition: r.start for r in reserved.ranges},
+                skip_lost=True,
+            )
+            taken = None
+            if self._may_go_on():
+                taken = await self._call(
+                    self._records, "reading the batch again", source.retake, reserved.ranges, plan.granularity
+                )
+            await self._close_source()
+            if taken is not None:
+                await self._check_topic(topics)
+                log.info("finishing batch %d that was reserved before", reserved.batch)
+                taken = replace(taken, positions=found.recovery.positions | taken.positions)
+                return await self._answer(writer, state, reserved, taken)
+            if not self._may_go_on():
+                return state
+            reason = "records are gone"
+        await self._exchange(writer, "abandon", writer.abandon, reserved, reason)
+        log.warning("batch %d abandoned: %s; its charge stays", reserved.batch, reason)
+        return state
+
+    async def _answer(
+        self, writer: CheckpointWriter, state: State, reserved: Reserved, taken: Taken
+    ) -> State:
         """Compute the batch's one answer, commit it, publish it."""
         estimator = self._stream.made
         new: State = await self._call(self._records, "learning", estimator.update, state, taken.batch)
@@ -308,15 +384,16 @@ class Worker:
         await self._exchange(
             writer, "commit", writer.commit, reserved, taken.positions, encode_state(new), release
         )
-        await self._publish(writer, new.records)
+        await self._publish(writer)
         return new
 
-    async def _publish(self, writer: CheckpointWriter, records: int = 0) -> None:
-        release = await self._exchange(writer, "publish", writer.publish)
-        batch = writer.log.ledger.job(self._stream.name).batch
-        log.info("stream %s: batch %d released, %d records", self._stream.name, batch, records)
+    async def _publish(self, writer: CheckpointWriter) -> None:
+        data = await self._exchange(writer, "publish", writer.publish)
+        self._trouble_since = None
+        release = Release.from_bytes(data)
+        log.info("stream %s: batch %d released, %d records", release.stream, release.batch, release.records)
         if self._on_release is not None:
-            self._on_release(Progress(batch, records, release))
+            self._on_release(Progress(release.batch, release.records, data))
 
     async def _exchange(
         self, writer: CheckpointWriter, what: str, function: Callable[..., T], *args: Any
@@ -345,7 +422,7 @@ def run_worker(settings: Settings, on_release: Callable[[Progress], None] | None
 
     try:
         uvloop.run(main())
-    except BudgetExceeded as error:
+    except (BudgetExceeded, BudgetExceededByAnother) as error:
         log.error("budget exceeded: %s", error)
         return 3
     except (StreamRefused, TopicError, RecordsLost) as error:

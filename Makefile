@@ -1,0 +1,36 @@
+# Needs make and Python >= 3.11; the Kafka tests also need Java 17 and Maven.
+# Set PYTHON to choose the interpreter: make test PYTHON=python3.12
+
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
+	"$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1 && echo "$$p" && break; done)
+
+.PHONY: demo test check clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/demo.stamp
+	$(BIN)/streaming-pca demo
+
+test: $(VENV)/test.stamp
+	$(BIN)/python -m pytest
+
+check: $(VENV)/test.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m "not kafka and not broker and not slow"
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp is written only after the whole installation, so an interrupted one is taken up again.
+$(VENV)/%.stamp: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 with venv was found: install python3-venv or name one, as in PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	@touch $@
