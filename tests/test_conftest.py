@@ -1,0 +1,51 @@
+"""What a run of the tests says when Apache Kafka cannot be had."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def run_without_java(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "KAFKA_BOOTSTRAP")}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments, "tests/kafka/test_broker.py"],
+        cwd=ROOT,
+        env=kept | {"PATH": "/nowhere", "REQUIRE_KAFKA": "0"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_without_java_the_embedded_broker_serves_and_the_last_line_counts_what_was_skipped() -> None:
+    run = run_without_java("-k", "any_broker or aborted or fences")
+    assert run.returncode == 0, run.stdout
+    assert "1 passed, 2 skipped" in run.stdout
+    assert run.stdout.splitlines()[-1] == "2 KAFKA TESTS SKIPPED: NO JAVA 17 FOUND"
+
+
+def test_a_required_kafka_that_cannot_be_had_is_a_failure() -> None:
+    run = run_without_java("-k", "any_broker or aborted", REQUIRE_KAFKA="1")
+    assert run.returncode == 1
+    assert "2 errors" in run.stdout
+    assert "REQUIRE_KAFKA is set, but no Java 17 found" in run.stdout
+    assert "SKIPPED" not in run.stdout
+
+
+def test_a_named_broker_that_is_silent_is_a_failure() -> None:
+    run = run_without_java("-k", "aborted", KAFKA_BOOTSTRAP="127.0.0.1:1")
+    assert run.returncode == 1
+    assert "KAFKA_BOOTSTRAP=127.0.0.1:1 does not answer" in run.stdout
+
+
+def test_leaving_kafka_out_leaves_out_every_test_that_asks_for_it() -> None:
+    run = run_without_java("--collect-only", "-q", "-m", "not kafka and not broker")
+    collected = [line for line in run.stdout.splitlines() if "::" in line]
+    assert [line.rpartition("::")[2] for line in collected] == [
+        "test_what_goes_into_the_embedded_broker_comes_out"
+    ]

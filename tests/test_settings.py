@@ -1,0 +1,89 @@
+"""A wrong setting is one line that names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streaming_pca.settings import ConfigurationError, load_settings
+
+GOOD = """
+[kafka]
+bootstrap_servers = "127.0.0.1:9092"
+
+[stream]
+name = "s"
+input = "in"
+dim = 4
+rank = 2
+epsilon = 1.0
+delta = 1e-6
+"""
+
+
+def load(tmp_path: Path, text: str):  # type: ignore[no-untyped-def]
+    path = tmp_path / "stream.toml"
+    path.write_text(text)
+    return load_settings(path)
+
+
+def test_a_good_file_is_read(tmp_path: Path) -> None:
+    settings = load(tmp_path, GOOD + "bounds = [-5, 5]\n[stream.options]\nfirst_batch = 100\n")
+    assert settings.stream.made.options.first_batch == 100
+    assert settings.stream.ledger_topic == "in.ledger"
+    assert settings.stream.promise["bounds"] == [-5.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("rank = 2", "rank = 5"), "rank = 5 is above dim = 4"),
+        (("rank = 2", "rank = 0"), "stream.rank"),
+        (("epsilon = 1.0", "epsilon = 0"), "epsilon must be"),
+        (("epsilon = 1.0", "epsilon = -1"), "epsilon must be"),
+        (("epsilon = 1.0", "epsilon = inf"), "epsilon must be"),
+        (("epsilon = 1.0", "epsilon = nan"), "epsilon must be"),
+        (("delta = 1e-6", "delta = 1"), "delta must lie"),
+        (("delta = 1e-6", "delta = 0"), "delta must lie"),
+        (("dim = 4", "dim = 'x'"), "stream.dim"),
+        (("dim = 4\n", ""), "stream.dim: must be set"),
+        (("dim = 4", "dim = 4\ncolour = 1"), "stream.colour: no such setting"),
+        (("[kafka]", "[kafka]\nfoo = 1"), "kafka.foo: no such setting"),
+        (('name = "s"', 'name = "a b"'), "name must be"),
+        (
+            ("dim = 4", "dim = 4\nestimator = 'magic'"),
+            "no estimator 'magic'; known: analyze-gauss, private-oja",
+        ),
+        (("dim = 4", "dim = 4\nestimator = 'private-oja'"), "clip_radius: must be set"),
+        (("dim = 4", "dim = 4\nbounds = [5, -5]"), "lower below upper"),
+        (("dim = 4", "dim = 4\nbounds = [[1, 2], [3, 4]]"), "4 features"),
+        (("dim = 4", "dim = 4\ncentering = [1, 2]"), "4 features"),
+        (("dim = 4", "dim = 4\ncentering = 'mean'"), "centering"),
+        (("dim = 4", "dim = 4\nscale = 0"), "scale must be above 0"),
+        (("dim = 4", "dim = 4\nrecord_kind = 'matrix'"), "centering"),
+        (("dim = 4", "dim = 4\nprivacy_unit = 'row'"), "privacy_unit"),
+        (("dim = 4", "dim = 4\n[stream.options]\nnope = 1"), "nope: no such setting"),
+        (("dim = 4", "dim = 4 4"), "is not TOML"),
+    ],
+)
+def test_a_wrong_setting_is_named_in_one_line(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
+    assert change[0] in GOOD
+    with pytest.raises(ConfigurationError) as caught:
+        load(tmp_path, GOOD.replace(*change) if "[stream.options]" not in change[1] else GOOD + change[1][8:])
+    line = str(caught.value)
+    assert expected in line
+    assert "\n" not in line
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"nowhere\.toml: No such file"):
+        load_settings(tmp_path / "nowhere.toml")
+
+
+def test_the_environment_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMING_PCA_STREAM__EPSILON", "0.5")
+    monkeypatch.setenv("STREAMING_PCA_KAFKA__BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    settings = load(tmp_path, GOOD)
+    assert settings.stream.epsilon == 0.5
+    assert settings.kafka.bootstrap_servers == "127.0.0.1:1"

@@ -1,0 +1,202 @@
+"""Payload codecs, releases and checkpoints."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streaming_pca.records import RecordKind
+from streaming_pca.wire import (
+    Checkpoint,
+    MalformedCheckpoint,
+    PayloadCodec,
+    Release,
+    decode_checkpoint,
+    encode_checkpoint,
+)
+
+DIM = 3
+CODEC = PayloadCodec(DIM, max_rows=4)
+
+
+@dataclass
+class Message:
+    value: bytes | None
+    headers: list[tuple[str, bytes]] = field(default_factory=list)
+
+
+def message(value: bytes | None, content_type: str | None = None, **headers: str) -> Message:
+    pairs = [] if content_type is None else [("content-type", content_type.encode())]
+    return Message(value, pairs + [(k.replace("_", "-"), v.encode()) for k, v in headers.items()])
+
+
+def npy(array: Any, **kwargs: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array, **kwargs)
+    return buffer.getvalue()
+
+
+X = np.array([1.5, -2.0, 3.25])
+F = np.arange(6.0).reshape(2, 3)
+A = np.array([[1.0, 2, 3], [2, -4, 5], [3, 5, 6]])
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (message(X.astype("<f4").tobytes(), "application/octet-stream"), X[None]),
+        (message(X.astype("<f4").tobytes()), X[None]),
+        (message(X.astype("<f8").tobytes(), "application/octet-stream", dtype="float64"), X[None]),
+        (message(F.astype("<f4").tobytes(), "application/octet-stream"), F),
+        (message(npy(X), "application/x-npy"), X[None]),
+        (message(npy(F.astype(">f8")), "application/x-npy"), F),
+        (message(npy(F.astype("i4")), "application/x-npy"), F),
+        (message(json.dumps({"x": X.tolist()}).encode(), "application/json"), X[None]),
+        (message(json.dumps({"rows": F.tolist()}).encode(), "application/json; charset=utf-8"), F),
+        (message(X.astype("<f4").tobytes(), record_kind="factor"), X[None]),
+    ],
+)
+def test_every_documented_payload_is_read(sent: Message, expected: np.ndarray) -> None:
+    rows = CODEC.decode(sent)
+    assert rows is not None
+    np.testing.assert_array_equal(rows, expected)
+
+
+def test_a_symmetric_matrix_is_read_where_the_stream_says_so() -> None:
+    codec = PayloadCodec(DIM, RecordKind.MATRIX, "float64")
+    rows = codec.decode(message(A.tobytes()))
+    assert rows is not None
+    np.testing.assert_array_equal(rows, A)
+    assert codec.decode(message(np.triu(A).tobytes())) is None
+    assert codec.decode(message(X.tobytes())) is None
+
+
+NULL = {
+    "nothing": message(None),
+    "empty": message(b""),
+    "a cut float": message(b"\0" * 13),
+    "another length": message(np.zeros(4, "<f4").tobytes()),
+    "too many rows": message(np.zeros((5, 3), "<f4").tobytes()),
+    "oversized": message(b"\0" * 10**6),
+    "NaN": message(np.array([1, np.nan, 2], "<f4").tobytes()),
+    "infinity": message(np.array([1, np.inf, 2], "<f4").tobytes()),
+    "unknown type": message(X.astype("<f4").tobytes(), "image/png"),
+    "type that is no text": Message(X.astype("<f4").tobytes(), [("content-type", b"\xff\xfe")]),
+    "unknown dtype": message(X.astype("<f4").tobytes(), dtype="float16"),
+    "another kind": message(X.astype("<f4").tobytes(), record_kind="matrix"),
+    "pickled npy": message(npy(np.array([{}], dtype=object), allow_pickle=True), "application/x-npy"),
+    "pickle": message(pickle.dumps(X), "application/x-npy"),
+    "complex npy": message(npy(X + 1j), "application/x-npy"),
+    "text npy": message(npy(np.array(["a", "b", "c"])), "application/x-npy"),
+    "cut npy": message(npy(X)[:-3], "application/x-npy"),
+    "npy with a header no tokenizer reads": message(b"\x93NUMPY\x01\x00\x06\x00{'a':(", "application/x-npy"),
+    "npy that claims a huge shape": message(
+        npy(X).replace(b"(3,)", b"(10**9,)").replace(b"(3,), }", b"(9999999999,)"), "application/x-npy"
+    ),
+    "no JSON": message(b"{", "application/json"),
+    "JSON list": message(b"[1,2,3]", "application/json"),
+    "JSON with two keys": message(b'{"x":[1,2,3],"y":1}', "application/json"),
+    "JSON with ragged rows": message(b'{"rows":[[1,2,3],[1]]}', "application/json"),
+    "JSON with text": message(b'{"x":["1","2","3"]}', "application/json"),
+    "JSON with booleans": message(b'{"x":[true,false,true]}', "application/json"),
+    "JSON with null": message(b'{"x":[1,null,3]}', "application/json"),
+    "JSON NaN": message(b'{"x":[1,NaN,3]}', "application/json"),
+    "JSON with a huge integer": message(b'{"x":[1,2,' + b"9" * 60 + b"]}", "application/json"),
+    "deep JSON": message(b"[" * 3000, "application/json"),
+}
+
+
+@pytest.mark.parametrize("name", NULL)
+def test_anything_else_is_the_null_record(name: str) -> None:
+    assert CODEC.decode(NULL[name]) is None
+
+
+def test_null_records_keep_their_places() -> None:
+    good = [message(X.astype("<f4").tobytes()), message(F.astype("<f4").tobytes())]
+    rows, lengths = CODEC.decode_many([NULL["NaN"], good[0], NULL["no JSON"], good[1], NULL["empty"]])
+    assert lengths.tolist() == [0, 1, 0, 2, 0]
+    np.testing.assert_array_equal(rows, np.concatenate([X[None], F]))
+
+
+@given(
+    st.binary(max_size=80),
+    st.sampled_from(["application/octet-stream", "application/x-npy", "application/json"]),
+)
+def test_no_bytes_make_the_codec_raise(value: bytes, content_type: str) -> None:
+    rows = CODEC.decode(message(value, content_type))
+    assert rows is None or (rows.shape[1] == DIM and np.isfinite(rows).all())
+
+
+@given(st.binary(max_size=60))
+def test_no_npy_header_makes_the_codec_raise(value: bytes) -> None:
+    start = b"\x93NUMPY\x01\x00" + len(value).to_bytes(2, "little")
+    CODEC.decode(message(start + value, "application/x-npy"))
+
+
+@given(st.lists(st.sampled_from([1.0, -0.0, 5e-324, np.nan, np.inf]), min_size=3, max_size=30))
+def test_the_fast_path_reads_what_the_slow_one_reads(values: list[float]) -> None:
+    array = np.array(values[: len(values) // 3 * 3], dtype="<f4").reshape(-1, 3)
+    messages = [message(row.tobytes(), "application/octet-stream") for row in array]
+    rows, lengths = CODEC.decode_many(messages)
+    slow, slow_lengths = CODEC.decode_many([*messages, NULL["no JSON"]])
+    np.testing.assert_array_equal(lengths, slow_lengths[:-1])
+    assert rows.tobytes() == slow.astype(np.float32).tobytes()
+
+
+def a_checkpoint(**changes: Any) -> Checkpoint:
+    values: dict[str, Any] = {
+        "topic_id": "id",
+        "stream": "s",
+        "batch": 3,
+        "positions": {0: 5, 2: 7},
+        "salt": b"salt" * 8,
+        "state": b"state bytes",
+        "release": b"{}",
+    }
+    return Checkpoint(**(values | changes))
+
+
+def test_a_checkpoint_round_trips() -> None:
+    checkpoint = a_checkpoint()
+    data, digest = encode_checkpoint(checkpoint)
+    assert decode_checkpoint(data) == (checkpoint, digest)
+
+
+def test_equal_states_have_unequal_digests_under_other_salts() -> None:
+    assert encode_checkpoint(a_checkpoint())[1] != encode_checkpoint(a_checkpoint(salt=b"b" * 32))[1]
+
+
+@pytest.mark.parametrize("data", [b"", b"\0\0\0\5hello", b"\0\0\0\2{}", b"\xff" * 40])
+def test_what_is_no_checkpoint_is_refused(data: bytes) -> None:
+    with pytest.raises(MalformedCheckpoint):
+        decode_checkpoint(data)
+
+
+def test_a_release_round_trips_and_anything_else_is_refused() -> None:
+    release = Release(
+        stream="s",
+        batch=1,
+        records=10,
+        dim=2,
+        rank=1,
+        estimator="analyze-gauss",
+        components=[[0.1, 1e-300]],
+        explained_variance=[1 / 3],
+        mean=None,
+        epsilon=1.0,
+        delta=1e-6,
+        adjacency="replace-one",
+        privacy_unit="message",
+        created="2026-01-01T00:00:00.000+00:00",
+    )
+    assert Release.from_bytes(release.to_bytes()) == release
+    with pytest.raises(ValueError, match="not a release"):
+        Release.from_bytes(b'{"kind": "subspace"}')
