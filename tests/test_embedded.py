@@ -168,7 +168,7 @@ def test_a_broker_that_keeps_silent_is_given_up_in_time(
     silent = script(tmp_path, "tansu", "#!/bin/sh\necho waiting\nexec sleep 60\n")
     monkeypatch.setenv("CALF_TANSU_BIN", silent)
     began = time.monotonic()
-    with pytest.raises(EmbeddedBrokerUnavailable, match="`start_timeout`.*\nwaiting"):
+    with pytest.raises(EmbeddedBrokerUnavailable, match=r"`start_timeout`.*\nwaiting"):
         EmbeddedBroker(start_timeout=0.5).start()
     assert time.monotonic() - began < 3
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from streaming_pca.estimators.base import Card, Estimator, Plan, State, Subspace
 from streaming_pca.estimators.batching import GrowingBatches
@@ -22,6 +22,7 @@ from streaming_pca.records import Batch
 __all__ = ["AnalyzeGauss", "AnalyzeGaussOptions", "AnalyzeGaussState"]
 
 _STEPS_PER_OCTAVE = 8
+_LEAST_RADIUS, _GREATEST_RADIUS = 1e-200, 1e200
 
 
 class AnalyzeGaussOptions(GrowingBatches):
@@ -38,8 +39,15 @@ class AnalyzeGaussOptions(GrowingBatches):
     """
 
     clip_quantile: float = Field(default=0.99, gt=0, lt=1)
-    clip_radius: float | None = Field(default=None, gt=0)
+    clip_radius: float | None = Field(default=None, ge=_LEAST_RADIUS, le=_GREATEST_RADIUS)
     radius_range: tuple[float, float] = (2.0**-40, 2.0**60)
+
+    @model_validator(mode="after")
+    def _check_radius(self) -> AnalyzeGaussOptions:
+        low, high = self.radius_range
+        if not _LEAST_RADIUS <= low < high <= _GREATEST_RADIUS:
+            raise ValueError(f"radius_range must rise, between {_LEAST_RADIUS:g} and {_GREATEST_RADIUS:g}")
+        return self
 
 
 @dataclass(frozen=True)
@@ -95,9 +103,7 @@ class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):
     def init(self, rng: np.random.Generator) -> AnalyzeGaussState:
         """No records, zero matrix; needs no randomness."""
         d = self.preprocessing.output_dim
-        return AnalyzeGaussState(
-            batch=0, records=0, total=np.zeros((d, d)), weight=0, components=None
-        )
+        return AnalyzeGaussState(batch=0, records=0, total=np.zeros((d, d)), weight=0, components=None)
 
     def plan(self, state: AnalyzeGaussState) -> Plan:
         """Two disjoint parts, for the radius and for the sum."""
@@ -132,7 +138,10 @@ class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):
 
     def _radius_range(self) -> tuple[float, float]:
         bound = self.preprocessing.largest_squared_norm
-        return self.options.radius_range if bound is None else (bound * 2.0**-30, bound)
+        if bound is None:
+            return self.options.radius_range
+        high = min(max(bound, _LEAST_RADIUS * 2.0**30), _GREATEST_RADIUS)
+        return high * 2.0**-30, high
 
     def _quantile_records(self, count: int) -> int:
         """Records spent on the radius: enough to resolve the quantile, at most a fifth."""
@@ -160,9 +169,7 @@ class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):
     def update(self, state: AnalyzeGaussState, batch: Batch) -> AnalyzeGaussState:
         """Add one batch's noisy sum; charged as :meth:`plan` says."""
         self.check(batch)
-        spent = self._quantile_records(len(batch))
-        if spent >= len(batch) > 0:
-            spent = 0 if self.options.clip_radius is not None else len(batch)
+        spent = min(self._quantile_records(len(batch)), len(batch))
         part, rest = batch.split([spent, len(batch) - spent])
         radius = self._radius(part)
         exact = covariance_sum(rest, self.preprocessing, radius)
@@ -185,9 +192,7 @@ class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):
         components = stable_signs(np.ascontiguousarray(vectors.T), state.components)
         return Subspace(components, np.maximum(values, 0.0), mean)
 
-    def _covariance(
-        self, state: AnalyzeGaussState
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
+    def _covariance(self, state: AnalyzeGaussState) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
         moment = state.total / max(state.weight, 1)
         if self.preprocessing.centering != "augment":
             return moment, None

@@ -47,7 +47,8 @@ class GrowingBatches(Options):
         """Sizes that add up to n_records, even but the last."""
         if self.n_records is None:
             return ()
-        weights = [self.growth**i for i in range(self.n_batches)]
+        # The last weight is 1: powers above it could overflow.
+        weights = [self.growth ** (i + 1 - self.n_batches) for i in range(self.n_batches)]
         sizes: list[int] = []
         taken, mass = 0, 0.0
         for weight in weights[:-1]:
@@ -63,7 +64,7 @@ class GrowingBatches(Options):
         if self._schedule:
             return self._schedule[min(batch, len(self._schedule) - 1)]
         size = float(self.first_batch)
-        for _ in range(batch):
+        for _ in range(batch if self.growth > 1 else 0):
             size *= self.growth
             if size >= self.max_batch:
                 return self.max_batch

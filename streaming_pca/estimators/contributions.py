@@ -21,6 +21,7 @@ from streaming_pca.linalg.clipping import (
     quantise_factors,
     quantise_images,
     quantise_matrices,
+    quantise_matrix_images,
     record_squared_norms,
 )
 from streaming_pca.linalg.lattice import (
@@ -45,6 +46,12 @@ def covariance_sensitivity(kind: RecordKind) -> float:
     return _SQRT2_UP * RADIUS**2 if kind is RecordKind.FACTOR else 2.0 * MATRIX_RADIUS
 
 
+def _transformed(preprocessing: Preprocessing, block: Batch) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Starts and float64 rows of a block's transformed records."""
+    transformed = preprocessing.apply(block)
+    return transformed.starts, np.asarray(transformed.rows, dtype=np.float64)
+
+
 def record_sizes(batch: Batch, preprocessing: Preprocessing) -> NDArray[np.float64]:
     """The number that :func:`covariance_sum` clips: trace of a factor's matrix, |A|_F of a matrix.
 
@@ -52,9 +59,9 @@ def record_sizes(batch: Batch, preprocessing: Preprocessing) -> NDArray[np.float
     """
 
     def kernel(block: Batch) -> NDArray[np.float64]:
-        transformed = preprocessing.apply(block)
-        out = np.zeros(len(transformed))
-        record_squared_norms(transformed.rows, transformed.starts, out)
+        starts, rows = _transformed(preprocessing, block)
+        out = np.zeros(len(starts) - 1)
+        record_squared_norms(rows, starts, out)
         return out if batch.kind is RecordKind.FACTOR else np.sqrt(out)
 
     return batch.map(kernel)
@@ -66,16 +73,15 @@ class _Covariance:
     def __init__(self, preprocessing: Preprocessing, per_unit: float) -> None:
         self.preprocessing, self.per_unit = preprocessing, per_unit
         d = preprocessing.output_dim
-        self.shape = (d, d)
+        self.shape: tuple[int, ...] = (d, d)
 
     def __call__(self, block: Batch) -> NDArray[np.int64]:
-        t = self.preprocessing.apply(block)
-        z = np.empty_like(t.rows)
-        if t.kind is RecordKind.MATRIX:
-            quantise_matrices(t.rows, t.starts, self.per_unit, z)
-            d = self.shape[0]
-            return np.asarray(z.reshape(-1, d, d).sum(axis=0, dtype=np.float64).astype(np.int64))
-        quantise_factors(t.rows, t.starts, self.per_unit, z)
+        starts, rows = _transformed(self.preprocessing, block)
+        z = np.empty_like(rows)
+        if self.preprocessing.kind is RecordKind.MATRIX:
+            quantise_matrices(rows, starts, self.per_unit, z)
+            return np.asarray(z.reshape(-1, *self.shape).sum(axis=0).astype(np.int64))
+        quantise_factors(rows, starts, self.per_unit, z)
         return np.asarray((z.T @ z).astype(np.int64))
 
 
@@ -111,40 +117,20 @@ class _Block:
     def __init__(self, preprocessing: Preprocessing, basis: NDArray[np.float64], per_unit: float) -> None:
         self.preprocessing, self.per_unit = preprocessing, per_unit
         self.basis = quantise_basis(basis)
-        self.shape = basis.shape
+        self.shape: tuple[int, ...] = basis.shape
 
     def __call__(self, block: Batch) -> NDArray[np.int64]:
-        t = self.preprocessing.apply(block)
-        z = np.empty_like(t.rows)
-        if t.kind is RecordKind.MATRIX:
-            return self._matrices(t, z)
-        quantise_factors(t.rows, t.starts, math.inf, z)
+        starts, rows = _transformed(self.preprocessing, block)
+        z = np.empty_like(rows)
+        if self.preprocessing.kind is RecordKind.MATRIX:
+            quantise_matrices(rows, starts, math.inf, z)
+            y = z @ self.basis
+            quantise_matrix_images(rows, z, y, starts, self.per_unit)
+            return np.asarray(y.reshape(-1, *self.shape).sum(axis=0).astype(np.int64))
+        quantise_factors(rows, starts, math.inf, z)
         y = z @ self.basis
-        quantise_images(t.rows, z, y, t.starts, self.per_unit)
+        quantise_images(rows, z, y, starts, self.per_unit)
         return np.asarray((z.T @ y).astype(np.int64))
-
-    def _matrices(self, t: Batch, z: NDArray[np.float64]) -> NDArray[np.int64]:
-        """A is rounded to 2**26 after normalising, A Q is exact, then clipped and rounded."""
-        quantise_matrices(t.rows, t.starts, math.inf, z)
-        total = np.zeros(self.shape, dtype=np.int64)
-        d = self.shape[0]
-        image = np.empty((len(z), self.shape[1]))
-        np.matmul(z, self.basis, out=image)
-        norms = np.empty((2, len(t)))
-        record_squared_norms(t.rows, t.starts, norms[0])
-        record_squared_norms(z, t.starts, norms[1])
-        out = np.empty((d, self.shape[1]))
-        pair = np.array([0, d], dtype=np.int64)
-        for i, start in enumerate(t.starts[:-1]):
-            if t.starts[i + 1] == start or not norms[1, i] or not norms[0, i]:
-                continue
-            factor = math.sqrt(norms[0, i] / norms[1, i]) * 2.0**-20
-            per_unit = self.per_unit * factor
-            if not math.isfinite(per_unit):
-                per_unit = math.inf
-            quantise_matrices(image[start : start + d], pair, per_unit, out)
-            total += out.astype(np.int64)
-        return total
 
 
 def block_sum(

@@ -28,6 +28,7 @@ __all__ = [
     "quantise_factors",
     "quantise_images",
     "quantise_matrices",
+    "quantise_matrix_images",
     "record_squared_norms",
 ]
 
@@ -38,7 +39,7 @@ _MAX_IMAGE_NORM_SQUARED = float(2**46)
 _MAX_BLOCK_NORM_SQUARED = 2.0**80
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def _exponent(values: NDArray[np.float64]) -> int:
     """e with 2**(e-1) <= max|v| < 2**e, or -100000 if all are zero."""
     largest = 0.0
@@ -52,7 +53,7 @@ def _exponent(values: NDArray[np.float64]) -> int:
     return math.frexp(largest)[1]
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def _scale_down(values: NDArray[np.float64], e: int, out: NDArray[np.float64]) -> float:
     """out = values * 2**-e; returns the sum of squares, in row order."""
     half = e // 2
@@ -67,7 +68,7 @@ def _scale_down(values: NDArray[np.float64], e: int, out: NDArray[np.float64]) -
     return total
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def _round_scaled(values: NDArray[np.float64], t: float, out: NDArray[np.float64]) -> float:
     """out = rint(t * values); returns the sum of squares, exact below 2**53."""
     total = 0.0
@@ -79,39 +80,37 @@ def _round_scaled(values: NDArray[np.float64], t: float, out: NDArray[np.float64
     return total
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def _quantise(
     values: NDArray[np.float64],
     per_unit: float,
     radius: float,
     out: NDArray[np.float64],
-) -> float:
+) -> None:
     """Clip to ``radius`` lattice units and round; |out|_F <= radius always.
 
-    Returns the factor f such that out ~ f * values, as f * 2**e split off in
-    :func:`_exponent` (0 for a zero record). ``values`` is overwritten by its
-    scaled copy when it shares memory with nothing else.
+    Zero records stay zero, and so does whatever holds a NaN or an infinity.
+    ``out`` may be ``values`` itself.
     """
     e = _exponent(values)
     if e == -100000:
         out[:, :] = 0.0
-        return 0.0
+        return
     norm = math.sqrt(_scale_down(values, e, out))
     scaled = out.copy()
     t = radius / norm
     if per_unit < math.inf:
         t = min(t, math.ldexp(per_unit, e))
-    if _round_scaled(scaled, t, out) > radius * radius:
+    # Written so that a NaN fails the comparison.
+    if not _round_scaled(scaled, t, out) <= radius * radius:
         n = float(values.size)
         allowance = 1.0 - (n + 8.0) * 2.0**-52
         t = (radius - 0.5 * math.sqrt(n) - 1.0) / norm * allowance
-        if not t > 0.0 or _round_scaled(scaled, t, out) > radius * radius:
+        if not t > 0.0 or not _round_scaled(scaled, t, out) <= radius * radius:
             out[:, :] = 0.0
-            return 0.0
-    return t
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def quantise_factors(
     rows: NDArray[np.float64],
     starts: NDArray[np.int64],
@@ -137,7 +136,7 @@ def quantise_factors(
             _quantise(rows[a:b], per_unit, _RADIUS, out[a:b])
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def record_squared_norms(
     rows: NDArray[np.float64], starts: NDArray[np.int64], out: NDArray[np.float64]
 ) -> None:
@@ -150,7 +149,7 @@ def record_squared_norms(
         out[i] = total
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def _product_norm_squared(z: NDArray[np.float64], y: NDArray[np.float64]) -> float:
     """|z^T y|_F**2; entries are exact integers, the sum of their squares is a float."""
     if z.shape[0] == 1:
@@ -171,7 +170,7 @@ def _product_norm_squared(z: NDArray[np.float64], y: NDArray[np.float64]) -> flo
     return total
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def quantise_images(
     rows: NDArray[np.float64],
     factors: NDArray[np.float64],
@@ -241,7 +240,7 @@ def quantise_images(
                 y[:, :] = 0.0
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def _norm_squared(values: NDArray[np.float64]) -> float:
     total = 0.0
     for i in range(values.shape[0]):
@@ -250,7 +249,7 @@ def _norm_squared(values: NDArray[np.float64]) -> float:
     return total
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def _fits(
     image: NDArray[np.float64],
     t: float,
@@ -259,12 +258,12 @@ def _fits(
     bound: float,
 ) -> bool:
     """Round t * image into y and tell whether both bounds hold."""
-    if _round_scaled(image, t, y) > _MAX_IMAGE_NORM_SQUARED:
+    if not _round_scaled(image, t, y) <= _MAX_IMAGE_NORM_SQUARED:
         return False
     return _product_norm_squared(z, y) <= bound
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@njit(cache=True, nogil=True)
 def quantise_matrices(
     rows: NDArray[np.float64],
     starts: NDArray[np.int64],
@@ -280,3 +279,43 @@ def quantise_matrices(
         a, b = starts[i], starts[i + 1]
         if a < b:
             _quantise(rows[a:b], per_unit, _MATRIX_RADIUS, out[a:b])
+
+
+@njit(cache=True, nogil=True)
+def quantise_matrix_images(
+    rows: NDArray[np.float64],
+    matrices: NDArray[np.float64],
+    images: NDArray[np.float64],
+    starts: NDArray[np.int64],
+    per_unit: float,
+) -> None:
+    """Clip A Q in Frobenius norm to MATRIX_RADIUS lattice units and round it.
+
+    Parameters
+    ----------
+    rows : (n, d) float64
+        The records themselves.
+    matrices : (n, d) float64
+        The same, normalised and rounded by :func:`quantise_matrices` with
+        ``per_unit = inf``: direction M of each record.
+    images : (n, k) float64
+        On entry ``matrices @ quantise_basis(Q)``, exact integers. On return
+        integers with Frobenius norm at most MATRIX_RADIUS for every record.
+    starts : (m + 1,) int64
+    per_unit : float
+        Lattice units per unit of the data.
+    """
+    for i in range(starts.shape[0] - 1):
+        a, b = starts[i], starts[i + 1]
+        if a >= b:
+            continue
+        e = _exponent(rows[a:b])
+        norm_m = math.sqrt(_norm_squared(matrices[a:b]))
+        if e == -100000 or norm_m == 0.0:
+            images[a:b] = 0.0
+            continue
+        scaled = np.empty((b - a, rows.shape[1]))
+        norm = math.sqrt(_scale_down(rows[a:b], e, scaled))
+        # The image is 2**20 |M|/|A| times A Q.
+        per_image_unit = math.ldexp(per_unit * (norm / norm_m * 2.0**-20), e)
+        _quantise(images[a:b], per_image_unit, _MATRIX_RADIUS, images[a:b])

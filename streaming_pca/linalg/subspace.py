@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["orthonormalise", "principal_angle", "project_symmetric", "ritz_pairs", "stable_signs", "subspace_error"]
+__all__ = [
+    "orthonormalise",
+    "principal_angle",
+    "project_symmetric",
+    "ritz_pairs",
+    "stable_signs",
+    "subspace_error",
+]
 
 Matrix = NDArray[np.float64]
 
@@ -53,8 +60,9 @@ def stable_signs(components: Matrix, previous: Matrix | None) -> Matrix:
 
 def subspace_error(a: Matrix, b: Matrix) -> float:
     """|U U^T - V V^T|_F for two sets of orthonormal rows (k, d)."""
-    overlap = float(np.sum((a @ b.T) ** 2))
-    return float(np.sqrt(max(len(a) + len(b) - 2 * overlap, 0.0)))
+    # len(a) + len(b) - 2 |a b^T|^2 would lose half of the digits where a and b agree.
+    overlap = a @ b.T
+    return float(np.hypot(np.linalg.norm(a - overlap @ b), np.linalg.norm(b - overlap.T @ a)))
 
 
 def principal_angle(a: Matrix, b: Matrix) -> float:

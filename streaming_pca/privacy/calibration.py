@@ -30,6 +30,12 @@ DISCRETE_GAP = 0.0202
 # a multiplier larger by 1e-9 covers that with room to spare.
 _SAFETY = 1 + 1e-9
 
+# The gap's constant holds from 30 on; no mechanism's coordinate has less than sigma/sqrt(2).
+_LEAST_SIGMA = 30 * math.sqrt(2)
+
+# 32 sigma of noise and a sum of 2**62 stay within int64: a draw beyond has probability e**-500.
+_GREATEST_SIGMA = 2.0**57
+
 
 class CalibrationError(ValueError):
     """No noise scale gives the promise that was asked for."""
@@ -98,7 +104,8 @@ def discrete_gap(epsilon: float, inverse_variances: float) -> float:
     add over independent coordinates. If M' is within t of an (epsilon,
     delta)-private M, it is (epsilon, delta + (1 + e^epsilon) t)-private.
     """
-    return (1 + math.exp(epsilon)) * DISCRETE_GAP * inverse_variances
+    # Above e**700 no gap is small enough anyway, and e**710 overflows.
+    return (1 + math.exp(min(epsilon, 700.0))) * DISCRETE_GAP * inverse_variances
 
 
 def lattice_sigma(
@@ -124,22 +131,26 @@ def lattice_sigma(
     Raises
     ------
     CalibrationError
-        If delta is too small for the lattice.
+        If the lattice is too coarse for the promise, or int64 too narrow.
     """
     rough = gaussian_multiplier(epsilon, delta) * sensitivity
-    if rough < 30:
-        raise CalibrationError("the lattice is too coarse: noise below 30 lattice units")
+    if rough < _LEAST_SIGMA:
+        raise CalibrationError("the lattice is too coarse for so little noise: lower epsilon")
     left = delta - discrete_gap(epsilon, relative_inverse_variances / rough**2)
     if left <= delta / 2:
         raise CalibrationError(
-            f"delta = {delta:g} is too small for {relative_inverse_variances:g} noisy values: raise delta"
+            f"delta = {delta:g} is too small for {relative_inverse_variances:g} noisy values"
+            f" at epsilon = {epsilon:g}: raise delta or lower epsilon"
         )
     needed = gaussian_multiplier(epsilon, left)
     if multiplier is not None:
         if multiplier < needed:
             raise CalibrationError(f"noise multiplier {multiplier} is below the needed {needed}")
         needed = multiplier
-    return needed * sensitivity
+    sigma = needed * sensitivity
+    if sigma > _GREATEST_SIGMA:
+        raise CalibrationError(f"epsilon = {epsilon:g} needs more noise than int64 sums hold: raise epsilon")
+    return sigma
 
 
 def gaussian_rho(multiplier: float) -> Fraction:

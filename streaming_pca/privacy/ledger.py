@@ -16,8 +16,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
+from decimal import ROUND_HALF_EVEN, Context, Decimal
 from enum import StrEnum
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from streaming_pca.privacy.entries import (
@@ -83,13 +85,14 @@ def _void(reason: str) -> Verdict:
     return Verdict(False, reason)
 
 
-def _log_inverse(delta: Fraction) -> Fraction:
-    """An upper bound of ln(1/delta) as a rational, within a relative 2**-40."""
-    # ln(a/b) = ln a - ln b for integers of any size; math.log is good to 1 ulp
-    # on each, and the margin is 2**12 times that.
-    value = math.log(delta.denominator) - math.log(delta.numerator)
-    slack = (math.log(delta.denominator) + math.log(max(delta.numerator, 2))) * 2.0**-40
-    return Fraction(value) + Fraction(slack)
+@lru_cache(maxsize=64)
+def _log_inverse(delta: Fraction, digits: int) -> tuple[Fraction, Fraction]:
+    """Bounds of ln(1/delta), about ``digits`` digits apart, the same on every machine."""
+    # Decimal rounds ln correctly, to half a unit of the last digit; libm's log differs by platform.
+    context = Context(prec=digits, rounding=ROUND_HALF_EVEN, traps=[])
+    top, bottom = (Fraction(context.ln(Decimal(n))) for n in (delta.denominator, delta.numerator))
+    error = (top + bottom) / 10 ** (digits - 1)
+    return top - bottom - error, top - bottom + error
 
 
 def within_cap(spent: Charge, cap: Cap, rule: str) -> bool:
@@ -107,8 +110,9 @@ def within_cap(spent: Charge, cap: Cap, rule: str) -> bool:
 
     Notes
     -----
-    All comparisons are between exact rationals; the one transcendental number,
-    ln(1/delta), enters as a rational upper bound.
+    The answer is that of exact real numbers. ln(1/delta) is irrational, so the
+    zcdp comparison is never a tie, and enough digits decide it: every reader
+    comes to the same side.
     """
     if rule == "basic":
         return spent.epsilon <= cap.epsilon and spent.delta <= cap.delta
@@ -123,8 +127,16 @@ def within_cap(spent: Charge, cap: Cap, rule: str) -> bool:
         return True
     if cap.delta == 0 or rho > cap.epsilon:
         return False
-    # rho + 2 sqrt(rho L) <= eps  <=>  4 rho L <= (eps - rho)^2, as rho <= eps
-    return 4 * rho * _log_inverse(cap.delta) <= (cap.epsilon - rho) ** 2
+    # rho + 2 sqrt(rho L) <= eps  <=>  L <= (eps - rho)^2 / (4 rho), as rho <= eps
+    most = (cap.epsilon - rho) ** 2 / (4 * rho)
+    digits = 30
+    while True:
+        low, high = _log_inverse(cap.delta, digits)
+        if high <= most:
+            return True
+        if low > most:
+            return False
+        digits *= 2
 
 
 @dataclass
@@ -248,7 +260,8 @@ class Ledger:
         """Raise :class:`BudgetExceeded` if the reservation would pass the cap of any record."""
         assert self.opened is not None
         for r in entry.ranges:
-            for spent in self.spend[r.partition].over(r.start, r.end):
+            # Not self.spend[...], which would make an entry: a dry run changes nothing.
+            for spent in self.spend.get(r.partition, SpendMap()).over(r.start, r.end):
                 if not within_cap(spent + entry.charge, self.opened.cap, self.opened.filter):
                     raise BudgetExceeded(r, entry.charge, spent, self.opened.cap)
 

@@ -143,4 +143,6 @@ def private_quantile(
     target = math.ceil(quantile * values.size)
     counts = np.searchsorted(np.sort(values), candidates, side="right").astype(np.int64)
     scores = -np.abs(counts - target)
-    return float(candidates[noise_door().noisy_max(scores, 2 / epsilon)])
+    # A float epsilon may lie an ulp above the decimal that is charged.
+    scale = 2 / epsilon * (1 + 1e-12)
+    return float(candidates[noise_door().noisy_max(scores, scale)])

@@ -82,9 +82,7 @@ class Charge(BaseModel):
     def __or__(self, other: Charge) -> Charge:
         """Parallel composition: mechanisms on disjoint records."""
         rho = None if self.rho is None or other.rho is None else max(self.rho, other.rho)
-        return Charge(
-            epsilon=max(self.epsilon, other.epsilon), delta=max(self.delta, other.delta), rho=rho
-        )
+        return Charge(epsilon=max(self.epsilon, other.epsilon), delta=max(self.delta, other.delta), rho=rho)
 
     @classmethod
     def nothing(cls) -> Charge:

@@ -180,8 +180,8 @@ class CheckpointWriter:
         if cap is not None and cap != opened.cap:
             raise StreamRefused(
                 f"stream.cap is ({format_rational(cap.epsilon)}, {format_rational(cap.delta)}), "
-                f"the ledger opened with ({format_rational(opened.cap.epsilon)}, {format_rational(opened.cap.delta)}): "
-                "set stream.cap to that, or remove it"
+                f"the ledger was opened with ({format_rational(opened.cap.epsilon)}, "
+                f"{format_rational(opened.cap.delta)}): set stream.cap to that, or remove it"
             )
 
     def _check_promise(self) -> None:
@@ -192,7 +192,8 @@ class CheckpointWriter:
             if promised.get(key) != value:
                 raise StreamRefused(
                     f"stream.{key} is {_short(value)}, but the ledger has promised "
-                    f"{_short(promised.get(key))} for stream {self._stream.name!r}: set it back, or choose a new stream.name"
+                    f"{_short(promised.get(key))} for stream {self._stream.name!r}: "
+                    "set it back, or choose a new stream.name"
                 )
 
     # -- reserve -----------------------------------------------------------

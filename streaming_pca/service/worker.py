@@ -279,7 +279,10 @@ class Worker:
 
     def _done(self, state: State) -> bool:
         n_records = getattr(self._stream.made.options, "n_records", None)
-        return self._settings.worker.stop_when_done and n_records is not None and state.records >= n_records
+        if not self._settings.worker.stop_when_done or n_records is None:
+            return False
+        # Pairs leave the last record of an odd number over.
+        return state.records > n_records - self._stream.made.preprocessing.granularity
 
     async def _open_source(
         self, partitions: tuple[int, ...], positions: dict[int, int], skip_lost: bool | None = None

@@ -38,7 +38,7 @@ _POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
 <dependency><groupId>org.apache.logging.log4j</groupId><artifactId>log4j-core</artifactId><version>{LOG4J}</version></dependency>
 <dependency><groupId>org.apache.logging.log4j</groupId><artifactId>log4j-slf4j-impl</artifactId><version>{LOG4J}</version></dependency>
 </dependencies></project>
-"""  # noqa: E501
+"""
 
 # Standard output is the log file, see Child.
 _LOG4J = """

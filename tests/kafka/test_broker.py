@@ -92,9 +92,7 @@ def test_a_second_producer_of_the_same_id_fences_the_first(kafka_bootstrap: str,
 def test_a_message_of_sixteen_megabytes_passes(kafka_bootstrap: str, unique_name: Name) -> None:
     topic, size = unique_name("large"), 16 * 2**20
     partition = create(kafka_bootstrap, topic)
-    with KafkaProducer(
-        bootstrap_servers=kafka_bootstrap, max_request_size=2 * size, buffer_memory=4 * size
-    ) as producer:
+    with KafkaProducer(bootstrap_servers=kafka_bootstrap, max_request_size=2 * size) as producer:
         producer.send(topic, bytes(size)).get(30)
     (value,) = read(kafka_bootstrap, partition, 1, "read_committed")
     assert len(value) == size

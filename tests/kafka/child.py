@@ -1,0 +1,143 @@
+"""A worker in a process of its own, which can be told to strike itself at a numbered step.
+
+Only the child is patched: production code has no hook. Run by :class:`tests.kafka.stream.Child`
+through a fork server that imports this module once, so that a child starts in milliseconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.privacy.randomness import replace_noise_door
+from streaming_pca.records import Batch
+from streaming_pca.service import clients, source
+from streaming_pca.service.checkpoint import CheckpointWriter
+from streaming_pca.service.worker import run_worker
+from streaming_pca.settings import Settings, StreamSettings
+
+
+@dataclass(frozen=True)
+class Strike:
+    """What the child does to itself, and when.
+
+    Attributes
+    ----------
+    step : str
+        Name of a step of ``CheckpointWriter``.
+    when : {"before", "after"}
+    nth : int
+        At which time that the step is reached, from 1.
+    what : str
+        "SIGKILL", "SIGSTOP", "SIGTERM", or "wait": sleep until a file named ``go`` appears.
+    """
+
+    step: str
+    when: Literal["before", "after"] = "after"
+    nth: int = 1
+    what: str = "SIGKILL"
+
+
+class NoNoise:
+    """A noise door that adds nothing, so that outputs are functions of the records."""
+
+    def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
+        return np.zeros(size, dtype=np.int64)
+
+    def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
+        return np.zeros(size, dtype=np.int64)
+
+    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
+        return int(np.argmax(scores))
+
+
+def install(strike: Strike, directory: Path) -> None:
+    """Patch ``CheckpointWriter._step`` of this process."""
+    original = CheckpointWriter._step
+    reached = 0
+
+    def hit() -> None:
+        (directory / "struck").touch()
+        if strike.what == "wait":
+            while not (directory / "go").exists():
+                time.sleep(0.02)
+        else:
+            os.kill(os.getpid(), getattr(signal, strike.what))
+
+    @contextmanager
+    def step(self: CheckpointWriter, name: str) -> Iterator[None]:
+        nonlocal reached
+        with original(self, name):
+            reached += name == strike.step
+            mine = name == strike.step and reached == strike.nth
+            if mine and strike.when == "before":
+                hit()
+            yield
+            if mine and strike.when == "after":
+                hit()
+
+    CheckpointWriter._step = step  # type: ignore[method-assign]
+
+
+def main(
+    settings: dict[str, Any],
+    directory: str,
+    strike: Strike | None = None,
+    noise: bool = True,
+    fetch_bytes: int | None = None,
+) -> None:
+    """Run a worker; its log and its peak memory go to files of ``directory``."""
+    log = os.open(Path(directory, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)
+    if strike is not None:
+        install(strike, Path(directory))
+    if fetch_bytes is not None:
+        shrink_fetches(fetch_bytes)
+    Path(directory, "started").touch()
+    with nullcontext() if noise else replace_noise_door(NoNoise()):
+        status = run_worker(Settings(**settings))
+    Path(directory, "peak").write_text(str(peak_memory()))
+    sys.exit(status)
+
+
+def shrink_fetches(fetch_bytes: int) -> None:
+    """Let every poll of the input bring a few records only."""
+    original = clients.reading_consumer
+
+    def reading_consumer(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **(kwargs | {"fetch_bytes": fetch_bytes, "max_poll_records": 7}))
+
+    source.reading_consumer = reading_consumer
+
+
+def peak_memory() -> int:
+    """Largest resident size of this process so far, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("no VmHWM in /proc/self/status")
+
+
+def _warm_up() -> None:
+    """Load the compiled kernels, so that forked children have them."""
+    stream = StreamSettings(name="warm", input="up", dim=4, rank=1, epsilon=1, delta=1e-6)
+    for dtype in (np.float32, np.float64):
+        state = stream.made.init(np.random.default_rng(0))
+        stream.made.update(state, Batch.of_vectors(np.ones((8, 4), dtype)))
+
+
+_warm_up()

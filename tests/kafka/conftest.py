@@ -1,0 +1,37 @@
+"""Streams for the tests of the service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kafka.stream import Stream, session_timeout_ms
+
+MakeStream = Callable[..., Stream]
+
+
+@pytest.fixture(scope="session")
+def session_ms(kafka_bootstrap: str) -> int:
+    """The shortest session of group members that the broker allows."""
+    return session_timeout_ms(kafka_bootstrap)
+
+
+@pytest.fixture
+def make_stream(
+    kafka_bootstrap: str, unique_name: Callable[[str], str], tmp_path: Path, session_ms: int
+) -> Iterator[MakeStream]:
+    """Make streams; their children are ended with the test."""
+    made: list[Stream] = []
+
+    def make(stem: str = "s", **how: Any) -> Stream:
+        how = {"session_ms": session_ms} | how
+        stream = Stream.make(kafka_bootstrap, unique_name(stem), tmp_path, **how)
+        made.append(stream)
+        return stream
+
+    yield make
+    for stream in made:
+        stream.destroy()

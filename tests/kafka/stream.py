@@ -1,0 +1,438 @@
+"""A stream on a real broker for the tests: its topics, its records, its workers, what it wrote."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.admin import ConfigResource
+from numpy.typing import NDArray
+
+from streaming_pca.privacy.entries import (
+    Abandoned,
+    Cap,
+    Committed,
+    OffsetRange,
+    Opened,
+    Released,
+    Reserved,
+    decode_entry,
+)
+from streaming_pca.privacy.ledger import Ledger, Phase
+from streaming_pca.service.checkpoint import open_ledger
+from streaming_pca.service.clients import plain_producer
+from streaming_pca.service.topics import create_topics, find_topics
+from streaming_pca.settings import KafkaSettings, Settings
+from streaming_pca.wire import Checkpoint, Release, decode_checkpoint
+from tests.kafka import child
+
+T = TypeVar("T")
+AnyEntry = Opened | Reserved | Committed | Abandoned | Released
+Vectors = NDArray[np.floating]
+
+OCTETS = [("content-type", b"application/octet-stream")]
+PATIENCE = 60.0
+
+# Processes look after one another's exit status, which is read once: threads must not race for it.
+_one_at_a_time = threading.Lock()
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["tests.kafka.child"])
+
+
+def wait_for(what: str, probe: Callable[[], T], seconds: float = PATIENCE) -> T:
+    """What ``probe`` returns, once it is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := probe()):
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
+        time.sleep(0.05)
+    return found
+
+
+def all_at_once(function: Callable[..., None], cases: Iterable[tuple[Any, ...]]) -> None:
+    """Run all cases at the same time: each waits most of its time."""
+    cases = list(cases)
+    with ThreadPoolExecutor(len(cases)) as pool:
+        futures = [pool.submit(function, *case) for case in cases]
+    failed = {case: f.exception() for case, f in zip(cases, futures, strict=True) if f.exception()}
+    for case, error in failed.items():
+        raise AssertionError(f"{case}, one of {len(failed)} failed cases: {error}") from error
+
+
+def session_timeout_ms(bootstrap: str) -> int:
+    """The shortest session that the broker allows, but 2 s at least."""
+    with KafkaAdminClient(bootstrap_servers=bootstrap) as admin:
+        resource = ConfigResource("broker", "1")
+        try:
+            found = admin.describe_configs([resource], config_filter="all")["broker"]["1"]
+            least = int(found["group.min.session.timeout.ms"]["value"])
+        except (KeyError, TypeError):
+            least = 6000
+    return max(least, 2000)
+
+
+class Child:
+    """A worker process, its log and its marks in a directory of its own."""
+
+    def __init__(self, settings: Settings, directory: Path, **how: Any) -> None:
+        directory.mkdir(parents=True)
+        self.directory = directory
+        self._process = _context.Process(
+            target=child.main, args=(settings.model_dump(mode="json"), str(directory)), kwargs=how
+        )
+        with _one_at_a_time:
+            self._process.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        path = self.directory / "log"
+        return path.read_text() if path.exists() else ""
+
+    def has(self, mark: str) -> bool:
+        return (self.directory / mark).exists()
+
+    def let_go(self) -> None:
+        (self.directory / "go").touch()
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def is_stopped(self) -> bool:
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    def ends(self, seconds: float = PATIENCE) -> int:
+        """Its exit status, once it has ended; a signal's number below zero."""
+        deadline = time.monotonic() + seconds
+        while (status := self.status()) is None:
+            assert time.monotonic() < deadline, f"no end within {seconds:g} s:\n{self.log}"
+            time.sleep(0.05)
+        return status
+
+    def status(self) -> int | None:
+        with _one_at_a_time:
+            return self._process.exitcode
+
+    def says(self, text: str, seconds: float = PATIENCE) -> None:
+        """Wait until the log has a text."""
+        wait_for(f"{text!r} in the log", lambda: text in self.log or self.status() is not None, seconds)
+        assert text in self.log, self.log
+
+    def destroy(self) -> None:
+        if self.status() is None:
+            self.signal(signal.SIGKILL)
+            self.ends(10)
+
+
+@dataclass
+class Stream:
+    """One stream of the tests.
+
+    Attributes
+    ----------
+    settings : Settings
+    topic_id : str
+    partitions : int
+    directory : Path
+        Of its children.
+    """
+
+    settings: Settings
+    topic_id: str
+    partitions: int
+    directory: Path
+    children: list[Child] = field(default_factory=list)
+
+    @classmethod
+    def make(
+        cls,
+        bootstrap: str,
+        name: str,
+        directory: Path,
+        *,
+        partitions: int = 3,
+        cap: tuple[str, str] | None = ("1", "1e-6"),
+        input: str | None = None,
+        session_ms: int = 6000,
+        worker: Mapping[str, Any] | None = None,
+        **stream: Any,
+    ) -> Stream:
+        """Create its topics and open its ledger (not with ``cap=None``)."""
+        options = {"n_records": 300, "n_batches": 3}
+        base: dict[str, Any] = {
+            "name": name,
+            "input": input or f"in-{name}",
+            "dim": 5,
+            "rank": 2,
+            "epsilon": 1.0,
+            "delta": 1e-6,
+            "options": options,
+        } | stream
+        if base.get("estimator", "analyze-gauss") == "analyze-gauss":
+            base["options"] = {"growth": 1.0, **base["options"]}
+        settings = Settings(
+            kafka=KafkaSettings(bootstrap_servers=bootstrap, session_timeout_ms=session_ms),
+            stream=base,
+            worker={"tick_seconds": 0.05, "stop_when_done": True, **(worker or {})},
+        )
+        create_topics(settings.kafka, settings.stream, partitions, 1)
+        made = cls(settings, "", partitions, directory / name)
+        made.find()
+        if cap is not None:
+            made.open(cap)
+        return made
+
+    def find(self) -> None:
+        """Look up the input topic's id."""
+        self.topic_id = find_topics(self.settings.kafka, self.settings.stream).topic_id
+
+    def open(self, cap: tuple[str, str]) -> None:
+        entry = Opened(
+            topic_id=self.topic_id,
+            topic=self.settings.stream.input,
+            cap=Cap(epsilon=cap[0], delta=cap[1]),
+        )
+        open_ledger(self.settings.kafka, entry, self.settings.stream.ledger_topic)
+
+    def changed(self, section: str = "stream", **changes: Any) -> Settings:
+        """These settings with some of one section changed."""
+        tree = self.settings.model_dump(mode="json")
+        tree[section] |= changes
+        return Settings(**tree)
+
+    # -- records -----------------------------------------------------------
+
+    def vectors(self, count: int, seed: int = 0) -> Vectors:
+        """Records with a few strong directions."""
+        d = self.settings.stream.dim
+        x = np.random.default_rng(seed).standard_normal((count, d))
+        x *= np.geomspace(4, 0.5, d)
+        return x.astype("<f4")
+
+    def produce(
+        self,
+        values: Iterable[bytes],
+        to: Callable[[int], int] | None = None,
+        headers: Sequence[tuple[str, bytes]] = OCTETS,
+    ) -> None:
+        """Write records, in order, to the partitions that ``to`` names (round-robin)."""
+        self.send(((value, headers) for value in values), to)
+
+    def send(
+        self,
+        records: Iterable[tuple[bytes, Sequence[tuple[str, bytes]]]],
+        to: Callable[[int], int] | None = None,
+    ) -> None:
+        """The same, for values with headers."""
+        with closing(plain_producer(self.settings.kafka)) as producer:
+            sent = [
+                producer.send(
+                    self.settings.stream.input,
+                    value,
+                    partition=to(i) if to else i % self.partitions,
+                    headers=list(headers),
+                )
+                for i, (value, headers) in enumerate(records)
+            ]
+            producer.flush(30)
+            for future in sent:
+                future.get(10)
+
+    def produce_vectors(self, x: Vectors, to: Callable[[int], int] | None = None) -> None:
+        self.produce((row.tobytes() for row in x), to)
+
+    def transactional(self) -> KafkaProducer:
+        """A producer of records in transactions."""
+        producer = KafkaProducer(
+            bootstrap_servers=self.settings.kafka.bootstrap_servers,
+            transactional_id=f"records-{self.settings.stream.name}",
+        )
+        producer.init_transactions()
+        return producer
+
+    # -- workers -----------------------------------------------------------
+
+    def start(self, settings: Settings | None = None, **how: Any) -> Child:
+        """Start a worker: ``strike=Strike(...)``, ``noise=False``, ``fetch_bytes=N``."""
+        directory = self.directory / str(len(self.children))
+        made = Child(settings or self.settings, directory, **how)
+        self.children.append(made)
+        return made
+
+    def run(self, settings: Settings | None = None, seconds: float = PATIENCE, **how: Any) -> Child:
+        """Run a worker to its end, which must be a good one."""
+        made = self.start(settings, **how)
+        assert made.ends(seconds) == 0, made.log
+        return made
+
+    def destroy(self) -> None:
+        for each in self.children:
+            each.destroy()
+
+    # -- what was written --------------------------------------------------
+
+    def entries(self) -> list[AnyEntry]:
+        """The ledger, as its readers see it."""
+        topic = self.settings.stream.ledger_topic
+        return [decode_entry(m.value) for m in read_all(self.settings.kafka, topic)]
+
+    def own(self, kind: type[T], entries: Iterable[AnyEntry] | None = None) -> list[T]:
+        """This stream's entries of a kind."""
+        entries, name = self.entries() if entries is None else entries, self.settings.stream.name
+        return [e for e in entries if isinstance(e, kind) and getattr(e, "job", None) == name]
+
+    def replay(self, entries: Iterable[AnyEntry] | None = None) -> Ledger:
+        """The ledger, of whose entries none may be void."""
+        ledger = Ledger(self.topic_id)
+        for entry in self.entries() if entries is None else entries:
+            verdict = ledger.apply(entry)
+            assert verdict.accepted, (verdict, entry)
+        return ledger
+
+    def release_values(self) -> list[bytes]:
+        return [m.value for m in read_all(self.settings.kafka, self.settings.stream.releases_topic)]
+
+    def releases(self) -> list[Release]:
+        return [Release.from_bytes(value) for value in self.release_values()]
+
+    def checkpoints(self) -> list[tuple[Checkpoint, str]]:
+        """The states that were committed and are all there yet, with their digests."""
+        chunks: dict[bytes, list[bytes]] = {}
+        found = []
+        for m in read_all(self.settings.kafka, self.settings.stream.state_topic):
+            headers = dict(m.headers)
+            parts = chunks.setdefault(headers["digest"], [])
+            parts.append(m.value)
+            if len(parts) == int(headers["chunks"]):
+                found.append(decode_checkpoint(b"".join(parts)))
+        return found
+
+    def group_offsets(self) -> dict[int, int]:
+        with KafkaAdminClient(bootstrap_servers=self.settings.kafka.bootstrap_servers) as admin:
+            name = self.settings.stream.name
+            found = admin.list_group_offsets({name: None})
+        of_group = found.get(name, found)
+        return {
+            tp.partition: o.offset for tp, o in of_group.items() if tp.topic == self.settings.stream.input
+        }
+
+    def input_offsets(self) -> dict[int, list[int]]:
+        """Offsets of the committed records, by partition."""
+        found: dict[int, list[int]] = {p: [] for p in range(self.partitions)}
+        for m in read_all(self.settings.kafka, self.settings.stream.input, range(self.partitions)):
+            found[m.partition].append(m.offset)
+        return found
+
+    def delete_before(self, offsets: Mapping[int, int]) -> None:
+        """Do what retention does."""
+        with KafkaAdminClient(bootstrap_servers=self.settings.kafka.bootstrap_servers) as admin:
+            admin.delete_records(
+                {TopicPartition(self.settings.stream.input, p): o for p, o in offsets.items()}
+            )
+
+
+def read_all(kafka: KafkaSettings, topic: str, partitions: Iterable[int] = (0,)) -> list[Any]:
+    """All messages of a topic, read_committed, in offset order by partition."""
+    tps = [TopicPartition(topic, p) for p in partitions]
+    found: list[Any] = []
+    with KafkaConsumer(
+        bootstrap_servers=kafka.bootstrap_servers,
+        isolation_level="read_committed",
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        max_partition_fetch_bytes=32 * 2**20,
+    ) as consumer:
+        for tp in tps:
+            consumer.assign([tp])
+            consumer.seek_to_beginning(tp)
+            end = consumer.end_offsets([tp])[tp]
+            deadline = time.monotonic() + PATIENCE
+            while consumer.position(tp) < end:
+                assert time.monotonic() < deadline, f"{tp} could not be read to {end}"
+                for messages in consumer.poll(200).values():
+                    found += messages
+    return found
+
+
+def check_books(stream: Stream) -> None:
+    """The claims that must hold whatever happened, once no batch is open.
+
+    Every record below the committed position is in exactly one committed or
+    abandoned batch and charged once; the releases topic holds exactly one
+    release for each committed batch, the one that its state carries; ledger,
+    state and group offsets agree.
+    """
+    entries = stream.entries()
+    job = stream.replay(entries).job(stream.settings.stream.name)
+    assert job.phase in (Phase.RELEASED, Phase.ABANDONED), job.phase
+
+    reserved = {e.batch: e for e in stream.own(Reserved, entries)}
+    committed = {e.batch: e for e in stream.own(Committed, entries)}
+    abandoned = {e.batch: e for e in stream.own(Abandoned, entries)}
+    released = stream.own(Released, entries)
+    # Opened by one entry; every batch has two more, a committed one three.
+    assert len(stream.own(object, entries)) == len(reserved) * 2 + len(committed)
+    assert sorted(e.batch for e in released) == sorted(committed)
+    assert set(committed) | set(abandoned) == set(reserved)
+    assert not set(committed) & set(abandoned)
+
+    states = {c.batch: (c, digest) for c, digest in stream.checkpoints()}
+    positions = states[max(states)][0].positions if states else {}
+    if states:
+        assert max(states) == max(committed)
+    for batch, (_, digest) in states.items():  # compaction may have taken older ones
+        assert committed[batch].state_digest == digest
+
+    in_batches: dict[int, list[tuple[int, int]]] = {}
+    for entry in reserved.values():
+        for r in entry.ranges:
+            in_batches.setdefault(r.partition, []).append((r.start, r.end))
+    offsets = stream.input_offsets()
+    for p, ranges in in_batches.items():
+        assert all(a_end <= b_start for (_, a_end), (b_start, _) in pairwise(ranges))
+        below = max([positions.get(p, 0), *(end for _, end in ranges)])
+        for offset in offsets[p]:
+            times = sum(start <= offset < end for start, end in ranges)
+            assert times == (offset < below), (p, offset)
+            charge = next(iter(reserved.values())).charge
+            spent = job.spend[p].at(offset)
+            assert spent == charge if times else spent.epsilon == 0
+
+    values = stream.release_values()
+    releases = [Release.from_bytes(value) for value in values]
+    assert [r.batch for r in releases] == sorted(committed)
+    by_batch = dict(zip([r.batch for r in releases], values, strict=True))
+    assert {e.batch: e.release_digest for e in released} == {
+        batch: sha256(value).hexdigest() for batch, value in by_batch.items()
+    }
+    for batch, (checkpoint, _) in states.items():
+        assert by_batch[batch] == checkpoint.release
+    counts = np.cumsum([reserved[b].count for b in sorted(committed)])
+    assert [r.records for r in releases] == counts.tolist()
+    for r in releases:
+        c = np.array(r.components)
+        assert c.shape == (stream.settings.stream.rank, stream.settings.stream.dim)
+        np.testing.assert_allclose(c @ c.T, np.eye(len(c)), atol=1e-9)
+    if states and max(committed) == max(reserved):
+        assert stream.group_offsets() == positions
+
+
+def ranges_of(stream: Stream) -> list[tuple[OffsetRange, ...]]:
+    """The ranges of all batches, in order."""
+    return [e.ranges for e in stream.own(Reserved)]

@@ -1,0 +1,61 @@
+"""A worker's memory is bounded by two batches and the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from streaming_pca.records import _BLOCK_ENTRIES
+from streaming_pca.service.source import _FETCH_BYTES
+from tests.kafka.stream import Stream, check_books
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+DIM = 256
+ROWS = 8
+BATCH_ROWS = 102_400
+PARTITIONS = 2
+BATCH = BATCH_ROWS * DIM * 4
+"""Decoded rows keep their number type: float32."""
+
+
+def peak(make_stream: Callable[..., Stream], batch_records: int, n_batches: int) -> int:
+    """Peak resident size of a worker that learns from that many batches of factors."""
+    records = batch_records * n_batches
+    stream = make_stream(
+        partitions=PARTITIONS,
+        dim=DIM,
+        centering="none",
+        options={"n_records": records, "n_batches": n_batches},
+    )
+    x = np.random.default_rng(0).standard_normal((ROWS, DIM)).astype("<f4")
+    stream.produce(x.tobytes() for _ in range(records))
+    worker = stream.run(seconds=200)
+    check_books(stream)
+    return int((worker.directory / "peak").read_text())
+
+
+def test_memory_is_bounded_by_two_batches_and_the_state(make_stream: Callable[..., Stream]) -> None:
+    """Peak resident size over that of a worker with tiny batches, at the same dimension.
+
+    allowed = 2 batches + state + blocks + fetches, where
+
+    - 2 batches: the chunks that are gathered and the rows that they are copied to
+      (``rows * dim * itemsize`` each, and 16 bytes a row for indices);
+    - state: d' x d' float64, in the baseline too, so it is counted once for safety;
+    - blocks: four temporaries of ``_BLOCK_ENTRIES`` float64 in a kernel (transformed
+      rows, lattice points, and what preprocessing and the product hold);
+    - fetches: three times ``_FETCH_BYTES`` (fetched ahead, being decoded, on the wire).
+    """
+    baseline = peak(make_stream, 64, 2)
+    used = peak(make_stream, BATCH_ROWS // ROWS, 3) - baseline
+    batches = 2 * (BATCH + 16 * BATCH_ROWS)
+    state = DIM * DIM * 8
+    blocks = 4 * _BLOCK_ENTRIES * 8
+    fetches = 3 * _FETCH_BYTES
+    allowed = batches + state + blocks + fetches
+    print(f"{used / 2**20:.0f} MiB over {baseline / 2**20:.0f}; {allowed / 2**20:.0f} allowed")
+    # At least one batch must be there at all: else this measures the wrong process.
+    assert BATCH < used < allowed

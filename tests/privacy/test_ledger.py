@@ -1,0 +1,528 @@
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import mpmath
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streaming_pca.privacy.entries import (
+    Abandoned,
+    Cap,
+    Committed,
+    OffsetRange,
+    Opened,
+    Released,
+    Reserved,
+    decode_entry,
+    encode_entry,
+    entry_hash,
+)
+from streaming_pca.privacy.ledger import BudgetExceeded, JobLedger, Ledger, Phase, Verdict, within_cap
+from streaming_pca.privacy.parameters import Charge
+
+AnyEntry = Opened | Reserved | Committed | Abandoned | Released
+
+ONE = Charge(epsilon=1, delta="1e-6")
+PROMISE = {"epsilon": 1.0, "rank": 2}
+
+
+def span(start: int, end: int, partition: int = 0, count: int | None = None) -> OffsetRange:
+    return OffsetRange(
+        partition=partition, start=start, end=end, count=end - start if count is None else count
+    )
+
+
+class Writer:
+    """A log and its replay; writes entries whose chains are right unless told otherwise."""
+
+    def __init__(self, epsilon: Any = 2, delta: Any = 1, rule: Any = "basic", topic_id: str = "T") -> None:
+        self.topic_id = topic_id
+        self.log: list[AnyEntry] = []
+        self.verdicts: list[Verdict] = []
+        self.ledger = Ledger(topic_id)
+        self.put(Opened(topic_id=topic_id, topic="in", cap=Cap(epsilon=epsilon, delta=delta), filter=rule))
+
+    def put(self, entry: AnyEntry) -> Verdict:
+        self.log.append(entry)
+        self.verdicts.append(self.ledger.apply(entry))
+        return self.verdicts[-1]
+
+    def _common(self, job: str, batch: int | None, previous: str | None) -> dict[str, Any]:
+        known = self.ledger.job(job)
+        return {
+            "topic_id": self.topic_id,
+            "job": job,
+            "batch": max(known.batch, 1) if batch is None else batch,
+            "previous": known.head if previous is None else previous,
+        }
+
+    def reserved(
+        self,
+        job: str,
+        *ranges: OffsetRange,
+        charge: Charge = ONE,
+        promise: dict[str, Any] = PROMISE,
+        batch: int | None = None,
+        previous: str | None = None,
+    ) -> Reserved:
+        batch = self.ledger.job(job).batch + 1 if batch is None else batch
+        return Reserved(
+            **self._common(job, batch, previous),
+            ranges=ranges,
+            promise=promise,
+            parameters={"clip": 1.0},
+            charge=charge,
+        )
+
+    def reserve(self, job: str, *ranges: OffsetRange, **more: Any) -> Verdict:
+        return self.put(self.reserved(job, *ranges, **more))
+
+    def commit(self, job: str, batch: int | None = None, previous: str | None = None) -> Verdict:
+        known = self._common(job, batch, previous)
+        return self.put(Committed(**known, state_digest=f"state {job} {known['batch']}"))
+
+    def abandon(self, job: str, batch: int | None = None, previous: str | None = None) -> Verdict:
+        return self.put(Abandoned(**self._common(job, batch, previous), reason="retention"))
+
+    def release(self, job: str, batch: int | None = None, digest: str = "d") -> Verdict:
+        return self.put(Released(**self._common(job, batch, None), release_digest=digest))
+
+    def answer(self, job: str, *ranges: OffsetRange, **more: Any) -> None:
+        """A whole batch."""
+        assert self.reserve(job, *ranges, **more).accepted
+        assert self.commit(job).accepted
+        assert self.release(job).accepted
+
+
+# -------------------------------------------------------------------------------------- drawn logs
+
+COSTS = [
+    ONE,
+    Charge(epsilon="1/3", delta=0, rho="1/18"),
+    Charge(epsilon=1, delta=0, rho="1/2"),
+    Charge(epsilon=0, delta=0, rho=0),
+    Charge.unbounded(),
+]
+CAPS = [(1, 1), (2, "1e-6"), ("4/3", "2e-6"), (3, "1e-3"), ("inf", "inf"), ("inf", 0), (2, 0), (0, 1)]
+
+
+@st.composite
+def drawn_logs(draw: st.DrawFn, sound: bool = False) -> Writer:
+    """A log of two jobs; unless it is sound, with entries that no sound writer would append."""
+    epsilon, delta = draw(st.sampled_from(CAPS))
+    writer = Writer(epsilon, delta, draw(st.sampled_from(["basic", "zcdp"])))
+    steps = draw(st.integers(0, 24))
+    for _ in range(steps):
+        odd = (not sound) and draw(st.integers(0, 5)) == 0
+        job = draw(st.sampled_from("ab"))
+        known = writer.ledger.job(job)
+        wrong: dict[str, Any] = {}
+        if odd:
+            wrong = draw(
+                st.fixed_dictionaries(
+                    {},
+                    optional={
+                        "batch": st.integers(max(known.batch - 1, 1), known.batch + 2),
+                        "previous": st.sampled_from(
+                            ["", "no hash", known.head, writer.ledger.job("ab".replace(job, "")).head]
+                        ),
+                    },
+                )
+            )
+        if sound and known.phase is Phase.COMMITTED:
+            writer.release(job)
+            continue
+        usual = {Phase.RESERVED: ["commit", "commit", "abandon"], Phase.COMMITTED: ["release", "release"]}
+        kinds = usual.get(known.phase, ["reserve"])
+        if odd:
+            kinds = ["reserve", "commit", "abandon", "release", "open", "other life"]
+        match draw(st.sampled_from(kinds)):
+            case "reserve":
+                ranges = []
+                for partition in draw(st.sampled_from([(0,), (1,), (0, 1), (1, 0), ()])):
+                    start = known.ends.get(partition, 0) + draw(st.integers(-2 if odd else 0, 1))
+                    length = draw(st.integers(-1 if odd else 0, 3))
+                    start = max(start, 0)
+                    count = draw(st.integers(0, max(length, 0) + odd))
+                    ranges.append(span(start, max(start + length, 0), partition, count))
+                if odd and ranges and draw(st.booleans()):
+                    ranges.append(ranges[0])
+                promise = {"rank": 3} if odd and draw(st.booleans()) else PROMISE
+                writer.reserve(job, *ranges, charge=draw(st.sampled_from(COSTS)), promise=promise, **wrong)
+            case "commit":
+                writer.commit(job, **wrong)
+            case "abandon":
+                writer.abandon(job, **wrong)
+            case "release":
+                writer.release(job)
+            case "open":
+                writer.put(writer.log[0].model_copy(update={"cap": Cap(epsilon=99, delta=1)}))
+            case "other life":
+                writer.put(writer.reserved(job, span(0, 9)).model_copy(update={"topic_id": "U"}))
+    return writer
+
+
+# ------------------------------------------------------------------------------------- naive model
+
+
+@dataclass
+class Naive:
+    """The ledger's rules, record by record, without hashes that are computed twice or intervals."""
+
+    topic_id: str
+    opened: Opened | None = None
+    heads: dict[str, str] = field(default_factory=dict)
+    batches: dict[str, list[list[Any]]] = field(default_factory=dict)
+    spent: dict[tuple[int, int], list[Charge]] = field(default_factory=dict)
+
+    def take(self, entry: AnyEntry) -> bool:
+        if entry.topic_id != self.topic_id:
+            return False
+        if isinstance(entry, Opened):
+            if self.opened is not None:
+                return False
+            self.opened = entry
+            return True
+        if self.opened is None or entry.previous != self.heads.get(entry.job, ""):
+            return False
+        self.heads[entry.job] = entry_hash(entry)
+        mine = self.batches.setdefault(entry.job, [])
+        if isinstance(entry, Reserved):
+            return self.reserve(entry, mine, self.opened)
+        wanted = "COMMITTED" if isinstance(entry, Released) else "RESERVED"
+        if not mine or mine[-1][0].batch != entry.batch or mine[-1][1] != wanted:
+            return False
+        mine[-1][1] = entry.kind
+        return True
+
+    def reserve(self, entry: Reserved, mine: list[list[Any]], opened: Opened) -> bool:
+        records = [(r.partition, o) for r in entry.ranges for o in range(r.start, r.end)]
+        earlier = [r for reserved, _ in mine for r in reserved.ranges]
+        if mine and (mine[-1][1] == "RESERVED" or mine[0][0].promise != entry.promise):
+            return False
+        if entry.batch != len(mine) + 1 or len({r.partition for r in entry.ranges}) != len(entry.ranges):
+            return False
+        for r in entry.ranges:
+            if r.end < r.start or r.count > r.end - r.start:
+                return False
+            if any(e.partition == r.partition and r.start < e.end for e in earlier):
+                return False
+        for record in records:
+            if not naive_within([*self.spent.get(record, []), entry.charge], opened):
+                return False
+        for record in records:
+            self.spent.setdefault(record, []).append(entry.charge)
+        mine.append([entry, "RESERVED"])
+        return True
+
+
+def naive_within(charges: list[Charge], opened: Opened) -> bool:
+    cap = opened.cap
+    if opened.filter == "basic":
+        return sum(c.epsilon for c in charges) <= cap.epsilon and sum(c.delta for c in charges) <= cap.delta
+    if cap.epsilon == math.inf:
+        return True
+    if any(c.rho in (None, math.inf) for c in charges):
+        return False
+    rho = sum(Fraction(c.rho) for c in charges)  # type: ignore[arg-type]
+    return rho == 0 or cap.delta >= 1 or exact_zcdp(rho, Fraction(cap.epsilon), Fraction(cap.delta))
+
+
+def exact_zcdp(rho: Fraction, epsilon: Fraction, delta: Fraction) -> bool:
+    """rho + 2 sqrt(rho ln(1/delta)) <= epsilon, with 200 digits."""
+    if delta == 0:
+        return False
+    with mpmath.workdps(200):
+        r, e, d = (mpmath.mpf(x.numerator) / x.denominator for x in (rho, epsilon, delta))
+        return bool(r + 2 * mpmath.sqrt(r * mpmath.log(1 / d)) <= e)
+
+
+@settings(deadline=None)
+@given(drawn_logs())
+def test_the_ledger_rules_as_a_model_that_counts_every_record(writer: Writer) -> None:
+    naive = Naive("T")
+    assert [naive.take(entry) for entry in writer.log] == [v.accepted for v in writer.verdicts]
+    ledger = writer.ledger
+    for partition in (0, 1, 2):
+        for offset in range(60):
+            charges = naive.spent.get((partition, offset), [])
+            assert ledger.spent(partition, offset) == sum(charges, Charge.nothing())
+    for job, head in naive.heads.items():
+        known, mine = ledger.job(job), naive.batches[job]
+        assert known.head == head
+        assert known.batch == len(mine)
+        phases = Counter(phase for _, phase in mine)
+        assert known.phase == (mine[-1][1].lower() if mine else "none")
+        assert known.committed == phases["COMMITTED"] + phases["RELEASED"]
+        assert known.abandoned == phases["ABANDONED"]
+        assert known.released == phases["RELEASED"]
+        assert known.records_abandoned == sum(r.count for r, phase in mine if phase == "ABANDONED")
+
+
+@settings(deadline=None)
+@given(drawn_logs(), st.data())
+def test_a_dry_run_changes_nothing_and_says_what_replay_says(writer: Writer, data: st.DataObject) -> None:
+    ledger = Ledger("T")
+    for entry, verdict in zip(writer.log, writer.verdicts, strict=True):
+        before = copy.deepcopy(vars(ledger))
+        assert ledger.judge(entry) == verdict
+        assert vars(ledger) == before
+        assert ledger.apply(entry) == verdict
+
+
+@settings(deadline=None)
+@given(drawn_logs())
+def test_replay_of_the_bytes_gives_every_reader_the_same_answer(writer: Writer) -> None:
+    again = Ledger("T")
+    assert [again.apply(decode_entry(encode_entry(entry))) for entry in writer.log] == writer.verdicts
+    assert again.jobs == writer.ledger.jobs
+    assert again.spend == writer.ledger.spend
+
+
+@settings(deadline=None)
+@given(drawn_logs())
+def test_a_job_charges_no_record_twice(writer: Writer) -> None:
+    seen: set[tuple[str, int, int]] = set()
+    for entry, verdict in zip(writer.log, writer.verdicts, strict=True):
+        if isinstance(entry, Reserved) and verdict.accepted:
+            records = {(entry.job, r.partition, o) for r in entry.ranges for o in range(r.start, r.end)}
+            assert not records & seen
+            seen |= records
+
+
+# ------------------------------------------------------------------------------------ single claims
+
+
+def test_a_reservation_that_would_pass_the_cap_is_void_for_everyone() -> None:
+    log = Writer(epsilon="3/2")
+    log.answer("a", span(0, 5))
+    late = log.reserved("b", span(4, 9))
+    with pytest.raises(
+        BudgetExceeded, match=r"asked epsilon 1.*already charged epsilon 1.*cap is epsilon 3/2"
+    ):
+        log.ledger.check_budget(late)
+    verdict = log.put(late)
+    assert not verdict.accepted
+    assert "the cap is" in verdict.reason
+    assert [log.ledger.spent(0, o).epsilon for o in (3, 4, 5, 8)] == [1, 1, 0, 0]
+    assert log.ledger.job("b").batch == 0
+
+
+def test_one_record_over_the_cap_voids_the_whole_reservation() -> None:
+    log = Writer(epsilon=1)
+    log.answer("a", span(7, 8, partition=1))
+    assert not log.reserve("b", span(0, 100), span(0, 100, partition=1)).accepted
+    assert log.ledger.spent(0, 50) == Charge.nothing()
+
+
+def test_charges_fill_the_cap_exactly() -> None:
+    log = Writer(epsilon=1)
+    for job in "abc":
+        assert log.reserve(job, span(0, 1), charge=Charge(epsilon="1/3", delta=0)).accepted
+    assert log.ledger.spent(0, 0).epsilon == 1
+    assert not log.reserve("d", span(0, 1), charge=Charge(epsilon="1e-30", delta=0)).accepted
+
+
+def test_a_delta_above_the_cap_is_refused_like_an_epsilon() -> None:
+    log = Writer(epsilon=9, delta="1e-6")
+    assert log.reserve("a", span(0, 1)).accepted
+    assert not log.reserve("b", span(0, 1), charge=Charge(epsilon=0, delta="1e-9")).accepted
+
+
+def test_a_void_entry_moves_its_jobs_chain_and_nothing_else() -> None:
+    log = Writer(epsilon=1)
+    log.answer("a", span(0, 5))
+    void = log.reserved("b", span(0, 5))
+    log.put(void)
+    assert log.ledger.job("b") == JobLedger(head=entry_hash(void))
+    assert log.reserve("b", span(5, 9)).accepted
+    assert log.ledger.job("b").batch == 1
+
+
+def test_an_entry_off_the_chain_moves_nothing() -> None:
+    log = Writer()
+    log.reserve("a", span(0, 5))
+    head = log.ledger.head("a")
+    assert "hash chain" in log.commit("a", previous="forged").reason
+    assert log.ledger.head("a") == head
+    assert log.commit("a").accepted
+
+
+def test_the_first_answer_to_a_batch_counts() -> None:
+    log = Writer()
+    log.reserve("a", span(0, 5))
+    first = log.ledger.head("a")
+    assert log.commit("a").accepted
+    assert not log.commit("a", previous=first).accepted
+    assert not log.commit("a").accepted
+    assert not log.abandon("a").accepted
+    assert log.ledger.job("a").phase is Phase.COMMITTED
+
+
+def test_an_abandoned_batch_keeps_its_charge_and_gets_no_answer() -> None:
+    log = Writer(epsilon=1)
+    log.reserve("a", span(0, 5))
+    assert log.abandon("a").accepted
+    assert not log.commit("a").accepted
+    assert not log.release("a").accepted
+    assert log.ledger.spent(0, 2).epsilon == 1
+    assert not log.reserve("b", span(2, 3)).accepted
+    assert "overlaps" in log.reserve("a", span(4, 6)).reason
+    assert log.reserve("a", span(5, 6)).accepted
+
+
+def test_a_release_needs_a_committed_batch() -> None:
+    log = Writer()
+    assert not log.release("a", batch=1).accepted
+    log.reserve("a", span(0, 5))
+    assert "is reserved, not committed" in log.release("a").reason
+    log.commit("a")
+    assert not log.release("a", batch=2).accepted
+    assert log.release("a").accepted
+    assert not log.release("a").accepted
+
+
+def test_a_batch_must_end_before_the_next_begins() -> None:
+    log = Writer()
+    log.reserve("a", span(0, 5))
+    assert "still open" in log.reserve("a", span(5, 9)).reason
+    assert "does not follow" in _after_commit(log).reserve("a", span(5, 9), batch=3).reason
+    assert "does not follow" in log.reserve("a", span(5, 9), batch=1).reason
+
+
+def _after_commit(log: Writer) -> Writer:
+    log.commit("a")
+    return log
+
+
+@pytest.mark.parametrize(
+    ("ranges", "reason"),
+    [
+        ([span(4, 9)], "overlaps"),
+        ([span(0, 1)], "overlaps"),
+        ([span(5, 7), span(7, 9)], "appears twice"),
+        ([span(9, 7, count=0)], "impossible"),
+        ([span(5, 7, count=3)], "impossible"),
+        ([span(5, 9), span(2, 3, partition=1)], "partition 1 overlaps"),
+    ],
+)
+def test_overlapping_or_impossible_ranges_are_void(ranges: list[OffsetRange], reason: str) -> None:
+    log = Writer()
+    log.answer("a", span(0, 5), span(0, 3, partition=1))
+    assert reason in log.reserve("a", *ranges).reason
+    assert log.reserve("a", span(5, 7), span(8, 9, partition=1)).accepted
+
+
+def test_a_changed_promise_is_void_and_names_what_changed() -> None:
+    log = Writer()
+    log.answer("a", span(0, 5))
+    assert log.reserve("a", span(5, 9), promise={"epsilon": 2.0, "dim": 7}).reason == (
+        "the job's promise changed: dim, epsilon, rank"
+    )
+    assert log.reserve("b", span(0, 5), promise={"epsilon": 2.0}).accepted
+
+
+def test_an_entry_of_another_topic_id_counts_for_nothing() -> None:
+    log = Writer()
+    other = log.reserved("a", span(0, 5)).model_copy(update={"topic_id": "U"})
+    assert "other topic id" in log.put(other).reason
+    assert log.ledger.jobs == {}
+    assert log.ledger.spent(0, 0) == Charge.nothing()
+
+
+def test_the_first_opened_fixes_the_cap() -> None:
+    log = Writer(epsilon=1)
+    assert not log.put(Opened(topic_id="T", topic="in", cap=Cap(epsilon=9, delta=1))).accepted
+    assert log.ledger.opened is not None
+    assert log.ledger.opened.cap.epsilon == 1
+
+
+def test_nothing_counts_before_opened() -> None:
+    ledger = Ledger("T")
+    assert ledger.apply(Writer().reserved("a", span(0, 5))) == Verdict(False, "the ledger is not open")
+    assert ledger.jobs == {}
+
+
+def test_an_estimator_that_is_not_private_needs_an_infinite_cap() -> None:
+    log = Writer(epsilon=100)
+    assert not log.reserve("plain", span(0, 5), charge=Charge.unbounded()).accepted
+    free = Writer(epsilon="inf", delta="inf")
+    assert free.reserve("plain", span(0, 5), charge=Charge.unbounded()).accepted
+    assert free.ledger.spent(0, 4) == Charge.unbounded()
+    assert free.reserve("a", span(0, 5)).accepted
+    assert free.ledger.spent(0, 4).epsilon == math.inf
+
+
+# ------------------------------------------------------------------------------------- zcdp filter
+
+positive = st.fractions(min_value=Fraction(1, 10**6), max_value=20, max_denominator=10**9)
+small = st.one_of(
+    st.fractions(min_value=Fraction(1, 10**12), max_value=Fraction(999, 1000), max_denominator=10**12),
+    st.integers(1, 300).map(lambda n: Fraction(1, 10**n)),
+)
+
+
+def spent(rho: Fraction | None) -> Charge:
+    return Charge(epsilon=99, delta=0, rho=rho)
+
+
+@settings(deadline=None)
+@given(positive, positive, small)
+def test_the_zcdp_filter_agrees_with_200_digits(rho: Fraction, epsilon: Fraction, delta: Fraction) -> None:
+    answer = within_cap(spent(rho), Cap(epsilon=epsilon, delta=delta), "zcdp")
+    assert answer == exact_zcdp(rho, epsilon, delta)
+
+
+@settings(deadline=None)
+@given(positive, small, st.integers(5, 90))
+def test_the_zcdp_filter_is_right_at_the_caps_very_edge(rho: Fraction, delta: Fraction, digits: int) -> None:
+    with mpmath.workdps(250):
+        r, d = (mpmath.mpf(x.numerator) / x.denominator for x in (rho, delta))
+        edge = Fraction(
+            int((r + 2 * mpmath.sqrt(r * mpmath.log(1 / d))) * mpmath.mpf(10) ** digits), 10**digits
+        )
+    # The cap below the converted epsilon, by less than 10**-digits, and the one above.
+    assert not within_cap(spent(rho), Cap(epsilon=edge, delta=delta), "zcdp")
+    assert within_cap(spent(rho), Cap(epsilon=edge + Fraction(1, 10**digits), delta=delta), "zcdp")
+
+
+def test_a_charge_that_claims_no_rho_never_fits_a_zcdp_cap() -> None:
+    assert not within_cap(spent(None), Cap(epsilon=100, delta="1e-6"), "zcdp")
+    log = Writer(epsilon=100, delta="1e-6", rule="zcdp")
+    assert not log.reserve("a", span(0, 1)).accepted
+    assert log.reserve("a", span(0, 1), charge=spent(Fraction(1, 2))).accepted
+
+
+def test_zcdp_admits_more_small_charges_than_adding_epsilons() -> None:
+    cost = Charge(epsilon="1/100", delta=0, rho="1/20000")
+    admitted = {}
+    for rule in ("basic", "zcdp"):
+        log = Writer(epsilon="1/2", delta="1e-6", rule=rule)
+        admitted[rule] = sum(log.reserve(f"job {i}", span(0, 1), charge=cost).accepted for i in range(99))
+    assert admitted["basic"] == 50
+    assert admitted["zcdp"] == next(
+        n for n in range(99) if not exact_zcdp(Fraction(n + 1, 20000), Fraction(1, 2), Fraction(1, 10**6))
+    )
+    assert admitted["zcdp"] > admitted["basic"]
+
+
+@pytest.mark.parametrize(
+    ("rho", "epsilon", "delta", "fits"),
+    [
+        (0, 0, 0, True),
+        ("1e-30", 0, "1e-6", False),
+        ("1e-30", 1, 0, False),
+        (5, 1, 1, True),
+        ("inf", "inf", 0, True),
+        ("inf", 100, "1e-6", False),
+    ],
+)
+def test_the_zcdp_filter_at_its_limits(rho: Any, epsilon: Any, delta: Any, fits: bool) -> None:
+    assert within_cap(spent(rho), Cap(epsilon=epsilon, delta=delta), "zcdp") is fits

@@ -1,0 +1,441 @@
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import mpmath
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streaming_pca.privacy import verify
+from streaming_pca.privacy.entries import Cap, Opened, Reserved, decode_entry, encode_entry
+from streaming_pca.privacy.parameters import Charge
+from streaming_pca.privacy.verify import Report, verify_log
+from tests.privacy.test_ledger import Writer, drawn_logs, positive, small, span
+
+Messages = list[tuple[int, bytes]]
+
+
+def messages(writer: Writer) -> Messages:
+    # A transaction's marker takes every second offset.
+    return [(2 * i, encode_entry(entry)) for i, entry in enumerate(writer.log)]
+
+
+def release(stream: str, batch: int, note: str = "") -> bytes:
+    return json.dumps({"stream": stream, "batch": batch, "components": [[1.0]], "note": note}).encode()
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+# --------------------------------------------------------------------- the ledger and its verifier
+
+
+def replayed(writer: Writer) -> dict[str, Any]:
+    """What the ledger makes of a log, in the report's words."""
+    phases: dict[tuple[str, int], str] = {}
+    offsets: dict[tuple[int, int], Charge] = {}
+    records = void = 0
+    sound = True
+    for entry, verdict in zip(writer.log, writer.verdicts, strict=True):
+        if entry.topic_id != writer.topic_id:
+            continue
+        if not verdict.accepted:
+            rightly = isinstance(entry, Opened) or "the cap is" in verdict.reason
+            void += rightly
+            sound = sound and rightly
+        elif not isinstance(entry, Opened):
+            phases[entry.job, entry.batch] = entry.kind.lower()
+            if isinstance(entry, Reserved):
+                records += entry.count
+                touched = {(r.partition, o) for r in entry.ranges for o in range(r.start, r.end)}
+                offsets |= {record: writer.ledger.spent(*record) for record in touched}
+    charges = [writer.ledger.spent(*record) for record in offsets]
+    batches = Counter(phases.values())
+    return {
+        "ok": sound,
+        "void": void,
+        "batches": {k: batches[k] for k in ("reserved", "committed", "abandoned", "released")},
+        "records_charged": records,
+        "offsets_charged": len(offsets),
+        "max_epsilon": max((c.epsilon for c in charges), default=0),
+        "max_delta": max((c.delta for c in charges), default=0),
+        "max_rho": None if any(c.rho is None for c in charges) else max((c.rho for c in charges), default=0),
+        "entries": sum(entry.topic_id == writer.topic_id for entry in writer.log),
+    }
+
+
+@settings(deadline=None)
+@given(drawn_logs(sound=True))
+def test_what_two_sound_jobs_wrote_is_verified(writer: Writer) -> None:
+    report = verify_log(messages(writer))
+    assert report.problems == ()
+    assert {key: getattr(report, key) for key in replayed(writer)} == replayed(writer)
+
+
+@settings(deadline=None, max_examples=300)
+@given(drawn_logs())
+def test_verifier_and_ledger_agree_on_any_log(writer: Writer) -> None:
+    report = verify_log(messages(writer), topic_id="T")
+    assert {key: getattr(report, key) for key in replayed(writer)} == replayed(writer)
+
+
+@settings(deadline=None)
+@given(positive, positive, small)
+def test_verifier_and_ledger_agree_on_the_zcdp_filter(
+    rho: Fraction, epsilon: Fraction, delta: Fraction
+) -> None:
+    writer = Writer(epsilon, delta, "zcdp")
+    accepted = writer.reserve("a", span(0, 1), charge=Charge(epsilon=0, delta=0, rho=rho)).accepted
+    assert verify_log(messages(writer)).offsets_charged == accepted
+
+
+@settings(deadline=None)
+@given(st.fractions(min_value=Fraction(10**6 + 1, 10**6), max_value=10**9), st.sampled_from([64, 256]))
+def test_the_verifiers_bounds_of_a_logarithm_enclose_it(x: Fraction, bits: int) -> None:
+    low, high = verify._log_bounds(x, bits)
+    with mpmath.workdps(150):
+        exact = mpmath.log(mpmath.mpf(x.numerator) / x.denominator)
+        assert mpmath.mpf(low.numerator) / low.denominator <= exact
+        assert mpmath.mpf(high.numerator) / high.denominator >= exact
+    assert high - low < Fraction(1, 2 ** (bits - 16))
+
+
+def test_the_verifier_shares_no_code_with_the_writer_but_the_schemas() -> None:
+    tree = ast.parse(Path(verify.__file__).read_text())
+    imported = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    imported |= {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    ours = {name for name in imported if name and name.startswith("streaming_pca")}
+    assert ours == {"streaming_pca.privacy.entries", "streaming_pca.privacy.parameters"}
+
+
+# ------------------------------------------------------------------------------------------ a log
+
+
+@dataclass
+class Topics:
+    ledger: Messages
+    releases: list[bytes]
+
+    def report(self, **more: Any) -> Report:
+        return verify_log(self.ledger, self.releases, **more)
+
+    def edit(self, index: int, **changes: Any) -> None:
+        offset, data = self.ledger[index]
+        plain = json.loads(data) | changes
+        self.ledger[index] = offset, json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+
+
+def topics() -> Topics:
+    """Two jobs, a race for the cap that b lost, an abandoned batch, four releases.
+
+    0 OPENED; a: 1-3 released, 6-8 released, 12 open; b: 4 over the cap, 5 and 9 abandoned, 10 11 13 released
+    """
+    writer, releases = Writer(epsilon="3/2"), []
+
+    def publish(job: str) -> None:
+        releases.append(release(job, writer.ledger.job(job).batch))
+        assert writer.release(job, digest=sha(releases[-1])).accepted
+
+    def accept(*verdicts: Any) -> None:
+        assert all(verdict.accepted for verdict in verdicts)
+
+    half = Charge(epsilon="1/2", delta=0)
+    accept(writer.reserve("a", span(0, 10)), writer.commit("a"))
+    publish("a")
+    assert not writer.reserve("b", span(5, 15)).accepted
+    accept(writer.reserve("b", span(5, 15), charge=half))
+    accept(writer.reserve("a", span(10, 20, count=9)), writer.commit("a"))
+    publish("a")
+    accept(writer.abandon("b"), writer.reserve("b", span(15, 30), charge=half), writer.commit("b"))
+    accept(writer.reserve("a", span(20, 30)))
+    publish("b")
+    return Topics(messages(writer), releases)
+
+
+def test_a_good_log_is_verified_and_described() -> None:
+    report = topics().report()
+    assert report.problems == ()
+    assert report.ok
+    assert report.to_json() == {
+        "ok": True,
+        "problems": [],
+        "topic_id": "T",
+        "entries": 14,
+        "other_entries": 0,
+        "void": 1,
+        "jobs": ["a", "b"],
+        "batches": {"reserved": 1, "committed": 0, "abandoned": 1, "released": 3},
+        "records_charged": 10 + 9 + 10 + 10 + 15,
+        "offsets_charged": 30,
+        "max_epsilon": "3/2",
+        "max_delta": "1/1000000",
+        "max_rho": None,
+        "releases": 3,
+        "other_releases": 0,
+    }
+    json.dumps(report.to_json(), allow_nan=False)
+
+
+def test_without_releases_only_the_log_is_judged() -> None:
+    report = verify_log(topics().ledger)
+    assert report.ok
+    assert report.releases is None
+
+
+def test_infinite_charges_come_and_go_along_the_offsets() -> None:
+    writer = Writer("inf", "inf")
+    writer.answer("a", span(0, 5), charge=Charge.unbounded())
+    writer.answer("b", span(3, 9))
+    report = verify_log(messages(writer))
+    assert report.problems == ()
+    assert (report.max_epsilon, report.offsets_charged) == (math.inf, 9)
+    assert report.to_json()["max_epsilon"] == "inf"
+
+
+# ------------------------------------------------------------------------------------- other lives
+
+
+def two_lives() -> tuple[Writer, Writer, Topics]:
+    old, new = Writer(topic_id="OLD"), Writer(topic_id="NEW")
+    first, second = release("a", 1, "old"), release("a", 1, "new")
+    for writer, data in ((old, first), (new, second)):
+        writer.reserve("a", span(0, 5))
+        writer.commit("a")
+        writer.release("a", digest=sha(data))
+    both = Writer(topic_id="NEW")
+    both.log = old.log + new.log
+    return old, new, Topics(messages(both), [first, second])
+
+
+def test_the_newest_life_of_a_topic_is_judged_and_an_asked_one() -> None:
+    _, _, both = two_lives()
+    for asked, judged in ((None, "NEW"), ("NEW", "NEW"), ("OLD", "OLD")):
+        report = both.report(topic_id=asked)
+        assert report.problems == ()
+        assert (report.topic_id, report.entries, report.other_entries) == (judged, 4, 4)
+        assert (report.releases, report.other_releases) == (1, 1)
+
+
+def test_a_fault_in_another_life_is_not_this_ones() -> None:
+    _, _, both = two_lives()
+    del both.ledger[1]
+    assert both.report(topic_id="NEW").ok
+    assert not both.report(topic_id="OLD").ok
+
+
+def test_a_life_that_was_never_opened_is_a_problem() -> None:
+    report = verify_log(topics().ledger, topic_id="nobody")
+    assert report.problems == ("the ledger of topic id 'nobody' was never opened",)
+    assert not verify_log([]).ok
+
+
+# --------------------------------------------------------------------------------------- tampering
+
+
+def drop(index: int) -> Callable[[Topics], None]:
+    return lambda t: t.ledger.pop(index) and None
+
+
+def edit(index: int, **changes: Any) -> Callable[[Topics], None]:
+    return lambda t: t.edit(index, **changes)
+
+
+def swap(one: int, other: int) -> Callable[[Topics], None]:
+    def tamper(t: Topics) -> None:
+        (i, x), (j, y) = t.ledger[one], t.ledger[other]
+        t.ledger[one], t.ledger[other] = (i, y), (j, x)
+
+    return tamper
+
+
+def append(**fields: Any) -> Callable[[Topics], None]:
+    """An entry with its chain in order, as a mistaken writer would append it."""
+
+    def tamper(t: Topics) -> None:
+        last = [d for _, d in t.ledger if json.loads(d).get("job") == fields["job"]][-1]
+        plain = {"version": 1, "topic_id": "T", "previous": sha(last)} | fields
+        data = encode_entry(decode_entry(json.dumps(plain).encode()))
+        t.ledger.append((t.ledger[-1][0] + 2, data))
+
+    return tamper
+
+
+def reserve(start: int, end: int, **more: Any) -> dict[str, Any]:
+    span_ = {"partition": 0, "start": start, "end": end, "count": end - start}
+    return {
+        "kind": "RESERVED",
+        "ranges": [span_],
+        "promise": {"epsilon": 1.0, "rank": 2},
+        "parameters": {},
+        "charge": {"epsilon": "1/2", "delta": "0"},
+    } | more
+
+
+def span_json(start: int, end: int) -> dict[str, int]:
+    return {"partition": 0, "start": start, "end": end, "count": end - start}
+
+
+COSTLY = {"epsilon": "1", "delta": "0", "rho": None}
+FREE = {"epsilon": "0", "delta": "0", "rho": None}
+
+TAMPERED: dict[str, tuple[Callable[[Topics], None], str]] = {
+    "OPENED dropped": (drop(0), "never opened"),
+    "OPENED moved": (swap(0, 1), "come before OPENED"),
+    **{
+        f"entry {i} dropped": (drop(i), f"hash chain of job '{'b' if i in (4, 5, 9, 10) else 'a'}'")
+        for i in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
+    },
+    "last RELEASED dropped": (drop(13), "the ledger did not release it, its batch is committed"),
+    "a charge lowered": (edit(1, charge=FREE), "hash chain of job 'a'"),
+    "a charge raised": (edit(5, charge=COSTLY), "hash chain of job 'b'"),
+    "a void charge made to fit": (edit(4, charge=FREE), "hash chain of job 'b'"),
+    "a cap lowered": (edit(0, cap={"epsilon": "1/4", "delta": "1"}), "was never reserved"),
+    "a range moved": (edit(6, ranges=[span_json(40, 50)]), "hash chain of job 'a'"),
+    "a count changed": (edit(1, ranges=[span_json(0, 10) | {"count": 3}]), "hash chain of job 'a'"),
+    "mechanism parameters changed": (edit(1, parameters={"clip": 9.0}), "hash chain of job 'a'"),
+    "a job renamed": (edit(6, job="c"), "hash chain of job 'c'"),
+    "two entries swapped": (swap(2, 3), "hash chain of job 'a'"),
+    "two reservations swapped": (swap(1, 6), "hash chain of job 'a'"),
+    "an entry twice": (lambda t: t.ledger.append((40, t.ledger[1][1])), "hash chain of job 'a'"),
+    "offsets out of order": (lambda t: t.ledger.reverse(), "comes after offset"),
+    "an offset twice": (lambda t: t.ledger.insert(1, t.ledger[0]), "comes after offset"),
+    "no entry at all": (lambda t: t.ledger.append((40, b"hello\nworld")), "not a ledger entry"),
+    "a tombstone": (lambda t: t.ledger.append((40, b"")), "not a ledger entry"),
+    "an unknown kind": (edit(13, kind="FORGOTTEN"), "not a ledger entry"),
+    "a newer version": (edit(13, version=2), "not a ledger entry"),
+    "other spelling": (edit(13, batch="2"), "not in the form"),
+    "NaN as a parameter": (edit(12, parameters={"x": math.nan}), "not in the form"),
+    "a digest changed": (edit(13, release_digest="0" * 64), "is not the one that the ledger released"),
+    "a second answer": (
+        append(kind="COMMITTED", job="b", batch=2, state_digest="again"),
+        "a second answer to batch 2",
+    ),
+    "a late answer": (
+        append(kind="COMMITTED", job="a", batch=2, state_digest="late"),
+        "batch 3 has begun, batch 2 is released for ever",
+    ),
+    "an answer to nothing": (
+        append(kind="COMMITTED", job="b", batch=7, state_digest="x"),
+        "batch 7 was never reserved",
+    ),
+    "an answered batch abandoned": (
+        append(kind="ABANDONED", job="b", batch=2, reason=""),
+        "batch 2 is released, not reserved",
+    ),
+    "RELEASED before COMMITTED": (
+        append(kind="RELEASED", job="a", batch=3, release_digest="x"),
+        "batch 3 is reserved, not committed",
+    ),
+    "a batch reserved over an open one": (append(job="a", batch=4, **reserve(30, 40)), "still open"),
+    "a batch skipped": (append(job="b", batch=4, **reserve(30, 40)), "batch 4 comes after batch 2"),
+    "records reserved again": (append(job="b", batch=3, **reserve(29, 40)), "lies in an earlier batch"),
+    "a promise changed": (
+        append(job="b", batch=3, **reserve(30, 40, promise={"epsilon": 2.0})),
+        "another promise",
+    ),
+    "a partition twice": (
+        append(job="b", batch=3, **reserve(0, 0, ranges=[span_json(30, 31), span_json(31, 32)])),
+        "appears twice",
+    ),
+    "a range backwards": (
+        append(job="b", batch=3, **reserve(0, 0, ranges=[span_json(40, 45) | {"end": 31}])),
+        "records in offsets 40 to 31",
+    ),
+    "a release dropped": (
+        lambda t: t.releases.pop(0) and None,
+        "released by the ledger, but not on the topic",
+    ),
+    "a release twice": (lambda t: t.releases.append(t.releases[0]), "is on the topic twice"),
+    "a release edited": (
+        lambda t: t.releases.__setitem__(0, release("a", 1, "edited")),
+        "is not the one that the ledger released",
+    ),
+    "two answers to a batch": (
+        lambda t: t.releases.append(release("a", 1, "another")),
+        "is not the one that the ledger released",
+    ),
+    "a release of an open batch": (
+        lambda t: t.releases.append(release("a", 3)),
+        "the ledger did not release it, its batch is reserved",
+    ),
+    "a release of an abandoned batch": (
+        lambda t: t.releases.append(release("b", 1)),
+        "the ledger did not release it, its batch is abandoned",
+    ),
+    "a release of no batch": (
+        lambda t: t.releases.append(release("stranger", 1)),
+        "the ledger did not release it, its batch is unknown",
+    ),
+    "a release that is none": (lambda t: t.releases.append(b"[1]"), "not a release"),
+    "a release without a batch": (lambda t: t.releases.append(b'{"stream": "a"}'), "not a release"),
+    "a release with a strange batch": (
+        lambda t: t.releases.append(b'{"stream": "a", "batch": true}'),
+        "not a release",
+    ),
+}
+
+
+@pytest.mark.parametrize(("tamper", "problem"), TAMPERED.values(), ids=TAMPERED)
+def test_tampering_is_found(tamper: Callable[[Topics], None], problem: str) -> None:
+    tampered = topics()
+    tamper(tampered)
+    report = tampered.report()
+    assert not report.ok
+    assert any(problem in line for line in report.problems), report.problems
+    assert all("\n" not in line for line in report.problems)
+
+
+@settings(deadline=None)
+@given(drawn_logs(sound=True), st.data())
+def test_no_entry_but_a_jobs_last_can_be_dropped_unseen(writer: Writer, data: st.DataObject) -> None:
+    log = messages(writer)
+    if len(log) < 2:
+        return
+    index = data.draw(st.integers(0, len(log) - 1))
+    job = getattr(writer.log[index], "job", None)
+    is_last = all(getattr(entry, "job", None) != job for entry in writer.log[index + 1 :])
+    found = not verify_log(log[:index] + log[index + 1 :]).ok
+    assert found or (is_last and index > 0)
+
+
+def test_a_broken_chain_is_one_problem_however_long_the_rest() -> None:
+    writer = Writer()
+    for batch in range(50):
+        writer.answer("a", span(10 * batch, 10 * batch + 10))
+    log = messages(writer)
+    del log[2]
+    report = verify_log(log)
+    assert len(report.problems) == 1
+    assert "offset 6" in report.problems[0]
+    assert "(148 entries" in report.problems[0]
+
+
+def test_four_jobs_that_meet_everywhere_fill_the_cap_and_are_verified() -> None:
+    writer = Writer(epsilon=4)
+    for batch in range(60):
+        for shift, job in enumerate("abcd"):
+            writer.answer(job, span(7 * batch + shift, 7 * batch + shift + 7))
+    report = verify_log(messages(writer))
+    assert report.problems == ()
+    assert report.max_epsilon == 4
+
+
+def test_the_second_opened_is_void_and_the_first_ones_cap_holds() -> None:
+    writer = Writer(epsilon=1)
+    writer.put(Opened(topic_id="T", topic="in", cap=Cap(epsilon=9, delta=1)))
+    writer.answer("a", span(0, 5))
+    assert not writer.reserve("b", span(0, 5)).accepted
+    report = verify_log(messages(writer))
+    assert report.ok
+    assert report.void == 2
