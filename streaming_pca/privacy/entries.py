@@ -72,7 +72,7 @@ class _JobEntry(_Entry):
     job: str
     batch: int = Field(ge=1)
     previous: str
-    """Hash of this job's previous entry, "" for its first."""
+    """Hash of this job's previous entry, of OPENED for its first."""
 
 
 class Reserved(_JobEntry):
@@ -128,11 +128,19 @@ def encode_entry(entry: Opened | Reserved | Committed | Abandoned | Released) ->
 def decode_entry(data: bytes) -> Opened | Reserved | Committed | Abandoned | Released:
     """Read an entry; :class:`MalformedEntry` if it is none."""
     try:
-        return _ADAPTER.validate_json(data)
+        entry = _ADAPTER.validate_json(data)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "entry"
         raise MalformedEntry(f"not a ledger entry: {where}: {first['msg']}") from error
+    # Hashes are over canonical bytes: two spellings of one entry would share a hash.
+    try:
+        canonical = encode_entry(entry)
+    except ValueError as error:
+        raise MalformedEntry(f"not a ledger entry: {error}") from error
+    if canonical != data:
+        raise MalformedEntry("not a ledger entry: it is not in canonical form")
+    return entry
 
 
 def entry_hash(entry: Opened | Reserved | Committed | Abandoned | Released) -> str:

@@ -199,10 +199,10 @@ class Ledger:
 
     def job(self, name: str) -> JobLedger:
         """What is known of a job; an empty record for one never seen."""
-        return self.jobs.get(name) or JobLedger()
+        return self.jobs.get(name) or JobLedger(head=entry_hash(self.opened) if self.opened else "")
 
     def head(self, name: str) -> str:
-        """The hash that the job's next entry must carry as ``previous``."""
+        """The hash that the job's next entry must carry as ``previous``: OPENED's for its first."""
         return self.job(name).head
 
     def spent(self, partition: int, offset: int) -> Charge:

@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, mod
 __all__ = ["Adjacency", "Charge", "PrivacyParameters", "Rational", "format_rational", "parse_rational"]
 
 
+_MOST = 10**12
+
+
 class Adjacency(StrEnum):
     """Which inputs are neighbours."""
 
@@ -43,6 +46,9 @@ def parse_rational(value: Any) -> Fraction | float:
         raise ValueError(f"must be a number, a ratio or 'inf', not {value!r}") from error
     if number < 0:
         raise ValueError("must not be negative")
+    # Sums with infinity pass through float: keep far from its end.
+    if number > _MOST:
+        raise ValueError("must be at most 1e12, or 'inf'")
     return number
 
 

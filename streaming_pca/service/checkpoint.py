@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from kafka import KafkaProducer, OffsetAndMetadata, TopicPartition
 from kafka.errors import KafkaError
@@ -28,6 +28,7 @@ from streaming_pca.privacy.entries import (
     Opened,
     Released,
     Reserved,
+    decode_entry,
     encode_entry,
 )
 from streaming_pca.privacy.parameters import Charge, format_rational
@@ -219,6 +220,8 @@ class CheckpointWriter:
                 parameters=parameters,
                 charge=charge,
             )
+            # As every reader will see it: tuples are lists on the wire.
+            entry = cast(Reserved, decode_entry(encode_entry(entry)))
             ledger.check_budget(entry)
             verdict = ledger.judge(entry)
             if not verdict.accepted:

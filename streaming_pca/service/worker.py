@@ -282,7 +282,7 @@ class Worker:
         if not self._settings.worker.stop_when_done or n_records is None:
             return False
         # Pairs leave the last record of an odd number over.
-        return state.records > n_records - self._stream.made.preprocessing.granularity
+        return bool(state.records > n_records - self._stream.made.preprocessing.granularity)
 
     async def _open_source(
         self, partitions: tuple[int, ...], positions: dict[int, int], skip_lost: bool | None = None

@@ -32,6 +32,7 @@ from streaming_pca.privacy.entries import (
     decode_entry,
 )
 from streaming_pca.privacy.ledger import Ledger, Phase
+from streaming_pca.privacy.verify import verify_log
 from streaming_pca.service.checkpoint import open_ledger
 from streaming_pca.service.clients import plain_producer
 from streaming_pca.service.topics import create_topics, find_topics
@@ -287,10 +288,12 @@ class Stream:
 
     # -- what was written --------------------------------------------------
 
+    def messages(self, topic: str) -> list[Any]:
+        return read_all(self.settings.kafka, topic)
+
     def entries(self) -> list[AnyEntry]:
         """The ledger, as its readers see it."""
-        topic = self.settings.stream.ledger_topic
-        return [decode_entry(m.value) for m in read_all(self.settings.kafka, topic)]
+        return [decode_entry(m.value) for m in self.messages(self.settings.stream.ledger_topic)]
 
     def own(self, kind: type[T], entries: Iterable[AnyEntry] | None = None) -> list[T]:
         """This stream's entries of a kind."""
@@ -306,7 +309,7 @@ class Stream:
         return ledger
 
     def release_values(self) -> list[bytes]:
-        return [m.value for m in read_all(self.settings.kafka, self.settings.stream.releases_topic)]
+        return [m.value for m in self.messages(self.settings.stream.releases_topic)]
 
     def releases(self) -> list[Release]:
         return [Release.from_bytes(value) for value in self.release_values()]
@@ -315,7 +318,7 @@ class Stream:
         """The states that were committed and are all there yet, with their digests."""
         chunks: dict[bytes, list[bytes]] = {}
         found = []
-        for m in read_all(self.settings.kafka, self.settings.stream.state_topic):
+        for m in self.messages(self.settings.stream.state_topic):
             headers = dict(m.headers)
             parts = chunks.setdefault(headers["digest"], [])
             parts.append(m.value)
@@ -378,7 +381,8 @@ def check_books(stream: Stream) -> None:
     release for each committed batch, the one that its state carries; ledger,
     state and group offsets agree.
     """
-    entries = stream.entries()
+    messages = stream.messages(stream.settings.stream.ledger_topic)
+    entries = [decode_entry(m.value) for m in messages]
     job = stream.replay(entries).job(stream.settings.stream.name)
     assert job.phase in (Phase.RELEASED, Phase.ABANDONED), job.phase
 
@@ -415,6 +419,10 @@ def check_books(stream: Stream) -> None:
             assert spent == charge if times else spent.epsilon == 0
 
     values = stream.release_values()
+    others = {e.job for e in entries if not isinstance(e, Opened)} - {stream.settings.stream.name}
+    all_values = values + [m.value for other in others for m in stream.messages(f"{other}.releases")]
+    report = verify_log([(m.offset, m.value) for m in messages], all_values, topic_id=stream.topic_id)
+    assert report.ok, report.problems
     releases = [Release.from_bytes(value) for value in values]
     assert [r.batch for r in releases] == sorted(committed)
     by_batch = dict(zip([r.batch for r in releases], values, strict=True))

@@ -190,7 +190,7 @@ class Naive:
                 return False
             self.opened = entry
             return True
-        if self.opened is None or entry.previous != self.heads.get(entry.job, ""):
+        if self.opened is None or entry.previous != self.heads.get(entry.job, entry_hash(self.opened)):
             return False
         self.heads[entry.job] = entry_hash(entry)
         mine = self.batches.setdefault(entry.job, [])

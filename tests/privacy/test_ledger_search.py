@@ -225,7 +225,7 @@ class Search:
         return self.intern(kind(**common, previous=self._hash(previous), **{field: note}))
 
     def _hash(self, head: int) -> str:
-        return self._hashes[head] if head >= 0 else ""
+        return self._hashes[max(head, 0)]  # 0 is OPENED
 
     def _reservation(self, j: int, view: tuple[int, ...], at: int) -> tuple[int, int, int] | None:
         """The next batch as (entry, batch, end), if the ledger that was read has room for it."""

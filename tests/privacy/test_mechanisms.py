@@ -310,7 +310,7 @@ def test_half_the_noise_of_the_quantile_would_break_its_promise() -> None:
 
 @pytest.mark.parametrize("quantile", [0.5, 0.9, 0.99])
 def test_the_quantile_is_close_at_moderate_size(quantile: float) -> None:
-    """A candidate r ranks from the target has probability at most e^(-r epsilon/2) for 100: 50 ranks, 1e-9."""
+    """A candidate r ranks from the target has probability at most e^(-r epsilon/2): 50 ranks, 1e-9."""
     values = np.random.default_rng(4).exponential(size=5000)
     candidates = np.geomspace(1e-3, 1e3, 100)
     found = private_quantile(values, candidates, quantile, 1.0)
