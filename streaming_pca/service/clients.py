@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
-from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from kafka.errors import KafkaError
 
 from streaming_pca.settings import KafkaSettings
@@ -15,7 +14,7 @@ from streaming_pca.settings import KafkaSettings
 __all__ = [
     "BrokerUnreachable",
     "admin_client",
-    "election_consumer",
+    "group_consumer",
     "plain_producer",
     "reading_consumer",
     "transactional_producer",
@@ -80,14 +79,13 @@ def reading_consumer(
         )
 
 
-def election_consumer(settings: KafkaSettings, group: str) -> KafkaConsumer:
-    """Member of the group whose one partition is the leadership; reads nothing."""
+def group_consumer(settings: KafkaSettings, group: str, assignor: type[Any]) -> KafkaConsumer:
+    """Member of a group that shares partitions by ``assignor``."""
     with _unreachable(settings):
         return KafkaConsumer(
             **_common(settings),
             group_id=group,
-            # The default assignor lets a joining standby take the partition away.
-            partition_assignment_strategy=[StickyPartitionAssignor],
+            partition_assignment_strategy=[assignor],
             session_timeout_ms=settings.session_timeout_ms,
             heartbeat_interval_ms=settings.session_timeout_ms // 3,
             auto_offset_reset="latest",

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import uvloop
-from kafka import ConsumerRebalanceListener, KafkaConsumer
 from kafka.errors import KafkaError
 
 from streaming_pca.estimators.base import State, decode_state, encode_state
@@ -28,7 +27,8 @@ from streaming_pca.privacy.entries import Reserved
 from streaming_pca.privacy.ledger import BudgetExceeded
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.service.checkpoint import BudgetExceededByAnother, CheckpointWriter, TakenOver
-from streaming_pca.service.clients import BrokerUnreachable, election_consumer
+from streaming_pca.service.clients import BrokerUnreachable
+from streaming_pca.service.election import Election
 from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused
 from streaming_pca.service.publisher import make_release
 from streaming_pca.service.recovery import Action
@@ -51,36 +51,6 @@ class Progress:
     batch: int
     records: int
     release: bytes
-
-
-class _Election(ConsumerRebalanceListener):  # type: ignore[misc]
-    """Membership in the group that holds the state topic's one partition."""
-
-    def __init__(self, consumer: KafkaConsumer, topic: str) -> None:
-        self._consumer = consumer
-        self.leading = False
-        consumer.subscribe([topic], listener=self)
-
-    def on_partitions_assigned(self, assigned: Any) -> None:
-        self.leading = bool(assigned)
-        if assigned:
-            self._consumer.pause(*assigned)
-
-    def on_partitions_revoked(self, revoked: Any) -> None:
-        if revoked:
-            self.leading = False
-
-    def on_partitions_lost(self, lost: Any) -> None:
-        if lost:
-            self.leading = False
-
-    def poll(self) -> bool:
-        """Serve the group protocol for a moment; whether we lead."""
-        self._consumer.poll(timeout_ms=300)
-        self.leading = bool(self._consumer.assignment())
-        for tp in self._consumer.assignment() - self._consumer.paused():
-            self._consumer.pause(tp)
-        return self.leading
 
 
 class Worker:
@@ -203,12 +173,17 @@ class Worker:
         """Serve the election until stopping; a failed consumer is made anew."""
         kafka = self._settings.kafka
         while not self._stopping.is_set():
-            consumer = None
+            election = None
             try:
-                consumer = await self._call(
-                    self._group, "joining", election_consumer, kafka, self._stream.name, deadline=60.0
+                election = await self._call(
+                    self._group,
+                    "joining",
+                    Election,
+                    kafka,
+                    self._stream.name,
+                    self._stream.state_topic,
+                    deadline=60.0,
                 )
-                election = _Election(consumer, self._stream.state_topic)
                 while not self._stopping.is_set():
                     leads = await self._call(self._group, "the election", election.poll, deadline=60.0)
                     self._set_leading(leads)
@@ -219,8 +194,8 @@ class Worker:
                 self._set_leading(False)
                 await self._pause(1.0)
             finally:
-                if consumer is not None:
-                    await self._call(self._group, "leaving", consumer.close, deadline=10.0)
+                if election is not None:
+                    await self._call(self._group, "leaving", election.close, deadline=10.0)
         self._set_leading(False)
 
     def _set_leading(self, leads: bool) -> None:

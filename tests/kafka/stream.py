@@ -63,13 +63,14 @@ def wait_for(what: str, probe: Callable[[], T], seconds: float = PATIENCE) -> T:
 
 
 def all_at_once(function: Callable[..., None], cases: Iterable[tuple[Any, ...]]) -> None:
-    """Run all cases at the same time: each waits most of its time."""
+    """Run all cases, each a stream and more, at the same time: they wait most of it."""
     cases = list(cases)
     with ThreadPoolExecutor(len(cases)) as pool:
         futures = [pool.submit(function, *case) for case in cases]
-    failed = {case: f.exception() for case, f in zip(cases, futures, strict=True) if f.exception()}
-    for case, error in failed.items():
-        raise AssertionError(f"{case}, one of {len(failed)} failed cases: {error}") from error
+    failed = [(case, f.exception()) for case, f in zip(cases, futures, strict=True) if f.exception()]
+    if failed:
+        case, error = failed[0]
+        raise AssertionError(f"{case[1:]}, one of {len(failed)} failed cases: {error}") from error
 
 
 def session_timeout_ms(bootstrap: str) -> int:

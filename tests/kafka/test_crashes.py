@@ -16,7 +16,7 @@ import pytest
 from streaming_pca.privacy.entries import Abandoned, Committed, Reserved
 from streaming_pca.service import checkpoint
 from tests.kafka.child import Strike
-from tests.kafka.stream import Stream, check_books
+from tests.kafka.stream import Stream, all_at_once, check_books
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -112,10 +112,13 @@ def crash_and_restart(stream: Stream, step: str, when: Any) -> None:
     assert len(stream.own(Reserved, after)) == 3 + (method == "abandon")
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_kills_at_any_instant_cost_nothing(make_stream: MakeStream, seed: int) -> None:
+def test_kills_at_any_instant_cost_nothing(make_stream: MakeStream) -> None:
+    options = {"n_records": 240, "n_batches": 12}
+    all_at_once(kill_again_and_again, [(make_stream(partitions=2, options=options), s) for s in range(4)])
+
+
+def kill_again_and_again(stream: Stream, seed: int) -> None:
     dice = random.Random(seed)
-    stream = make_stream(partitions=2, options={"n_records": 240, "n_batches": 12})
     stream.produce_vectors(stream.vectors(240))
     for _ in range(5):
         worker = stream.start()

@@ -41,6 +41,12 @@ def refusal(child: Child, status: int) -> str:
     return errors[0]
 
 
+def run_at_once(*streams: Stream) -> None:
+    """Run a worker without noise on each."""
+    workers = [stream.start(noise=False) for stream in streams]
+    assert [w.ends() for w in workers] == [0] * len(workers)
+
+
 # -- what works ------------------------------------------------------------
 
 
@@ -112,8 +118,7 @@ def test_all_content_types_mean_the_same_record(make_stream: MakeStream) -> None
     mixed.send(
         (encode(row), [("content-type", kind)]) for row, (encode, kind) in zip(x, codecs * 10, strict=True)
     )
-    plain.run(noise=False)
-    mixed.run(noise=False)
+    run_at_once(plain, mixed)
     assert plain.releases()[0].components == mixed.releases()[0].components
 
 
@@ -158,8 +163,7 @@ def test_aborted_records_and_markers_do_not_count(make_stream: MakeStream) -> No
             producer.flush()
             (producer.abort_transaction if aborted else producer.commit_transaction)()
     producer.close()
-    plain.run(noise=False)
-    gaps.run(noise=False)
+    run_at_once(plain, gaps)
     for stream in (plain, gaps):
         check_books(stream)
     assert gaps.releases()[-1].components == plain.releases()[-1].components
@@ -204,8 +208,8 @@ def test_malformed_records_keep_their_places(make_stream: MakeStream) -> None:
             ((bad[i // 3] if i % 3 == 0 else (next(good).tobytes(), OCTETS)) for i in range(96)),
             lambda i: (i + i // 3) % 3,
         )
-        stream.run(noise=False)
-        check_books(stream)
+    run_at_once(malformed, null)
+    check_books(malformed)
     assert ranges_of(malformed) == ranges_of(null)
     assert [r.components for r in malformed.releases()] == [r.components for r in null.releases()]
     assert [r.explained_variance for r in malformed.releases()] == [
@@ -248,15 +252,18 @@ def test_what_a_batch_holds_does_not_depend_on_sizes(make_stream: MakeStream) ->
     small, large, thin = (make_stream(**how) for _ in range(3))
     x = small.vectors(240)
     small.produce_vectors(x)
-    small.run(noise=False)
     # The same vectors, in payloads a hundred times as large in one partition.
     text = {"content-type": b"application/json"}
     padded = [json.dumps({"x": [float(v) for v in row]}).encode() + b" " * 4000 for row in x]
     large.produce_vectors(x[np.arange(240) % 3 != 1], lambda i: (0, 2)[i % 2])
     large.produce(padded[1::3], lambda i: 1, list(text.items()))
-    large.run(noise=False, fetch_bytes=8192)
     thin.produce_vectors(x)
-    thin.run(noise=False, fetch_bytes=512)
+    workers = [
+        small.start(noise=False),
+        large.start(noise=False, fetch_bytes=8192),
+        thin.start(noise=False, fetch_bytes=512),
+    ]
+    assert [w.ends() for w in workers] == [0, 0, 0]
     assert ranges_of(small) == ranges_of(large) == ranges_of(thin)
     components = [r.components for r in small.releases()]
     assert [r.components for r in large.releases()] == components
