@@ -518,7 +518,7 @@ def test_growing_batches_grow_to_their_limit() -> None:
     [{"first_batch": 100, "max_batch": 50}, {"n_records": MAX_RECORDS * 3, "n_batches": 2}, {"growth": 0.9}],
 )
 def test_batches_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="max_batch|n_batches|growth"):
+    with pytest.raises(ValueError, match=r"max_batch|n_batches|growth"):
         GrowingBatches(**options)
 
 
