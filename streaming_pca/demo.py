@@ -64,6 +64,7 @@ def run_demo(
 ) -> dict[str, Any]:
     """Run it all; returns the facts of the last line."""
     with contextlib.ExitStack() as stack:
+        embedded = bootstrap is None
         if bootstrap is None:
             err.print("starting the embedded broker (for trying things out, never for production)")
             bootstrap = stack.enter_context(EmbeddedBroker()).bootstrap
@@ -74,7 +75,7 @@ def run_demo(
         except (ModuleNotFoundError, ValueError) as error:
             raise DemoFailed(str(error)) from None
         config = folder / "demo.toml"
-        config.write_text(_configuration(bootstrap, rank, epsilon, delta, len(data.records)))
+        config.write_text(_configuration(bootstrap, embedded, rank, epsilon, delta, len(data.records)))
         settings = load_settings(config)
         _open(settings, epsilon, delta)
         worker = stack.enter_context(_worker(config, folder / "worker.log"))
@@ -105,11 +106,14 @@ def run_demo(
     }
 
 
-def _configuration(bootstrap: str, rank: int, epsilon: float, delta: float, records: int) -> str:
+def _configuration(
+    bootstrap: str, embedded: bool, rank: int, epsilon: float, delta: float, records: int
+) -> str:
     name = f"flights-{int(time.time() * 1000):x}"
     return f"""\
 [kafka]
 bootstrap_servers = "{bootstrap}"
+unchecked_topics = {str(embedded).lower()}
 
 [stream]
 name = "{name}-pca"

@@ -30,11 +30,12 @@ class RecordKind(StrEnum):
 
 
 def is_symmetric(matrix: NDArray[np.floating]) -> bool:
-    """Whether a square matrix equals its transpose to 1e-6 of its largest entry."""
+    """Whether a square matrix is finite and equals its transpose to 1e-6 of its largest entry."""
     scale = float(np.abs(matrix).max(initial=0.0))
     # No warning may tell what a record holds.
     with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.all(np.abs(matrix - matrix.T) <= 1e-6 * scale))
+        difference = np.abs(matrix - matrix.T)
+    return bool(np.isfinite(scale) and np.all(difference <= 1e-6 * scale))
 
 
 class SumKernel(Protocol):

@@ -45,6 +45,8 @@ class KafkaSettings(_Section):
     request_timeout_ms: int = Field(default=10_000, ge=1000)
     session_timeout_ms: int = Field(default=6000, ge=1000)
     transaction_timeout_ms: int = Field(default=15_000, ge=1000)
+    unchecked_topics: bool = False
+    """Go on where the broker does not tell how topics are kept: the embedded one does not."""
 
 
 class WorkerSettings(_Section):
@@ -129,7 +131,7 @@ class StreamSettings(_Section):
     def promise(self) -> dict[str, Any]:
         """What may never change under this name; recorded in every reservation."""
         names = ("epsilon", "delta", "privacy_unit", "dim", "rank", "estimator", "record_kind", "max_rows")
-        more = ("centering", "bounds", "scale")
+        more = ("dtype", "centering", "bounds", "scale")
         whole = self.model_dump(mode="json")
         return {name: whole[name] for name in names + more}
 

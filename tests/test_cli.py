@@ -18,6 +18,7 @@ CONFIG = """
 [kafka]
 bootstrap_servers = "{bootstrap}"
 bootstrap_timeout_ms = 2000
+unchecked_topics = true  # where Apache Kafka cannot be had, these run on the embedded broker
 
 [stream]
 name = "{name}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,6 +118,34 @@ NULL = {
 @pytest.mark.parametrize("name", NULL)
 def test_anything_else_is_the_null_record(name: str) -> None:
     assert CODEC.decode(NULL[name]) is None
+
+
+NOISY = {
+    "npy of Python 2": message(npy(X).replace(b"(3,), }", b"(3L,),}"), "application/x-npy"),
+    "signalling NaN of float16": message(npy(np.array([0x7D00] * 3, "<u2").view("<f2")), "application/x-npy"),
+    "signalling NaN of big-endian": message(
+        npy(np.array([0x7F800001] * 3, ">u4").view(">f4")), "application/x-npy"
+    ),
+    "infinity on casting": message(npy(np.array([1e300, 0, 0])), "application/x-npy"),
+}
+
+
+@pytest.mark.parametrize("name", NOISY)
+def test_no_payload_makes_a_library_warn(name: str) -> None:
+    """A warning on standard error would tell of one record. Warnings are errors here."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        CODEC.decode(NOISY[name])
+    assert not caught
+
+
+def test_all_npy_versions_and_orders_are_read() -> None:
+    for version in ((1, 0), (2, 0), (3, 0)):
+        buffer = io.BytesIO()
+        np.lib.format.write_array(buffer, np.asfortranarray(F), version=version)
+        rows = CODEC.decode(message(buffer.getvalue(), "application/x-npy"))
+        assert rows is not None
+        np.testing.assert_array_equal(rows, F)
 
 
 def test_null_records_keep_their_places() -> None:

@@ -85,9 +85,15 @@ class Card:
 
 
 class Options(BaseModel):
-    """Base of an estimator's own settings."""
+    """Base of an estimator's own settings.
+
+    ``sizing`` names those that decide how large a batch is and nothing else: a
+    batch that is reserved can be answered under others.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sizing: ClassVar[frozenset[str]] = frozenset()
 
 
 S = TypeVar("S", bound=State)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import ClassVar
 
 from pydantic import Field, model_validator
 
@@ -27,6 +28,10 @@ class GrowingBatches(Options):
         ``n_batches`` batches, growing by ``growth``, add up to it exactly.
     n_batches : int
     """
+
+    sizing: ClassVar[frozenset[str]] = frozenset(
+        {"first_batch", "growth", "max_batch", "n_records", "n_batches"}
+    )
 
     first_batch: int = Field(default=4096, ge=2, le=MAX_RECORDS)
     growth: float = Field(default=1.6, ge=1, le=64)

@@ -41,6 +41,8 @@ class PrivateOjaOptions(Options):
         The printed noise multiplier, or the smallest one; the same promise.
     """
 
+    sizing: ClassVar[frozenset[str]] = frozenset({"batch_size"})
+
     clip_radius: float = Field(gt=0)
     batch_size: int = Field(default=4096, ge=2, le=MAX_RECORDS)
     learning_rate: float = Field(default=1.0, gt=0)

@@ -28,7 +28,7 @@ DISCRETE_GAP = 0.0202
 
 # get_sigma_gaussian solves to a relative error in delta of 4e-12 (measured);
 # a multiplier larger by 1e-9 covers that with room to spare.
-_SAFETY = 1 + 1e-9
+_SAFETY = 1 + 1e-6
 
 # The gap's constant holds from 30 on; no mechanism's coordinate has less than sigma/sqrt(2).
 _LEAST_SIGMA = 30 * math.sqrt(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from enum import StrEnum
 from fractions import Fraction
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ __all__ = ["Adjacency", "Charge", "PrivacyParameters", "Rational", "format_ratio
 
 
 _MOST = 10**12
+_HUGE_EXPONENT = re.compile(r"[eE][+-]?\d{4}")
 
 
 class Adjacency(StrEnum):
@@ -40,6 +42,9 @@ def parse_rational(value: Any) -> Fraction | float:
         value = repr(value)
     if isinstance(value, str) and value.strip().lower() in {"inf", "infinity"}:
         return math.inf
+    # Fraction("1e999999999") would be computed in full.
+    if isinstance(value, str) and (len(value) > 100 or _HUGE_EXPONENT.search(value)):
+        raise ValueError("must be a number of at most 100 characters and an exponent below 1000")
     try:
         number = Fraction(value)
     except (ValueError, TypeError, ZeroDivisionError) as error:

@@ -38,11 +38,19 @@ from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.log_reader import LedgerLog, LogReader, high_watermark
 from streaming_pca.service.recovery import LedgerMismatch, Recovery, recover
 from streaming_pca.settings import KafkaSettings, StreamSettings
-from streaming_pca.wire import Checkpoint, MalformedCheckpoint, decode_checkpoint, encode_checkpoint
+from streaming_pca.wire import (
+    Checkpoint,
+    MalformedCheckpoint,
+    Release,
+    decode_checkpoint,
+    encode_checkpoint,
+)
 
 __all__ = ["BudgetExceededByAnother", "CheckpointWriter", "TakenOver", "open_ledger"]
 
 _CHUNK_BYTES = 512 * 1024
+_RELEASES_TAIL = 32
+"""Offsets from the end in which the last release is looked for; a publication takes two."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +139,7 @@ class CheckpointWriter:
                 )
             except LedgerMismatch as error:
                 raise StreamRefused(str(error)) from None
+            self._check_releases(job.batch)
         return TakenOver(recovery, checkpoint, job.reservation)
 
     def _read_state(self, end: int) -> tuple[Checkpoint | None, str]:
@@ -196,6 +205,24 @@ class CheckpointWriter:
                     f"{_short(promised.get(key))} for stream {self._stream.name!r}: "
                     "set it back, or choose a new stream.name"
                 )
+
+    def _check_releases(self, batch: int) -> None:
+        """Refuse a ledger and a state that were both rolled back: their batches would be answered again."""
+        topic = self._stream.releases_topic
+        end = high_watermark(self._kafka, topic)
+        reader = LogReader(self._kafka, topic, start=end - _RELEASES_TAIL)
+        try:
+            for message in reader.read_to(end, self._kafka.transaction_timeout_ms / 1000 + 15):
+                release = Release.from_bytes(message.value or b"")
+                if release.stream == self._stream.name and release.batch > batch:
+                    raise StreamRefused(
+                        f"batch {release.batch} was released, but the ledger ends at batch {batch}: "
+                        "ledger and state are an older copy. Start the stream under a new name"
+                    )
+        except ValueError as error:
+            raise StreamRefused(f"releases topic {topic!r}: {error}: another program writes to it") from None
+        finally:
+            reader.close()
 
     # -- reserve -----------------------------------------------------------
 

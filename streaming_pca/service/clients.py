@@ -9,6 +9,7 @@ from typing import Any
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError
 
+from streaming_pca.service import lenient_headers
 from streaming_pca.settings import KafkaSettings
 
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "reading_consumer",
     "transactional_producer",
 ]
+
+lenient_headers.install()
 
 MAX_MESSAGE_BYTES = 32 * 2**20
 _FETCH_BYTES = 8 * 2**20

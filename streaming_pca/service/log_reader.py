@@ -44,9 +44,9 @@ def high_watermark(kafka: KafkaSettings, topic: str) -> int:
 
 
 class LogReader:
-    """Reads partition 0 of a topic, read_committed, from its first record on."""
+    """Reads partition 0 of a topic, read_committed, from offset ``start`` or its first record on."""
 
-    def __init__(self, kafka: KafkaSettings, topic: str) -> None:
+    def __init__(self, kafka: KafkaSettings, topic: str, start: int = 0) -> None:
         self.topic = topic
         self._kafka = kafka
         self._tp = TopicPartition(topic, 0)
@@ -59,7 +59,7 @@ class LogReader:
             self._consumer.close(autocommit=False)
             raise SessionLost(f"reading the start of {topic} failed: {error}") from error
         self._consumer.assign([self._tp])
-        self._consumer.seek(self._tp, self.first)
+        self._consumer.seek(self._tp, max(self.first, start))
 
     @property
     def position(self) -> int:

@@ -56,17 +56,19 @@ def recover(job: JobLedger, batch: int, digest: str, positions: dict[int, int]) 
     if job.last_committed < batch:
         raise LedgerMismatch(
             f"the ledger ends at batch {job.last_committed}, before the state's batch {batch}: "
-            "the ledger topic has lost entries; restore it, or start the stream under a new name"
+            "the ledger topic has lost entries; bring back its newest copy, "
+            "or start the stream under a new name"
         )
     if job.last_committed > batch:
         raise LedgerMismatch(
             f"the ledger has committed batch {job.last_committed}, the state topic ends at batch {batch}: "
-            "the state topic has lost entries; restore it, or start the stream under a new name"
+            "the state topic has lost entries; bring back its newest copy, "
+            "or start the stream under a new name"
         )
     if job.state_digest != digest:
         raise LedgerMismatch(
             f"the state of batch {batch} is not the one that the ledger committed: "
-            "restore both topics together, or start the stream under a new name"
+            "bring back their newest copies, or start the stream under a new name"
         )
     # The ledger runs ahead of the state by abandoned batches: their records are
     # spent, and no later batch may hold them.

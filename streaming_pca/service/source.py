@@ -16,9 +16,8 @@ round-robin over partitions in offset order.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,13 +29,12 @@ from streaming_pca.privacy.entries import OffsetRange
 from streaming_pca.records import Batch, RecordKind
 from streaming_pca.service.clients import reading_consumer
 from streaming_pca.service.errors import RecordsLost, SessionLost
+from streaming_pca.service.snapshots import Ends, SnapshotClock
 from streaming_pca.settings import KafkaSettings
 from streaming_pca.wire import PayloadCodec
 
-__all__ = ["SnapshotClock", "Source", "Taken", "share"]
+__all__ = ["Source", "Taken", "share"]
 
-Ends = dict[int, int]
-_MAX_SNAPSHOTS = 4096
 _FETCH_BYTES = 16 * 2**20
 """Fetched ahead by all partitions together (1 MiB each at least)."""
 
@@ -82,70 +80,6 @@ def share(available: Sequence[int], closed: Sequence[bool], units: int) -> tuple
         if a >= level:
             shares[i] += 1
     return level, shares
-
-
-class SnapshotClock:
-    """Reads the last stable offsets of all partitions on the ticks of a clock.
-
-    Equal neighbours are one snapshot, and past 4,096 of them every other one is
-    dropped (by rank, the newest kept), so memory is bounded.
-    """
-
-    def __init__(self, kafka: KafkaSettings, topic: str, partitions: Iterable[int], tick: float) -> None:
-        self._partitions = [TopicPartition(topic, p) for p in partitions]
-        self._consumer = reading_consumer(kafka)
-        self._timeout = kafka.request_timeout_ms
-        self._tick = tick
-        self._queue: deque[Ends] = deque()
-        self._changed = threading.Condition()
-        self._stopped = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="snapshots", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        due = time.monotonic()
-        try:
-            while not self._stopped.is_set():
-                ends = self._consumer.end_offsets(self._partitions, timeout_ms=self._timeout)
-                self._add({tp.partition: offset for tp, offset in ends.items()})
-                due = max(due + self._tick, time.monotonic())
-                self._stopped.wait(due - time.monotonic())
-        except BaseException as error:  # handed to the reader, who decides
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
-        finally:
-            self._consumer.close(autocommit=False)
-
-    def _add(self, ends: Ends) -> None:
-        with self._changed:
-            if self._queue and self._queue[-1] == ends:
-                return
-            if len(self._queue) >= _MAX_SNAPSHOTS:
-                self._queue = deque(list(self._queue)[1::2])
-            self._queue.append(ends)
-            self._changed.notify_all()
-
-    def next(self, timeout: float) -> Ends | None:
-        """The oldest snapshot not taken yet; None if none comes within ``timeout`` seconds."""
-        with self._changed:
-            if not self._queue:
-                if self._error is None:
-                    self._changed.wait(timeout)
-                if not self._queue:
-                    self.check()
-            return self._queue.popleft() if self._queue else None
-
-    def check(self) -> None:
-        """Raise SessionLost if the thread has failed: the broker does not answer."""
-        if self._error is not None:
-            raise SessionLost(f"reading partition ends failed: {self._error}") from self._error
-
-    def close(self) -> None:
-        """Stop the thread."""
-        self._stopped.set()
-        self._thread.join(timeout=self._timeout / 1000 + 1)
 
 
 @dataclass(frozen=True)
@@ -214,6 +148,8 @@ class Source:
     codec : PayloadCodec
     positions : dict of partition to offset
         Where to start; a partition without one starts at its first record.
+    clock : SnapshotClock
+        Of the session; it outlives this source.
     skip_lost : bool
         Whether to start later where retention deleted records.
 
@@ -236,7 +172,7 @@ class Source:
         partitions: Sequence[int],
         codec: PayloadCodec,
         positions: Ends,
-        tick: float,
+        clock: SnapshotClock,
         skip_lost: bool = False,
     ) -> None:
         self._topic, self._codec, self._skip_lost = topic, codec, skip_lost
@@ -250,10 +186,10 @@ class Source:
             for p in self._partitions:
                 self._consumers[p] = reading_consumer(kafka, fetch_bytes=fetch_bytes)
             self._buffers = self._start(positions)
-            self._clock = SnapshotClock(kafka, topic, self._partitions, tick)
         except BaseException:
             self._close_consumers()
             raise
+        self._clock = clock
         self._snapshot: Ends = {}
 
     def _start(self, positions: Ends) -> dict[int, _Buffer]:
@@ -275,7 +211,7 @@ class Source:
             consumer = self._consumers[self._partitions[0]]
             found = consumer.beginning_offsets(list(self._tps.values()), timeout_ms=self._timeout)
         except KafkaError as error:
-            raise SessionLost(f"reading partition starts failed: {error}") from error
+            raise SessionLost(f"reading partition starts failed: {type(error).__name__}") from None
         return {tp.partition: offset for tp, offset in found.items()}
 
     @property
@@ -288,8 +224,7 @@ class Source:
         self._stop.set()
 
     def close(self) -> None:
-        """Release the clock's thread and all consumers."""
-        self._clock.close()
+        """Release all consumers."""
         self._close_consumers()
 
     def _close_consumers(self) -> None:
@@ -327,7 +262,12 @@ class Source:
         return None
 
     def _position(self, partition: int) -> int:
-        position = self._consumers[partition].position(self._tps[partition], timeout_ms=self._timeout)
+        try:
+            position = self._consumers[partition].position(self._tps[partition], timeout_ms=self._timeout)
+        except KafkaError as error:
+            raise SessionLost(
+                f"the position in {self._topic}-{partition} is not known: {type(error).__name__}"
+            ) from None
         if position is None:
             raise SessionLost(f"partition {partition} of {self._topic} has no position")
         return int(position)
@@ -346,7 +286,8 @@ class Source:
                 raise RecordsLost(_lost_message(self._topic, partition, position, first)) from None
             raise SessionLost(f"position {position} of {self._topic}-{partition} is out of range") from None
         except KafkaError as error:
-            raise SessionLost(f"reading {self._topic} failed: {error}") from error
+            # Not its text: that may hold bytes of a record.
+            raise SessionLost(f"reading {self._topic} failed: {type(error).__name__}") from None
         for messages in polled.values():
             rows, lengths = self._codec.decode_many(messages)
             offsets = np.fromiter((m.offset for m in messages), dtype=np.int64, count=len(messages))

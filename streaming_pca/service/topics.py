@@ -103,7 +103,7 @@ def find_topics(kafka: KafkaSettings, stream: StreamSettings) -> Topics:
     """
     admin = admin_client(kafka)
     try:
-        return _find(admin, stream)
+        return _find(admin, stream, kafka.unchecked_topics)
     except KafkaError as error:
         raise BrokerUnreachable(f"the broker would not describe the topics: {_one_line(error)}") from None
     finally:
@@ -122,7 +122,7 @@ def input_topic_id(kafka: KafkaSettings, stream: StreamSettings) -> str | None:
     return None if topic["error_code"] else str(topic["topic_id"])
 
 
-def _find(admin: KafkaAdminClient, stream: StreamSettings) -> Topics:
+def _find(admin: KafkaAdminClient, stream: StreamSettings, unchecked: bool) -> Topics:
     names = {
         "input": stream.input,
         "ledger": stream.ledger_topic,
@@ -141,13 +141,13 @@ def _find(admin: KafkaAdminClient, stream: StreamSettings) -> Topics:
             raise TopicError(
                 f"topic {name!r} ({role}) has {len(topic['partitions'])} partitions: it must have 1"
             )
-    _check_configuration(admin, {role: names[role] for role in _REQUIRED})
+    _check_configuration(admin, {role: names[role] for role in _REQUIRED}, unchecked)
     topic = described[stream.input]
     partitions = tuple(sorted(p["partition_index"] for p in topic["partitions"]))
     return Topics(topic_id=str(topic["topic_id"]), partitions=partitions)
 
 
-def _check_configuration(admin: KafkaAdminClient, names: dict[str, str]) -> None:
+def _check_configuration(admin: KafkaAdminClient, names: dict[str, str], unchecked: bool) -> None:
     for role, name in names.items():
         found: dict[str, Any] = (
             admin.describe_configs([ConfigResource("topic", name)], config_filter="all")
@@ -155,6 +155,12 @@ def _check_configuration(admin: KafkaAdminClient, names: dict[str, str]) -> None
             .get(name, {})
         )
         if not found:
+            # Empty from the embedded broker, but also where an ACL denies DESCRIBE_CONFIGS.
+            if not unchecked:
+                raise TopicError(
+                    f"the broker does not tell how topic {name!r} is kept: allow DescribeConfigs on it "
+                    "(kafka.unchecked_topics = true is for the embedded broker only)"
+                )
             log.warning("the broker does not tell how topic %s is kept: not checked", name)
             continue
         for key, wanted in _REQUIRED[role].items():

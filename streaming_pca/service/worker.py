@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from typing import Any, TypeVar
 import uvloop
 from kafka.errors import KafkaError
 
-from streaming_pca.estimators.base import State, decode_state, encode_state
+from streaming_pca.estimators.base import Plan, State, decode_state, encode_state
 from streaming_pca.privacy.entries import Reserved
 from streaming_pca.privacy.ledger import BudgetExceeded
 from streaming_pca.privacy.randomness import utility_generator
@@ -32,6 +33,7 @@ from streaming_pca.service.election import Election
 from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused
 from streaming_pca.service.publisher import make_release
 from streaming_pca.service.recovery import Action
+from streaming_pca.service.snapshots import SnapshotClock
 from streaming_pca.service.source import Source, Taken
 from streaming_pca.service.topics import TopicError, Topics, find_topics, input_topic_id
 from streaming_pca.settings import Settings
@@ -73,6 +75,7 @@ class Worker:
         self._in_session = False
         self._trouble_since: float | None = None
         self._source: Source | None = None
+        self._clock: SnapshotClock | None = None
         self._records = ThreadPoolExecutor(1, thread_name_prefix="records")
         self._commits = ThreadPoolExecutor(1, thread_name_prefix="commits")
         self._group = ThreadPoolExecutor(1, thread_name_prefix="election")
@@ -227,10 +230,24 @@ class Worker:
         finally:
             if not hangs:
                 await self._close_source()
+                clock, self._clock = self._clock, None
+                if clock is not None:
+                    await self._call(self._records, "closing", clock.close, deadline=30.0)
                 await self._call(self._commits, "closing", writer.close, deadline=30.0)
             self._in_session = False
 
     async def _learn(self, writer: CheckpointWriter, found: TakenOver, topics: Topics) -> bool:
+        # It ticks from here on: how long a resumed batch takes must not decide the next cut.
+        self._clock = await self._call(
+            self._records,
+            "starting the clock",
+            SnapshotClock,
+            self._settings.kafka,
+            self._stream.input,
+            topics.partitions,
+            self._settings.worker.tick_seconds,
+            deadline=60.0,
+        )
         estimator = self._stream.made
         checkpoint = found.checkpoint
         state: State = (
@@ -274,7 +291,7 @@ class Worker:
             partitions,
             PayloadCodec(stream.dim, stream.record_kind, stream.dtype, stream.max_rows),
             positions,
-            self._settings.worker.tick_seconds,
+            self._clock,
             skip_lost,
             deadline=60.0,
         )
@@ -297,9 +314,15 @@ class Worker:
             return state
         await self._check_topic(topics)
         reserved = await self._exchange(
-            writer, "reserve", writer.reserve, taken.ranges, plan.parameters, plan.charge
+            writer, "reserve", writer.reserve, taken.ranges, self._parameters(plan), plan.charge
         )
         return await self._answer(writer, state, reserved, taken)
+
+    def _parameters(self, plan: Plan) -> dict[str, Any]:
+        """What RESERVED carries: all that the batch's answer depends on, but the records and the state."""
+        chosen = self._stream.made.options
+        options = chosen.model_dump(mode="json", exclude=set(chosen.sizing))
+        return plan.parameters | {"options": options, "seed": self._stream.seed}
 
     async def _check_topic(self, topics: Topics) -> None:
         """Whether records that were just read are of the topic that will be charged.
@@ -324,7 +347,7 @@ class Worker:
         reserved = found.reservation
         assert reserved is not None
         plan = self._stream.made.plan(state)
-        if reserved.parameters != plan.parameters or reserved.charge != plan.charge:
+        if reserved.parameters != self._parameters(plan) or reserved.charge != plan.charge:
             reason = "the mechanism's parameters changed"
         else:
             # Of its partitions only, and whatever retention did: lost records of this
@@ -357,11 +380,20 @@ class Worker:
     ) -> State:
         """Compute the batch's one answer, commit it, publish it."""
         estimator = self._stream.made
-        new: State = await self._call(self._records, "learning", estimator.update, state, taken.batch)
-        release = make_release(self._stream, estimator.release(new), reserved.batch, new.records)
-        await self._exchange(
-            writer, "commit", writer.commit, reserved, taken.positions, encode_state(new), release
-        )
+        try:
+            new: State = await self._call(self._records, "learning", estimator.update, state, taken.batch)
+            release = make_release(self._stream, estimator.release(new), reserved.batch, new.records)
+            data = encode_state(new)
+            Release.from_bytes(release)  # refuses what is not finite
+        except Exception:
+            # The error may tell of the records, or of noise that nobody has seen; and tried again,
+            # the batch would draw new noise. It gets no answer and no explanation.
+            await self._exchange(writer, "abandon", writer.abandon, reserved, "the estimator failed")
+            raise StreamRefused(
+                f"the estimator failed on batch {reserved.batch}, which is abandoned; its charge stays. "
+                "Restart to go on behind it"
+            ) from None
+        await self._exchange(writer, "commit", writer.commit, reserved, taken.positions, data, release)
         await self._publish(writer)
         return new
 
@@ -399,7 +431,10 @@ def run_worker(settings: Settings, on_release: Callable[[Progress], None] | None
         await worker.run()
 
     try:
-        uvloop.run(main())
+        with warnings.catch_warnings():
+            # A library's warning about a number is a statement about records or noise.
+            warnings.simplefilter("ignore")
+            uvloop.run(main())
     except (BudgetExceeded, BudgetExceededByAnother) as error:
         log.error("budget exceeded: %s", error)
         return 3

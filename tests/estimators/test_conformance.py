@@ -600,8 +600,8 @@ def test_centring_removes_a_large_mean(centering: str) -> None:
     "augment" multiplies that of its constant by the mean's squared norm, 50:
     0.23, and six deviations of all its terms are below 1.7. With a gap of 8.9
     the error is then below sqrt(2) 1.7/8.9 = 0.27. The other two have less. The
-    radius' quantile of 0.99 is 4 ranks and more from the end, each of weight
-    e^-8: a candidate above every record has probability below 1e-9.
+    radius' quantile of 0.99 is 8 ranks from the end, where a candidate above every
+    record has weight e^(-8 16/2): probability below 1e-20.
     """
     x, truth, mean = shifted(40_000)
     how: Any = tuple(mean.tolist()) if centering == "vector" else centering

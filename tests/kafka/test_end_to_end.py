@@ -16,7 +16,7 @@ from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, NewTopic
 
 from streaming_pca.embedded import free_port
-from streaming_pca.privacy.entries import OffsetRange, Reserved
+from streaming_pca.privacy.entries import Abandoned, OffsetRange, Reserved
 from streaming_pca.settings import KafkaSettings, Settings
 from tests.kafka.stream import OCTETS, Child, Stream, check_books, ranges_of
 
@@ -479,3 +479,17 @@ def test_a_ledger_that_lost_entries_is_refused(make_stream: MakeStream) -> None:
     with KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers) as admin:
         admin.delete_records({TopicPartition(stream.settings.stream.ledger_topic, 0): 3})
     assert "entries were deleted" in refusal(stream.start(), 2)
+
+
+def test_a_failing_estimator_gives_no_answer_and_no_explanation(make_stream: MakeStream) -> None:
+    # A step so long that the iterate overflows and no eigenvectors can be found.
+    oja = {**OJA, "options": OJA["options"] | {"learning_rate": 1e308, "offset": 0.0}}
+    stream = make_stream(**oja)
+    stream.produce_vectors(stream.vectors(250) * 100)
+    for batch in (1, 2):
+        line = refusal(stream.start(), 2)
+        assert f"the estimator failed on batch {batch}, which is abandoned" in line
+    assert [a.reason for a in stream.own(Abandoned)] == ["the estimator failed"] * 2
+    assert len(stream.own(Reserved)) == 2
+    assert not stream.releases()
+    check_books(stream)

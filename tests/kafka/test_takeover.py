@@ -11,6 +11,7 @@ import pytest
 
 from streaming_pca.privacy.entries import Abandoned, Committed, Reserved
 from streaming_pca.privacy.ledger import Phase
+from streaming_pca.service.clients import plain_producer
 from tests.kafka.child import Strike
 from tests.kafka.stream import Child, Stream, all_at_once, check_books, ranges_of, wait_for
 
@@ -262,3 +263,21 @@ def test_a_position_that_retention_deleted_is_an_error_with_nothing_charged(
     assert [r.start for r in ranges_of(stream)[1]] == [30, 20]
     spent = stream.replay().spent(0, 25)
     assert spent.epsilon == 0
+
+
+def test_a_ledger_older_than_the_releases_is_refused(make_stream: MakeStream) -> None:
+    """Ledger and state rolled back together agree with each other; what was released does not."""
+    stream = make_stream(**ENDLESS)
+    stream.produce_vectors(stream.vectors(60))
+    worker = stream.start()
+    worker.says("batch 1 released")
+    worker.signal(signal.SIGTERM)
+    assert worker.ends() == 0
+    newer = stream.releases()[0].model_copy(update={"batch": 7})
+    producer = plain_producer(stream.settings.kafka)
+    producer.send(stream.settings.stream.releases_topic, value=newer.to_bytes(), partition=0).get(10)
+    producer.close()
+    refused = stream.start()
+    assert refused.ends() == 2
+    assert "batch 7 was released, but the ledger ends at batch 1" in refused.log
+    assert len(stream.own(Reserved)) == 1

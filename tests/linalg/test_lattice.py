@@ -144,6 +144,17 @@ def test_a_full_block_at_the_radius_in_one_direction_is_exact(d: int) -> None:
         assert int(s.total[0, 0]) == 2**53
 
 
+def test_more_than_a_block_at_the_radius_is_exact() -> None:
+    """A last coordinate of one unit makes odd products: float64 could not add so many of them."""
+    p = Preprocessing(dim=2, centering="none")
+    row = np.array([[0.999, 2.0**-20]])
+    m = 16 * BLOCK + 3
+    for radius, total in ((1.0, covariance_sum), (0.999, lambda b, p, r: block_sum(b, p, np.eye(2), r))):
+        one, whole = (total(Batch.of_vectors(np.repeat(row, n, axis=0)), p, radius).total for n in (1, m))
+        assert one[0, 0] % 2 == 1 or one[0, 1] % 2 == 1
+        assert whole.tolist() == [[m * int(v) for v in r] for r in one]
+
+
 def test_the_largest_sum_leaves_room_for_noise() -> None:
     p = Preprocessing(dim=1, centering="none")
     batch = Batch.of_vectors(np.full((MAX_RECORDS, 1), 3.0, dtype=np.float32))

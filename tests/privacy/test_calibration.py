@@ -45,7 +45,8 @@ def test_delta_is_that_of_the_analytic_gaussian_mechanism(epsilon: float, multip
 @pytest.mark.parametrize("delta", DELTAS)
 def test_the_multiplier_is_private_and_tight(epsilon: float, delta: float) -> None:
     reached = exact_delta(epsilon, gaussian_multiplier(epsilon, delta))
-    assert delta * (1 - 1e-6) <= reached <= delta
+    # The multiplier carries 1e-6 of safety, which delta sees up to a hundredfold at the smallest.
+    assert delta * (1 - 1e-4) <= reached <= delta
 
 
 def test_more_privacy_needs_more_noise() -> None:

@@ -1,0 +1,138 @@
+"""Batches: an order, a public length, and null records in their places."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from streaming_pca import records as records_module
+from streaming_pca.records import Batch, RecordKind, is_symmetric
+
+
+def taken_apart(batch: Batch) -> list[list[list[float]]]:
+    return [batch.rows[a:b].tolist() for a, b in zip(batch.starts[:-1], batch.starts[1:], strict=True)]
+
+
+def mixed() -> Batch:
+    """Records 0 to 9 of 0 to 3 rows that hold their number."""
+    return Batch.of_records([None if i % 4 == 0 else np.full((i % 4, 2), float(i)) for i in range(10)], 2)
+
+
+def test_a_null_record_keeps_its_place() -> None:
+    batch = Batch.of_records([np.ones((1, 2)), None, np.full((2, 2), 3.0), None], 2)
+    assert len(batch) == 4
+    assert taken_apart(batch) == [[[1.0, 1.0]], [], [[3.0, 3.0], [3.0, 3.0]], []]
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_a_vector_that_is_not_finite_is_null_and_keeps_its_place(poison: float) -> None:
+    x = np.arange(6.0).reshape(3, 2)
+    x[1, 0] = poison
+    assert taken_apart(Batch.of_vectors(x)) == [[[0.0, 1.0]], [], [[4.0, 5.0]]]
+
+
+def test_a_factor_with_one_bad_row_is_null_as_a_whole() -> None:
+    f = np.ones((2, 3, 4))
+    f[0, 2, 1] = np.nan
+    assert [len(r) for r in taken_apart(Batch.of_vectors(f))] == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (np.float32, np.float32),
+        (np.float64, np.float64),
+        (np.float16, np.float64),
+        (np.int32, np.float64),
+        (">f8", np.float64),
+    ],
+)
+def test_vectors_are_float32_or_float64(given: Any, kept: Any) -> None:
+    batch = Batch.of_vectors(np.ones((2, 3), dtype=given))
+    assert batch.rows.dtype == kept
+    assert batch.rows.dtype.isnative
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (0, 2, 3), (2, 0, 3)])
+def test_batches_without_rows_have_a_length_and_a_dimension(shape: tuple[int, ...]) -> None:
+    batch = Batch.of_vectors(np.zeros(shape))
+    assert (len(batch), batch.dim) == (shape[0], 3)
+    assert (len(Batch.of_records([], 3)), Batch.of_records([None], 3).dim) == (0, 3)
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 1, 1, 1), ()])
+def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="axes"):
+        Batch.of_vectors(np.zeros(shape))
+
+
+def test_parts_are_disjoint_cover_the_batch_and_share_its_memory() -> None:
+    batch = mixed()
+    parts = batch.split([3, 0, 4, 3])
+    assert [len(p) for p in parts] == [3, 0, 4, 3]
+    assert [r for p in parts for r in taken_apart(p)] == taken_apart(batch)
+    assert all(np.shares_memory(p.rows, batch.rows) for p in parts if len(p.rows))
+
+
+@pytest.mark.parametrize("counts", [[9], [11], [-1, 11], []])
+def test_parts_that_do_not_add_up_are_refused(counts: list[int]) -> None:
+    with pytest.raises(ValueError, match="add up"):
+        mixed().split(counts)
+
+
+def test_parts_keep_the_kind() -> None:
+    batch = Batch.of_records([np.eye(2)] * 3, 2, RecordKind.MATRIX)
+    assert {p.kind for p in [*batch.split([1, 2]), *batch.blocks(2)]} == {RecordKind.MATRIX}
+
+
+@pytest.mark.parametrize("limit", [2, 4, 6, 100])
+@pytest.mark.parametrize("n_entries", [1, 7, 16, 10**6])
+def test_blocks_cover_the_batch_and_all_but_the_last_are_even(
+    limit: int, n_entries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pair is never cut."""
+    monkeypatch.setattr(records_module, "_BLOCK_ENTRIES", n_entries)
+    batch = Batch.of_records([*([None] * 5), *(np.ones((i % 5, 2)) * i for i in range(1, 47))], 2)
+    blocks = list(batch.blocks(limit))
+    assert [r for b in blocks for r in taken_apart(b)] == taken_apart(batch)
+    assert all(len(b) % 2 == 0 for b in blocks[:-1])
+    assert all(0 < len(b) <= limit for b in blocks)
+    assert all(len(b) <= 2 or b.rows.size <= n_entries for b in blocks)
+
+
+class _RowSum:
+    shape: tuple[int, ...] = (2,)
+    limit = 4
+
+    def __call__(self, block: Batch) -> NDArray[np.int64]:
+        return np.asarray(block.rows.sum(axis=0), dtype=np.int64)
+
+
+def test_a_batch_is_summed_and_mapped_over_its_blocks() -> None:
+    batch = mixed()
+    assert batch.sum(_RowSum()).tolist() == batch.rows.sum(axis=0).tolist()
+    assert (
+        batch.map(lambda b: np.diff(b.starts).astype(np.float64)).tolist() == np.diff(batch.starts).tolist()
+    )
+    assert Batch.of_records([], 2).sum(_RowSum()).tolist() == [0, 0]
+    assert Batch.of_records([], 2).map(lambda b: np.ones(len(b))).size == 0
+
+
+def test_equal_parts_differ_by_one_record_at_most() -> None:
+    assert mixed().map_blocks(len, 4) == [3, 3, 2, 2]
+
+
+def test_symmetry_is_judged_relative_to_the_largest_entry() -> None:
+    a = np.array([[1e6, 1.0], [1.5, 0.0]])
+    assert is_symmetric(a)
+    assert not is_symmetric(a / [[1e6, 1.0], [1.0, 1.0]])
+    assert is_symmetric(np.zeros((3, 3)))
+
+
+@pytest.mark.parametrize("entry", [np.nan, np.inf, 1.7e308])
+def test_symmetry_of_extreme_matrices_is_judged_without_a_warning(entry: float) -> None:
+    """pytest makes an error of every warning."""
+    assert not is_symmetric(np.array([[0.0, entry], [-entry, 0.0]]))
