@@ -144,15 +144,19 @@ def test_a_full_block_at_the_radius_in_one_direction_is_exact(d: int) -> None:
         assert int(s.total[0, 0]) == 2**53
 
 
-def test_more_than_a_block_at_the_radius_is_exact() -> None:
-    """A last coordinate of one unit makes odd products: float64 could not add so many of them."""
+@pytest.mark.parametrize("which", [0, 1])
+def test_more_than_a_block_near_the_radius_is_exact(which: int) -> None:
+    """Odd products whose sum passes 2**53: one float64 could not hold it."""
     p = Preprocessing(dim=2, centering="none")
-    row = np.array([[0.999, 2.0**-20]])
+
+    def total(angle: float, m: int) -> int:
+        batch = Batch.of_vectors(np.repeat([[np.cos(angle), np.sin(angle)]], m, axis=0))
+        sums_ = covariance_sum(batch, p, 1.0), block_sum(batch, p, np.eye(2)[:, :1], 1.0)
+        return int(sums_[which].total[0, 0])
+
+    angle = next(a for a in np.linspace(0.01, 0.3, 50) if total(a, 1) % 2)
     m = 16 * BLOCK + 3
-    for radius, total in ((1.0, covariance_sum), (0.999, lambda b, p, r: block_sum(b, p, np.eye(2), r))):
-        one, whole = (total(Batch.of_vectors(np.repeat(row, n, axis=0)), p, radius).total for n in (1, m))
-        assert one[0, 0] % 2 == 1 or one[0, 1] % 2 == 1
-        assert whole.tolist() == [[m * int(v) for v in r] for r in one]
+    assert total(angle, m) == m * total(angle, 1) > 2**56
 
 
 def test_the_largest_sum_leaves_room_for_noise() -> None:

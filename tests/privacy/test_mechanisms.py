@@ -292,6 +292,13 @@ def test_the_quantile_is_epsilon_private_by_its_exact_distribution(
     assert (q <= bound * p).all()
 
 
+@pytest.mark.parametrize("epsilon", [0.07, 0.09, 0.1, 0.3])
+def test_the_quantile_is_private_at_the_decimal_that_is_charged(epsilon: float) -> None:
+    """Not only at the float nearest to it."""
+    _, scale = asked_scores(np.ones(3), 0.5, epsilon)
+    assert Fraction(2) / Fraction(scale) <= Fraction(str(epsilon))
+
+
 def test_half_the_noise_of_the_quantile_would_break_its_promise() -> None:
     """The bound is nearly met: records at 0.5, 3 and 20, one of which moves from last to first."""
     epsilon = 1.0
