@@ -43,8 +43,8 @@ def parse_rational(value: Any) -> Fraction | float:
     if isinstance(value, str) and value.strip().lower() in {"inf", "infinity"}:
         return math.inf
     # Fraction("1e999999999") would be computed in full.
-    if isinstance(value, str) and (len(value) > 100 or _HUGE_EXPONENT.search(value)):
-        raise ValueError("must be a number of at most 100 characters and an exponent below 1000")
+    if isinstance(value, str) and (len(value) > 4000 or _HUGE_EXPONENT.search(value)):
+        raise ValueError("must be a number of at most 4000 characters and an exponent below 1000")
     try:
         number = Fraction(value)
     except (ValueError, TypeError, ZeroDivisionError) as error:
