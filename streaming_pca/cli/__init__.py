@@ -1,0 +1,5 @@
+"""The command line."""
+
+from streaming_pca.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,5 @@
+"""`python -m streaming_pca.cli`."""
+
+from streaming_pca.cli.app import main
+
+main()
