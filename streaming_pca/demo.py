@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from streaming_pca.configuration import load_settings
 from streaming_pca.embedded import EmbeddedBroker
 from streaming_pca.experiments import flights
 from streaming_pca.linalg.subspace import subspace_error
@@ -30,7 +31,7 @@ from streaming_pca.service.clients import reading_consumer
 from streaming_pca.service.inspection import verify_ledger
 from streaming_pca.service.produce import send_records
 from streaming_pca.service.topics import create_topics, find_topics
-from streaming_pca.settings import Settings, load_settings
+from streaming_pca.settings import Settings
 from streaming_pca.wire import Release
 
 __all__ = ["DemoFailed", "run_demo"]

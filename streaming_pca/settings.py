@@ -1,31 +1,39 @@
-"""One frozen tree of settings, from a TOML file and the environment."""
+"""One frozen tree of settings; :mod:`streaming_pca.configuration` reads it from a file."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from streaming_pca.estimators.base import Estimator
 from streaming_pca.estimators.registry import find
+from streaming_pca.linalg.lattice import MAX_RECORDS
 from streaming_pca.preprocessing import Numbers, Preprocessing
 from streaming_pca.privacy.entries import Cap
 from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.records import RecordKind
 
 __all__ = [
+    "ENV_PREFIX",
     "ConfigurationError",
+    "HttpSettings",
     "KafkaSettings",
+    "LogSettings",
     "Settings",
     "StreamSettings",
     "WorkerSettings",
-    "load_settings",
+    "first_problem",
 ]
 
+ENV_PREFIX = "STREAMING_PCA_"
+_LONG = 16
+"""Numbers of an array that the ledger holds as such."""
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
@@ -34,26 +42,79 @@ class ConfigurationError(Exception):
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class KafkaSettings(_Section):
     """How to reach the broker, and how long to wait for it."""
 
     bootstrap_servers: str = "localhost:9092"
+    """HOST:PORT, or several with commas between."""
     bootstrap_timeout_ms: int = Field(default=5000, ge=100)
+    """How long to look for a broker."""
     request_timeout_ms: int = Field(default=10_000, ge=1000)
+    """How long to wait for an answer."""
     session_timeout_ms: int = Field(default=6000, ge=1000)
+    """A leader that was silent for so long is replaced."""
     transaction_timeout_ms: int = Field(default=15_000, ge=1000)
+    """The broker aborts a transaction that was open for so long."""
     unchecked_topics: bool = False
     """Go on where the broker does not tell how topics are kept: the embedded one does not."""
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    """Encryption and authentication of the connection."""
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    """How to authenticate, where the protocol is one of SASL's."""
+    sasl_username: str | None = None
+    """Who to authenticate as."""
+    sasl_password: SecretStr | None = None
+    """Only from the environment: ``STREAMING_PCA_KAFKA__SASL_PASSWORD``."""
+    sasl_password_file: Path | None = None
+    """A file that holds the password, instead."""
+    ssl_cafile: Path | None = None
+    """Certificates of the authorities that are trusted, PEM; the system's where not given."""
+    ssl_certfile: Path | None = None
+    """The client's certificate, PEM."""
+    ssl_keyfile: Path | None = None
+    """Its key, PEM."""
+
+    @model_validator(mode="after")
+    def _check(self) -> KafkaSettings:
+        if self.sasl_password is not None and self.sasl_password_file is not None:
+            raise ValueError("set sasl_password or sasl_password_file, not both")
+        if self.security_protocol.startswith("SASL"):
+            if self.sasl_mechanism is None or self.sasl_username is None:
+                raise ValueError(
+                    f"security_protocol {self.security_protocol} needs sasl_mechanism and sasl_username"
+                )
+            if self.sasl_password is None and self.sasl_password_file is None:
+                raise ValueError(
+                    "a password is needed: sasl_password_file, or STREAMING_PCA_KAFKA__SASL_PASSWORD"
+                )
+        return self
+
+    @property
+    def password(self) -> str | None:
+        """The password in clear, for the client; ConfigurationError if its file cannot be read."""
+        if self.sasl_password_file is None:
+            return None if self.sasl_password is None else self.sasl_password.get_secret_value()
+        try:
+            return self.sasl_password_file.read_text(encoding="utf-8").rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "is not UTF-8 text"
+            raise ConfigurationError(
+                f"kafka.sasl_password_file: {self.sasl_password_file}: {reason}"
+            ) from None
 
 
 class WorkerSettings(_Section):
     """How the worker runs; none of it is part of the promise."""
 
+    group: str = Field(default="streaming-pca", pattern=r"^[A-Za-z0-9._-]{1,200}$")
+    """Consumer group of the leader election: the same for all workers that may run a stream."""
     tick_seconds: float = Field(default=0.2, gt=0, le=60)
     """How often the ends of the partitions are read; batches close on these ticks."""
+    partitions_seconds: float = Field(default=10.0, gt=0)
+    """How often to look for new partitions of the inputs."""
     step_deadline_seconds: float = Field(default=60.0, gt=0)
     """The longest that any one exchange with the broker may take."""
     give_up_seconds: float = Field(default=120.0, gt=0)
@@ -62,25 +123,61 @@ class WorkerSettings(_Section):
     """Exit once ``options.n_records`` records are learnt (for a stream of known length)."""
 
 
+class HttpSettings(_Section):
+    """Metrics and health, for operators: no authentication, so loopback by default."""
+
+    enabled: bool = True
+    """Whether to listen at all."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(default=9464, ge=0, le=65535)
+    """Port to listen on; 0 takes any free one and logs it."""
+
+
+class LogSettings(_Section):
+    """What the worker writes on standard error."""
+
+    format: Literal["text", "json"] = "text"
+    """Lines for people, or JSON objects for programs."""
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least severe lines that are written."""
+
+
 class StreamSettings(_Section):
     """A stream: what is read, what is promised, how it is learnt."""
 
     name: str
+    """Of the stream, of its job in the ledger, and of its topics NAME.state and NAME.releases."""
     input: str
+    """The topic that is read; its ledger is INPUT.ledger."""
     dim: int = Field(ge=1, le=2**13)
+    """Features d of a record."""
     rank: int = Field(ge=1)
+    """Dimension k of the subspace."""
     epsilon: float
+    """Of the promise for each record, all releases together."""
     delta: float
-    privacy_unit: Literal["message"] = "message"
+    """Of the promise."""
+    privacy_unit: Literal["message", "row"] = "message"
+    """What one record is: a message with all its rows, or each row of a message."""
     record_kind: RecordKind = RecordKind.FACTOR
+    """Vectors and factors F (A = F^T F), or symmetric matrices."""
+    feature_names: tuple[str, ...] | None = None
+    """Names of the d features, carried into releases."""
     dtype: Literal["float32", "float64"] = "float32"
     """Number type of ``application/octet-stream`` payloads."""
     max_rows: int = Field(default=64, ge=1, le=2**16)
     """Most rows of one payload; a payload of more is null."""
+    max_wait_seconds: float | None = Field(default=None, gt=0)
+    """Close a batch that is not full after this time, if it has the fewest records of use."""
     centering: Literal["augment", "pairs", "none"] | tuple[float, ...] = "augment"
+    """How the mean is dealt with: learnt with the covariance, by pairs, not at all, or a public centre."""
     bounds: tuple[Numbers, Numbers] | None = None
+    """Public lower and upper bounds of features, numbers or one a feature: rows are clamped to them."""
     scale: Numbers | None = None
+    """Public factor(s) of features, after centring."""
     estimator: str = "analyze-gauss"
+    """The algorithm, by its id; see `streaming-pca estimators`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The estimator's own settings."""
     seed: int | None = None
@@ -97,8 +194,35 @@ class StreamSettings(_Section):
         for field in ("name", "input"):
             if not _TOPIC_NAME.fullmatch(getattr(self, field)):
                 raise ValueError(f"{field} must be 1 to 200 letters, digits, '.', '_' or '-'")
+        self._check_names()
         self._made = self._make()
+        if self.privacy_unit == "row":
+            self._check_rows()
         return self
+
+    def _check_names(self) -> None:
+        names = self.feature_names
+        if names is None:
+            return
+        if len(names) != self.dim:
+            raise ValueError(f"feature_names has {len(names)} names for dim = {self.dim}")
+        if "" in names or len(set(names)) < len(names):
+            raise ValueError("feature_names must be distinct and not empty")
+
+    def _check_rows(self) -> None:
+        if self.record_kind is not RecordKind.FACTOR:
+            raise ValueError('privacy_unit = "row" needs record_kind = "factor"')
+        if self.centering == "pairs":
+            raise ValueError(
+                'privacy_unit = "row" does not go with centering = "pairs", which pairs messages: '
+                'take "augment", or a public centre'
+            )
+        rows = self.made.options.largest_batch * self.max_rows
+        if rows > MAX_RECORDS:
+            raise ValueError(
+                f"a batch could hold {rows} rows, of {MAX_RECORDS} at most: lower max_rows, "
+                "or the options that size batches"
+            )
 
     def _make(self) -> Estimator[Any, Any]:
         kind = find(self.estimator)
@@ -129,11 +253,14 @@ class StreamSettings(_Section):
 
     @property
     def promise(self) -> dict[str, Any]:
-        """What may never change under this name; recorded in every reservation."""
+        """What may never change under this name; recorded in every reservation.
+
+        Long arrays as their digests: the ledger is kept for ever.
+        """
         names = ("epsilon", "delta", "privacy_unit", "dim", "rank", "estimator", "record_kind", "max_rows")
         more = ("dtype", "centering", "bounds", "scale")
-        whole = self.model_dump(mode="json")
-        return {name: whole[name] for name in names + more}
+        whole = self.model_dump(mode="json", include=set(names + more))
+        return {name: _digested(value) for name, value in whole.items()}
 
     @property
     def ledger_topic(self) -> str:
@@ -151,16 +278,27 @@ class StreamSettings(_Section):
         return f"{self.name}.releases"
 
 
+def _digested(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    if len(value) <= _LONG:
+        return [_digested(item) for item in value]
+    text = json.dumps(value, separators=(",", ":"))
+    return {"length": len(value), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
 class Settings(BaseSettings):
-    """Everything a worker needs."""
+    """Everything that a worker needs to run one stream."""
 
     model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", env_prefix="STREAMING_PCA_", env_nested_delimiter="__"
+        frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter="__"
     )
 
     kafka: KafkaSettings = KafkaSettings()
     stream: StreamSettings
     worker: WorkerSettings = WorkerSettings()
+    http: HttpSettings = HttpSettings()
+    log: LogSettings = LogSettings()
 
     @classmethod
     def settings_customise_sources(
@@ -185,29 +323,3 @@ def first_problem(error: ValidationError) -> str:
     elif problem["type"] == "missing":
         message = "must be set"
     return f"{where}: {message}" if where else message
-
-
-def load_settings(path: Path) -> Settings:
-    """Read a TOML file; environment variables (``STREAMING_PCA_STREAM__EPSILON``) override it.
-
-    Raises
-    ------
-    ConfigurationError
-        One line that names the file and the setting.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ConfigurationError(f"{path}: is not UTF-8 text") from None
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{path}: is not TOML: {error}") from None
-    try:
-        return Settings(**values)
-    except ValidationError as error:
-        raise ConfigurationError(f"{path}: {first_problem(error)}") from None
-    except ValueError as error:  # an environment variable that is no JSON
-        raise ConfigurationError(f"environment: {str(error).splitlines()[0]}") from None

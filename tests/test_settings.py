@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from streaming_pca.settings import ConfigurationError, load_settings
+from streaming_pca.configuration import load_settings
+from streaming_pca.settings import ConfigurationError
 
 GOOD = """
 [kafka]
@@ -62,7 +63,7 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
         (("dim = 4", "dim = 4\ncentering = 'mean'"), "centering"),
         (("dim = 4", "dim = 4\nscale = 0"), "scale must be above 0"),
         (("dim = 4", "dim = 4\nrecord_kind = 'matrix'"), "centering"),
-        (("dim = 4", "dim = 4\nprivacy_unit = 'row'"), "privacy_unit"),
+        (("dim = 4", "dim = 4\nprivacy_unit = 'user'"), "privacy_unit"),
         (("dim = 4", "dim = 4\n[stream.options]\nnope = 1"), "nope: no such setting"),
         (("dim = 4", "dim = 4 4"), "is not TOML"),
     ],

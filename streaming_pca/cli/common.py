@@ -35,7 +35,7 @@ def fail(error: BaseException, status: int) -> NoReturn:
 
 
 def settings_of(path: Path) -> Settings:
-    from streaming_pca.settings import load_settings
+    from streaming_pca.configuration import load_settings
 
     return load_settings(path)
 

@@ -109,7 +109,9 @@ class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):
         """Two disjoint parts, for the radius and for the sum."""
         granularity = self.preprocessing.granularity
         count = max(self.options.count(state.batch) // granularity * granularity, granularity)
-        return Plan(count, granularity, self._charge(), self._parameters())
+        # Fewer could not resolve the radius, and every batch brings noise of its own.
+        least = math.ceil(max(400, 1000 / self.privacy.epsilon) / granularity) * granularity
+        return Plan(count, min(least, count), granularity, self._charge(), self._parameters())
 
     def _parameters(self) -> dict[str, Any]:
         sigma = self._sigma()

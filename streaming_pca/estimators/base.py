@@ -40,6 +40,9 @@ class Plan:
     ----------
     count : int
         Records to take; a multiple of ``granularity``.
+    least : int
+        The fewest records that are of use: what a batch must have to close at
+        ``max_wait``. A multiple of ``granularity``, at most ``count``.
     granularity : int
         Records of one partition that must stay together.
     charge : Charge
@@ -49,6 +52,7 @@ class Plan:
     """
 
     count: int
+    least: int
     granularity: int
     charge: Charge
     parameters: dict[str, Any]
@@ -94,6 +98,11 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     sizing: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    def largest_batch(self) -> int:
+        """The most records that any plan asks for."""
+        raise NotImplementedError
 
 
 S = TypeVar("S", bound=State)

@@ -64,6 +64,11 @@ class GrowingBatches(Options):
                 taken = end
         return (*sizes, self.n_records - taken)
 
+    @property
+    def largest_batch(self) -> int:
+        """The most records that any plan asks for."""
+        return max(self._schedule, default=self.max_batch)
+
     def count(self, batch: int) -> int:
         """Records of batch number ``batch``, from 0."""
         if self._schedule:

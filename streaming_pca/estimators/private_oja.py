@@ -57,6 +57,11 @@ class PrivateOjaOptions(Options):
             raise ValueError("clip_radius must lie between 1e-200 and 1e200")
         return self
 
+    @property
+    def largest_batch(self) -> int:
+        """The most records that any plan asks for."""
+        return self.batch_size
+
     def rate(self, t: int) -> float:
         """eta_t, t from 1."""
         eta = self.learning_rate / (t + self.offset)
@@ -135,7 +140,9 @@ class PrivateOja(Estimator[PrivateOjaState, PrivateOjaOptions]):
             "sigma_over_sensitivity": multiplier,
         }
         count = max(self.options.batch_size // granularity * granularity, granularity)
-        return Plan(count, granularity, self.privacy.charge(gaussian_rho(multiplier)), parameters)
+        # The noise of a step does not shrink with its batch: a quarter of B is the least that is worth one.
+        least = max(count // 4 // granularity * granularity, granularity)
+        return Plan(count, least, granularity, self.privacy.charge(gaussian_rho(multiplier)), parameters)
 
     def _sensitivity(self) -> float:
         return 2.0 * (RADIUS**2 if self.kind is RecordKind.FACTOR else MATRIX_RADIUS)

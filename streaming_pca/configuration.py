@@ -1,0 +1,132 @@
+"""From a TOML file and the environment to settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from streaming_pca.settings import ENV_PREFIX, ConfigurationError, Settings, first_problem
+
+__all__ = ["load_settings", "load_streams"]
+
+
+def load_settings(path: Path, stream: str | None = None) -> Settings:
+    """Read one stream from a TOML file; see :func:`load_streams`.
+
+    Parameters
+    ----------
+    path : Path
+    stream : str, optional
+        Its name, where the file holds several.
+    """
+    found = load_streams(path)
+    names = ", ".join(settings.stream.name for settings in found)
+    if stream is not None:
+        for settings in found:
+            if settings.stream.name == stream:
+                return settings
+        raise ConfigurationError(f"{path}: no stream {stream!r}; it has {names}")
+    if len(found) > 1:
+        raise ConfigurationError(f"{path}: holds several streams ({names}): name one with --stream")
+    return found[0]
+
+
+def load_streams(path: Path) -> tuple[Settings, ...]:
+    """Read a TOML file of one stream or several.
+
+    ``[stream]`` is the one stream, or what all of ``[[streams]]`` have in
+    common. Environment variables (``STREAMING_PCA_STREAM__EPSILON``) override
+    the file, for each stream; ``STREAMING_PCA_STREAMS`` is the list as JSON.
+
+    Raises
+    ------
+    ConfigurationError
+        One line that names the file and the setting.
+    """
+    values = _read(path)
+    _check_environment()
+    if isinstance(values.get("kafka"), dict) and "sasl_password" in values["kafka"]:
+        raise ConfigurationError(
+            f"{path}: kafka.sasl_password: a password does not belong in this file: use "
+            "kafka.sasl_password_file, or STREAMING_PCA_KAFKA__SASL_PASSWORD"
+        )
+    common = values.get("stream", {})
+    streams = _listed_streams(path, values)
+    if not isinstance(common, dict):
+        raise ConfigurationError(f"{path}: stream: must be a table")
+    if streams is None:
+        return (_load(path, values, "stream"),)
+    found = []
+    for number, own in enumerate(streams, start=1):
+        where = f"streams[{number}]"
+        if not isinstance(own, dict):
+            raise ConfigurationError(f"{path}: {where}: must be a table")
+        found.append(_load(path, values | {"stream": _merged(common, own)}, where))
+    names = [settings.stream.name for settings in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigurationError(f"{path}: streams: {name!r} is there twice")
+    return tuple(found)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{path}: is not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path}: is not TOML: {error}") from None
+
+
+def _listed_streams(path: Path, values: dict[str, Any]) -> list[Any] | None:
+    """The list of streams, taken out of ``values``; None where there is only ``[stream]``."""
+    streams = values.pop("streams", None)
+    variable = f"{ENV_PREFIX}STREAMS"
+    where = f"{path}: streams"
+    if variable in os.environ:
+        where = f"environment: {variable}"
+        try:
+            streams = json.loads(os.environ[variable])
+        except ValueError:
+            raise ConfigurationError(f"{where}: is not JSON") from None
+    if streams is not None and (not isinstance(streams, list) or not streams):
+        raise ConfigurationError(f"{where}: must be a list of tables, [[streams]]")
+    return streams
+
+
+def _merged(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """A stream's own settings over the common ones; its options too, unless it has another estimator."""
+    both = common | own
+    if "options" in common and "options" in own and "estimator" not in own:
+        both["options"] = common["options"] | own["options"]
+    elif "estimator" in own and "options" not in own:
+        both.pop("options", None)
+    return both
+
+
+def _check_environment() -> None:
+    """A variable with our prefix that names no section is a typing error, not somebody else's."""
+    for variable in os.environ:
+        section = variable.upper().removeprefix(ENV_PREFIX).partition("__")[0].lower()
+        if variable.upper().startswith(ENV_PREFIX) and section not in (*Settings.model_fields, "streams"):
+            raise ConfigurationError(f"environment: {variable}: no such setting")
+
+
+def _load(path: Path, values: dict[str, Any], where: str) -> Settings:
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        problem = first_problem(error)
+        if where != "stream":
+            problem = re.sub(r"^stream\b", where, problem)
+        raise ConfigurationError(f"{path}: {problem}") from None
+    except ValueError as error:  # an environment variable that is no JSON
+        raise ConfigurationError(f"environment: {str(error).splitlines()[0]}") from None
