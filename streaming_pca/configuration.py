@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from streaming_pca.environment import (
+    STREAMS_VARIABLE,
+    deciding_variable,
+    environment_streams,
+    unreadable_section,
+)
 from streaming_pca.settings import ENV_PREFIX, ConfigurationError, Settings, first_problem
 
-__all__ = ["load_settings", "load_streams"]
+__all__ = ["load_settings", "load_streams", "load_together"]
 
 
 def load_settings(path: Path, stream: str | None = None) -> Settings:
@@ -66,12 +71,33 @@ def load_streams(path: Path) -> tuple[Settings, ...]:
     for number, own in enumerate(streams, start=1):
         where = f"streams[{number}]"
         if not isinstance(own, dict):
-            raise ConfigurationError(f"{path}: {where}: must be a table")
+            raise ConfigurationError(f"{_home_of_streams(path)}: {where}: must be a table")
         found.append(_load(path, values | {"stream": _merged(common, own)}, where))
     names = [settings.stream.name for settings in found]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigurationError(f"{path}: streams: {name!r} is there twice")
+            raise ConfigurationError(f"{_home_of_streams(path)}: streams: {name!r} is there twice")
+    return tuple(found)
+
+
+def load_together(paths: Sequence[Path]) -> tuple[Settings, ...]:
+    """The streams of several files, for one process: all else must be the same in them.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    found: list[Settings] = []
+    for path in paths:
+        for settings in load_streams(path):
+            for section in sorted(Settings.model_fields.keys() - {"stream"}):
+                if found and getattr(settings, section) != getattr(found[0], section):
+                    raise ConfigurationError(
+                        f"{path}: {section}: differs from {paths[0]}: one process has one [{section}]"
+                    )
+            if any(settings.stream.name == other.stream.name for other in found):
+                raise ConfigurationError(f"{path}: stream {settings.stream.name!r} is there twice")
+            found.append(settings)
     return tuple(found)
 
 
@@ -89,16 +115,11 @@ def _read(path: Path) -> dict[str, Any]:
 def _listed_streams(path: Path, values: dict[str, Any]) -> list[Any] | None:
     """The list of streams, taken out of ``values``; None where there is only ``[stream]``."""
     streams = values.pop("streams", None)
-    variable = f"{ENV_PREFIX}STREAMS"
-    where = f"{path}: streams"
-    if variable in os.environ:
-        where = f"environment: {variable}"
-        try:
-            streams = json.loads(os.environ[variable])
-        except ValueError:
-            raise ConfigurationError(f"{where}: is not JSON") from None
+    from_environment = environment_streams()
+    if from_environment is not None:
+        return from_environment
     if streams is not None and (not isinstance(streams, list) or not streams):
-        raise ConfigurationError(f"{where}: must be a list of tables, [[streams]]")
+        raise ConfigurationError(f"{path}: streams: must be a list of tables, [[streams]]")
     return streams
 
 
@@ -124,9 +145,27 @@ def _load(path: Path, values: dict[str, Any], where: str) -> Settings:
     try:
         return Settings(**values)
     except ValidationError as error:
-        problem = first_problem(error)
-        if where != "stream":
-            problem = re.sub(r"^stream\b", where, problem)
-        raise ConfigurationError(f"{path}: {problem}") from None
-    except ValueError as error:  # an environment variable that is no JSON
-        raise ConfigurationError(f"environment: {str(error).splitlines()[0]}") from None
+        raise ConfigurationError(_located(path, where, error)) from None
+    except ValueError:  # from pydantic-settings, for a variable that should hold a section
+        variable = unreadable_section(Settings.model_fields)
+        if variable is None:
+            raise
+        raise ConfigurationError(f"environment: {variable}: is not JSON") from None
+
+
+def _located(path: Path, where: str, error: ValidationError) -> str:
+    """The first problem, and where it is to be mended: in a variable, or in the file."""
+    location = [str(part) for part in error.errors()[0]["loc"]]
+    problem = first_problem(error)
+    decided = deciding_variable(location)
+    # A problem of a whole section is one of settings that do not go together, from wherever they came.
+    if decided is not None and len(location) > 1:
+        variable, rest = decided
+        return ": ".join(["environment", variable, *rest, problem.partition(": ")[2]])
+    if location[0] != "stream" or where == "stream":
+        return f"{path}: {problem}"
+    return f"{_home_of_streams(path)}: {where}{problem.removeprefix('stream')}"
+
+
+def _home_of_streams(path: Path) -> str:
+    return f"{path}" if environment_streams() is None else f"environment: {STREAMS_VARIABLE}"

@@ -133,7 +133,11 @@ n_batches = {_N_BATCHES}
 growth = {_GROWTH}
 
 [worker]
+group = "{name}"
 stop_when_done = true
+
+[http]
+enabled = false
 """
 
 

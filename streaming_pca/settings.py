@@ -8,7 +8,16 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from streaming_pca.estimators.base import Estimator
@@ -189,6 +198,14 @@ class StreamSettings(_Section):
 
     _made: Estimator[Any, Any] = PrivateAttr()
 
+    @field_validator("options", mode="before")
+    @classmethod
+    def _read_lists(cls, options: Any) -> Any:
+        # An environment variable of an option is text: what it means only the estimator knows.
+        if not isinstance(options, dict):
+            return options
+        return {name: _list_of_json(value) for name, value in options.items()}
+
     @model_validator(mode="after")
     def _check(self) -> StreamSettings:
         for field in ("name", "input"):
@@ -276,6 +293,16 @@ class StreamSettings(_Section):
     def releases_topic(self) -> str:
         """Where subspaces are published."""
         return f"{self.name}.releases"
+
+
+def _list_of_json(value: Any) -> Any:
+    """A list that is written as JSON; anything else as it is."""
+    if not (isinstance(value, str) and value.startswith("[")):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
 
 
 def _digested(value: Any) -> Any:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from streaming_pca.arrow import find_pyarrow, rows_of_arrow
+from streaming_pca.payloads import rows_of_json, rows_of_npy
 from streaming_pca.records import RecordKind, is_symmetric
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "MalformedCheckpoint",
     "Message",
     "PayloadCodec",
+    "PrivacyUnit",
     "Release",
     "decode_checkpoint",
     "encode_checkpoint",
@@ -29,10 +31,13 @@ __all__ = [
 JSON = "application/json"
 NPY = "application/x-npy"
 OCTETS = "application/octet-stream"
-CONTENT_TYPES = (OCTETS, NPY, JSON)
+ARROW = "application/vnd.apache.arrow.stream"
+CONTENT_TYPES = (OCTETS, NPY, JSON, ARROW)
 
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
+_PLAIN = [("content-type", OCTETS.encode())]
 Rows = NDArray[np.floating]
+PrivacyUnit = Literal["message", "row"]
 
 
 class Message(Protocol):
@@ -53,19 +58,56 @@ class PayloadCodec:
     dtype : {"float32", "float64"}
         Of octet streams whose message does not say (header ``dtype``).
     max_rows : int
-        Most rows of a factor.
+        Most rows of a payload.
+    unit : {"message", "row"}
+        What a record is: a whole payload, or each of its rows.
+    arrow : bool
+        Whether pyarrow is installed. Without it Arrow payloads are null.
+
+    Notes
+    -----
+    Where each row is a record, two streams are neighbours if one row holds
+    something else. Then the number of rows must not change, nor any other row.
+    So what a message says is of two sorts:
+
+    *structure*, public, the same in neighbours: its headers (content type,
+    number type, kind) and how many rows there are. For octets that is the
+    number of bytes; for npy the header; for JSON the object around the rows
+    and the commas between them; for Arrow the schema and the lengths of the
+    batches. A structure that cannot be read, or has over ``max_rows`` rows,
+    has none.
+
+    *contents*: what is in the place of one row. For octets and npy its bytes,
+    for JSON any JSON value, for Arrow any number or null in each column. A
+    row that holds a NaN, an infinity, no numbers or the wrong number of them
+    is a row of NaNs. No contents take part in the structure: a payload's
+    length is bounded only where the number of rows fixes it, and a JSON row
+    is parsed, and bounded, by itself.
     """
 
     dim: int
     kind: RecordKind = RecordKind.FACTOR
     dtype: Literal["float32", "float64"] = "float32"
     max_rows: int = 64
+    unit: PrivacyUnit = "message"
+    _pyarrow: Any | None = field(init=False, repr=False, compare=False, default_factory=find_pyarrow)
+
+    def __post_init__(self) -> None:
+        if self.unit == "row" and self.kind is RecordKind.MATRIX:
+            raise ValueError("a row is no matrix: unit row needs records of kind factor")
+
+    @property
+    def arrow(self) -> bool:
+        """Whether Arrow payloads can be read."""
+        return self._pyarrow is not None
 
     def decode(self, message: Message) -> Rows | None:
-        """The rows (r, d) of one record, or None for the null record.
+        """The rows (r, d) of one payload, or None for one that has none.
 
-        Anything undecodable, oversized, misshapen, of another kind, or with a
-        NaN or an infinity is null. This is a function of the message alone.
+        A function of the message alone. Where the message is the record,
+        anything undecodable, oversized, misshapen, of another kind, or with a
+        NaN or an infinity is null: None. Where rows are records, see the notes
+        of the class; rows that are null records are NaNs.
         """
         try:
             rows = self._decode(message)
@@ -73,7 +115,11 @@ class PayloadCodec:
             # Whatever a payload makes a decoder raise, an error that got out would end the worker: it
             # would tell the world about the payload, and the batch would lose its other records.
             return None
-        if rows is None or not np.isfinite(rows).all():
+        if rows is None:
+            return None
+        if self.unit == "row":
+            return _null_rows_as_nan(rows)
+        if not len(rows) or not np.isfinite(rows).all():
             return None
         if self.kind is RecordKind.MATRIX and not is_symmetric(rows):
             return None
@@ -81,13 +127,15 @@ class PayloadCodec:
 
     def _decode(self, message: Message) -> Rows | None:
         value = message.value
-        if not value or len(value) > self._most_bytes:
+        if value is None:
             return None
         headers = {key: bytes(item or b"") for key, item in message.headers or ()}
         kind = headers.get("record-kind")
         if kind is not None and kind != self.kind.encode():
             return None
         content_type = headers.get("content-type", OCTETS.encode()).decode("ascii").split(";")[0].strip()
+        if len(value) > self._most_bytes(content_type):
+            return None
         if content_type == OCTETS:
             name = headers.get("dtype", self.dtype.encode()).decode("ascii")
             array: NDArray[Any] = np.frombuffer(value, dtype=_DTYPES[name])
@@ -95,9 +143,11 @@ class PayloadCodec:
                 return None
             array = array.reshape(-1, self.dim)
         elif content_type == NPY:
-            array = _from_npy(value)
+            array = rows_of_npy(value)
         elif content_type == JSON:
-            array = _from_json(json.loads(value))
+            array = rows_of_json(value, self.dim, self._most_rows)
+        elif content_type == ARROW and self._pyarrow is not None:
+            array = rows_of_arrow(self._pyarrow, value, self.dim, self._most_rows)
         else:
             return None
         return self._shaped(array)
@@ -106,9 +156,14 @@ class PayloadCodec:
     def _most_rows(self) -> int:
         return self.dim if self.kind is RecordKind.MATRIX else self.max_rows
 
-    @property
-    def _most_bytes(self) -> int:
-        """A JSON number takes 25 bytes at most as Python and JavaScript write it."""
+    def _most_bytes(self, content_type: str) -> float:
+        """A JSON number takes 25 bytes at most as Python and JavaScript write it.
+
+        Arrow's reader has bounds of its own. A payload of JSON rows has none: its
+        length is contents, and rows bounded one by one take no more memory than it.
+        """
+        if content_type == ARROW or (content_type == JSON and self.unit == "row"):
+            return float("inf")
         return 4096 + self._most_rows * (self.dim * 26 + 8)
 
     def _shaped(self, array: NDArray[Any]) -> Rows | None:
@@ -116,7 +171,7 @@ class PayloadCodec:
             return None
         if array.ndim == 1 and self.kind is RecordKind.FACTOR:
             array = array[None, :]
-        if array.ndim != 2 or array.shape[1] != self.dim or not 1 <= len(array) <= self._most_rows:
+        if array.ndim != 2 or array.shape[1] != self.dim or len(array) > self._most_rows:
             return None
         if self.kind is RecordKind.MATRIX and len(array) != self.dim:
             return None
@@ -126,8 +181,12 @@ class PayloadCodec:
             return np.ascontiguousarray(array, dtype=np.float32 if small else np.float64)
 
     def decode_many(self, messages: Sequence[Message]) -> tuple[Rows, NDArray[np.int64]]:
-        """Rows of all messages in order, and how many rows each has (0 for null ones)."""
-        fast = self._decode_vectors(messages)
+        """Rows of all messages in order, and how many rows each has (0 for null ones).
+
+        Where rows are records, null ones are rows of NaNs, each in its place:
+        ``Batch.of_vectors`` takes them as that.
+        """
+        fast = self._decode_octets(messages)
         if fast is not None:
             return fast
         decoded = [self.decode(message) for message in messages]
@@ -135,59 +194,43 @@ class PayloadCodec:
         present = [rows for rows in decoded if rows is not None]
         return np.concatenate(present) if present else np.zeros((0, self.dim), np.float32), lengths
 
-    def _decode_vectors(self, messages: Sequence[Message]) -> tuple[Rows, NDArray[np.int64]] | None:
-        """The fast path: plain octet streams of one row, gathered in one copy."""
+    def _decode_octets(self, messages: Sequence[Message]) -> tuple[Rows, NDArray[np.int64]] | None:
+        """The fast path: plain octet streams, gathered in one copy."""
         if self.kind is not RecordKind.FACTOR:
             return None
-        dtype = _DTYPES[self.dtype]
-        size = self.dim * dtype.itemsize
         values: list[bytes] = []
-        plain = [("content-type", OCTETS.encode())]
         for message in messages:
-            value, headers = message.value, message.headers
-            if value is None or len(value) != size or (headers and list(headers) != plain):
+            headers = message.headers
+            if headers and list(headers) != _PLAIN:
                 return None
-            values.append(value)
+            values.append(message.value or b"")
+        dtype = _DTYPES[self.dtype]
+        sizes = np.fromiter(map(len, values), dtype=np.int64, count=len(values))
+        lengths, rest = np.divmod(sizes, self.dim * dtype.itemsize)
+        wrong = (rest != 0) | (lengths > self.max_rows)
+        if wrong.any():
+            lengths[wrong] = 0
+            values = [b"" if bad else value for value, bad in zip(values, wrong, strict=True)]
         rows: Rows = np.frombuffer(b"".join(values), dtype=dtype).reshape(-1, self.dim)
-        finite = np.atleast_1d(np.isfinite(rows).all(axis=1))
-        lengths: NDArray[np.int64] = finite.astype(np.int64)
-        return (rows if finite.all() else rows[finite]), lengths
+        if self.unit == "row":
+            return _null_rows_as_nan(rows), lengths
+        finite = np.isfinite(rows)
+        if not finite.all():
+            owner = np.repeat(np.arange(len(lengths)), lengths)
+            null = np.zeros(len(lengths), dtype=bool)
+            null[owner[~finite.all(axis=1)]] = True
+            rows = rows[~null[owner]]
+            lengths[null] = 0
+        return rows, lengths
 
 
-# Written by every numpy since 2011. numpy's own reader accepts more, and prints warnings about it.
-_NPY_HEADER = re.compile(
-    rb"\{'descr': '([<>|=]?[fiu][1248])', 'fortran_order': (True|False), 'shape': \(([0-9, ]*)\), \}\s*\Z"
-)
-
-
-def _from_npy(value: bytes) -> NDArray[Any]:
-    version = value[:8]
-    if version == b"\x93NUMPY\x01\x00":
-        start = 10 + int.from_bytes(value[8:10], "little")
-        header = value[10:start]
-    elif version in (b"\x93NUMPY\x02\x00", b"\x93NUMPY\x03\x00"):
-        start = 12 + int.from_bytes(value[8:12], "little")
-        header = value[12:start]
-    else:
-        raise ValueError("no npy header")
-    found = _NPY_HEADER.match(header)
-    if found is None:
-        raise ValueError("not the header of an array of numbers")
-    shape = tuple(int(n) for n in found[3].split(b",") if n.strip())
-    array = np.frombuffer(value, dtype=np.dtype(found[1].decode()), offset=start)
-    return array.reshape(shape, order="F" if found[2] == b"True" else "C")
-
-
-def _from_json(body: Any) -> NDArray[Any]:
-    if not isinstance(body, dict) or len(body) != 1:
-        raise ValueError("expected one key, x or rows")
-    ((key, value),) = body.items()
-    if key not in ("x", "rows"):
-        raise ValueError("expected x or rows")
-    array = np.array(value)  # ragged lists raise ValueError; booleans and text are refused by _shaped
-    if array.ndim != (1 if key == "x" else 2):
-        raise ValueError("x is a list of numbers, rows a list of those")
-    return array
+def _null_rows_as_nan(rows: Rows) -> Rows:
+    finite = np.isfinite(rows)
+    if finite.all():
+        return rows
+    rows = rows.copy()
+    rows[~finite.all(axis=1)] = np.nan
+    return rows
 
 
 class Release(BaseModel):
@@ -214,6 +257,8 @@ class Release(BaseModel):
     delta: float
     adjacency: str
     privacy_unit: str
+    feature_names: list[str] | None = None
+    """Names of the d numbers of a component, where the stream has them."""
     created: str
     """ISO 8601, UTC."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from streaming_pca.cli.common import (
@@ -14,12 +15,17 @@ from streaming_pca.cli.common import (
     JsonOption,
     MaybeConfig,
     err,
+    fail,
     ledger_of,
     out,
     print_json,
 )
 
-app = typer.Typer(help="Read the privacy ledger of an input topic.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from streaming_pca.privacy.entries import OffsetSpan
+    from streaming_pca.privacy.parameters import Charge
+
+app = typer.Typer(help="Read the privacy ledger of an input topic, and charge it.", no_args_is_help=True)
 
 
 @app.command("show")
@@ -44,12 +50,29 @@ def ledger_show(
         "not open" if cap is None else f"epsilon {cap['epsilon']}, delta {cap['delta']} ({facts['filter']})"
     )
     table = Table(title=f"ledger of {facts['topic']}: cap {cap_text}")
-    for name in ("offset", "entry", "job", "batch", "records", "epsilon", "delta", "void because"):
-        table.add_column(name, justify="left" if name in ("entry", "job", "void because") else "right")
-    for row in facts["entries"]:
-        keys = ("offset", "kind", "job", "batch", "records", "epsilon", "delta", "void")
-        table.add_row(*(str(row.get(key, "")) for key in keys))
+    rows = [row | {"ranges": _charged_ranges(row)} for row in facts["entries"]]
+    # The rarer columns are there when an entry has something to say in them.
+    rare = [key for key in ("rho", "ranges", "reason") if any(row.get(key) for row in rows)]
+    keys = ["offset", "kind", "job", "batch", "records", "epsilon", "delta", *rare, "void"]
+    for key in keys:
+        table.add_column(
+            {"kind": "entry", "void": "void because"}.get(key, key),
+            justify="left" if key in ("kind", "job", "ranges", "reason", "void") else "right",
+            no_wrap=key == "kind",
+        )
+    for row in rows:
+        table.add_row(*(escape(str(row.get(key, ""))) for key in keys))
     out.print(table)
+    for name, job in facts["jobs"].items():
+        if job["standing"] != "active":
+            out.print(f"job {name} is {job['standing']}", markup=False, highlight=False)
+
+
+def _charged_ranges(row: dict[str, Any]) -> str:
+    """Of CHARGED only: a batch has its number and its count."""
+    if row["kind"] != "CHARGED":
+        return ""
+    return " ".join(f"{r['partition']}:{r['start']}:{r['end']}" for r in row["ranges"])
 
 
 @app.command("verify")
@@ -72,6 +95,11 @@ def ledger_verify(
         for problem in report.problems:
             err.print(f"problem: {problem}", markup=False, highlight=False, soft_wrap=True)
         out.print("verified" if report.ok else "NOT verified")
+        for name, jobs in (("paused", report.paused), ("retired", report.retired)):
+            if jobs:
+                out.print(f"{name}: {', '.join(jobs)}", markup=False, highlight=False)
+        if report.charges:
+            out.print(f"charges for releases made elsewhere: {report.charges}", highlight=False)
     if not report.ok:
         sys.exit(1)
 
@@ -95,11 +123,112 @@ def ledger_spent(
     if as_json:
         print_json(facts)
         return
-    table = Table(title=f"{facts['topic']}, partition {partition}, offset {offset}")
-    for name in ("", "epsilon", "delta"):
+    _print_charges(
+        f"{facts['topic']}, partition {partition}, offset {offset}",
+        {f"job {job}": charge for job, charge in facts["jobs"].items()}
+        | {name: facts[name] for name in ("spent", "left", "cap")},
+    )
+
+
+def _print_charges(title: str, charges: dict[str, dict[str, str | None]]) -> None:
+    """A table of charges, with a column for rho where the ledger adds up by it."""
+    columns = ["epsilon", "delta"] + ["rho"] * any("rho" in charge for charge in charges.values())
+    table = Table(title=escape(title))
+    for name in ("", *columns):
         table.add_column(name)
-    for job, charge in facts["jobs"].items():
-        table.add_row(f"job {job}", charge["epsilon"], charge["delta"])
-    for name in ("spent", "left", "cap"):
-        table.add_row(name, facts[name]["epsilon"], facts[name]["delta"])
+    for name, charge in charges.items():
+        table.add_row(escape(name), *(charge.get(column, "") or "none" for column in columns))
     out.print(table)
+
+
+@app.command("charge")
+def ledger_charge(
+    job: Annotated[str, typer.Option(help="Under whose name; not a stream's.")],
+    epsilon: Annotated[str, typer.Option(help="What the release costs each record: 0.1, 1/3 or inf.")],
+    delta: Annotated[str, typer.Option(help="The same, as in 1e-6.")],
+    reason: Annotated[str, typer.Option(help="One line for whoever reads the ledger.")],
+    rho: Annotated[str | None, typer.Option(help="The same in zCDP; needed where --filter is zcdp.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every record that is on the topic now.")] = False,
+    ranges: Annotated[
+        list[str] | None,
+        typer.Option("--range", metavar="P:START:END", help="Offsets START to END - 1; may be repeated."),
+    ] = None,
+    partition: Annotated[int | None, typer.Option(min=0, help="One range: its partition,")] = None,
+    start: Annotated[int | None, typer.Option("--from", min=0, help="its first offset,")] = None,
+    end: Annotated[int | None, typer.Option("--to", min=0, help="and the first one behind it.")] = None,
+    config: MaybeConfig = None,
+    input_topic: InputOption = None,
+    bootstrap: BootstrapOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Charge records for a release that was made elsewhere, so that the cap covers it.
+
+    A charge can never be taken back. Exit status 3, and nothing charged, if a record would pass the cap.
+    [dim]Example: streaming-pca ledger charge --config stream.toml --job census-2026 --epsilon 0.5
+    --delta 1e-7 --all --reason "histogram sent to the agency"[/]
+    """
+    from streaming_pca.privacy.ledger import BudgetExceeded
+    from streaming_pca.service.charging import ChargeVoid, charge_records
+    from streaming_pca.service.inspection import describe_charge, describe_left
+
+    spans = _spans(everything, ranges or [], partition, start, end)
+    charge = _charge(epsilon, delta, rho)
+    kafka, topic = ledger_of(config, input_topic, bootstrap)
+    try:
+        done = charge_records(kafka, topic, job, charge, spans, reason)
+    except (BudgetExceeded, ChargeVoid) as error:
+        fail(error, 3)
+    zcdp = done.opened.filter == "zcdp"
+    charges: dict[str, dict[str, str | None]] = {
+        "charge": describe_charge(charge, with_rho=rho is not None),
+        "spent": describe_charge(done.spent, with_rho=zcdp),
+        "left": {**describe_left(done.spent, done.opened)},
+        "cap": done.opened.cap.model_dump(mode="json"),
+    }
+    if as_json:
+        ranges_json = [r.model_dump() for r in done.entry.ranges]
+        print_json({"topic": topic, "job": job, "offset": done.offset, "ranges": ranges_json, **charges})
+        return
+    count = sum(r.end - r.start for r in done.entry.ranges)
+    _print_charges(
+        f"{topic}: {count} offsets charged, and of their records the one that was charged most",
+        charges,
+    )
+
+
+def _charge(epsilon: str, delta: str, rho: str | None) -> Charge:
+    from streaming_pca.privacy.parameters import Charge, parse_rational
+    from streaming_pca.settings import ConfigurationError
+
+    parts = {}
+    for name, text in (("epsilon", epsilon), ("delta", delta), ("rho", rho)):
+        try:
+            parts[name] = None if text is None else parse_rational(text)
+        except ValueError as error:
+            raise ConfigurationError(f"--{name} {error}") from None
+    return Charge(**parts)
+
+
+def _spans(
+    everything: bool, ranges: list[str], partition: int | None, start: int | None, end: int | None
+) -> list[OffsetSpan] | None:
+    """The ranges that the options name; None for all."""
+    from streaming_pca.privacy.entries import OffsetSpan
+    from streaming_pca.settings import ConfigurationError
+
+    one = (partition, start, end)
+    named = [text.split(":") for text in ranges]
+    for text, parts in zip(ranges, named, strict=True):
+        if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
+            raise ConfigurationError(
+                f"--range must be PARTITION:START:END, as in --range 0:0:500, not {text!r}"
+            )
+    if any(part is not None for part in one):
+        if any(part is None for part in one):
+            raise ConfigurationError("--partition, --from and --to name one range together: give all three")
+        named.append([str(part) for part in one])
+    if everything == bool(named):
+        raise ConfigurationError("name the records by --all, or by --range P:START:END, and not by both")
+    if everything:
+        return None
+    return [OffsetSpan(partition=int(p), start=int(a), end=int(b)) for p, a, b in named]

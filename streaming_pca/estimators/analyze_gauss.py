@@ -26,21 +26,14 @@ _LEAST_RADIUS, _GREATEST_RADIUS = 1e-200, 1e200
 
 
 class AnalyzeGaussOptions(GrowingBatches):
-    """Settings of :class:`AnalyzeGauss`, besides those of its batches.
-
-    Attributes
-    ----------
-    clip_quantile : float
-        The private quantile of the records' traces that becomes the clip radius.
-    clip_radius : float or None
-        A public radius instead: no record is spent on finding one.
-    radius_range : (low, high)
-        Where the radius is looked for when no ``bounds`` tell; public.
-    """
+    """Settings of :class:`AnalyzeGauss`, besides those of its batches."""
 
     clip_quantile: float = Field(default=0.99, gt=0, lt=1)
+    """The private quantile of the records' traces that becomes the clip radius."""
     clip_radius: float | None = Field(default=None, ge=_LEAST_RADIUS, le=_GREATEST_RADIUS)
+    """A public radius instead: no record is spent on finding one."""
     radius_range: tuple[float, float] = (2.0**-40, 2.0**60)
+    """Low and high: where the radius is looked for when no ``bounds`` tell; public."""
 
     @model_validator(mode="after")
     def _check_radius(self) -> AnalyzeGaussOptions:

@@ -95,7 +95,8 @@ class Options(BaseModel):
     batch that is reserved can be answered under others.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Attribute docstrings are the fields' descriptions in the settings reference.
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     sizing: ClassVar[frozenset[str]] = frozenset()
 

@@ -14,30 +14,23 @@ __all__ = ["GrowingBatches"]
 
 
 class GrowingBatches(Options):
-    """Batches that grow by a factor up to a limit, or that add up to a known number.
-
-    Attributes
-    ----------
-    first_batch : int
-        Records of the first batch of an endless stream.
-    growth : float >= 1
-    max_batch : int
-        Largest batch of an endless stream; the worker's memory is two of them.
-    n_records : int or None
-        The number of records that will ever come, where it is known: then
-        ``n_batches`` batches, growing by ``growth``, add up to it exactly.
-    n_batches : int
-    """
+    """Batches that grow by a factor up to a limit, or that add up to a known number."""
 
     sizing: ClassVar[frozenset[str]] = frozenset(
         {"first_batch", "growth", "max_batch", "n_records", "n_batches"}
     )
 
     first_batch: int = Field(default=4096, ge=2, le=MAX_RECORDS)
+    """Records of the first batch of an endless stream."""
     growth: float = Field(default=1.6, ge=1, le=64)
+    """Each batch has this many times the records of the one before."""
     max_batch: int = Field(default=131_072, ge=2, le=MAX_RECORDS)
+    """Largest batch of an endless stream; the worker's memory is two of them."""
     n_records: int | None = Field(default=None, ge=2)
+    """The number of records that will ever come, where it is known: then
+    ``n_batches`` batches, growing by ``growth``, add up to it exactly."""
     n_batches: int = Field(default=9, ge=1, le=10_000)
+    """How many batches ``n_records`` are cut into."""
 
     @model_validator(mode="after")
     def _check(self) -> GrowingBatches:

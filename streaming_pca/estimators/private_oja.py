@@ -21,35 +21,26 @@ __all__ = ["PrivateOja", "PrivateOjaOptions", "PrivateOjaState"]
 
 
 class PrivateOjaOptions(Options):
-    """Settings of :class:`PrivateOja`; the paper's inputs (003, line 128).
-
-    Attributes
-    ----------
-    clip_radius : float
-        R, for |A_i Q|_F; in squared units of the records, public. No default
-        can be right.
-    batch_size : int
-        B.
-    learning_rate : float
-        c of eta_t = c / (t + offset), the family of 003 appendix F.2, in
-        inverse squared units of the records.
-    offset : float
-    decay_after, decay_power : int or None, float
-        From step tau = ``decay_after`` on, eta_t is multiplied by
-        ((tau + offset)/(t + offset))**decay_power.
-    calibration : {"paper", "analytic"}
-        The printed noise multiplier, or the smallest one; the same promise.
-    """
+    """Settings of :class:`PrivateOja`; the paper's inputs (003, line 128)."""
 
     sizing: ClassVar[frozenset[str]] = frozenset({"batch_size"})
 
     clip_radius: float = Field(gt=0)
+    """R, for ``|A_i Q|_F``; in squared units of the records, public. No default can be right."""
     batch_size: int = Field(default=4096, ge=2, le=MAX_RECORDS)
+    """Records B of a batch."""
     learning_rate: float = Field(default=1.0, gt=0)
+    """c of eta_t = c / (t + offset), the family of 003 appendix F.2, in
+    inverse squared units of the records."""
     offset: float = Field(default=10.0, ge=0)
+    """Of the steps t in eta_t: keeps the first ones small."""
     decay_after: int | None = Field(default=None, ge=1)
+    """From step tau = ``decay_after`` on, eta_t is multiplied by
+    ``((tau + offset)/(t + offset))**decay_power``."""
     decay_power: float = Field(default=0.5, ge=0)
+    """See ``decay_after``."""
     calibration: Literal["paper", "analytic"] = "paper"
+    """The printed noise multiplier, or the smallest one; the same promise."""
 
     @model_validator(mode="after")
     def _check(self) -> PrivateOjaOptions:

@@ -13,13 +13,18 @@ from streaming_pca.privacy.parameters import Charge, Rational
 __all__ = [
     "Abandoned",
     "Cap",
+    "Charged",
     "Committed",
-    "Entry",
+    "LedgerEntry",
     "MalformedEntry",
     "OffsetRange",
+    "OffsetSpan",
     "Opened",
+    "Paused",
     "Released",
     "Reserved",
+    "Resumed",
+    "Retired",
     "decode_entry",
     "encode_entry",
     "entry_hash",
@@ -41,15 +46,20 @@ class Cap(_Frozen):
     delta: Rational
 
 
-class OffsetRange(_Frozen):
-    """Offsets [start, end) of a partition, and how many records they hold.
-
-    ``count`` can be below ``end - start``: transaction markers take offsets.
-    """
+class OffsetSpan(_Frozen):
+    """Offsets [start, end) of a partition."""
 
     partition: int = Field(ge=0)
     start: int = Field(ge=0)
     end: int = Field(ge=0)
+
+
+class OffsetRange(OffsetSpan):
+    """Offsets of a partition, and how many records they hold.
+
+    ``count`` can be below ``end - start``: transaction markers take offsets.
+    """
+
     count: int = Field(ge=0)
 
 
@@ -70,12 +80,15 @@ class Opened(_Entry):
 
 class _JobEntry(_Entry):
     job: str
-    batch: int = Field(ge=1)
     previous: str
     """Hash of this job's previous entry, of OPENED for its first."""
 
 
-class Reserved(_JobEntry):
+class _BatchEntry(_JobEntry):
+    batch: int = Field(ge=1)
+
+
+class Reserved(_BatchEntry):
     """The named records are charged, whether or not an answer ever comes."""
 
     kind: Literal["RESERVED"] = "RESERVED"
@@ -92,40 +105,70 @@ class Reserved(_JobEntry):
         return sum(r.count for r in self.ranges)
 
 
-class Committed(_JobEntry):
+class Committed(_BatchEntry):
     """The batch's one answer is in the state."""
 
     kind: Literal["COMMITTED"] = "COMMITTED"
     state_digest: str
 
 
-class Abandoned(_JobEntry):
+class Abandoned(_BatchEntry):
     """No answer was or will be given; the charge stays."""
 
     kind: Literal["ABANDONED"] = "ABANDONED"
     reason: str
 
 
-class Released(_JobEntry):
+class Released(_BatchEntry):
     """The batch's release is on the releases topic."""
 
     kind: Literal["RELEASED"] = "RELEASED"
     release_digest: str
 
 
-Entry = Annotated[Opened | Reserved | Committed | Abandoned | Released, Field(discriminator="kind")]
+class Paused(_JobEntry):
+    """The job reserves no batch until it is resumed; an open one may still end."""
 
-_ADAPTER: TypeAdapter[Opened | Reserved | Committed | Abandoned | Released] = TypeAdapter(Entry)
+    kind: Literal["PAUSED"] = "PAUSED"
+    reason: str
 
 
-def encode_entry(entry: Opened | Reserved | Committed | Abandoned | Released) -> bytes:
+class Resumed(_JobEntry):
+    """The job may reserve again."""
+
+    kind: Literal["RESUMED"] = "RESUMED"
+    reason: str
+
+
+class Retired(_JobEntry):
+    """The job never reserves again."""
+
+    kind: Literal["RETIRED"] = "RETIRED"
+    reason: str
+
+
+class Charged(_JobEntry):
+    """The owner made a release of the named records elsewhere; it counts against their cap."""
+
+    kind: Literal["CHARGED"] = "CHARGED"
+    ranges: tuple[OffsetSpan, ...]
+    charge: Charge
+    reason: str
+
+
+LedgerEntry = Opened | Reserved | Committed | Abandoned | Released | Paused | Resumed | Retired | Charged
+
+_ADAPTER: TypeAdapter[LedgerEntry] = TypeAdapter(Annotated[LedgerEntry, Field(discriminator="kind")])
+
+
+def encode_entry(entry: LedgerEntry) -> bytes:
     """Canonical JSON: sorted keys, no spaces, so that equal entries have equal bytes."""
     return json.dumps(
         entry.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False
     ).encode()
 
 
-def decode_entry(data: bytes) -> Opened | Reserved | Committed | Abandoned | Released:
+def decode_entry(data: bytes) -> LedgerEntry:
     """Read an entry; :class:`MalformedEntry` if it is none."""
     try:
         entry = _ADAPTER.validate_json(data)
@@ -143,6 +186,6 @@ def decode_entry(data: bytes) -> Opened | Reserved | Committed | Abandoned | Rel
     return entry
 
 
-def entry_hash(entry: Opened | Reserved | Committed | Abandoned | Released) -> str:
+def entry_hash(entry: LedgerEntry) -> str:
     """SHA-256 of the canonical bytes."""
     return hashlib.sha256(encode_entry(entry)).hexdigest()

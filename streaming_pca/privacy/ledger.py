@@ -8,13 +8,21 @@ A batch of a job goes
     RESERVED -> COMMITTED -> RELEASED
              -> ABANDONED
 
-and is charged by RESERVED alone. The charge never goes back.
+and is charged by RESERVED alone. The charge never goes back. Beside it, the
+job itself stands
+
+    ACTIVE <-> PAUSED
+    ACTIVE, PAUSED -> RETIRED
+
+and only an active job reserves. A job that has CHARGED, for releases that were
+made elsewhere, has no batches.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_EVEN, Context, Decimal
 from enum import StrEnum
@@ -25,23 +33,27 @@ from typing import Any
 from streaming_pca.privacy.entries import (
     Abandoned,
     Cap,
+    Charged,
     Committed,
+    LedgerEntry,
     OffsetRange,
+    OffsetSpan,
     Opened,
+    Paused,
     Released,
     Reserved,
+    Resumed,
+    Retired,
     entry_hash,
 )
 from streaming_pca.privacy.intervals import SpendMap
 from streaming_pca.privacy.parameters import Charge, format_rational
 
-__all__ = ["BudgetExceeded", "JobLedger", "Ledger", "Phase", "Verdict", "within_cap"]
-
-AnyEntry = Opened | Reserved | Committed | Abandoned | Released
+__all__ = ["BudgetExceeded", "JobLedger", "Ledger", "Phase", "Standing", "Verdict", "within_cap"]
 
 
 class BudgetExceeded(Exception):
-    """A reservation would charge some record above the topic's cap.
+    """A reservation or a charge would take some record above the topic's cap.
 
     Attributes
     ----------
@@ -49,7 +61,7 @@ class BudgetExceeded(Exception):
     cap : Cap
     """
 
-    def __init__(self, where: OffsetRange, asked: Charge, spent: Charge, cap: Cap) -> None:
+    def __init__(self, where: OffsetSpan, asked: Charge, spent: Charge, cap: Cap) -> None:
         self.asked, self.spent, self.cap = asked, spent, cap
         super().__init__(
             f"partition {where.partition}, offsets {where.start} to {where.end}: "
@@ -68,6 +80,14 @@ class Phase(StrEnum):
     COMMITTED = "committed"
     ABANDONED = "abandoned"
     RELEASED = "released"
+
+
+class Standing(StrEnum):
+    """Whether a job may reserve."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+    RETIRED = "retired"
 
 
 @dataclass(frozen=True)
@@ -157,6 +177,9 @@ class JobLedger:
         What the job's first reservation promised, for all that follow.
     ends : dict of partition to offset
         Where the job's next batch starts.
+    standing : Standing
+    charges : int
+        How many CHARGED entries count; a job that has any has no batches.
     """
 
     head: str = ""
@@ -172,6 +195,8 @@ class JobLedger:
     released: int = 0
     records_committed: int = 0
     records_abandoned: int = 0
+    standing: Standing = Standing.ACTIVE
+    charges: int = 0
     spend: defaultdict[int, SpendMap] = field(default_factory=lambda: defaultdict(SpendMap))
 
 
@@ -209,7 +234,7 @@ class Ledger:
         """What one record has been charged by all jobs."""
         return self.spend[partition].at(offset) if partition in self.spend else Charge.nothing()
 
-    def judge(self, entry: AnyEntry) -> Verdict:
+    def judge(self, entry: LedgerEntry) -> Verdict:
         """What :meth:`apply` would answer; changes nothing."""
         if entry.topic_id != self.topic_id:
             return _void("it belongs to another life of the topic (other topic id)")
@@ -220,8 +245,13 @@ class Ledger:
         job = self.job(entry.job)
         if entry.previous != job.head:
             return _void("its hash chain does not continue the job's last entry")
-        if isinstance(entry, Reserved):
-            return self._judge_reserved(entry, job)
+        match entry:
+            case Reserved():
+                return self._judge_reserved(entry, job)
+            case Charged():
+                return self._judge_charged(entry, job)
+            case Paused() | Resumed() | Retired():
+                return self._judge_standing(entry, job)
         if entry.batch != job.batch:
             return _void(f"batch {entry.batch} is not the job's last batch ({job.batch})")
         needed = Phase.COMMITTED if isinstance(entry, Released) else Phase.RESERVED
@@ -230,6 +260,10 @@ class Ledger:
         return _ACCEPTED
 
     def _judge_reserved(self, entry: Reserved, job: JobLedger) -> Verdict:
+        if job.standing is not Standing.ACTIVE:
+            return _void(f"the job is {job.standing}")
+        if job.charges:
+            return _void("the job has charges for releases made elsewhere, so it can have no batches")
         if job.phase is Phase.RESERVED:
             return _void(f"batch {job.batch} is still open")
         if entry.batch != job.batch + 1:
@@ -241,23 +275,44 @@ class Ledger:
                 if job.promise.get(key) != entry.promise.get(key)
             )
             return _void(f"the job's promise changed: {', '.join(changed)}")
-        seen: set[int] = set()
+        if impossible := _impossible(entry.ranges):
+            return _void(impossible)
         for r in entry.ranges:
-            if r.partition in seen:
-                return _void(f"partition {r.partition} appears twice")
-            seen.add(r.partition)
-            if r.end < r.start or r.count > r.end - r.start:
-                return _void(f"partition {r.partition} has an impossible range")
             if r.start < job.ends.get(r.partition, 0):
                 return _void(f"partition {r.partition} overlaps an earlier batch of the job")
+        return self._judge_budget(entry)
+
+    def _judge_charged(self, entry: Charged, job: JobLedger) -> Verdict:
+        if job.standing is not Standing.ACTIVE:
+            return _void(f"the job is {job.standing}")
+        if job.batch:
+            return _void("the job has batches, so it can have no charges for releases made elsewhere")
+        if impossible := _impossible(entry.ranges):
+            return _void(impossible)
+        return self._judge_budget(entry)
+
+    @staticmethod
+    def _judge_standing(entry: Paused | Resumed | Retired, job: JobLedger) -> Verdict:
+        if job.standing is Standing.RETIRED:
+            return _void("the job is retired, which is final")
+        match entry:
+            case Paused() if job.standing is not Standing.ACTIVE:
+                return _void(f"the job is {job.standing}")
+            case Resumed() if job.standing is not Standing.PAUSED:
+                return _void(f"the job is {job.standing}, not paused")
+            case Retired() if job.phase in (Phase.RESERVED, Phase.COMMITTED):
+                return _void(f"batch {job.batch} is {job.phase}: it must be abandoned or released first")
+        return _ACCEPTED
+
+    def _judge_budget(self, entry: Reserved | Charged) -> Verdict:
         try:
             self.check_budget(entry)
         except BudgetExceeded as error:
             return _void(str(error))
         return _ACCEPTED
 
-    def check_budget(self, entry: Reserved) -> None:
-        """Raise :class:`BudgetExceeded` if the reservation would pass the cap of any record."""
+    def check_budget(self, entry: Reserved | Charged) -> None:
+        """Raise :class:`BudgetExceeded` if the entry would take any record above the cap."""
         assert self.opened is not None
         for r in entry.ranges:
             # Not self.spend[...], which would make an entry: a dry run changes nothing.
@@ -265,7 +320,7 @@ class Ledger:
                 if not within_cap(spent + entry.charge, self.opened.cap, self.opened.filter):
                     raise BudgetExceeded(r, entry.charge, spent, self.opened.cap)
 
-    def apply(self, entry: AnyEntry) -> Verdict:
+    def apply(self, entry: LedgerEntry) -> Verdict:
         """Take the log's next entry: judge it, then record it."""
         verdict = self.judge(entry)
         if isinstance(entry, Opened):
@@ -284,14 +339,13 @@ class Ledger:
             self._record(entry, job)
         return verdict
 
-    def _record(self, entry: Reserved | Committed | Abandoned | Released, job: JobLedger) -> None:
+    def _record(self, entry: LedgerEntry, job: JobLedger) -> None:
         match entry:
             case Reserved():
                 job.batch, job.phase, job.reservation = entry.batch, Phase.RESERVED, entry
                 job.promise = entry.promise
+                self._charge(entry, job)
                 for r in entry.ranges:
-                    self.spend[r.partition].add(r.start, r.end, entry.charge)
-                    job.spend[r.partition].add(r.start, r.end, entry.charge)
                     job.ends[r.partition] = r.end
             case Committed():
                 assert job.reservation is not None
@@ -307,3 +361,29 @@ class Ledger:
             case Released():
                 job.phase = Phase.RELEASED
                 job.released += 1
+            case Paused():
+                job.standing = Standing.PAUSED
+            case Resumed():
+                job.standing = Standing.ACTIVE
+            case Retired():
+                job.standing = Standing.RETIRED
+            case Charged():
+                job.charges += 1
+                self._charge(entry, job)
+
+    def _charge(self, entry: Reserved | Charged, job: JobLedger) -> None:
+        for r in entry.ranges:
+            for spend in (self.spend, job.spend):
+                spend[r.partition].add(r.start, r.end, entry.charge)
+
+
+def _impossible(ranges: Sequence[OffsetSpan]) -> str:
+    """What is wrong with ranges whatever the job has done before; "" if nothing is."""
+    seen: set[int] = set()
+    for r in ranges:
+        if r.partition in seen:
+            return f"partition {r.partition} appears twice"
+        seen.add(r.partition)
+        if r.end < r.start or (isinstance(r, OffsetRange) and r.count > r.end - r.start):
+            return f"partition {r.partition} has an impossible range"
+    return ""

@@ -12,13 +12,11 @@ anew: an exception of a commit does not tell whether it happened.
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from kafka import KafkaProducer, OffsetAndMetadata, TopicPartition
+from kafka import OffsetAndMetadata, TopicPartition
 from kafka.errors import KafkaError
 
 from streaming_pca.privacy.entries import (
@@ -31,24 +29,20 @@ from streaming_pca.privacy.entries import (
     decode_entry,
     encode_entry,
 )
+from streaming_pca.privacy.ledger import JobLedger, Standing
 from streaming_pca.privacy.parameters import Charge, format_rational
 from streaming_pca.privacy.randomness import secret_salt
 from streaming_pca.service.clients import transactional_producer
 from streaming_pca.service.errors import SessionLost, StreamRefused
+from streaming_pca.service.ledger_writer import LedgerWriter
 from streaming_pca.service.log_reader import LedgerLog, LogReader, high_watermark
 from streaming_pca.service.recovery import LedgerMismatch, Recovery, recover
+from streaming_pca.service.state_topic import StateReader, send_state
 from streaming_pca.settings import KafkaSettings, StreamSettings
-from streaming_pca.wire import (
-    Checkpoint,
-    MalformedCheckpoint,
-    Release,
-    decode_checkpoint,
-    encode_checkpoint,
-)
+from streaming_pca.wire import Checkpoint, Release, encode_checkpoint
 
 __all__ = ["BudgetExceededByAnother", "CheckpointWriter", "TakenOver", "open_ledger"]
 
-_CHUNK_BYTES = 512 * 1024
 _RELEASES_TAIL = 32
 """Offsets from the end in which the last release is looked for; a publication takes two."""
 
@@ -61,9 +55,11 @@ class TakenOver:
     checkpoint: Checkpoint | None
     reservation: Reserved | None
     """The open batch, if there is one."""
+    standing: Standing
+    """Only an active stream may reserve; a paused one may end its open batch."""
 
 
-class CheckpointWriter:
+class CheckpointWriter(LedgerWriter):
     """The leader's hold on ledger, state and releases.
 
     Parameters
@@ -74,61 +70,51 @@ class CheckpointWriter:
     """
 
     def __init__(self, kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> None:
-        self._kafka, self._stream, self._topic_id = kafka, stream, topic_id
-        self._producer: KafkaProducer | None = None
-        self._log: LedgerLog | None = None
+        super().__init__(kafka, stream.ledger_topic, topic_id, stream.name)
+        self._stream = stream
+        self._state: StateReader | None = None
         self._checkpoint: Checkpoint | None = None
-        self.step = ""
-        """What is being done, for whoever finds this hanging."""
-
-    @contextmanager
-    def _step(self, name: str) -> Iterator[None]:
-        """A numbered step; the seam where the crash tests kill the process."""
-        self.step = name
-        try:
-            yield
-        except KafkaError as error:
-            reason = (str(error).splitlines() or [""])[0][:200]
-            raise SessionLost(f"{name}: {type(error).__name__} {reason}") from error
-
-    @property
-    def _transactions(self) -> KafkaProducer:
-        assert self._producer is not None, "take_over first"
-        return self._producer
-
-    @property
-    def log(self) -> LedgerLog:
-        """The ledger's replay."""
-        assert self._log is not None, "take_over first"
-        return self._log
 
     def close(self) -> None:
-        """Release producer and consumer."""
-        if self._producer is not None:
-            self._producer.close(timeout=2)
-        if self._log is not None:
-            self._log.close()
+        """Release producer and consumers."""
+        super().close()
+        self._close_states()
 
     # -- take over ---------------------------------------------------------
 
-    def take_over(self) -> TakenOver:
-        """Fence the predecessor, read to an end that it cannot move, cross-check, decide."""
+    def read_ahead(self) -> None:
+        """Read ledger and state as far as they go, before fencing anybody.
+
+        Not needed, for :meth:`take_over` reads to the ends that it takes itself; but then
+        little is left to read between its fence and the first write.
+        """
+        self.log.catch_up()
+        self._states.read_to(high_watermark(self._kafka, self._stream.state_topic))
+
+    def take_over(self, *, to_change_standing: bool = False) -> TakenOver:
+        """Fence the predecessor, read to an end that it cannot move, cross-check, decide.
+
+        Parameters
+        ----------
+        to_change_standing : bool
+            Not to learn, only to pause, resume or retire: then neither a changed promise
+            nor the stream's standing is a reason to refuse.
+        """
         with self._step("take_over.1 fence"):
-            self._producer = transactional_producer(
-                self._kafka, f"streaming-pca.{self._topic_id}.{self._stream.name}"
-            )
-            self._producer.init_transactions()
+            self._fence()
         with self._step("take_over.2 ends"):
             ledger_end = high_watermark(self._kafka, self._stream.ledger_topic)
             state_end = high_watermark(self._kafka, self._stream.state_topic)
         with self._step("take_over.3 replay"):
-            self._log = LedgerLog(self._kafka, self._stream.ledger_topic, self._topic_id)
-            self._log.catch_up(ledger_end)
-            self._checkpoint, digest = self._read_state(state_end)
+            self.log.catch_up(ledger_end)
+            self._states.read_to(state_end)
+            self._checkpoint, digest = self._states.last()
+            self._close_states()
         with self._step("take_over.4 cross-check"):
             self._check_opened()
-            self._check_promise()
-            job = self._log.ledger.job(self._stream.name)
+            job = self.log.ledger.job(self._stream.name)
+            if not to_change_standing:
+                self._check_job(job)
             checkpoint = self._checkpoint
             try:
                 recovery = recover(
@@ -140,44 +126,27 @@ class CheckpointWriter:
             except LedgerMismatch as error:
                 raise StreamRefused(str(error)) from None
             self._check_releases(job.batch)
-        return TakenOver(recovery, checkpoint, job.reservation)
+        return TakenOver(recovery, checkpoint, job.reservation, job.standing)
 
-    def _read_state(self, end: int) -> tuple[Checkpoint | None, str]:
-        """The last state whose chunks are all there."""
-        reader = LogReader(self._kafka, self._stream.state_topic)
-        chunks: dict[int, Any] = {}
-        try:
-            for message in reader.read_to(end, self._kafka.transaction_timeout_ms / 1000 + 60):
-                chunks[int(message.key)] = message
-        finally:
-            reader.close()
-        if not chunks:
-            return None, ""
-        # The latest commit's chunk 0 is the latest chunk 0; what compaction or a
-        # shorter commit left at higher keys carries another digest.
-        try:
-            first = dict(chunks[0].headers)
-            parts = []
-            for index in range(int(first["chunks"])):
-                headers = dict(chunks[index].headers)
-                if headers["digest"] != first["digest"]:
-                    raise MalformedCheckpoint(f"chunk {index} belongs to another commit")
-                parts.append(chunks[index].value)
-            data = b"".join(parts)
-            if hashlib.sha256(data).hexdigest() != first["digest"].decode():
-                raise MalformedCheckpoint("digest does not match")
-            checkpoint, digest = decode_checkpoint(data)
-        except (KeyError, ValueError) as error:
-            raise StreamRefused(
-                f"state topic {self._stream.state_topic!r} cannot be read: {error}. Restore it, or start "
-                "the stream under a new name"
-            ) from None
-        if checkpoint.topic_id != self._topic_id:
-            raise StreamRefused(
-                f"topic {self._stream.input!r} was deleted and created again since the last batch: "
-                "its records are other data. Start under a new stream.name"
-            )
-        return checkpoint, digest
+    @property
+    def _states(self) -> StateReader:
+        if self._state is None:
+            self._state = StateReader(self._kafka, self._stream, self._topic_id)
+        return self._state
+
+    def _close_states(self) -> None:
+        # With the chunks that it holds: a state can be large.
+        states, self._state = self._state, None
+        if states is not None:
+            states.close()
+
+    def standing(self) -> Standing:
+        """How the stream stands by now, for a leader that waits while it is paused.
+
+        Whoever resumes it fences that leader: it takes over anew before it goes on.
+        """
+        self.log.catch_up()
+        return self.log.ledger.job(self._stream.name).standing
 
     def _check_opened(self) -> None:
         opened = self.log.ledger.opened
@@ -194,8 +163,16 @@ class CheckpointWriter:
                 f"{format_rational(opened.cap.delta)}): set stream.cap to that, or remove it"
             )
 
-    def _check_promise(self) -> None:
-        promised = self.log.ledger.job(self._stream.name).promise
+    def _check_job(self, job: JobLedger) -> None:
+        """Refuse a stream that could not reserve, whatever its records."""
+        name = self._stream.name
+        if job.standing is Standing.RETIRED:
+            raise StreamRefused(f"stream {name!r} is retired, which is final: choose a new stream.name")
+        if job.charges:
+            raise StreamRefused(
+                f"{name!r} is a job with charges for releases made elsewhere: choose a new stream.name"
+            )
+        promised = job.promise
         if promised is None:
             return
         for key, value in self._stream.promise.items():
@@ -237,6 +214,10 @@ class CheckpointWriter:
         ledger = self.log.ledger
         with self._step("reserve.1 dry run"):
             self.log.catch_up()
+            standing = ledger.job(self._stream.name).standing
+            if standing is not Standing.ACTIVE:
+                # Whoever changed it has fenced us: the next take-over deals with it.
+                raise SessionLost(f"the stream is {standing}")
             entry = Reserved(
                 topic_id=self._topic_id,
                 job=self._stream.name,
@@ -262,13 +243,9 @@ class CheckpointWriter:
             offset = self._offset(sent)
         with self._step("reserve.5 read back"):
             # The log's order decides between jobs: ours counts only if replay says so.
-            own = next((r for r in self.log.catch_up(offset + 1) if r.offset == offset), None)
-            if own is None or own.entry != entry:
-                raise SessionLost(
-                    "reserve.5 read back: the reservation is not in the log where it was written"
-                )
-            if not own.verdict.accepted:
-                raise BudgetExceededByAnother(own.verdict.reason)
+            verdict = self._read_back(offset, entry)
+            if not verdict.accepted:
+                raise BudgetExceededByAnother(verdict.reason)
         return entry
 
     # -- commit ------------------------------------------------------------
@@ -297,7 +274,7 @@ class CheckpointWriter:
         with self._step("commit.1 begin"):
             self._transactions.begin_transaction()
         with self._step("commit.2 state"):
-            self._send_state(data, digest, reserved.batch)
+            send_state(self._transactions, self._stream.state_topic, data, digest, reserved.batch)
         with self._step("commit.3 COMMITTED"):
             sent = self._send(self._stream.ledger_topic, encode_entry(entry))
         with self._step("commit.4 offsets"):
@@ -312,24 +289,9 @@ class CheckpointWriter:
         with self._step("commit.5 commit"):
             self._transactions.commit_transaction()
         with self._step("commit.6 read back"):
-            self._expect(self._offset(sent))
+            self._expect(self._offset(sent), entry)
         self._checkpoint = checkpoint
         return checkpoint
-
-    def _send_state(self, data: bytes, digest: str, batch: int) -> None:
-        count = math.ceil(len(data) / _CHUNK_BYTES)
-        for index in range(count):
-            self._transactions.send(
-                self._stream.state_topic,
-                value=data[index * _CHUNK_BYTES : (index + 1) * _CHUNK_BYTES],
-                key=str(index).encode(),
-                partition=0,
-                headers=[
-                    ("batch", str(batch).encode()),
-                    ("chunks", str(count).encode()),
-                    ("digest", digest.encode()),
-                ],
-            )
 
     # -- publish -----------------------------------------------------------
 
@@ -363,7 +325,7 @@ class CheckpointWriter:
         with self._step("publish.4 commit"):
             self._transactions.commit_transaction()
         with self._step("publish.5 read back"):
-            self._expect(self._offset(sent))
+            self._expect(self._offset(sent), entry)
         return checkpoint.release
 
     # -- abandon -----------------------------------------------------------
@@ -384,22 +346,7 @@ class CheckpointWriter:
         with self._step("abandon.3 commit"):
             self._transactions.commit_transaction()
         with self._step("abandon.4 read back"):
-            self._expect(self._offset(sent))
-
-    # -- helpers -----------------------------------------------------------
-
-    def _send(self, topic: str, value: bytes) -> Any:
-        return self._transactions.send(topic, value=value, key=self._stream.name.encode(), partition=0)
-
-    def _offset(self, sent: Any) -> int:
-        return int(sent.get(timeout=self._kafka.request_timeout_ms / 1000).offset)
-
-    def _expect(self, offset: int) -> None:
-        """Replay to our own entry; it must have counted."""
-        own = next((r for r in self.log.catch_up(offset + 1) if r.offset == offset), None)
-        if own is None or not own.verdict.accepted:
-            reason = own.verdict.reason if own else "it is not in the log"
-            raise SessionLost(f"{self.step}: the ledger did not take the entry: {reason}")
+            self._expect(self._offset(sent), entry)
 
 
 class BudgetExceededByAnother(StreamRefused):

@@ -1,13 +1,22 @@
-"""Kafka clients with the settings that facts.md asks for."""
+"""Kafka clients with the settings that facts.md asks for.
+
+All consumers of a process share one thread for their sockets: each of its own
+would have one, and a process that runs fifty streams has hundreds of them. A
+transactional producer keeps the thread that kafka-python gives it.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError
+from kafka.net.compat import KafkaNetClient
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
 
 from streaming_pca.service import lenient_headers
 from streaming_pca.settings import KafkaSettings
@@ -43,13 +52,74 @@ def _unreachable(settings: KafkaSettings) -> Iterator[None]:
         ) from None
 
 
+_io_lock = threading.Lock()
+_io: NetworkSelector | None = None
+
+
+def _shared_io() -> NetworkSelector:
+    """The selector that serves the sockets of all consumers; made anew if it has failed."""
+    global _io
+    with _io_lock:
+        if _io is None or _io._exception is not None:
+            _io = NetworkSelector()
+            _io.start()
+        return _io
+
+
+class _Manager(KafkaConnectionManager):  # type: ignore[misc]
+    def close_idle_connections(self) -> None:
+        # It sets its own next call, for ever: on a shared selector a closed manager would stay.
+        if not getattr(self, "closed", False):
+            super().close_idle_connections()
+
+
+class _SharedClient(KafkaNetClient):  # type: ignore[misc]
+    """A consumer's client, which closes its own connections and leaves the selector running."""
+
+    def __init__(self, **configs: Any) -> None:
+        net = _shared_io()
+        super().__init__(net=net, manager=_Manager(net, **configs), **configs)
+
+    def close(self, node_id: Any = None) -> None:
+        # In the selector's thread: its connections are in use there.
+        self._net.run(lambda: self._manager.close(node_id=node_id))
+
+
+def _consumer(**configs: Any) -> KafkaConsumer:
+    """A consumer on the shared selector; one that cannot be made leaves nothing there."""
+    made: list[_SharedClient] = []
+
+    def client(**more: Any) -> _SharedClient:
+        made.append(_SharedClient(**more))
+        return made[0]
+
+    try:
+        return KafkaConsumer(**configs, kafka_client=client)
+    except BaseException:
+        for each in made:
+            each.close()
+        raise
+
+
 def _common(settings: KafkaSettings) -> dict[str, Any]:
-    return {
+    common = {
         "bootstrap_servers": settings.bootstrap_servers.split(","),
         "bootstrap_timeout_ms": settings.bootstrap_timeout_ms,
         "request_timeout_ms": settings.request_timeout_ms,
         "metrics_enabled": False,
+        "security_protocol": settings.security_protocol,
     }
+    if settings.security_protocol.startswith("SASL"):
+        common |= {
+            "sasl_mechanism": settings.sasl_mechanism,
+            "sasl_plain_username": settings.sasl_username,
+            "sasl_plain_password": settings.password,
+        }
+    for name in ("ssl_cafile", "ssl_certfile", "ssl_keyfile"):
+        path = getattr(settings, name)
+        if path is not None:
+            common[name] = str(path)
+    return common
 
 
 def admin_client(settings: KafkaSettings) -> KafkaAdminClient:
@@ -69,7 +139,7 @@ def reading_consumer(
 ) -> KafkaConsumer:
     """A consumer without a group: partitions and positions are assigned by hand."""
     with _unreachable(settings):
-        return KafkaConsumer(
+        return _consumer(
             **_common(settings),
             isolation_level="read_committed" if committed else "read_uncommitted",
             auto_offset_reset="none",
@@ -85,7 +155,7 @@ def reading_consumer(
 def group_consumer(settings: KafkaSettings, group: str, assignor: type[Any]) -> KafkaConsumer:
     """Member of a group that shares partitions by ``assignor``."""
     with _unreachable(settings):
-        return KafkaConsumer(
+        return _consumer(
             **_common(settings),
             group_id=group,
             partition_assignment_strategy=[assignor],

@@ -1,7 +1,12 @@
-"""Leader election: membership in a group that subscribes to a topic of one partition."""
+"""Leader election: membership in a group that subscribes to topics of one partition each.
+
+One consumer for all streams of a process: the state topic of a stream has one
+partition, and whoever is assigned it leads the stream.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kafka import ConsumerRebalanceListener, KafkaConsumer
@@ -42,24 +47,39 @@ class _LeadershipAssignor(StickyPartitionAssignor):  # type: ignore[misc]
 
 
 class Election(ConsumerRebalanceListener):  # type: ignore[misc]
-    """A candidate. Whoever is assigned the state topic's one partition leads.
+    """A candidate for streams.
 
     Parameters
     ----------
     kafka : KafkaSettings
     group : str
-    topic : str
-        The state topic; it is never read here.
+        The same for all who may lead any of these streams.
+    topics : iterable of str
+        Their state topics; they are never read here.
+    on_rebalance : callable
+        Called after each assignment.
     """
 
-    def __init__(self, kafka: KafkaSettings, group: str, topic: str) -> None:
+    def __init__(
+        self, kafka: KafkaSettings, group: str, topics: Iterable[str], on_rebalance: Callable[[], None]
+    ) -> None:
+        self._on_rebalance = on_rebalance
+        self._topics = sorted(topics)
+        self._joined = False
         self._consumer: KafkaConsumer = group_consumer(kafka, group, _LeadershipAssignor)
-        self._consumer.subscribe([topic], listener=self)
+        self._consumer.subscribe(self._topics, listener=self)
+
+    @property
+    def joined(self) -> bool:
+        """Whether the group has answered: we lead, or somebody else does."""
+        return self._joined
 
     def on_partitions_assigned(self, assigned: Any) -> None:
         """Nothing is fetched: the state can be large, and is read elsewhere."""
         if assigned:
             self._consumer.pause(*assigned)
+        self._joined = True
+        self._on_rebalance()
 
     def on_partitions_revoked(self, revoked: Any) -> None:
         """Seen by :meth:`poll`."""
@@ -67,13 +87,25 @@ class Election(ConsumerRebalanceListener):  # type: ignore[misc]
     def on_partitions_lost(self, lost: Any) -> None:
         """Seen by :meth:`poll`."""
 
-    def poll(self) -> bool:
-        """Serve the group protocol for a moment; whether we lead."""
+    def stand_for(self, topics: Iterable[str]) -> None:
+        """Stand for these streams from now on, not for others."""
+        wanted = sorted(topics)
+        if wanted != self._topics:
+            self._topics = wanted
+            if wanted:
+                self._consumer.subscribe(wanted, listener=self)
+            else:
+                self._consumer.unsubscribe()
+
+    def poll(self) -> frozenset[str]:
+        """Serve the group protocol for a moment; the state topics of the streams that we lead."""
+        if not self._topics:
+            return frozenset()
         self._consumer.poll(timeout_ms=300)
         assignment = self._consumer.assignment()
         for tp in assignment - self._consumer.paused():
             self._consumer.pause(tp)
-        return bool(assignment)
+        return frozenset(tp.topic for tp in assignment)
 
     def close(self) -> None:
         """Leave the group, so that a standby need not wait for the session to time out."""

@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import math
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
 from kafka.errors import KafkaError
 
-from streaming_pca.privacy.entries import Opened, Reserved
-from streaming_pca.privacy.ledger import Ledger
+from streaming_pca.privacy.entries import (
+    Abandoned,
+    Charged,
+    LedgerEntry,
+    MalformedEntry,
+    Opened,
+    Paused,
+    Released,
+    Reserved,
+    Resumed,
+    Retired,
+    decode_entry,
+)
+from streaming_pca.privacy.ledger import Ledger, within_cap
 from streaming_pca.privacy.parameters import Charge, format_rational
 from streaming_pca.privacy.verify import Report, verify_log
-from streaming_pca.service.clients import admin_client
+from streaming_pca.service.clients import BrokerUnreachable, admin_client
+from streaming_pca.service.errors import StreamRefused
 from streaming_pca.service.log_reader import LedgerLog, LogReader, high_watermark
 from streaming_pca.service.topics import TopicError
 from streaming_pca.settings import KafkaSettings
 
-__all__ = ["describe_ledger", "describe_spent", "read_ledger", "topic_id_of", "verify_ledger"]
+__all__ = [
+    "describe_charge",
+    "describe_ledger",
+    "describe_left",
+    "describe_spent",
+    "read_ledger",
+    "topic_id_of",
+    "verify_ledger",
+]
 
 _PATIENCE_SECONDS = 60.0
 
@@ -56,19 +78,10 @@ def describe_ledger(kafka: KafkaSettings, topic: str) -> dict[str, Any]:
         ledger = log.ledger
     finally:
         log.close()
-    entries = []
-    for item in replayed:
-        entry = item.entry
-        row: dict[str, Any] = {"offset": item.offset, "kind": entry.kind, "void": item.verdict.reason}
-        if not isinstance(entry, Opened):
-            row |= {"job": entry.job, "batch": entry.batch}
-        if isinstance(entry, Reserved):
-            row |= {
-                "records": entry.count,
-                "ranges": [r.model_dump() for r in entry.ranges],
-                **_charge(entry.charge),
-            }
-        entries.append(row)
+    entries = [
+        {"offset": item.offset, "kind": item.entry.kind, "void": item.verdict.reason, **_row(item.entry)}
+        for item in replayed
+    ]
     opened = ledger.opened
     return {
         "topic": topic,
@@ -79,6 +92,8 @@ def describe_ledger(kafka: KafkaSettings, topic: str) -> dict[str, Any]:
             name: {
                 "batch": job.batch,
                 "phase": str(job.phase),
+                "standing": str(job.standing),
+                "charges": job.charges,
                 "committed": job.committed,
                 "abandoned": job.abandoned,
                 "released": job.released,
@@ -92,55 +107,152 @@ def describe_ledger(kafka: KafkaSettings, topic: str) -> dict[str, Any]:
     }
 
 
+def _row(entry: LedgerEntry) -> dict[str, Any]:
+    """What an entry says, beside its kind."""
+    if isinstance(entry, Opened):
+        return {}
+    row: dict[str, Any] = {"job": entry.job}
+    if not isinstance(entry, Paused | Resumed | Retired | Charged):
+        row["batch"] = entry.batch
+    if isinstance(entry, Reserved):
+        row["records"] = entry.count
+    if isinstance(entry, Reserved | Charged):
+        row["ranges"] = [r.model_dump() for r in entry.ranges]
+        row |= describe_charge(entry.charge, with_rho=entry.charge.rho is not None)
+    if isinstance(entry, Abandoned | Paused | Resumed | Retired | Charged):
+        row["reason"] = entry.reason
+    return row
+
+
 def describe_spent(kafka: KafkaSettings, topic: str, partition: int, offset: int) -> dict[str, Any]:
     """What one record has been charged: in all, by job, and what is left under the cap."""
     ledger = read_ledger(kafka, topic)
-    if ledger.opened is None:
+    opened = ledger.opened
+    if opened is None:
         raise TopicError(f"ledger {topic + '.ledger'!r} is not open")
-    spent, cap = ledger.spent(partition, offset), ledger.opened.cap
-    left = Charge(epsilon=_left(cap.epsilon, spent.epsilon), delta=_left(cap.delta, spent.delta))
-    jobs = {
-        name: _charge(job.spend[partition].at(offset))
+    spent = ledger.spent(partition, offset)
+    zcdp = opened.filter == "zcdp"
+    of_jobs = {
+        name: job.spend[partition].at(offset)
         for name, job in sorted(ledger.jobs.items())
-        if partition in job.spend and job.spend[partition].at(offset) != Charge.nothing()
+        if partition in job.spend
     }
     return {
         "topic": topic,
         "partition": partition,
         "offset": offset,
-        "spent": _charge(spent),
-        "left": _charge(left),
-        "cap": cap.model_dump(mode="json"),
-        "jobs": jobs,
+        "spent": describe_charge(spent, with_rho=zcdp),
+        "left": describe_left(spent, opened),
+        "cap": opened.cap.model_dump(mode="json"),
+        "jobs": {
+            name: describe_charge(charge, with_rho=zcdp)
+            for name, charge in of_jobs.items()
+            if charge != Charge.nothing()
+        },
     }
+
+
+def describe_charge(charge: Charge, *, with_rho: bool) -> dict[str, str | None]:
+    """A charge as plain data; a rho of None claims none, and where the filter is zcdp never fits."""
+    plain: dict[str, str | None] = {
+        "epsilon": format_rational(charge.epsilon),
+        "delta": format_rational(charge.delta),
+    }
+    if with_rho:
+        plain["rho"] = None if charge.rho is None else format_rational(charge.rho)
+    return plain
+
+
+def describe_left(spent: Charge, opened: Opened) -> dict[str, str]:
+    """What a record that was charged ``spent`` can still be charged, in what the filter adds up."""
+    if opened.filter == "zcdp":
+        return {"rho": format_rational(_rho_left(spent, opened))}
+    pairs = {"epsilon": (opened.cap.epsilon, spent.epsilon), "delta": (opened.cap.delta, spent.delta)}
+    return {name: format_rational(_left(*pair)) for name, pair in pairs.items()}
 
 
 def _left(cap: Fraction | float, spent: Fraction | float) -> Fraction | float:
     return cap - spent if spent < cap else Fraction(0)
 
 
-def _charge(charge: Charge) -> dict[str, str]:
-    return {"epsilon": format_rational(charge.epsilon), "delta": format_rational(charge.delta)}
+def _rho_left(spent: Charge, opened: Opened) -> Fraction | float:
+    """The largest rho that still fits, rounded down to 12 decimals; the exact one is irrational."""
+
+    def fits(rho: Fraction) -> bool:
+        more = Charge(epsilon=Fraction(0), delta=Fraction(0), rho=rho)
+        return within_cap(spent + more, opened.cap, opened.filter)
+
+    steps = 10**12
+    if not fits(Fraction(0)):
+        return Fraction(0)
+    if not isinstance(opened.cap.epsilon, Fraction) or opened.cap.delta >= 1:
+        return math.inf
+    low, high = 0, math.floor(opened.cap.epsilon * steps) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(Fraction(middle, steps)) else (low, middle)
+    return Fraction(low, steps)
 
 
 def verify_ledger(kafka: KafkaSettings, topic: str) -> Report:
     """Run the independent verifier over the ledger and the releases of all its jobs."""
     topic_id = topic_id_of(kafka, topic)
-    entries = [(m.offset, m.value or b"") for m in _messages(kafka, f"{topic}.ledger")]
-    releases: list[bytes] = []
-    for job in sorted(read_ledger(kafka, topic).jobs):
-        releases.extend(m.value or b"" for m in _messages(kafka, f"{job}.releases"))
-    # A worker may have released more while we read: what only a later ledger knows is not judged.
-    later = [m.value or b"" for m in _messages(kafka, f"{topic}.ledger")][len(entries) :]
-    since = {json.loads(value).get("release_digest") for value in later}
+    ledger_topic = f"{topic}.ledger"
+    reader = LogReader(kafka, ledger_topic)
+    try:
+        if reader.first != 0:
+            raise StreamRefused(
+                f"ledger topic {ledger_topic!r} starts at offset {reader.first}: entries were deleted, "
+                "so what records have been charged is not known. Restore the topic"
+            )
+        entries = _read(kafka, reader)
+        jobs = {e.job for e in _decoded(entries) if isinstance(e, Reserved) and e.topic_id == topic_id}
+        releases: list[bytes] = []
+        for name in _existing(kafka, [f"{job}.releases" for job in sorted(jobs)]):
+            releases.extend(value for _, value in _messages(kafka, name))
+        # A worker may have released more while we read: what only a later ledger knows is not judged.
+        later = _read(kafka, reader)
+    finally:
+        reader.close()
+    since = {e.release_digest for e in _decoded(later) if isinstance(e, Released)}
     known = [value for value in releases if hashlib.sha256(value).hexdigest() not in since]
     return verify_log(entries, known, topic_id=topic_id)
 
 
-def _messages(kafka: KafkaSettings, topic: str) -> list[Any]:
-    end = high_watermark(kafka, topic)
+def _decoded(messages: Sequence[tuple[int, bytes]]) -> list[LedgerEntry]:
+    """Those messages that are entries; the others are the verifier's to report."""
+    entries = []
+    for _, data in messages:
+        try:
+            entries.append(decode_entry(data))
+        except MalformedEntry:
+            continue
+    return entries
+
+
+def _existing(kafka: KafkaSettings, topics: list[str]) -> list[str]:
+    """Those topics that are there: a job may never have released, or its topic may be gone."""
+    if not topics:
+        return []
+    admin = admin_client(kafka)
+    try:
+        found = {t["name"] for t in admin.describe_topics(topics) if not t["error_code"]}
+    except KafkaError as error:
+        raise BrokerUnreachable(f"the broker would not describe the releases topics: {error}") from None
+    finally:
+        admin.close()
+    return [name for name in topics if name in found]
+
+
+def _messages(kafka: KafkaSettings, topic: str) -> list[tuple[int, bytes]]:
     reader = LogReader(kafka, topic)
     try:
-        return list(reader.read_to(end, _PATIENCE_SECONDS))
+        return _read(kafka, reader)
     finally:
         reader.close()
+
+
+def _read(kafka: KafkaSettings, reader: LogReader) -> list[tuple[int, bytes]]:
+    """The committed messages from where the reader stands to the present end."""
+    end = high_watermark(kafka, reader.topic)
+    return [(m.offset, m.value or b"") for m in reader.read_to(end, _PATIENCE_SECONDS)]

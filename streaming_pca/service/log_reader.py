@@ -10,15 +10,7 @@ from typing import Any
 from kafka import TopicPartition
 from kafka.errors import KafkaError
 
-from streaming_pca.privacy.entries import (
-    Abandoned,
-    Committed,
-    MalformedEntry,
-    Opened,
-    Released,
-    Reserved,
-    decode_entry,
-)
+from streaming_pca.privacy.entries import LedgerEntry, MalformedEntry, decode_entry
 from streaming_pca.privacy.ledger import Ledger, Verdict
 from streaming_pca.service.clients import reading_consumer
 from streaming_pca.service.errors import SessionLost, StreamRefused
@@ -95,7 +87,7 @@ class Replayed:
     """One entry of the log as the replay saw it."""
 
     offset: int
-    entry: Opened | Reserved | Committed | Abandoned | Released
+    entry: LedgerEntry
     verdict: Verdict
 
 
@@ -105,6 +97,8 @@ class LedgerLog:
     def __init__(self, kafka: KafkaSettings, topic: str, topic_id: str) -> None:
         self.topic = topic
         self.ledger = Ledger(topic_id)
+        self.entries = 0
+        """How many entries were replayed, void ones included."""
         self._kafka = kafka
         self._reader = LogReader(kafka, topic)
         if self._reader.first != 0:
@@ -128,6 +122,7 @@ class LedgerLog:
                     f"ledger topic {self.topic!r}, offset {message.offset}: {error}. "
                     "Another program writes to it, or a newer version of this one does"
                 ) from None
+            self.entries += 1
             new.append(Replayed(message.offset, entry, self.ledger.apply(entry)))
         return new
 

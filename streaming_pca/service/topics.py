@@ -3,51 +3,43 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from kafka import KafkaAdminClient
-from kafka.admin import ConfigResource, NewTopic
-from kafka.errors import KafkaError, TopicAlreadyExistsError
+from kafka.admin import NewTopic
+from kafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 
-from streaming_pca.service.clients import BrokerUnreachable, admin_client
+from streaming_pca.service.clients import MAX_MESSAGE_BYTES, BrokerUnreachable, admin_client
+from streaming_pca.service.topic_checks import REQUIRED, Problem, broker_settings, problems_of
+from streaming_pca.service.topic_sizes import (
+    MESSAGE_OVERHEAD,
+    commit_bytes,
+    release_bytes,
+    state_topic_config,
+    whole_mib,
+)
 from streaming_pca.settings import KafkaSettings, StreamSettings
 
-__all__ = ["TopicError", "Topics", "create_topics", "find_topics", "input_topic_id"]
+__all__ = [
+    "TopicError",
+    "Topics",
+    "check_topics",
+    "create_topics",
+    "ensure_topics",
+    "find_topics",
+    "input_topic_id",
+    "ledger_topic",
+    "releases_topic",
+    "state_topic",
+]
 
 log = logging.getLogger(__name__)
 
-_MESSAGE_BYTES = str(16 * 2**20)
-
-LEDGER_CONFIG = {
-    "cleanup.policy": "delete",
-    "retention.ms": "-1",
-    "retention.bytes": "-1",
-    "unclean.leader.election.enable": "false",
-    "max.message.bytes": _MESSAGE_BYTES,
-}
-STATE_CONFIG = {
-    "cleanup.policy": "compact",
-    "unclean.leader.election.enable": "false",
-    "max.message.bytes": _MESSAGE_BYTES,
-    # A commit with a covariance can be 16 MB: let compaction see closed segments soon.
-    "segment.bytes": str(64 * 2**20),
-    "min.cleanable.dirty.ratio": "0.3",
-}
-RELEASES_CONFIG = {
-    "cleanup.policy": "delete",
-    "retention.ms": "-1",
-    "retention.bytes": "-1",
-    "max.message.bytes": _MESSAGE_BYTES,
-}
-INPUT_CONFIG = {"cleanup.policy": "delete", "compression.type": "uncompressed"}
-
-# What a worker insists on: a subset of the above that privacy or recovery rests on.
-_REQUIRED = {
-    "ledger": {k: LEDGER_CONFIG[k] for k in list(LEDGER_CONFIG)[:4]},
-    "state": {"cleanup.policy": "compact", "unclean.leader.election.enable": "false"},
-    "input": INPUT_CONFIG,
-}
+# An entry of the ledger names every partition of the input: room for some 30,000 of them.
+_LEDGER_MESSAGE = 4 * 2**20
+_ROLES = {"input": "input", "ledger": "ledger_topic", "state": "state_topic", "releases": "releases_topic"}
 
 
 class TopicError(Exception):
@@ -62,26 +54,92 @@ class Topics:
     partitions: tuple[int, ...]
 
 
+def _durable(replication: int) -> dict[str, str]:
+    # The producers' acks=all waits for the replicas that are in sync, be it the leader alone.
+    return {"min.insync.replicas": "2"} if replication >= 3 else {}
+
+
+def ledger_topic(name: str, replication: int) -> NewTopic:
+    """How a ledger topic is made."""
+    configs = REQUIRED["ledger"] | {"max.message.bytes": str(_LEDGER_MESSAGE)}
+    return NewTopic(name, 1, replication, topic_configs=configs | _durable(replication))
+
+
+def state_topic(name: str, replication: int, commit: int) -> NewTopic:
+    """How a state topic is made, for commits of so many bytes."""
+    return NewTopic(name, 1, replication, topic_configs=state_topic_config(commit) | _durable(replication))
+
+
+def releases_topic(name: str, replication: int, release: int) -> NewTopic:
+    """How a releases topic is made, for releases of so many bytes."""
+    configs = {
+        "cleanup.policy": "delete",
+        "retention.ms": "-1",
+        "retention.bytes": "-1",
+        "max.message.bytes": str(whole_mib(release + MESSAGE_OVERHEAD)),
+    }
+    return NewTopic(name, 1, replication, topic_configs=configs | _durable(replication))
+
+
 def create_topics(
     kafka: KafkaSettings, stream: StreamSettings, partitions: int, replication: int
 ) -> list[str]:
-    """Create those of the four topics that are missing; returns their names."""
+    """Create those of the four topics that are missing; returns their names.
+
+    Raises
+    ------
+    TopicError
+        If the broker refuses, or a release cannot fit into a message.
+    """
+    release = release_bytes(stream)
+    _check_release(kafka, stream, release)
+    configs = REQUIRED["input"] | _durable(replication)
     wanted = [
-        NewTopic(stream.input, partitions, replication, topic_configs=INPUT_CONFIG),
-        NewTopic(stream.ledger_topic, 1, replication, topic_configs=LEDGER_CONFIG),
-        NewTopic(stream.state_topic, 1, replication, topic_configs=STATE_CONFIG),
-        NewTopic(stream.releases_topic, 1, replication, topic_configs=RELEASES_CONFIG),
+        NewTopic(stream.input, partitions, replication, topic_configs=configs),
+        ledger_topic(stream.ledger_topic, replication),
+        state_topic(stream.state_topic, replication, commit_bytes(stream)),
+        releases_topic(stream.releases_topic, replication, release),
     ]
-    created = []
+    return ensure_topics(kafka, wanted)
+
+
+def _check_release(kafka: KafkaSettings, stream: StreamSettings, release: int) -> None:
+    # A topic's max.message.bytes overrides the broker's message.max.bytes, and replicas fetch a
+    # first message whatever its size: what is left is what one request can be.
+    admin = admin_client(kafka)
+    try:
+        broker, settings = broker_settings(admin)
+    except KafkaError as error:
+        raise BrokerUnreachable(f"the broker would not describe itself: {_one_line(error)}") from None
+    finally:
+        admin.close()
+    limits = {
+        "the most that the producer sends": MAX_MESSAGE_BYTES,
+        f"socket.request.max.bytes of broker {broker}": int(
+            settings.get("socket.request.max.bytes", MAX_MESSAGE_BYTES)
+        ),
+    }
+    what = min(limits, key=limits.__getitem__)
+    if release + MESSAGE_OVERHEAD > limits[what]:
+        raise TopicError(
+            f"a release of stream {stream.name!r} (dim = {stream.dim}, rank = {stream.rank}) can take "
+            f"{release} bytes, which is above {limits[what]}, {what}: lower stream.rank or stream.dim"
+        )
+
+
+def ensure_topics(kafka: KafkaSettings, wanted: Iterable[NewTopic]) -> list[str]:
+    """Create those topics that are missing, and wait until all answer; returns the names of the new ones."""
+    wanted, created = list(wanted), []
     admin = admin_client(kafka)
     try:
         for topic in wanted:
-            try:
-                admin.create_topics([topic])
-            except TopicAlreadyExistsError:
+            # Not as an exception, whose text is the whole request.
+            (answer,) = admin.create_topics([topic], raise_errors=False)["topics"]
+            if answer["error_code"] == TopicAlreadyExistsError.errno:
                 continue
-            except KafkaError as error:
-                raise TopicError(f"topic {topic.name} cannot be created: {_one_line(error)}") from None
+            if answer["error_code"]:
+                reason = answer.get("error_message") or for_code(answer["error_code"]).__name__
+                raise TopicError(f"topic {topic.name} cannot be created: {' '.join(reason.split())}")
             created.append(topic.name)
         admin.wait_for_topics([t.name for t in wanted], timeout_ms=kafka.request_timeout_ms)
     except KafkaError as error:
@@ -91,23 +149,41 @@ def create_topics(
     return created
 
 
+def check_topics(kafka: KafkaSettings, stream: StreamSettings) -> tuple[Topics | None, list[Problem]]:
+    """Find the topics and whatever is wrong with them; no topics if one that is needed is missing.
+
+    Raises
+    ------
+    BrokerUnreachable
+        If the broker fails in the midst.
+    """
+    admin = admin_client(kafka)
+    try:
+        return _check(admin, kafka, stream)
+    except KafkaError as error:
+        raise BrokerUnreachable(f"the broker would not describe the topics: {_one_line(error)}") from None
+    finally:
+        admin.close()
+
+
 def find_topics(kafka: KafkaSettings, stream: StreamSettings) -> Topics:
     """Find the topics and check their configuration.
 
     Raises
     ------
     TopicError
-        Names the topic, the setting and the value that it must have.
+        Names the topic, the setting, the value that it must have, and how to set it.
     BrokerUnreachable
         If the broker fails in the midst.
     """
-    admin = admin_client(kafka)
-    try:
-        return _find(admin, stream, kafka.unchecked_topics)
-    except KafkaError as error:
-        raise BrokerUnreachable(f"the broker would not describe the topics: {_one_line(error)}") from None
-    finally:
-        admin.close()
+    topics, problems = check_topics(kafka, stream)
+    for problem in problems:
+        if problem.fatal:
+            raise TopicError(problem.line)
+    for problem in problems:
+        log.warning("%s", problem.line)
+    assert topics is not None, "a missing topic is a fatal problem"
+    return topics
 
 
 def input_topic_id(kafka: KafkaSettings, stream: StreamSettings) -> str | None:
@@ -122,55 +198,28 @@ def input_topic_id(kafka: KafkaSettings, stream: StreamSettings) -> str | None:
     return None if topic["error_code"] else str(topic["topic_id"])
 
 
-def _find(admin: KafkaAdminClient, stream: StreamSettings, unchecked: bool) -> Topics:
-    names = {
-        "input": stream.input,
-        "ledger": stream.ledger_topic,
-        "state": stream.state_topic,
-        "releases": stream.releases_topic,
-    }
+def _check(
+    admin: KafkaAdminClient, kafka: KafkaSettings, stream: StreamSettings
+) -> tuple[Topics | None, list[Problem]]:
+    names = {role: getattr(stream, attribute) for role, attribute in _ROLES.items()}
     described = {t["name"]: t for t in admin.describe_topics(list(names.values()))}
+    problems, there = [], {}
     for role, name in names.items():
-        topic = described.get(name)
+        topic: Any = described.get(name)
         if topic is None or topic["error_code"] or not topic["partitions"]:
-            raise TopicError(
-                f"topic {name!r} ({role}) is missing: create it with "
-                "`streaming-pca topics create --config FILE --cap EPSILON,DELTA`"
-            )
-        if role != "input" and len(topic["partitions"]) != 1:
-            raise TopicError(
-                f"topic {name!r} ({role}) has {len(topic['partitions'])} partitions: it must have 1"
-            )
-    _check_configuration(admin, {role: names[role] for role in _REQUIRED}, unchecked)
-    topic = described[stream.input]
-    partitions = tuple(sorted(p["partition_index"] for p in topic["partitions"]))
-    return Topics(topic_id=str(topic["topic_id"]), partitions=partitions)
-
-
-def _check_configuration(admin: KafkaAdminClient, names: dict[str, str], unchecked: bool) -> None:
-    for role, name in names.items():
-        found: dict[str, Any] = (
-            admin.describe_configs([ConfigResource("topic", name)], config_filter="all")
-            .get("topic", {})
-            .get(name, {})
-        )
-        if not found:
-            # Empty from the embedded broker, but also where an ACL denies DESCRIBE_CONFIGS.
-            if not unchecked:
-                raise TopicError(
-                    f"the broker does not tell how topic {name!r} is kept: allow DescribeConfigs on it "
-                    "(kafka.unchecked_topics = true is for the embedded broker only)"
-                )
-            log.warning("the broker does not tell how topic %s is kept: not checked", name)
+            fix = "create it with `streaming-pca topics create --config FILE --cap EPSILON,DELTA`"
+            problems.append(Problem(f"topic {name!r} ({role})", "", "missing", "", fix))
             continue
-        for key, wanted in _REQUIRED[role].items():
-            value = found.get(key, {}).get("value")
-            if role == "input" and key == "cleanup.policy":
-                if "compact" not in str(value):
-                    continue
-                wanted = "delete (records of a compacted topic vanish from batches)"
-            if str(value) != wanted:
-                raise TopicError(f"topic {name!r}: {key} is {value}, it must be {wanted}")
+        there[role] = topic
+        if role != "input" and len(topic["partitions"]) != 1:
+            found, fix = str(len(topic["partitions"])), "delete it and create it again, if it is not in use"
+            problems.append(Problem(f"topic {name!r} ({role})", "the number of partitions", found, "1", fix))
+    problems.extend(problems_of(admin, kafka, stream, there))
+    if len(there) < len(names):
+        return None, problems
+    topic = there["input"]
+    partitions = tuple(sorted(p["partition_index"] for p in topic["partitions"]))
+    return Topics(topic_id=str(topic["topic_id"]), partitions=partitions), problems
 
 
 def _one_line(error: BaseException) -> str:

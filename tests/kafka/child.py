@@ -91,7 +91,7 @@ def install(strike: Strike, directory: Path) -> None:
 
 
 def main(
-    settings: dict[str, Any],
+    settings: list[dict[str, Any]],
     directory: str,
     strike: Strike | None = None,
     noise: bool = True,
@@ -109,7 +109,7 @@ def main(
         shrink_fetches(fetch_bytes)
     Path(directory, "started").touch()
     with nullcontext() if noise else replace_noise_door(NoNoise()):
-        status = run_worker(Settings(**settings))
+        status = run_worker([Settings(**each) for each in settings])
     Path(directory, "peak").write_text(str(peak_memory()))
     sys.exit(status)
 

@@ -88,11 +88,13 @@ def session_timeout_ms(bootstrap: str) -> int:
 class Child:
     """A worker process, its log and its marks in a directory of its own."""
 
-    def __init__(self, settings: Settings, directory: Path, **how: Any) -> None:
+    def __init__(self, settings: Sequence[Settings], directory: Path, **how: Any) -> None:
         directory.mkdir(parents=True)
         self.directory = directory
         self._process = _context.Process(
-            target=child.main, args=(settings.model_dump(mode="json"), str(directory)), kwargs=how
+            target=child.main,
+            args=([each.model_dump(mode="json") for each in settings], str(directory)),
+            kwargs=how,
         )
         with _one_at_a_time:
             self._process.start()
@@ -191,7 +193,14 @@ class Stream:
         settings = Settings(
             kafka=KafkaSettings(bootstrap_servers=bootstrap, session_timeout_ms=session_ms),
             stream=base,
-            worker={"tick_seconds": 0.05, "stop_when_done": True, **(worker or {})},
+            # A group of its own: a worker of another test that was killed must not hold up this election.
+            worker={
+                "group": f"workers-{name}",
+                "tick_seconds": 0.05,
+                "stop_when_done": True,
+                **(worker or {}),
+            },
+            http={"enabled": False},
         )
         create_topics(settings.kafka, settings.stream, partitions, 1)
         made = cls(settings, "", partitions, directory / name)
@@ -273,7 +282,7 @@ class Stream:
     def start(self, settings: Settings | None = None, **how: Any) -> Child:
         """Start a worker: ``strike=Strike(...)``, ``noise=False``, ``fetch_bytes=N``."""
         directory = self.directory / str(len(self.children))
-        made = Child(settings or self.settings, directory, **how)
+        made = Child([settings or self.settings], directory, **how)
         self.children.append(made)
         return made
 

@@ -12,19 +12,23 @@ from pydantic import ValidationError
 from streaming_pca.privacy.entries import (
     Abandoned,
     Cap,
+    Charged,
     Committed,
+    LedgerEntry,
     MalformedEntry,
     OffsetRange,
+    OffsetSpan,
     Opened,
+    Paused,
     Released,
     Reserved,
+    Resumed,
+    Retired,
     decode_entry,
     encode_entry,
     entry_hash,
 )
 from streaming_pca.privacy.parameters import Charge
-
-AnyEntry = Opened | Reserved | Committed | Abandoned | Released
 
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
 rationals = st.one_of(st.fractions(min_value=0, max_value=100), st.just("inf"), st.just("1e-6"))
@@ -34,7 +38,9 @@ values = st.recursive(
     max_leaves=5,
 )
 free_form = st.dictionaries(texts, values, max_size=3)
-common: dict[str, Any] = {"topic_id": texts, "job": texts, "batch": st.integers(1, 10**12), "previous": texts}
+of_job: dict[str, Any] = {"topic_id": texts, "job": texts, "previous": texts}
+common = of_job | {"batch": st.integers(1, 10**12)}
+charges = st.builds(Charge, epsilon=rationals, delta=rationals, rho=st.none() | rationals)
 offsets = st.integers(0, 2**63)
 entries = st.one_of(
     st.builds(
@@ -52,11 +58,19 @@ entries = st.one_of(
         ),
         promise=free_form,
         parameters=free_form,
-        charge=st.builds(Charge, epsilon=rationals, delta=rationals, rho=st.none() | rationals),
+        charge=charges,
     ),
     st.builds(Committed, **common, state_digest=texts),
     st.builds(Abandoned, **common, reason=texts),
     st.builds(Released, **common, release_digest=texts),
+    *(st.builds(kind, **of_job, reason=texts) for kind in (Paused, Resumed, Retired)),
+    st.builds(
+        Charged,
+        **of_job,
+        ranges=st.lists(st.builds(OffsetSpan, partition=offsets, start=offsets, end=offsets), max_size=3),
+        charge=charges,
+        reason=texts,
+    ),
 )
 
 RESERVED = Reserved(
@@ -77,7 +91,7 @@ def edited(**changes: Any) -> bytes:
 
 @settings(deadline=None)
 @given(entries)
-def test_an_entry_comes_back_as_it_was_written(entry: AnyEntry) -> None:
+def test_an_entry_comes_back_as_it_was_written(entry: LedgerEntry) -> None:
     back = decode_entry(encode_entry(entry))
     assert back == entry
     assert type(back) is type(entry)
@@ -87,7 +101,7 @@ def test_an_entry_comes_back_as_it_was_written(entry: AnyEntry) -> None:
 
 @settings(deadline=None)
 @given(entries)
-def test_the_bytes_are_sorted_and_without_spaces(entry: AnyEntry) -> None:
+def test_the_bytes_are_sorted_and_without_spaces(entry: LedgerEntry) -> None:
     data = encode_entry(entry)
     plain = json.loads(data)
     assert data == json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
@@ -95,7 +109,7 @@ def test_the_bytes_are_sorted_and_without_spaces(entry: AnyEntry) -> None:
 
 @settings(deadline=None)
 @given(entries, entries)
-def test_entries_have_equal_hashes_only_if_they_are_equal(one: AnyEntry, other: AnyEntry) -> None:
+def test_entries_have_equal_hashes_only_if_they_are_equal(one: LedgerEntry, other: LedgerEntry) -> None:
     assert (entry_hash(one) == entry_hash(other)) == (encode_entry(one) == encode_entry(other))
 
 
@@ -107,6 +121,60 @@ def test_the_bytes_of_version_1_never_change() -> None:
     )
     assert encode_entry(RESERVED) == expected
     assert entry_hash(RESERVED) == hashlib.sha256(expected).hexdigest()
+
+
+CHARGED = Charged(
+    topic_id="T",
+    job="a",
+    previous="",
+    ranges=(OffsetSpan(partition=0, start=3, end=8),),
+    charge=Charge(epsilon="0.1", delta="1e-6"),
+    reason="a histogram",
+)
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        (
+            Paused(topic_id="T", job="a", previous="", reason="why"),
+            b'{"job":"a","kind":"PAUSED","previous":"","reason":"why","topic_id":"T","version":1}',
+        ),
+        (
+            Resumed(topic_id="T", job="a", previous="", reason="why"),
+            b'{"job":"a","kind":"RESUMED","previous":"","reason":"why","topic_id":"T","version":1}',
+        ),
+        (
+            Retired(topic_id="T", job="a", previous="", reason="why"),
+            b'{"job":"a","kind":"RETIRED","previous":"","reason":"why","topic_id":"T","version":1}',
+        ),
+        (
+            CHARGED,
+            b'{"charge":{"delta":"1/1000000","epsilon":"1/10","rho":null},"job":"a","kind":"CHARGED",'
+            b'"previous":"","ranges":[{"end":8,"partition":0,"start":3}],"reason":"a histogram",'
+            b'"topic_id":"T","version":1}',
+        ),
+    ],
+    ids=["PAUSED", "RESUMED", "RETIRED", "CHARGED"],
+)
+def test_the_bytes_of_the_entries_without_a_batch_never_change(entry: LedgerEntry, expected: bytes) -> None:
+    assert encode_entry(entry) == expected
+    assert decode_entry(expected) == entry
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"batch": 1},
+        {"ranges": [{"partition": 0, "start": 3, "end": 8, "count": 5}]},
+        {"kind": "PAUSED"},
+        {"promise": {}},
+    ],
+)
+def test_a_charge_has_neither_batch_nor_count(change: dict[str, Any]) -> None:
+    plain = json.loads(encode_entry(CHARGED)) | change
+    with pytest.raises(MalformedEntry, match="Extra inputs"):
+        decode_entry(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode())
 
 
 def test_the_order_of_settings_does_not_change_the_hash() -> None:

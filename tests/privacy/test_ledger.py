@@ -15,19 +15,31 @@ from hypothesis import strategies as st
 from streaming_pca.privacy.entries import (
     Abandoned,
     Cap,
+    Charged,
     Committed,
+    LedgerEntry,
     OffsetRange,
+    OffsetSpan,
     Opened,
+    Paused,
     Released,
     Reserved,
+    Resumed,
+    Retired,
     decode_entry,
     encode_entry,
     entry_hash,
 )
-from streaming_pca.privacy.ledger import BudgetExceeded, JobLedger, Ledger, Phase, Verdict, within_cap
+from streaming_pca.privacy.ledger import (
+    BudgetExceeded,
+    JobLedger,
+    Ledger,
+    Phase,
+    Standing,
+    Verdict,
+    within_cap,
+)
 from streaming_pca.privacy.parameters import Charge
-
-AnyEntry = Opened | Reserved | Committed | Abandoned | Released
 
 ONE = Charge(epsilon=1, delta="1e-6")
 PROMISE = {"epsilon": 1.0, "rank": 2}
@@ -39,29 +51,31 @@ def span(start: int, end: int, partition: int = 0, count: int | None = None) -> 
     )
 
 
+STANDINGS: dict[str, Any] = {"pause": Paused, "resume": Resumed, "retire": Retired}
+
+
 class Writer:
     """A log and its replay; writes entries whose chains are right unless told otherwise."""
 
     def __init__(self, epsilon: Any = 2, delta: Any = 1, rule: Any = "basic", topic_id: str = "T") -> None:
         self.topic_id = topic_id
-        self.log: list[AnyEntry] = []
+        self.log: list[LedgerEntry] = []
         self.verdicts: list[Verdict] = []
         self.ledger = Ledger(topic_id)
         self.put(Opened(topic_id=topic_id, topic="in", cap=Cap(epsilon=epsilon, delta=delta), filter=rule))
 
-    def put(self, entry: AnyEntry) -> Verdict:
+    def put(self, entry: LedgerEntry) -> Verdict:
         self.log.append(entry)
         self.verdicts.append(self.ledger.apply(entry))
         return self.verdicts[-1]
 
+    def _of_job(self, job: str, previous: str | None) -> dict[str, Any]:
+        head = self.ledger.job(job).head
+        return {"topic_id": self.topic_id, "job": job, "previous": head if previous is None else previous}
+
     def _common(self, job: str, batch: int | None, previous: str | None) -> dict[str, Any]:
-        known = self.ledger.job(job)
-        return {
-            "topic_id": self.topic_id,
-            "job": job,
-            "batch": max(known.batch, 1) if batch is None else batch,
-            "previous": known.head if previous is None else previous,
-        }
+        batch = max(self.ledger.job(job).batch, 1) if batch is None else batch
+        return self._of_job(job, previous) | {"batch": batch}
 
     def reserved(
         self,
@@ -94,6 +108,19 @@ class Writer:
     def release(self, job: str, batch: int | None = None, digest: str = "d") -> Verdict:
         return self.put(Released(**self._common(job, batch, None), release_digest=digest))
 
+    def stand(self, job: str, action: str, previous: str | None = None) -> Verdict:
+        """Pause, resume or retire."""
+        return self.put(STANDINGS[action](**self._of_job(job, previous), reason=action))
+
+    def charged(
+        self, job: str, *ranges: OffsetSpan, charge: Charge = ONE, previous: str | None = None
+    ) -> Charged:
+        spans = [OffsetSpan(partition=r.partition, start=r.start, end=r.end) for r in ranges]
+        return Charged(**self._of_job(job, previous), ranges=spans, charge=charge, reason="elsewhere")
+
+    def charge(self, job: str, *ranges: OffsetSpan, **more: Any) -> Verdict:
+        return self.put(self.charged(job, *ranges, **more))
+
     def answer(self, job: str, *ranges: OffsetRange, **more: Any) -> None:
         """A whole batch."""
         assert self.reserve(job, *ranges, **more).accepted
@@ -113,49 +140,79 @@ COSTS = [
 CAPS = [(1, 1), (2, "1e-6"), ("4/3", "2e-6"), (3, "1e-3"), ("inf", "inf"), ("inf", 0), (2, 0), (0, 1)]
 
 
+EVERYTHING = [
+    *("reserve", "commit", "abandon", "release", "charge"),
+    *("pause", "resume", "retire", "open", "other life"),
+]
+
+
+def sensible(job: str, known: JobLedger) -> list[str]:
+    """What a sound writer may write next."""
+    match known.standing:
+        case Standing.RETIRED:
+            return ["rest"]
+        case Standing.PAUSED:
+            standing, new = ["resume"], []
+        case _:
+            standing, new = ["pause"], ["charge" if job == "c" else "reserve"] * 4
+    match known.phase:
+        case Phase.RESERVED:
+            return ["commit", "commit", "abandon", *standing]
+        case Phase.COMMITTED:
+            return ["release", "release", *standing]
+    return [*new, *standing, "retire"]
+
+
+@st.composite
+def drawn_ranges(draw: st.DrawFn, ends: dict[int, int], odd: bool) -> list[OffsetRange]:
+    """Ranges that begin where others end; impossible ones too where they may be odd."""
+    ranges = []
+    for partition in draw(st.sampled_from([(0,), (1,), (0, 1), (1, 0), ()])):
+        start = ends.get(partition, 0) + draw(st.integers(-2 if odd else 0, 1))
+        length = draw(st.integers(-1 if odd else 0, 3))
+        start = max(start, 0)
+        count = draw(st.integers(0, max(length, 0) + odd))
+        ranges.append(span(start, max(start + length, 0), partition, count))
+    if odd and ranges and draw(st.booleans()):
+        ranges.append(ranges[0])
+    return ranges
+
+
 @st.composite
 def drawn_logs(draw: st.DrawFn, sound: bool = False) -> Writer:
-    """A log of two jobs; unless it is sound, with entries that no sound writer would append."""
+    """A log of two jobs and one that charges; unless it is sound, with entries no sound writer writes."""
     epsilon, delta = draw(st.sampled_from(CAPS))
     writer = Writer(epsilon, delta, draw(st.sampled_from(["basic", "zcdp"])))
     steps = draw(st.integers(0, 24))
     for _ in range(steps):
         odd = (not sound) and draw(st.integers(0, 5)) == 0
-        job = draw(st.sampled_from("ab"))
+        job = draw(st.sampled_from("abc"))
         known = writer.ledger.job(job)
         wrong: dict[str, Any] = {}
         if odd:
+            others = [writer.ledger.job(other).head for other in "abc" if other != job]
             wrong = draw(
                 st.fixed_dictionaries(
                     {},
                     optional={
                         "batch": st.integers(max(known.batch - 1, 1), known.batch + 2),
-                        "previous": st.sampled_from(
-                            ["", "no hash", known.head, writer.ledger.job("ab".replace(job, "")).head]
-                        ),
+                        "previous": st.sampled_from(["", "no hash", known.head, *others]),
                     },
                 )
             )
         if sound and known.phase is Phase.COMMITTED:
             writer.release(job)
             continue
-        usual = {Phase.RESERVED: ["commit", "commit", "abandon"], Phase.COMMITTED: ["release", "release"]}
-        kinds = usual.get(known.phase, ["reserve"])
-        if odd:
-            kinds = ["reserve", "commit", "abandon", "release", "open", "other life"]
-        match draw(st.sampled_from(kinds)):
+        match draw(st.sampled_from(EVERYTHING if odd else sensible(job, known))):
             case "reserve":
-                ranges = []
-                for partition in draw(st.sampled_from([(0,), (1,), (0, 1), (1, 0), ()])):
-                    start = known.ends.get(partition, 0) + draw(st.integers(-2 if odd else 0, 1))
-                    length = draw(st.integers(-1 if odd else 0, 3))
-                    start = max(start, 0)
-                    count = draw(st.integers(0, max(length, 0) + odd))
-                    ranges.append(span(start, max(start + length, 0), partition, count))
-                if odd and ranges and draw(st.booleans()):
-                    ranges.append(ranges[0])
+                ranges = draw(drawn_ranges(known.ends, odd))
                 promise = {"rank": 3} if odd and draw(st.booleans()) else PROMISE
                 writer.reserve(job, *ranges, charge=draw(st.sampled_from(COSTS)), promise=promise, **wrong)
+            case "charge":
+                wrong.pop("batch", None)
+                writer.charge(job, *draw(drawn_ranges({}, odd)), charge=draw(st.sampled_from(COSTS)), **wrong)
+            case "pause" | "resume" | "retire" as action:
+                writer.stand(job, action, wrong.get("previous"))
             case "commit":
                 writer.commit(job, **wrong)
             case "abandon":
@@ -180,9 +237,10 @@ class Naive:
     opened: Opened | None = None
     heads: dict[str, str] = field(default_factory=dict)
     batches: dict[str, list[list[Any]]] = field(default_factory=dict)
+    written: dict[str, list[str]] = field(default_factory=dict)
     spent: dict[tuple[int, int], list[Charge]] = field(default_factory=dict)
 
-    def take(self, entry: AnyEntry) -> bool:
+    def take(self, entry: LedgerEntry) -> bool:
         if entry.topic_id != self.topic_id:
             return False
         if isinstance(entry, Opened):
@@ -193,9 +251,26 @@ class Naive:
         if self.opened is None or entry.previous != self.heads.get(entry.job, entry_hash(self.opened)):
             return False
         self.heads[entry.job] = entry_hash(entry)
-        mine = self.batches.setdefault(entry.job, [])
-        if isinstance(entry, Reserved):
-            return self.reserve(entry, mine, self.opened)
+        mine, kinds = self.batches.setdefault(entry.job, []), self.written.setdefault(entry.job, [])
+        accepted = self.judge(entry, mine, kinds, self.opened)
+        if accepted:
+            kinds.append(entry.kind)
+        return accepted
+
+    def judge(self, entry: Any, mine: list[list[Any]], kinds: list[str], opened: Opened) -> bool:
+        turns = [kind for kind in kinds if kind in ("PAUSED", "RESUMED", "RETIRED")]
+        paused, retired = turns[-1:] == ["PAUSED"], "RETIRED" in turns
+        match entry.kind:
+            case "RESERVED":
+                return not (paused or retired or "CHARGED" in kinds) and self.reserve(entry, mine, opened)
+            case "CHARGED":
+                return not (paused or retired or mine) and self.spend(entry, opened)
+            case "PAUSED":
+                return not paused and not retired
+            case "RESUMED":
+                return paused
+            case "RETIRED":
+                return not retired and not (mine and mine[-1][1] in ("RESERVED", "COMMITTED"))
         wanted = "COMMITTED" if isinstance(entry, Released) else "RESERVED"
         if not mine or mine[-1][0].batch != entry.batch or mine[-1][1] != wanted:
             return False
@@ -203,23 +278,29 @@ class Naive:
         return True
 
     def reserve(self, entry: Reserved, mine: list[list[Any]], opened: Opened) -> bool:
-        records = [(r.partition, o) for r in entry.ranges for o in range(r.start, r.end)]
         earlier = [r for reserved, _ in mine for r in reserved.ranges]
         if mine and (mine[-1][1] == "RESERVED" or mine[0][0].promise != entry.promise):
             return False
-        if entry.batch != len(mine) + 1 or len({r.partition for r in entry.ranges}) != len(entry.ranges):
+        if entry.batch != len(mine) + 1 or any(r.count > r.end - r.start for r in entry.ranges):
             return False
-        for r in entry.ranges:
-            if r.end < r.start or r.count > r.end - r.start:
-                return False
-            if any(e.partition == r.partition and r.start < e.end for e in earlier):
-                return False
+        if any(e.partition == r.partition and r.start < e.end for r in entry.ranges for e in earlier):
+            return False
+        if not self.spend(entry, opened):
+            return False
+        mine.append([entry, "RESERVED"])
+        return True
+
+    def spend(self, entry: Reserved | Charged, opened: Opened) -> bool:
+        if len({r.partition for r in entry.ranges}) != len(entry.ranges):
+            return False
+        if any(r.end < r.start for r in entry.ranges):
+            return False
+        records = [(r.partition, o) for r in entry.ranges for o in range(r.start, r.end)]
         for record in records:
             if not naive_within([*self.spent.get(record, []), entry.charge], opened):
                 return False
         for record in records:
             self.spent.setdefault(record, []).append(entry.charge)
-        mine.append([entry, "RESERVED"])
         return True
 
 
@@ -264,6 +345,12 @@ def test_the_ledger_rules_as_a_model_that_counts_every_record(writer: Writer) ->
         assert known.abandoned == phases["ABANDONED"]
         assert known.released == phases["RELEASED"]
         assert known.records_abandoned == sum(r.count for r, phase in mine if phase == "ABANDONED")
+        kinds = naive.written[job]
+        assert known.charges == kinds.count("CHARGED")
+        assert (known.standing is Standing.RETIRED) == ("RETIRED" in kinds)
+        assert (known.standing is Standing.PAUSED) == (
+            "RETIRED" not in kinds and kinds.count("PAUSED") > kinds.count("RESUMED")
+        )
 
 
 @settings(deadline=None)
@@ -458,6 +545,151 @@ def test_an_estimator_that_is_not_private_needs_an_infinite_cap() -> None:
     assert free.ledger.spent(0, 4) == Charge.unbounded()
     assert free.reserve("a", span(0, 5)).accepted
     assert free.ledger.spent(0, 4).epsilon == math.inf
+
+
+# ------------------------------------------------------------- pausing, resuming, retiring, charging
+
+
+def test_a_paused_job_reserves_nothing_until_it_is_resumed() -> None:
+    log = Writer()
+    log.answer("a", span(0, 5))
+    assert log.stand("a", "pause").accepted
+    assert log.reserve("a", span(5, 9)).reason == "the job is paused"
+    assert log.ledger.spent(0, 5) == Charge.nothing()
+    assert log.stand("a", "resume").accepted
+    assert log.reserve("a", span(5, 9)).accepted
+
+
+def test_a_job_can_be_paused_before_its_first_batch() -> None:
+    log = Writer()
+    assert log.stand("a", "pause", previous=entry_hash(log.log[0])).accepted
+    assert not log.reserve("a", span(0, 5)).accepted
+    assert log.stand("a", "resume").accepted
+    assert log.reserve("a", span(0, 5)).accepted
+
+
+def test_an_open_batch_may_end_while_its_job_is_paused() -> None:
+    for end in ("commit", "abandon"):
+        log = Writer()
+        log.reserve("a", span(0, 5))
+        log.stand("a", "pause")
+        if end == "commit":
+            assert log.commit("a").accepted
+            assert log.release("a").accepted
+        else:
+            assert log.abandon("a").accepted
+        assert log.ledger.job("a").standing is Standing.PAUSED
+
+
+def test_a_retired_job_never_reserves_again() -> None:
+    log = Writer()
+    log.answer("a", span(0, 5))
+    assert log.stand("a", "retire").accepted
+    assert log.reserve("a", span(5, 9)).reason == "the job is retired"
+    for action in STANDINGS:
+        assert log.stand("a", action).reason == "the job is retired, which is final"
+    assert log.ledger.spent(0, 4) == ONE
+
+
+def test_a_paused_job_can_be_retired() -> None:
+    log = Writer()
+    log.stand("a", "pause")
+    assert log.stand("a", "retire").accepted
+
+
+def test_a_job_is_not_retired_over_an_open_or_unpublished_batch() -> None:
+    log = Writer()
+    log.reserve("a", span(0, 5))
+    assert "batch 1 is reserved" in log.stand("a", "retire").reason
+    log.commit("a")
+    assert "batch 1 is committed" in log.stand("a", "retire").reason
+    log.release("a")
+    assert log.stand("a", "retire").accepted
+
+
+@pytest.mark.parametrize(("before", "action"), [((), "resume"), (("pause",), "pause")])
+def test_a_standing_changes_only_to_another(before: tuple[str, ...], action: str) -> None:
+    log = Writer()
+    for each in before:
+        log.stand("a", each)
+    standing = log.ledger.job("a").standing
+    assert not log.stand("a", action).accepted
+    assert log.ledger.job("a").standing is standing
+
+
+def test_one_jobs_standing_is_not_anothers() -> None:
+    log = Writer()
+    log.stand("a", "retire")
+    assert log.reserve("b", span(0, 5)).accepted
+
+
+def test_a_charge_for_a_release_elsewhere_counts_like_a_batch() -> None:
+    log = Writer(epsilon=2)
+    assert log.charge("census", span(3, 7)).accepted
+    assert [log.ledger.spent(0, o).epsilon for o in (2, 3, 6, 7)] == [0, 1, 1, 0]
+    log.answer("a", span(0, 5))
+    assert log.ledger.spent(0, 4).epsilon == 2
+    assert not log.reserve("b", span(4, 5)).accepted
+    assert log.reserve("b", span(5, 6)).accepted
+
+
+def test_each_charge_of_the_same_records_is_another_release() -> None:
+    log = Writer(epsilon=2)
+    assert log.charge("census", span(0, 5)).accepted
+    assert log.charge("census", span(4, 9)).accepted
+    assert log.ledger.spent(0, 4).epsilon == 2
+    late = log.charged("census", span(4, 5))
+    with pytest.raises(BudgetExceeded, match=r"asked epsilon 1.*already charged epsilon 2"):
+        log.ledger.check_budget(late)
+    assert "the cap is" in log.put(late).reason
+    assert log.ledger.job("census").charges == 2
+
+
+def test_a_job_has_batches_or_charges_but_never_both() -> None:
+    log = Writer(epsilon=9)
+    log.reserve("a", span(0, 5))
+    log.charge("census", span(0, 5))
+    assert "has batches" in log.charge("a", span(0, 5)).reason
+    assert "has charges" in log.reserve("census", span(5, 9)).reason
+    assert "has batches" in _abandoned(log).charge("a", span(5, 9)).reason
+
+
+def _abandoned(log: Writer) -> Writer:
+    log.abandon("a")
+    return log
+
+
+def test_a_void_reservation_or_charge_binds_a_job_to_nothing() -> None:
+    log = Writer(epsilon="1/2")
+    assert not log.reserve("a", span(0, 5)).accepted
+    assert not log.charge("b", span(0, 5)).accepted
+    small = Charge(epsilon="1/4", delta=0)
+    assert log.charge("a", span(0, 5), charge=small).accepted
+    assert log.reserve("b", span(0, 5), charge=small).accepted
+
+
+@pytest.mark.parametrize(
+    ("ranges", "reason"),
+    [([span(0, 5), span(5, 9)], "appears twice"), ([span(9, 7, count=0)], "impossible")],
+)
+def test_impossible_ranges_cannot_be_charged(ranges: list[OffsetRange], reason: str) -> None:
+    log = Writer()
+    assert reason in log.charge("census", *ranges).reason
+    assert log.ledger.job("census").charges == 0
+
+
+@pytest.mark.parametrize("action", ["pause", "retire"])
+def test_a_job_that_is_not_active_charges_nothing(action: str) -> None:
+    log = Writer()
+    log.stand("census", action)
+    assert "the job is" in log.charge("census", span(0, 5)).reason
+    assert log.ledger.spent(0, 0) == Charge.nothing()
+
+
+def test_a_charge_that_claims_no_rho_never_fits_a_zcdp_ledger() -> None:
+    log = Writer(epsilon=100, delta="1e-6", rule="zcdp")
+    assert not log.charge("census", span(0, 5)).accepted
+    assert log.charge("census", span(0, 5), charge=Charge(epsilon=1, delta=0, rho="1/2")).accepted
 
 
 # ------------------------------------------------------------------------------------- zcdp filter

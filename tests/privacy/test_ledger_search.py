@@ -9,6 +9,9 @@ A job has a few processes, each of them a leader once. Any process may take any 
 time. So a crash is a process that never steps again, a zombie one that steps after its successor did,
 and both happen between any two actions. The search is breadth first, so a trace it prints is a
 shortest one.
+
+A job may have operators too: processes that take over as a leader does, to pause, resume or retire it,
+or, for a job without leaders, to charge records for a release made elsewhere.
 """
 
 from __future__ import annotations
@@ -25,17 +28,23 @@ import pytest
 from streaming_pca.privacy.entries import (
     Abandoned,
     Cap,
+    Charged,
     Committed,
+    LedgerEntry,
     OffsetRange,
+    OffsetSpan,
     Opened,
+    Paused,
     Released,
     Reserved,
+    Resumed,
+    Retired,
     decode_entry,
     encode_entry,
     entry_hash,
 )
 from streaming_pca.privacy.intervals import SpendMap
-from streaming_pca.privacy.ledger import JobLedger, Ledger, Phase, Verdict
+from streaming_pca.privacy.ledger import JobLedger, Ledger, Phase, Standing, Verdict
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.recovery import Action, LedgerMismatch, Recovery, recover
 
@@ -49,6 +58,9 @@ ALL_ACCOUNTED = "every record below a committed position is in one committed or 
 ABANDONED_IS_SILENT = "an abandoned batch has no answer outside"
 ONLY_THE_CAP_REFUSES = "only the cap refuses what a leader writes"
 NO_CONTRADICTION = "recovery finds ledger and state in agreement"
+PAUSED_RESERVES_NOTHING = "no batch is reserved while its job is paused"
+RETIRED_IS_THE_END = "nothing is open when a job retires, and nothing of it counts or comes out after"
+CHARGE_COUNTS = "a charge that its owner was told of counts"
 
 EVERY_INVARIANT = frozenset(
     {
@@ -61,6 +73,9 @@ EVERY_INVARIANT = frozenset(
         ABANDONED_IS_SILENT,
         ONLY_THE_CAP_REFUSES,
         NO_CONTRADICTION,
+        PAUSED_RESERVES_NOTHING,
+        RETIRED_IS_THE_END,
+        CHARGE_COUNTS,
     }
 )
 
@@ -77,7 +92,10 @@ class Broken(Exception):
 
 
 class Job(NamedTuple):
-    """What a job asks of the input: one partition, offsets [start, stop), ``size`` of them a batch."""
+    """What a job asks of the input: one partition, offsets [start, stop), ``size`` of them a batch.
+
+    Operators are "pause", "resume", "retire", and "charge" for all of the offsets at once.
+    """
 
     name: str
     start: int
@@ -85,6 +103,7 @@ class Job(NamedTuple):
     size: int
     processes: int
     charge: Charge
+    operators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -115,6 +134,10 @@ class Protocol:
     initialises_before_reading: bool = True
     release_has_its_own_transaction: bool = True
     state_and_entry_in_one_transaction: bool = True
+    leaders_heed_the_standing: bool = True
+    operators_fence: bool = True
+    retiring_abandons_what_is_open: bool = True
+    pausing_leaves_what_is_open: bool = True
 
 
 # ---------------------------------------------------------------------------------------------- states
@@ -137,6 +160,7 @@ class At:
 
     IDLE, LATE, INITIALISED, PLANNING, RESERVING, READING_BACK, ACCEPTED = range(7)
     ANSWERED, COMMITTING, PUBLISHING, RELEASING, ABANDONING, STOPPED = range(7, 13)
+    CLOSING, WRITING, WRITTEN = range(13, 16)  # of operators
 
 
 CALLS_THE_BROKER = {
@@ -147,6 +171,14 @@ CALLS_THE_BROKER = {
     At.PUBLISHING,
     At.RELEASING,
     At.ABANDONING,
+    At.CLOSING,
+    At.WRITING,
+}
+
+STANDINGS: dict[str, tuple[Any, Standing]] = {
+    "pause": (Paused, Standing.PAUSED),
+    "resume": (Resumed, Standing.ACTIVE),
+    "retire": (Retired, Standing.RETIRED),
 }
 
 
@@ -191,6 +223,8 @@ class Search:
 
     def __init__(self, bounds: Bounds, protocol: Protocol, watched: frozenset[str] = EVERY_INVARIANT) -> None:
         self.jobs, self.cap, self.protocol, self.watched = bounds.jobs, bounds.cap, protocol, watched
+        # What each process of a job is for: "" is a leader.
+        self.roles = tuple(("",) * job.processes + job.operators for job in self.jobs)
         self.seen_by: Counter[str] = Counter()
         self._ids: dict[bytes, int] = {}
         self._bytes: list[bytes] = []
@@ -198,6 +232,7 @@ class Search:
         self.replay = lru_cache(maxsize=None)(self._replay)
         self.decide = lru_cache(maxsize=None)(self._decide)
         self.reservation = lru_cache(maxsize=None)(self._reservation)
+        self.operation = lru_cache(maxsize=None)(self._operation)
         self.entry = lru_cache(maxsize=None)(self._entry)
         self.check = lru_cache(maxsize=None)(self._check)
 
@@ -207,7 +242,7 @@ class Search:
 
     # ------------------------------------------------------------------------- the real code, by number
 
-    def intern(self, entry: Opened | Reserved | Committed | Abandoned | Released) -> int:
+    def intern(self, entry: LedgerEntry) -> int:
         data = encode_entry(entry)
         if data not in self._ids:
             self._ids[data] = len(self._bytes)
@@ -232,6 +267,8 @@ class Search:
         job = self.jobs[j]
         ledger, _ = self.replay(view)
         known = ledger.job(job.name)
+        if self.protocol.leaders_heed_the_standing and known.standing is not Standing.ACTIVE:
+            return None
         end = min(at + job.size, job.stop)
         reserved = Reserved(
             topic_id="T",
@@ -247,12 +284,31 @@ class Search:
             return self.intern(reserved), reserved.batch, end
         return None
 
+    def _operation(self, j: int, role: str, view: tuple[int, ...]) -> int | None:
+        """What an operator writes after it has read a ledger; None if there is nothing to write."""
+        job = self.jobs[j]
+        ledger, _ = self.replay(view)
+        known = ledger.job(job.name)
+        common: dict[str, Any] = {"topic_id": "T", "job": job.name, "previous": known.head, "reason": role}
+        entry: LedgerEntry
+        if role == "charge":
+            spans = (OffsetSpan(partition=0, start=job.start, end=job.stop),)
+            entry = Charged(**common, ranges=spans, charge=job.charge)
+        else:
+            kind, wanted = STANDINGS[role]
+            if known.standing in (wanted, Standing.RETIRED):
+                return None
+            entry = kind(**common)
+        return self.intern(entry) if self.accepted(ledger.judge(entry)) else None
+
     def accepted(self, verdict: Verdict) -> bool:
         if not verdict.accepted and "the cap is" not in verdict.reason:
             self.broken(ONLY_THE_CAP_REFUSES, verdict.reason)
         return verdict.accepted
 
-    def _decide(self, j: int, view: tuple[int, ...], states: tuple[tuple[int, int, int], ...]) -> Process:
+    def _decide(
+        self, j: int, role: str, view: tuple[int, ...], states: tuple[tuple[int, int, int], ...]
+    ) -> Process:
         """What a process does first after it has read everything."""
         job = self.jobs[j]
         ledger, _ = self.replay(view)
@@ -264,9 +320,21 @@ class Search:
             self.broken(NO_CONTRADICTION, str(mismatch))
             return Process(At.STOPPED)
         head = next((i for i in reversed(view) if self._hashes[i] == known.head), -1)
+        if known.standing is Standing.RETIRED and self.protocol.leaders_heed_the_standing:
+            return Process(At.STOPPED)
         match found.action:
             case Action.PUBLISH:
                 return Process(At.PUBLISHING, (), head, batch, end, answer)
+            case Action.RESUME if role:
+                # Left to the next leader, or abandoned where there will be none.
+                closes = {
+                    "retire": self.protocol.retiring_abandons_what_is_open,
+                    "pause": not self.protocol.pausing_leaves_what_is_open,
+                }
+                if not closes.get(role, False):
+                    return Process(At.PLANNING, view, end=found.positions[0])
+                assert known.reservation is not None
+                return Process(At.CLOSING, (), head, known.batch, known.reservation.ranges[0].end)
             case Action.RESUME:
                 assert known.reservation is not None
                 return Process(At.ACCEPTED, (), head, known.batch, known.reservation.ranges[0].end)
@@ -286,13 +354,16 @@ class Search:
         return tuple(r._replace(status=ABORTED) if r.job == j and r.status == OPEN else r for r in log)
 
     def fenced(self, world: World, j: int, i: int) -> bool:
-        return self.protocol.fences and world.owners[j] != i
+        return self.has_epoch(j, i) and world.owners[j] != i
+
+    def has_epoch(self, j: int, i: int) -> bool:
+        return self.protocol.fences and (not self.roles[j][i] or self.protocol.operators_fence)
 
     # ------------------------------------------------------------------------------------ the actions
 
     def first(self) -> World:
         opened = Opened(topic_id="T", topic="in", cap=self.cap)
-        everyone = tuple(tuple(Process() for _ in range(job.processes)) for job in self.jobs)
+        everyone = tuple(tuple(Process() for _ in roles) for roles in self.roles)
         empty = tuple(() for _ in self.jobs)
         silent: tuple[frozenset[tuple[int, int]], ...] = tuple(frozenset() for _ in self.jobs)
         log = (Record(self.intern(opened), -1, -1, COMMITTED),)
@@ -306,11 +377,15 @@ class Search:
                 yield f"{job.name}: time-out", self.settle(after, j)
             for i, process in enumerate(world.processes[j]):
                 if process.at == At.STOPPED or (
-                    process.at == At.IDLE and i and not self.started(world, j, i - 1)
+                    # Leaders are alike: they begin in order.
+                    process.at == At.IDLE
+                    and i
+                    and self.roles[j][i] == self.roles[j][i - 1]
+                    and not self.started(world, j, i - 1)
                 ):
                     continue
                 for label, after in self.step(world, j, i, process):
-                    yield f"{job.name}{i}: {label}", self.settle(after, j)
+                    yield f"{job.name}{i}{self.roles[j][i]}: {label}", self.settle(after, j)
 
     def settle(self, world: World, j: int) -> World:
         """Stop the fenced processes of a job that have nothing left to do but to hear that they are.
@@ -321,8 +396,10 @@ class Search:
             return world
         mine = world.processes[j]
         for i, process in enumerate(mine):
-            if process.at in CALLS_THE_BROKER and world.owners[j] != i:
-                self.seen_by["a zombie that was fenced"] += 1
+            if process.at in CALLS_THE_BROKER and self.fenced(world, j, i):
+                self.seen_by[
+                    "an operator that was fenced" if self.roles[j][i] else "a zombie that was fenced"
+                ] += 1
                 mine = put(mine, i, Process(At.STOPPED))
         return (
             world if mine is world.processes[j] else world._replace(processes=put(world.processes, j, mine))
@@ -352,20 +429,29 @@ class Search:
             return tuple(r.entry for r in world.log[: last + 1] if r.status == COMMITTED)
 
         stopped = Process(At.STOPPED)
+        role = self.roles[j][i]
         match me.at:
             case At.IDLE:
                 if self.protocol.initialises_before_reading:
                     yield "init_transactions", self.initialise(become(Process(At.INITIALISED)), j, i)
                 else:
-                    for label, after in self.read(world, j, become):
+                    for label, after in self.read(world, j, i, become):
                         yield label, become(Process(At.LATE, late=after.processes[j][i]))
             case At.LATE:
                 yield "init_transactions", self.initialise(become(me.late), j, i)
             case At.INITIALISED:
-                yield from self.read(world, j, become)
+                yield from self.read(world, j, i, become)
             case At.PLANNING:
                 view = me.view if me.view is not None else mine_is_stable()
                 if view is None:
+                    return
+                if role:
+                    number = self.operation(j, role, view)
+                    if number is None:
+                        yield "stop", become(stopped)
+                        return
+                    log = (*world.log, Record(number, j, i, OPEN))
+                    yield f"append {role}", become(Process(At.WRITING, (), number), log=log)
                     return
                 plan = self.reservation(j, view, me.end) if me.end < self.jobs[j].stop else None
                 if plan is None:
@@ -390,6 +476,19 @@ class Search:
                 yield f"compute {me.batch}", become(me._replace(at=At.ANSWERED, answer=i))
                 if not self.fenced(world, j, i):
                     yield append(Abandoned, At.ABANDONING, "")
+            case At.CLOSING:
+                self.seen_by["an operator that abandoned a batch"] += 1
+                yield append(Abandoned, At.ABANDONING, "")
+            case At.WRITTEN:
+                view = mine_is_stable()
+                if view is None:
+                    return
+                counts = self.replay(view)[1][-1]
+                if self.protocol.reads_back and not self.accepted(counts):
+                    self.seen_by["an owner that read back that its charge is void"] += 1
+                elif not counts.accepted and role == "charge":
+                    self.broken(CHARGE_COUNTS, counts.reason)
+                yield "read back", become(stopped)
             case At.ANSWERED:
                 changes: dict[str, Any] = {}
                 if not self.protocol.release_has_its_own_transaction:
@@ -400,7 +499,7 @@ class Search:
             case At.PUBLISHING:
                 note = digest(j, me.batch, me.answer)
                 yield append(Released, At.RELEASING, note, releases=self.exposed(world, j, me))
-            case At.RESERVING | At.COMMITTING | At.RELEASING | At.ABANDONING:
+            case At.RESERVING | At.COMMITTING | At.RELEASING | At.ABANDONING | At.WRITING:
                 log = tuple(
                     r._replace(status=COMMITTED) if (r.job, r.process) == (j, i) and r.status == OPEN else r
                     for r in world.log
@@ -408,6 +507,8 @@ class Search:
                 match me.at:
                     case At.RESERVING:
                         yield "commit Reserved", become(me._replace(at=At.READING_BACK), log=log)
+                    case At.WRITING:
+                        yield f"commit {role}", become(me._replace(at=At.WRITTEN), log=log)
                     case At.COMMITTING:
                         states = world.states
                         if self.protocol.state_and_entry_in_one_transaction:
@@ -420,11 +521,11 @@ class Search:
                         yield "commit the end", become(Process(At.PLANNING, None, end=me.end), log=log)
 
     def initialise(self, world: World, j: int, i: int) -> World:
-        if not self.protocol.fences:
+        if not self.has_epoch(j, i):
             return world
         return world._replace(owners=put(world.owners, j, i), log=self.abort(world.log, j))
 
-    def read(self, world: World, j: int, become: Callable[..., World]) -> Iterator[tuple[str, World]]:
+    def read(self, world: World, j: int, i: int, become: Callable[..., World]) -> Iterator[tuple[str, World]]:
         """Replay both topics and decide.
 
         All that is open must be resolved below the end offsets that were taken after
@@ -438,7 +539,7 @@ class Search:
             if end < len(world.log) and self.protocol.waits_for_open_transactions:
                 return
             view = tuple(r.entry for r in world.log[:end])
-        yield "read", become(self.decide(j, view, world.states[j]))
+        yield "read", become(self.decide(j, self.roles[j][i], view, world.states[j]))
 
     @staticmethod
     def with_state(world: World, j: int, me: Process) -> Any:
@@ -502,11 +603,36 @@ class Search:
             for offset in range(job.start, position):
                 if sum(r.start <= offset < r.end for r in ranges) != 1:
                     self.broken(ALL_ACCOUNTED, f"job {job.name}, offset {offset}")
-            for name in (Abandoned, Released):
+            self.check_standing(j, mine, releases[j])
+            for name in (Abandoned, Released, Paused, Resumed, Retired, Charged):
                 if any(isinstance(e, name) for e in mine):
                     self.seen_by[f"job {job.name}: {name.__name__}"] += 1
             if position == job.stop:
                 self.seen_by[f"job {job.name}: everything answered"] += 1
+
+    def check_standing(self, j: int, mine: list[Any], released: frozenset[tuple[int, int]]) -> None:
+        """Walk the entries of a job that count, in order."""
+        name = self.jobs[j].name
+        paused = False
+        reserved: set[int] = set()
+        closed: set[int] = set()
+        for at, entry in enumerate(mine):
+            if isinstance(entry, Reserved):
+                reserved.add(entry.batch)
+                if paused:
+                    self.broken(PAUSED_RESERVES_NOTHING, f"job {name}, batch {entry.batch}")
+            elif isinstance(entry, Abandoned | Released):
+                closed.add(entry.batch)
+                if paused:
+                    self.seen_by[f"job {name}: a batch that ended while it was paused"] += 1
+            elif isinstance(entry, Paused | Resumed):
+                paused = isinstance(entry, Paused)
+            elif isinstance(entry, Retired):
+                late = [type(e).__name__ for e in mine[at + 1 :]]
+                outside = {batch for batch, _ in released} - closed
+                if late or outside or reserved - closed:
+                    self.broken(RETIRED_IS_THE_END, f"job {name}: {late}, {outside}, {reserved - closed}")
+                return
 
     def check_charges(self, readable: tuple[int, ...]) -> None:
         """Add up, record by record, what accepted reservations charge."""
@@ -514,16 +640,19 @@ class Search:
         total: Counter[int] = Counter()
         charged: set[tuple[str, int]] = set()
         for entry, verdict in zip(map(self.decoded, readable), verdicts, strict=True):
-            if not isinstance(entry, Reserved):
+            if not isinstance(entry, Reserved | Charged):
                 continue
             if not verdict.accepted:
-                self.seen_by[f"job {entry.job}: a void reservation"] += 1
+                what = "reservation" if isinstance(entry, Reserved) else "charge"
+                self.seen_by[f"job {entry.job}: a void {what}"] += 1
                 continue
             for r in entry.ranges:
                 for offset in range(r.start, r.end):
-                    if (entry.job, offset) in charged:
-                        self.broken(CHARGED_ONCE, f"job {entry.job}, offset {offset}")
-                    charged.add((entry.job, offset))
+                    # A charge is another release each time; a batch is not.
+                    if isinstance(entry, Reserved):
+                        if (entry.job, offset) in charged:
+                            self.broken(CHARGED_ONCE, f"job {entry.job}, offset {offset}")
+                        charged.add((entry.job, offset))
                     total[offset] += entry.charge.epsilon
                     if total[offset] > self.cap.epsilon:
                         self.broken(CAP_HOLDS, f"offset {offset}")
@@ -596,8 +725,31 @@ class ForgetsRanges(Ledger):
 class HasNoCap(Ledger):
     """Every reservation counts."""
 
-    def check_budget(self, entry: Reserved) -> None:
+    def check_budget(self, entry: Reserved | Charged) -> None:
         pass
+
+
+class ForgetsPauses(Ledger):
+    """Takes a reservation of a job that is paused or retired."""
+
+    def _judge_reserved(self, entry: Reserved, job: JobLedger) -> Verdict:
+        return super()._judge_reserved(entry, replace(job, standing=Standing.ACTIVE))
+
+
+class RetiresOverOpenBatches(Ledger):
+    """Takes RETIRED whatever is open, and lets that end later."""
+
+    @staticmethod
+    def _judge_standing(entry: Paused | Resumed | Retired, job: JobLedger) -> Verdict:
+        return Ledger._judge_standing(entry, replace(job, phase=Phase.NONE))
+
+
+class ChargesNothingForReleasesElsewhere(Ledger):
+    """Writes a charge down and does not add it up."""
+
+    def _charge(self, entry: Reserved | Charged, job: JobLedger) -> None:
+        if isinstance(entry, Reserved):
+            super()._charge(entry, job)
 
 
 def plans_over_an_open_batch(job: JobLedger, batch: int, digest: str, at: dict[int, int]) -> Recovery:
@@ -679,6 +831,71 @@ CAP = Cap(epsilon=Fraction(2), delta=Fraction(0))
 
 SMALL = Bounds((Job("a", 0, 2, 1, 2, A), Job("b", 1, 2, 1, 1, B)), CAP)
 
+# A charge of c leaves no room for another one beside a's.
+C = unit(1)
+OPERATED = Bounds((Job("a", 0, 2, 1, 2, A, ("pause", "resume")),), CAP)
+RETIRED = Bounds((Job("a", 0, 2, 1, 2, A, ("pause", "retire")),), CAP)
+CHARGING = Bounds((Job("a", 0, 2, 1, 2, A), Job("c", 0, 2, 2, 0, C, ("charge", "charge"))), CAP)
+
+MISTAKES_WITH_OPERATORS: dict[str, tuple[Bounds, Protocol, set[str]]] = {
+    "a leader plans while it is paused": (
+        OPERATED,
+        Protocol(leaders_heed_the_standing=False),
+        {ONLY_THE_CAP_REFUSES},
+    ),
+    "a leader plans while it is paused, and the ledger lets it": (
+        OPERATED,
+        Protocol(leaders_heed_the_standing=False, ledger=ForgetsPauses),
+        {PAUSED_RESERVES_NOTHING},
+    ),
+    "a leader plans after retirement, and the ledger lets it": (
+        RETIRED,
+        Protocol(leaders_heed_the_standing=False, ledger=ForgetsPauses),
+        {RETIRED_IS_THE_END},
+    ),
+    "whoever pauses does not fence": (
+        OPERATED,
+        Protocol(operators_fence=False),
+        {ONLY_THE_CAP_REFUSES},
+    ),
+    "whoever retires does not fence": (
+        RETIRED,
+        Protocol(operators_fence=False),
+        {ONLY_THE_CAP_REFUSES, ABANDONED_IS_SILENT},
+    ),
+    "retiring leaves what is open": (
+        RETIRED,
+        Protocol(retiring_abandons_what_is_open=False),
+        {ONLY_THE_CAP_REFUSES},
+    ),
+    "retiring leaves what is open, and the ledger lets it": (
+        RETIRED,
+        Protocol(retiring_abandons_what_is_open=False, ledger=RetiresOverOpenBatches),
+        {RETIRED_IS_THE_END},
+    ),
+    "charges are not added up": (
+        CHARGING,
+        Protocol(ledger=ChargesNothingForReleasesElsewhere),
+        {CAP_HOLDS},
+    ),
+    "a charge is not read back": (CHARGING, Protocol(reads_back=False), {CHARGE_COUNTS}),
+}
+
+SCENARIOS_WITH_OPERATORS: dict[str, tuple[Bounds, int, tuple[str, ...]]] = {
+    "a job is paused and resumed beside another one": (
+        Bounds((Job("a", 0, 2, 1, 2, A, ("pause", "resume")), Job("b", 1, 2, 1, 1, B)), CAP),
+        1,
+        (),
+    ),
+    "a job is paused and retired": (Bounds((Job("a", 0, 2, 1, 3, A, ("pause", "retire")),), CAP), 1, ()),
+    "an owner charges twice what a job learns": (CHARGING, 1, ()),
+    "an owner charges while a job is paused": (
+        Bounds((Job("a", 0, 2, 1, 2, A, ("pause",)), Job("c", 0, 2, 2, 0, C, ("charge",))), CAP),
+        1,
+        (),
+    ),
+}
+
 SCENARIOS = {
     "two jobs meet on a record, each with a zombie": (
         Bounds((Job("a", 0, 2, 1, 2, A), Job("b", 1, 2, 1, 2, B)), CAP),
@@ -720,6 +937,37 @@ def test_no_order_of_crashes_zombies_and_take_overs_breaks_a_promise(bounds: Bou
     assert all(search.seen_by[event] for event in EVENTS), search.seen_by
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bounds", "at_least", "events"), SCENARIOS_WITH_OPERATORS.values(), ids=SCENARIOS_WITH_OPERATORS
+)
+def test_no_order_of_operators_and_leaders_breaks_a_promise(
+    bounds: Bounds, at_least: int, events: tuple[str, ...]
+) -> None:
+    search = Search(bounds, Protocol())
+    worlds = search.run()
+    print(f"{worlds} worlds, {search.seen_by}")
+    assert worlds >= at_least
+    assert all(search.seen_by[event] for event in events), search.seen_by
+
+
+@pytest.mark.parametrize(
+    ("bounds", "protocol", "invariant"),
+    [
+        pytest.param(bounds, protocol, invariant, id=f"{mistake}: {invariant}")
+        for mistake, (bounds, protocol, broken) in MISTAKES_WITH_OPERATORS.items()
+        for invariant in sorted(broken)
+    ],
+)
+def test_the_search_finds_what_a_mistake_about_operators_breaks(
+    bounds: Bounds, protocol: Protocol, invariant: str
+) -> None:
+    with pytest.raises(Broken) as broken:
+        Search(bounds, protocol, watched=frozenset({invariant})).run()
+    assert broken.value.invariant == invariant
+    assert broken.value.__notes__[0].count("\n") >= 4
+
+
 @pytest.mark.parametrize(
     ("protocol", "invariant"),
     [
@@ -736,4 +984,5 @@ def test_the_search_finds_what_a_mistake_breaks(protocol: Protocol, invariant: s
 
 
 def test_every_invariant_is_broken_by_some_mistake() -> None:
-    assert set().union(*(broken for _, broken in MISTAKES.values())) == EVERY_INVARIANT
+    mistakes = [*MISTAKES.values(), *(mistake[1:] for mistake in MISTAKES_WITH_OPERATORS.values())]
+    assert set().union(*(broken for _, broken in mistakes)) == EVERY_INVARIANT

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from streaming_pca.privacy import verify
-from streaming_pca.privacy.entries import Cap, Entry, Opened, Reserved, encode_entry
+from streaming_pca.privacy import verify, verify_audit, verify_releases, verify_sums
+from streaming_pca.privacy.entries import Cap, Charged, LedgerEntry, Opened, Reserved, encode_entry
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.verify import Report, verify_log
 from tests.privacy.test_ledger import Writer, drawn_logs, positive, small, span
@@ -46,7 +46,7 @@ def replayed(writer: Writer) -> dict[str, Any]:
     """What the ledger makes of a log, in the report's words."""
     phases: dict[tuple[str, int], str] = {}
     offsets: dict[tuple[int, int], Charge] = {}
-    records = void = 0
+    records = void = elsewhere = 0
     sound = True
     for entry, verdict in zip(writer.log, writer.verdicts, strict=True):
         if entry.topic_id != writer.topic_id:
@@ -55,12 +55,15 @@ def replayed(writer: Writer) -> dict[str, Any]:
             rightly = isinstance(entry, Opened) or "the cap is" in verdict.reason
             void += rightly
             sound = sound and rightly
-        elif not isinstance(entry, Opened):
+            continue
+        if hasattr(entry, "batch"):
             phases[entry.job, entry.batch] = entry.kind.lower()
-            if isinstance(entry, Reserved):
-                records += entry.count
-                touched = {(r.partition, o) for r in entry.ranges for o in range(r.start, r.end)}
-                offsets |= {record: writer.ledger.spent(*record) for record in touched}
+        records += getattr(entry, "count", 0)
+        elsewhere += isinstance(entry, Charged)
+        if isinstance(entry, Reserved | Charged):
+            touched = {(r.partition, o) for r in entry.ranges for o in range(r.start, r.end)}
+            offsets |= {record: writer.ledger.spent(*record) for record in touched}
+    standings = {name: str(job.standing) for name, job in sorted(writer.ledger.jobs.items())}
     charges = [writer.ledger.spent(*record) for record in offsets]
     batches = Counter(phases.values())
     return {
@@ -68,6 +71,9 @@ def replayed(writer: Writer) -> dict[str, Any]:
         "void": void,
         "batches": {k: batches[k] for k in ("reserved", "committed", "abandoned", "released")},
         "records_charged": records,
+        "charges": elsewhere,
+        "paused": tuple(name for name, standing in standings.items() if standing == "paused"),
+        "retired": tuple(name for name, standing in standings.items() if standing == "retired"),
         "offsets_charged": len(offsets),
         "max_epsilon": max((c.epsilon for c in charges), default=0),
         "max_delta": max((c.delta for c in charges), default=0),
@@ -104,7 +110,7 @@ def test_verifier_and_ledger_agree_on_the_zcdp_filter(
 @settings(deadline=None)
 @given(st.fractions(min_value=Fraction(10**6 + 1, 10**6), max_value=10**9), st.sampled_from([64, 256]))
 def test_the_verifiers_bounds_of_a_logarithm_enclose_it(x: Fraction, bits: int) -> None:
-    low, high = verify._log_bounds(x, bits)
+    low, high = verify_sums.log_bounds(x, bits)
     with mpmath.workdps(150):
         exact = mpmath.log(mpmath.mpf(x.numerator) / x.denominator)
         assert mpmath.mpf(low.numerator) / low.denominator <= exact
@@ -113,11 +119,14 @@ def test_the_verifiers_bounds_of_a_logarithm_enclose_it(x: Fraction, bits: int) 
 
 
 def test_the_verifier_shares_no_code_with_the_writer_but_the_schemas() -> None:
-    tree = ast.parse(Path(verify.__file__).read_text())
-    imported = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
-    imported |= {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
-    ours = {name for name in imported if name and name.startswith("streaming_pca")}
-    assert ours == {"streaming_pca.privacy.entries", "streaming_pca.privacy.parameters"}
+    modules = (verify, verify_audit, verify_releases, verify_sums)
+    schemas = {"streaming_pca.privacy.entries", "streaming_pca.privacy.parameters"}
+    for module in modules:
+        tree = ast.parse(Path(str(module.__file__)).read_text())
+        imported = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+        imported |= {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+        ours = {name for name in imported if name and name.startswith("streaming_pca")}
+        assert ours <= schemas | {m.__name__ for m in modules}, module
 
 
 # ------------------------------------------------------------------------------------------ a log
@@ -176,7 +185,10 @@ def test_a_good_log_is_verified_and_described() -> None:
         "other_entries": 0,
         "void": 1,
         "jobs": ["a", "b"],
+        "paused": [],
+        "retired": [],
         "batches": {"reserved": 1, "committed": 0, "abandoned": 1, "released": 3},
+        "charges": 0,
         "records_charged": 10 + 9 + 10 + 10 + 15,
         "offsets_charged": 30,
         "max_epsilon": "3/2",
@@ -264,9 +276,10 @@ def append(**fields: Any) -> Callable[[Topics], None]:
     """An entry with its chain in order, as a mistaken writer would append it."""
 
     def tamper(t: Topics) -> None:
-        last = [d for _, d in t.ledger if json.loads(d).get("job") == fields["job"]][-1]
+        chain = [t.ledger[0][1], *(d for _, d in t.ledger if json.loads(d).get("job") == fields["job"])]
+        last = chain[-1]
         plain = {"version": 1, "topic_id": "T", "previous": sha(last)} | fields
-        data = encode_entry(TypeAdapter(Entry).validate_json(json.dumps(plain)))
+        data = encode_entry(TypeAdapter(LedgerEntry).validate_json(json.dumps(plain)))
         t.ledger.append((t.ledger[-1][0] + 2, data))
 
     return tamper
@@ -287,10 +300,33 @@ def span_json(start: int, end: int) -> dict[str, int]:
     return {"partition": 0, "start": start, "end": end, "count": end - start}
 
 
+def charge(start: int, end: int, **more: Any) -> dict[str, Any]:
+    return {
+        "kind": "CHARGED",
+        "ranges": [{"partition": 0, "start": start, "end": end}],
+        "charge": {"epsilon": "1/2", "delta": "0", "rho": None},
+        "reason": "elsewhere",
+    } | more
+
+
+def after(*entries: dict[str, Any]) -> Callable[[Topics], None]:
+    """Several, one after the other."""
+
+    def tamper(t: Topics) -> None:
+        for fields in entries:
+            append(**fields)(t)
+
+    return tamper
+
+
+def stands(job: str, kind: str) -> dict[str, Any]:
+    return {"job": job, "kind": kind, "reason": "why"}
+
+
 COSTLY = {"epsilon": "1", "delta": "0", "rho": None}
 FREE = {"epsilon": "0", "delta": "0", "rho": None}
 
-TAMPERED: dict[str, tuple[Callable[[Topics], None], str]] = {
+TAMPERED: dict[str, tuple[Callable[[Topics], Any], str]] = {
     "OPENED dropped": (drop(0), "never opened"),
     "OPENED moved": (swap(0, 1), "come before OPENED"),
     **{
@@ -354,6 +390,62 @@ TAMPERED: dict[str, tuple[Callable[[Topics], None], str]] = {
         append(job="b", batch=3, **reserve(0, 0, ranges=[span_json(40, 45) | {"end": 31}])),
         "records in offsets 40 to 31",
     ),
+    "a batch reserved while paused": (
+        after(stands("b", "PAUSED"), {"job": "b", "batch": 3, **reserve(30, 40)}),
+        "reserved while the job is paused",
+    ),
+    "a batch reserved after retirement": (
+        after(stands("b", "RETIRED"), {"job": "b", "batch": 3, **reserve(30, 40)}),
+        "reserved while the job is retired",
+    ),
+    "paused twice": (
+        after(stands("b", "PAUSED"), stands("b", "PAUSED")),
+        "PAUSED of job 'b': the job is paused",
+    ),
+    "resumed without a pause": (append(**stands("b", "RESUMED")), "RESUMED of job 'b': the job is active"),
+    "resumed after retirement": (
+        after(stands("b", "RETIRED"), stands("b", "RESUMED")),
+        "the job was retired for ever",
+    ),
+    "retired over an open batch": (
+        append(**stands("a", "RETIRED")),
+        "RETIRED of job 'a': batch 3 is reserved",
+    ),
+    "retired over an unpublished batch": (
+        after({"kind": "COMMITTED", "job": "a", "batch": 3, "state_digest": "x"}, stands("a", "RETIRED")),
+        "RETIRED of job 'a': batch 3 is committed",
+    ),
+    "a stream that charges": (append(job="b", **charge(30, 40)), "the job has batches, and now a charge"),
+    "a job of charges that reserves": (
+        after({"job": "c", **charge(30, 40)}, {"job": "c", "batch": 1, **reserve(40, 50)}),
+        "the job has charges for releases made elsewhere, and now a batch",
+    ),
+    "a charge while paused": (
+        after(stands("c", "PAUSED"), {"job": "c", **charge(30, 40)}),
+        "charged while the job is paused",
+    ),
+    "a charge of a partition twice": (
+        append(
+            job="c",
+            **charge(
+                0,
+                0,
+                ranges=[
+                    {"partition": 0, "start": 30, "end": 31},
+                    {"partition": 0, "start": 31, "end": 32},
+                ],
+            ),
+        ),
+        "a partition appears twice",
+    ),
+    "a charge backwards": (append(job="c", **charge(40, 31)), "partition 0: offsets 40 to 31"),
+    "a charge dropped": (
+        lambda t: [
+            after({"job": "c", **charge(30, 40)}, {"job": "c", **charge(40, 41)})(t),
+            t.ledger.pop(-2),
+        ],
+        "hash chain of job 'c'",
+    ),
     "a release dropped": (
         lambda t: t.releases.pop(0) and None,
         "released by the ledger, but not on the topic",
@@ -389,7 +481,7 @@ TAMPERED: dict[str, tuple[Callable[[Topics], None], str]] = {
 
 
 @pytest.mark.parametrize(("tamper", "problem"), TAMPERED.values(), ids=TAMPERED)
-def test_tampering_is_found(tamper: Callable[[Topics], None], problem: str) -> None:
+def test_tampering_is_found(tamper: Callable[[Topics], Any], problem: str) -> None:
     tampered = topics()
     tamper(tampered)
     report = tampered.report()
@@ -441,3 +533,34 @@ def test_the_second_opened_is_void_and_the_first_ones_cap_holds() -> None:
     report = verify_log(messages(writer))
     assert report.ok
     assert report.void == 2
+
+
+# ------------------------------------------------------------------- standing, and charges elsewhere
+
+
+def test_paused_and_retired_jobs_and_charges_are_reported() -> None:
+    writer = Writer(epsilon=3)
+    writer.answer("a", span(0, 5))
+    writer.answer("b", span(0, 5))
+    for job, actions in {
+        "a": ("pause", "resume", "pause"),
+        "b": ("retire",),
+        "c": ("pause", "resume"),
+    }.items():
+        assert all(writer.stand(job, action).accepted for action in actions)
+    assert writer.charge("elsewhere", span(3, 9)).accepted
+    assert not writer.charge("elsewhere", span(4, 9)).accepted
+    report = verify_log(messages(writer))
+    assert report.problems == ()
+    assert (report.paused, report.retired, report.jobs) == (("a",), ("b",), ("a", "b", "c", "elsewhere"))
+    assert (report.charges, report.void) == (1, 1)
+    assert (report.max_epsilon, report.offsets_charged, report.records_charged) == (3, 9, 10)
+
+
+def test_charges_that_meet_are_summed_and_the_one_too_many_is_void() -> None:
+    writer = Writer(epsilon=4)
+    verdicts = [writer.charge("elsewhere", span(i, 10)).accepted for i in range(6)]
+    assert verdicts == [True, True, True, True, False, False]
+    report = verify_log(messages(writer))
+    assert report.ok
+    assert (report.charges, report.void, report.max_epsilon) == (4, 2, 4)

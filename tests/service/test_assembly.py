@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming_pca.records import RecordKind
-from streaming_pca.service.source import _Buffer, _Chunk, _interleave, share
+from streaming_pca.service.assembly import Buffer, Chunk, interleave, share
 
 
 def naive_shares(available: list[int], units: int) -> list[int] | None:
@@ -67,9 +67,9 @@ def test_a_partition_is_asked_for_no_more_than_its_share_and_one(whole: list[int
         assert all(f <= e + 1 for f, e in zip(fetched, expected, strict=True))
 
 
-def a_chunk(first_offset: int, lengths: list[int], value: int) -> _Chunk:
+def a_chunk(first_offset: int, lengths: list[int], value: int) -> Chunk:
     n = sum(lengths)
-    return _Chunk(
+    return Chunk(
         np.arange(first_offset, first_offset + len(lengths)),
         np.array(lengths, dtype=np.int64),
         np.arange(value, value + n, dtype=np.float64)[:, None],
@@ -78,20 +78,20 @@ def a_chunk(first_offset: int, lengths: list[int], value: int) -> _Chunk:
 
 def test_records_are_dealt_in_turn_and_in_offset_order() -> None:
     parts = [[a_chunk(0, [1, 1, 1], 0)], [a_chunk(0, [1, 0], 100)], [a_chunk(5, [2], 200)]]
-    batch = _interleave(parts, 1, 1, RecordKind.FACTOR)
+    batch = interleave(parts, 1, 1, RecordKind.FACTOR)
     assert batch.rows[:, 0].tolist() == [0, 100, 200, 201, 1, 2]
     assert np.diff(batch.starts).tolist() == [1, 1, 2, 1, 0, 1]
 
 
 def test_pairs_stay_within_one_partition() -> None:
     parts = [[a_chunk(0, [1, 1, 1, 1], 0)], [a_chunk(0, [1, 1], 100)]]
-    batch = _interleave(parts, 2, 1, RecordKind.FACTOR)
+    batch = interleave(parts, 2, 1, RecordKind.FACTOR)
     assert batch.rows[:, 0].tolist() == [0, 1, 100, 101, 2, 3]
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=5), st.data())
 def test_a_buffer_gives_back_what_it_was_given(chunks: list[list[int]], data: st.DataObject) -> None:
-    buffer = _Buffer(0, deque())
+    buffer = Buffer(0, deque())
     offset = value = 0
     for lengths in chunks:
         offset += data.draw(st.integers(0, 3))  # transaction markers take offsets

@@ -1,0 +1,78 @@
+"""`streaming-pca status`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from streaming_pca.cli.common import ConfigOption, JsonOption, err, out, print_json
+
+
+def status(
+    config: ConfigOption,
+    stream: Annotated[
+        str | None, typer.Option(help="This stream only, where the file holds several.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how the streams of a file stand, from their topics.
+
+    Exit status 1 if the topics of a stream do not allow that.
+    [dim]Example: streaming-pca status --config stream.toml[/]
+    """
+    from streaming_pca.configuration import load_settings, load_streams
+    from streaming_pca.service.status import describe_status
+
+    all_settings = load_streams(config) if stream is None else (load_settings(config, stream),)
+    found = describe_status(all_settings)
+    if as_json:
+        print_json(found)
+    for facts in found:
+        if facts["problem"] is not None:
+            line = f"problem: stream {facts['stream']}: {facts['problem']}"
+            err.print(line, markup=False, highlight=False, soft_wrap=True)
+        elif not as_json:
+            _print(facts)
+    if any(facts["problem"] is not None for facts in found):
+        sys.exit(1)
+
+
+def _print(facts: dict[str, Any]) -> None:
+    batches, lag, release = facts["batches"], facts["lag"], facts["last_release"]
+    rows = {
+        "standing": f"{facts['standing']}, {_leader(facts['leader'])}",
+        "batches": ", ".join(f"{number} {name}" for name, number in batches.items()),
+        "records": str(facts["records"]),
+        "last release": "none" if release is None else f"batch {release['batch']}, {release['created']}",
+        "lag": f"{lag['total']} offsets in {len(lag['partitions'])} partitions of {facts['input']}",
+        **_charges(facts),
+        "ledger": f"{facts['ledger']['entries']} entries, {facts['ledger']['bytes']} bytes",
+    }
+    out.print(facts["stream"], markup=False, highlight=False, soft_wrap=True)
+    for name, value in rows.items():
+        out.print(f"  {name:<13} {value}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _leader(leader: dict[str, Any] | None) -> str:
+    if leader is None:
+        return "the broker does not tell who leads"
+    if not leader["present"]:
+        return f"no leader, {leader['candidates']} standing by"
+    return f"led from {leader['host'].lstrip('/')}, {leader['candidates'] - 1} standing by"
+
+
+def _charges(facts: dict[str, Any]) -> dict[str, str]:
+    if facts["cap"] is None:
+        return {"charged": "the ledger is not open"}
+    charged = facts["charged"]
+    others = "" if charged["by_all"] == charged["by_stream"] else f", by all jobs {_said(charged['by_all'])}"
+    return {
+        "charged": f"{_said(charged['by_stream'])} a record at most{others}",
+        "left": f"{_said(facts['left'])} of {_said(facts['cap'])} ({facts['filter']})",
+    }
+
+
+def _said(charge: dict[str, str | None]) -> str:
+    return ", ".join(f"{name} {'unknown' if value is None else value}" for name, value in charge.items())

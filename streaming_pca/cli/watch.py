@@ -1,0 +1,144 @@
+"""`streaming-pca watch`."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from streaming_pca.cli.common import BootstrapOption, JsonOption, MaybeConfig, err, fail, print_json
+
+if TYPE_CHECKING:
+    from streaming_pca.service.following import FollowedRelease
+    from streaming_pca.settings import KafkaSettings
+
+_SHOWN = 6
+"""Numbers of a release that fit on a line."""
+
+
+def watch(
+    config: MaybeConfig = None,
+    stream: Annotated[str | None, typer.Option(help="Which stream, where the file holds several.")] = None,
+    releases: Annotated[str | None, typer.Option(help="Releases topic, where no --config is given.")] = None,
+    bootstrap: BootstrapOption = None,
+    as_json: JsonOption = False,
+    from_beginning: Annotated[
+        bool, typer.Option("--from-beginning", help="Start with the first release, not with the latest.")
+    ] = False,
+    count: Annotated[int | None, typer.Option(min=1, help="End after so many releases.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0.001, help="End, with status 1, after so many seconds without one.")
+    ] = None,
+) -> None:
+    """Follow the releases of a stream: the latest one, then each as it comes.
+
+    The angle is the largest principal angle to the release before. JSON has it
+    in radians, text in degrees. [dim]Example: streaming-pca watch --config stream.toml[/]
+    """
+    from streaming_pca.service.following import NotARelease, follow_releases
+
+    kafka, topic = _topic_of(config, stream, releases, bootstrap)
+    stop = _StopOnSignal()
+    shown = 0
+    since = time.monotonic()
+    try:
+        if not as_json:
+            _print_line(("batch", "records", "angle", "created", "explained variance"))
+        with closing(follow_releases(kafka, topic, from_beginning=from_beginning, stopped=stop)) as items:
+            for item in items:
+                if isinstance(item, NotARelease):
+                    err.print(str(item), markup=False, highlight=False, soft_wrap=True)
+                elif item is not None:
+                    _print_release(item, as_json)
+                    shown += 1
+                    since = time.monotonic()
+                if shown == count or _reader_is_gone():
+                    return
+                if timeout is not None and time.monotonic() - since > timeout:
+                    fail(TimeoutError(f"no release on {topic} within {timeout:g} s"), 1)
+    except BrokenPipeError:
+        # Whoever read us has enough; what Python still holds for them goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _topic_of(
+    config: Path | None, stream: str | None, releases: str | None, bootstrap: str | None
+) -> tuple[KafkaSettings, str]:
+    from streaming_pca.configuration import load_settings
+    from streaming_pca.settings import ConfigurationError, KafkaSettings
+
+    if config is not None:
+        if releases is not None or bootstrap is not None:
+            raise ConfigurationError("--releases and --bootstrap are for use without --config")
+        settings = load_settings(config, stream)
+        return settings.kafka, settings.stream.releases_topic
+    if releases is None or stream is not None:
+        raise ConfigurationError(
+            "name the releases by --config FILE (and --stream), or by --releases TOPIC (and --bootstrap)"
+        )
+    return KafkaSettings(bootstrap_servers=bootstrap or "localhost:9092"), releases
+
+
+class _StopOnSignal:
+    """True once SIGINT or SIGTERM has come; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self._came = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: Any) -> None:
+        self._came = True
+        signal.signal(number, signal.SIG_DFL)
+
+    def __call__(self) -> bool:
+        return self._came
+
+
+def _reader_is_gone() -> bool:
+    """Whether standard output is a pipe that nobody reads: without it `| head` waits for one more release."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
+
+
+def _print_release(item: FollowedRelease, as_json: bool) -> None:
+    if as_json:
+        print_json(_facts(item))
+        sys.stdout.flush()
+    else:
+        _print_line(_cells(item))
+
+
+def _facts(item: FollowedRelease) -> dict[str, Any]:
+    release = item.release
+    return {
+        "stream": release.stream,
+        "batch": release.batch,
+        "records": release.records,
+        "principal_angle": item.principal_angle,
+        "explained_variance": release.explained_variance,
+        "created": release.created,
+    }
+
+
+def _cells(item: FollowedRelease) -> tuple[str, ...]:
+    release = item.release
+    angle = "-" if item.principal_angle is None else f"{math.degrees(item.principal_angle):.3f}°"
+    variances = [f"{value:.5g}" for value in release.explained_variance]
+    if len(variances) > _SHOWN:
+        variances[_SHOWN:] = [f"… ({len(variances)})"]
+    return str(release.batch), str(release.records), angle, release.created, "  ".join(variances)
+
+
+def _print_line(cells: tuple[str, ...]) -> None:
+    batch, records, angle, created, variances = cells
+    print(f"{batch:>6} {records:>12} {angle:>9}  {created:<29}  {variances}", flush=True)

@@ -1,0 +1,206 @@
+"""An estimator from the parameters of a call; every mistake is a ValueError of one line that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from streaming_pca.estimators.base import Estimator
+from streaming_pca.estimators.registry import find
+from streaming_pca.preprocessing import Preprocessing
+from streaming_pca.privacy.parameters import PrivacyParameters
+from streaming_pca.privacy.randomness import utility_generator
+from streaming_pca.settings import first_problem
+
+__all__ = ["MAX_FEATURES", "changed_parameters", "configure", "utility_generator_of"]
+
+MAX_FEATURES = 2**13
+"""Up to here products of quantised records are exact; the same limit as for streams."""
+
+_CENTERINGS = ("augment", "pairs", "none")
+
+
+def configure(
+    dim: int,
+    *,
+    n_components: Any,
+    epsilon: Any,
+    delta: Any,
+    estimator: Any,
+    centering: Any,
+    bounds: Any,
+    scale: Any,
+    options: Any,
+    n_records: int | None = None,
+) -> Estimator[Any, Any]:
+    """Make an estimator of vectors or factors.
+
+    Parameters
+    ----------
+    dim : int
+        Features of the records.
+    n_components, epsilon, delta, estimator, centering, bounds, scale, options
+        As :class:`~streaming_pca.api.PrivatePCA` takes them.
+    n_records : int or None
+        How many records there will be, where it is known: an estimator that has
+        an option of this name is told, unless ``options`` name it. What does not
+        fill a pair does not count.
+
+    Raises
+    ------
+    ValueError
+        One line that names the parameter.
+    """
+    if not 1 <= dim <= MAX_FEATURES:
+        raise ValueError(f"X has {dim} features, at most {MAX_FEATURES} are possible")
+    k = _whole("n_components", n_components)
+    if k > dim:
+        raise ValueError(f"n_components = {k} is above the number of features, {dim}")
+    if not isinstance(estimator, str):
+        raise ValueError(f"estimator must be the id of one, not {estimator!r}")
+    kind = find(estimator)
+    try:
+        privacy = PrivacyParameters(epsilon=_number("epsilon", epsilon), delta=_number("delta", delta))
+        preprocessing = Preprocessing(
+            dim=dim, centering=_centering(centering), bounds=_bounds(bounds), scale=_scale(scale)
+        )
+    except ValidationError as error:
+        raise ValueError(_line(first_problem(error))) from None
+    try:
+        # Only exact rationals in a certain range can be charged.
+        privacy.charge()
+    except ValueError as error:
+        raise ValueError(f"epsilon and delta {error}") from None
+    given = _options(options)
+    if n_records is not None and "n_records" in kind.options_type.model_fields:
+        given.setdefault("n_records", n_records - n_records % preprocessing.granularity)
+    try:
+        made_options = kind.options_type(**given)
+    except ValidationError as error:
+        raise ValueError(f"options of {estimator}: {_line(first_problem(error))}") from None
+    return kind(dim, k, privacy, preprocessing, made_options)
+
+
+def changed_parameters(was: Estimator[Any, Any], now: Estimator[Any, Any]) -> list[str]:
+    """Names of the parameters that tell two estimators apart, whatever types they were given in."""
+    before, after = _describe(was), _describe(now)
+    return [name for name in before if before[name] != after[name]]
+
+
+def _describe(estimator: Estimator[Any, Any]) -> dict[str, Any]:
+    preprocessing = estimator.preprocessing
+    return {
+        "n_components": estimator.k,
+        "epsilon": estimator.privacy.epsilon,
+        "delta": estimator.privacy.delta,
+        "estimator": estimator.card.id,
+        "centering": preprocessing.centering,
+        "bounds": preprocessing.bounds,
+        "scale": preprocessing.scale,
+        "options": estimator.options.model_dump(),
+    }
+
+
+def utility_generator_of(random_state: Any) -> np.random.Generator:
+    """A generator of utility randomness from a seed, from a generator, or from nothing.
+
+    Parameters
+    ----------
+    random_state : None, int >= 0, numpy RandomState or Generator
+        From one of the latter two a seed is drawn.
+    """
+    if random_state is None:
+        return utility_generator(None)
+    if _is_whole(random_state) and random_state >= 0:
+        return utility_generator(int(random_state))
+    for name in ("randint", "integers"):
+        if callable(draw := getattr(random_state, name, None)):
+            try:
+                return utility_generator(int(draw(2**31 - 1)))
+            except (TypeError, ValueError):
+                break
+    raise ValueError(
+        "random_state must be None, a whole number of at least 0, or a generator of numpy, "
+        f"not {_short(random_state)}"
+    )
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _whole(name: str, value: Any) -> int:
+    if not _is_whole(value) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, not {_short(value)}")
+    return int(value)
+
+
+def _number(name: str, value: Any) -> float:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise ValueError(f"{name} must be a number, not {_short(value)}")
+    return float(value)
+
+
+def _numbers(name: str, value: Any) -> float | tuple[float, ...]:
+    """A number, or one a feature."""
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        array = np.asarray(None)
+    if array.dtype.kind not in "iuf" or array.ndim > 1:
+        raise ValueError(f"{name} must be a number, or one number a feature, not {_short(value)}")
+    return float(array) if array.ndim == 0 else tuple(float(x) for x in array)
+
+
+def _centering(value: Any) -> Any:
+    if isinstance(value, str):
+        if value in _CENTERINGS:
+            return value
+    elif value is not None:
+        vector = _numbers("centering", value)
+        if isinstance(vector, tuple):
+            return vector
+    names = ", ".join(f'"{name}"' for name in _CENTERINGS)
+    raise ValueError(f"centering must be {names}, or one number a feature, not {_short(value)}")
+
+
+def _bounds(value: Any) -> tuple[float | tuple[float, ...], float | tuple[float, ...]] | None:
+    if value is None:
+        return None
+    try:
+        lower, upper = value
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"bounds must be a pair: the lower and the upper bound, not {_short(value)}"
+        ) from None
+    return _numbers("bounds", lower), _numbers("bounds", upper)
+
+
+def _scale(value: Any) -> float | tuple[float, ...] | None:
+    return None if value is None else _numbers("scale", value)
+
+
+def _options(value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ValueError(f"options must be a dict of the estimator's settings, not {_short(value)}")
+    return {key: _native(item) for key, item in value.items()}
+
+
+def _native(value: Any) -> Any:
+    """Numbers of numpy, which a search over parameters hands out, as Python's own."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _short(value: Any) -> str:
+    text = _line(repr(value))
+    return text if len(text) <= 60 else f"{text[:57]}..."

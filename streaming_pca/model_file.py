@@ -1,0 +1,174 @@
+"""A saved model: one .npz of JSON and of an estimator's state; nothing in it is ever run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import zipfile
+from collections.abc import Callable, Mapping
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from streaming_pca.estimators.base import Estimator, State, Subspace, decode_state, encode_state
+from streaming_pca.privacy.randomness import utility_generator
+
+__all__ = ["ModelFileError", "decode_model_state", "read_model", "write_model"]
+
+_FORMAT = "streaming_pca.PrivatePCA"
+_VERSION = 1
+_MEMBERS = {"model.npy", "state.npy"}
+_FOREIGN = "is not a saved PrivatePCA, or is damaged"
+
+M = TypeVar("M")
+
+
+class ModelFileError(ValueError):
+    """A file holds no model that can be read; the message is one line that names it."""
+
+
+def write_model(path: str | os.PathLike[str], header: Mapping[str, Any], state: State) -> None:
+    """Write a model; what stood at ``path`` before stays until the new one is whole.
+
+    Parameters
+    ----------
+    path : path
+        Taken as it is: no suffix is added.
+    header : mapping
+        Parameters and attributes; numbers, strings, None, and lists, dicts and
+        arrays of them.
+    state : State
+
+    Raises
+    ------
+    ValueError
+        If the header holds anything else, or the file cannot be written.
+    """
+    whole = {"format": _FORMAT, "version": _VERSION, **header}
+    try:
+        text = json.dumps(_plain(whole), sort_keys=True, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise ModelFileError(f"{os.fspath(path)}: cannot be saved: {error}") from None
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            np.savez(file, allow_pickle=False, model=_bytes(text), state=_bytes(encode_state(state)))
+        partial.replace(target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ModelFileError(f"{target}: {error.strerror or error}") from None
+
+
+def read_model(path: str | os.PathLike[str], restore: Callable[[dict[str, Any], bytes], M]) -> M:
+    """Read what :func:`write_model` wrote.
+
+    Parameters
+    ----------
+    path : path
+    restore : function
+        Makes the model from the header and the bytes of the state.
+
+    Raises
+    ------
+    ModelFileError
+        If the file cannot be read, is something else, or was written by a later version.
+    """
+    path = Path(path)
+    try:
+        return restore(*_read(path))
+    except OSError as error:
+        reason = error.strerror or "cannot be read"
+    except ValueError as error:
+        reason = str(error).splitlines()[0]
+    # Whatever a foreign file makes zipfile, numpy or the model raise, it is one and the same mistake.
+    except Exception:
+        reason = _FOREIGN
+    raise ModelFileError(f"{path}: {reason}")
+
+
+def _read(path: Path) -> tuple[dict[str, Any], bytes]:
+    with path.open("rb") as file:
+        try:
+            members = zipfile.ZipFile(file).infolist()
+            # Stored as they are, members cannot be larger than the file.
+            if {m.filename for m in members} != _MEMBERS or any(m.compress_type for m in members):
+                raise ValueError
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as arrays:
+                header, state = json.loads(arrays["model"].tobytes()), arrays["state"].tobytes()
+            if header["format"] != _FORMAT:
+                raise ValueError
+        except OSError:
+            raise
+        except Exception:
+            raise ValueError(_FOREIGN) from None
+    if header["version"] != _VERSION:
+        raise ValueError(
+            f"was saved in format version {header['version']!r}, "
+            f"this release reads version {_VERSION}: install the release that saved it"
+        )
+    return header, state
+
+
+def decode_model_state(estimator: Estimator[Any, Any], data: bytes) -> State:
+    """Read a state that this estimator can go on from.
+
+    Raises
+    ------
+    ValueError, or anything else
+        If the bytes are no such state.
+    """
+    state: State = decode_state(estimator.state_type, data)
+    # Without any record a state has its lasting shapes already; seed and noise do not matter to them.
+    fresh = estimator.init(utility_generator(0))
+    for field in dataclasses.fields(state):
+        _check_value(field.name, getattr(state, field.name), getattr(fresh, field.name))
+    estimator.plan(state)
+    _check_release(estimator, estimator.release(state))
+    return state
+
+
+def _check_value(name: str, value: Any, fresh: Any) -> None:
+    if isinstance(value, np.ndarray):
+        fits = value.dtype == np.float64 if fresh is None else value.dtype == fresh.dtype
+        fits = fits and (fresh is None or value.shape == fresh.shape)
+        fits = fits and bool(np.isfinite(value).all())
+    elif value is None or fresh is None:
+        fits = True
+    else:
+        fits = type(value) is type(fresh) and (not isinstance(value, int) or value >= 0)
+    if not fits:
+        raise ValueError(f"{name} of the state does not fit the estimator")
+
+
+def _check_release(estimator: Estimator[Any, Any], release: Subspace) -> None:
+    shapes = (release.components.shape, release.explained_variance.shape)
+    if shapes != ((estimator.k, estimator.dim), (estimator.k,)):
+        raise ValueError("the state's release does not fit the estimator")
+
+
+def _bytes(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and sequences of numpy and the like as JSON has them; floats keep every bit."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, np.bool_):
+        return bool(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if hasattr(value, "__array__"):
+        return _plain(np.asarray(value).tolist())
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    raise TypeError(f"{value!r} is no number, string, list or dict")

@@ -1,0 +1,227 @@
+"""Charging records for a release that was made elsewhere: `streaming-pca ledger charge`.
+
+The cap of a topic covers what this program releases. An owner who releases
+something else about the same records writes it down here, so that the cap
+covers that too. A charge is for ever, like every other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kafka import TopicPartition
+from kafka.errors import KafkaError
+
+from streaming_pca.privacy.entries import Charged, OffsetSpan, Opened, encode_entry
+from streaming_pca.privacy.parameters import Charge
+from streaming_pca.service.clients import BrokerUnreachable, admin_client, reading_consumer
+from streaming_pca.service.errors import SessionLost, StreamRefused
+from streaming_pca.service.ledger_writer import LedgerWriter, check_reason
+from streaming_pca.service.log_reader import high_watermark
+from streaming_pca.service.topics import TopicError
+from streaming_pca.settings import ConfigurationError, KafkaSettings
+
+__all__ = ["ChargeVoid", "ChargeWriter", "Done", "charge_records"]
+
+_JOB_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+
+
+class ChargeVoid(StreamRefused):
+    """Another job charged the records first; ours is in the log and counts for nothing."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A charge that counts.
+
+    Attributes
+    ----------
+    entry : Charged
+    offset : int
+        Where it is in the ledger topic.
+    spent : Charge
+        The most that any of the records has been charged by now, part by part.
+    opened : Opened
+        The cap and the filter.
+    """
+
+    entry: Charged
+    offset: int
+    spent: Charge
+    opened: Opened
+
+
+def charge_records(
+    kafka: KafkaSettings,
+    topic: str,
+    job: str,
+    charge: Charge,
+    ranges: Sequence[OffsetSpan] | None,
+    reason: str,
+) -> Done:
+    """Charge records of a topic for a release made elsewhere.
+
+    Parameters
+    ----------
+    kafka : KafkaSettings
+    topic : str
+        The input topic.
+    job : str
+        Under whose name; not a stream's.
+    charge : Charge
+        What the release costs each record.
+    ranges : sequence of OffsetSpan, or None
+        Which records; None for all that the topic holds now or ever held.
+    reason : str
+        One line for whoever reads the ledger.
+
+    Raises
+    ------
+    BudgetExceeded, ChargeVoid
+        If a record would pass the cap: then nothing is charged.
+    ConfigurationError
+        If an argument is wrong.
+    """
+    check_reason(reason)
+    if not _JOB_NAME.fullmatch(job):
+        raise ConfigurationError("--job must be 1 to 200 letters, digits, '.', '_' or '-'")
+    if not (charge.epsilon or charge.delta or charge.rho):
+        raise ConfigurationError("--epsilon and --delta are both 0: that charges nothing")
+    topic_id, ends = _look_up(kafka, topic, job)
+    writer = ChargeWriter(kafka, f"{topic}.ledger", topic_id, job)
+    try:
+        # Before the fence: it would end the session of a stream of that name.
+        writer.check(charge)
+        return writer.charge(_spans(ranges, ends, topic), charge, reason)
+    except SessionLost as error:
+        if writer.committing:
+            raise SessionLost(
+                f"{error}. Whether the charge was written is not known: look for it in "
+                "`streaming-pca ledger show` before you charge again"
+            ) from None
+        raise SessionLost(f"{error}. Nothing was charged: try again") from None
+    finally:
+        writer.close()
+
+
+class ChargeWriter(LedgerWriter):
+    """The owner's hold on a job that only charges."""
+
+    committing = False
+    """Set before the commit, which may happen even where it raises."""
+
+    def check(self, charge: Charge) -> None:
+        """Refuse what can be refused without shutting anybody out."""
+        with self._step("charge.1 read ahead"):
+            self.log.catch_up()
+        opened, known = self.log.ledger.opened, self.log.ledger.job(self._job)
+        if opened is None:
+            raise TopicError(
+                f"ledger {self._ledger_topic!r} is not open: set a cap with "
+                "`streaming-pca topics create --config FILE --cap EPSILON,DELTA`"
+            )
+        if opened.filter == "zcdp" and charge.rho is None:
+            raise ConfigurationError("--rho must be given: this ledger adds up by zCDP (--filter zcdp)")
+        if known.batch:
+            raise ConfigurationError(f"--job {self._job} is a stream with batches: choose another name")
+
+    def charge(self, ranges: Sequence[OffsetSpan], charge: Charge, reason: str) -> Done:
+        """Write CHARGED, unless a record would pass the cap."""
+        with self._step("charge.2 fence"):
+            self._fence()
+        with self._step("charge.3 end"):
+            end = high_watermark(self._kafka, self._ledger_topic)
+        with self._step("charge.4 replay"):
+            self.log.catch_up(end)
+        ledger = self.log.ledger
+        with self._step("charge.5 dry run"):
+            entry = Charged(
+                topic_id=self._topic_id,
+                job=self._job,
+                previous=ledger.head(self._job),
+                ranges=tuple(ranges),
+                charge=charge,
+                reason=reason,
+            )
+            verdict = ledger.judge(entry)
+            if not verdict.accepted:
+                ledger.check_budget(entry)
+                raise StreamRefused(f"the ledger refuses the charge: {verdict.reason}")
+        with self._step("charge.6 begin"):
+            self._transactions.begin_transaction()
+        with self._step("charge.7 CHARGED"):
+            sent = self._send(self._ledger_topic, encode_entry(entry))
+        with self._step("charge.8 commit"):
+            self.committing = True
+            self._transactions.commit_transaction()
+        with self._step("charge.9 read back"):
+            offset = self._offset(sent)
+            verdict = self._read_back(offset, entry)
+            if not verdict.accepted:
+                raise ChargeVoid(f"another job was faster, and nothing was charged: {verdict.reason}")
+        assert ledger.opened is not None
+        return Done(entry, offset, self._most(ranges), ledger.opened)
+
+    def _most(self, ranges: Sequence[OffsetSpan]) -> Charge:
+        """The most that any of these records was charged, part by part."""
+        most = Charge.nothing()
+        for r in ranges:
+            for spent in self.log.ledger.spend[r.partition].over(r.start, r.end):
+                most |= spent
+        return most
+
+
+def _look_up(kafka: KafkaSettings, topic: str, job: str) -> tuple[str, dict[int, int]]:
+    """The topic's id and the end of each partition; refuses a job that is a stream."""
+    names = {"topic": topic, "ledger": f"{topic}.ledger", "state": f"{job}.state"}
+    admin = admin_client(kafka)
+    try:
+        found = {t["name"]: t for t in admin.describe_topics(list(names.values())) if not t["error_code"]}
+    except KafkaError as error:
+        raise BrokerUnreachable(f"the broker would not describe the topics: {error}") from None
+    finally:
+        admin.close()
+    for name in (names["topic"], names["ledger"]):
+        if name not in found:
+            raise TopicError(f"topic {name!r} is missing")
+    if names["state"] in found:
+        # Its leader would be fenced, and the stream could never reserve again.
+        raise ConfigurationError(f"--job {job} is a stream (topic {job}.state is there): choose another name")
+    tps = [TopicPartition(topic, p["partition_index"]) for p in found[topic]["partitions"]]
+    consumer = reading_consumer(kafka, committed=False)
+    try:
+        ends = consumer.end_offsets(tps, timeout_ms=kafka.request_timeout_ms)
+    except KafkaError as error:
+        raise SessionLost(f"reading the ends of {topic} failed: {error}") from None
+    finally:
+        consumer.close(autocommit=False)
+    return str(found[topic]["topic_id"]), {tp.partition: int(end) for tp, end in ends.items()}
+
+
+def _spans(ranges: Sequence[OffsetSpan] | None, ends: dict[int, int], topic: str) -> list[OffsetSpan]:
+    """The ranges that will be charged: none empty, none of records that are not there."""
+    if ranges is None:
+        everything = [OffsetSpan(partition=p, start=0, end=end) for p, end in sorted(ends.items()) if end]
+        if not everything:
+            raise ConfigurationError(f"--all: topic {topic!r} has no records")
+        return everything
+    seen: set[int] = set()
+    for r in ranges:
+        name = f"--range {r.partition}:{r.start}:{r.end}"
+        if r.partition not in ends:
+            raise ConfigurationError(f"{name}: topic {topic!r} has partitions 0 to {max(ends)}")
+        if r.start >= r.end:
+            raise ConfigurationError(f"{name}: the end must be above the start")
+        if r.end > ends[r.partition]:
+            raise ConfigurationError(
+                f"{name}: partition {r.partition} ends at offset {ends[r.partition]}: "
+                "a charge is for records that are there"
+            )
+        if r.partition in seen:
+            raise ConfigurationError(
+                f"{name}: partition {r.partition} is named twice: charge it in two commands"
+            )
+        seen.add(r.partition)
+    return sorted(ranges, key=lambda r: r.partition)

@@ -1,0 +1,215 @@
+"""Following the releases of a stream: what is shown is post-processing of what is published."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+from kafka import TopicPartition
+from kafka.errors import KafkaError, OffsetOutOfRangeError
+
+from streaming_pca.linalg.subspace import principal_angle
+from streaming_pca.service.clients import BrokerUnreachable, reading_consumer
+from streaming_pca.service.topics import TopicError
+from streaming_pca.settings import KafkaSettings
+from streaming_pca.wire import Release
+
+__all__ = ["FollowedRelease", "NotARelease", "follow_releases", "last_release"]
+
+_POLL_MS = 200
+_FIRST_SPAN = 4
+"""Offsets of two releases, each with the marker of its transaction."""
+
+
+@dataclass(frozen=True)
+class FollowedRelease:
+    """A release as it was met on its topic.
+
+    Attributes
+    ----------
+    release : Release
+    principal_angle : float or None
+        The largest one to the release before, in radians; None for the first
+        release of the topic, and where the two are not of one dimension.
+    """
+
+    release: Release
+    principal_angle: float | None
+
+
+@dataclass(frozen=True)
+class NotARelease:
+    """A message on the releases topic that is none."""
+
+    topic: str
+    offset: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}, offset {self.offset}: {self.reason}"
+
+
+def follow_releases(
+    kafka: KafkaSettings, topic: str, *, from_beginning: bool, stopped: Callable[[], bool]
+) -> Generator[FollowedRelease | NotARelease | None, None, None]:
+    """Yield the latest release, then each that follows; None whenever nothing came for a moment.
+
+    Parameters
+    ----------
+    kafka : KafkaSettings
+    topic : str
+        The releases topic.
+    from_beginning : bool
+        All releases of the topic instead.
+    stopped : callable
+        Looked at between messages: True ends the iteration.
+
+    Raises
+    ------
+    TopicError
+        If there is no such topic, or it is replaced by another meanwhile.
+    BrokerUnreachable
+    """
+    reader = _Reader(kafka, topic)
+    try:
+        before: Release | None = None
+        if from_beginning:
+            reader.seek(reader.first)
+        else:
+            *earlier, latest = reader.last(2) or [None]
+            if latest is not None:
+                yield FollowedRelease(latest, _angle(earlier[0] if earlier else None, latest))
+            before = latest
+        while not stopped():
+            found = reader.poll()
+            if not found:
+                yield None
+            for item in found:
+                if stopped():
+                    return
+                if isinstance(item, NotARelease):
+                    yield item
+                    continue
+                yield FollowedRelease(item, _angle(before, item))
+                before = item
+    finally:
+        reader.close()
+
+
+def last_release(kafka: KafkaSettings, topic: str) -> Release | None:
+    """The latest release of a topic that is there; None before the first."""
+    reader = _Reader(kafka, topic)
+    try:
+        return next(iter(reader.last(1)), None)
+    finally:
+        reader.close()
+
+
+class _Reader:
+    """Reads the releases topic, read_committed: aborted ones were never published."""
+
+    def __init__(self, kafka: KafkaSettings, topic: str) -> None:
+        self._topic, self._tp = topic, TopicPartition(topic, 0)
+        self._timeout_ms = kafka.request_timeout_ms
+        self._consumer = reading_consumer(kafka)
+        try:
+            if 0 not in (self._consumer.partitions_for_topic(topic) or ()):
+                raise TopicError(f"topic {topic!r} is missing")
+            self._consumer.assign([self._tp])
+            self.first = self._offset(self._consumer.beginning_offsets)
+        except KafkaError as error:
+            self.close()
+            raise BrokerUnreachable(f"reading {topic} failed: {_name(error)}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _offset(self, of: Callable[..., dict[TopicPartition, int]]) -> int:
+        return int(of([self._tp], timeout_ms=self._timeout_ms)[self._tp])
+
+    def seek(self, offset: int) -> None:
+        self._consumer.seek(self._tp, offset)
+
+    def last(self, wanted: int) -> list[Release]:
+        """The last releases, in order, fewer where there are no more; goes on behind them."""
+        try:
+            # On a read_committed consumer this is the last stable offset: all before it is decided.
+            end = self._offset(self._consumer.end_offsets)
+            span = _FIRST_SPAN
+            while True:
+                start = max(self.first, end - span)
+                releases = [r for r in self._between(start, end) if isinstance(r, Release)]
+                if len(releases) >= wanted or start == self.first:
+                    self.seek(end)
+                    return releases[-wanted:]
+                span *= 4
+        except KafkaError as error:
+            raise BrokerUnreachable(f"reading {self._topic} failed: {_name(error)}") from None
+
+    def _between(self, start: int, end: int) -> Iterator[Release | NotARelease]:
+        self.seek(start)
+        deadline = time.monotonic() + 3 * self._timeout_ms / 1000
+        while int(self._consumer.position(self._tp, timeout_ms=self._timeout_ms) or 0) < end:
+            if time.monotonic() > deadline:
+                raise BrokerUnreachable(f"reading {self._topic} to offset {end} takes too long")
+            for message in self._messages():
+                if message.offset < end:
+                    yield _read(self._topic, message)
+
+    def poll(self) -> list[Release | NotARelease]:
+        """What has come since, after waiting for it a moment."""
+        try:
+            return [_read(self._topic, message) for message in self._messages()]
+        except OffsetOutOfRangeError:
+            raise TopicError(
+                f"topic {self._topic!r} has lost what was to be read next: it was deleted, or made anew"
+            ) from None
+        except KafkaError as error:
+            raise BrokerUnreachable(f"reading {self._topic} failed: {_name(error)}") from None
+
+    def _messages(self) -> list[Any]:
+        polled = self._consumer.poll(timeout_ms=_POLL_MS)
+        return [message for messages in polled.values() for message in messages]
+
+    def close(self) -> None:
+        self._consumer.close(autocommit=False)
+
+
+def _read(topic: str, message: Any) -> Release | NotARelease:
+    try:
+        release = Release.from_bytes(message.value or b"")
+        _check(release)
+    except ValueError as error:
+        return NotARelease(topic, message.offset, str(error))
+    return release
+
+
+def _check(release: Release) -> None:
+    """ValueError where the numbers of a release do not hold together: they are about to be used."""
+    shape = (release.rank, release.dim)
+    try:
+        components = np.array(release.components, dtype=np.float64)
+    except ValueError:
+        components = np.empty(0)
+    if components.shape != shape or not np.isfinite(components).all():
+        raise ValueError(f"not a release: components are not {shape[0]} x {shape[1]} finite numbers")
+    if not np.isfinite(release.explained_variance).all():
+        raise ValueError("not a release: explained_variance is not finite")
+    try:
+        datetime.fromisoformat(release.created)
+    except ValueError:
+        raise ValueError("not a release: created is no time of day") from None
+
+
+def _angle(before: Release | None, release: Release) -> float | None:
+    if before is None or before.dim != release.dim:
+        return None
+    return principal_angle(np.array(before.components), np.array(release.components))
+
+
+def _name(error: KafkaError) -> str:
+    return type(error).__name__

@@ -1,0 +1,105 @@
+"""Metrics and health over HTTP: /metrics, /healthz, /readyz."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from streaming_pca.service.errors import StreamRefused
+from streaming_pca.service.metrics import Metrics
+from streaming_pca.settings import HttpSettings
+
+__all__ = ["HttpServer"]
+
+_MOST_CONNECTIONS = 64
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # The worker has handlers of its own, which finish a reserved batch first.
+        yield
+
+
+class HttpServer:
+    """Serves in the worker's event loop.
+
+    Parameters
+    ----------
+    settings : HttpSettings
+    metrics : Metrics
+    roles : callable
+        What this process is to each stream, by name: "starting", "leading",
+        "standby", "paused", "ended".
+    """
+
+    def __init__(self, settings: HttpSettings, metrics: Metrics, roles: Callable[[], dict[str, str]]) -> None:
+        self._metrics, self._roles = metrics, roles
+        try:
+            # Here, not in uvicorn, which would end the process where a port is taken.
+            family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+            self._socket = socket.create_server((settings.host, settings.port), family=family)
+        except OSError as error:
+            raise StreamRefused(
+                f"http.port: {settings.host}:{settings.port} cannot be listened on "
+                f"({error.strerror or error}): set another, 0 for any free one, or http.enabled = false"
+            ) from None
+        host, port = self._socket.getsockname()[:2]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        """Where it listens."""
+        config = uvicorn.Config(
+            self.application(),
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=_MOST_CONNECTIONS,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = _Server(config)
+        self._task: asyncio.Task[None] | None = None
+
+    def application(self) -> Starlette:
+        """The routes, for a server or a test."""
+        return Starlette(
+            routes=[
+                Route("/metrics", self._show_metrics),
+                Route("/healthz", self._health),
+                Route("/readyz", self._ready),
+            ]
+        )
+
+    async def _show_metrics(self, request: Request) -> Response:
+        return Response(self._metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def _health(self, request: Request) -> Response:
+        """The process serves; one that hangs in an exchange ends itself."""
+        return JSONResponse({"status": "ok"})
+
+    async def _ready(self, request: Request) -> Response:
+        """Whether the election has answered for every stream that has not ended."""
+        roles = self._roles()
+        ready = "starting" not in roles.values() and not all(role == "ended" for role in roles.values())
+        return JSONResponse({"ready": ready, "streams": roles}, status_code=200 if ready else 503)
+
+    def start(self) -> None:
+        """Begin to serve; in the event loop."""
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+
+    async def stop(self) -> None:
+        """End within a second or two."""
+        self._server.should_exit = True
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=3)
+        self._socket.close()

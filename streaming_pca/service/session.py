@@ -1,0 +1,366 @@
+"""One stream's turn as leader: take over, learn batch by batch, until the lead is lost.
+
+Nothing here touches Kafka or numbers itself: the source and the kernels run in
+one room of threads, the checkpoint's exchanges in another, so that a long
+kernel stalls neither heartbeats nor commits. Every exchange has a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from streaming_pca.estimators.base import Plan, State, decode_state, encode_state
+from streaming_pca.privacy.entries import Reserved
+from streaming_pca.privacy.ledger import Standing
+from streaming_pca.privacy.randomness import utility_generator
+from streaming_pca.service.checkpoint import CheckpointWriter, TakenOver
+from streaming_pca.service.errors import DeadlineExceeded, SessionLost, StreamRefused
+from streaming_pca.service.logs import StreamLog
+from streaming_pca.service.metrics import StreamMetrics
+from streaming_pca.service.publisher import make_release
+from streaming_pca.service.recovery import Action
+from streaming_pca.service.snapshots import Feed, SnapshotClock
+from streaming_pca.service.source import Source, Taken
+from streaming_pca.service.threads import Room, Threads
+from streaming_pca.service.topics import Topics, input_topic_id
+from streaming_pca.settings import Settings
+from streaming_pca.wire import PayloadCodec, Release
+
+__all__ = ["Progress", "Session"]
+
+T = TypeVar("T")
+
+_PAUSED_POLL_SECONDS = 2.0
+_LONGEST_TAKE_OVER_SECONDS = 600.0
+"""Reading a long ledger and a large state takes as long as it takes."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Public facts of a published release, for whoever watches the worker."""
+
+    batch: int
+    records: int
+    release: bytes
+
+
+class Session:
+    """A turn as leader of one stream.
+
+    Parameters
+    ----------
+    settings : Settings
+    topics : Topics
+        Found anew for every session: a topic that was created again is other data.
+    threads : Threads
+    clock : SnapshotClock
+    metrics : StreamMetrics
+    log : StreamLog
+    on_release : callable, optional
+        Told of every release after it was published.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        topics: Topics,
+        threads: Threads,
+        clock: SnapshotClock,
+        metrics: StreamMetrics,
+        log: StreamLog,
+        on_release: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self._settings, self._stream, self._topics = settings, settings.stream, topics
+        self._threads, self._clock, self._metrics, self._log = threads, clock, metrics, log
+        self._on_release = on_release
+        self._interrupted = False
+        self._news = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._source: Source | None = None
+        self._feed: Feed | None = None
+        self._reserved_at: float | None = None
+        self.paused = False
+        """Whether it waits for the stream to be resumed."""
+        self.made_progress = False
+        """Whether a release was published."""
+
+    def interrupt(self) -> None:
+        """Finish the reserved batch, drop one that is not, and end; for good.
+
+        One that has lost the lead does not go on, even if the lead comes back at once.
+        """
+        self._interrupted = True
+        self._news.set()
+        if self._source is not None:
+            self._source.stop()
+
+    async def run(self) -> bool:
+        """Lead until interrupted; True when the stream is done.
+
+        Raises
+        ------
+        SessionLost, BrokerUnreachable
+            Recover by another session.
+        StreamRefused, RecordsLost, BudgetExceeded
+            The stream cannot go on as configured.
+        DeadlineExceeded
+            A thread hangs: the process must end.
+        """
+        writer = CheckpointWriter(self._settings.kafka, self._stream, self._topics.topic_id)
+        hangs = False
+        try:
+            found = await self._threads.call(
+                Room.COMMITS, "take-over", writer.take_over, deadline=_LONGEST_TAKE_OVER_SECONDS
+            )
+            self._show_ledger(writer)
+            if found.recovery.action is Action.PUBLISH:
+                await self._publish(writer)
+            return await self._learn(writer, found)
+        except DeadlineExceeded as error:
+            hangs = True
+            raise DeadlineExceeded(f"{error} (step {writer.step})") from None
+        finally:
+            if not hangs:
+                await self._close_source()
+                if self._feed is not None:
+                    self._clock.close_feed(self._feed)
+                await self._threads.call(Room.COMMITS, "closing", writer.close, deadline=30.0)
+
+    # -- learning ----------------------------------------------------------
+
+    async def _learn(self, writer: CheckpointWriter, found: TakenOver) -> bool:
+        # It ticks from here on: how long a resumed batch takes must not decide the next cut.
+        self._feed = self._clock.open(self._stream.input, self._topics.partitions, self._notify)
+        estimator = self._stream.made
+        checkpoint = found.checkpoint
+        state: State = (
+            estimator.init(utility_generator(self._stream.seed))
+            if checkpoint is None
+            else decode_state(estimator.state_type, checkpoint.state)
+        )
+        if found.recovery.action is Action.RESUME:
+            state = await self._resume(writer, state, found)
+        if found.standing is Standing.PAUSED:
+            await self._wait_while_paused(writer)
+            return False
+        if not self._interrupted:
+            source = await self._open_source(self._topics.partitions, found.recovery.positions)
+            self._metrics.lag_from(lambda: source.lag)
+        while not self._interrupted:
+            if self._done(writer):
+                self._log.info("the stream has learnt its %d records", state.records)
+                return True
+            state = await self._next(writer, state)
+        return False
+
+    def _notify(self) -> None:
+        """There may be news; from the clock's thread."""
+        self._loop.call_soon_threadsafe(self._news.set)
+
+    async def _wait_while_paused(self, writer: CheckpointWriter) -> None:
+        self._log.info("the stream is paused: waiting for `streaming-pca stream resume`")
+        self.paused = True
+        self._metrics.paused(True)
+        try:
+            while not self._interrupted:
+                standing = await self._exchange(writer, "reading the ledger", writer.standing)
+                if standing is not Standing.PAUSED:
+                    self._log.info("the stream is %s", standing)
+                    return
+                self._news.clear()
+                await self._wait_for_news(_PAUSED_POLL_SECONDS)
+        finally:
+            self.paused = False
+            self._metrics.paused(False)
+
+    async def _wait_for_news(self, seconds: float) -> None:
+        if not self._interrupted:
+            wait = asyncio.create_task(self._news.wait())
+            await asyncio.wait([wait], timeout=seconds)
+            wait.cancel()
+
+    def _done(self, writer: CheckpointWriter) -> bool:
+        n_records = getattr(self._stream.made.options, "n_records", None)
+        if not self._settings.worker.stop_when_done or n_records is None:
+            return False
+        learnt = writer.log.ledger.job(self._stream.name).records_committed
+        # Pairs leave the last record of an odd number over.
+        return bool(learnt > n_records - self._stream.made.preprocessing.granularity)
+
+    async def _next(self, writer: CheckpointWriter, state: State) -> State:
+        """One batch: taken, charged, answered. The same state when interrupted."""
+        # A frame of its own: nothing holds this batch while the next one is gathered.
+        plan = self._stream.made.plan(state)
+        taken = await self._take(plan)
+        if taken is None:
+            return state
+        await self._check_topic()
+        self._reserved_at = time.monotonic()
+        reserved = await self._exchange(
+            writer, "reserve", writer.reserve, taken.ranges, self._parameters(plan), plan.charge
+        )
+        self._show_ledger(writer)
+        return await self._answer(writer, state, reserved, taken)
+
+    async def _take(self, plan: Plan) -> Taken | None:
+        """Wait for a batch; None when interrupted."""
+        source = self._source
+        assert source is not None
+        source.aim(plan)
+        while not self._interrupted:
+            self._news.clear()
+            taken = await self._threads.call(Room.RECORDS, "reading records", source.advance)
+            if taken is not None:
+                return taken
+            if not self._interrupted:
+                await self._news.wait()
+        return None
+
+    def _parameters(self, plan: Plan) -> dict[str, Any]:
+        """What RESERVED carries: all that the batch's answer depends on, but the records and the state."""
+        chosen = self._stream.made.options
+        options = chosen.model_dump(mode="json", exclude=set(chosen.sizing))
+        return plan.parameters | {"options": options, "seed": self._stream.seed}
+
+    async def _check_topic(self) -> None:
+        """Whether records that were just read are of the topic that will be charged.
+
+        Checked after reading: an id never comes back.
+        """
+        current = await self._threads.call(
+            Room.COMMITS,
+            "looking at the topic",
+            input_topic_id,
+            self._settings.kafka,
+            self._stream,
+            deadline=self._settings.worker.step_deadline_seconds,
+        )
+        if current != self._topics.topic_id:
+            raise SessionLost(f"topic {self._stream.input!r} was deleted and created again")
+
+    async def _resume(self, writer: CheckpointWriter, state: State, found: TakenOver) -> State:
+        """Finish a batch that a predecessor reserved, or abandon it: its charge is spent already."""
+        reserved = found.reservation
+        assert reserved is not None
+        plan = self._stream.made.plan(state)
+        if reserved.parameters != self._parameters(plan) or reserved.charge != plan.charge:
+            reason = "the mechanism's parameters changed"
+        else:
+            # Of its partitions only, and whatever retention did: lost records of this
+            # batch abandon it, those of later batches are the next source's matter.
+            source = await self._open_source(
+                tuple(r.partition for r in reserved.ranges),
+                {r.partition: r.start for r in reserved.ranges},
+                skip_lost=True,
+            )
+            taken = None
+            if not self._interrupted:
+                taken = await self._threads.call(
+                    Room.RECORDS, "reading the batch again", source.retake, reserved.ranges, plan.granularity
+                )
+            await self._close_source()
+            if taken is not None:
+                await self._check_topic()
+                self._log.info("finishing a batch that was reserved before", extra={"batch": reserved.batch})
+                taken = replace(taken, positions=found.recovery.positions | taken.positions)
+                return await self._answer(writer, state, reserved, taken)
+            if self._interrupted:
+                return state
+            reason = "records are gone"
+        await self._abandon(writer, reserved, reason)
+        self._log.warning(
+            "batch %d abandoned: %s; its charge stays",
+            reserved.batch,
+            reason,
+            extra={"batch": reserved.batch},
+        )
+        return state
+
+    async def _answer(
+        self, writer: CheckpointWriter, state: State, reserved: Reserved, taken: Taken
+    ) -> State:
+        """Compute the batch's one answer, commit it, publish it."""
+        estimator = self._stream.made
+        try:
+            new: State = await self._threads.call(
+                Room.RECORDS, "learning", estimator.update, state, taken.batch
+            )
+            release = make_release(self._stream, estimator.release(new), reserved.batch, new.records)
+            data = encode_state(new)
+            Release.from_bytes(release)  # refuses what is not finite
+        except Exception:
+            # The error may tell of the records, or of noise that nobody has seen; and tried again,
+            # the batch would draw new noise. It gets no answer and no explanation.
+            await self._abandon(writer, reserved, "the estimator failed")
+            raise StreamRefused(
+                f"the estimator failed on batch {reserved.batch}, which is abandoned; its charge stays. "
+                "Restart to go on behind it"
+            ) from None
+        with self._metrics.commit():
+            await self._exchange(writer, "commit", writer.commit, reserved, taken.positions, data, release)
+        self._metrics.committed(reserved.count)
+        await self._publish(writer)
+        return new
+
+    async def _abandon(self, writer: CheckpointWriter, reserved: Reserved, reason: str) -> None:
+        await self._exchange(writer, "abandon", writer.abandon, reserved, reason)
+        self._metrics.abandoned()
+        self._show_ledger(writer)
+
+    async def _publish(self, writer: CheckpointWriter) -> None:
+        data = await self._exchange(writer, "publish", writer.publish)
+        started, self._reserved_at = self._reserved_at, None
+        self._metrics.released(None if started is None else time.monotonic() - started)
+        self._show_ledger(writer)
+        self.made_progress = True
+        release = Release.from_bytes(data)
+        self._log.info(
+            "batch %d released, %d records", release.batch, release.records, extra={"batch": release.batch}
+        )
+        if self._on_release is not None:
+            self._on_release(Progress(release.batch, release.records, data))
+
+    # -- helpers -----------------------------------------------------------
+
+    def _show_ledger(self, writer: CheckpointWriter) -> None:
+        self._metrics.ledger(writer.log.ledger, writer.log.entries)
+
+    async def _open_source(
+        self, partitions: tuple[int, ...], positions: dict[int, int], skip_lost: bool | None = None
+    ) -> Source:
+        stream = self._stream
+        if skip_lost is None:
+            skip_lost = stream.lost_records == "skip"
+        self._source = await self._threads.call(
+            Room.RECORDS,
+            "opening the input",
+            Source,
+            self._settings.kafka,
+            stream.input,
+            partitions,
+            PayloadCodec(stream.dim, stream.record_kind, stream.dtype, stream.max_rows, stream.privacy_unit),
+            positions,
+            self._feed,
+            skip_lost,
+            stream.max_wait_seconds,
+            deadline=60.0,
+        )
+        if self._interrupted:
+            self._source.stop()
+        return self._source
+
+    async def _close_source(self) -> None:
+        source, self._source = self._source, None
+        if source is not None:
+            await self._threads.call(Room.RECORDS, "closing", source.close, deadline=30.0)
+
+    async def _exchange(
+        self, writer: CheckpointWriter, what: str, function: Callable[..., T], *args: Any
+    ) -> T:
+        return await self._threads.call(
+            Room.COMMITS, what, function, *args, deadline=self._settings.worker.step_deadline_seconds
+        )

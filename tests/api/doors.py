@@ -1,0 +1,71 @@
+"""Noise that tests can count on, and the estimators as these tests set them up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+CASES: dict[str, dict[str, Any]] = {
+    "analyze-gauss": {"estimator": "analyze-gauss"},
+    "analyze-gauss-pairs": {"estimator": "analyze-gauss", "centering": "pairs"},
+    "analyze-gauss-bounded": {"estimator": "analyze-gauss", "centering": "none", "bounds": (-2, 2)},
+    "private-oja": {
+        "estimator": "private-oja",
+        "centering": "none",
+        "options": {"clip_radius": 1.0, "learning_rate": 5.0},
+    },
+}
+"""Parameters of PrivatePCA; every estimator is in at least one."""
+
+
+class SeededDoor:
+    """Independent noise of the right size, the same in each run of a test."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def rng(self) -> np.random.Generator:
+        return self._rng
+
+    def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
+        return np.rint(self.rng().normal(scale=scale, size=size)).astype(np.int64)
+
+    def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
+        return np.rint(self.rng().laplace(scale=scale, size=size)).astype(np.int64)
+
+    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
+        return int(np.argmax(scores + self.rng().exponential(scale, scores.size)))
+
+
+class RepeatingDoor(SeededDoor):
+    """The same noise in every call, so that two fits are the same."""
+
+    def rng(self) -> np.random.Generator:
+        return np.random.default_rng(0)
+
+
+class SilentDoor:
+    """No noise at all."""
+
+    def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
+        return np.zeros(size, dtype=np.int64)
+
+    def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
+        return np.zeros(size, dtype=np.int64)
+
+    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
+        return int(np.argmax(scores))
+
+
+def spiked(m: int, d: int = 8, k: int = 2, mean: float = 0.0, seed: int = 0) -> NDArray[np.float64]:
+    """Vectors of standard deviation 0.4 to 0.3 in k directions and 0.03 in the others."""
+    rng = np.random.default_rng(seed)
+    deviations = np.concatenate([np.linspace(0.4, 0.3, k), np.full(d - k, 0.03)])
+    return rng.standard_normal((m, d)) * deviations @ turn(d) + mean
+
+
+def turn(d: int) -> NDArray[np.float64]:
+    """An orthogonal matrix; its first rows are the directions of :func:`spiked`."""
+    return np.linalg.qr(np.random.default_rng(99).standard_normal((d, d)))[0]

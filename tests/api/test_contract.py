@@ -1,0 +1,90 @@
+"""scikit-learn's checks: all pass, but for those that compare two fits, and these for the noise alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sklearn.utils import Tags
+from sklearn.utils.estimator_checks import (
+    check_estimator,
+    estimator_checks_generator,
+    parametrize_with_checks,
+)
+
+from streaming_pca import PrivatePCA
+from streaming_pca.estimators.registry import ESTIMATORS
+from streaming_pca.privacy.randomness import replace_noise_door
+from tests.api.doors import CASES, RepeatingDoor
+
+TWO_FITS = "it compares two fits on the same records, and no seed may make privacy noise repeat"
+IMPOSSIBLE = {
+    "check_fit_idempotent": TWO_FITS,
+    "check_pipeline_consistency": TWO_FITS,
+    "check_transformer_data_not_an_array": TWO_FITS,
+    "check_transformer_general": TWO_FITS,
+}
+
+
+class JudgedPCA(PrivatePCA):
+    """PrivatePCA, but for the tag by which scikit-learn would skip most of these checks."""
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        assert tags.non_deterministic
+        tags.non_deterministic = False
+        return tags
+
+
+JUDGED = [JudgedPCA(**parameters) for parameters in CASES.values()]
+
+
+@pytest.fixture(autouse=True)
+def _with_array_api(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without it scikit-learn skips a check.
+    monkeypatch.setenv("SCIPY_ARRAY_API", "1")
+
+
+# Strict (pyproject.toml): an impossible check that passes is a failure.
+@parametrize_with_checks(JUDGED, expected_failed_checks=lambda _: IMPOSSIBLE)
+def test_a_check_passes(estimator: PrivatePCA, check: Callable[[PrivatePCA], None]) -> None:
+    check(estimator)
+
+
+@pytest.mark.parametrize("estimator", JUDGED, ids=CASES)
+def test_with_noise_that_repeats_every_check_passes(estimator: PrivatePCA) -> None:
+    with replace_noise_door(RepeatingDoor()):
+        results = check_estimator(estimator, on_skip=None)
+    assert {result["status"] for result in results} == {"passed"}
+    assert IMPOSSIBLE.keys() <= {result["check_name"] for result in results}
+
+
+def impossible_checks() -> list[Any]:
+    return [
+        pytest.param(estimator, check, id=f"{check.func.__name__}-{name}")
+        for judged, name in zip(JUDGED, CASES, strict=True)
+        for estimator, check in estimator_checks_generator(judged)
+        if check.func.__name__ in IMPOSSIBLE
+    ]
+
+
+@pytest.mark.parametrize(("estimator", "check"), impossible_checks())
+def test_an_impossible_check_fails_because_two_fits_differ(
+    estimator: PrivatePCA, check: Callable[[PrivatePCA], None]
+) -> None:
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        check(estimator)
+
+
+def test_as_scikit_learn_sees_it_one_check_fails_and_the_others_that_compare_fits_are_skipped() -> None:
+    results = check_estimator(PrivatePCA(), on_fail=None, on_skip=None)
+    by_status: dict[str, set[str]] = {"passed": set(), "skipped": set(), "failed": set()}
+    for result in results:
+        by_status[result["status"]].add(result["check_name"])
+    assert by_status["failed"] == {"check_fit_idempotent"}
+    assert by_status["skipped"] == IMPOSSIBLE.keys() - {"check_fit_idempotent"}
+
+
+def test_every_estimator_is_judged() -> None:
+    assert {parameters["estimator"] for parameters in CASES.values()} == ESTIMATORS.keys()

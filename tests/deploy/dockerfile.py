@@ -1,0 +1,139 @@
+"""The Dockerfile as data, and its lines run natively, in directories of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from string import Template
+
+from docker.utils.build import exclude_paths
+from dockerfile_parse import DockerfileParser
+
+from tests.deploy.tools import ROOT
+
+DOCKERFILE = ROOT / "deploy" / "Dockerfile"
+# The image's directories that its lines name; `..` of none of them is used.
+OWN_PATHS = ("/src", "/wheels", "/opt/streaming-pca", "/data")
+
+
+@dataclass(frozen=True)
+class Stage:
+    name: str
+    base: str
+    lines: tuple[tuple[str, str], ...]
+
+
+def read_stages() -> dict[str, Stage]:
+    """The stages of the Dockerfile, in order."""
+    parser = DockerfileParser(fileobj=BytesIO(DOCKERFILE.read_bytes()))
+    stages: dict[str, Stage] = {}
+    for part in parser.structure:
+        instruction, value = part["instruction"].upper(), part["value"]
+        if instruction == "FROM":
+            base, _, name = value.split()
+            stages[name] = Stage(name, base, ())
+        elif instruction != "COMMENT":
+            last = next(reversed(stages))
+            stages[last] = Stage(last, stages[last].base, (*stages[last].lines, (instruction, value)))
+    return stages
+
+
+def inherited(stage: str) -> Iterator[tuple[str, str]]:
+    """All lines that hold in a stage, its base's first."""
+    found = read_stages()[stage]
+    if found.base in read_stages():
+        yield from inherited(found.base)
+    yield from found.lines
+
+
+def last_of(stage: str, instruction: str) -> str | None:
+    """The value that counts where an instruction stands several times."""
+    values = [value for name, value in inherited(stage) if name == instruction]
+    return values[-1] if values else None
+
+
+def build_context() -> set[str]:
+    """The files that .dockerignore lets through, by Docker's own rules."""
+    patterns = (ROOT / ".dockerignore").read_text().splitlines()
+    patterns = [line for line in patterns if line and not line.startswith("#")]
+    paths = exclude_paths(str(ROOT), patterns)
+    return {path for path in paths if (ROOT / path).is_file()}
+
+
+class Image:
+    """What the Dockerfile makes, below one directory; ``/opt/x`` of the image is ``root/opt/x``.
+
+    All stages share the directory, so that of the two images only the larger can be had.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.built: dict[str, tuple[int, int]] = {}
+        """Its files as they were made, by path: size and time of change."""
+
+    def translated(self, text: str) -> str:
+        """Replace the image's own paths."""
+        own = "|".join(map(re.escape, OWN_PATHS))
+        return re.sub(rf"(?<![\w.-])(?<!/)({own})(?![\w-])", rf"{self.root}\1", text)
+
+    def build(self) -> None:
+        """Run every line, from the first stage to the last."""
+        for stage in read_stages().values():
+            where = self.root
+            for instruction, value in stage.lines:
+                if instruction == "WORKDIR":
+                    where = Path(self.translated(value))
+                    where.mkdir(parents=True, exist_ok=True)
+                elif instruction == "COPY" and "--from" not in value:
+                    assert value.split() == [".", "."], "only the whole context is copied"
+                    for path in build_context():
+                        (where / path).parent.mkdir(parents=True, exist_ok=True)
+                        shutil.copy(ROOT / path, where / path)
+                elif instruction == "RUN":
+                    self._run(value, where)
+        self.built = self.files()
+
+    def _run(self, line: str, where: Path) -> None:
+        # The builder's ENV only keeps pip's cache out of the image; here it saves fetching all again.
+        done = subprocess.run(
+            ["/bin/sh", "-c", self.translated(line)],
+            cwd=where,
+            env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=280,
+            stdin=subprocess.DEVNULL,
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+
+    def environment(self, stage: str, path: str) -> dict[str, str]:
+        """The variables of a stage, in the image's own terms but for the old PATH."""
+        found = {"PATH": path}
+        for instruction, value in inherited(stage):
+            if instruction == "ENV":
+                for assignment in shlex.split(value):
+                    name, _, text = assignment.partition("=")
+                    found[name] = Template(text).substitute(found)
+        return found
+
+    def entrypoint(self, stage: str) -> list[str]:
+        value = last_of(stage, "ENTRYPOINT")
+        assert value is not None
+        command: list[str] = json.loads(value)
+        return command
+
+    def files(self) -> dict[str, tuple[int, int]]:
+        """Size and time of every file that a container would find, not of what only a builder has."""
+        top = self.root / "opt"
+        stats = ((path, path.stat()) for path in top.rglob("*") if path.is_file())
+        return {str(path): (stat.st_size, stat.st_mtime_ns) for path, stat in stats}

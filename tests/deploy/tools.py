@@ -1,0 +1,42 @@
+"""Programs that no Python package brings."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import NoBroker, kafka_is_required
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def missing(reason: str, detail: str = "") -> BaseException:
+    """What to raise where something is not to be had: a failure if all is required, else a loud skip."""
+    if kafka_is_required():
+        return pytest.fail.Exception(f"REQUIRE_KAFKA is set, but {reason}. {detail}", pytrace=False)
+    return NoBroker("deployment", reason, detail)
+
+
+def tool(name: str) -> str:
+    """Path of a program."""
+    found = shutil.which(name)
+    if found is None:
+        raise missing(f"no {name} found", "As root, .ci/run installs it.")
+    return found
+
+
+def run_tool(*command: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, good or bad."""
+    program, *arguments = map(str, command)
+    return subprocess.run(
+        [tool(program), *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+    )
