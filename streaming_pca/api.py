@@ -11,7 +11,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
-from streaming_pca.configure import changed_parameters, configure, utility_generator_of
+from streaming_pca.configured_estimator import changed_parameters, configure, utility_generator_of
 from streaming_pca.estimators.base import Estimator, Plan
 from streaming_pca.linalg.lattice import MAX_RECORDS
 from streaming_pca.model_file import decode_model_state, read_model, write_model
@@ -57,7 +57,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     options : dict or None, default=None
         The estimator's own settings. ``fit`` adds ``n_records`` where the
         estimator has that option and this dict does not name it; its batches
-        then add up to the records that there are.
+        then add up to the records that there are. Where it batches by a schedule,
+        ``{"n_batches": 1}`` suits one ``fit`` better than its default for streams.
 
     Attributes
     ----------

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from streaming_pca.payloads import MalformedPayload
 
 __all__ = [
+    "NUMBER_TYPES",
     "ArrowMissing",
     "find_pyarrow",
     "is_big_endian",
@@ -21,7 +22,7 @@ __all__ = [
     "stream_of_rows",
 ]
 
-_NUMBERS = {
+NUMBER_TYPES = {
     **{
         f"{sign}int{8 * size}": np.dtype(f"<{sign or 'i'}{size}")
         for sign in ("", "u")
@@ -128,7 +129,7 @@ def _number_types(pyarrow: Any, schema: Any, dim: int) -> list[np.dtype[Any]]:
         types = [types[0].value_type]
     elif len(types) != dim:
         raise MalformedPayload("another number of columns")
-    return [_NUMBERS[str(each)] for each in types]
+    return [NUMBER_TYPES[str(each)] for each in types]
 
 
 def _common(dtypes: list[np.dtype[Any]]) -> type[np.floating]:

@@ -141,14 +141,14 @@ def describe_stream(stream: StreamSettings) -> dict[str, Any]:
 
 
 def _memory(stream: StreamSettings, state: State) -> dict[str, int]:
-    """Bounds: with one row a message, of the stream's own number type, and with any messages at all."""
+    """Bounds: with any messages, and, of factors, with one row a message of the stream's number type."""
     arrays = (getattr(state, f.name) for f in dataclasses.fields(state))
     fixed = sum(a.nbytes for a in arrays if isinstance(a, np.ndarray)) + _BLOCKS_BYTES + _FETCH_BYTES
     records = stream.made.options.largest_batch
-    most_rows = stream.dim if stream.record_kind is RecordKind.MATRIX else stream.max_rows
-    rows = stream.dim if stream.record_kind is RecordKind.MATRIX else 1
-    row_bytes = stream.dim * np.dtype(stream.dtype).itemsize
-    return {
-        "one_row_messages": fixed + 2 * records * rows * (row_bytes + _ROW_BYTES),
-        "any_messages": fixed + 2 * records * most_rows * (stream.dim * 8 + _ROW_BYTES),
-    }
+    matrices = stream.record_kind is RecordKind.MATRIX
+    most_rows = stream.dim if matrices else stream.max_rows
+    bounds = {"any_messages": fixed + 2 * records * most_rows * (stream.dim * 8 + _ROW_BYTES)}
+    if not matrices:
+        row_bytes = stream.dim * np.dtype(stream.dtype).itemsize
+        bounds["one_row_messages"] = fixed + 2 * records * (row_bytes + _ROW_BYTES)
+    return bounds

@@ -21,8 +21,10 @@ from streaming_pca.environment import STREAMS_VARIABLE, variable_of
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.settings import Settings, StreamSettings
 
-__all__ = ["Setting", "every_setting", "file_schema", "markdown"]
+__all__ = ["Setting", "every_setting", "file_schema", "markdown", "with_reference"]
 
+BEGIN = "<!-- settings reference: begin -->"
+END = "<!-- settings reference: end -->"
 _OPTIONS = ("stream", "options")
 _WORDS: dict[Any, str] = {
     int: "integer",
@@ -62,14 +64,16 @@ class Setting:
         return variable_of(self.path)
 
 
-def every_setting() -> Iterator[Setting]:
+def every_setting() -> list[Setting]:
     """All settings in the order of the models; those of estimators at the end."""
+    found: list[Setting] = []
     for name, field in Settings.model_fields.items():
         model = _model_of(field.annotation)
         assert model is not None, f"{name} is no section"
-        yield from _settings_of(model, (name,))
+        found += _settings_of(model, (name,))
     for name, estimator in sorted(ESTIMATORS.items()):
-        yield from _settings_of(estimator.options_type, _OPTIONS, name)
+        found += _settings_of(estimator.options_type, _OPTIONS, name)
+    return found
 
 
 def _settings_of(
@@ -174,7 +178,7 @@ def markdown() -> str:
     for (path, estimator), settings in sections.items():
         title = f"`[{'.'.join(path)}]`"
         if estimator is None:
-            about = _one_line(_model_of(Settings.model_fields[path[0]].annotation).__doc__)  # type: ignore[union-attr]
+            about = _one_line(getattr(_model_of(Settings.model_fields[path[0]].annotation), "__doc__", ""))
         else:
             title += f" of {estimator}"
             about = _one_line(ESTIMATORS[estimator].options_type.__doc__).replace(":class:", "")
@@ -235,3 +239,18 @@ def _options_schema(name: str) -> dict[str, Any]:
     if name != StreamSettings.model_fields["estimator"].default:
         chosen["required"] = ["estimator"]
     return {"if": chosen, "then": {"properties": {"options": options}}}
+
+
+def with_reference(text: str) -> str:
+    """A Markdown text with the reference between its markers.
+
+    Raises
+    ------
+    ValueError
+        If it has no markers, or not each once.
+    """
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise ValueError(f"must have one line {BEGIN} and, after it, one line {END}")
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    details = f"<details>\n<summary>Every setting</summary>\n\n{markdown()}\n</details>"
+    return f"{before}{BEGIN}\n{details}\n{END}{after}"

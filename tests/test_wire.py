@@ -47,6 +47,7 @@ def npy(array: Any, **kwargs: Any) -> bytes:
 
 X = np.array([1.5, -2.0, 3.25])
 F = np.arange(6.0).reshape(2, 3)
+F_TEXT = np.array([[1.0, 2, 3], [-4, 5, 6]])
 A = np.array([[1.0, 2, 3], [2, -4, 5], [3, 5, 6]])
 
 
@@ -62,6 +63,8 @@ A = np.array([[1.0, 2, 3], [2, -4, 5], [3, 5, 6]])
         (message(npy(F.astype("i4")), "application/x-npy"), F),
         (message(json.dumps({"x": X.tolist()}).encode(), "application/json"), X[None]),
         (message(json.dumps({"rows": F.tolist()}).encode(), "application/json; charset=utf-8"), F),
+        (message(b'\xef\xbb\xbf {"rows" : [ [1, 2e0 ,3.0] ,\n[-4,5,6] ] } ', "application/json"), F_TEXT),
+        (message(b'{"x":[1,2,' + b"9" * 60 + b"]}", "application/json"), np.array([[1, 2, 1e60]])),
         (message(X.astype("<f4").tobytes(), record_kind="factor"), X[None]),
     ],
 )
@@ -110,7 +113,15 @@ NULL = {
     "JSON with booleans": message(b'{"x":[true,false,true]}', "application/json"),
     "JSON with null": message(b'{"x":[1,null,3]}', "application/json"),
     "JSON NaN": message(b'{"x":[1,NaN,3]}', "application/json"),
-    "JSON with a huge integer": message(b'{"x":[1,2,' + b"9" * 60 + b"]}", "application/json"),
+    "JSON with an integer above any float": message(b'{"x":[1,2,' + b"9" * 400 + b"]}", "application/json"),
+    "JSON with an integer Python refuses": message(b'{"x":[1,2,' + b"9" * 5000 + b"]}", "application/json"),
+    "JSON with a boolean among numbers": message(b'{"x":[1,true,3]}', "application/json"),
+    "JSON with no rows": message(b'{"rows":[]}', "application/json"),
+    "JSON with too many rows": message(
+        b'{"rows":[' + b",".join([b"[1,2,3]"] * 5) + b"]}", "application/json"
+    ),
+    "JSON that goes on": message(b'{"x":[1,2,3]}{}', "application/json"),
+    "JSON rows that are one row": message(b'{"rows":[1,2,3]}', "application/json"),
     "deep JSON": message(b"[" * 3000, "application/json"),
 }
 
@@ -170,14 +181,36 @@ def test_no_npy_header_makes_the_codec_raise(value: bytes) -> None:
     CODEC.decode(message(start + value, "application/x-npy"))
 
 
-@given(st.lists(st.sampled_from([1.0, -0.0, 5e-324, np.nan, np.inf]), min_size=3, max_size=30))
-def test_the_fast_path_reads_what_the_slow_one_reads(values: list[float]) -> None:
-    array = np.array(values[: len(values) // 3 * 3], dtype="<f4").reshape(-1, 3)
-    messages = [message(row.tobytes(), "application/octet-stream") for row in array]
-    rows, lengths = CODEC.decode_many(messages)
-    slow, slow_lengths = CODEC.decode_many([*messages, NULL["no JSON"]])
-    np.testing.assert_array_equal(lengths, slow_lengths[:-1])
+@given(
+    st.lists(st.lists(st.sampled_from([1.0, -0.0, 5e-324, np.nan, np.inf]), max_size=16), max_size=8),
+    st.sampled_from(["message", "row"]),
+)
+def test_the_fast_path_reads_what_the_slow_one_reads(values: list[list[float]], unit: Any) -> None:
+    codec = PayloadCodec(DIM, max_rows=4, unit=unit)
+    messages = [message(np.array(v, "<f4").tobytes(), "application/octet-stream") for v in values]
+    rows, lengths = codec.decode_many([*messages, message(None)])
+    slow, slow_lengths = codec.decode_many([*messages, NULL["no JSON"]])
+    np.testing.assert_array_equal(lengths, slow_lengths)
     assert rows.tobytes() == slow.astype(np.float32).tobytes()
+
+
+@pytest.mark.parametrize("headers", [[], [("content-type", b"application/octet-stream")]])
+def test_factors_of_any_length_take_the_fast_path(
+    headers: list[tuple[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PayloadCodec, "decode", None)
+    sent = [Message(np.full((n, 3), n, "<f4").tobytes(), headers) for n in (1, 0, 4, 5, 2)]
+    rows, lengths = CODEC.decode_many([*sent, Message(b"\0" * 13, headers)])
+    assert lengths.tolist() == [1, 0, 4, 0, 2, 0]
+    assert rows[:, 0].tolist() == [1, 4, 4, 4, 4, 2, 2]
+
+
+def test_one_bad_row_makes_its_whole_factor_null_and_no_other() -> None:
+    factors = np.ones((3, 2, 3), "<f4")
+    factors[1, 1, 2] = np.nan
+    rows, lengths = CODEC.decode_many([message(f.tobytes()) for f in factors])
+    assert lengths.tolist() == [2, 0, 2]
+    assert rows.tolist() == np.ones((4, 3)).tolist()
 
 
 def a_checkpoint(**changes: Any) -> Checkpoint:
@@ -224,8 +257,13 @@ def test_a_release_round_trips_and_anything_else_is_refused() -> None:
         delta=1e-6,
         adjacency="replace-one",
         privacy_unit="message",
+        feature_names=["größe", "b"],
         created="2026-01-01T00:00:00.000+00:00",
     )
     assert Release.from_bytes(release.to_bytes()) == release
+    assert (
+        Release.from_bytes(release.model_copy(update={"feature_names": None}).to_bytes()).feature_names
+        is None
+    )
     with pytest.raises(ValueError, match="not a release"):
         Release.from_bytes(b'{"kind": "subspace"}')

@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from streaming_pca import __version__
-from streaming_pca.cli import demo, estimators, ledger, produce, topics, worker
+from streaming_pca.cli import backup, config, demo, estimators, ledger, produce, status, topics, watch, worker
 from streaming_pca.cli.common import fail
 
 app = typer.Typer(
@@ -24,6 +24,11 @@ app.command()(worker.worker)
 app.command()(produce.produce)
 app.add_typer(topics.app, name="topics")
 app.add_typer(ledger.app, name="ledger")
+app.command("export")(backup.export_copy)
+app.command("import")(backup.import_copy)
+app.command()(watch.watch)
+app.command()(status.status)
+app.add_typer(config.app, name="config")
 app.command()(estimators.estimators)
 app.command()(demo.demo)
 
@@ -50,13 +55,15 @@ def _status_of(error: Exception) -> int | None:
     """Exit status of an error that a user can mend; None for a bug."""
     from streaming_pca.embedded import EmbeddedBrokerUnavailable
     from streaming_pca.service.clients import BrokerUnreachable
+    from streaming_pca.service.copy_file import CopyError
     from streaming_pca.service.produce import RecordFileError
     from streaming_pca.service.topics import TopicError
     from streaming_pca.settings import ConfigurationError
 
     if isinstance(error, BrokerUnreachable):
         return 4
-    if isinstance(error, ConfigurationError | TopicError | RecordFileError | EmbeddedBrokerUnavailable):
+    mistakes = ConfigurationError | TopicError | CopyError | RecordFileError | EmbeddedBrokerUnavailable
+    if isinstance(error, mistakes):
         return 2
     return None
 

@@ -190,10 +190,8 @@ def ledger_charge(
         print_json({"topic": topic, "job": job, "offset": done.offset, "ranges": ranges_json, **charges})
         return
     count = sum(r.end - r.start for r in done.entry.ranges)
-    _print_charges(
-        f"{topic}: {count} offsets charged, and of their records the one that was charged most",
-        charges,
-    )
+    out.print(f"{count} offsets of {topic} charged, as job {job}", markup=False, highlight=False)
+    _print_charges("their most charged record", charges)
 
 
 def _charge(epsilon: str, delta: str, rho: str | None) -> Charge:
@@ -220,9 +218,7 @@ def _spans(
     named = [text.split(":") for text in ranges]
     for text, parts in zip(ranges, named, strict=True):
         if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
-            raise ConfigurationError(
-                f"--range must be PARTITION:START:END, as in --range 0:0:500, not {text!r}"
-            )
+            raise ConfigurationError(f"--range must be P:START:END, as in --range 0:0:500, not {text!r}")
     if any(part is not None for part in one):
         if any(part is None for part in one):
             raise ConfigurationError("--partition, --from and --to name one range together: give all three")

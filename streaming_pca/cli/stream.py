@@ -7,50 +7,60 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streaming_pca.cli.common import ConfigOption, JsonOption, out, print_json, settings_of
+from streaming_pca.cli.common import ConfigOption, JsonOption, out, print_json
 
 if TYPE_CHECKING:
     from streaming_pca.service.lifecycle import Change
 
 app = typer.Typer(help="Pause, resume or retire a stream.", no_args_is_help=True)
 
-ReasonOption = Annotated[
-    str, typer.Option("--reason", help="One line for whoever reads the ledger.", show_default=True)
+StreamOption = Annotated[
+    str | None, typer.Option("--stream", help="Which one, where the file holds several.")
 ]
+ReasonOption = Annotated[str, typer.Option("--reason", help="One line for whoever reads the ledger.")]
 
 
 @app.command("pause")
 def stream_pause(
-    config: ConfigOption, reason: ReasonOption = "not given", as_json: JsonOption = False
+    config: ConfigOption,
+    stream: StreamOption = None,
+    reason: ReasonOption = "not given",
+    as_json: JsonOption = False,
 ) -> None:
     """Let a stream take no further batch until it is resumed.
 
     Its workers stay and wait. A batch that is reserved already may still be finished.
     [dim]Example: streaming-pca stream pause --config stream.toml --reason "broker upgrade"[/]
     """
+    from streaming_pca.configuration import load_settings
     from streaming_pca.service.lifecycle import pause
 
-    settings = settings_of(config)
+    settings = load_settings(config, stream)
     _say(pause(settings.kafka, settings.stream, reason), as_json)
 
 
 @app.command("resume")
 def stream_resume(
-    config: ConfigOption, reason: ReasonOption = "not given", as_json: JsonOption = False
+    config: ConfigOption,
+    stream: StreamOption = None,
+    reason: ReasonOption = "not given",
+    as_json: JsonOption = False,
 ) -> None:
     """Let a paused stream go on.
 
     [dim]Example: streaming-pca stream resume --config stream.toml[/]
     """
+    from streaming_pca.configuration import load_settings
     from streaming_pca.service.lifecycle import resume
 
-    settings = settings_of(config)
+    settings = load_settings(config, stream)
     _say(resume(settings.kafka, settings.stream, reason), as_json)
 
 
 @app.command("retire")
 def stream_retire(
     config: ConfigOption,
+    stream: StreamOption = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask: it can never be undone.")] = False,
     reason: ReasonOption = "not given",
     as_json: JsonOption = False,
@@ -60,10 +70,11 @@ def stream_retire(
     A reserved batch is abandoned, its workers end, and its name can never be used again on this topic.
     [dim]Example: streaming-pca stream retire --config stream.toml --yes --reason "study is over"[/]
     """
+    from streaming_pca.configuration import load_settings
     from streaming_pca.service.lifecycle import retire
     from streaming_pca.settings import ConfigurationError
 
-    settings = settings_of(config)
+    settings = load_settings(config, stream)
     if not yes:
         name = settings.stream.name
         if not sys.stdin.isatty():

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streaming_pca.cli.common import ConfigOption, JsonOption, out, print_json, settings_of
+from streaming_pca.cli.common import ConfigOption, JsonOption, err, out, print_json
 
 if TYPE_CHECKING:
     from streaming_pca.privacy.entries import Cap
+    from streaming_pca.settings import Settings
+
+app = typer.Typer(help="Create the topics of a stream, and check how they are kept.", no_args_is_help=True)
 
 
-app = typer.Typer(help="Create the topics of a stream.", no_args_is_help=True)
+StreamOption = Annotated[
+    str | None, typer.Option("--stream", help="One stream of the file; all of them when not given.")
+]
 
 
 @app.command("create")
@@ -22,13 +29,18 @@ def topics_create(
         str, typer.Option(help="EPSILON,DELTA that no record may ever pass, by all jobs together.")
     ],
     partitions: Annotated[int, typer.Option(min=1, help="Partitions of the input topic.")] = 3,
-    replication: Annotated[int, typer.Option(min=1, help="Replication factor.")] = 1,
+    replication: Annotated[
+        int, typer.Option(min=1, help="Replicas of each topic; with 3 or more, two must be in sync.")
+    ] = 1,
     budget_filter: Annotated[
         str, typer.Option("--filter", help="How charges on a record add up: basic or zcdp.")
     ] = "basic",
+    stream: StreamOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Create a stream's missing topics and open its ledger with a cap.
+
+    Topics that exist are left as they are: run it again after adding a stream.
 
     [dim]Example: streaming-pca topics create --config stream.toml --cap 1,1e-6[/]
     """
@@ -38,25 +50,27 @@ def topics_create(
     from streaming_pca.service.topics import create_topics, find_topics
     from streaming_pca.settings import ConfigurationError
 
-    settings = settings_of(config)
     wanted = _cap(cap)
     if budget_filter not in ("basic", "zcdp"):
         raise ConfigurationError(f"--filter must be basic or zcdp, not {budget_filter!r}")
-    created = create_topics(settings.kafka, settings.stream, partitions, replication)
-    found = find_topics(settings.kafka, settings.stream)
-    entry = Opened(
-        topic_id=found.topic_id,
-        topic=settings.stream.input,
-        cap=wanted,
-        filter="zcdp" if budget_filter == "zcdp" else "basic",
-    )
-    opened = open_ledger(settings.kafka, entry, settings.stream.ledger_topic)
-    if opened.cap != wanted or opened.filter != entry.filter:
-        raise ConfigurationError(
-            f"--cap: ledger {settings.stream.ledger_topic!r} was opened with "
-            f"{format_rational(opened.cap.epsilon)},{format_rational(opened.cap.delta)} ({opened.filter}), "
-            "which can never change: use that cap, or another input topic"
+    created, opened = [], None
+    for settings in streams_of(config, stream):
+        created += create_topics(settings.kafka, settings.stream, partitions, replication)
+        found = find_topics(settings.kafka, settings.stream)
+        entry = Opened(
+            topic_id=found.topic_id,
+            topic=settings.stream.input,
+            cap=wanted,
+            filter="zcdp" if budget_filter == "zcdp" else "basic",
         )
+        opened = open_ledger(settings.kafka, entry, settings.stream.ledger_topic)
+        if opened.cap != wanted or opened.filter != entry.filter:
+            raise ConfigurationError(
+                f"--cap: ledger {settings.stream.ledger_topic!r} was opened with "
+                f"{format_rational(opened.cap.epsilon)},{format_rational(opened.cap.delta)} "
+                f"({opened.filter}), which can never change: use that cap, or another input topic"
+            )
+    assert opened is not None, "a file holds a stream, or was refused"
     if as_json:
         print_json({"created": created, "cap": opened.cap.model_dump(mode="json"), "filter": opened.filter})
     else:
@@ -66,6 +80,42 @@ def topics_create(
             f"delta {format_rational(opened.cap.delta)} ({opened.filter} composition)",
             highlight=False,
         )
+
+
+@app.command("check")
+def topics_check(config: ConfigOption, stream: StreamOption = None, as_json: JsonOption = False) -> None:
+    """Name everything that is wrong with how the topics and the broker are set, and how to mend it.
+
+    One line each. An error keeps a worker from starting; a warning does not.
+    Exit status 2 if there are errors. Changes nothing.
+
+    [dim]Example: streaming-pca topics check --config stream.toml --json[/]
+    """
+    from streaming_pca.service.topics import check_topics
+
+    found: dict[str, tuple[list[str], bool, dict[str, object]]] = {}
+    for settings in streams_of(config, stream):
+        for problem in check_topics(settings.kafka, settings.stream)[1]:
+            # Streams share their input, its ledger and the broker.
+            names, _, _ = found.setdefault(problem.line, ([], problem.fatal, problem.to_json()))
+            names.append(settings.stream.name)
+    ok = not any(fatal for _, fatal, _ in found.values())
+    if as_json:
+        print_json({"ok": ok, "problems": [facts | {"streams": names} for names, _, facts in found.values()]})
+    else:
+        for line, (_, fatal, _) in found.items():
+            kind = "error" if fatal else "warning"
+            err.print(f"{kind}: {line}", markup=False, highlight=False, soft_wrap=True)
+        out.print("topics are as they must be" if ok else "NOT as they must be", highlight=False)
+    if not ok:
+        sys.exit(2)
+
+
+def streams_of(path: Path, stream: str | None) -> tuple[Settings, ...]:
+    """One stream of a file, or all of them."""
+    from streaming_pca.configuration import load_settings, load_streams
+
+    return load_streams(path) if stream is None else (load_settings(path, stream),)
 
 
 def _cap(text: str) -> Cap:

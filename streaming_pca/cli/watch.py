@@ -8,7 +8,8 @@ import select
 import signal
 import sys
 import time
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,7 @@ import typer
 from streaming_pca.cli.common import BootstrapOption, JsonOption, MaybeConfig, err, fail, print_json
 
 if TYPE_CHECKING:
-    from streaming_pca.service.following import FollowedRelease
+    from streaming_pca.service.following import FollowedRelease, NotARelease
     from streaming_pca.settings import KafkaSettings
 
 _SHOWN = 6
@@ -43,30 +44,51 @@ def watch(
     The angle is the largest principal angle to the release before. JSON has it
     in radians, text in degrees. [dim]Example: streaming-pca watch --config stream.toml[/]
     """
-    from streaming_pca.service.following import NotARelease, follow_releases
+    from streaming_pca.service.following import follow_releases
 
     kafka, topic = _topic_of(config, stream, releases, bootstrap)
-    stop = _StopOnSignal()
+    with (
+        _signals_noted() as stopped,
+        closing(follow_releases(kafka, topic, from_beginning=from_beginning, stopped=stopped)) as items,
+    ):
+        try:
+            in_time = _show(items, as_json, count, timeout)
+        except BrokenPipeError:
+            # Whoever read us has enough; what Python still holds for them goes nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return
+    if not in_time:
+        fail(TimeoutError(f"no release on {topic} within {timeout:g} s"), 1)
+
+
+def _show(
+    items: Iterator[FollowedRelease | NotARelease | None],
+    as_json: bool,
+    count: int | None,
+    timeout: float | None,
+) -> bool:
+    """Print releases to the end; False if the next one did not come in time."""
+    from streaming_pca.service.following import NotARelease
+
     shown = 0
     since = time.monotonic()
-    try:
-        if not as_json:
+    headed = as_json
+    for item in items:
+        if not headed:
+            # Not before the topic has answered: what is wrong with it is then all that is printed.
             _print_line(("batch", "records", "angle", "created", "explained variance"))
-        with closing(follow_releases(kafka, topic, from_beginning=from_beginning, stopped=stop)) as items:
-            for item in items:
-                if isinstance(item, NotARelease):
-                    err.print(str(item), markup=False, highlight=False, soft_wrap=True)
-                elif item is not None:
-                    _print_release(item, as_json)
-                    shown += 1
-                    since = time.monotonic()
-                if shown == count or _reader_is_gone():
-                    return
-                if timeout is not None and time.monotonic() - since > timeout:
-                    fail(TimeoutError(f"no release on {topic} within {timeout:g} s"), 1)
-    except BrokenPipeError:
-        # Whoever read us has enough; what Python still holds for them goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            headed = True
+        if isinstance(item, NotARelease):
+            err.print(str(item), markup=False, highlight=False, soft_wrap=True)
+        elif item is not None:
+            _print_release(item, as_json)
+            shown += 1
+            since = time.monotonic()
+        if shown == count or _reader_is_gone():
+            break
+        if timeout is not None and time.monotonic() - since > timeout:
+            return False
+    return True
 
 
 def _topic_of(
@@ -87,20 +109,21 @@ def _topic_of(
     return KafkaSettings(bootstrap_servers=bootstrap or "localhost:9092"), releases
 
 
-class _StopOnSignal:
-    """True once SIGINT or SIGTERM has come; a second one ends the process at once."""
+@contextmanager
+def _signals_noted() -> Iterator[Callable[[], bool]]:
+    """Whether SIGINT or SIGTERM has come; a second one ends the process at once."""
+    came: list[int] = []
 
-    def __init__(self) -> None:
-        self._came = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._note)
-
-    def _note(self, number: int, frame: Any) -> None:
-        self._came = True
+    def note(number: int, frame: Any) -> None:
+        came.append(number)
         signal.signal(number, signal.SIG_DFL)
 
-    def __call__(self) -> bool:
-        return self._came
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(came)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _reader_is_gone() -> bool:

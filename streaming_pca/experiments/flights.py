@@ -27,12 +27,13 @@ which today's setuptools no longer has.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import importlib.util
 import io
 import math
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -57,6 +58,7 @@ __all__ = [
     "bounds",
     "exact_subspace",
     "load",
+    "main",
     "random_error",
 ]
 
@@ -374,3 +376,24 @@ def _number(text: str) -> float:
 
 def _described(error: Exception) -> str:
     return f"unknown {error}" if isinstance(error, KeyError) else str(error)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the flights of 2013 from New York, shuffled, as an array of 145 float32 a record."""
+    parser = argparse.ArgumentParser("python -m streaming_pca.experiments.flights", description=main.__doc__)
+    parser.add_argument("out", type=Path, metavar="OUT.npy")
+    parser.add_argument("--seed", type=int, default=0, help="of the order, public; default 0")
+    parser.add_argument("--limit", type=int, default=N_RECORDS, help="first records of that order only")
+    given = parser.parse_args(arguments)
+    if given.seed < 0 or given.limit < 1:
+        parser.exit(2, "error: --seed must be 0 or more, --limit 1 or more\n")
+    try:
+        records = load().shuffled(given.seed).records[: given.limit]
+        with given.out.open("wb") as file:
+            np.save(file, records)
+    except (ModuleNotFoundError, ValueError, OSError) as error:
+        parser.exit(2, f"error: {error}\n")
+
+
+if __name__ == "__main__":
+    main()

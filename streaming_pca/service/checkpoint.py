@@ -29,9 +29,10 @@ from streaming_pca.privacy.entries import (
     decode_entry,
     encode_entry,
 )
-from streaming_pca.privacy.ledger import JobLedger, Standing
-from streaming_pca.privacy.parameters import Charge, format_rational
+from streaming_pca.privacy.ledger import Standing
+from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.randomness import secret_salt
+from streaming_pca.service.admission import check_admission, check_opened
 from streaming_pca.service.clients import transactional_producer
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.ledger_writer import LedgerWriter
@@ -111,10 +112,8 @@ class CheckpointWriter(LedgerWriter):
             self._checkpoint, digest = self._states.last()
             self._close_states()
         with self._step("take_over.4 cross-check"):
-            self._check_opened()
+            (check_opened if to_change_standing else check_admission)(self._stream, self.log.ledger)
             job = self.log.ledger.job(self._stream.name)
-            if not to_change_standing:
-                self._check_job(job)
             checkpoint = self._checkpoint
             try:
                 recovery = recover(
@@ -147,41 +146,6 @@ class CheckpointWriter(LedgerWriter):
         """
         self.log.catch_up()
         return self.log.ledger.job(self._stream.name).standing
-
-    def _check_opened(self) -> None:
-        opened = self.log.ledger.opened
-        if opened is None:
-            raise StreamRefused(
-                f"ledger {self._stream.ledger_topic!r} is not open: set a cap with "
-                "`streaming-pca topics create --config FILE --cap EPSILON,DELTA`"
-            )
-        cap = self._stream.cap
-        if cap is not None and cap != opened.cap:
-            raise StreamRefused(
-                f"stream.cap is ({format_rational(cap.epsilon)}, {format_rational(cap.delta)}), "
-                f"the ledger was opened with ({format_rational(opened.cap.epsilon)}, "
-                f"{format_rational(opened.cap.delta)}): set stream.cap to that, or remove it"
-            )
-
-    def _check_job(self, job: JobLedger) -> None:
-        """Refuse a stream that could not reserve, whatever its records."""
-        name = self._stream.name
-        if job.standing is Standing.RETIRED:
-            raise StreamRefused(f"stream {name!r} is retired, which is final: choose a new stream.name")
-        if job.charges:
-            raise StreamRefused(
-                f"{name!r} is a job with charges for releases made elsewhere: choose a new stream.name"
-            )
-        promised = job.promise
-        if promised is None:
-            return
-        for key, value in self._stream.promise.items():
-            if promised.get(key) != value:
-                raise StreamRefused(
-                    f"stream.{key} is {_short(value)}, but the ledger has promised "
-                    f"{_short(promised.get(key))} for stream {self._stream.name!r}: "
-                    "set it back, or choose a new stream.name"
-                )
 
     def _check_releases(self, batch: int) -> None:
         """Refuse a ledger and a state that were both rolled back: their batches would be answered again."""
@@ -377,8 +341,3 @@ def open_ledger(kafka: KafkaSettings, entry: Opened, topic: str) -> Opened:
         return log.ledger.opened
     finally:
         log.close()
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

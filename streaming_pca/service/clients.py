@@ -8,12 +8,12 @@ transactional producer keeps the thread that kafka-python gives it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
-from kafka.errors import KafkaError
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import KafkaError, LeaderNotAvailableError
 from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
@@ -24,7 +24,9 @@ from streaming_pca.settings import KafkaSettings
 __all__ = [
     "BrokerUnreachable",
     "admin_client",
+    "first_offsets",
     "group_consumer",
+    "last_offsets",
     "plain_producer",
     "reading_consumer",
     "transactional_producer",
@@ -192,3 +194,27 @@ def plain_producer(settings: KafkaSettings) -> KafkaProducer:
             max_request_size=MAX_MESSAGE_BYTES,
             allow_auto_create_topics=False,
         )
+
+
+def first_offsets(
+    consumer: KafkaConsumer, partitions: Iterable[TopicPartition], timeout_ms: int
+) -> dict[TopicPartition, int]:
+    """Where partitions start; KafkaError if it is not known of all of them."""
+    return _offsets(consumer.beginning_offsets, partitions, timeout_ms)
+
+
+def last_offsets(
+    consumer: KafkaConsumer, partitions: Iterable[TopicPartition], timeout_ms: int
+) -> dict[TopicPartition, int]:
+    """Where partitions end; KafkaError if it is not known of all of them."""
+    return _offsets(consumer.end_offsets, partitions, timeout_ms)
+
+
+def _offsets(
+    ask: Callable[..., dict[TopicPartition, int]], partitions: Iterable[TopicPartition], timeout_ms: int
+) -> dict[TopicPartition, int]:
+    try:
+        return {tp: int(offset) for tp, offset in ask(list(partitions), timeout_ms=timeout_ms).items()}
+    except KeyError as error:
+        # kafka-python 3.0.12 asks the leaders that it knows, and forgets the other partitions.
+        raise LeaderNotAvailableError(f"{error.args[0]} has no known leader") from None

@@ -80,10 +80,10 @@ def follow_releases(
         if from_beginning:
             reader.seek(reader.first)
         else:
-            *earlier, latest = reader.last(2) or [None]
-            if latest is not None:
-                yield FollowedRelease(latest, _angle(earlier[0] if earlier else None, latest))
-            before = latest
+            for latest in (two := reader.last(2))[-1:]:
+                before = two[0] if len(two) == 2 else None
+                yield FollowedRelease(latest, _angle(before, latest))
+                before = latest
         while not stopped():
             found = reader.poll()
             if not found:

@@ -62,6 +62,7 @@ class HttpServer:
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="warning",
             access_log=False,
             server_header=False,
             limit_concurrency=_MOST_CONNECTIONS,

@@ -1,170 +1,246 @@
-"""From a file of vectors to messages: what `streaming-pca produce` does."""
+"""From a file of records to messages: what `streaming-pca produce` does."""
 
 from __future__ import annotations
 
-import csv
+import io
+import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from kafka.errors import KafkaError, KafkaTimeoutError
 from numpy.typing import NDArray
 
+from streaming_pca.arrow import ArrowMissing, need_pyarrow, stream_of_rows
 from streaming_pca.privacy.randomness import utility_generator
-from streaming_pca.service.clients import BrokerUnreachable, plain_producer
-from streaming_pca.settings import KafkaSettings
-from streaming_pca.wire import OCTETS
+from streaming_pca.records import RecordKind
+from streaming_pca.service.clients import BrokerUnreachable, admin_client, plain_producer
+from streaming_pca.service.record_files import RecordFile, RecordFileError
+from streaming_pca.service.topics import TopicError
+from streaming_pca.settings import ConfigurationError, KafkaSettings, StreamSettings
+from streaming_pca.wire import ARROW, JSON, NPY, OCTETS
 
-__all__ = ["Produced", "RecordFileError", "read_records", "send_records"]
+__all__ = ["ContentType", "Produced", "RecordFileError", "arrange", "encoder_of", "send_records"]
 
+ContentType = Literal["octets", "npy", "json", "arrow"]
+
+_CONTENT_TYPES: dict[ContentType, str] = {"octets": OCTETS, "npy": NPY, "json": JSON, "arrow": ARROW}
+_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
 _REPORT_EVERY = 1000
 _MAX_UNSENT = 50_000
-
-
-class RecordFileError(Exception):
-    """A file of records cannot be read; one line that names file and line."""
+_BLOCK_ENTRIES = 2**20
+"""Numbers that are held of a file at once, but for one message's."""
 
 
 @dataclass(frozen=True)
 class Produced:
     """What was sent."""
 
-    records: int
+    messages: int
+    rows: int
     seconds: float
     topic: str
 
 
-def read_records(path: Path) -> NDArray[np.floating]:
-    """Read vectors (m, d) or factors (m, r, d).
+def arrange(
+    records: RecordFile, stream: StreamSettings, *, rows_per_message: int = 1, factors: bool = False
+) -> RecordFile:
+    """Check records against a stream, with features and factors as the stream has them.
 
     Parameters
     ----------
-    path : Path
-        ``.npy`` (memory-mapped; never unpickled) or ``.csv`` (numbers, one
-        record a line; a first line that is no numbers is a header).
+    records : RecordFile
+    stream : StreamSettings
+    rows_per_message : int
+        Above 1 only where each row is a record, or with ``factors``.
+    factors : bool
+        Every ``rows_per_message`` rows are one record.
 
     Raises
     ------
-    RecordFileError
+    RecordFileError, ConfigurationError
     """
-    try:
-        array: NDArray[Any]
-        match path.suffix.lower():
-            case ".npy":
-                array = np.load(path, mmap_mode="r", allow_pickle=False)
-            case ".csv":
-                array = _read_csv(path)
-            case other:
-                raise RecordFileError(f"{path}: {other or 'no ending'}: expected a .npy or .csv file")
-    except OSError as error:
-        raise RecordFileError(f"{path}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise RecordFileError(f"{path}: is no array of numbers: {error}") from None
-    if array.dtype.kind not in "fiu" or array.ndim not in (2, 3) or not array.size:
+    if records.dim != stream.dim:
         raise RecordFileError(
-            f"{path}: holds {array.dtype} of shape {array.shape}; "
-            "expected numbers of shape (records, features) or (records, rows, features)"
+            f"{records.path}: records have {records.dim} features, the stream's dim is {stream.dim}: "
+            "set stream.dim, or send another file"
         )
-    return array
+    if stream.feature_names is not None:
+        records = records.with_features(stream.feature_names)
+    if len(records.shape) == 3 and (factors or rows_per_message > 1):
+        raise ConfigurationError(
+            f"{records.path} holds factors of {records.shape[1]} rows, one a message: "
+            "leave out --factors and --rows-per-message"
+        )
+    if factors and stream.privacy_unit == "row":
+        raise ConfigurationError('stream.privacy_unit = "row" makes each row a record: leave out --factors')
+    if rows_per_message > 1 and stream.privacy_unit == "message" and not factors:
+        raise ConfigurationError(
+            f'with stream.privacy_unit = "message" {rows_per_message} rows in a message are one record: '
+            'say --factors if they are, or set stream.privacy_unit = "row"'
+        )
+    if factors:
+        records = records.grouped(rows_per_message)
+    if stream.record_kind is RecordKind.MATRIX:
+        if records.shape[1:] != (stream.dim, stream.dim):
+            raise RecordFileError(
+                f'{records.path}: stream.record_kind is "matrix": expected the shape '
+                f"(records, {stream.dim}, {stream.dim})"
+            )
+        return records
+    rows = records.shape[1] if len(records.shape) == 3 else rows_per_message
+    if rows > stream.max_rows:
+        raise ConfigurationError(
+            f"{rows} rows a message are above stream.max_rows = {stream.max_rows}, which would make each "
+            "of them null: raise it, or send fewer"
+        )
+    return records
 
 
-def _read_csv(path: Path) -> NDArray[np.float64]:
-    rows: list[NDArray[np.float64]] = []
-    with path.open(newline="", encoding="utf-8") as file:
-        for number, line in enumerate(csv.reader(file), start=1):
-            if not line:
-                continue
-            try:
-                row = np.array(line, dtype=np.float64)
-            except ValueError:
-                if number == 1:
-                    continue
-                raise RecordFileError(f"{path}, line {number}: is no list of numbers") from None
-            if rows and len(row) != len(rows[0]):
-                raise RecordFileError(
-                    f"{path}, line {number}: has {len(row)} numbers, the lines before have {len(rows[0])}"
-                )
-            rows.append(row)
-    if not rows:
-        raise RecordFileError(f"{path}: holds no records")
-    return np.stack(rows)
+def encoder_of(content_type: ContentType, dtype: str) -> Callable[[NDArray[np.floating]], bytes]:
+    """What makes the payload of rows (r, d).
+
+    Parameters
+    ----------
+    content_type : {"octets", "npy", "json", "arrow"}
+    dtype : {"float32", "float64"}
+        Of the numbers; JSON's are float64.
+
+    Raises
+    ------
+    ConfigurationError
+        pyarrow is missing.
+    """
+    if content_type == "json":
+        return _as_json
+    number = _DTYPES[dtype]
+
+    def converted(rows: NDArray[np.floating]) -> NDArray[np.floating]:
+        with np.errstate(over="ignore"):
+            return np.ascontiguousarray(rows, dtype=number)
+
+    if content_type == "octets":
+        return lambda rows: converted(rows).tobytes()
+    if content_type == "npy":
+        return lambda rows: _as_npy(converted(rows))
+    try:
+        pyarrow = need_pyarrow("--content-type arrow")
+    except ArrowMissing as error:
+        raise ConfigurationError(str(error)) from None
+    return lambda rows: stream_of_rows(pyarrow, converted(rows))
+
+
+def _as_npy(rows: NDArray[np.floating]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, rows, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _as_json(rows: NDArray[np.floating]) -> bytes:
+    numbers: list[list[Any]] = rows.astype(np.float64, copy=False).tolist()
+    if not np.isfinite(rows).all():
+        # JSON has no NaN. A null makes its row no list of numbers, which is null too.
+        numbers = [[x if np.isfinite(x) else None for x in row] for row in numbers]
+    body = {"x": numbers[0]} if len(numbers) == 1 else {"rows": numbers}
+    return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
 
 
 def send_records(
     kafka: KafkaSettings,
     topic: str,
-    records: NDArray[np.floating],
+    records: RecordFile | NDArray[np.floating],
     *,
     dtype: str = "float32",
+    content_type: ContentType = "octets",
+    rows_per_message: int = 1,
     shuffle: int | None = None,
     rate: float | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Produced:
-    """Send one message a record, in turn over the topic's partitions.
+    """Send records, in turn over the topic's partitions.
 
     Parameters
     ----------
-    records : (m, d) or (m, r, d)
+    records : RecordFile or array (m, d) or (m, r, d)
+        A factor is a message.
     dtype : {"float32", "float64"}
-        Of the octet-stream payload; the stream's ``dtype``.
+        Of the payload's numbers; the stream's ``dtype``.
+    content_type : {"octets", "npy", "json", "arrow"}
+    rows_per_message : int
+        Vectors in a message; the last one may have fewer.
     shuffle : int, optional
-        Public seed of the order.
+        Public seed of the order, of vectors or of factors.
     rate : float, optional
-        Records a second at most.
+        Messages a second at most.
     progress : callable, optional
-        Told now and then how many records were sent since it was last told.
+        Told now and then how many messages were sent since it was last told.
     """
+    if not isinstance(records, RecordFile):
+        records = RecordFile.of_array(records)
+    encode = encoder_of(content_type, dtype)
+    headers = [("content-type", _CONTENT_TYPES[content_type].encode())]
+    total = -(-len(records) // rows_per_message)
     order = None if shuffle is None else utility_generator(shuffle).permutation(len(records))
-    headers = [("content-type", OCTETS.encode())]
-    wire = "<f4" if dtype == "float32" else "<f8"
+    count = _count_partitions(kafka, topic)
     producer = plain_producer(kafka)
     started = time.monotonic()
     failures: list[BaseException] = []
-    sent = 0
+    sent = rows_sent = 0
     try:
-        partitions = producer.partitions_for(topic)
-        if not partitions:
-            raise RecordFileError(f"topic {topic!r} is missing: create it with `streaming-pca topics create`")
-        count = len(partitions)
-        with np.errstate(over="ignore"):
-            for value in _payloads(records, order, wire):
-                future = producer.send(topic, value=value, partition=sent % count, headers=headers)
-                future.add_errback(failures.append)
-                sent += 1
-                if failures:
-                    raise failures[0]
-                if progress is not None and sent % _REPORT_EVERY == 0:
-                    progress(_REPORT_EVERY)
-                _keep_rate(started, sent, rate)
-                # The embedded broker tells the end of a partition as one past the *first* record of
-                # its last batch: a last batch of one record makes that the true end.
-                if sent % _MAX_UNSENT == 0 or sent == len(records) - count:
-                    producer.flush(timeout=60)
+        for rows in _messages(records, rows_per_message, order):
+            future = producer.send(topic, value=encode(rows), partition=sent % count, headers=headers)
+            future.add_errback(failures.append)
+            sent += 1
+            rows_sent += len(rows)
+            if failures:
+                raise failures[0]
+            if progress is not None and sent % _REPORT_EVERY == 0:
+                progress(_REPORT_EVERY)
+            _keep_rate(started, sent, rate)
+            # The embedded broker tells the end of a partition as one past the *first* record of
+            # its last batch: a last batch of one record makes that the true end.
+            if sent % _MAX_UNSENT == 0 or sent == total - count:
+                producer.flush(timeout=60)
         producer.flush(timeout=60)
         if failures:
             raise failures[0]
     except (KafkaError, KafkaTimeoutError) as error:
-        raise BrokerUnreachable(f"sending to {topic!r} failed after {sent} records: {error}") from None
+        raise BrokerUnreachable(f"sending to {topic!r} failed after {sent} messages: {error}") from None
     finally:
         producer.close(timeout=5)
     if progress is not None:
         progress(sent % _REPORT_EVERY)
-    return Produced(sent, time.monotonic() - started, topic)
+    return Produced(sent, rows_sent, time.monotonic() - started, topic)
 
 
-def _payloads(records: NDArray[Any], order: NDArray[np.int64] | None, wire: str) -> Iterator[bytes]:
-    """Bytes of every record, converted a thousand at a time."""
-    for first in range(0, len(records), _REPORT_EVERY):
-        index = slice(first, first + _REPORT_EVERY)
-        block = records[index] if order is None else records[order[index]]
-        block = np.ascontiguousarray(block, dtype=wire)
-        data = block.tobytes()
-        size = len(data) // len(block)
-        for i in range(len(block)):
-            yield data[i * size : (i + 1) * size]
+def _count_partitions(kafka: KafkaSettings, topic: str) -> int:
+    # A producer would wait a minute for a topic that is missing.
+    admin = admin_client(kafka)
+    try:
+        (found,) = admin.describe_topics([topic])
+    except KafkaError as error:
+        raise BrokerUnreachable(f"the broker would not describe {topic!r}: {error}") from None
+    finally:
+        admin.close()
+    if found["error_code"] or not found["partitions"]:
+        raise TopicError(f"topic {topic!r} is missing: create it with `streaming-pca topics create`")
+    return len(found["partitions"])
+
+
+def _messages(
+    records: RecordFile, rows_per_message: int, order: NDArray[np.int64] | None
+) -> Iterator[NDArray[np.floating]]:
+    """Rows (r, d) of every message."""
+    entries = int(np.prod(records.shape[1:])) * rows_per_message
+    per_block = max(1, min(_REPORT_EVERY, _BLOCK_ENTRIES // entries))
+    for block in records.blocks(per_block * rows_per_message, order):
+        if block.ndim == 3:
+            yield from block
+        else:
+            for first in range(0, len(block), rows_per_message):
+                yield block[first : first + rows_per_message]
 
 
 def _keep_rate(started: float, sent: int, rate: float | None) -> None:

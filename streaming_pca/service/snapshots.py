@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
-from streaming_pca.service.clients import BrokerUnreachable, admin_client, reading_consumer
+from streaming_pca.service.clients import BrokerUnreachable, admin_client, last_offsets, reading_consumer
 from streaming_pca.service.errors import SessionLost
 from streaming_pca.settings import KafkaSettings
 
@@ -146,6 +146,8 @@ class SnapshotClock:
         self._kafka, self._tick, self._partitions_every = kafka, tick, partitions_every
         self._feeds: list[Feed] = []
         self._partitions: dict[str, tuple[TopicPartition, ...]] = {}
+        self._answered: set[str] = set()
+        self._silent: dict[str, float] = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -225,23 +227,44 @@ class SnapshotClock:
         feeds: list[Feed],
         partitions: dict[str, tuple[TopicPartition, ...]],
     ) -> None:
-        wanted = [tp for tps in partitions.values() for tp in tps]
-        try:
-            found = consumer.end_offsets(wanted, timeout_ms=self._kafka.request_timeout_ms)
-        except KafkaError:
-            # One topic that was deleted must not stop the streams of the others.
-            if len(partitions) == 1 or not self._look(set(partitions)):
-                raise
-            return
-        ends: dict[str, Ends] = {topic: {} for topic in partitions}
-        for tp, offset in found.items():
-            ends[tp.topic][tp.partition] = int(offset)
+        """One tick for all feeds."""
+        # All that were answered before in one request; a new topic alone, because the client
+        # waits for metadata only where it knows no leader at all.
+        asked = [topic for topic in partitions if topic in self._answered]
+        groups = [asked, *([topic] for topic in partitions if topic not in self._answered)]
+        ends: dict[str, Ends] = {}
+        while groups:
+            group = groups.pop()
+            wanted = [tp for topic in group for tp in partitions[topic]]
+            try:
+                found = last_offsets(consumer, wanted, self._kafka.request_timeout_ms) if wanted else {}
+            except KafkaError as error:
+                self._answered -= set(group)
+                if len(group) > 1:
+                    # One topic that was deleted, or has no leader, must not stop the others' streams.
+                    # A broker that is dead must: then looking fails.
+                    self._look(set(group))
+                    groups.extend([topic] for topic in group)
+                else:
+                    self._bear(group[0], error)
+                continue
+            for topic in group:
+                self._answered.add(topic)
+                self._silent.pop(topic, None)
+                ends[topic] = {tp.partition: found[tp] for tp in partitions[topic]}
         for feed in feeds:
-            if ends.get(feed.topic):
+            if feed.topic in ends:
                 feed.add(at, ends[feed.topic])
 
-    def _look(self, topics: set[str]) -> bool:
-        """Find new partitions, and drop the feeds of topics that are gone; whether any were."""
+    def _bear(self, topic: str, error: KafkaError) -> None:
+        """Skip a topic for this tick, or give its feeds up if it has been silent for too long."""
+        since = self._silent.setdefault(topic, time.monotonic())
+        if (time.monotonic() - since) * 1000 >= self._kafka.request_timeout_ms:
+            self._silent.pop(topic)
+            self._fail(type(error).__name__, {topic})
+
+    def _look(self, topics: set[str]) -> None:
+        """Find new partitions, and give up the feeds of topics that are gone."""
         admin = admin_client(self._kafka)
         try:
             described = {t["name"]: t for t in admin.describe_topics(sorted(topics))}
@@ -259,4 +282,3 @@ class SnapshotClock:
                     self._partitions[topic] = tuple(TopicPartition(topic, p) for p in found)
         if gone:
             self._fail("the topic is gone", gone)
-        return bool(gone)

@@ -12,11 +12,8 @@ at the first snapshot that covers the planned count, starting from the one that
 closed the last batch, however late this thread gets to it. Records are taken
 round-robin over partitions in offset order.
 
-With a ``max_wait``, time is the ticks' own too: when it has passed since the
-tick that closed the last batch, the next batch closes at the newest snapshot of
-that moment, or at the first one after it, that covers the fewest records of use,
-and takes all that the snapshot has. A partition that the topic has gained is
-read from the first snapshot that shows it.
+A batch that ``max_wait`` closes takes all that its snapshot has. A partition
+that the topic has gained is read from the first snapshot that shows it.
 """
 
 from __future__ import annotations
@@ -33,7 +30,8 @@ from streaming_pca.estimators.base import Plan
 from streaming_pca.privacy.entries import OffsetRange
 from streaming_pca.records import Batch
 from streaming_pca.service.assembly import Buffer, Chunk, interleave, share
-from streaming_pca.service.clients import reading_consumer
+from streaming_pca.service.clients import first_offsets, reading_consumer
+from streaming_pca.service.closing import Closing
 from streaming_pca.service.errors import RecordsLost, SessionLost
 from streaming_pca.service.snapshots import Ends, Feed, Snapshot
 from streaming_pca.settings import KafkaSettings
@@ -98,14 +96,12 @@ class Source:
         max_wait: float | None = None,
     ) -> None:
         self._kafka, self._topic, self._codec = kafka, topic, codec
-        self._skip_lost, self._max_wait = skip_lost, max_wait
-        self._feed = feed
+        self._skip_lost = skip_lost
+        self._feed, self._closing = feed, Closing(feed, max_wait)
         self._stop = threading.Event()
         self._consumers: dict[int, KafkaConsumer] = {}
         self._buffers: dict[int, Buffer] = {}
         self._fetch_bytes = max(_FETCH_BYTES // len(partitions), 2**20)
-        self._snapshot: Snapshot | None = None
-        self._since = feed.started
         self._plan: Plan | None = None
         try:
             self._add(partitions, positions)
@@ -136,8 +132,10 @@ class Source:
 
     def _firsts(self, partitions: Sequence[int]) -> Ends:
         try:
-            found = self._consumers[partitions[0]].beginning_offsets(
-                [self._tp(p) for p in partitions], timeout_ms=self._kafka.request_timeout_ms
+            found = first_offsets(
+                self._consumers[partitions[0]],
+                [self._tp(p) for p in partitions],
+                self._kafka.request_timeout_ms,
             )
         except KafkaError as error:
             raise SessionLost(f"reading partition starts failed: {type(error).__name__}") from None
@@ -169,70 +167,46 @@ class Source:
         ``plan.granularity`` consecutive messages of a partition stay together.
         """
         self._plan = plan
-        if self._max_wait is not None:
-            self._feed.wake_at(self._since + self._max_wait)
+        self._closing.aim()
 
     def advance(self) -> Taken | None:
-        """The batch that was aimed at, as soon as a snapshot covers it.
+        """The batch that was aimed at, as soon as a snapshot closes it.
 
         None when that is not yet so, or when stopped. Call again when the
         feed notifies: it waits for nothing but records that are there.
         """
-        plan = self._plan
-        assert plan is not None, "aim first"
-        units = plan.count // plan.granularity
-        while not self._stop.is_set():
-            snapshot = self._snapshot
-            if snapshot is not None:
-                self._add([p for p in snapshot.ends if p not in self._buffers], {})
-                shares = self._cover(snapshot, units, plan.granularity)
-                if self._stop.is_set():
-                    return None
-                if shares is not None:
-                    return self._close_batch(snapshot.time, shares, plan.granularity)
-                late = self._late(snapshot)
-                if late is not None:
-                    shares = [self._below(p) // plan.granularity for p in self._partitions]
-                    if sum(shares) * plan.granularity >= plan.least:
-                        return self._close_batch(late, shares, plan.granularity)
-            newer = self._feed.next()
-            if newer is None:
-                return None
-            self._snapshot = newer
-        return None
-
-    def _late(self, snapshot: Snapshot) -> float | None:
-        """When ``max_wait`` closes the batch at this snapshot; None if it does not."""
-        if self._max_wait is None:
+        assert self._plan is not None, "aim first"
+        shares = self._closing.advance(self._shares_under)
+        if shares is None or self._stop.is_set():
             return None
-        due = self._since + self._max_wait
-        if snapshot.time >= due:
-            return snapshot.time
-        # The ticks between it and the next one saw the same ends. In this order: a tick that comes
-        # between the two questions must not count as one that changed nothing.
-        ticked = self._feed.ticked
-        newer = self._feed.peek()
-        unchanged_until = ticked if newer is None else newer
-        return due if unchanged_until > due else None
-
-    def _close_batch(self, at: float, shares: list[int], granularity: int) -> Taken:
-        self._since = at
+        granularity = self._plan.granularity
         return self._cut([s * granularity for s in shares], granularity)
+
+    def _shares_under(self, snapshot: Snapshot, late: bool) -> list[int] | None:
+        """What each partition gives under a snapshot, in units of the plan's granularity."""
+        plan = self._plan
+        assert plan is not None
+        if self._stop.is_set():
+            return None
+        self._add([p for p in snapshot.ends if p not in self._buffers], {})
+        if not late:
+            return self._cover(snapshot, plan.count // plan.granularity, plan.granularity)
+        shares = [self._below(snapshot, p) // plan.granularity for p in self._partitions]
+        return shares if sum(shares) * plan.granularity >= plan.least else None
 
     @property
     def _partitions(self) -> list[int]:
         return sorted(self._buffers)
 
-    def _below(self, partition: int) -> int:
+    def _below(self, snapshot: Snapshot, partition: int) -> int:
         """Records in the buffer that the snapshot covers."""
-        assert self._snapshot is not None
-        return self._buffers[partition].below(self._snapshot.ends.get(partition, 0))
+        return self._buffers[partition].below(snapshot.ends.get(partition, 0))
 
     def _cover(self, snapshot: Snapshot, units: int, granularity: int) -> list[int] | None:
         """Shares under a snapshot, fetching until they are certain; None if it is too small."""
         partitions = self._partitions
         while not self._stop.is_set():
-            available = [self._below(p) // granularity for p in partitions]
+            available = [self._below(snapshot, p) // granularity for p in partitions]
             closed = [self._position(p) >= snapshot.ends.get(p, 0) for p in partitions]
             level, shares = share(available, closed, units)
             if shares is not None or level < 0:

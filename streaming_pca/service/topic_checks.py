@@ -65,6 +65,11 @@ class Problem:
         must = "must" if self.fatal else "should"
         return f"{self.subject}: {self.key} is {self.found}, it {must} be {self.wanted}: {self.fix}"
 
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        names = ("subject", "key", "found", "wanted", "fix")
+        return {"severity": "error" if self.fatal else "warning"} | {n: getattr(self, n) for n in names}
+
 
 def problems_of(
     admin: KafkaAdminClient, kafka: KafkaSettings, stream: StreamSettings, described: Mapping[str, Any]

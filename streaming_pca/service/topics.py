@@ -30,9 +30,9 @@ __all__ = [
     "ensure_topics",
     "find_topics",
     "input_topic_id",
-    "ledger_topic",
     "releases_topic",
     "state_topic",
+    "written_topics",
 ]
 
 log = logging.getLogger(__name__)
@@ -91,16 +91,19 @@ def create_topics(
     TopicError
         If the broker refuses, or a release cannot fit into a message.
     """
-    release = release_bytes(stream)
-    _check_release(kafka, stream, release)
+    _check_release(kafka, stream, release_bytes(stream))
     configs = REQUIRED["input"] | _durable(replication)
-    wanted = [
-        NewTopic(stream.input, partitions, replication, topic_configs=configs),
+    records = NewTopic(stream.input, partitions, replication, topic_configs=configs)
+    return ensure_topics(kafka, [records, *written_topics(stream, replication)])
+
+
+def written_topics(stream: StreamSettings, replication: int) -> list[NewTopic]:
+    """How the topics are made that a stream writes to: ledger, state and releases."""
+    return [
         ledger_topic(stream.ledger_topic, replication),
         state_topic(stream.state_topic, replication, commit_bytes(stream)),
-        releases_topic(stream.releases_topic, replication, release),
+        releases_topic(stream.releases_topic, replication, release_bytes(stream)),
     ]
-    return ensure_topics(kafka, wanted)
 
 
 def _check_release(kafka: KafkaSettings, stream: StreamSettings, release: int) -> None:

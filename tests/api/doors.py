@@ -1,11 +1,17 @@
-"""Noise that tests can count on, and the estimators as these tests set them up."""
+"""Noise that tests can count on, the estimators as these tests set them up, and their batches."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
+
+from streaming_pca.estimators.registry import find
+from streaming_pca.records import Batch
 
 CASES: dict[str, dict[str, Any]] = {
     "analyze-gauss": {"estimator": "analyze-gauss"},
@@ -69,3 +75,22 @@ def spiked(m: int, d: int = 8, k: int = 2, mean: float = 0.0, seed: int = 0) -> 
 def turn(d: int) -> NDArray[np.float64]:
     """An orthogonal matrix; its first rows are the directions of :func:`spiked`."""
     return np.linalg.qr(np.random.default_rng(99).standard_normal((d, d)))[0]
+
+
+@contextmanager
+def watched(parameters: dict[str, Any]) -> Iterator[list[Batch]]:
+    """The batches that the estimator really learns from."""
+    kind, seen = find(parameters["estimator"]), []
+    update = kind.update
+
+    def spy(self: Any, state: Any, batch: Batch) -> Any:
+        seen.append(batch)
+        return update(self, state, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "update", spy)
+        yield seen
+
+
+def rows(batches: list[Batch]) -> NDArray[Any]:
+    return np.concatenate([batch.rows for batch in batches])

@@ -29,6 +29,16 @@ from tests.kafka.broker import _LOG4J
 COMPOSE_FILE = ROOT / "docker-compose.yml"
 PATIENCE = 90.0
 
+# As much as the image's own files must have to be merged with; the broker here logs by another.
+_DEFAULT_LOG4J = """
+Configuration:
+  Properties: {}
+  Appenders: {}
+  Loggers:
+    Root: {level: INFO}
+    Logger: []
+"""
+
 
 def read_compose() -> dict[str, Any]:
     """The file, its anchors resolved."""
@@ -105,7 +115,7 @@ class Deployment:
         """Replace host names that a port follows, and a container's own addresses."""
         names = "|".join(map(re.escape, self.services))
         text = re.sub(rf"(?<![\w.-])({names})(?=:\d)", lambda m: self.services[m[1]].address, text)
-        return re.sub(r"\b(0\.0\.0\.0|127\.0\.0\.1)\b(?!/)", service.address, text)
+        return re.sub(r"\b(0\.0\.0\.0|127\.0\.0\.1)\b", service.address, text)
 
     def translated(self, text: str, service: Service) -> str:
         """The same for paths of mounts and of the image."""
@@ -142,7 +152,7 @@ class Deployment:
         # What the image ships there; any variable KAFKA_* makes it ignore the first.
         (folders["default"] / "server.properties").write_text("process.roles=none\n")
         for name in ("log4j2.yaml", "tools-log4j2.yaml"):
-            (folders["default"] / name).write_text("Configuration:\n  Properties: {}\n")
+            (folders["default"] / name).write_text(_DEFAULT_LOG4J)
         (service.paths["/tmp"] / "log4j2.properties").write_text(_LOG4J)
         java = [
             self._java,

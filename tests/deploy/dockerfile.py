@@ -66,7 +66,8 @@ def build_context() -> set[str]:
     patterns = (ROOT / ".dockerignore").read_text().splitlines()
     patterns = [line for line in patterns if line and not line.startswith("#")]
     paths = exclude_paths(str(ROOT), patterns)
-    return {path for path in paths if (ROOT / path).is_file()}
+    # Docker reads .dockerignore from the context and copies it nowhere.
+    return {path for path in paths if (ROOT / path).is_file()} - {".dockerignore"}
 
 
 class Image:
@@ -111,7 +112,7 @@ class Image:
             capture_output=True,
             text=True,
             check=False,
-            timeout=280,
+            timeout=540,
             stdin=subprocess.DEVNULL,
         )
         assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import streaming_pca
-from streaming_pca.settings import load_settings
+from streaming_pca.configuration import load_settings
 from tests.deploy.compose import read_compose, seconds_of
 from tests.deploy.dockerfile import last_of, read_stages
 from tests.deploy.tools import ROOT, run_tool

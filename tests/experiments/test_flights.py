@@ -220,3 +220,40 @@ def test_random_subspaces_score_the_random_error() -> None:
         # Against the first five axes.
         scores.append(np.linalg.norm(basis @ basis.T - np.diag([1.0] * 5 + [0.0] * 140)))
     assert np.mean(scores) == pytest.approx(flights.random_error(145, 5), rel=0.005)
+
+
+@needs_the_files
+def test_the_command_writes_the_shuffled_records(loaded: Flights, tmp_path: Path) -> None:
+    out = tmp_path / "flights.npy"
+    flights.main([str(out), "--seed", "7", "--limit", "500"])
+    written = np.load(out)
+    assert written.dtype == np.float32
+    np.testing.assert_array_equal(written, loaded.shuffled(7).records[:500])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["out.npy", "--seed", "-1"], "--seed must be 0 or more"),
+        (["out.npy", "--limit", "0"], "--limit 1 or more"),
+    ],
+)
+def test_wrong_arguments_of_the_command_are_one_line(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        flights.main(arguments)
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert expected in line
+
+
+@needs_the_files
+def test_a_file_that_cannot_be_written_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        flights.main([str(tmp_path / "no" / "folder.npy")])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "No such file or directory" in line

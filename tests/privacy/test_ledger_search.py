@@ -137,7 +137,6 @@ class Protocol:
     leaders_heed_the_standing: bool = True
     operators_fence: bool = True
     retiring_abandons_what_is_open: bool = True
-    pausing_leaves_what_is_open: bool = True
 
 
 # ---------------------------------------------------------------------------------------------- states
@@ -326,12 +325,7 @@ class Search:
             case Action.PUBLISH:
                 return Process(At.PUBLISHING, (), head, batch, end, answer)
             case Action.RESUME if role:
-                # Left to the next leader, or abandoned where there will be none.
-                closes = {
-                    "retire": self.protocol.retiring_abandons_what_is_open,
-                    "pause": not self.protocol.pausing_leaves_what_is_open,
-                }
-                if not closes.get(role, False):
+                if role != "retire" or not self.protocol.retiring_abandons_what_is_open:
                     return Process(At.PLANNING, view, end=found.positions[0])
                 assert known.reservation is not None
                 return Process(At.CLOSING, (), head, known.batch, known.reservation.ranges[0].end)
@@ -349,15 +343,19 @@ class Search:
         return next((i for i, record in enumerate(log) if record.status == OPEN), len(log))
 
     def abort(self, log: tuple[Record, ...], j: int) -> tuple[Record, ...]:
+        def ends(r: Record) -> bool:
+            return r.job == j and r.status == OPEN and self.has_epoch(j, r.process)
+
         if self.protocol.reads_committed:
-            return tuple(r for r in log if r.job != j or r.status != OPEN)
-        return tuple(r._replace(status=ABORTED) if r.job == j and r.status == OPEN else r for r in log)
+            return tuple(r for r in log if not ends(r))
+        return tuple(r._replace(status=ABORTED) if ends(r) else r for r in log)
 
     def fenced(self, world: World, j: int, i: int) -> bool:
-        return self.has_epoch(j, i) and world.owners[j] != i
+        return self.protocol.fences and self.has_epoch(j, i) and world.owners[j] != i
 
     def has_epoch(self, j: int, i: int) -> bool:
-        return self.protocol.fences and (not self.roles[j][i] or self.protocol.operators_fence)
+        """Whether the process writes with the job's transactional id, as it should."""
+        return not self.roles[j][i] or self.protocol.operators_fence
 
     # ------------------------------------------------------------------------------------ the actions
 
@@ -521,7 +519,7 @@ class Search:
                         yield "commit the end", become(Process(At.PLANNING, None, end=me.end), log=log)
 
     def initialise(self, world: World, j: int, i: int) -> World:
-        if not self.has_epoch(j, i):
+        if not (self.protocol.fences and self.has_epoch(j, i)):
             return world
         return world._replace(owners=put(world.owners, j, i), log=self.abort(world.log, j))
 
@@ -881,18 +879,42 @@ MISTAKES_WITH_OPERATORS: dict[str, tuple[Bounds, Protocol, set[str]]] = {
     "a charge is not read back": (CHARGING, Protocol(reads_back=False), {CHARGE_COUNTS}),
 }
 
+OF_A = (
+    "a zombie that computed",
+    "a zombie that was fenced",
+    "an operator that was fenced",
+    "job a: everything answered",
+    "job a: Abandoned",
+    "job a: Released",
+)
+
 SCENARIOS_WITH_OPERATORS: dict[str, tuple[Bounds, int, tuple[str, ...]]] = {
-    "a job is paused and resumed beside another one": (
-        Bounds((Job("a", 0, 2, 1, 2, A, ("pause", "resume")), Job("b", 1, 2, 1, 1, B)), CAP),
-        1,
-        (),
+    "a job is paused and resumed": (
+        OPERATED,
+        19_000,
+        (*OF_A, "job a: Paused", "job a: Resumed", "job a: a batch that ended while it was paused"),
     ),
-    "a job is paused and retired": (Bounds((Job("a", 0, 2, 1, 3, A, ("pause", "retire")),), CAP), 1, ()),
-    "an owner charges twice what a job learns": (CHARGING, 1, ()),
+    "a job is paused and retired": (
+        RETIRED,
+        21_000,
+        (*OF_A, "job a: Paused", "job a: Retired", "an operator that abandoned a batch"),
+    ),
+    "an owner charges twice what a job learns": (
+        CHARGING,
+        58_000,
+        (
+            *OF_A,
+            "job a: a void reservation",
+            "job c: Charged",
+            "job c: a void charge",
+            "a leader that read back that its reservation is void",
+            "an owner that read back that its charge is void",
+        ),
+    ),
     "an owner charges while a job is paused": (
         Bounds((Job("a", 0, 2, 1, 2, A, ("pause",)), Job("c", 0, 2, 2, 0, C, ("charge",))), CAP),
-        1,
-        (),
+        63_000,
+        (*OF_A, "job a: Paused", "job c: Charged", "job a: a batch that ended while it was paused"),
     ),
 }
 

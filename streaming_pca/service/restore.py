@@ -1,0 +1,387 @@
+"""A copy of ledger and states, brought back: `streaming-pca import`.
+
+Everything that is missing goes into one transaction, so an import that was cut
+short has written nothing, and the next one starts anew; its producer's
+``init_transactions`` ends what the first left open. What is there already must
+be the copy's: a ledger that is the copy's beginning (OPENED alone, after
+`topics create`) is continued, one that holds the whole copy is left alone, so
+to import twice is to import once.
+
+An old copy is worse than none: batches that were answered after it would be
+answered again. What tells of later batches is compared before anything is
+written: the releases topics, the offsets that the streams' groups have
+committed, and the other streams that have read the input. All of them can be
+lost together with the ledger; then nothing tells.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from kafka import KafkaProducer
+from kafka.admin import NewTopic
+from kafka.errors import KafkaError
+
+from streaming_pca.privacy.entries import Opened, Released, decode_entry
+from streaming_pca.privacy.ledger import Ledger
+from streaming_pca.privacy.verify import verify_log
+from streaming_pca.service.backup import (
+    CopyNotVerified,
+    existing_topics,
+    find_state,
+    replay,
+    verified_ledger,
+)
+from streaming_pca.service.clients import BrokerUnreachable, admin_client, transactional_producer
+from streaming_pca.service.copy_file import Copy, CopyError, read_copy
+from streaming_pca.service.errors import SessionLost, StreamRefused
+from streaming_pca.service.log_reader import LogReader, high_watermark
+from streaming_pca.service.state_topic import send_state
+from streaming_pca.service.topic_checks import broker_settings
+from streaming_pca.service.topics import (
+    TopicError,
+    ensure_topics,
+    find_topics,
+    input_topic_id,
+    releases_topic,
+    state_topic,
+    written_topics,
+)
+from streaming_pca.settings import KafkaSettings, StreamSettings
+from streaming_pca.wire import Release, decode_checkpoint
+
+__all__ = ["Restored", "import_copy"]
+
+_PATIENCE_SECONDS = 60.0
+_BYTES_A_SECOND = 2 * 2**20
+"""Far less than a broker on the same continent takes."""
+_OLD = (
+    "the copy is old, and with it records would be charged and answered a second time. Import the newest copy"
+)
+_TRANSACTION_MS = 900_000
+"""Kafka's own ``transaction.max.timeout.ms``."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What an import did.
+
+    Attributes
+    ----------
+    copy : Copy
+    created : tuple of str
+        Topics that were missing.
+    entries : int
+        Entries written, of those in the copy.
+    states : tuple of str
+        Jobs whose states were written.
+    newer : int
+        Entries that the ledger holds beyond the copy.
+    lost_releases : int
+        Releases that the ledger names and no topic has.
+    """
+
+    copy: Copy
+    created: tuple[str, ...]
+    entries: int
+    states: tuple[str, ...]
+    newer: int
+    lost_releases: int
+
+
+@dataclass(frozen=True)
+class _Missing:
+    """What of a copy is not in the topics."""
+
+    entries: tuple[bytes, ...]
+    states: dict[str, bytes]
+    newer: int
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.entries)) + sum(map(len, self.states.values()))
+
+
+def import_copy(
+    kafka: KafkaSettings, streams: Sequence[StreamSettings], path: Path, replication: int | None = None
+) -> Restored:
+    """Bring back what is missing of a copy, and verify the whole.
+
+    Parameters
+    ----------
+    kafka : KafkaSettings
+    streams : sequence of StreamSettings
+        Configured streams that read the copy's input topic; one at least.
+    path : Path
+        Of the copy.
+    replication : int, optional
+        Of topics that are created; the input topic's when not given.
+
+    Raises
+    ------
+    CopyError
+        If the file is no copy of this input topic's ledger.
+    CopyNotVerified
+        If the copy, or what is in the topics at the end, does not hold together.
+    StreamRefused
+        If the input topic has another life, the copy is not the newest, or the
+        topics hold something else.
+    TopicError
+        If the input topic is missing, or a topic is kept in the wrong way.
+    """
+    copy = read_copy(path)
+    ledger = verified_ledger(copy, str(path))
+    stream = streams[0]
+    if copy.topic != stream.input:
+        raise CopyError(f"{path}: is of input topic {copy.topic!r}, not of {stream.input!r}")
+    current = input_topic_id(kafka, stream)
+    if current is None:
+        raise TopicError(
+            f"topic {stream.input!r} is missing: a ledger says nothing of a topic that is created anew"
+        )
+    if current != copy.topic_id:
+        raise StreamRefused(
+            f"{path}: is of topic id {copy.topic_id}, but {stream.input!r} is {current} now: it was deleted "
+            "and created again, so its records are other data. Open a new ledger with "
+            "`streaming-pca topics create`"
+        )
+    lost = _check_newest(kafka, copy, ledger)
+    created = _create(kafka, streams, copy, ledger, replication)
+    for each in streams:
+        find_topics(kafka, each)
+    missing = _compare(kafka, copy)
+    if missing.entries or missing.states:
+        # Whoever wrote until now does not any more, and what it wrote last is seen by the second look.
+        _fence(kafka, copy, {*ledger.jobs, *(each.name for each in streams)})
+        lost = _check_newest(kafka, copy, ledger)
+        missing = _compare(kafka, copy)
+        _write(kafka, copy, missing)
+        _read_back(kafka, copy)
+    return Restored(copy, tuple(created), len(missing.entries), tuple(missing.states), missing.newer, lost)
+
+
+def _create(
+    kafka: KafkaSettings,
+    streams: Sequence[StreamSettings],
+    copy: Copy,
+    ledger: Ledger,
+    replication: int | None,
+) -> list[str]:
+    """Create what is missing of the topics that the copy's jobs and the configured streams write to."""
+    if replication is None:
+        admin = admin_client(kafka)
+        try:
+            (topic,) = admin.describe_topics([copy.topic])
+        except KafkaError as error:
+            raise BrokerUnreachable(f"the broker would not describe {copy.topic}: {error}") from None
+        finally:
+            admin.close()
+        replication = min(len(p["replica_nodes"]) for p in topic["partitions"])
+    wanted: dict[str, NewTopic] = {}
+    for stream in streams:
+        wanted |= {topic.name: topic for topic in written_topics(stream, replication)}
+    for name, job in ledger.jobs.items():
+        if not job.batch:
+            continue
+        # Of a stream that is not configured here, only its last state is known.
+        state = copy.states.get(name, b"")
+        release = len(decode_checkpoint(state)[0].release) if state else 0
+        for topic in (
+            state_topic(f"{name}.state", replication, len(state) + 2 * release + 2**16),
+            releases_topic(f"{name}.releases", replication, 2 * release),
+        ):
+            wanted.setdefault(topic.name, topic)
+    return ensure_topics(kafka, wanted.values())
+
+
+# -- whether it is the newest ------------------------------------------------
+
+
+def _check_newest(kafka: KafkaSettings, copy: Copy, ledger: Ledger) -> int:
+    """Refuse a copy that something later is known of; returns how many of its releases are gone."""
+    if len(_values(kafka, f"{copy.topic}.ledger")) > len(copy.entries):
+        return 0  # nothing is later than the ledger itself, if it is the copy's: that is compared
+    released = [e for e in map(decode_entry, copy.entries) if isinstance(e, Released)]
+    names = sorted(name for name, job in ledger.jobs.items() if job.batch)
+    seen = set()
+    for name in names:
+        known = {e.release_digest for e in released if e.job == name}
+        for value in _values(kafka, f"{name}.releases"):
+            digest = hashlib.sha256(value).hexdigest()
+            if digest not in known:
+                _refuse_release(f"{name}.releases", value)
+            seen.add(digest)
+    _check_groups(kafka, copy, ledger)
+    return sum(e.topic_id == copy.topic_id and e.release_digest not in seen for e in released)
+
+
+def _refuse_release(topic: str, value: bytes) -> None:
+    try:
+        release = Release.from_bytes(value)
+    except ValueError as error:
+        raise StreamRefused(f"releases topic {topic!r}: {error}: another program writes to it") from None
+    raise StreamRefused(
+        f"topic {topic!r} has a release of batch {release.batch} that the copy does not know: {_OLD}"
+    )
+
+
+def _check_groups(kafka: KafkaSettings, copy: Copy, ledger: Ledger) -> None:
+    """Compare with how far the streams' groups say that they have come."""
+    admin = admin_client(kafka)
+    try:
+        others = {t.removesuffix(".state") for t in admin.list_topics() if t.endswith(".state")}
+        groups = admin.list_group_offsets(sorted({*ledger.jobs, *others}))
+    except KafkaError as error:
+        raise BrokerUnreachable(f"the broker would not tell the offsets of groups: {error}") from None
+    finally:
+        admin.close()
+    for name, offsets in sorted(groups.items()):
+        state = copy.states.get(name)
+        positions = decode_checkpoint(state)[0].positions if state else {}
+        for tp, committed in sorted(offsets.items()):
+            if tp.topic == copy.topic and committed.offset > positions.get(tp.partition, 0):
+                raise StreamRefused(
+                    f"stream {name!r} has committed offset {committed.offset} of partition {tp.partition}, "
+                    f"the copy ends at {positions.get(tp.partition, 0)}: {_OLD}"
+                )
+
+
+# -- what is missing -----------------------------------------------------------
+
+
+def _compare(kafka: KafkaSettings, copy: Copy) -> _Missing:
+    """What of the copy must be written; StreamRefused if the topics hold anything else."""
+    there = _values(kafka, f"{copy.topic}.ledger")
+    common = min(len(there), len(copy.entries))
+    if there[:common] != copy.entries[:common]:
+        _refuse_ledger(f"{copy.topic}.ledger", there, copy.entries)
+    newer = len(there) - common
+    jobs = replay(there if newer else copy.entries, Ledger(copy.topic_id)).jobs
+    states: dict[str, bytes] = {}
+    for name, job in sorted(jobs.items()):
+        if not job.last_committed:
+            continue
+        topic = f"{name}.state"
+        data, last = find_state(kafka, topic, job.state_digest)
+        own = copy.states.get(name, b"")
+        # A worker that goes on may have written a later one by now.
+        if data is not None and (newer or last == job.state_digest):
+            continue
+        if last:
+            raise StreamRefused(
+                f"state topic {topic!r} is not empty, and its last state is not that of batch "
+                f"{job.last_committed}, with which the ledger ends: one of the two is old. "
+                "Import the newest copy"
+            )
+        if hashlib.sha256(own).hexdigest() != job.state_digest:
+            raise StreamRefused(
+                f"state topic {topic!r} is empty, the ledger goes on to batch {job.last_committed}, "
+                "and the copy's state is older: import a newer copy"
+            )
+        states[name] = own
+    return _Missing(copy.entries[len(there) :], states, newer)
+
+
+def _refuse_ledger(topic: str, there: tuple[bytes, ...], entries: tuple[bytes, ...]) -> None:
+    number = next(i for i, (a, b) in enumerate(zip(there, entries, strict=False)) if a != b)
+    if number == 0 and len(there) == 1 and isinstance(decode_entry(there[0]), Opened):
+        raise StreamRefused(
+            f"ledger topic {topic!r} was opened otherwise than the copy's (another cap, filter or topic id), "
+            "and holds nothing else: delete that topic, and import again"
+        )
+    raise StreamRefused(
+        f"ledger topic {topic!r} is not empty, and differs from the copy from entry {number} on: "
+        "a copy completes an empty ledger, or a part of the same one"
+    )
+
+
+def _values(kafka: KafkaSettings, topic: str) -> tuple[bytes, ...]:
+    """The committed messages of a topic; none where there is no such topic."""
+    if not existing_topics(kafka, [topic]):
+        return ()
+    reader = LogReader(kafka, topic)
+    try:
+        end = high_watermark(kafka, topic)
+        return tuple(m.value or b"" for m in reader.read_to(end, _PATIENCE_SECONDS))
+    finally:
+        reader.close()
+
+
+# -- writing it ----------------------------------------------------------------
+
+
+def _fence(kafka: KafkaSettings, copy: Copy, names: set[str]) -> None:
+    """Shut out the workers that lead these streams, and resolve what they left open."""
+    for name in sorted(names):
+        producer = transactional_producer(kafka, f"streaming-pca.{copy.topic_id}.{name}")
+        try:
+            producer.init_transactions()
+        except KafkaError as error:
+            raise SessionLost(f"shutting out the worker of {name!r} failed: {_one_line(error)}") from error
+        finally:
+            producer.close(timeout=2)
+
+
+def _write(kafka: KafkaSettings, copy: Copy, missing: _Missing) -> None:
+    """Entries and states, all or nothing."""
+    producer = _producer(kafka, copy, missing.size)
+    try:
+        producer.init_transactions()
+        producer.begin_transaction()
+        try:
+            for name, data in missing.states.items():
+                checkpoint, digest = decode_checkpoint(data)
+                send_state(producer, f"{name}.state", data, digest, checkpoint.batch)
+            for data in missing.entries:
+                job = getattr(decode_entry(data), "job", None)
+                key = None if job is None else job.encode()
+                producer.send(f"{copy.topic}.ledger", value=data, key=key, partition=0)
+            producer.commit_transaction()
+        except BaseException:
+            # Else the topics could not be read until the transaction times out.
+            with suppress(Exception):
+                producer.abort_transaction()
+            raise
+    except KafkaError as error:
+        raise SessionLost(
+            f"writing was cut short ({_one_line(error)}): nothing of it counts unless all of it does. "
+            "Import again"
+        ) from error
+    finally:
+        producer.close(timeout=5)
+
+
+def _producer(kafka: KafkaSettings, copy: Copy, size: int) -> KafkaProducer:
+    """Under the id that opens ledgers: whoever opens or imports this one is shut out."""
+    admin = admin_client(kafka)
+    try:
+        _, settings = broker_settings(admin)
+    except KafkaError as error:
+        raise BrokerUnreachable(f"the broker would not describe itself: {_one_line(error)}") from None
+    finally:
+        admin.close()
+    most = int(settings.get("transaction.max.timeout.ms", _TRANSACTION_MS))
+    needed = 60_000 + size * 1000 // _BYTES_A_SECOND
+    patient = kafka.model_copy(update={"transaction_timeout_ms": min(needed, most)})
+    return transactional_producer(patient, f"streaming-pca.{copy.topic_id}")
+
+
+def _read_back(kafka: KafkaSettings, copy: Copy) -> None:
+    """Compare and verify what the topics hold now; a worker may have gone on already."""
+    missing = _compare(kafka, copy)
+    if missing.entries or missing.states:
+        raise SessionLost("what was written cannot be read back: import again")
+    entries = _values(kafka, f"{copy.topic}.ledger")
+    report = verify_log(enumerate(entries), topic_id=copy.topic_id)
+    if not report.ok:
+        raise CopyNotVerified(
+            f"ledger {copy.topic + '.ledger'!r}, as it is after the import,", report.problems
+        )
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__} {' '.join(str(error).split())[:200]}".strip()

@@ -1,0 +1,197 @@
+"""What PrivatePCA learns, from which records, in which batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streaming_pca import PrivatePCA
+from streaming_pca.linalg.subspace import orthonormalise, subspace_error
+from streaming_pca.privacy.randomness import replace_noise_door
+from tests.api.doors import CASES, RepeatingDoor, SeededDoor, SilentDoor, rows, spiked, turn, watched
+
+every_case = pytest.mark.parametrize("parameters", CASES.values(), ids=CASES)
+
+
+@pytest.mark.parametrize("centering", ["augment", "pairs"])
+def test_the_subspace_of_shifted_records_is_found(centering: str) -> None:
+    pca = PrivatePCA(2, centering=centering, bounds=(-2, 2), random_state=3, options={"n_batches": 1})
+    with replace_noise_door(SeededDoor()):
+        pca.fit(spiked(40_000, mean=0.5))
+    random = orthonormalise(np.random.default_rng(1).standard_normal((8, 2))).T
+    truth = turn(8)[:2]
+    assert subspace_error(pca.components_, truth) < 0.1 * subspace_error(random, truth)
+    np.testing.assert_allclose(pca.explained_variance_, [0.16, 0.09], rtol=0.1)
+
+
+@pytest.mark.parametrize("scale", [None, 0.5, np.linspace(0.5, 2, 8)])
+def test_the_mean_is_found_in_units_of_the_features(scale: Any) -> None:
+    pca = PrivatePCA(2, bounds=(-2, 2), scale=scale)
+    X = spiked(40_000, mean=0.5)
+    with replace_noise_door(SeededDoor()):
+        pca.fit(X)
+    np.testing.assert_allclose(pca.mean_, X.mean(axis=0), atol=0.02)
+
+
+def test_the_mean_is_the_public_centre_or_nothing_where_none_is_learnt() -> None:
+    X = spiked(100)
+    assert np.array_equal(PrivatePCA(centering=np.arange(8.0)).fit(X).mean_, np.arange(8.0))
+    for centering in ("none", "pairs"):
+        assert np.array_equal(PrivatePCA(centering=centering).fit(X).mean_, np.zeros(8))
+
+
+def test_without_noise_and_clipping_it_is_pca() -> None:
+    X = spiked(500, mean=1.0)
+    pca = PrivatePCA(3, options={"clip_radius": 1e4})
+    with replace_noise_door(SilentDoor()):
+        pca.fit(X)
+    values, vectors = np.linalg.eigh(np.cov(X.T, bias=True))
+    np.testing.assert_allclose(pca.explained_variance_, values[::-1][:3], rtol=1e-3)
+    assert subspace_error(pca.components_, vectors.T[::-1][:3]) < 1e-2
+    np.testing.assert_allclose(pca.mean_, X.mean(axis=0), atol=1e-3)
+
+
+@every_case
+def test_components_are_orthonormal_and_ordered(parameters: dict[str, Any]) -> None:
+    pca = PrivatePCA(3, **parameters).fit(spiked(300))
+    np.testing.assert_allclose(pca.components_ @ pca.components_.T, np.eye(3), atol=1e-12)
+    assert (np.diff(pca.explained_variance_) <= 0).all()
+    assert (pca.n_components_, pca.n_features_in_, pca.mean_.shape) == (3, 8, (8,))
+
+
+@every_case
+def test_fit_takes_every_record_once(parameters: dict[str, Any]) -> None:
+    X = spiked(1001)
+    with watched(parameters) as batches:
+        pca = PrivatePCA(**parameters, random_state=1).fit(X)
+    usable = 1000 if parameters.get("centering") == "pairs" else 1001
+    taken = rows(batches)
+    assert sum(len(batch) for batch in batches) == pca.n_records_seen_ == len(taken) == usable
+    assert len(np.unique(np.concatenate([taken, X]), axis=0)) == 1001
+    assert len(np.unique(taken, axis=0)) == usable
+
+
+@every_case
+def test_the_seed_alone_decides_the_order_of_records(parameters: dict[str, Any]) -> None:
+    X = spiked(300)
+    other = np.where(np.arange(300)[:, None] == 17, 1e6, X)
+    found = []
+    for records, seed in ((X, 5), (other, 5), (X, 6)):
+        with watched(parameters) as batches:
+            PrivatePCA(**parameters, random_state=seed).fit(records)
+        found.append((rows(batches), [len(batch) for batch in batches]))
+    first, neighbour, another = found
+    assert first[1] == neighbour[1] == another[1]
+    changed = (first[0] != neighbour[0]).any(axis=1)
+    assert changed.sum() == 1
+    assert not np.array_equal(first[0], another[0])
+    assert not np.array_equal(first[0], X)
+
+
+@every_case
+def test_fit_is_partial_fit_on_its_batches(parameters: dict[str, Any]) -> None:
+    parameters = {**parameters, "random_state": 4}
+    with replace_noise_door(SilentDoor()):
+        with watched(parameters) as batches:
+            whole = PrivatePCA(**parameters).fit(spiked(1000))
+        parts = PrivatePCA(**parameters)
+        for batch in batches:
+            parts.partial_fit(batch.rows)
+    assert np.array_equal(whole.components_, parts.components_)
+    assert np.array_equal(whole.explained_variance_, parts.explained_variance_)
+    assert np.array_equal(whole.mean_, parts.mean_)
+    assert whole.privacy_spent_ == parts.privacy_spent_
+
+
+def test_the_estimator_plans_with_the_number_of_records() -> None:
+    for options, sizes in (
+        ({"n_batches": 1}, [1000]),
+        ({"n_batches": 4, "growth": 1}, [250] * 4),
+        # A number that the caller names wins.
+        ({"n_batches": 1, "n_records": 400}, [400, 400, 200]),
+        ({"n_batches": 1, "n_records": 700}, [1000]),
+        ({"n_records": None, "first_batch": 300, "growth": 1}, [300, 300, 400]),
+    ):
+        with watched({"estimator": "analyze-gauss"}) as batches:
+            PrivatePCA(options=options).fit(spiked(1000))
+        assert [len(batch) for batch in batches] == sizes
+
+
+def test_a_last_batch_of_a_few_records_joins_the_one_before() -> None:
+    for records, sizes in (
+        (100, [100]),
+        (149, [149]),
+        (150, [100, 50]),
+        (201, [100, 101]),
+        (249, [100, 149]),
+    ):
+        parameters = {**CASES["private-oja"], "options": {"clip_radius": 20.0, "batch_size": 100}}
+        with watched(parameters) as batches:
+            PrivatePCA(**parameters).fit(spiked(records))
+        assert [len(batch) for batch in batches] == sizes
+
+
+@every_case
+def test_a_factor_of_one_row_is_a_vector(parameters: dict[str, Any]) -> None:
+    X = spiked(200)
+    with replace_noise_door(RepeatingDoor()):
+        vectors = PrivatePCA(**parameters, random_state=1).fit(X)
+        factors = PrivatePCA(**parameters, random_state=1).fit(X[:, None, :])
+    assert np.array_equal(vectors.components_, factors.components_)
+    assert factors.n_records_seen_ == 200
+    assert factors.n_features_in_ == 8
+
+
+def test_a_factor_is_one_record_of_many_rows() -> None:
+    factors = spiked(600).reshape(200, 3, 8)
+    parameters: dict[str, Any] = {"centering": "none", "options": {"clip_radius": 1e4, "n_batches": 1}}
+    with replace_noise_door(SilentDoor()):
+        pca = PrivatePCA(**parameters).fit(factors)
+    assert pca.n_records_seen_ == 200
+    # The matrix of a record is F^T F, so the second moment is three times that of the rows.
+    moment = np.linalg.eigvalsh(np.einsum("mri,mrj->ij", factors, factors) / 200)
+    np.testing.assert_allclose(pca.explained_variance_, moment[::-1][:2], rtol=1e-3)
+
+
+def test_signs_and_order_are_stable_from_batch_to_batch() -> None:
+    # Two entries of the first direction are as large, so that chance decides a sign that nothing holds.
+    directions = np.array([[1, -1, 0, 0], [1, 1, 0, 0]]) / np.sqrt(2)
+    pca, overlaps, loose = PrivatePCA(2, bounds=(-2, 2)), [], []
+    with replace_noise_door(SeededDoor()):
+        for seed in range(10):
+            X = spiked(4000, d=4, seed=seed) @ turn(4).T
+            X[:, :2] = X[:, :2] @ directions[:, :2]
+            pca.partial_fit(X)
+            overlaps.append((pca.components_ * directions).sum(axis=1))
+            loose.append(float(PrivatePCA(2, bounds=(-2, 2)).partial_fit(X).components_[0] @ directions[0]))
+    assert min(loose) < -0.9
+    assert max(loose) > 0.9
+    signed = overlaps * np.sign(overlaps[0])
+    assert (signed > 0.9).all()
+
+
+def test_fit_forgets_earlier_fits() -> None:
+    pca = PrivatePCA(2, epsilon=4.0).fit(spiked(100, d=5))
+    pca.set_params(n_components=3, epsilon=1.0).fit(spiked(50, d=6))
+    assert pca.components_.shape == (3, 6)
+    assert pca.n_records_seen_ == 50
+    assert pca.privacy_spent_.epsilon == 1
+
+
+def test_a_fit_that_is_refused_leaves_the_earlier_model() -> None:
+    X = spiked(100)
+    pca = PrivatePCA().fit(X)
+    before = dict(vars(pca))
+    for bad in (X[:1], np.where(X == X[3, 3], np.nan, X)):
+        with pytest.raises(ValueError, match=r"minimum of 2|NaN"):
+            pca.fit(bad)
+    with pytest.raises(ValueError, match="n_components = 2 is above"):
+        pca.fit(X[:, :1])
+    pca.delta = 1e-300
+    with pytest.raises(ValueError, match="delta = 1e-300 is too small"):
+        pca.fit(X[:, :5])
+    pca.delta = 1e-6
+    assert vars(pca).keys() == before.keys()
+    assert all(vars(pca)[name] is before[name] for name in before if name != "delta")

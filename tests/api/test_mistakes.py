@@ -1,0 +1,109 @@
+"""What PrivatePCA refuses, in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from streaming_pca import PrivatePCA
+from streaming_pca.configured_estimator import MAX_FEATURES
+from streaming_pca.linalg.lattice import MAX_RECORDS
+from tests.api.doors import spiked
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"n_components": 0}, "n_components must be a whole number of at least 1, not 0"),
+    ({"n_components": 1.5}, "n_components must be"),
+    ({"n_components": True}, "n_components must be"),
+    ({"n_components": 9}, "n_components = 9 is above the number of features, 4"),
+    ({"epsilon": 0}, "epsilon must be a finite number above 0"),
+    ({"epsilon": "1"}, "epsilon must be a number, not '1'"),
+    ({"epsilon": 1e13}, "epsilon and delta must be at most 1e12"),
+    ({"epsilon": 1e-300}, "raise epsilon"),
+    ({"delta": 0}, "delta must lie between 0 and 1"),
+    ({"delta": None}, "delta must be a number"),
+    ({"delta": 1e-300}, "raise delta"),
+    ({"estimator": "analyse-gauss"}, "no estimator 'analyse-gauss'; known: analyze-gauss"),
+    ({"estimator": ["analyze-gauss"]}, "estimator must be the id of one"),
+    ({"estimator": "private-oja"}, "options of private-oja: clip_radius: must be set"),
+    ({"estimator": "private-oja", "options": {"clip_radius": 1}}, 'cannot use centering = "augment"'),
+    ({"centering": "median"}, 'centering must be "augment", "pairs", "none", or one number a feature'),
+    ({"centering": 3.0}, "centering must be"),
+    ({"centering": None}, "centering must be"),
+    ({"centering": [1, 2]}, "centering has 2 numbers for 4 features"),
+    ({"centering": [1, 2, 3, np.nan]}, "centering must be finite"),
+    ({"centering": [[1, 2], [3]]}, "centering must be"),
+    ({"bounds": 3}, "bounds must be a pair"),
+    ({"bounds": (1, 2, 3)}, "bounds must be a pair"),
+    ({"bounds": ("a", "b")}, "bounds must be a number, or one number a feature, not 'a'"),
+    ({"bounds": (1, 1)}, "bounds must have lower below upper"),
+    ({"bounds": ([1, 2], 3)}, "bounds has 2 numbers for 4 features"),
+    ({"bounds": (0, np.inf)}, "bounds must be finite"),
+    ({"scale": 0}, "scale must be above 0"),
+    ({"scale": np.eye(4)}, "scale must be a number, or one number a feature"),
+    ({"random_state": -1}, "random_state must be"),
+    ({"random_state": "seven"}, "random_state must be"),
+    ({"random_state": np.random.RandomState}, "random_state must be"),
+    ({"options": [1]}, "options must be a dict"),
+    ({"options": {1: 2}}, "options must be a dict"),
+    ({"options": {"grow": 2}}, "options of analyze-gauss: grow: no such setting"),
+    ({"options": {"growth": 0.5}}, "options of analyze-gauss: growth: "),
+    ({"options": {"n_records": 1}}, "options of analyze-gauss: n_records: "),
+    ({"options": {"radius_range": (2, 1)}}, "options of analyze-gauss: radius_range must rise"),
+]
+
+
+@pytest.mark.parametrize(("parameters", "words"), MISTAKES, ids=str)
+@pytest.mark.parametrize("method", ["fit", "partial_fit"])
+def test_a_mistake_is_one_line_that_names_the_parameter(
+    parameters: dict[str, Any], words: str, method: str
+) -> None:
+    pca = PrivatePCA(**parameters)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        getattr(pca, method)(np.eye(4))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not hasattr(pca, "privacy_spent_")
+
+
+@pytest.mark.parametrize(
+    ("X", "words"),
+    [
+        (np.zeros((2, 2, 2, 2)), r"vectors \(m, d\) or factors \(m, r, d\)"),
+        (np.zeros((3, 0, 4)), r"vectors \(m, d\) or factors \(m, r, d\)"),
+        (np.zeros(3), "Reshape your data"),
+        (np.zeros((0, 3)), "0 sample"),
+        (np.zeros((3, 2, MAX_FEATURES + 1)), "at most 8192 are possible"),
+        (np.zeros((2, MAX_FEATURES + 1)), "at most 8192 are possible"),
+        (np.ones((2, 3)) * 1j, "Complex data not supported"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else str(value.shape),
+)
+@pytest.mark.parametrize("method", ["fit", "partial_fit"])
+def test_records_of_another_shape_are_refused(X: NDArray[Any], words: str, method: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        getattr(PrivatePCA(), method)(X)
+
+
+def test_more_records_than_a_batch_can_hold_are_refused() -> None:
+    X = np.zeros((MAX_RECORDS + 1, 1), dtype=np.float32)
+    with pytest.raises(ValueError, match=f"a batch at most {MAX_RECORDS}: pass it in parts"):
+        PrivatePCA(1).partial_fit(X)
+    with pytest.raises(ValueError, match="raise n_batches"):
+        PrivatePCA(1, options={"n_batches": 1}).fit(X)
+
+
+def test_pairs_need_two_records_of_one_row() -> None:
+    pca = PrivatePCA(centering="pairs")
+    for X in (np.ones((1, 4)), np.ones((6, 2, 4))):
+        with pytest.raises(ValueError, match="pairs"):
+            pca.partial_fit(X)
+    assert pca.partial_fit(np.ones((5, 4))).n_records_seen_ == 4
+
+
+def test_coordinates_of_another_rank_are_refused() -> None:
+    pca = PrivatePCA(2).fit(spiked(20))
+    with pytest.raises(ValueError, match="X has 3 columns for 2 components"):
+        pca.inverse_transform(np.zeros((5, 3)))

@@ -1,0 +1,260 @@
+"""Saving and loading: exact, without pickle, and plain about files that hold no model."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import pandas as pd
+import pytest
+
+from streaming_pca import PrivatePCA
+from streaming_pca.model_file import ModelFileError
+from streaming_pca.privacy.randomness import replace_noise_door
+from tests.api.doors import CASES, RepeatingDoor, spiked
+
+every_case = pytest.mark.parametrize("parameters", CASES.values(), ids=CASES)
+
+
+def through_file(pca: PrivatePCA, folder: Path) -> PrivatePCA:
+    pca.save(folder / "model.npz")
+    return PrivatePCA.load(folder / "model.npz")
+
+
+def through_pickle(pca: PrivatePCA, folder: Path) -> PrivatePCA:
+    copy: PrivatePCA = pickle.loads(pickle.dumps(pca))
+    return copy
+
+
+def through_joblib(pca: PrivatePCA, folder: Path) -> PrivatePCA:
+    joblib.dump(pca, folder / "model.joblib")
+    copy: PrivatePCA = joblib.load(folder / "model.joblib")
+    return copy
+
+
+def assert_same(a: PrivatePCA, b: PrivatePCA) -> None:
+    for name in ("components_", "explained_variance_", "mean_"):
+        assert getattr(a, name).tobytes() == getattr(b, name).tobytes()
+    for name in ("n_components_", "n_features_in_", "n_records_seen_", "privacy_spent_"):
+        assert getattr(a, name) == getattr(b, name)
+
+
+@every_case
+@pytest.mark.parametrize("begin", ["fit", "partial_fit"])
+@pytest.mark.parametrize("keep", [through_file, through_pickle, through_joblib])
+def test_a_kept_model_goes_on_as_if_it_had_never_been_away(
+    parameters: dict[str, Any], begin: str, keep: Callable[[PrivatePCA, Path], PrivatePCA], tmp_path: Path
+) -> None:
+    with replace_noise_door(RepeatingDoor()):
+        pca = PrivatePCA(**parameters, random_state=3)
+        getattr(pca, begin)(spiked(100))
+        pca.partial_fit(spiked(30, seed=1))
+        copy = keep(pca, tmp_path)
+        assert_same(pca, copy)
+        for seed in (2, 3):
+            pca.partial_fit(spiked(40, seed=seed))
+            copy.partial_fit(spiked(40, seed=seed))
+            assert_same(pca, copy)
+        X = spiked(10, seed=4)
+        assert np.array_equal(pca.transform(X), copy.transform(X))
+        assert_same(pca.fit(spiked(60)), copy.fit(spiked(60)))
+
+
+def test_parameters_come_back_whatever_they_are_made_of(tmp_path: Path) -> None:
+    pca = PrivatePCA(
+        np.int64(3),
+        epsilon=np.float64(0.1),
+        delta=1e-7,
+        centering=np.full(8, 0.1),
+        bounds=(np.float32(-2), np.linspace(1, 2, 8)),
+        scale=tuple(np.full(8, 1 / 3)),
+        random_state=np.int64(5),
+        options={"growth": np.float64(1.5), "radius_range": (1e-3, 1e3), "clip_radius": None},
+    ).fit(spiked(50))
+    copy = through_file(pca, tmp_path)
+    assert copy.get_params() == {
+        "n_components": 3,
+        "epsilon": 0.1,
+        "delta": 1e-7,
+        "estimator": "analyze-gauss",
+        "centering": [0.1] * 8,
+        "bounds": [-2.0, np.linspace(1, 2, 8).tolist()],
+        "scale": [1 / 3] * 8,
+        "random_state": 5,
+        "options": {"growth": 1.5, "radius_range": [1e-3, 1e3], "clip_radius": None},
+    }
+    assert np.array_equal(copy.transform(spiked(5)), pca.transform(spiked(5)))
+    copy.partial_fit(spiked(9))
+
+
+def test_names_of_features_come_back(tmp_path: Path) -> None:
+    frame = pd.DataFrame(spiked(50), columns=[f"größe {i}" for i in range(8)])
+    copy = through_file(PrivatePCA().fit(frame), tmp_path)
+    assert copy.feature_names_in_.tolist() == list(frame.columns)
+    copy.partial_fit(frame)
+    with pytest.raises(ValueError, match="feature names should match"):
+        copy.transform(frame.rename(columns={"größe 0": "weight"}))
+    assert not hasattr(through_file(PrivatePCA().fit(frame.to_numpy()), tmp_path), "feature_names_in_")
+
+
+def test_a_file_holds_plain_arrays_and_no_record(tmp_path: Path) -> None:
+    X = spiked(50)
+    PrivatePCA().fit(X).save(tmp_path / "model.npz")
+    with np.load(tmp_path / "model.npz", allow_pickle=False) as archive:
+        assert sorted(archive.files) == ["model", "state"]
+        header = json.loads(archive["model"].tobytes())
+        with np.load(io.BytesIO(archive["state"].tobytes()), allow_pickle=False) as state:
+            assert sorted(state.files) == ["__plain__", "components", "total"]
+            assert state["total"].shape == (9, 9)
+    assert header["privacy_spent"] == {
+        "epsilon": "1",
+        "delta": "1/1000000",
+        "rho": header["privacy_spent"]["rho"],
+    }
+    data = (tmp_path / "model.npz").read_bytes()
+    assert not any(x.tobytes() in data for x in X.ravel())
+
+
+def test_a_path_is_taken_as_it_is_and_nothing_else_is_left(tmp_path: Path) -> None:
+    pca = PrivatePCA().fit(spiked(50))
+    pca.save(str(tmp_path / "model"))
+    pca.partial_fit(spiked(20)).save(tmp_path / "model")
+    assert PrivatePCA.load(str(tmp_path / "model")).n_records_seen_ == 70
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def test_a_model_that_cannot_be_saved_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not fitted"):
+        PrivatePCA().save(tmp_path / "model")
+    pca = PrivatePCA(random_state=np.random.default_rng(1)).fit(spiked(50))
+    with pytest.raises(ValueError, match="random_state must be an int or None to be saved"):
+        pca.save(tmp_path / "model")
+    pca.set_params(random_state=None, epsilon=3.0)
+    with pytest.raises(ValueError, match="epsilon changed since the model was begun"):
+        pca.save(tmp_path / "model")
+    pca.set_params(epsilon=1.0)
+    with pytest.raises(ModelFileError, match="No such file or directory"):
+        pca.save(tmp_path / "nowhere" / "model")
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(ModelFileError, match="taken: Is a directory"):
+        pca.save(tmp_path / "taken")
+    assert os.listdir(tmp_path) == ["taken"]
+
+
+# -- files that hold no model ------------------------------------------------
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(ModelFileError) as caught:
+        PrivatePCA.load(path)
+    text = str(caught.value)
+    assert text.startswith(f"{path}: ")
+    assert "\n" not in text
+    return text.removeprefix(f"{path}: ")
+
+
+def saved(folder: Path) -> Path:
+    path = folder / "model.npz"
+    PrivatePCA().fit(spiked(50)).save(path)
+    return path
+
+
+class Trap:
+    """Unpickling it is a failure."""
+
+    def __reduce__(self) -> Any:
+        return (pytest.fail, ("a pickle was read",))
+
+
+def test_files_that_are_something_else_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    assert refused(path) == "No such file or directory"
+    assert refused(tmp_path) == "Is a directory"
+    for data in (b"", b"text", b"PK\x03\x04", b"PK\x05\x06" + bytes(18), pickle.dumps(Trap()), bytes(10_000)):
+        path.write_bytes(data)
+        assert refused(path) == "is not a saved PrivatePCA, or is damaged"
+    for arrays in ({}, {"a": np.ones(3)}, {"model": np.ones(3), "state": np.ones(3)}):
+        with path.open("wb") as file:
+            np.savez(file, **arrays)
+        assert refused(path) == "is not a saved PrivatePCA, or is damaged"
+    with path.open("wb") as file:
+        np.savez(file, model=np.array([Trap()], dtype=object), state=np.array([Trap()], dtype=object))
+    assert refused(path) == "is not a saved PrivatePCA, or is damaged"
+    with path.open("wb") as file:
+        np.save(file, np.ones(3))
+    assert refused(path) == "is not a saved PrivatePCA, or is damaged"
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    for length in rng.integers(0, len(whole), 60):
+        path.write_bytes(whole[:length])
+        refused(path)
+    # A bit of either array: their sums do not match.
+    with zipfile.ZipFile(io.BytesIO(whole)) as archive:
+        starts = [member.header_offset + 200 for member in archive.infolist()]
+    for start in starts:
+        for at in start + rng.integers(0, 300, 30):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+            assert refused(path) == "is not a saved PrivatePCA, or is damaged"
+    path.write_bytes(whole)
+    PrivatePCA.load(path)
+
+
+def rewritten(path: Path, change: Callable[[dict[str, Any]], None], compress: bool = False) -> Path:
+    """The file again, with a changed header."""
+    with np.load(path) as archive:
+        header, state = json.loads(archive["model"].tobytes()), archive["state"]
+    change(header)
+    model = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
+    with path.open("wb") as file:
+        (np.savez_compressed if compress else np.savez)(file, model=model, state=state)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda h: h.update(version=2), "was saved in format version 2, this release reads version 1"),
+        (lambda h: h.update(format="another"), "is not a saved PrivatePCA"),
+        (lambda h: h.pop("format"), "is not a saved PrivatePCA"),
+        (lambda h: h.pop("parameters"), "is not a saved PrivatePCA"),
+        (lambda h: h.update(parameters=3), "is not a saved PrivatePCA"),
+        (lambda h: h["parameters"].update(whiten=True), "is not a saved PrivatePCA"),
+        (lambda h: h["parameters"].update(estimator="later"), "no estimator 'later'; known: "),
+        (lambda h: h["parameters"].update(epsilon=-1), "epsilon must be a finite number above 0"),
+        (lambda h: h["parameters"].update(centering="none"), "total of the state does not fit"),
+        (lambda h: h["parameters"].update(n_components=9), "n_components = 9 is above"),
+        (lambda h: h.update(n_features_in=7), "total of the state does not fit"),
+        (lambda h: h.update(n_features_in="8"), "is not a saved PrivatePCA"),
+        (lambda h: h.update(feature_names_in=["a"]), "its feature names do not fit"),
+        (lambda h: h.update(feature_names_in=[1] * 8), "its feature names do not fit"),
+        (lambda h: h.update(privacy_spent={}), "Charge"),
+    ],
+)
+def test_a_header_that_does_not_fit_is_refused(
+    change: Callable[[dict[str, Any]], None], words: str, tmp_path: Path
+) -> None:
+    assert words in refused(rewritten(saved(tmp_path), change))
+
+
+def test_a_file_that_could_grow_in_memory_is_refused(tmp_path: Path) -> None:
+    assert "is not a saved" in refused(rewritten(saved(tmp_path), lambda _: None, compress=True))
+    PrivatePCA.load(rewritten(saved(tmp_path), lambda _: None))
+
+
+def test_a_state_with_a_nan_is_refused(tmp_path: Path) -> None:
+    pca = PrivatePCA().fit(spiked(50))
+    pca._state.total[0, 0] = np.nan
+    pca.save(tmp_path / "model")
+    assert refused(tmp_path / "model") == "total of the state does not fit the estimator"

@@ -1,0 +1,104 @@
+"""What PrivatePCA charges, and when; what no seed can do."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from streaming_pca import PrivatePCA
+from streaming_pca.estimators.registry import find
+from streaming_pca.privacy.parameters import Charge
+from streaming_pca.privacy.randomness import replace_noise_door
+from streaming_pca.records import Batch
+from tests.api.doors import CASES, RepeatingDoor, rows, spiked, watched
+
+every_case = pytest.mark.parametrize("parameters", CASES.values(), ids=CASES)
+
+
+@every_case
+def test_every_record_is_charged_the_promise_once(parameters: dict[str, Any]) -> None:
+    pca = PrivatePCA(**parameters, epsilon=0.3, delta=1e-5).fit(spiked(100))
+    for seed in range(3):
+        pca.partial_fit(spiked(40, seed=seed))
+    assert isinstance(pca.privacy_spent_, Charge)
+    assert (pca.privacy_spent_.epsilon, pca.privacy_spent_.delta) == (Fraction(3, 10), Fraction(1, 10**5))
+    assert pca.n_records_seen_ == 220
+
+
+@every_case
+def test_a_batch_is_charged_before_it_is_touched(
+    parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pca = PrivatePCA(**parameters)
+    spent = []
+
+    def fail(self: Any, state: Any, batch: Batch) -> Any:
+        spent.append(pca.privacy_spent_.epsilon)
+        raise RuntimeError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(find(parameters["estimator"]), "update", fail)
+        with pytest.raises(RuntimeError):
+            pca.fit(spiked(100))
+        with pytest.raises(RuntimeError):
+            pca.partial_fit(spiked(100))
+    assert spent == [1, 1]
+    assert pca.privacy_spent_.epsilon == 1
+    with pytest.raises(ValueError, match="not fitted"):
+        pca.transform(spiked(100))
+
+
+def test_a_batch_that_fails_is_spent_and_the_model_stays() -> None:
+    pca = PrivatePCA(bounds=(-2, 2)).partial_fit(spiked(100))
+    before = pca.components_
+
+    class Broken(RepeatingDoor):
+        def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
+            raise OSError
+
+    pca.privacy_spent_ = Charge.nothing()
+    with replace_noise_door(Broken()), pytest.raises(OSError):  # noqa: PT011
+        pca.partial_fit(spiked(100))
+    assert pca.privacy_spent_.epsilon == 1
+    assert pca.n_records_seen_ == 100
+    assert pca.components_ is before
+
+
+@every_case
+def test_what_is_refused_costs_nothing(parameters: dict[str, Any]) -> None:
+    pca = PrivatePCA(**parameters)
+    with pytest.raises(ValueError, match="NaN"):
+        pca.partial_fit(np.full((10, 8), np.nan))
+    assert not hasattr(pca, "privacy_spent_")
+    pca.fit(spiked(100))
+    pca.privacy_spent_ = Charge.nothing()
+    for bad, words in ((np.full((10, 8), np.inf), "infinity"), (spiked(10, d=7), "7 features")):
+        with pytest.raises(ValueError, match=words):
+            pca.partial_fit(bad)
+    pca.epsilon = 2.0
+    with pytest.raises(ValueError, match="epsilon changed since the model was begun"):
+        pca.partial_fit(spiked(10))
+    assert pca.privacy_spent_ == Charge.nothing()
+    assert pca.n_records_seen_ == 100
+
+
+def test_no_seed_makes_the_noise_repeat() -> None:
+    X = spiked(100)
+    first, second = (PrivatePCA(random_state=1).fit(X) for _ in range(2))
+    assert not np.array_equal(first.components_, second.components_)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: 7, lambda: np.random.RandomState(7), lambda: np.random.default_rng(7)]
+)
+def test_the_order_of_records_repeats_by_its_seed(make: Any) -> None:
+    found = []
+    for _ in range(2):
+        with watched({"estimator": "analyze-gauss"}) as batches:
+            PrivatePCA(random_state=make()).fit(spiked(100))
+        found.append(rows(batches))
+    assert np.array_equal(*found)

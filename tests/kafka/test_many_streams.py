@@ -1,0 +1,145 @@
+"""Many streams in one process: one election, one clock, few threads."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from streaming_pca.privacy.entries import Reserved
+from tests.kafka.stream import Child, Stream, check_books, wait_for
+
+STREAMS = 50
+MOST_THREADS = 64
+MOST_DESCRIPTORS = 1000
+
+
+def make_streams(bootstrap: str, names: list[str], directory: Path, **how: Any) -> list[Stream]:
+    """Streams of one process: they share an election."""
+    worker = {"group": f"group-{names[0]}", "stop_when_done": True, **how.pop("worker", {})}
+
+    def make(name: str) -> Stream:
+        return Stream.make(bootstrap, name, directory, worker=worker, **how)
+
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(make, names))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_fifty_streams_in_one_process(kafka_bootstrap: str, unique_name: Any, tmp_path: Path) -> None:
+    names = [unique_name("many") for _ in range(STREAMS)]
+    streams = make_streams(
+        kafka_bootstrap,
+        names,
+        tmp_path,
+        options={"n_records": 60, "n_batches": 2},
+        worker={"stop_when_done": False},
+    )
+    for stream in streams:
+        stream.produce_vectors(stream.vectors(60))
+    child = Child([s.settings for s in streams], tmp_path / "worker")
+    process = psutil.Process(child.pid)
+    threads = descriptors = 0
+    try:
+
+        def all_released() -> bool:
+            nonlocal threads, descriptors
+            threads, descriptors = max(threads, process.num_threads()), max(descriptors, process.num_fds())
+            assert child.status() is None, child.log
+            return child.log.count(" released, 60 records") == STREAMS
+
+        wait_for("a release of every stream", all_released, 200)
+        child.signal(signal.SIGTERM)
+        assert child.ends() == 0, child.log
+    finally:
+        child.destroy()
+    assert threads < MOST_THREADS, threads
+    assert descriptors < MOST_DESCRIPTORS, descriptors
+    (tmp_path / "used").write_text(f"{threads} threads, {descriptors} descriptors\n")
+    print(f"{threads} threads, {descriptors} descriptors")
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(check_books, streams))
+
+
+def test_what_ends_one_stream_does_not_end_the_others(
+    kafka_bootstrap: str, unique_name: Any, tmp_path: Path
+) -> None:
+    names = [unique_name("several") for _ in range(3)]
+    good, poor, strange = make_streams(kafka_bootstrap, names, tmp_path)
+    for stream in (good, poor, strange):
+        stream.produce_vectors(stream.vectors(300))
+    settings = [
+        good.settings,
+        poor.changed(epsilon=5.0),
+        strange.changed(cap={"epsilon": "7", "delta": "1e-6"}),
+    ]
+    child = Child(settings, tmp_path / "worker")
+    try:
+        assert child.ends() == 3
+    finally:
+        child.destroy()
+    assert "budget exceeded" in child.log
+    assert "stream.cap is" in child.log
+    assert "Traceback" not in child.log
+    check_books(good)
+    assert [r.batch for r in good.releases()] == [1, 2, 3]
+    assert poor.releases() == strange.releases() == []
+
+
+def test_all_streams_of_a_killed_process_are_taken_over(
+    kafka_bootstrap: str, unique_name: Any, tmp_path: Path, session_ms: int
+) -> None:
+    names = [unique_name("shared") for _ in range(6)]
+    streams = make_streams(kafka_bootstrap, names, tmp_path, session_ms=session_ms)
+    settings = [s.settings for s in streams]
+    children = [Child(settings, tmp_path / "a"), Child(settings, tmp_path / "b")]
+    try:
+        # Two processes share the streams; whichever leads which.
+        wait_for(
+            "leaders",
+            lambda: all(any(f"leading stream {n}" in c.log for c in children) for n in names),
+        )
+        for stream in streams:
+            stream.produce_vectors(stream.vectors(100))
+        wait_for("first releases", lambda: sum(c.log.count("batch 1 released") for c in children) >= 6)
+        os.kill(children[0].pid, signal.SIGKILL)
+        for stream in streams:
+            stream.produce_vectors(stream.vectors(200, seed=1))
+        # Done streams are left, so the other one ends when all six are.
+        assert children[1].ends(100) == 0, children[1].log
+    finally:
+        for child in children:
+            child.destroy()
+    for stream in streams:
+        check_books(stream)
+        assert [r.batch for r in stream.releases()] == [1, 2, 3]
+
+
+def test_streams_on_one_input_share_its_records_and_its_cap(
+    kafka_bootstrap: str, unique_name: Any, tmp_path: Path
+) -> None:
+    names = [unique_name("twins") for _ in range(2)]
+    one = Stream.make(kafka_bootstrap, names[0], tmp_path, cap=("2", "2e-6"))
+    group = {"group": one.settings.worker.group}
+    two = Stream.make(
+        kafka_bootstrap, names[1], tmp_path, cap=None, input=one.settings.stream.input, worker=group
+    )
+    one.produce_vectors(one.vectors(300))
+    child = Child([one.settings, two.settings], tmp_path / "worker")
+    try:
+        assert child.ends() == 0, child.log
+    finally:
+        child.destroy()
+    for stream in (one, two):
+        check_books(stream)
+    ranges = [Counter(r for e in s.own(Reserved) for r in e.ranges) for s in (one, two)]
+    assert ranges[0] == ranges[1]
+    ledger = one.replay()
+    assert float(ledger.spent(0, 0).epsilon) == 2

@@ -1,0 +1,154 @@
+"""A batch closes where ticks and counts say, however late its reader comes to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streaming_pca.service.closing import Closing
+from streaming_pca.service.errors import SessionLost
+from streaming_pca.service.snapshots import Feed, Snapshot
+
+PLANNED, LEAST = 10, 3
+
+
+@dataclass
+class Reader:
+    """Reads one partition whose records have all offsets; notes which batches it closes."""
+
+    feed: Feed
+    closing: Closing
+    position: int = 0
+
+    def __post_init__(self) -> None:
+        self.batches: list[tuple[int, int]] = []
+
+    def shares_under(self, snapshot: Snapshot, late: bool) -> list[int] | None:
+        there = snapshot.ends[0] - self.position
+        if late:
+            return [there] if there >= LEAST else None
+        return [PLANNED] if there >= PLANNED else None
+
+    def read(self) -> None:
+        """Close what can be closed now."""
+        while True:
+            self.closing.aim()
+            shares = self.closing.advance(self.shares_under)
+            if shares is None:
+                return
+            self.batches.append((self.position, shares[0]))
+            self.position += shares[0]
+
+
+def reader(max_wait: float | None) -> Reader:
+    feed = Feed("t", lambda: None)
+    feed.started = feed.ticked = 0.0
+    return Reader(feed, Closing(feed, max_wait))
+
+
+ticks = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 12)), min_size=1, max_size=40)
+
+
+@given(ticks, st.sampled_from([None, 1, 3, 7, 20]), st.data())
+def test_how_late_the_reader_comes_changes_no_batch(
+    ticks: list[tuple[int, int]], max_wait: float | None, data: st.DataObject
+) -> None:
+    prompt, tardy = reader(max_wait), reader(max_wait)
+    now, end = 0, 0
+    for seconds, records in ticks:
+        now, end = now + seconds, end + records
+        for each in (prompt, tardy):
+            each.feed.add(now, {0: end})
+        prompt.read()
+        if data.draw(st.booleans()):
+            tardy.read()
+    tardy.read()
+    assert tardy.batches == prompt.batches
+
+
+@given(ticks)
+def test_without_max_wait_every_batch_is_full(ticks: list[tuple[int, int]]) -> None:
+    one = reader(None)
+    now, end = 0, 0
+    for seconds, records in ticks:
+        now, end = now + seconds, end + records
+        one.feed.add(now, {0: end})
+    one.read()
+    assert [count for _, count in one.batches] == [PLANNED] * (end // PLANNED)
+
+
+def test_max_wait_takes_what_is_there() -> None:
+    one = reader(5)
+    one.feed.add(1, {0: 4})
+    one.read()
+    assert one.batches == []
+    one.feed.add(5, {0: 4})
+    one.read()
+    assert one.batches == [], "the tick at that very moment might have shown more"
+    one.feed.add(6, {0: 9})
+    one.read()
+    assert one.batches == [(0, 4)], "what came after the moment is the next batch's"
+
+
+def test_too_few_records_of_use_wait_on() -> None:
+    one = reader(5)
+    one.feed.add(1, {0: LEAST - 1})
+    one.feed.add(9, {0: LEAST - 1})
+    one.read()
+    assert one.batches == []
+    one.feed.add(10, {0: LEAST})
+    one.read()
+    assert one.batches == [(0, LEAST)]
+
+
+def test_the_wait_starts_anew_where_the_last_batch_closed() -> None:
+    one = reader(5)
+    one.feed.add(4, {0: PLANNED})
+    one.feed.add(8, {0: PLANNED + 4})
+    one.read()
+    assert one.batches == [(0, PLANNED)]
+    one.feed.add(9.5, {0: PLANNED + 4})
+    one.read()
+    assert one.batches == [(0, PLANNED), (PLANNED, 4)]
+
+
+def test_the_feed_wakes_its_reader_when_the_wait_is_over_though_nothing_changed() -> None:
+    calls: list[float] = []
+    feed = Feed("t", lambda: calls.append(feed.ticked))
+    feed.started = feed.ticked = 0.0
+    Closing(feed, 5).aim()
+    feed.add(1, {0: 1})
+    feed.add(4, {0: 1})
+    feed.add(6, {0: 1})
+    assert calls == [1, 6]
+
+
+def test_no_snapshot_is_dropped_and_partitions_may_be_added() -> None:
+    feed = Feed("t", lambda: None)
+    feed.add(1, {0: 1})
+    feed.add(2, {0: 1, 1: 0})
+    feed.add(3, {0: 1, 1: 0})
+    feed.add(4, {0: 2, 1: 5})
+    assert [feed.next() for _ in range(4)] == [
+        Snapshot(1, {0: 1}),
+        Snapshot(2, {0: 1, 1: 0}),
+        Snapshot(4, {0: 2, 1: 5}),
+        None,
+    ]
+    for i in range(100_000):
+        feed.add(5 + i, {0: i + 3, 1: 5})
+        snapshot = feed.next()
+        assert snapshot is not None
+        assert snapshot.ends == {0: i + 3, 1: 5}
+
+
+def test_a_clock_that_stopped_is_noticed_once_all_is_read() -> None:
+    feed = Feed("t", lambda: None)
+    feed.add(1, {0: 1})
+    feed.fail(SessionLost("gone"))
+    assert feed.next() == Snapshot(1, {0: 1})
+    with pytest.raises(SessionLost, match="ends of t"):
+        feed.next()
