@@ -155,11 +155,12 @@ def _load(path: Path, values: dict[str, Any], where: str) -> Settings:
 
 def _located(path: Path, where: str, error: ValidationError) -> str:
     """The first problem, and where it is to be mended: in a variable, or in the file."""
-    location = [str(part) for part in error.errors()[0]["loc"]]
+    first = error.errors()[0]
+    location = [str(part) for part in first["loc"]]
     problem = first_problem(error)
     decided = deciding_variable(location)
     # A problem of a whole section is one of settings that do not go together, from wherever they came.
-    if decided is not None and len(location) > 1:
+    if decided is not None and (len(location) > 1 or first["type"] == "model_type"):
         variable, rest = decided
         return ": ".join(["environment", variable, *rest, problem.partition(": ")[2]])
     if location[0] != "stream" or where == "stream":

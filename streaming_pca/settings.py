@@ -349,4 +349,6 @@ def first_problem(error: ValidationError) -> str:
         message = "no such setting"
     elif problem["type"] == "missing":
         message = "must be set"
+    elif problem["type"] == "model_type":
+        message = "must be a table"
     return f"{where}: {message}" if where else message

@@ -207,6 +207,9 @@ def file_schema() -> dict[str, Any]:
     needed = stream.pop("required")
     stream["properties"]["estimator"]["enum"] = sorted(ESTIMATORS)
     stream["allOf"] = [_options_schema(name) for name in sorted(ESTIMATORS)]
+    for section in schema["properties"].values():
+        # All its values at once, the password's among them; each key has its own.
+        section.pop("default", None)
     table = {"$ref": "#/$defs/StreamSettings"}
     schema["properties"]["stream"] = {
         **table,

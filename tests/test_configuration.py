@@ -192,7 +192,7 @@ def test_a_section_can_be_one_variable(load: Load, monkeypatch: pytest.MonkeyPat
         ("KAFKA", "{", "environment: STREAMING_PCA_KAFKA: is not JSON"),
         ("kafka", "{", "environment: STREAMING_PCA_KAFKA: is not JSON"),
         ("KAFKA", '{"colour": 1}', "environment: STREAMING_PCA_KAFKA: colour: no such setting"),
-        ("KAFKA", "5", "environment: STREAMING_PCA_KAFKA: "),
+        ("KAFKA", "5", "environment: STREAMING_PCA_KAFKA: must be a table"),
         ("COLOUR", "red", "environment: STREAMING_PCA_COLOUR: no such setting"),
         ("STREAMS", "{", "environment: STREAMING_PCA_STREAMS: is not JSON"),
         ("STREAMS", "[]", "environment: STREAMING_PCA_STREAMS: must be a list of tables"),

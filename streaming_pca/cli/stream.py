@@ -77,11 +77,15 @@ def stream_retire(
     settings = load_settings(config, stream)
     if not yes:
         name = settings.stream.name
-        if not sys.stdin.isatty():
+        if not _is_terminal():
             raise ConfigurationError(f"--yes must be given: retiring stream {name!r} can never be undone")
         if not typer.confirm(f"retire stream {name!r} for ever?", err=True):
             raise ConfigurationError("not retired: the answer was no")
     _say(retire(settings.kafka, settings.stream, reason), as_json)
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
 
 
 def _say(change: Change, as_json: bool) -> None:

@@ -70,9 +70,11 @@ def _shared_io() -> NetworkSelector:
 
 class _Manager(KafkaConnectionManager):  # type: ignore[misc]
     def close_idle_connections(self) -> None:
-        # It sets its own next call, for ever: on a shared selector a closed manager would stay.
-        if not getattr(self, "closed", False):
-            super().close_idle_connections()
+        """Leave that to the brokers, which do it too.
+
+        The client's own sets its next call, for ever: on a shared selector a closed manager
+        would stay, with its sockets.
+        """
 
 
 class _SharedClient(KafkaNetClient):  # type: ignore[misc]

@@ -219,7 +219,9 @@ class _Parquet:
     def batches(self) -> Iterator[Any]:
         """Its rows in order."""
         rows = max(1, _BLOCK_ENTRIES // self._file.metadata.num_columns)
-        yield from self._file.iter_batches(batch_size=rows, use_threads=False)
+        for group in range(self._file.num_row_groups):
+            # Asked for all groups at once, pyarrow reads most of a file ahead.
+            yield from self._file.iter_batches(rows, row_groups=[group], use_threads=False)
 
 
 class _Ipc:

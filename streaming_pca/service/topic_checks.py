@@ -14,7 +14,7 @@ from kafka.errors import KafkaError
 from streaming_pca.service.topic_sizes import MESSAGE_OVERHEAD, release_bytes
 from streaming_pca.settings import KafkaSettings, StreamSettings
 
-__all__ = ["REQUIRED", "Problem", "broker_settings", "problems_of"]
+__all__ = ["REQUIRED", "Problem", "broker_settings", "problems_of", "replica_problems"]
 
 _FOREVER = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 _SAFE = {"unclean.leader.election.enable": "false"}
@@ -74,7 +74,7 @@ class Problem:
 def problems_of(
     admin: KafkaAdminClient, kafka: KafkaSettings, stream: StreamSettings, described: Mapping[str, Any]
 ) -> Iterator[Problem]:
-    """Check the topics that are there, then the broker; the gravest come first within each.
+    """Check the topics that are there, then the broker.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ def _of_topic(
     if int(configs.get("max.message.bytes", least)) < least:
         yield wrong("max.message.bytes", str(least), " at least")
     if role != "input":
-        yield from _of_replicas(kafka, topic, configs, n_brokers)
+        yield from replica_problems(kafka, topic, configs, n_brokers)
 
 
 def _least_message(stream: StreamSettings, role: str, n_partitions: int) -> int:
@@ -158,9 +158,10 @@ def _least_message(stream: StreamSettings, role: str, n_partitions: int) -> int:
     return 0
 
 
-def _of_replicas(
+def replica_problems(
     kafka: KafkaSettings, topic: Mapping[str, Any], configs: Mapping[str, str], n_brokers: int
 ) -> Iterator[Problem]:
+    """Whether a topic takes what is written to it, and keeps it when a broker is lost."""
     subject, key = f"topic {topic['name']!r}", "min.insync.replicas"
     n_replicas = min(len(p["replica_nodes"]) for p in topic["partitions"])
     in_sync = int(configs.get(key, "1"))

@@ -45,6 +45,8 @@ def assert_same(a: PrivatePCA, b: PrivatePCA) -> None:
         assert getattr(a, name).tobytes() == getattr(b, name).tobytes()
     for name in ("n_components_", "n_features_in_", "n_records_seen_", "privacy_spent_"):
         assert getattr(a, name) == getattr(b, name)
+    # Among them the number of records that `fit` told the estimator.
+    assert a._estimator.options == b._estimator.options
 
 
 @every_case

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from sklearn.exceptions import NotFittedError
 
 from streaming_pca import PrivatePCA
 from streaming_pca.estimators.registry import find
@@ -66,6 +67,26 @@ def test_a_batch_that_fails_is_spent_and_the_model_stays() -> None:
     assert pca.privacy_spent_.epsilon == 1
     assert pca.n_records_seen_ == 100
     assert pca.components_ is before
+
+
+def test_a_fit_that_fails_after_it_was_charged_leaves_no_model() -> None:
+    class BreaksLater(RepeatingDoor):
+        calls = 0
+
+        def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
+            self.calls += 1
+            if self.calls > 2:
+                raise OSError
+            return super().discrete_gaussian(size, scale)
+
+    pca = PrivatePCA(epsilon=0.5).fit(spiked(100))
+    with replace_noise_door(BreaksLater()), pytest.raises(OSError):  # noqa: PT011
+        pca.set_params(epsilon=0.25).fit(spiked(100, seed=1))
+    assert pca.privacy_spent_.epsilon == Fraction(1, 4)
+    for name in ("components_", "explained_variance_", "mean_", "n_records_seen_"):
+        assert not hasattr(pca, name)
+    with pytest.raises(NotFittedError):
+        pca.transform(spiked(100))
 
 
 @every_case

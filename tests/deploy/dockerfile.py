@@ -21,8 +21,8 @@ from dockerfile_parse import DockerfileParser
 from tests.deploy.tools import ROOT
 
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
-# The image's directories that its lines name; `..` of none of them is used.
-OWN_PATHS = ("/src", "/wheels", "/opt/streaming-pca", "/data")
+# The image's directories that its lines name.
+OWN_PATHS = ("/src", "/wheels", "/opt/streaming-pca", "/opt/flights", "/data")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def build_context() -> set[str]:
 class Image:
     """What the Dockerfile makes, below one directory; ``/opt/x`` of the image is ``root/opt/x``.
 
-    All stages share the directory, so that of the two images only the larger can be had.
+    The stages share the directory, so what one makes must not be in another's way.
     """
 
     def __init__(self, root: Path) -> None:
@@ -105,10 +105,12 @@ class Image:
 
     def _run(self, line: str, where: Path) -> None:
         # The builder's ENV only keeps pip's cache out of the image; here it saves fetching all again.
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
         done = subprocess.run(
             ["/bin/sh", "-c", self.translated(line)],
             cwd=where,
-            env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+            env=environment,
             capture_output=True,
             text=True,
             check=False,

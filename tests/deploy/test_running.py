@@ -111,7 +111,7 @@ def test_starting_again_changes_no_topic_and_no_cap(running: Deployment) -> None
 
 
 def test_releases_come_out_and_the_ledger_verifies(running: Deployment, releases: list[Release]) -> None:
-    assert [r.records for r in releases] == [4096, 4096 + 6553]
+    assert [r.records for r in releases] == [4096, 4096 + 6552]
     verified = running.run(
         running.services["worker"], "streaming-pca", "ledger", "verify", "--config", CONFIG
     )

@@ -1,0 +1,110 @@
+"""How large a stream's messages get, and what is checked of replicas: no broker is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streaming_pca.estimators.base import Subspace, encode_state
+from streaming_pca.estimators.registry import ESTIMATORS
+from streaming_pca.privacy.randomness import secret_salt
+from streaming_pca.records import Batch
+from streaming_pca.service.publisher import make_release
+from streaming_pca.service.topic_checks import replica_problems
+from streaming_pca.service.topic_sizes import commit_bytes, release_bytes, state_bound, state_topic_config
+from streaming_pca.settings import KafkaSettings, StreamSettings
+from streaming_pca.wire import Checkpoint, encode_checkpoint
+
+MIB = 2**20
+DIM = 60
+OPTIONS: dict[str, dict[str, Any]] = {
+    "analyze-gauss": {"n_records": 3000, "n_batches": 3},
+    "private-oja": {"batch_size": 1000, "clip_radius": 1.0},
+}
+KAFKA = KafkaSettings(bootstrap_servers="kafka-1:9092,kafka-2:9092")
+
+
+def stream_of(estimator: str = "analyze-gauss", **more: Any) -> StreamSettings:
+    tree: dict[str, Any] = {"name": "s", "input": "in", "dim": DIM, "rank": 7, "epsilon": 1.0, "delta": 1e-6}
+    return StreamSettings(**(tree | {"estimator": estimator, "options": OPTIONS[estimator]} | more))
+
+
+def test_every_estimator_has_a_size() -> None:
+    assert set(OPTIONS) == set(ESTIMATORS)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "centering"),
+    [("analyze-gauss", "augment"), ("analyze-gauss", "none"), ("private-oja", "none")],
+)
+def test_what_a_batch_commits_fits_the_size_that_topics_are_made_for(estimator: str, centering: str) -> None:
+    names = tuple(f"feature {'x' * 40} {i}" for i in range(DIM))
+    stream = stream_of(estimator, centering=centering, feature_names=names)
+    made, rng = stream.made, np.random.default_rng(0)
+    state = made.init(np.random.default_rng(0))
+    for batch in (1, 2):
+        state = made.update(state, Batch.of_vectors(rng.standard_normal((1000, DIM)).astype("<f4")))
+        release = make_release(stream, made.release(state), batch, state.records)
+        positions = dict.fromkeys(range(1000), 2**40)
+        data, _ = encode_checkpoint(
+            Checkpoint("0" * 36, "s", batch, positions, secret_salt(), encode_state(state), release)
+        )
+        assert len(release) <= release_bytes(stream) <= 2 * len(release)
+        assert len(data) <= commit_bytes(stream) <= len(data) + 3 * len(release) + 2**16
+
+
+def test_no_release_is_longer_than_stated() -> None:
+    stream = stream_of()
+    for number in (
+        -np.finfo(np.float64).max,
+        -np.finfo(np.float64).tiny,
+        -1 / 3,
+        5e-324,
+        -1.2345678901234567e-300,
+    ):
+        numbers = Subspace(np.full((7, DIM), number), np.full(7, number), np.full(DIM, number))
+        assert len(make_release(stream, numbers, 10**9, 10**15)) <= release_bytes(stream)
+
+
+def test_segments_hold_a_commit_and_the_bound_is_four_commits() -> None:
+    for commit in (2000, MIB, 16 * MIB + 1, 600 * MIB):
+        config = state_topic_config(commit)
+        segment = int(config["segment.bytes"])
+        assert max(commit, MIB) <= segment < max(commit, MIB) + MIB
+        assert segment <= 2**31 - 1
+        assert 2 * (commit + segment) < state_bound(commit) < 1.01 * (2 * (commit + segment)) + MIB
+
+
+def replicas(n: int, in_sync: str, n_brokers: int) -> list[tuple[str, str, str, bool]]:
+    topic = {
+        "name": "in.ledger",
+        "partitions": [{"partition_index": 0, "replica_nodes": list(range(n))}],
+    }
+    found = replica_problems(KAFKA, topic, {"min.insync.replicas": in_sync}, n_brokers)
+    return [(p.key, p.found, p.wanted.split(" ")[0].rstrip(","), p.fatal) for p in found]
+
+
+def test_replicas_that_can_lose_a_commit_or_never_take_one_are_named() -> None:
+    key = "min.insync.replicas"
+    assert replicas(1, "1", 1) == []
+    assert replicas(2, "1", 2) == []
+    assert replicas(3, "2", 3) == []
+    assert replicas(5, "3", 7) == []
+    assert replicas(1, "2", 1) == [(key, "2", "1", True)]
+    assert replicas(3, "4", 3) == [(key, "4", "2", True)]
+    assert replicas(3, "1", 3) == [(key, "1", "2", False)]
+    assert replicas(3, "3", 3) == [(key, "3", "2", False)]
+    assert replicas(1, "1", 3) == [("the number of replicas", "1", "3", False)]
+    assert replicas(2, "2", 3) == [(key, "2", "1", False), ("the number of replicas", "2", "3", False)]
+
+
+def test_a_problem_is_one_line_with_the_command_that_mends_it() -> None:
+    topic = {"name": "in.ledger", "partitions": [{"partition_index": 0, "replica_nodes": [1, 2, 3]}]}
+    (problem,) = replica_problems(KAFKA, topic, {"min.insync.replicas": "1"}, 3)
+    assert problem.line == (
+        "topic 'in.ledger': min.insync.replicas is 1, it should be 2 (one broker that is lost could take "
+        "what was committed along): kafka-configs --bootstrap-server kafka-1:9092,kafka-2:9092 --alter "
+        "--entity-type topics --entity-name in.ledger --add-config min.insync.replicas=2"
+    )
