@@ -56,9 +56,9 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         records, and an initial basis. Never the noise, so two fits differ.
     options : dict or None, default=None
         The estimator's own settings. ``fit`` adds ``n_records`` where the
-        estimator has that option and this dict does not name it; its batches
-        then add up to the records that there are. Where it batches by a schedule,
-        ``{"n_batches": 1}`` suits one ``fit`` better than its default for streams.
+        estimator has that option and this dict does not name it, and takes them
+        in as few batches as it can: one release needs no more, and each batch
+        brings noise of its own.
 
     Attributes
     ----------

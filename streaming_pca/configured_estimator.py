@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 
 from streaming_pca.estimators.base import Estimator
 from streaming_pca.estimators.registry import find
+from streaming_pca.linalg.lattice import MAX_RECORDS
 from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.privacy.randomness import utility_generator
@@ -78,6 +80,9 @@ def configure(
     given = _options(options)
     if n_records is not None and "n_records" in kind.options_type.model_fields:
         given.setdefault("n_records", n_records - n_records % preprocessing.granularity)
+        if "n_batches" in kind.options_type.model_fields:
+            # Only the last of them is shown, and each brings noise of its own.
+            given.setdefault("n_batches", max(1, math.ceil(n_records / MAX_RECORDS)))
     try:
         made_options = kind.options_type(**given)
     except ValidationError as error:

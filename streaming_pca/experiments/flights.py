@@ -388,9 +388,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.seed < 0 or given.limit < 1:
         parser.exit(2, "error: --seed must be 0 or more, --limit 1 or more\n")
     try:
-        records = load().shuffled(given.seed).records[: given.limit]
         with given.out.open("wb") as file:
-            np.save(file, records)
+            np.save(file, load().shuffled(given.seed).records[: given.limit])
     except (ModuleNotFoundError, ValueError, OSError) as error:
         parser.exit(2, f"error: {error}\n")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import lru_cache
 
 from dp_accounting import get_sigma_gaussian
 from scipy.special import log_ndtr
@@ -108,6 +109,7 @@ def discrete_gap(epsilon: float, inverse_variances: float) -> float:
     return (1 + math.exp(min(epsilon, 700.0))) * DISCRETE_GAP * inverse_variances
 
 
+@lru_cache(maxsize=1024)
 def lattice_sigma(
     epsilon: float,
     delta: float,

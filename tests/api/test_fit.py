@@ -107,6 +107,7 @@ def test_fit_is_partial_fit_on_its_batches(parameters: dict[str, Any]) -> None:
 
 def test_the_estimator_plans_with_the_number_of_records() -> None:
     for options, sizes in (
+        (None, [1000]),
         ({"n_batches": 1}, [1000]),
         ({"n_batches": 4, "growth": 1}, [250] * 4),
         # A number that the caller names wins.

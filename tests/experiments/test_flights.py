@@ -248,7 +248,6 @@ def test_wrong_arguments_of_the_command_are_one_line(
     assert expected in line
 
 
-@needs_the_files
 def test_a_file_that_cannot_be_written_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
