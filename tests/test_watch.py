@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from streaming_pca.wire import Release
 from tests.command import call
 from tests.kafka.test_broker import create
 from tests.test_cli import closed_port, one_line, run
+from tests.test_configuration import SEVERAL
 
 Name = Callable[[str], str]
 Capture = pytest.CaptureFixture[str]
@@ -87,7 +89,7 @@ class Published:
 
 @pytest.fixture
 def published(broker_bootstrap: str, unique_name: Name) -> Iterator[Published]:
-    with closing(Published(broker_bootstrap, unique_name("releases"))) as topic:
+    with closing(Published(broker_bootstrap, f"{unique_name('s')}.releases")) as topic:
         yield topic
 
 
@@ -132,6 +134,18 @@ def test_from_the_beginning_all_releases_are_shown_and_the_first_has_no_angle(
     assert [line["batch"] for line in lines] == [1, 2, 3]
     assert lines[0]["principal_angle"] is None
     assert [line["principal_angle"] for line in lines[1:]] == pytest.approx([0.25, 0.5])
+
+
+def test_the_stream_is_named_by_its_file(capfd: Capture, published: Published, tmp_path: Path) -> None:
+    published(release(1))
+    name = published.topic.removesuffix(".releases")
+    config = tmp_path / "streams.toml"
+    text = SEVERAL.replace("127.0.0.1:9092", published.kafka.bootstrap_servers)
+    config.write_text(text.replace('name = "b"', f'name = "{name}"'))
+    result = call(capfd, "watch", "--config", config, "--stream", name, "--json", "--count", 1)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["batch"] == 1
+    one_line(call(capfd, "watch", "--config", config), 2, f"(a, {name}, c): name one with --stream")
 
 
 def test_text_has_a_line_a_release_with_the_angle_in_degrees(capfd: Capture, published: Published) -> None:

@@ -101,10 +101,6 @@ class _Missing:
     states: dict[str, bytes]
     newer: int
 
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.entries)) + sum(map(len, self.states.values()))
-
 
 def import_copy(
     kafka: KafkaSettings, streams: Sequence[StreamSettings], path: Path, replication: int | None = None
@@ -149,6 +145,27 @@ def import_copy(
             "and created again, so its records are other data. Open a new ledger with "
             "`streaming-pca topics create`"
         )
+    producer = _producer(kafka, copy)
+    try:
+        return _complete(kafka, streams, copy, ledger, producer, replication)
+    except KafkaError as error:
+        raise SessionLost(
+            f"the import was cut short ({_one_line(error)}): it has written all or nothing. Import again"
+        ) from error
+    finally:
+        producer.close(timeout=5)
+
+
+def _complete(
+    kafka: KafkaSettings,
+    streams: Sequence[StreamSettings],
+    copy: Copy,
+    ledger: Ledger,
+    producer: KafkaProducer,
+    replication: int | None,
+) -> Restored:
+    # What an import that was killed left open would hold up all that is read here.
+    producer.init_transactions()
     lost = _check_newest(kafka, copy, ledger)
     created = _create(kafka, streams, copy, ledger, replication)
     for each in streams:
@@ -159,7 +176,7 @@ def import_copy(
         _fence(kafka, copy, {*ledger.jobs, *(each.name for each in streams)})
         lost = _check_newest(kafka, copy, ledger)
         missing = _compare(kafka, copy)
-        _write(kafka, copy, missing)
+        _write(producer, copy, missing)
         _read_back(kafka, copy)
     return Restored(copy, tuple(created), len(missing.entries), tuple(missing.states), missing.newer, lost)
 
@@ -326,36 +343,26 @@ def _fence(kafka: KafkaSettings, copy: Copy, names: set[str]) -> None:
             producer.close(timeout=2)
 
 
-def _write(kafka: KafkaSettings, copy: Copy, missing: _Missing) -> None:
+def _write(producer: KafkaProducer, copy: Copy, missing: _Missing) -> None:
     """Entries and states, all or nothing."""
-    producer = _producer(kafka, copy, missing.size)
+    producer.begin_transaction()
     try:
-        producer.init_transactions()
-        producer.begin_transaction()
-        try:
-            for name, data in missing.states.items():
-                checkpoint, digest = decode_checkpoint(data)
-                send_state(producer, f"{name}.state", data, digest, checkpoint.batch)
-            for data in missing.entries:
-                job = getattr(decode_entry(data), "job", None)
-                key = None if job is None else job.encode()
-                producer.send(f"{copy.topic}.ledger", value=data, key=key, partition=0)
-            producer.commit_transaction()
-        except BaseException:
-            # Else the topics could not be read until the transaction times out.
-            with suppress(Exception):
-                producer.abort_transaction()
-            raise
-    except KafkaError as error:
-        raise SessionLost(
-            f"writing was cut short ({_one_line(error)}): nothing of it counts unless all of it does. "
-            "Import again"
-        ) from error
-    finally:
-        producer.close(timeout=5)
+        for name, data in missing.states.items():
+            checkpoint, digest = decode_checkpoint(data)
+            send_state(producer, f"{name}.state", data, digest, checkpoint.batch)
+        for data in missing.entries:
+            job = getattr(decode_entry(data), "job", None)
+            key = None if job is None else job.encode()
+            producer.send(f"{copy.topic}.ledger", value=data, key=key, partition=0)
+        producer.commit_transaction()
+    except BaseException:
+        # Else the topics could not be read until the transaction times out.
+        with suppress(Exception):
+            producer.abort_transaction()
+        raise
 
 
-def _producer(kafka: KafkaSettings, copy: Copy, size: int) -> KafkaProducer:
+def _producer(kafka: KafkaSettings, copy: Copy) -> KafkaProducer:
     """Under the id that opens ledgers: whoever opens or imports this one is shut out."""
     admin = admin_client(kafka)
     try:
@@ -365,6 +372,7 @@ def _producer(kafka: KafkaSettings, copy: Copy, size: int) -> KafkaProducer:
     finally:
         admin.close()
     most = int(settings.get("transaction.max.timeout.ms", _TRANSACTION_MS))
+    size = sum(map(len, copy.entries)) + sum(map(len, copy.states.values()))
     needed = 60_000 + size * 1000 // _BYTES_A_SECOND
     patient = kafka.model_copy(update={"transaction_timeout_ms": min(needed, most)})
     return transactional_producer(patient, f"streaming-pca.{copy.topic_id}")

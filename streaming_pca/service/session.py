@@ -80,6 +80,13 @@ class Session:
         self._interrupted = False
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self._codec = PayloadCodec(
+            self._stream.dim,
+            self._stream.record_kind,
+            self._stream.dtype,
+            self._stream.max_rows,
+            self._stream.privacy_unit,
+        )
         self._source: Source | None = None
         self._feed: Feed | None = None
         self._reserved_at: float | None = None
@@ -133,6 +140,8 @@ class Session:
     # -- learning ----------------------------------------------------------
 
     async def _learn(self, writer: CheckpointWriter, found: TakenOver) -> bool:
+        if not self._codec.arrow:
+            self._log.info("pyarrow is not installed: Arrow payloads are null records")
         # It ticks from here on: how long a resumed batch takes must not decide the next cut.
         self._feed = self._clock.open(self._stream.input, self._topics.partitions, self._notify)
         estimator = self._stream.made
@@ -342,7 +351,7 @@ class Session:
             self._settings.kafka,
             stream.input,
             partitions,
-            PayloadCodec(stream.dim, stream.record_kind, stream.dtype, stream.max_rows, stream.privacy_unit),
+            self._codec,
             positions,
             self._feed,
             skip_lost,

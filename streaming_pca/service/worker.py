@@ -75,6 +75,8 @@ class _Stream:
         self._leading = asyncio.Event()
         self._session: Session | None = None
         self._trouble_since: float | None = None
+        self.stands = False
+        """Whether its topics were found, so that it can be led."""
 
     @property
     def topic(self) -> str:
@@ -130,6 +132,8 @@ class _Stream:
     async def _run(self) -> None:
         stopping = self._worker.stopping
         topics: Topics | None = await self._find_topics()
+        self.stands = True
+        self._worker.candidates.set()
         if not self._leading.is_set():
             self._log.info("standing by for stream %s", self.settings.stream.name)
         while not stopping.is_set():
@@ -210,6 +214,8 @@ class Worker:
             self._settings.worker.partitions_seconds,
         )
         self.metrics = Metrics()
+        self.candidates = asyncio.Event()
+        """Set once there is a stream to stand for."""
         self.joined = False
         """Whether the election has answered."""
         self._streams = [_Stream(self, each) for each in settings]
@@ -263,6 +269,7 @@ class Worker:
     async def _elect(self) -> None:
         """Serve the election until stopping; a failed consumer is made anew."""
         kafka, group = self._settings.kafka, self._settings.worker.group
+        await _first(self.candidates, self.stopping)
         while not self.stopping.is_set():
             election = None
             try:
@@ -291,7 +298,7 @@ class Worker:
 
     def _topics(self) -> list[str]:
         """The leaderships that this process stands for."""
-        return [stream.topic for stream in self._streams if stream.status is None]
+        return [stream.topic for stream in self._streams if stream.stands and stream.status is None]
 
     def _lead(self, won: frozenset[str]) -> None:
         for stream in self._streams:

@@ -79,7 +79,7 @@ def test_a_fit_that_fails_after_it_was_charged_leaves_no_model() -> None:
                 raise OSError
             return super().discrete_gaussian(size, scale)
 
-    pca = PrivatePCA(epsilon=0.5).fit(spiked(100))
+    pca = PrivatePCA(epsilon=0.5, options={"n_batches": 4, "growth": 1}).fit(spiked(100))
     with replace_noise_door(BreaksLater()), pytest.raises(OSError):  # noqa: PT011
         pca.set_params(epsilon=0.25).fit(spiked(100, seed=1))
     assert pca.privacy_spent_.epsilon == Fraction(1, 4)

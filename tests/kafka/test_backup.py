@@ -8,7 +8,6 @@ import os
 import signal
 import stat
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +116,6 @@ def test_a_stream_goes_on_exactly_where_the_copy_ended(make_stream: MakeStream, 
     assert verified(capfd, stream)
 
     # To import twice is to import once, also beside what has come since.
-    assert restore(capfd, stream, path) | facts == restore(capfd, stream, path) | facts
     again = restore(capfd, stream, path)
     assert (again["entries_written"], again["states_written"], again["created"]) == (0, [], [])
     stream.produce_vectors(x[400:])
@@ -183,18 +181,18 @@ def test_the_states_of_all_streams_of_the_topic_are_in_the_copy(
 def test_an_export_beside_a_running_worker_is_of_one_point_and_harms_nobody(
     make_stream: MakeStream, capfd: Capture
 ) -> None:
-    options = {"n_records": 4000, "n_batches": 40}
+    options = {"n_records": 1200, "n_batches": 12}
     stream = make_stream(dim=150, options=options)  # a state of 180 KB
-    stream.produce_vectors(stream.vectors(4000))
+    stream.produce_vectors(stream.vectors(1200))
     worker = stream.start()
     wait_for("a batch", lambda: stream.own(Released))
     lengths = []
-    while worker.status() is None and len(lengths) < 12:
+    while worker.status() is None and len(lengths) < 8:
         path = export(capfd, stream, str(len(lengths)))
         copy = read_copy(path)
         lengths.append(len(copy.entries))
     assert worker.ends() == 0, worker.log
-    assert worker.log.count("leading stream") == 1, worker.log
+    assert " WARNING " not in worker.log, "it has lost its session"
     # Else nothing was written meanwhile, and the test has shown nothing.
     assert len(set(lengths)) >= 3, lengths
     assert lengths == sorted(lengths)
@@ -365,17 +363,14 @@ def test_a_running_worker_loses_its_session_and_goes_on_from_the_copy(
 def killed_at(method: str, settings: dict[str, Any], path: str) -> None:
     """Import, and die in the midst: the target of a process."""
 
-    def die(*args: Any, **kwargs: Any) -> None:
+    def die(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
-
-    original: Callable[..., Any] = KafkaProducer.commit_transaction
 
     def flushed(self: KafkaProducer) -> None:
         self.flush(30)  # everything is on the broker, only the last word is missing
         die()
 
     setattr(KafkaProducer, method, {"commit_transaction": flushed}.get(method, die))
-    assert original is not None
     tree = Settings(**settings)
     import_copy(tree.kafka, [tree.stream], Path(path))
 
