@@ -14,8 +14,14 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
-import opendp.prelude as dp
 from numpy.typing import NDArray
+
+# Not opendp.prelude, which imports scikit-learn where it is installed: a second for every command.
+from opendp.domains import atom_domain, vector_domain
+from opendp.measurements import make_gaussian, make_laplace, make_noisy_max
+from opendp.measures import max_divergence
+from opendp.metrics import l1_distance, l2_distance, linf_distance
+from opendp.mod import enable_features
 
 __all__ = ["NoiseDoor", "noise_door", "replace_noise_door", "secret_salt", "utility_generator"]
 
@@ -37,7 +43,7 @@ class _SecretDoor:
     """OpenDP's samplers. Measurements are cached: building one costs 50 us."""
 
     def __init__(self) -> None:
-        dp.enable_features("contrib")
+        enable_features("contrib")
         self._cache: dict[tuple[str, float], Any] = {}
 
     def _measurement(self, kind: str, scale: float) -> Any:
@@ -45,16 +51,14 @@ class _SecretDoor:
         if key not in self._cache:
             if len(self._cache) > 64:
                 self._cache.clear()
-            domain = dp.vector_domain(dp.atom_domain(T="i64"))
+            domain = vector_domain(atom_domain(T="i64"))
             match kind:
                 case "gaussian":
-                    made = dp.m.make_gaussian(domain, dp.l2_distance(T="f64"), scale=scale)
+                    made = make_gaussian(domain, l2_distance(T="f64"), scale=scale)
                 case "laplace":
-                    made = dp.m.make_laplace(domain, dp.l1_distance(T="i64"), scale=scale)
+                    made = make_laplace(domain, l1_distance(T="i64"), scale=scale)
                 case _:
-                    made = dp.m.make_noisy_max(
-                        domain, dp.linf_distance(T="i64"), dp.max_divergence(), scale=scale
-                    )
+                    made = make_noisy_max(domain, linf_distance(T="i64"), max_divergence(), scale=scale)
             self._cache[key] = made
         return self._cache[key]
 
