@@ -94,7 +94,19 @@ def test_estimators_are_listed_for_people_and_programs() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["worker"], ["produce"], ["ledger", "show"], ["ledger", "verify"], ["ledger", "spent"], ["demo"]],
+    [
+        [],
+        ["worker"],
+        ["produce"],
+        ["ledger", "show"],
+        ["ledger", "verify"],
+        ["ledger", "spent"],
+        ["ledger", "charge"],
+        ["stream", "pause"],
+        ["stream", "resume"],
+        ["stream", "retire"],
+        ["demo"],
+    ],
 )
 def test_every_command_explains_itself(arguments: list[str]) -> None:
     result = run(*arguments, "--help")

@@ -9,7 +9,19 @@ from typing import Annotated, NoReturn
 import typer
 
 from streaming_pca import __version__
-from streaming_pca.cli import backup, config, demo, estimators, ledger, produce, status, topics, watch, worker
+from streaming_pca.cli import (
+    backup,
+    config,
+    demo,
+    estimators,
+    ledger,
+    produce,
+    status,
+    stream,
+    topics,
+    watch,
+    worker,
+)
 from streaming_pca.cli.common import fail
 
 app = typer.Typer(
@@ -27,6 +39,7 @@ app.add_typer(ledger.app, name="ledger")
 app.command("export")(backup.export_copy)
 app.command("import")(backup.import_copy)
 app.command()(watch.watch)
+app.add_typer(stream.app, name="stream")
 app.command()(status.status)
 app.add_typer(config.app, name="config")
 app.command()(estimators.estimators)

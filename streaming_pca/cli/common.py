@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from streaming_pca.settings import KafkaSettings, Settings
+    from streaming_pca.settings import KafkaSettings
 
 out = Console()
 err = Console(stderr=True)
@@ -34,20 +34,23 @@ def fail(error: BaseException, status: int) -> NoReturn:
     sys.exit(status)
 
 
-def settings_of(path: Path) -> Settings:
-    from streaming_pca.configuration import load_settings
-
-    return load_settings(path)
-
-
 def ledger_of(
     config: Path | None, input_topic: str | None, bootstrap: str | None
 ) -> tuple[KafkaSettings, str]:
     from streaming_pca.settings import ConfigurationError, KafkaSettings
 
     if config is not None:
-        settings = settings_of(config)
-        return settings.kafka, settings.stream.input
+        from streaming_pca.configuration import load_streams
+
+        found = load_streams(config)
+        inputs = sorted({settings.stream.input for settings in found})
+        if input_topic is None and len(inputs) > 1:
+            raise ConfigurationError(
+                f"{config}: reads several inputs ({', '.join(inputs)}): add --input TOPIC"
+            )
+        if input_topic is not None and input_topic not in inputs:
+            raise ConfigurationError(f"--input {input_topic}: {config} reads {', '.join(inputs)}")
+        return found[0].kafka, input_topic or inputs[0]
     if input_topic is None:
         raise ConfigurationError("name the ledger by --config FILE, or by --input TOPIC (and --bootstrap)")
     return KafkaSettings(bootstrap_servers=bootstrap or "localhost:9092"), input_topic

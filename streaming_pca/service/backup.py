@@ -29,6 +29,7 @@ from streaming_pca.wire import MalformedCheckpoint, decode_checkpoint
 
 __all__ = [
     "CopyNotVerified",
+    "committed_values",
     "existing_topics",
     "export_copy",
     "find_state",
@@ -224,3 +225,15 @@ def existing_topics(kafka: KafkaSettings, names: list[str]) -> set[str]:
         raise BrokerUnreachable(f"the broker would not describe the topics: {error}") from None
     finally:
         admin.close()
+
+
+def committed_values(kafka: KafkaSettings, topic: str) -> tuple[bytes, ...]:
+    """The committed messages of a topic; none where there is no such topic."""
+    if not existing_topics(kafka, [topic]):
+        return ()
+    reader = LogReader(kafka, topic)
+    try:
+        end = high_watermark(kafka, topic)
+        return tuple(m.value or b"" for m in reader.read_to(end, _PATIENCE_SECONDS))
+    finally:
+        reader.close()

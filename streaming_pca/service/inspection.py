@@ -27,8 +27,7 @@ from streaming_pca.privacy.ledger import Ledger, within_cap
 from streaming_pca.privacy.parameters import Charge, format_rational
 from streaming_pca.privacy.verify import Report, verify_log
 from streaming_pca.service.clients import BrokerUnreachable, admin_client
-from streaming_pca.service.errors import StreamRefused
-from streaming_pca.service.log_reader import LedgerLog, LogReader, high_watermark
+from streaming_pca.service.log_reader import LedgerLog, LogReader, high_watermark, whole_log
 from streaming_pca.service.topics import TopicError
 from streaming_pca.settings import KafkaSettings
 
@@ -197,14 +196,8 @@ def _rho_left(spent: Charge, opened: Opened) -> Fraction | float:
 def verify_ledger(kafka: KafkaSettings, topic: str) -> Report:
     """Run the independent verifier over the ledger and the releases of all its jobs."""
     topic_id = topic_id_of(kafka, topic)
-    ledger_topic = f"{topic}.ledger"
-    reader = LogReader(kafka, ledger_topic)
+    reader = whole_log(kafka, f"{topic}.ledger")
     try:
-        if reader.first != 0:
-            raise StreamRefused(
-                f"ledger topic {ledger_topic!r} starts at offset {reader.first}: entries were deleted, "
-                "so what records have been charged is not known. Restore the topic"
-            )
         entries = _read(kafka, reader)
         jobs = {e.job for e in _decoded(entries) if isinstance(e, Reserved) and e.topic_id == topic_id}
         releases: list[bytes] = []

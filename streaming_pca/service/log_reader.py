@@ -16,7 +16,7 @@ from streaming_pca.service.clients import reading_consumer
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.settings import KafkaSettings
 
-__all__ = ["LedgerLog", "LogReader", "Replayed", "high_watermark"]
+__all__ = ["LedgerLog", "LogReader", "Replayed", "high_watermark", "whole_log"]
 
 
 def high_watermark(kafka: KafkaSettings, topic: str) -> int:
@@ -82,6 +82,18 @@ class LogReader:
         self._consumer.close(autocommit=False)
 
 
+def whole_log(kafka: KafkaSettings, topic: str) -> LogReader:
+    """A reader of a ledger topic from its first entry; StreamRefused if that was deleted."""
+    reader = LogReader(kafka, topic)
+    if reader.first != 0:
+        reader.close()
+        raise StreamRefused(
+            f"ledger topic {topic!r} starts at offset {reader.first}: entries were deleted, "
+            "so what records have been charged is not known. Restore the topic"
+        )
+    return reader
+
+
 @dataclass(frozen=True)
 class Replayed:
     """One entry of the log as the replay saw it."""
@@ -100,13 +112,7 @@ class LedgerLog:
         self.entries = 0
         """How many entries were replayed, void ones included."""
         self._kafka = kafka
-        self._reader = LogReader(kafka, topic)
-        if self._reader.first != 0:
-            self._reader.close()
-            raise StreamRefused(
-                f"ledger topic {topic!r} starts at offset {self._reader.first}: entries were deleted, "
-                "so what records have been charged is not known. Restore the topic"
-            )
+        self._reader = whole_log(kafka, topic)
 
     def catch_up(self, end: int | None = None) -> list[Replayed]:
         """Replay to ``end`` (the high watermark where not given); returns what was new."""

@@ -8,10 +8,7 @@ be the copy's: a ledger that is the copy's beginning (OPENED alone, after
 to import twice is to import once.
 
 An old copy is worse than none: batches that were answered after it would be
-answered again. What tells of later batches is compared before anything is
-written: the releases topics, the offsets that the streams' groups have
-committed, and the other streams that have read the input. All of them can be
-lost together with the ledger; then nothing tells.
+answered again. :mod:`.copy_age` looks for them before anything is written.
 """
 
 from __future__ import annotations
@@ -26,20 +23,20 @@ from kafka import KafkaProducer
 from kafka.admin import NewTopic
 from kafka.errors import KafkaError
 
-from streaming_pca.privacy.entries import Opened, Released, decode_entry
+from streaming_pca.privacy.entries import Opened, decode_entry
 from streaming_pca.privacy.ledger import Ledger
 from streaming_pca.privacy.verify import verify_log
 from streaming_pca.service.backup import (
     CopyNotVerified,
-    existing_topics,
+    committed_values,
     find_state,
     replay,
     verified_ledger,
 )
 from streaming_pca.service.clients import BrokerUnreachable, admin_client, transactional_producer
+from streaming_pca.service.copy_age import check_newest
 from streaming_pca.service.copy_file import Copy, CopyError, read_copy
 from streaming_pca.service.errors import SessionLost, StreamRefused
-from streaming_pca.service.log_reader import LogReader, high_watermark
 from streaming_pca.service.state_topic import send_state
 from streaming_pca.service.topic_checks import broker_settings
 from streaming_pca.service.topics import (
@@ -52,16 +49,13 @@ from streaming_pca.service.topics import (
     written_topics,
 )
 from streaming_pca.settings import KafkaSettings, StreamSettings
-from streaming_pca.wire import Release, decode_checkpoint
+from streaming_pca.wire import decode_checkpoint
 
 __all__ = ["Restored", "import_copy"]
 
 _PATIENCE_SECONDS = 60.0
 _BYTES_A_SECOND = 2 * 2**20
 """Far less than a broker on the same continent takes."""
-_OLD = (
-    "the copy is old, and with it records would be charged and answered a second time. Import the newest copy"
-)
 _TRANSACTION_MS = 900_000
 """Kafka's own ``transaction.max.timeout.ms``."""
 
@@ -166,7 +160,7 @@ def _complete(
 ) -> Restored:
     # What an import that was killed left open would hold up all that is read here.
     producer.init_transactions()
-    lost = _check_newest(kafka, copy, ledger)
+    lost = check_newest(kafka, copy, ledger)
     created = _create(kafka, streams, copy, ledger, replication)
     for each in streams:
         find_topics(kafka, each)
@@ -174,7 +168,7 @@ def _complete(
     if missing.entries or missing.states:
         # Whoever wrote until now does not any more, and what it wrote last is seen by the second look.
         _fence(kafka, copy, {*ledger.jobs, *(each.name for each in streams)})
-        lost = _check_newest(kafka, copy, ledger)
+        lost = check_newest(kafka, copy, ledger)
         missing = _compare(kafka, copy)
         _write(producer, copy, missing)
         _read_back(kafka, copy)
@@ -215,64 +209,12 @@ def _create(
     return ensure_topics(kafka, wanted.values())
 
 
-# -- whether it is the newest ------------------------------------------------
-
-
-def _check_newest(kafka: KafkaSettings, copy: Copy, ledger: Ledger) -> int:
-    """Refuse a copy that something later is known of; returns how many of its releases are gone."""
-    if len(_values(kafka, f"{copy.topic}.ledger")) > len(copy.entries):
-        return 0  # nothing is later than the ledger itself, if it is the copy's: that is compared
-    released = [e for e in map(decode_entry, copy.entries) if isinstance(e, Released)]
-    names = sorted(name for name, job in ledger.jobs.items() if job.batch)
-    seen = set()
-    for name in names:
-        known = {e.release_digest for e in released if e.job == name}
-        for value in _values(kafka, f"{name}.releases"):
-            digest = hashlib.sha256(value).hexdigest()
-            if digest not in known:
-                _refuse_release(f"{name}.releases", value)
-            seen.add(digest)
-    _check_groups(kafka, copy, ledger)
-    return sum(e.topic_id == copy.topic_id and e.release_digest not in seen for e in released)
-
-
-def _refuse_release(topic: str, value: bytes) -> None:
-    try:
-        release = Release.from_bytes(value)
-    except ValueError as error:
-        raise StreamRefused(f"releases topic {topic!r}: {error}: another program writes to it") from None
-    raise StreamRefused(
-        f"topic {topic!r} has a release of batch {release.batch} that the copy does not know: {_OLD}"
-    )
-
-
-def _check_groups(kafka: KafkaSettings, copy: Copy, ledger: Ledger) -> None:
-    """Compare with how far the streams' groups say that they have come."""
-    admin = admin_client(kafka)
-    try:
-        others = {t.removesuffix(".state") for t in admin.list_topics() if t.endswith(".state")}
-        groups = admin.list_group_offsets(sorted({*ledger.jobs, *others}))
-    except KafkaError as error:
-        raise BrokerUnreachable(f"the broker would not tell the offsets of groups: {error}") from None
-    finally:
-        admin.close()
-    for name, offsets in sorted(groups.items()):
-        state = copy.states.get(name)
-        positions = decode_checkpoint(state)[0].positions if state else {}
-        for tp, committed in sorted(offsets.items()):
-            if tp.topic == copy.topic and committed.offset > positions.get(tp.partition, 0):
-                raise StreamRefused(
-                    f"stream {name!r} has committed offset {committed.offset} of partition {tp.partition}, "
-                    f"the copy ends at {positions.get(tp.partition, 0)}: {_OLD}"
-                )
-
-
 # -- what is missing -----------------------------------------------------------
 
 
 def _compare(kafka: KafkaSettings, copy: Copy) -> _Missing:
     """What of the copy must be written; StreamRefused if the topics hold anything else."""
-    there = _values(kafka, f"{copy.topic}.ledger")
+    there = committed_values(kafka, f"{copy.topic}.ledger")
     common = min(len(there), len(copy.entries))
     if there[:common] != copy.entries[:common]:
         _refuse_ledger(f"{copy.topic}.ledger", there, copy.entries)
@@ -314,18 +256,6 @@ def _refuse_ledger(topic: str, there: tuple[bytes, ...], entries: tuple[bytes, .
         f"ledger topic {topic!r} is not empty, and differs from the copy from entry {number} on: "
         "a copy completes an empty ledger, or a part of the same one"
     )
-
-
-def _values(kafka: KafkaSettings, topic: str) -> tuple[bytes, ...]:
-    """The committed messages of a topic; none where there is no such topic."""
-    if not existing_topics(kafka, [topic]):
-        return ()
-    reader = LogReader(kafka, topic)
-    try:
-        end = high_watermark(kafka, topic)
-        return tuple(m.value or b"" for m in reader.read_to(end, _PATIENCE_SECONDS))
-    finally:
-        reader.close()
 
 
 # -- writing it ----------------------------------------------------------------
@@ -383,7 +313,7 @@ def _read_back(kafka: KafkaSettings, copy: Copy) -> None:
     missing = _compare(kafka, copy)
     if missing.entries or missing.states:
         raise SessionLost("what was written cannot be read back: import again")
-    entries = _values(kafka, f"{copy.topic}.ledger")
+    entries = committed_values(kafka, f"{copy.topic}.ledger")
     report = verify_log(enumerate(entries), topic_id=copy.topic_id)
     if not report.ok:
         raise CopyNotVerified(

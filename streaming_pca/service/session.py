@@ -35,6 +35,9 @@ __all__ = ["Progress", "Session"]
 T = TypeVar("T")
 
 _PAUSED_POLL_SECONDS = 2.0
+"""How often a paused stream is looked at."""
+_STANDING_SECONDS = 10.0
+"""How often one that waits for records is."""
 _LONGEST_TAKE_OVER_SECONDS = 600.0
 """Reading a long ledger and a large state takes as long as it takes."""
 
@@ -204,7 +207,7 @@ class Session:
         """One batch: taken, charged, answered. The same state when interrupted."""
         # A frame of its own: nothing holds this batch while the next one is gathered.
         plan = self._stream.made.plan(state)
-        taken = await self._take(plan)
+        taken = await self._take(writer, plan)
         if taken is None:
             return state
         await self._check_topic()
@@ -215,18 +218,23 @@ class Session:
         self._show_ledger(writer)
         return await self._answer(writer, state, reserved, taken)
 
-    async def _take(self, plan: Plan) -> Taken | None:
-        """Wait for a batch; None when interrupted."""
+    async def _take(self, writer: CheckpointWriter, plan: Plan) -> Taken | None:
+        """Wait for a batch; None when interrupted, or when the stream is paused or retired meanwhile."""
         source = self._source
         assert source is not None
         source.aim(plan)
+        looked = time.monotonic()
         while not self._interrupted:
             self._news.clear()
             taken = await self._threads.call(Room.RECORDS, "reading records", source.advance)
             if taken is not None:
                 return taken
-            if not self._interrupted:
-                await self._news.wait()
+            await self._wait_for_news(_STANDING_SECONDS)
+            if not self._interrupted and time.monotonic() - looked >= _STANDING_SECONDS:
+                looked = time.monotonic()
+                # A stream that waits would otherwise learn of it at its next reservation only.
+                if await self._exchange(writer, "reading the ledger", writer.standing) is not Standing.ACTIVE:
+                    self.interrupt()
         return None
 
     def _parameters(self, plan: Plan) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import signal
 import stat
 import zipfile
@@ -331,15 +332,22 @@ def test_a_ledger_of_another_history_is_left_alone(make_stream: MakeStream, capf
     stream.produce_vectors(stream.vectors(300))
     stream.run()
     path = export(capfd, stream)
-    delete(stream, "ledger", "state", "releases")
     # Whoever starts anew on records that were charged must have removed every trace.
+    forget(stream, "ledger", "state", "releases")
+    call(capfd, "topics", "create", "--config", config_of(stream), "--cap", "1,1e-6")
+    stream.run()
+    entries = stream.entries()
+    refused(capfd, stream, path, 2, "release of batch 1 that the copy does not know")
+    forget(stream, "releases")
+    refused(capfd, stream, path, 2, "is not empty, and differs from the copy from entry 2 on")
+    assert stream.entries() == entries
+
+
+def forget(stream: Stream, *roles: str) -> None:
+    """Delete topics, and what the stream's group has committed."""
+    delete(stream, *roles)
     with KafkaAdminClient(bootstrap_servers=stream.settings.kafka.bootstrap_servers) as admin:
         admin.delete_groups([stream.settings.stream.name])
-    call(capfd, "topics", "create", "--config", config_of(stream), "--cap", "1,1e-6")
-    run_batches(stream, 3)
-    entries = stream.entries()
-    refused(capfd, stream, path, 2)
-    assert stream.entries() == entries
 
 
 def test_a_running_worker_loses_its_session_and_goes_on_from_the_copy(
@@ -355,6 +363,8 @@ def test_a_running_worker_loses_its_session_and_goes_on_from_the_copy(
     restore(capfd, stream, path)
     stream.produce_vectors(x[200:])
     assert worker.ends() == 0, worker.log
+    # By the fence, not because it saw that its entry is not where it was written.
+    assert re.search(r"session lost.*(ProducerFenced|InvalidProducerEpoch)", worker.log), worker.log
     assert len(stream.own(Reserved)) == 6
     assert verified(capfd, stream)
     check_books(stream)

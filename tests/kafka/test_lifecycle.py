@@ -35,7 +35,7 @@ from streaming_pca.privacy.entries import (
 from streaming_pca.privacy.ledger import Standing
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.verify import Report
-from streaming_pca.service import inspection, lifecycle
+from streaming_pca.service import inspection, lifecycle, log_reader
 from streaming_pca.service.checkpoint import CheckpointWriter
 from streaming_pca.service.clients import plain_producer
 from streaming_pca.service.errors import SessionLost, StreamRefused
@@ -370,16 +370,15 @@ def test_workers_wait_while_paused_go_on_when_resumed_and_end_when_retired(make_
     leader = stream.start()
     leader.says("batch 1 released")
     change(stream, pause)
-    stream.produce_vectors(stream.vectors(40, seed=1))
+    # It waits for records, and looks now and then.
     leader.says("paused")
+    stream.produce_vectors(stream.vectors(40, seed=1))
     standby = stream.start()
     standby.says("standing by")
     assert len(stream.own(Reserved)) == 1
     change(stream, resume)
     leader.says("batch 2 released")
     change(stream, retire)
-    # A leader that waits for records hears of it when it next reserves.
-    stream.produce_vectors(stream.vectors(40, seed=2))
     for worker in (leader, standby):
         assert worker.ends() == 2, worker.log
         assert "Traceback" not in worker.log
@@ -517,18 +516,19 @@ def test_what_is_released_while_the_ledger_is_verified_is_judged_the_next_time(
 
     original = inspection._existing
 
-    def meanwhile(kafka: Any, topics: list[str]) -> list[str]:
-        # Between the ledger and the releases.
-        with Leader(stream) as leader:
-            leader.writer.publish()
-        write_nonsense(stream)
-        return original(kafka, topics)
-
     with Leader(stream) as leader:
         leader.commit(leader.reserve())
-    monkeypatch.setattr(inspection, "LogReader", Counting)
-    monkeypatch.setattr(inspection, "_existing", meanwhile)
-    report = verify_ledger(stream.settings.kafka, stream.settings.stream.input)
+
+        def meanwhile(kafka: Any, topics: list[str]) -> list[str]:
+            # Between the ledger and the releases.
+            leader.writer.publish()
+            write_nonsense(stream)
+            return original(kafka, topics)
+
+        for module in (inspection, log_reader):
+            monkeypatch.setattr(module, "LogReader", Counting)
+        monkeypatch.setattr(inspection, "_existing", meanwhile)
+        report = verify_ledger(stream.settings.kafka, stream.settings.stream.input)
     assert report.ok, report.problems
     assert (report.entries, report.releases) == (3, 0)
     assert read == [stream.settings.stream.ledger_topic, stream.settings.stream.releases_topic]

@@ -17,10 +17,13 @@ import pytest
 from streaming_pca.privacy.entries import (
     Abandoned,
     Cap,
+    Charged,
     Committed,
     LedgerEntry,
     OffsetRange,
+    OffsetSpan,
     Opened,
+    Paused,
     Released,
     Reserved,
     encode_entry,
@@ -66,13 +69,16 @@ def entries_of(job: str, previous: str, batches: int) -> list[LedgerEntry]:
 
 
 def made_copy() -> Copy:
-    """Two streams, of two batches and of one; and one that only abandoned."""
-    opened = Opened(topic_id=ID, topic="in", cap=Cap(epsilon="3", delta="1e-5"))
+    """Streams of two batches, of one, and of one abandoned; and a charge for a release made elsewhere."""
+    opened = Opened(topic_id=ID, topic="in", cap=Cap(epsilon="4", delta="1e-5"))
     first = entry_hash(opened)
     entries = [opened, *entries_of("a", first, 2), *entries_of("b", first, 1)]
     reserved = entries_of("c", first, 1)[0]
     abandoned = Abandoned(topic_id=ID, job="c", previous=entry_hash(reserved), batch=1, reason="x")
-    entries += [reserved, abandoned]
+    paused = Paused(topic_id=ID, job="c", previous=entry_hash(abandoned), reason="for a while")
+    span = OffsetSpan(partition=0, start=0, end=50)
+    charged = Charged(topic_id=ID, job="d", previous=first, ranges=(span,), charge=CHARGE, reason="a report")
+    entries += [reserved, abandoned, paused, charged]
     states = {"a": state_of("a", 2)[0], "b": state_of("b", 1)[0]}
     return Copy("in", ID, "2026-07-01T00:00:00.000+00:00", 31, tuple(map(encode_entry, entries)), states)
 
@@ -231,7 +237,7 @@ def test_a_part_that_unfolds_to_more_than_it_should_is_not_unfolded(tmp_path: Pa
 
 def test_a_sound_copy_is_verified() -> None:
     ledger = verified_ledger(made_copy())
-    assert {name: job.last_committed for name, job in ledger.jobs.items()} == {"a": 2, "b": 1, "c": 0}
+    assert {name: job.last_committed for name, job in ledger.jobs.items()} == {"a": 2, "b": 1, "c": 0, "d": 0}
 
 
 @pytest.mark.parametrize(
@@ -245,7 +251,7 @@ def test_a_sound_copy_is_verified() -> None:
         (line(3, lambda x: x.replace(b"0000", b"1111", 1)), "the hash chain of job 'a' breaks"),
         (without(2), "the hash chain of job 'a' breaks"),
         (without(0), "never opened"),
-        (line(0, lambda x: x.replace(b'"3"', b'"9"')), "the hash chain of job 'a' breaks"),
+        (line(0, lambda x: x.replace(b'"4"', b'"9"')), "the hash chain of job 'a' breaks"),
         (line(4, lambda x: x + b" "), "not a ledger entry"),
         (drop("states/a"), "job 'a': its state is missing"),
         (put("states/a", state_of("a", 1)[0]), "job 'a': the state is not the one that the ledger committed"),

@@ -1,0 +1,76 @@
+"""Whether a copy of a ledger is the newest, as far as anything that is left can tell.
+
+What tells of later batches: the releases topics, the offsets that the streams'
+groups have committed, and other streams that have read the input. All of them
+can be lost together with the ledger; then nothing tells.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from kafka.errors import KafkaError
+
+from streaming_pca.privacy.entries import Released, decode_entry
+from streaming_pca.privacy.ledger import Ledger
+from streaming_pca.service.backup import committed_values
+from streaming_pca.service.clients import BrokerUnreachable, admin_client
+from streaming_pca.service.copy_file import Copy
+from streaming_pca.service.errors import StreamRefused
+from streaming_pca.settings import KafkaSettings
+from streaming_pca.wire import Release, decode_checkpoint
+
+__all__ = ["check_newest"]
+
+_OLD = (
+    "the copy is old, and with it records would be charged and answered a second time. Import the newest copy"
+)
+
+
+def check_newest(kafka: KafkaSettings, copy: Copy, ledger: Ledger) -> int:
+    """Refuse a copy that something later is known of; returns how many of its releases are gone."""
+    if len(committed_values(kafka, f"{copy.topic}.ledger")) > len(copy.entries):
+        return 0  # nothing is later than the ledger itself, if it is the copy's: that is compared
+    released = [e for e in map(decode_entry, copy.entries) if isinstance(e, Released)]
+    names = sorted(name for name, job in ledger.jobs.items() if job.batch)
+    seen = set()
+    for name in names:
+        known = {e.release_digest for e in released if e.job == name}
+        for value in committed_values(kafka, f"{name}.releases"):
+            digest = hashlib.sha256(value).hexdigest()
+            if digest not in known:
+                _refuse_release(f"{name}.releases", value)
+            seen.add(digest)
+    _check_groups(kafka, copy, ledger)
+    return sum(e.topic_id == copy.topic_id and e.release_digest not in seen for e in released)
+
+
+def _refuse_release(topic: str, value: bytes) -> None:
+    try:
+        release = Release.from_bytes(value)
+    except ValueError as error:
+        raise StreamRefused(f"releases topic {topic!r}: {error}: another program writes to it") from None
+    raise StreamRefused(
+        f"topic {topic!r} has a release of batch {release.batch} that the copy does not know: {_OLD}"
+    )
+
+
+def _check_groups(kafka: KafkaSettings, copy: Copy, ledger: Ledger) -> None:
+    """Compare with how far the streams' groups say that they have come."""
+    admin = admin_client(kafka)
+    try:
+        others = {t.removesuffix(".state") for t in admin.list_topics() if t.endswith(".state")}
+        groups = admin.list_group_offsets(sorted({*ledger.jobs, *others}))
+    except KafkaError as error:
+        raise BrokerUnreachable(f"the broker would not tell the offsets of groups: {error}") from None
+    finally:
+        admin.close()
+    for name, offsets in sorted(groups.items()):
+        state = copy.states.get(name)
+        positions = decode_checkpoint(state)[0].positions if state else {}
+        for tp, committed in sorted(offsets.items()):
+            if tp.topic == copy.topic and committed.offset > positions.get(tp.partition, 0):
+                raise StreamRefused(
+                    f"stream {name!r} has committed offset {committed.offset} of partition {tp.partition}, "
+                    f"the copy ends at {positions.get(tp.partition, 0)}: {_OLD}"
+                )
