@@ -10,12 +10,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kafka import KafkaProducer
 
+from streaming_pca.embedded import EmbeddedBroker
+from streaming_pca.service import following
+from streaming_pca.service.clients import BrokerUnreachable
 from streaming_pca.service.following import FollowedRelease, NotARelease, follow_releases, last_release
 from streaming_pca.service.topics import TopicError
 from streaming_pca.settings import KafkaSettings
@@ -304,3 +308,21 @@ def test_a_broker_that_is_not_there_is_one_line() -> None:
 )
 def test_what_to_watch_must_be_named_in_one_way(capfd: Capture, arguments: list[str]) -> None:
     one_line(call(capfd, "watch", *arguments), 2, "--releases")
+
+
+@pytest.mark.broker
+def test_a_broker_that_falls_silent_meanwhile_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "_SILENCE_SECONDS", 0.5)
+    with EmbeddedBroker() as broker:
+        kafka = KafkaSettings(bootstrap_servers=broker.bootstrap, request_timeout_ms=1000)
+        create(broker.bootstrap, "t.releases")
+        follow = follow_releases(kafka, "t.releases", from_beginning=True, stopped=lambda: False)
+        with closing(follow):
+            assert next(follow) is None
+            assert broker.pid is not None
+            os.kill(broker.pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(BrokerUnreachable, match=r"reading t\.releases failed"):
+                    list(islice(follow, 100))
+            finally:
+                os.kill(broker.pid, signal.SIGCONT)

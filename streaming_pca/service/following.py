@@ -21,6 +21,8 @@ from streaming_pca.wire import Release
 __all__ = ["FollowedRelease", "NotARelease", "follow_releases", "last_release"]
 
 _POLL_MS = 200
+_SILENCE_SECONDS = 10.0
+"""After so long without a message the broker is asked for a sign of life: polling a dead one is silent."""
 _FIRST_SPAN = 4
 """Offsets of two releases, each with the marker of its transaction."""
 
@@ -115,6 +117,7 @@ class _Reader:
     def __init__(self, kafka: KafkaSettings, topic: str) -> None:
         self._topic, self._tp = topic, TopicPartition(topic, 0)
         self._timeout_ms = kafka.request_timeout_ms
+        self._heard = time.monotonic()
         self._consumer = reading_consumer(kafka)
         try:
             if 0 not in (self._consumer.partitions_for_topic(topic) or ()):
@@ -173,6 +176,11 @@ class _Reader:
 
     def _messages(self) -> list[Any]:
         polled = self._consumer.poll(timeout_ms=_POLL_MS)
+        silent = not polled and time.monotonic() - self._heard > _SILENCE_SECONDS
+        if silent:
+            self._offset(self._consumer.end_offsets)
+        if polled or silent:
+            self._heard = time.monotonic()
         return [message for messages in polled.values() for message in messages]
 
     def close(self) -> None:
