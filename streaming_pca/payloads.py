@@ -58,6 +58,10 @@ _FLAT_LIST = re.compile(rb'\[[^\[\]{}"]*+\]')
 # As int, one of more than 4300 digits would raise, and one above 2**63 would change numpy's type.
 _DECODER = json.JSONDecoder(parse_int=float)
 _BLANK = b" \t\r\n"
+_END = {
+    b"x": re.compile(rb"[ \t\r\n]*+\}[ \t\r\n]*+\Z"),
+    b"rows": re.compile(rb"[ \t\r\n]*+\][ \t\r\n]*+\}[ \t\r\n]*+\Z"),
+}
 _DEPTH = bytes(((byte in b"[{") - (byte in b"]}")) & 0xFF for byte in range(256))
 """By how much a byte changes the depth of brackets, as an int8."""
 
@@ -85,13 +89,12 @@ def rows_of_json(value: bytes, dim: int, most_rows: int) -> NDArray[np.float64]:
     if envelope is None:
         raise MalformedPayload("expected an object with one key, x or rows")
     body = value[envelope.end() :]
-    closers = b"}"
     if envelope[1] == b"rows":
         if body[:1] != b"[":
             raise MalformedPayload("rows is a list")
-        body, closers = body[1:], b"]}"
+        body = body[1:]
     texts, end = _split(body, most_rows)
-    if b"".join(body[end:].split()) != closers:
+    if _END[envelope[1]].match(body, end) is None:
         raise MalformedPayload("more than one key, or no end")
     if envelope[1] == b"x" and len(texts) != 1:
         raise MalformedPayload("x is one row, and the only key")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -283,3 +284,25 @@ def test_the_same_rows_are_one_record_or_many() -> None:
 def test_rows_are_no_matrices() -> None:
     with pytest.raises(ValueError, match="factor"):
         PayloadCodec(DIM, RecordKind.MATRIX, unit="row")
+
+
+@pytest.mark.parametrize("tail", [b" ab" * 1000, b"\x0b", b", ", b"}", b"]]}", b""])
+def test_what_follows_the_rows_must_end_the_object(tail: bytes) -> None:
+    assert len(rows_of_json(b'{"rows": [[1, 2, 3]] }\n', 3, 5)) == 1
+    with pytest.raises(MalformedPayload):
+        rows_of_json(b'{"rows": [[1, 2, 3]' + tail, 3, 5)
+    with pytest.raises(MalformedPayload):
+        rows_of_json(b'{"rows": [[1, 2, 3]]}' + (tail or b"x"), 3, 5)
+
+
+def test_a_long_tail_takes_no_memory() -> None:
+    value = b'{"rows": [[1, 2, 3]]}' + b"ab " * 2_000_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedPayload):
+            rows_of_json(value, 3, 5)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # Text, its changes of depth, the depths: a few times its size, not a list of words.
+    assert peak < 12 * len(value)

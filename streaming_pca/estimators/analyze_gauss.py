@@ -101,7 +101,7 @@ class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):
     def plan(self, state: AnalyzeGaussState) -> Plan:
         """Two disjoint parts, for the radius and for the sum."""
         granularity = self.preprocessing.granularity
-        count = max(self.options.count(state.batch) // granularity * granularity, granularity)
+        count = max(self.options.count(state.batch, state.records) // granularity * granularity, granularity)
         # Fewer could not resolve the radius, and every batch brings noise of its own.
         least = math.ceil(max(400, 1000 / self.privacy.epsilon) / granularity) * granularity
         return Plan(count, min(least, count), granularity, self._charge(), self._parameters())

@@ -62,10 +62,13 @@ class GrowingBatches(Options):
         """The most records that any plan asks for."""
         return max(self._schedule, default=self.max_batch)
 
-    def count(self, batch: int) -> int:
-        """Records of batch number ``batch``, from 0."""
+    def count(self, batch: int, records: int = 0) -> int:
+        """Records of batch number ``batch``, from 0, where ``records`` came before it."""
         if self._schedule:
-            return self._schedule[min(batch, len(self._schedule) - 1)]
+            planned = self._schedule[min(batch, len(self._schedule) - 1)]
+            # Where earlier batches closed early, fewer or more than planned are left for the last.
+            left = self.n_records - records if self.n_records is not None else 0
+            return min(planned, left) if left > 0 else planned
         size = float(self.first_batch)
         for _ in range(batch if self.growth > 1 else 0):
             size *= self.growth

@@ -1,8 +1,10 @@
 """Kafka clients with the settings that facts.md asks for.
 
-All consumers of a process share one thread for their sockets: each of its own
-would have one, and a process that runs fifty streams has hundreds of them. A
-transactional producer keeps the thread that kafka-python gives it.
+Consumers share threads for their sockets: each of its own would have one, and a
+process that runs fifty streams has hundreds of them. One thread is for what must
+not wait behind records: the election, and the clock, whose ticks would otherwise
+be delayed by the sizes of messages. A transactional producer keeps the thread
+that kafka-python gives it.
 """
 
 from __future__ import annotations
@@ -55,17 +57,17 @@ def _unreachable(settings: KafkaSettings) -> Iterator[None]:
 
 
 _io_lock = threading.Lock()
-_io: NetworkSelector | None = None
+_io: dict[bool, NetworkSelector] = {}
 
 
-def _shared_io() -> NetworkSelector:
-    """The selector that serves the sockets of all consumers; made anew if it has failed."""
-    global _io
+def _shared_io(control: bool) -> NetworkSelector:
+    """The selector that serves the sockets of consumers; made anew if it has failed."""
     with _io_lock:
-        if _io is None or _io._exception is not None:
-            _io = NetworkSelector()
-            _io.start()
-        return _io
+        found = _io.get(control)
+        if found is None or found._exception is not None:
+            found = _io[control] = NetworkSelector(client_id="control" if control else "records")
+            found.start()
+        return found
 
 
 class _Manager(KafkaConnectionManager):  # type: ignore[misc]
@@ -80,8 +82,8 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]
 class _SharedClient(KafkaNetClient):  # type: ignore[misc]
     """A consumer's client, which closes its own connections and leaves the selector running."""
 
-    def __init__(self, **configs: Any) -> None:
-        net = _shared_io()
+    def __init__(self, control: bool, **configs: Any) -> None:
+        net = _shared_io(control)
         super().__init__(net=net, manager=_Manager(net, **configs), **configs)
 
     def close(self, node_id: Any = None) -> None:
@@ -89,12 +91,12 @@ class _SharedClient(KafkaNetClient):  # type: ignore[misc]
         self._net.run(lambda: self._manager.close(node_id=node_id))
 
 
-def _consumer(**configs: Any) -> KafkaConsumer:
-    """A consumer on the shared selector; one that cannot be made leaves nothing there."""
+def _consumer(*, control: bool, **configs: Any) -> KafkaConsumer:
+    """A consumer on a shared selector; one that cannot be made leaves nothing there."""
     made: list[_SharedClient] = []
 
     def client(**more: Any) -> _SharedClient:
-        made.append(_SharedClient(**more))
+        made.append(_SharedClient(control, **more))
         return made[0]
 
     try:
@@ -140,10 +142,15 @@ def reading_consumer(
     committed: bool = True,
     max_poll_records: int = 2000,
     fetch_bytes: int = _FETCH_BYTES,
+    control: bool = False,
 ) -> KafkaConsumer:
-    """A consumer without a group: partitions and positions are assigned by hand."""
+    """A consumer without a group: partitions and positions are assigned by hand.
+
+    ``control`` is for one that fetches nothing, and must not wait behind those that do.
+    """
     with _unreachable(settings):
         return _consumer(
+            control=control,
             **_common(settings),
             isolation_level="read_committed" if committed else "read_uncommitted",
             auto_offset_reset="none",
@@ -160,6 +167,7 @@ def group_consumer(settings: KafkaSettings, group: str, assignor: type[Any]) -> 
     """Member of a group that shares partitions by ``assignor``."""
     with _unreachable(settings):
         return _consumer(
+            control=True,
             **_common(settings),
             group_id=group,
             partition_assignment_strategy=[assignor],

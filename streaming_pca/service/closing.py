@@ -56,26 +56,30 @@ class Closing:
             if self.snapshot is not None:
                 at = self.snapshot.time
                 shares = shares_under(self.snapshot, False)
-                if shares is None and (late := self._late(self.snapshot)) is not None:
+                # One look decides both whether this closes late and whether there is a newer one: a
+                # tick that came between two looks would make the batch depend on the reader's pace.
+                # In this order: a tick that comes in between must not count as one without change.
+                ticked = self._feed.ticked
+                newer = self._feed.peek()
+                unchanged_until = ticked if newer is None else newer
+                if shares is None and (late := self._late(self.snapshot, unchanged_until)) is not None:
                     at, shares = late, shares_under(self.snapshot, True)
                 if shares is not None:
                     self._since = at
                     return shares
-            newer = self._feed.next()
-            if newer is None:
+                if newer is None:
+                    self._feed.check()
+                    return None
+            taken = self._feed.next()
+            if taken is None:
                 return None
-            self.snapshot = newer
+            self.snapshot = taken
 
-    def _late(self, snapshot: Snapshot) -> float | None:
+    def _late(self, snapshot: Snapshot, unchanged_until: float) -> float | None:
         """The moment of ``max_wait`` if this was the newest snapshot then, or its own time if it is later."""
         if self._max_wait is None:
             return None
         due = self._since + self._max_wait
         if snapshot.time >= due:
             return snapshot.time
-        # The ticks between it and the next one saw the same ends. In this order: a tick that comes
-        # between the two questions must not count as one that changed nothing.
-        ticked = self._feed.ticked
-        newer = self._feed.peek()
-        unchanged_until = ticked if newer is None else newer
         return due if unchanged_until > due else None

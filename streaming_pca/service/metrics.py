@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
+from functools import reduce
+from operator import or_
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -123,7 +125,8 @@ class StreamMetrics:
         if ledger.opened is None:
             return
         spent = [c for spend in ledger.spend.values() for c in spend.over(0, 2**63)]
-        most = max(spent, key=_weight, default=Charge.nothing())
+        # Each at its largest, whichever record that is.
+        most = reduce(or_, spent, Charge.nothing())
         cap = ledger.opened.cap
         epsilon, delta = float(most.epsilon), float(most.delta)
         if ledger.opened.filter == "zcdp":
@@ -136,10 +139,6 @@ class StreamMetrics:
         show.ledger_entries.labels(self._stream).set(entries)
 
 
-def _weight(charge: Charge) -> tuple[Fraction | float, Fraction | float]:
-    return charge.epsilon, charge.delta
-
-
 def _left(cap: float, spent: float) -> float:
     return cap - spent if spent < cap else 0.0
 
@@ -148,4 +147,7 @@ def _zcdp_epsilon(rho: Fraction | float | None, delta: Fraction | float) -> floa
     """epsilon of the conversion that the zcdp filter makes; for show only."""
     if rho is None or math.isinf(rho) or not delta:
         return math.inf if rho is None or rho else 0.0
-    return float(rho) + 2 * math.sqrt(float(rho) * max(-math.log(delta), 0.0))
+    # The logarithm of an exact ratio: as a float it may be zero.
+    exact = Fraction(delta)
+    inverse = math.log(exact.denominator) - math.log(exact.numerator)
+    return float(rho) + 2 * math.sqrt(float(rho) * max(inverse, 0.0))

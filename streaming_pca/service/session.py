@@ -18,7 +18,8 @@ from streaming_pca.privacy.entries import Reserved
 from streaming_pca.privacy.ledger import Standing
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.service.checkpoint import CheckpointWriter, TakenOver
-from streaming_pca.service.errors import DeadlineExceeded, SessionLost, StreamRefused
+from streaming_pca.service.clients import BrokerUnreachable
+from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused
 from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import StreamMetrics
 from streaming_pca.service.publisher import make_release
@@ -123,9 +124,11 @@ class Session:
         writer = CheckpointWriter(self._settings.kafka, self._stream, self._topics.topic_id)
         hangs = False
         try:
-            found = await self._threads.call(
-                Room.COMMITS, "take-over", writer.take_over, deadline=_LONGEST_TAKE_OVER_SECONDS
-            )
+            # One at a time: it may wait for another job's transaction, and must leave a thread to others.
+            async with self._threads.long_exchange:
+                found = await self._threads.call(
+                    Room.COMMITS, "take-over", writer.take_over, deadline=_LONGEST_TAKE_OVER_SECONDS
+                )
             self._show_ledger(writer)
             if found.recovery.action is Action.PUBLISH:
                 await self._publish(writer)
@@ -134,11 +137,15 @@ class Session:
             hangs = True
             raise DeadlineExceeded(f"{error} (step {writer.step})") from None
         finally:
+            # Nothing may hold the session's last batch.
+            self._metrics.lag_from(lambda: 0.0)
+            if self._feed is not None:
+                self._clock.close_feed(self._feed)
             if not hangs:
-                await self._close_source()
-                if self._feed is not None:
-                    self._clock.close_feed(self._feed)
-                await self._threads.call(Room.COMMITS, "closing", writer.close, deadline=30.0)
+                try:
+                    await self._close_source()
+                finally:
+                    await self._threads.call(Room.COMMITS, "closing", writer.close, deadline=30.0)
 
     # -- learning ----------------------------------------------------------
 
@@ -157,10 +164,15 @@ class Session:
         if found.recovery.action is Action.RESUME:
             state = await self._resume(writer, state, found)
         if found.standing is Standing.PAUSED:
+            self._clock.close_feed(self._feed)  # nobody reads it
             await self._wait_while_paused(writer)
             return False
         if not self._interrupted:
-            source = await self._open_source(self._topics.partitions, found.recovery.positions)
+            positions = found.recovery.positions
+            if positions:
+                # A partition that came since is read whole.
+                positions = dict.fromkeys(self._topics.partitions, 0) | positions
+            source = await self._open_source(self._topics.partitions, positions)
             self._metrics.lag_from(lambda: source.lag)
         while not self._interrupted:
             if self._done(writer):
@@ -226,7 +238,7 @@ class Session:
         looked = time.monotonic()
         while not self._interrupted:
             self._news.clear()
-            taken = await self._threads.call(Room.RECORDS, "reading records", source.advance)
+            taken = await self._of_records("reading records", source.advance)
             if taken is not None:
                 return taken
             await self._wait_for_news(_STANDING_SECONDS)
@@ -276,8 +288,8 @@ class Session:
             )
             taken = None
             if not self._interrupted:
-                taken = await self._threads.call(
-                    Room.RECORDS, "reading the batch again", source.retake, reserved.ranges, plan.granularity
+                taken = await self._of_records(
+                    "reading the batch again", source.retake, reserved.ranges, plan.granularity
                 )
             await self._close_source()
             if taken is not None:
@@ -352,8 +364,7 @@ class Session:
         stream = self._stream
         if skip_lost is None:
             skip_lost = stream.lost_records == "skip"
-        self._source = await self._threads.call(
-            Room.RECORDS,
+        self._source = await self._of_records(
             "opening the input",
             Source,
             self._settings.kafka,
@@ -373,7 +384,22 @@ class Session:
     async def _close_source(self) -> None:
         source, self._source = self._source, None
         if source is not None:
-            await self._threads.call(Room.RECORDS, "closing", source.close, deadline=30.0)
+            await self._of_records("closing the input", source.close, deadline=30.0)
+
+    async def _of_records(
+        self, what: str, function: Callable[..., T], *args: Any, deadline: float = 0.0
+    ) -> T:
+        """Do what touches records before they are charged.
+
+        An error that we do not know may tell of them: a shape that could not be
+        allocated is a count of those that are not null.
+        """
+        try:
+            return await self._threads.call(Room.RECORDS, what, function, *args, deadline=deadline)
+        except (SessionLost, RecordsLost, BrokerUnreachable, DeadlineExceeded):
+            raise
+        except Exception:
+            raise StreamRefused(f"{what} failed; why could tell of records, so no more is said") from None
 
     async def _exchange(
         self, writer: CheckpointWriter, what: str, function: Callable[..., T], *args: Any

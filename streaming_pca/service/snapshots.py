@@ -24,6 +24,7 @@ Ends = dict[int, int]
 """An offset by partition."""
 
 _FREE_AFTER = 2**16
+_ALONE_MS = 2000
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,7 @@ class SnapshotClock:
             self._feeds = [f for f in self._feeds if f is not feed]
             if not any(f.topic == feed.topic for f in self._feeds):
                 self._partitions.pop(feed.topic, None)
+                self._silent.pop(feed.topic, None)
 
     def close(self) -> None:
         """Stop the thread."""
@@ -209,8 +211,11 @@ class SnapshotClock:
                     feeds, partitions = list(self._feeds), dict(self._partitions)
                 at = time.monotonic()
                 if feeds:
-                    consumer = consumer or reading_consumer(self._kafka)
-                    self._read(consumer, at, feeds, partitions)
+                    consumer = consumer or reading_consumer(self._kafka, control=True)
+                    if not self._read(consumer, at, feeds, partitions):
+                        # Perhaps it is the consumer that has failed.
+                        consumer.close(autocommit=False)
+                        consumer = None
                     if at - looked >= self._partitions_every:
                         looked = at
                         self._look(set(partitions))
@@ -226,8 +231,8 @@ class SnapshotClock:
         at: float,
         feeds: list[Feed],
         partitions: dict[str, tuple[TopicPartition, ...]],
-    ) -> None:
-        """One tick for all feeds."""
+    ) -> bool:
+        """One tick for all feeds; whether any topic answered."""
         # All that were answered before in one request; a new topic alone, because the client
         # waits for metadata only where it knows no leader at all.
         asked = [topic for topic in partitions if topic in self._answered]
@@ -236,8 +241,11 @@ class SnapshotClock:
         while groups:
             group = groups.pop()
             wanted = [tp for topic in group for tp in partitions[topic]]
+            timeout = self._kafka.request_timeout_ms
+            # One that does not answer may not hold up the others' ticks for long.
+            timeout = timeout if len(group) > 1 else min(timeout, _ALONE_MS)
             try:
-                found = last_offsets(consumer, wanted, self._kafka.request_timeout_ms) if wanted else {}
+                found = last_offsets(consumer, wanted, timeout) if wanted else {}
             except KafkaError as error:
                 self._answered -= set(group)
                 if len(group) > 1:
@@ -255,6 +263,7 @@ class SnapshotClock:
         for feed in feeds:
             if feed.topic in ends:
                 feed.add(at, ends[feed.topic])
+        return bool(ends)
 
     def _bear(self, topic: str, error: KafkaError) -> None:
         """Skip a topic for this tick, or give its feeds up if it has been silent for too long."""

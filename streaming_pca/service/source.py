@@ -19,6 +19,7 @@ that the topic has gained is read from the first snapshot that shows it.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -39,6 +40,8 @@ from streaming_pca.wire import PayloadCodec
 
 __all__ = ["Source", "Taken"]
 
+_PATIENCE_SECONDS = 60.0
+"""How long records that were there once may fail to come."""
 _FETCH_BYTES = 16 * 2**20
 """Fetched ahead by all partitions together (1 MiB each at least)."""
 
@@ -188,7 +191,8 @@ class Source:
         assert plan is not None
         if self._stop.is_set():
             return None
-        self._add([p for p in snapshot.ends if p not in self._buffers], {})
+        # Whole: what retention takes of them before they are read is lost, as of any other.
+        self._add(new := [p for p in snapshot.ends if p not in self._buffers], dict.fromkeys(new, 0))
         if not late:
             return self._cover(snapshot, plan.count // plan.granularity, plan.granularity)
         shares = [self._below(snapshot, p) // plan.granularity for p in self._partitions]
@@ -274,15 +278,21 @@ class Source:
         for p, r in wanted.items():
             if p not in self._buffers or self._buffers[p].position != r.start:
                 return None
-            while self._position(p) < r.end:
+            position, moved = self._position(p), time.monotonic()
+            while position < r.end:
                 if self._stop.is_set():
                     return None
+                if time.monotonic() - moved > _PATIENCE_SECONDS:
+                    raise SessionLost(f"{self._topic}-{p} cannot be read to {r.end}: it stops at {position}")
                 try:
                     self._fetch(p)
                 except (RecordsLost, SessionLost):
                     if self._firsts([p])[p] <= r.start:
                         raise
                     return None
+                reached = self._position(p)
+                if reached > position:
+                    position, moved = reached, time.monotonic()
             if self._buffers[p].below(r.end) != r.count:
                 return None
         taken = self._cut([wanted[p].count if p in wanted else 0 for p in self._partitions], granularity)

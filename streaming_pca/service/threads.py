@@ -36,6 +36,8 @@ class Threads:
         self._pools = {
             room: ThreadPoolExecutor(count, thread_name_prefix=room) for room, count in _COUNTS.items()
         }
+        self.long_exchange = asyncio.Semaphore(1)
+        """To be held by an exchange that may take long: it leaves the other threads of its room free."""
 
     async def call(
         self, room: Room, what: str, function: Callable[..., T], *args: Any, deadline: float = 0.0

@@ -97,7 +97,7 @@ class _Stream:
             return "paused"
         if self._leading.is_set():
             return "leading"
-        return "standby" if self._worker.joined else "starting"
+        return "standby" if self.stands and self._worker.joined else "starting"
 
     def lead(self, leads: bool) -> None:
         """Take the election's word."""
@@ -245,13 +245,17 @@ class Worker:
             http.start()
             log.info("metrics and health on http://%s", http.address)
         running = [asyncio.create_task(stream.run()) for stream in self._streams]
+        for task in running:
+            # The first error is raised; asyncio would print the others', whatever is in them.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
         election = asyncio.create_task(self._elect())
         try:
             await self._until_done(running, election)
         finally:
             self.stopping.set()
             await asyncio.wait([election], timeout=self._settings.kafka.request_timeout_ms / 1000)
-            await self.threads.call(Room.ELECTION, "closing", self.clock.close, deadline=30.0)
+            patience = self._settings.kafka.request_timeout_ms / 1000 + 5
+            await self.threads.call(Room.ELECTION, "closing", self.clock.close, deadline=patience)
             if http is not None:
                 await http.stop()
         return max(stream.status or 0 for stream in self._streams)
@@ -288,7 +292,7 @@ class Worker:
                 await _first(self.stopping, seconds=1.0)
             finally:
                 if election is not None:
-                    await self._vote("leaving", election.close, deadline=10.0)
+                    await self._vote("leaving", election.close, deadline=kafka.request_timeout_ms / 1000 + 5)
         self._lead(frozenset())
 
     async def _vote(

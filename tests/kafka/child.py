@@ -96,6 +96,7 @@ def main(
     strike: Strike | None = None,
     noise: bool = True,
     fetch_bytes: int | None = None,
+    telltale: str | None = None,
 ) -> None:
     """Run a worker; its log and its peak memory go to files of ``directory``."""
     log = os.open(Path(directory, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -107,6 +108,8 @@ def main(
         install(strike, Path(directory))
     if fetch_bytes is not None:
         shrink_fetches(fetch_bytes)
+    if telltale is not None:
+        break_assembly(telltale)
     Path(directory, "started").touch()
     with nullcontext() if noise else replace_noise_door(NoNoise()):
         status = run_worker([Settings(**each) for each in settings])
@@ -122,6 +125,15 @@ def shrink_fetches(fetch_bytes: int) -> None:
         return original(*args, **(kwargs | {"fetch_bytes": fetch_bytes, "max_poll_records": 7}))
 
     source.reading_consumer = reading_consumer
+
+
+def break_assembly(telltale: str) -> None:
+    """Let putting a batch together fail with a text that would tell of its records."""
+
+    def interleave(*args: Any) -> Any:
+        raise MemoryError(telltale)
+
+    source.interleave = interleave
 
 
 def peak_memory() -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from streaming_pca.privacy.entries import Reserved
 from tests.kafka.conftest import MakeStream
 from tests.kafka.stream import Child, Stream, check_books, wait_for
 
@@ -106,6 +107,17 @@ def test_no_metric_depends_on_what_records_hold(make_stream: MakeStream) -> None
         end(child)
     assert seen[0] == seen[1]
     assert logs[0] == logs[1]
+
+
+def test_an_error_before_the_reservation_tells_nothing_of_records(make_stream: MakeStream) -> None:
+    stream = make_stream()
+    stream.produce_vectors(stream.vectors(300))
+    child = stream.start(telltale="cannot allocate shape (97, 5)")
+    assert child.ends() == 2
+    assert "reading records failed" in child.log
+    assert "97" not in child.log
+    assert "Traceback" not in child.log
+    assert stream.own(Reserved) == []
 
 
 def test_health_and_readiness(make_stream: MakeStream) -> None:

@@ -1,0 +1,73 @@
+"""Gauges of budgets say what the filter says."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from streaming_pca.privacy.entries import Cap, OffsetRange, Opened, Reserved
+from streaming_pca.privacy.ledger import Ledger
+from streaming_pca.privacy.parameters import Charge
+from streaming_pca.service.metrics import Metrics
+
+
+def shown(filter: str, cap: tuple[str, str], *charges: tuple[int, int, Charge]) -> dict[str, float]:
+    """The gauges for a ledger in which each job charged offsets of partition 0."""
+    ledger = Ledger("id")
+    ledger.apply(
+        Opened(topic_id="id", topic="t", cap=Cap(epsilon=cap[0], delta=cap[1]), filter=filter)  # type: ignore[arg-type]
+    )
+    for number, (start, end, charge) in enumerate(charges):
+        job = f"job{number}"
+        entry = Reserved(
+            topic_id="id",
+            job=job,
+            batch=1,
+            previous=ledger.head(job),
+            ranges=(OffsetRange(partition=0, start=start, end=end, count=end - start),),
+            promise={},
+            parameters={},
+            charge=charge,
+        )
+        assert ledger.apply(entry).accepted
+    metrics = Metrics()
+    metrics.of("s").ledger(ledger, 1 + len(charges))
+    families = text_string_to_metric_families(metrics.text().decode())
+    return {s.name.removeprefix("streaming_pca_"): s.value for f in families for s in f.samples}
+
+
+def charge(epsilon: str, delta: str = "0", rho: str | None = None) -> Charge:
+    return Charge(epsilon=epsilon, delta=delta, rho=rho)
+
+
+def test_the_largest_charge_of_any_record_is_shown() -> None:
+    found = shown("basic", ("3", "1e-6"), (0, 10, charge("1", "1e-7")), (5, 20, charge("1/2", "1e-7")))
+    assert found["charged_epsilon"] == 1.5
+    assert found["remaining_epsilon"] == 1.5
+    assert math.isclose(found["charged_delta"], 2e-7)
+    assert math.isclose(found["remaining_delta"], 8e-7)
+    assert found["ledger_entries"] == 3
+
+
+def test_nothing_is_charged_at_first() -> None:
+    found = shown("basic", ("inf", "1"))
+    assert (found["charged_epsilon"], found["remaining_epsilon"]) == (0, math.inf)
+
+
+def test_under_zcdp_the_largest_rho_is_shown_whatever_the_epsilons_are() -> None:
+    found = shown("zcdp", ("10", "1e-6"), (0, 5, charge("2", "0", "1/100")), (5, 9, charge("1", "0", "1")))
+    expected = 1 + 2 * math.sqrt(-math.log(1e-6))
+    assert math.isclose(found["charged_epsilon"], expected)
+    assert math.isclose(found["remaining_epsilon"], 10 - expected)
+
+
+@pytest.mark.parametrize("delta", ["1e-400", "1", "0"])
+def test_a_cap_that_no_float_holds_is_no_error(delta: str) -> None:
+    found = shown("zcdp", ("100", delta), *([] if delta == "0" else [(0, 5, charge("1", "0", "1/100"))]))
+    assert 0 <= found["charged_epsilon"] < 100
+
+
+def test_no_process_metrics_are_shown() -> None:
+    assert not [name for name in shown("basic", ("1", "1")) if name.startswith(("process_", "python_"))]
