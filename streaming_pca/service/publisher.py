@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from streaming_pca.estimators.base import Subspace
 from streaming_pca.settings import StreamSettings
 from streaming_pca.wire import Release
 
-__all__ = ["make_release"]
+__all__ = ["Progress", "make_release"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Public facts of a published release, for whoever watches the worker."""
+
+    batch: int
+    records: int
+    release: bytes
 
 
 def make_release(stream: StreamSettings, subspace: Subspace, batch: int, records: int) -> bytes:

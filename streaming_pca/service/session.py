@@ -10,19 +10,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from streaming_pca.estimators.base import Plan, State, decode_state, encode_state
 from streaming_pca.privacy.entries import Reserved
 from streaming_pca.privacy.ledger import Standing
 from streaming_pca.privacy.randomness import utility_generator
+from streaming_pca.records import Batch
 from streaming_pca.service.checkpoint import CheckpointWriter, TakenOver
 from streaming_pca.service.clients import BrokerUnreachable
 from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused
 from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import StreamMetrics
-from streaming_pca.service.publisher import make_release
+from streaming_pca.service.publisher import Progress, make_release
 from streaming_pca.service.recovery import Action
 from streaming_pca.service.snapshots import Feed, SnapshotClock
 from streaming_pca.service.source import Source, Taken
@@ -31,7 +32,7 @@ from streaming_pca.service.topics import Topics, input_topic_id
 from streaming_pca.settings import Settings
 from streaming_pca.wire import PayloadCodec, Release
 
-__all__ = ["Progress", "Session"]
+__all__ = ["Session"]
 
 T = TypeVar("T")
 
@@ -41,15 +42,6 @@ _STANDING_SECONDS = 10.0
 """How often one that waits for records is."""
 _LONGEST_TAKE_OVER_SECONDS = 600.0
 """Reading a long ledger and a large state takes as long as it takes."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Public facts of a published release, for whoever watches the worker."""
-
-    batch: int
-    records: int
-    release: bytes
 
 
 class Session:
@@ -313,14 +305,10 @@ class Session:
         self, writer: CheckpointWriter, state: State, reserved: Reserved, taken: Taken
     ) -> State:
         """Compute the batch's one answer, commit it, publish it."""
-        estimator = self._stream.made
         try:
-            new: State = await self._threads.call(
-                Room.RECORDS, "learning", estimator.update, state, taken.batch
+            new, data, release = await self._threads.call(
+                Room.RECORDS, "learning", self._update, state, taken.batch, reserved.batch
             )
-            release = make_release(self._stream, estimator.release(new), reserved.batch, new.records)
-            data = encode_state(new)
-            Release.from_bytes(release)  # refuses what is not finite
         except Exception:
             # The error may tell of the records, or of noise that nobody has seen; and tried again,
             # the batch would draw new noise. It gets no answer and no explanation.
@@ -334,6 +322,14 @@ class Session:
         self._metrics.committed(reserved.count)
         await self._publish(writer)
         return new
+
+    def _update(self, state: State, batch: Batch, number: int) -> tuple[State, bytes, bytes]:
+        """The new state, its bytes, and the release that they will carry."""
+        estimator = self._stream.made
+        new: State = estimator.update(state, batch)
+        release = make_release(self._stream, estimator.release(new), number, new.records)
+        Release.from_bytes(release)  # refuses what is not finite
+        return new, encode_state(new), release
 
     async def _abandon(self, writer: CheckpointWriter, reserved: Reserved, reason: str) -> None:
         await self._exchange(writer, "abandon", writer.abandon, reserved, reason)

@@ -29,7 +29,8 @@ from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionL
 from streaming_pca.service.http import HttpServer
 from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import Metrics
-from streaming_pca.service.session import Progress, Session
+from streaming_pca.service.publisher import Progress
+from streaming_pca.service.session import Session
 from streaming_pca.service.snapshots import SnapshotClock
 from streaming_pca.service.threads import Room, Threads
 from streaming_pca.service.topics import TopicError, Topics, find_topics
