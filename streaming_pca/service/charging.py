@@ -122,8 +122,14 @@ class ChargeWriter(LedgerWriter):
                 f"ledger {self._ledger_topic!r} is not open: set a cap with "
                 "`streaming-pca topics create --config FILE --cap EPSILON,DELTA`"
             )
-        if opened.filter == "zcdp" and charge.rho is None:
-            raise ConfigurationError("--rho must be given: this ledger adds up by zCDP (--filter zcdp)")
+        if opened.filter == "zcdp" and not charge.rho:
+            what = "given" if charge.rho is None else "above 0"
+            raise ConfigurationError(f"--rho must be {what}: this ledger adds up by zCDP (--filter zcdp)")
+        if opened.filter == "basic" and not (charge.epsilon or charge.delta):
+            raise ConfigurationError(
+                "--epsilon and --delta are both 0: this ledger adds up those (--filter basic), "
+                "so that charges nothing"
+            )
         if known.batch:
             raise ConfigurationError(f"--job {self._job} is a stream with batches: choose another name")
 

@@ -178,7 +178,11 @@ class CheckpointWriter(LedgerWriter):
         ledger = self.log.ledger
         with self._step("reserve.1 dry run"):
             self.log.catch_up()
-            standing = ledger.job(self._stream.name).standing
+            job = ledger.job(self._stream.name)
+            if job.last_committed != (self._checkpoint.batch if self._checkpoint else 0):
+                # `import` writes under another id than ours, so it does not fence us as it writes.
+                raise SessionLost("the ledger and the state were brought back meanwhile")
+            standing = job.standing
             if standing is not Standing.ACTIVE:
                 # Whoever changed it has fenced us: the next take-over deals with it.
                 raise SessionLost(f"the stream is {standing}")

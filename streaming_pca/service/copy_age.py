@@ -8,6 +8,7 @@ can be lost together with the ledger; then nothing tells.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 from kafka.errors import KafkaError
 
@@ -27,12 +28,15 @@ _OLD = (
 )
 
 
-def check_newest(kafka: KafkaSettings, copy: Copy, ledger: Ledger) -> int:
-    """Refuse a copy that something later is known of; returns how many of its releases are gone."""
+def check_newest(kafka: KafkaSettings, copy: Copy, ledger: Ledger, streams: Iterable[str] = ()) -> int:
+    """Refuse a copy that something later is known of; returns how many of its releases are gone.
+
+    ``streams`` are those configured to read the input: the copy may not know them yet.
+    """
     if len(committed_values(kafka, f"{copy.topic}.ledger")) > len(copy.entries):
         return 0  # nothing is later than the ledger itself, if it is the copy's: that is compared
     released = [e for e in map(decode_entry, copy.entries) if isinstance(e, Released)]
-    names = sorted(name for name, job in ledger.jobs.items() if job.batch)
+    names = sorted({*ledger.jobs, *streams})
     seen = set()
     for name in names:
         known = {e.release_digest for e in released if e.job == name}
@@ -59,7 +63,9 @@ def _check_groups(kafka: KafkaSettings, copy: Copy, ledger: Ledger) -> None:
     """Compare with how far the streams' groups say that they have come."""
     admin = admin_client(kafka)
     try:
-        others = {t.removesuffix(".state") for t in admin.list_topics() if t.endswith(".state")}
+        # Either topic tells of a stream: state topics are lost together with the ledger.
+        found = (t.rpartition(".") for t in admin.list_topics())
+        others = {name for name, _, role in found if name and role in ("state", "releases")}
         groups = admin.list_group_offsets(sorted({*ledger.jobs, *others}))
     except KafkaError as error:
         raise BrokerUnreachable(f"the broker would not tell the offsets of groups: {error}") from None

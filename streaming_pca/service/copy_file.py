@@ -123,7 +123,8 @@ def write_copy(copy: Copy, path: Path) -> None:
 
 def check_new(path: Path) -> None:
     """Refuse to write over a file."""
-    if path.exists():
+    # Not path.exists(), which raises where it may not look, and overlooks a broken link.
+    if os.path.lexists(path):
         raise CopyError(f"{path}: is there already: name a new file")
 
 

@@ -160,15 +160,16 @@ def _complete(
 ) -> Restored:
     # What an import that was killed left open would hold up all that is read here.
     producer.init_transactions()
-    lost = check_newest(kafka, copy, ledger)
+    names = [each.name for each in streams]
+    lost = check_newest(kafka, copy, ledger, names)
     created = _create(kafka, streams, copy, ledger, replication)
     for each in streams:
         find_topics(kafka, each)
     missing = _compare(kafka, copy)
     if missing.entries or missing.states:
         # Whoever wrote until now does not any more, and what it wrote last is seen by the second look.
-        _fence(kafka, copy, {*ledger.jobs, *(each.name for each in streams)})
-        lost = check_newest(kafka, copy, ledger)
+        _fence(kafka, copy, {*ledger.jobs, *names})
+        lost = check_newest(kafka, copy, ledger, names)
         missing = _compare(kafka, copy)
         _write(producer, copy, missing)
         _read_back(kafka, copy)

@@ -228,9 +228,25 @@ def test_a_copy_that_does_not_know_a_stream_of_the_topic_is_refused(
     two = make_stream("two", input=one.settings.stream.input, cap=None)
     two.run()
     delete(one, "ledger", "state")
-    refused(
-        capfd, one, old, 2, f"stream {two.settings.stream.name!r} has committed offset", "the copy is old"
-    )
+    told = f"stream {two.settings.stream.name!r} has committed offset"
+    refused(capfd, one, old, 2, told, "the copy is old")
+    # Its state was lost as well: the releases topic still has its name.
+    delete(two, "state")
+    refused(capfd, one, old, 2, told, "the copy is old")
+
+
+def test_a_copy_from_before_the_first_batch_is_refused_for_releases_since(
+    make_stream: MakeStream, capfd: Capture
+) -> None:
+    stream = make_stream()
+    stream.produce_vectors(stream.vectors(300))
+    old = export(capfd, stream)
+    stream.run()
+    delete(stream, "ledger", "state")
+    name = stream.settings.stream.name
+    with KafkaAdminClient(bootstrap_servers=stream.settings.kafka.bootstrap_servers) as admin:
+        admin.delete_groups([name])  # as brokers do with groups that are idle for a week
+    refused(capfd, stream, old, 2, f"'{name}.releases' has a release of batch", "the copy is old")
 
 
 def test_an_old_copy_does_not_replace_a_newer_ledger_or_state(

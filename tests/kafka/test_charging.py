@@ -227,6 +227,8 @@ def test_a_zcdp_ledger_needs_rho_and_tells_the_rho_that_is_left(make_stream: Mak
     arguments = ("charge", "--job", "census", "--epsilon", "1/10", "--delta", "0", "--all", "--reason", "x")
     refused = run(stream, *arguments)
     assert "--rho must be given" in str(refused.exception)
+    # It would take nothing of this ledger's cap, whatever epsilon it names.
+    assert "--rho must be above 0" in str(run(stream, *arguments, "--rho", "0").exception)
     facts = json.loads(run(stream, *arguments, "--rho", "1/1000", "--json").stdout)
     assert facts["spent"] == {"epsilon": "1/10", "delta": "0", "rho": "1/1000"}
     left = facts["left"]["rho"]
@@ -237,6 +239,14 @@ def test_a_zcdp_ledger_needs_rho_and_tells_the_rho_that_is_left(make_stream: Mak
     more = run(stream, *arguments, "--rho", str(Fraction(left) + Fraction(1, 10**12)))
     assert more.exit_code == 3
     assert run(stream, *arguments, "--rho", left).exit_code == 0
+
+
+def test_a_basic_ledger_charges_no_rho_alone(make_stream: MakeStream) -> None:
+    stream = filled(make_stream)
+    arguments = ("charge", "--job", "census", "--epsilon", "0", "--delta", "0", "--rho", "5", "--all")
+    refused = run(stream, *arguments, "--reason", "x")
+    assert "--epsilon and --delta are both 0" in str(refused.exception)
+    assert stream.own(object) == []
 
 
 # -- the command line ------------------------------------------------------

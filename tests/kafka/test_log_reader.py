@@ -1,0 +1,51 @@
+"""A log is read to its end however long that takes, and a standstill is not."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from streaming_pca.service.clients import plain_producer
+from streaming_pca.service.errors import SessionLost
+from streaming_pca.service.log_reader import LogReader
+from tests.kafka.conftest import MakeStream
+
+PATIENCE = 1.0
+
+
+def test_a_log_that_takes_longer_than_the_patience_is_read(make_stream: MakeStream) -> None:
+    stream = make_stream(partitions=1)
+    topic = stream.settings.stream.input
+    stream.produce(bytes([i]) for i in range(12))
+    reader = LogReader(stream.settings.kafka, topic)
+    poll = reader._consumer.poll
+
+    def slow_poll(timeout_ms: int) -> Any:
+        time.sleep(PATIENCE / 4)
+        return poll(timeout_ms=timeout_ms, max_records=1)
+
+    reader._consumer.poll = slow_poll
+    started = time.monotonic()
+    assert [m.value[0] for m in reader.read_to(12, PATIENCE)] == list(range(12))
+    assert time.monotonic() - started > 2 * PATIENCE
+    reader.close()
+
+
+def test_a_standstill_ends_the_reading(make_stream: MakeStream) -> None:
+    stream = make_stream(partitions=1)
+    topic, producer = stream.settings.stream.input, stream.transactional()
+    with closing(plain_producer(stream.settings.kafka)) as plain:
+        plain.send(topic, b"a", partition=0).get(10)
+    producer.begin_transaction()
+    producer.send(topic, b"b", partition=0).get(10)
+    reader = LogReader(stream.settings.kafka, topic)
+    try:
+        with pytest.raises(SessionLost, match="for 1 s it stops at 1"):
+            list(reader.read_to(2, PATIENCE))
+    finally:
+        reader.close()
+        producer.abort_transaction()
+        producer.close()
