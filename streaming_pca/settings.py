@@ -30,6 +30,7 @@ from streaming_pca.records import RecordKind
 
 __all__ = [
     "ENV_PREFIX",
+    "TOPIC_NAME",
     "ConfigurationError",
     "HttpSettings",
     "KafkaSettings",
@@ -43,7 +44,7 @@ __all__ = [
 ENV_PREFIX = "STREAMING_PCA_"
 _LONG = 16
 """Numbers of an array that the ledger holds as such."""
-_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
 class ConfigurationError(Exception):
@@ -209,7 +210,7 @@ class StreamSettings(_Section):
     @model_validator(mode="after")
     def _check(self) -> StreamSettings:
         for field in ("name", "input"):
-            if not _TOPIC_NAME.fullmatch(getattr(self, field)):
+            if not TOPIC_NAME.fullmatch(getattr(self, field)):
                 raise ValueError(f"{field} must be 1 to 200 letters, digits, '.', '_' or '-'")
         self._check_names()
         self._made = self._make()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import reduce
+from operator import or_
 
 from streaming_pca.privacy.parameters import Charge
 
-__all__ = ["SpendMap"]
+__all__ = ["SpendMap", "largest_charge"]
 
 
 class SpendMap:
@@ -84,3 +86,9 @@ class SpendMap:
             if self._charges[index] == before:
                 del self._starts[index]
                 del self._charges[index]
+
+
+def largest_charge(spends: Iterable[SpendMap]) -> Charge:
+    """The most that any record was charged; epsilon, delta and rho each on its own."""
+    charges = (charge for spend in spends for _, _, charge in spend.intervals())
+    return reduce(or_, charges, Charge.nothing())

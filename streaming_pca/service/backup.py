@@ -14,16 +14,14 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kafka.errors import KafkaError
-
 from streaming_pca.privacy.entries import MalformedEntry, decode_entry
 from streaming_pca.privacy.ledger import Ledger
 from streaming_pca.privacy.verify import verify_log
-from streaming_pca.service.clients import BrokerUnreachable, admin_client
 from streaming_pca.service.copy_file import Copy, check_new, write_copy
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.inspection import topic_id_of
 from streaming_pca.service.log_reader import LogReader, high_watermark
+from streaming_pca.service.topics import describe
 from streaming_pca.settings import KafkaSettings
 from streaming_pca.wire import MalformedCheckpoint, decode_checkpoint
 
@@ -218,13 +216,7 @@ def existing_topics(kafka: KafkaSettings, names: list[str]) -> set[str]:
     """Those of the topics that there are."""
     if not names:
         return set()
-    admin = admin_client(kafka)
-    try:
-        return {t["name"] for t in admin.describe_topics(names) if not t["error_code"]}
-    except KafkaError as error:
-        raise BrokerUnreachable(f"the broker would not describe the topics: {error}") from None
-    finally:
-        admin.close()
+    return {t["name"] for t in describe(kafka, names, "the topics") if not t["error_code"]}
 
 
 def committed_values(kafka: KafkaSettings, topic: str) -> tuple[bytes, ...]:

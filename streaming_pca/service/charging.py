@@ -7,7 +7,6 @@ covers that too. A charge is for ever, like every other.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,11 +20,9 @@ from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.ledger_writer import LedgerWriter, check_reason
 from streaming_pca.service.log_reader import high_watermark
 from streaming_pca.service.topics import TopicError
-from streaming_pca.settings import ConfigurationError, KafkaSettings
+from streaming_pca.settings import TOPIC_NAME, ConfigurationError, KafkaSettings
 
 __all__ = ["ChargeVoid", "ChargeWriter", "Done", "charge_records"]
-
-_JOB_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
 class ChargeVoid(StreamRefused):
@@ -85,7 +82,7 @@ def charge_records(
         If an argument is wrong.
     """
     check_reason(reason)
-    if not _JOB_NAME.fullmatch(job):
+    if not TOPIC_NAME.fullmatch(job):
         raise ConfigurationError("--job must be 1 to 200 letters, digits, '.', '_' or '-'")
     if not (charge.epsilon or charge.delta or charge.rho):
         raise ConfigurationError("--epsilon and --delta are both 0: that charges nothing")

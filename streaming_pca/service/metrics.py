@@ -14,13 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
-from functools import reduce
-from operator import or_
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from streaming_pca.privacy.intervals import largest_charge
 from streaming_pca.privacy.ledger import Ledger
-from streaming_pca.privacy.parameters import Charge
 
 __all__ = ["Metrics", "StreamMetrics"]
 
@@ -124,9 +122,7 @@ class StreamMetrics:
         """Show what the ledger says of the input's records."""
         if ledger.opened is None:
             return
-        spent = [c for spend in ledger.spend.values() for c in spend.over(0, 2**63)]
-        # Each at its largest, whichever record that is.
-        most = reduce(or_, spent, Charge.nothing())
+        most = largest_charge(ledger.spend.values())
         cap = ledger.opened.cap
         epsilon, delta = float(most.epsilon), float(most.delta)
         if ledger.opened.filter == "zcdp":

@@ -41,6 +41,7 @@ from streaming_pca.service.state_topic import send_state
 from streaming_pca.service.topic_checks import broker_settings
 from streaming_pca.service.topics import (
     TopicError,
+    describe,
     ensure_topics,
     find_topics,
     input_topic_id,
@@ -185,13 +186,7 @@ def _create(
 ) -> list[str]:
     """Create what is missing of the topics that the copy's jobs and the configured streams write to."""
     if replication is None:
-        admin = admin_client(kafka)
-        try:
-            (topic,) = admin.describe_topics([copy.topic])
-        except KafkaError as error:
-            raise BrokerUnreachable(f"the broker would not describe {copy.topic}: {error}") from None
-        finally:
-            admin.close()
+        (topic,) = describe(kafka, [copy.topic], copy.topic)
         replication = min(len(p["replica_nodes"]) for p in topic["partitions"])
     wanted: dict[str, NewTopic] = {}
     for stream in streams:

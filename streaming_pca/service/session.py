@@ -27,7 +27,7 @@ from streaming_pca.service.publisher import Progress, make_release
 from streaming_pca.service.recovery import Action
 from streaming_pca.service.snapshots import Feed, SnapshotClock
 from streaming_pca.service.source import Source, Taken
-from streaming_pca.service.threads import Room, Threads
+from streaming_pca.service.threads import Room, Threads, first_of
 from streaming_pca.service.topics import Topics, input_topic_id
 from streaming_pca.settings import Settings
 from streaming_pca.wire import PayloadCodec, Release
@@ -183,21 +183,16 @@ class Session:
         self._metrics.paused(True)
         try:
             while not self._interrupted:
+                # First: an interruption while the ledger is read must end the wait that follows.
+                self._news.clear()
                 standing = await self._exchange(writer, "reading the ledger", writer.standing)
                 if standing is not Standing.PAUSED:
                     self._log.info("the stream is %s", standing)
                     return
-                self._news.clear()
-                await self._wait_for_news(_PAUSED_POLL_SECONDS)
+                await first_of(self._news, seconds=_PAUSED_POLL_SECONDS)
         finally:
             self.paused = False
             self._metrics.paused(False)
-
-    async def _wait_for_news(self, seconds: float) -> None:
-        if not self._interrupted:
-            wait = asyncio.create_task(self._news.wait())
-            await asyncio.wait([wait], timeout=seconds)
-            wait.cancel()
 
     def _done(self, writer: CheckpointWriter) -> bool:
         n_records = getattr(self._stream.made.options, "n_records", None)
@@ -233,7 +228,7 @@ class Session:
             taken = await self._of_records("reading records", source.advance)
             if taken is not None:
                 return taken
-            await self._wait_for_news(_STANDING_SECONDS)
+            await first_of(self._news, seconds=_STANDING_SECONDS)
             if not self._interrupted and time.monotonic() - looked >= _STANDING_SECONDS:
                 looked = time.monotonic()
                 # A stream that waits would otherwise learn of it at its next reservation only.

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.errors import CoordinatorNotAvailableError, GroupAuthorizationFailedError, KafkaError
 
 from streaming_pca.privacy.entries import encode_entry
-from streaming_pca.privacy.intervals import SpendMap
+from streaming_pca.privacy.intervals import largest_charge
 from streaming_pca.privacy.ledger import JobLedger, Ledger
-from streaming_pca.privacy.parameters import Charge
-from streaming_pca.service.clients import BrokerUnreachable, admin_client, reading_consumer
+from streaming_pca.service.clients import (
+    BrokerUnreachable,
+    admin_client,
+    first_offsets,
+    last_offsets,
+    reading_consumer,
+)
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.service.following import last_release
 from streaming_pca.service.inspection import describe_charge, describe_left, topic_id_of
@@ -131,9 +134,9 @@ class _Reader:
         partitions = sorted(self._consumer.partitions_for_topic(stream.input) or ())
         tps = [TopicPartition(stream.input, p) for p in partitions]
         timeout = self._kafka.request_timeout_ms
-        first = self._consumer.beginning_offsets(tps, timeout_ms=timeout)
+        first = first_offsets(self._consumer, tps, timeout)
         # On a read_committed consumer: what workers can read, open transactions left out.
-        end = self._consumer.end_offsets(tps, timeout_ms=timeout)
+        end = last_offsets(self._consumer, tps, timeout)
         committed = _of_groups(lambda: self._admin.list_group_offsets({stream.name: None})) or {}
         of_group = {tp: found.offset for tp, found in committed.get(stream.name, {}).items()}
         by_partition = {}
@@ -179,7 +182,7 @@ def _charges(ledger: Ledger, job: JobLedger) -> dict[str, Any]:
     if opened is None:
         return {"charged": None, "left": None, "cap": None, "filter": None}
     zcdp = opened.filter == "zcdp"
-    own, of_all = _largest(job.spend.values()), _largest(ledger.spend.values())
+    own, of_all = largest_charge(job.spend.values()), largest_charge(ledger.spend.values())
     return {
         "charged": {
             "by_stream": describe_charge(own, with_rho=zcdp),
@@ -189,9 +192,3 @@ def _charges(ledger: Ledger, job: JobLedger) -> dict[str, Any]:
         "cap": opened.cap.model_dump(mode="json"),
         "filter": opened.filter,
     }
-
-
-def _largest(spends: Iterable[SpendMap]) -> Charge:
-    """The most that any record was charged; epsilon and delta each on its own."""
-    charges = (charge for spend in spends for _, _, charge in spend.intervals())
-    return reduce(or_, charges, Charge.nothing())

@@ -1,4 +1,4 @@
-"""The few threads that all streams of a process share, and deadlines on what runs there."""
+"""The few threads that all streams of a process share, and waiting with a deadline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from streaming_pca.service.errors import DeadlineExceeded
 
-__all__ = ["Room", "Threads"]
+__all__ = ["Room", "Threads", "first_of"]
 
 T = TypeVar("T")
 
@@ -65,3 +65,11 @@ class Threads:
             if not done:
                 raise DeadlineExceeded(f"{what} did not finish within {deadline:g} s")
         return await future
+
+
+async def first_of(*events: asyncio.Event, seconds: float | None = None) -> None:
+    """Wait until one of the events is set, or for some seconds."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ __all__ = [
     "Topics",
     "check_topics",
     "create_topics",
+    "describe",
     "ensure_topics",
     "find_topics",
     "input_topic_id",
@@ -189,15 +190,26 @@ def find_topics(kafka: KafkaSettings, stream: StreamSettings) -> Topics:
     return topics
 
 
-def input_topic_id(kafka: KafkaSettings, stream: StreamSettings) -> str | None:
-    """The id that the input topic has now; None if there is no such topic."""
+def describe(kafka: KafkaSettings, names: Sequence[str], what: str) -> list[dict[str, Any]]:
+    """What the broker says of topics; ``error_code`` tells which of them are not there.
+
+    Raises
+    ------
+    BrokerUnreachable
+        Its line calls them ``what``.
+    """
     admin = admin_client(kafka)
     try:
-        (topic,) = admin.describe_topics([stream.input])
+        return list(admin.describe_topics(list(names)))
     except KafkaError as error:
-        raise BrokerUnreachable(f"the broker would not describe {stream.input}: {_one_line(error)}") from None
+        raise BrokerUnreachable(f"the broker would not describe {what}: {_one_line(error)}") from None
     finally:
         admin.close()
+
+
+def input_topic_id(kafka: KafkaSettings, stream: StreamSettings) -> str | None:
+    """The id that the input topic has now; None if there is no such topic."""
+    (topic,) = describe(kafka, [stream.input], stream.input)
     return None if topic["error_code"] else str(topic["topic_id"])
 
 

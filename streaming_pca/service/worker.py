@@ -32,7 +32,7 @@ from streaming_pca.service.metrics import Metrics
 from streaming_pca.service.publisher import Progress
 from streaming_pca.service.session import Session
 from streaming_pca.service.snapshots import SnapshotClock
-from streaming_pca.service.threads import Room, Threads
+from streaming_pca.service.threads import Room, Threads, first_of
 from streaming_pca.service.topics import TopicError, Topics, find_topics
 from streaming_pca.settings import ConfigurationError, Settings
 
@@ -138,7 +138,7 @@ class _Stream:
         if not self._leading.is_set():
             self._log.info("standing by for stream %s", self.settings.stream.name)
         while not stopping.is_set():
-            await _first(self._leading, stopping)
+            await first_of(self._leading, stopping)
             if stopping.is_set():
                 break
             started = time.monotonic()
@@ -150,7 +150,7 @@ class _Stream:
                     raise
                 self._bear(started)
                 self._log.warning("session lost, recovering from the topics: %s", error)
-                await _first(stopping, seconds=1.0)
+                await first_of(stopping, seconds=1.0)
                 continue
             finally:
                 topics = None
@@ -274,7 +274,7 @@ class Worker:
     async def _elect(self) -> None:
         """Serve the election until stopping; a failed consumer is made anew."""
         kafka, group = self._settings.kafka, self._settings.worker.group
-        await _first(self.candidates, self.stopping)
+        await first_of(self.candidates, self.stopping)
         while not self.stopping.is_set():
             election = None
             try:
@@ -290,7 +290,7 @@ class Worker:
             except (KafkaError, BrokerUnreachable) as error:
                 log.warning("election: %s", error)
                 self._lead(frozenset())
-                await _first(self.stopping, seconds=1.0)
+                await first_of(self.stopping, seconds=1.0)
             finally:
                 if election is not None:
                     await self._vote("leaving", election.close, deadline=kafka.request_timeout_ms / 1000 + 5)
@@ -308,14 +308,6 @@ class Worker:
     def _lead(self, won: frozenset[str]) -> None:
         for stream in self._streams:
             stream.lead(stream.topic in won and stream.status is None)
-
-
-async def _first(*events: asyncio.Event, seconds: float | None = None) -> None:
-    """Wait until one of the events is set, or for some seconds."""
-    waits = [asyncio.create_task(event.wait()) for event in events]
-    await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    for wait in waits:
-        wait.cancel()
 
 
 def run_worker(settings: Sequence[Settings], on_release: Callable[[Progress], None] | None = None) -> int:
