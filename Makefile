@@ -4,6 +4,8 @@
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
+# Two processes: most tests wait for a broker. A file's tests share a process.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
 	"$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1 && echo "$$p" && break; done)
@@ -15,13 +17,13 @@ demo: $(VENV)/demo.stamp
 	$(BIN)/streaming-pca demo
 
 test: $(VENV)/test.stamp
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 check: $(VENV)/test.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not kafka and not broker and not slow"
+	$(PYTEST) -m "not kafka and not broker and not slow"
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -176,6 +176,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         Parameters
         ----------
         X : (m, d) vectors or (m, r, d) factors
+            At least two records.
         y : ignored
 
         Raises
@@ -183,7 +184,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         ValueError
             As in :meth:`fit`; nothing is charged then.
         """
-        array = self._checked(X, least=1)
+        array = self._checked(X, least=2)
         if len(array) > MAX_RECORDS:
             raise ValueError(f"X has {len(array)} records, a batch at most {MAX_RECORDS}: pass it in parts")
         begun = hasattr(self, "_state")
@@ -202,8 +203,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     def _usable(array: Rows, estimator: Estimator[Any, Any]) -> int:
         """How many records can be learnt from: whole pairs, where they are paired."""
         granularity = estimator.preprocessing.granularity
-        if granularity > 1 and (len(array) < granularity or array.shape[1:-1] not in ((), (1,))):
-            raise ValueError(f'centering = "pairs" needs two records, of one row each; X is {array.shape}')
+        if granularity > 1 and array.shape[1:-1] not in ((), (1,)):
+            raise ValueError(f'centering = "pairs" needs records of one row each; X is {array.shape}')
         return len(array) - len(array) % granularity
 
     def _configured(self, dim: int, n_records: int | None) -> Estimator[Any, Any]:

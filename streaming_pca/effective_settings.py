@@ -121,6 +121,7 @@ def describe_stream(stream: StreamSettings) -> dict[str, Any]:
     rho = plan.charge.rho
     return {
         "stream": stream.name,
+        "privacy_unit": stream.privacy_unit,
         "topics": {
             "input": stream.input,
             "ledger": stream.ledger_topic,

@@ -103,6 +103,14 @@ class Batch:
         rows = np.concatenate(parts) if parts else np.zeros((0, dim))
         return cls(rows, np.cumsum(lengths, dtype=np.int64), kind)
 
+    def keeping(self, counted: NDArray[np.bool_]) -> Batch:
+        """The same batch with all records null but those that count (m,); each keeps its place."""
+        lengths = np.diff(self.starts)
+        rows = self.rows[np.repeat(counted, lengths)]
+        starts = np.zeros(len(self) + 1, dtype=np.int64)
+        np.cumsum(np.where(counted, lengths, 0), out=starts[1:])
+        return Batch(rows, starts, self.kind)
+
     def split(self, counts: Sequence[int]) -> tuple[Batch, ...]:
         """Disjoint parts of the given numbers of records, by position; no copy."""
         if sum(counts) != len(self) or min(counts, default=0) < 0:

@@ -5,15 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     PrivateAttr,
-    SecretStr,
     ValidationError,
     field_validator,
     model_validator,
@@ -21,7 +17,9 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from streaming_pca.estimators.base import Estimator
+from streaming_pca.estimators.diagnostics import MAX_SHARE
 from streaming_pca.estimators.registry import find
+from streaming_pca.kafka_settings import ConfigurationError, KafkaSettings, Section
 from streaming_pca.linalg.lattice import MAX_RECORDS
 from streaming_pca.preprocessing import Numbers, Preprocessing
 from streaming_pca.privacy.entries import Cap
@@ -47,76 +45,7 @@ _LONG = 16
 TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
-class ConfigurationError(Exception):
-    """A setting is wrong; the message is one line that names it."""
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class KafkaSettings(_Section):
-    """How to reach the broker, and how long to wait for it."""
-
-    bootstrap_servers: str = "localhost:9092"
-    """HOST:PORT, or several with commas between."""
-    bootstrap_timeout_ms: int = Field(default=5000, ge=100)
-    """How long to look for a broker."""
-    request_timeout_ms: int = Field(default=10_000, ge=1000)
-    """How long to wait for an answer."""
-    session_timeout_ms: int = Field(default=6000, ge=1000)
-    """A leader that was silent for so long is replaced."""
-    transaction_timeout_ms: int = Field(default=15_000, ge=1000)
-    """The broker aborts a transaction that was open for so long."""
-    unchecked_topics: bool = False
-    """Go on where the broker does not tell how topics are kept: the embedded one does not."""
-    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    """Encryption and authentication of the connection."""
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
-    """How to authenticate, where the protocol is one of SASL's."""
-    sasl_username: str | None = None
-    """Who to authenticate as."""
-    sasl_password: SecretStr | None = None
-    """Only from the environment: ``STREAMING_PCA_KAFKA__SASL_PASSWORD``."""
-    sasl_password_file: Path | None = None
-    """A file that holds the password, instead."""
-    ssl_cafile: Path | None = None
-    """Certificates of the authorities that are trusted, PEM; the system's where not given."""
-    ssl_certfile: Path | None = None
-    """The client's certificate, PEM."""
-    ssl_keyfile: Path | None = None
-    """Its key, PEM."""
-
-    @model_validator(mode="after")
-    def _check(self) -> KafkaSettings:
-        if self.sasl_password is not None and self.sasl_password_file is not None:
-            raise ValueError("set sasl_password or sasl_password_file, not both")
-        if self.security_protocol.startswith("SASL"):
-            if self.sasl_mechanism is None or self.sasl_username is None:
-                raise ValueError(
-                    f"security_protocol {self.security_protocol} needs sasl_mechanism and sasl_username"
-                )
-            if self.sasl_password is None and self.sasl_password_file is None:
-                raise ValueError(
-                    "a password is needed: sasl_password_file, or STREAMING_PCA_KAFKA__SASL_PASSWORD"
-                )
-        return self
-
-    @property
-    def password(self) -> str | None:
-        """The password in clear, for the client; ConfigurationError if its file cannot be read."""
-        if self.sasl_password_file is None:
-            return None if self.sasl_password is None else self.sasl_password.get_secret_value()
-        try:
-            return self.sasl_password_file.read_text(encoding="utf-8").rstrip("\r\n")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "is not UTF-8 text"
-            raise ConfigurationError(
-                f"kafka.sasl_password_file: {self.sasl_password_file}: {reason}"
-            ) from None
-
-
-class WorkerSettings(_Section):
+class WorkerSettings(Section):
     """How the worker runs; none of it is part of the promise."""
 
     group: str = Field(default="streaming-pca", pattern=r"^[A-Za-z0-9._-]{1,200}$")
@@ -133,7 +62,7 @@ class WorkerSettings(_Section):
     """Exit once ``options.n_records`` records are learnt (for a stream of known length)."""
 
 
-class HttpSettings(_Section):
+class HttpSettings(Section):
     """Metrics and health, for operators: no authentication, so loopback by default."""
 
     enabled: bool = True
@@ -144,7 +73,7 @@ class HttpSettings(_Section):
     """Port to listen on; 0 takes any free one and logs it."""
 
 
-class LogSettings(_Section):
+class LogSettings(Section):
     """What the worker writes on standard error."""
 
     format: Literal["text", "json"] = "text"
@@ -153,7 +82,7 @@ class LogSettings(_Section):
     """The least severe lines that are written."""
 
 
-class StreamSettings(_Section):
+class StreamSettings(Section):
     """A stream: what is read, what is promised, how it is learnt."""
 
     name: str
@@ -165,11 +94,14 @@ class StreamSettings(_Section):
     rank: int = Field(ge=1)
     """Dimension k of the subspace."""
     epsilon: float
-    """Of the promise for each record, all releases together."""
+    """Of the promise for each unit of privacy, all releases together."""
     delta: float
     """Of the promise."""
-    privacy_unit: Literal["message", "row"] = "message"
-    """What one record is: a message with all its rows, or each row of a message."""
+    privacy_unit: Literal["message", "row", "user"] = "message"
+    """What the promise protects: a message with all its rows, each row of a message, or all messages
+    of a user, who is the message's key."""
+    contributions_per_user: int = Field(default=1, ge=1, le=65535)
+    """Batches that one user may count in, with one message each; for `privacy_unit = "user"` only."""
     record_kind: RecordKind = RecordKind.FACTOR
     """Vectors and factors F (A = F^T F), or symmetric matrices."""
     feature_names: tuple[str, ...] | None = None
@@ -190,6 +122,9 @@ class StreamSettings(_Section):
     """The algorithm, by its id; see `streaming-pca estimators`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The estimator's own settings."""
+    diagnostics_share: float = Field(default=0.02, ge=0, le=MAX_SHARE)
+    """Share of epsilon that pays for noisy counts of null and of clipped records in each batch,
+    shown as metrics; 0 for none."""
     seed: int | None = None
     """Of utility randomness (an initial basis), never of noise."""
     lost_records: Literal["stop", "skip"] = "stop"
@@ -216,6 +151,8 @@ class StreamSettings(_Section):
         self._made = self._make()
         if self.privacy_unit == "row":
             self._check_rows()
+        if self.privacy_unit != "user" and self.contributions_per_user != 1:
+            raise ValueError('contributions_per_user needs privacy_unit = "user"')
         return self
 
     def _check_names(self) -> None:
@@ -253,7 +190,9 @@ class StreamSettings(_Section):
         return kind(
             self.dim,
             self.rank,
-            PrivacyParameters(epsilon=self.epsilon, delta=self.delta),
+            PrivacyParameters(
+                epsilon=self.epsilon, delta=self.delta, contributions=self.contributions_per_user
+            ),
             Preprocessing(
                 dim=self.dim,
                 kind=self.record_kind,
@@ -262,6 +201,7 @@ class StreamSettings(_Section):
                 scale=self.scale,
             ),
             options,
+            self.diagnostics_share,
         )
 
     @property
@@ -277,7 +217,9 @@ class StreamSettings(_Section):
         """
         names = ("epsilon", "delta", "privacy_unit", "dim", "rank", "estimator", "record_kind", "max_rows")
         more = ("dtype", "centering", "bounds", "scale")
-        whole = self.model_dump(mode="json", include=set(names + more))
+        # Named only where it says something: the promises of other streams are as they were.
+        of_users = ("contributions_per_user",) if self.privacy_unit == "user" else ()
+        whole = self.model_dump(mode="json", include=set(names + more + of_users))
         return {name: _digested(value) for name, value in whole.items()}
 
     @property

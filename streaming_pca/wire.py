@@ -14,7 +14,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from streaming_pca.arrow import find_pyarrow, rows_of_arrow
 from streaming_pca.payloads import rows_of_json, rows_of_npy
+from streaming_pca.privacy.users import hash_users
 from streaming_pca.records import RecordKind, is_symmetric
+from streaming_pca.user_index import UserIndex
 
 __all__ = [
     "CONTENT_TYPES",
@@ -37,12 +39,13 @@ CONTENT_TYPES = (OCTETS, NPY, JSON, ARROW)
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
 _PLAIN = [("content-type", OCTETS.encode())]
 Rows = NDArray[np.floating]
-PrivacyUnit = Literal["message", "row"]
+PrivacyUnit = Literal["message", "row", "user"]
 
 
 class Message(Protocol):
     """The parts of a Kafka message that a codec reads."""
 
+    key: bytes | None
     value: bytes | None
     headers: Sequence[tuple[str, bytes]]
 
@@ -59,8 +62,10 @@ class PayloadCodec:
         Of octet streams whose message does not say (header ``dtype``).
     max_rows : int
         Most rows of a payload.
-    unit : {"message", "row"}
-        What a record is: a whole payload, or each of its rows.
+    unit : {"message", "row", "user"}
+        What a record is: a whole payload ("user" too), or each of its rows.
+    user_key : bytes or None
+        For unit user: what messages' keys are hashed with.
     arrow : bool
         Whether pyarrow is installed. Without it Arrow payloads are null.
 
@@ -90,6 +95,7 @@ class PayloadCodec:
     dtype: Literal["float32", "float64"] = "float32"
     max_rows: int = 64
     unit: PrivacyUnit = "message"
+    user_key: bytes | None = field(default=None, repr=False)
     _pyarrow: Any | None = field(init=False, repr=False, compare=False, default_factory=find_pyarrow)
 
     def __post_init__(self) -> None:
@@ -194,6 +200,15 @@ class PayloadCodec:
         present = [rows for rows in decoded if rows is not None]
         return np.concatenate(present) if present else np.zeros((0, self.dim), np.float32), lengths
 
+    def users_of(self, messages: Sequence[Message]) -> NDArray[np.uint64] | None:
+        """Keyed hashes (n, 2) of the messages' keys, for unit user; a key itself goes no further.
+
+        (0, 0) for a message without a key. None for other units.
+        """
+        if self.user_key is None:
+            return None
+        return hash_users(self.user_key, [message.key for message in messages])
+
     def _decode_octets(self, messages: Sequence[Message]) -> tuple[Rows, NDArray[np.int64]] | None:
         """The fast path: plain octet streams, gathered in one copy."""
         if self.kind is not RecordKind.FACTOR:
@@ -257,6 +272,8 @@ class Release(BaseModel):
     delta: float
     adjacency: str
     privacy_unit: str
+    contributions_per_user: int | None = None
+    """Batches that one user may count in; only where the privacy unit is the user."""
     feature_names: list[str] | None = None
     """Names of the d numbers of a component, where the stream has them."""
     created: str
@@ -264,7 +281,8 @@ class Release(BaseModel):
 
     def to_bytes(self) -> bytes:
         """The message's value."""
-        return self.model_dump_json().encode()
+        unsaid = {"contributions_per_user"} if self.contributions_per_user is None else None
+        return self.model_dump_json(exclude=unsaid).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Release:
@@ -293,6 +311,8 @@ class Checkpoint:
     salt : bytes
         Makes the digest in the ledger useless to whoever lacks the state.
     state, release : bytes
+    users : UserIndex or None
+        Only where the privacy unit is the user.
     """
 
     topic_id: str
@@ -302,22 +322,23 @@ class Checkpoint:
     salt: bytes
     state: bytes
     release: bytes
+    users: UserIndex | None = None
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> tuple[bytes, str]:
     """Bytes of a checkpoint, and their digest for the ledger (the salt is inside)."""
-    header = json.dumps(
-        {
-            "version": 1,
-            "topic_id": checkpoint.topic_id,
-            "stream": checkpoint.stream,
-            "batch": checkpoint.batch,
-            "positions": {str(p): o for p, o in sorted(checkpoint.positions.items())},
-            "salt": checkpoint.salt.hex(),
-            "state_bytes": len(checkpoint.state),
-        },
-        sort_keys=True,
-    ).encode()
+    facts = {
+        "version": 1,
+        "topic_id": checkpoint.topic_id,
+        "stream": checkpoint.stream,
+        "batch": checkpoint.batch,
+        "positions": {str(p): o for p, o in sorted(checkpoint.positions.items())},
+        "salt": checkpoint.salt.hex(),
+        "state_bytes": len(checkpoint.state),
+    }
+    if checkpoint.users is not None:
+        facts["users"] = checkpoint.users.plain()
+    header = json.dumps(facts, sort_keys=True).encode()
     data = len(header).to_bytes(4, "big") + header + checkpoint.state + checkpoint.release
     return data, hashlib.sha256(data).hexdigest()
 
@@ -336,7 +357,8 @@ def decode_checkpoint(data: bytes) -> tuple[Checkpoint, str]:
             salt=bytes.fromhex(header["salt"]),
             state=body[: header["state_bytes"]],
             release=body[header["state_bytes"] :],
+            users=UserIndex.of_plain(header["users"]) if "users" in header else None,
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MalformedCheckpoint(f"state message cannot be read: {error}") from None
     return checkpoint, hashlib.sha256(data).hexdigest()

@@ -20,9 +20,13 @@ import pytest
 from streaming_pca.embedded import EmbeddedBroker, EmbeddedBrokerUnavailable, cluster_id
 from tests.kafka.broker import KafkaServer, KafkaUnavailable, fetch_jars, find_java
 
+# pytest-xdist sets it for its workers, and a console that is made meanwhile keeps that width.
+os.environ.pop("COLUMNS", None)
+
 _MARKERS = {"kafka_bootstrap": "kafka", "broker_bootstrap": "broker"}
 _INSTALLATION: pytest.StashKey[tuple[str, Path] | KafkaUnavailable] = pytest.StashKey()
-_SKIPPED: pytest.StashKey[Counter[tuple[str, str]]] = pytest.StashKey()
+_NO_BROKER = "no broker"
+_skipped: Counter[tuple[str, str]] = Counter()
 
 
 class NoBroker(pytest.skip.Exception):
@@ -45,6 +49,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for fixture, marker in _MARKERS.items():
             if fixture in getattr(item, "fixturenames", ()) and item.get_closest_marker(marker) is None:
                 item.add_marker(marker)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    # Once, before pytest-xdist starts its workers, which would each fetch the jars.
+    config = session.config
+    starts_workers = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
+    wanted = "not kafka" not in config.option.markexpr and not config.option.collectonly
+    if starts_workers and wanted and not os.environ.get("KAFKA_BOOTSTRAP"):
+        installation()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -125,10 +139,17 @@ def unique_name() -> Callable[[str], str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Any:
+    report = yield
     if call.excinfo is not None and isinstance(call.excinfo.value, NoBroker):
-        skipped = item.config.stash.setdefault(_SKIPPED, Counter())
-        skipped[call.excinfo.value.kind, call.excinfo.value.reason] += 1
-    return (yield)
+        # A worker of pytest-xdist sends its reports to the process that prints.
+        report.user_properties.append((_NO_BROKER, [call.excinfo.value.kind, call.excinfo.value.reason]))
+    return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    for name, value in report.user_properties:
+        if name == _NO_BROKER:
+            _skipped[tuple(value)] += 1
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -136,7 +157,8 @@ def pytest_sessionfinish(session: pytest.Session) -> Any:
     # Outermost, because pytest prints its totals after `pytest_terminal_summary`: this comes last.
     result = yield
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    for (kind, reason), count in session.config.stash.get(_SKIPPED, Counter()).items():
-        tests = "TEST" if count == 1 else "TESTS"
-        reporter.write_line(f"{count} {kind.upper()} {tests} SKIPPED: {reason.upper()}", yellow=True)
+    if reporter is not None:
+        for (kind, reason), count in _skipped.items():
+            tests = "TEST" if count == 1 else "TESTS"
+            reporter.write_line(f"{count} {kind.upper()} {tests} SKIPPED: {reason.upper()}", yellow=True)
     return result

@@ -27,6 +27,18 @@ def test_a_null_record_keeps_its_place() -> None:
     assert taken_apart(batch) == [[[1.0, 1.0]], [], [[3.0, 3.0], [3.0, 3.0]], []]
 
 
+def test_records_that_do_not_count_are_null_and_the_others_are_as_they_were() -> None:
+    whole = mixed()
+    for counted in (np.arange(10) % 3 == 0, np.zeros(10, np.bool_), np.ones(10, np.bool_)):
+        kept = whole.keeping(counted)
+        assert len(kept) == 10
+        assert kept.kind is whole.kind
+        expected = [record if c else [] for record, c in zip(taken_apart(whole), counted, strict=True)]
+        assert taken_apart(kept) == expected
+    none = Batch.of_records([], 2)
+    assert len(none.keeping(np.zeros(0, np.bool_))) == 0
+
+
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 def test_a_vector_that_is_not_finite_is_null_and_keeps_its_place(poison: float) -> None:
     x = np.arange(6.0).reshape(3, 2)

@@ -36,6 +36,17 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
     assert settings.stream.promise["bounds"] == [-5.0, 5.0]
 
 
+def test_a_user_may_count_as_often_as_the_estimator_is_calibrated_for(tmp_path: Path) -> None:
+    unit = GOOD + 'privacy_unit = "user"\n'
+    for text, expected in ((unit, 1), (unit + "contributions_per_user = 5\n", 5)):
+        stream = load(tmp_path, text).stream
+        assert stream.made.privacy.contributions == expected
+        assert stream.promise["contributions_per_user"] == expected
+        assert stream.promise["privacy_unit"] == "user"
+    # What other streams have promised is as it was: a changed promise is refused.
+    assert "contributions_per_user" not in load(tmp_path, GOOD).stream.promise
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -47,6 +58,11 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
         (("epsilon = 1.0", "epsilon = nan"), "epsilon must be"),
         (("delta = 1e-6", "delta = 1"), "delta must lie"),
         (("delta = 1e-6", "delta = 0"), "delta must lie"),
+        (("dim = 4", "dim = 4\ncontributions_per_user = 2"), 'needs privacy_unit = "user"'),
+        (
+            ("dim = 4", "dim = 4\nprivacy_unit = 'user'\ncontributions_per_user = 0"),
+            "stream.contributions_per_user: ",
+        ),
         (("dim = 4", "dim = 'x'"), "stream.dim"),
         (("dim = 4\n", ""), "stream.dim: must be set"),
         (("dim = 4", "dim = 4\ncolour = 1"), "stream.colour: no such setting"),
@@ -63,7 +79,7 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
         (("dim = 4", "dim = 4\ncentering = 'mean'"), "centering"),
         (("dim = 4", "dim = 4\nscale = 0"), "scale must be above 0"),
         (("dim = 4", "dim = 4\nrecord_kind = 'matrix'"), "centering"),
-        (("dim = 4", "dim = 4\nprivacy_unit = 'user'"), "privacy_unit"),
+        (("dim = 4", "dim = 4\nprivacy_unit = 'person'"), "privacy_unit"),
         (("dim = 4", "dim = 4\n[stream.options]\nnope = 1"), "nope: no such setting"),
         (("dim = 4", "dim = 4 4"), "is not TOML"),
     ],

@@ -6,7 +6,7 @@ import io
 import json
 import pickle
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streaming_pca.privacy.users import hash_users
 from streaming_pca.records import RecordKind
 from streaming_pca.wire import (
     Checkpoint,
@@ -32,6 +33,7 @@ CODEC = PayloadCodec(DIM, max_rows=4)
 class Message:
     value: bytes | None
     headers: list[tuple[str, bytes]] = field(default_factory=list)
+    key: bytes | None = None
 
 
 def message(value: bytes | None, content_type: str | None = None, **headers: str) -> Message:
@@ -267,3 +269,24 @@ def test_a_release_round_trips_and_anything_else_is_refused() -> None:
     )
     with pytest.raises(ValueError, match="not a release"):
         Release.from_bytes(b'{"kind": "subspace"}')
+    # A new field is not in the releases of streams that have no use for it: older readers refuse it.
+    assert b"contributions" not in release.to_bytes()
+    of_users = release.model_copy(update={"privacy_unit": "user", "contributions_per_user": 3})
+    assert Release.from_bytes(of_users.to_bytes()) == of_users
+    assert b'"contributions_per_user":3' in of_users.to_bytes()
+
+
+def test_a_message_key_leaves_the_codec_as_a_keyed_hash_only() -> None:
+    secret = b"s" * 32
+    codec = PayloadCodec(DIM, unit="user", user_key=secret)
+    keys = [b"ada", None, b"bob", b"", b"ada"]
+    messages = [replace(message(b""), key=key) for key in keys]
+    users = codec.users_of(messages)
+    assert users is not None
+    np.testing.assert_array_equal(users, hash_users(secret, keys))
+    assert users.any(axis=1).tolist() == [True, False, True, False, True]
+    other = PayloadCodec(DIM, unit="user", user_key=b"t" * 32).users_of(messages)
+    assert other is not None
+    assert not np.isin(users[users.any(axis=1)], other).any()
+    assert PayloadCodec(DIM).users_of(messages) is None
+    assert "ssss" not in repr(codec)

@@ -10,6 +10,7 @@ import typer
 
 from streaming_pca import __version__
 from streaming_pca.cli import (
+    audit,
     backup,
     config,
     demo,
@@ -43,6 +44,7 @@ app.add_typer(stream.app, name="stream")
 app.command()(status.status)
 app.add_typer(config.app, name="config")
 app.command()(estimators.estimators)
+app.command()(audit.audit)
 app.command()(demo.demo)
 
 
@@ -67,6 +69,8 @@ def main() -> NoReturn:
 def _status_of(error: Exception) -> int | None:
     """Exit status of an error that a user can mend; None for a bug."""
     from streaming_pca.embedded import EmbeddedBrokerUnavailable
+    from streaming_pca.privacy.audit import AuditError
+    from streaming_pca.privacy.errors import ParameterError
     from streaming_pca.service.clients import BrokerUnreachable
     from streaming_pca.service.copy_file import CopyError
     from streaming_pca.service.produce import RecordFileError
@@ -75,7 +79,15 @@ def _status_of(error: Exception) -> int | None:
 
     if isinstance(error, BrokerUnreachable):
         return 4
-    mistakes = ConfigurationError | TopicError | CopyError | RecordFileError | EmbeddedBrokerUnavailable
+    mistakes = (
+        AuditError
+        | ConfigurationError
+        | CopyError
+        | EmbeddedBrokerUnavailable
+        | ParameterError
+        | RecordFileError
+        | TopicError
+    )
     if isinstance(error, mistakes):
         return 2
     return None

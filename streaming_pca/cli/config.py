@@ -130,10 +130,11 @@ def _print_settings(found: Sequence[EffectiveSetting]) -> None:
 def _print_stream(about: dict[str, Any]) -> None:
     first, memory = about["first_batch"], about["memory_bytes"]
     charge, noise = first["charge"], first["noise_multiplier"]
+    whom = "user charged" if about["privacy_unit"] == "user" else "charged"
     _say(f"stream {about['stream']}")
     _say(f"  topics       {', '.join(about['topics'].values())}")
     _say(
-        f"  first batch  {first['records']} records, each charged epsilon {charge['epsilon']}, "
+        f"  first batch  {first['records']} records, each {whom} epsilon {charge['epsilon']}, "
         f"delta {charge['delta']}" + ("" if noise is None else f"; noise multiplier {noise:.6g}")
     )
     line = f"  memory       at most {_mebibytes(memory['any_messages'])}"

@@ -63,6 +63,13 @@ def ledger_show(
     for row in rows:
         table.add_row(*(escape(str(row.get(key, ""))) for key in keys))
     out.print(table)
+    if everywhere := facts.get("everywhere"):
+        out.print(
+            f"every record, by jobs whose unit of privacy is a user: epsilon {everywhere['epsilon']}, "
+            f"delta {everywhere['delta']}",
+            highlight=False,
+            soft_wrap=True,
+        )
     for name, job in facts["jobs"].items():
         if job["standing"] != "active":
             out.print(f"job {name} is {job['standing']}", markup=False, highlight=False)
@@ -89,8 +96,9 @@ def ledger_verify(
     from streaming_pca.service.inspection import verify_ledger
 
     report = verify_ledger(*ledger_of(config, input_topic, bootstrap))
+    facts = report.to_json()
     if as_json:
-        print_json(report.to_json())
+        print_json(facts)
     else:
         for problem in report.problems:
             err.print(f"problem: {problem}", markup=False, highlight=False, soft_wrap=True)
@@ -98,6 +106,14 @@ def ledger_verify(
         for name, jobs in (("paused", report.paused), ("retired", report.retired)):
             if jobs:
                 out.print(f"{name}: {', '.join(jobs)}", markup=False, highlight=False)
+        if report.of_users:
+            out.print(
+                f"jobs whose unit of privacy is a user: {', '.join(report.of_users)}; together they charge "
+                f"every record epsilon {facts['everywhere_epsilon']}, delta {facts['everywhere_delta']}",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
         if report.charges:
             out.print(f"charges for releases made elsewhere: {report.charges}", highlight=False)
     if not report.ok:

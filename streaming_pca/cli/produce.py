@@ -33,6 +33,14 @@ def produce(
     factors: Annotated[
         bool, typer.Option("--factors", help="Every --rows-per-message rows are one record, a factor.")
     ] = False,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="The column of the messages' keys, which is no feature: text or whole numbers. "
+            'For privacy_unit = "user" keys are the users.',
+        ),
+    ] = None,
     content_type: Annotated[
         Literal["octets", "npy", "json", "arrow"],
         typer.Option(help="Of the messages; octets are the fastest to read."),
@@ -49,14 +57,16 @@ def produce(
 
     streaming-pca produce rows.parquet --config stream.toml --rows-per-message 50
 
-    streaming-pca produce rows.csv --config stream.toml --rows-per-message 4 --factors --content-type json[/]
+    streaming-pca produce rows.csv --config stream.toml --rows-per-message 4 --factors --content-type json
+
+    streaming-pca produce visits.csv --config stream.toml --key user_id[/]
     """
     from streaming_pca.configuration import load_settings
     from streaming_pca.service.produce import arrange, send_records
     from streaming_pca.service.record_files import open_records
 
     settings = load_settings(config, stream)
-    found = open_records(file)
+    found = open_records(file, key)
     records = arrange(found, settings.stream, rows_per_message=rows_per_message, factors=factors)
     if records.columns is not None:
         err.print(

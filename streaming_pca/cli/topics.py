@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -46,6 +46,7 @@ def topics_create(
     """
     from streaming_pca.privacy.entries import Opened
     from streaming_pca.privacy.parameters import format_rational
+    from streaming_pca.service.admission import check_room
     from streaming_pca.service.checkpoint import open_ledger
     from streaming_pca.service.topics import create_topics, find_topics
     from streaming_pca.settings import ConfigurationError
@@ -53,15 +54,20 @@ def topics_create(
     wanted = _cap(cap)
     if budget_filter not in ("basic", "zcdp"):
         raise ConfigurationError(f"--filter must be basic or zcdp, not {budget_filter!r}")
+    rule: Literal["basic", "zcdp"] = "zcdp" if budget_filter == "zcdp" else "basic"
+    streams = streams_of(config, stream)
+    for settings in streams:
+        # Before anything is created: a cap can never change.
+        check_room(settings.stream, wanted, rule)
     created, opened = [], None
-    for settings in streams_of(config, stream):
+    for settings in streams:
         created += create_topics(settings.kafka, settings.stream, partitions, replication)
         found = find_topics(settings.kafka, settings.stream)
         entry = Opened(
             topic_id=found.topic_id,
             topic=settings.stream.input,
             cap=wanted,
-            filter="zcdp" if budget_filter == "zcdp" else "basic",
+            filter=rule,
         )
         opened = open_ledger(settings.kafka, entry, settings.stream.ledger_topic)
         if opened.cap != wanted or opened.filter != entry.filter:

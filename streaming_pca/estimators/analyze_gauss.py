@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,9 +15,9 @@ from streaming_pca.estimators.base import Card, Estimator, Plan, State, Subspace
 from streaming_pca.estimators.batching import GrowingBatches
 from streaming_pca.estimators.contributions import covariance_sensitivity, covariance_sum, record_sizes
 from streaming_pca.linalg.subspace import ritz_pairs, stable_signs
-from streaming_pca.privacy.calibration import gaussian_rho, lattice_sigma
+from streaming_pca.privacy.calibration import gaussian_rho, lattice_sigma, pure_epsilon
 from streaming_pca.privacy.mechanisms import gaussian_on_symmetric, private_quantile
-from streaming_pca.privacy.parameters import Charge, parse_rational
+from streaming_pca.privacy.parameters import Charge
 from streaming_pca.records import Batch
 
 __all__ = ["AnalyzeGauss", "AnalyzeGaussOptions", "AnalyzeGaussState"]
@@ -77,7 +78,10 @@ class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):
     -------
     Replace-one; each record is in one batch and there in one of two mechanisms:
     the quantile (epsilon-DP) or the sum ((epsilon, delta)-DP), so the batch's
-    cost is the larger of the two and every record's is (epsilon, delta).
+    cost is the larger of the two and every record's is (epsilon, delta). A user
+    may enter c batches: then both are mu-GDP for the mu of which c compose to
+    (epsilon, delta), whichever part the user's records meet
+    (:func:`~streaming_pca.privacy.calibration.pure_epsilon`).
     What is released: the radius and the noisy matrix; all else follows from them.
     """
 
@@ -98,38 +102,54 @@ class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):
         d = self.preprocessing.output_dim
         return AnalyzeGaussState(batch=0, records=0, total=np.zeros((d, d)), weight=0, components=None)
 
-    def plan(self, state: AnalyzeGaussState) -> Plan:
+    def _plan(self, state: AnalyzeGaussState) -> Plan:
         """Two disjoint parts, for the radius and for the sum."""
         granularity = self.preprocessing.granularity
         count = max(self.options.count(state.batch, state.records) // granularity * granularity, granularity)
         # Fewer could not resolve the radius, and every batch brings noise of its own.
-        least = math.ceil(max(400, 1000 / self.privacy.epsilon) / granularity) * granularity
+        least = math.ceil(max(400, 1000 / self._radius_epsilon) / granularity) * granularity
         return Plan(count, min(least, count), granularity, self._charge(), self._parameters())
 
     def _parameters(self) -> dict[str, Any]:
-        sigma = self._sigma()
         return {
             "mechanism": "analyze-gauss",
             "clip_quantile": self.options.clip_quantile,
             "clip_radius": self.options.clip_radius,
             "radius_range": list(self._radius_range()),
-            "sigma_over_sensitivity": sigma / covariance_sensitivity(self.kind),
+            "sigma_over_sensitivity": self._multiplier,
         }
 
     def _sigma(self) -> float:
         """Noise scale on the diagonal, in lattice units: the same in every batch."""
         d = self.preprocessing.output_dim
         return lattice_sigma(
-            self.privacy.epsilon, self.privacy.delta, covariance_sensitivity(self.kind), float(d * d)
+            self.privacy.epsilon,
+            self.privacy.delta,
+            covariance_sensitivity(self.kind),
+            float(d * d),
+            contributions=self.privacy.contributions,
         )
 
+    @property
+    def _multiplier(self) -> float:
+        """Of the sum's noise: its scale over the sensitivity."""
+        return self._sigma() / covariance_sensitivity(self.kind)
+
+    @property
+    def _radius_epsilon(self) -> float:
+        """Of one batch's quantile: what a record in its part may cost."""
+        if self.privacy.contributions == 1:
+            return self.privacy.epsilon
+        # In any mix of batches the quantile must cost no more than the sum.
+        return min(pure_epsilon(self._multiplier), self.privacy.epsilon)
+
     def _charge(self) -> Charge:
-        epsilon = parse_rational(self.privacy.epsilon)
-        rho = gaussian_rho(self._sigma() / covariance_sensitivity(self.kind))
-        total = self.privacy.charge(rho)
+        batches = self.privacy.contributions
+        total = self.privacy.charge(batches * gaussian_rho(self._multiplier))
         if self.options.clip_radius is not None:
             return total
-        return total | Charge(epsilon=epsilon, delta=0, rho=epsilon * epsilon / 2)
+        epsilon = Fraction(repr(self._radius_epsilon))
+        return total | Charge(epsilon=0, delta=0, rho=batches * epsilon * epsilon / 2)
 
     def _radius_range(self) -> tuple[float, float]:
         bound = self.preprocessing.largest_squared_norm
@@ -142,8 +162,8 @@ class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):
         """Records spent on the radius: enough to resolve the quantile, at most a fifth."""
         if self.options.clip_radius is not None:
             return 0
-        needed = 25 / (self.privacy.epsilon * (1 - self.options.clip_quantile))
-        least = 200 / self.privacy.epsilon
+        needed = 25 / (self._radius_epsilon * (1 - self.options.clip_quantile))
+        least = 200 / self._radius_epsilon
         units = int(min(max(needed, least, 0.02 * count), 0.2 * count))
         granularity = self.preprocessing.granularity
         return max(units // granularity * granularity, granularity)
@@ -157,25 +177,25 @@ class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):
         candidates = high * 2.0 ** (np.arange(-steps, 1) / _STEPS_PER_OCTAVE)
         # A rank closer to the top than this is lost in the mechanism's own noise,
         # which would then pick a cell far above every record.
-        resolved = 1 - 25 / (self.privacy.epsilon * max(len(sizes), 1))
+        resolved = 1 - 25 / (self._radius_epsilon * max(len(sizes), 1))
         quantile = max(min(self.options.clip_quantile, resolved), 0.5)
-        return private_quantile(sizes, candidates, quantile, self.privacy.epsilon)
+        return private_quantile(sizes, candidates, quantile, self._radius_epsilon)
 
-    def update(self, state: AnalyzeGaussState, batch: Batch) -> AnalyzeGaussState:
+    def _update(self, state: AnalyzeGaussState, batch: Batch) -> tuple[AnalyzeGaussState, int]:
         """Add one batch's noisy sum; charged as :meth:`plan` says."""
-        self.check(batch)
         spent = min(self._quantile_records(len(batch)), len(batch))
         part, rest = batch.split([spent, len(batch) - spent])
         radius = self._radius(part)
         exact = covariance_sum(rest, self.preprocessing, radius)
         noisy = gaussian_on_symmetric(exact.total, self._sigma()) * exact.unit
-        return AnalyzeGaussState(
+        new = AnalyzeGaussState(
             batch=state.batch + 1,
             records=state.records + len(batch),
             total=state.total + noisy,
             weight=state.weight + len(rest) // self.preprocessing.units,
             components=self._subspace(state).components if state.weight else None,
         )
+        return new, exact.clipped
 
     def release(self, state: AnalyzeGaussState) -> Subspace:
         """Leading eigenvectors of the (centred) noisy covariance."""

@@ -6,13 +6,14 @@ import dataclasses
 import io
 import json
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from streaming_pca.estimators.diagnostics import Diagnostics
 from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy.parameters import Charge, PrivacyParameters
 from streaming_pca.records import Batch, RecordKind
@@ -30,6 +31,8 @@ class State:
     """Batches learnt from."""
     records: int
     """Records delivered in them, null ones included."""
+    counts: NDArray[np.int64] | None = field(default=None, kw_only=True)
+    """(2,) noisy numbers of null and of clipped records in the last batch, if a share pays for them."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ class Plan:
     granularity : int
         Records of one partition that must stay together.
     charge : Charge
-        What ``update`` costs each record of the batch.
+        What ``update`` costs each record of the batch. Where a unit of privacy
+        may enter several batches: what they cost it together.
     parameters : dict
         Every parameter of its mechanisms, as JSON.
     """
@@ -118,8 +122,18 @@ class Estimator(ABC, Generic[S, O]):
     dim, k : int
         Features, and the rank of the subspace; 1 <= k <= dim.
     privacy : PrivacyParameters
+        The whole promise.
     preprocessing : Preprocessing
     options : Options
+    diagnostics_share : float
+        Share of the promise's epsilon for noisy counts of null and clipped
+        records; 0 for none.
+
+    Attributes
+    ----------
+    privacy : PrivacyParameters
+        What the estimator's own mechanisms may cost: the promise without the share.
+    diagnostics : Diagnostics or None
     """
 
     card: ClassVar[Card]
@@ -127,24 +141,55 @@ class Estimator(ABC, Generic[S, O]):
     state_type: ClassVar[type[State]]
 
     def __init__(
-        self, dim: int, k: int, privacy: PrivacyParameters, preprocessing: Preprocessing, options: O
+        self,
+        dim: int,
+        k: int,
+        privacy: PrivacyParameters,
+        preprocessing: Preprocessing,
+        options: O,
+        diagnostics_share: float = 0.0,
     ) -> None:
         if not 1 <= k <= dim:
             raise ValueError(f"rank must lie between 1 and dim = {dim}, not {k}")
         self.dim, self.k = dim, k
-        self.privacy, self.preprocessing, self.options = privacy, preprocessing, options
+        self.diagnostics = Diagnostics(privacy, diagnostics_share) if diagnostics_share else None
+        self.privacy = privacy if self.diagnostics is None else self.diagnostics.rest
+        self.preprocessing, self.options = preprocessing, options
 
     @abstractmethod
     def init(self, rng: np.random.Generator) -> S:
         """The state before any record; ``rng`` is utility randomness."""
 
-    @abstractmethod
     def plan(self, state: S) -> Plan:
         """Size, charge and parameters of the next batch."""
+        plan = self._plan(state)
+        if self.diagnostics is None:
+            return plan
+        return replace(
+            plan,
+            charge=plan.charge + self.diagnostics.charge,
+            parameters=plan.parameters | {"diagnostics": self.diagnostics.parameters},
+        )
 
-    @abstractmethod
     def update(self, state: S, batch: Batch) -> S:
         """Learn from a batch: for any state, a mechanism that costs the plan's charge."""
+        self.check(batch)
+        new, clipped = self._update(state, batch)
+        if self.diagnostics is None:
+            return new
+        null = int(np.count_nonzero(np.diff(batch.starts) == 0))
+        return replace(new, counts=self.diagnostics.counts(null, clipped))
+
+    @abstractmethod
+    def _plan(self, state: S) -> Plan:
+        """The plan of what the estimator learns, without diagnostics."""
+
+    @abstractmethod
+    def _update(self, state: S, batch: Batch) -> tuple[S, int]:
+        """The next state, and how many records (pairs) the clip changed.
+
+        That number is exact, and as secret as a record: it goes to no other place.
+        """
 
     @abstractmethod
     def release(self, state: S) -> Subspace:

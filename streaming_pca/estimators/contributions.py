@@ -7,7 +7,11 @@ A, B positive semidefinite of trace at most R, |A - B|_F^2 <= |A|^2 + |B|^2
 <= 2 R^2, so the sensitivity is sqrt(2) R. Symmetric matrices are clipped in
 Frobenius norm: sensitivity 2 R.
 
-Block sum: A Q for a basis Q, clipped in Frobenius norm to R: sensitivity 2 R.
+Block sum: A Q - C for a basis Q and a public centre C (0 if none is given),
+clipped in Frobenius norm to R: sensitivity 2 R.
+
+A sum comes with the number of records that its clip made smaller: the last
+integer of the vector that a kernel sums, so it goes where the sum goes.
 """
 
 from __future__ import annotations
@@ -17,6 +21,13 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.linalg.centred import (
+    BLOCK_OF_WEIGHTED,
+    frobenius_norm,
+    sum_matrix_residuals,
+    sum_residuals,
+    weigh_residuals,
+)
 from streaming_pca.linalg.clipping import (
     quantise_factors,
     quantise_images,
@@ -32,13 +43,17 @@ from streaming_pca.linalg.lattice import (
     LatticeSum,
     lattice_unit,
     quantise_basis,
+    quantise_centre,
 )
 from streaming_pca.preprocessing import Preprocessing
-from streaming_pca.records import Batch, RecordKind
+from streaming_pca.records import Batch, RecordKind, SumKernel
 
-__all__ = ["block_sum", "covariance_sensitivity", "covariance_sum", "record_sizes"]
+__all__ = ["block_sensitivity", "block_sum", "covariance_sensitivity", "covariance_sum", "record_sizes"]
 
 _SQRT2_UP = math.nextafter(math.sqrt(2), 2)
+
+_TIGHT = 0.05
+"""Below this many |C|, 20 bits of a record are too few for its residual: it is rounded instead."""
 
 
 def covariance_sensitivity(kind: RecordKind) -> float:
@@ -46,10 +61,30 @@ def covariance_sensitivity(kind: RecordKind) -> float:
     return _SQRT2_UP * RADIUS**2 if kind is RecordKind.FACTOR else 2.0 * MATRIX_RADIUS
 
 
+def _block_radius(kind: RecordKind) -> int:
+    return RADIUS**2 if kind is RecordKind.FACTOR else MATRIX_RADIUS
+
+
+def block_sensitivity(kind: RecordKind) -> float:
+    """Sensitivity of :func:`block_sum` in lattice units, with any centre or none."""
+    return 2.0 * _block_radius(kind)
+
+
 def _transformed(preprocessing: Preprocessing, block: Batch) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Starts and float64 rows of a block's transformed records."""
+    if preprocessing.kind is RecordKind.MATRIX:
+        block = _whole_matrices(block)
     transformed = preprocessing.apply(block)
     return transformed.starts, np.asarray(transformed.rows, dtype=np.float64)
+
+
+def _whole_matrices(block: Batch) -> Batch:
+    """Make records null that are not d rows: reshaped with the others, one would spill into the next."""
+    lengths = np.diff(block.starts)
+    whole = lengths == block.dim
+    if np.all(whole | (lengths == 0)):
+        return block
+    return block.keeping(whole)
 
 
 def record_sizes(batch: Batch, preprocessing: Preprocessing) -> NDArray[np.float64]:
@@ -67,22 +102,30 @@ def record_sizes(batch: Batch, preprocessing: Preprocessing) -> NDArray[np.float
     return batch.map(kernel)
 
 
+def _vector(total: NDArray[np.floating] | NDArray[np.int64], clipped: int) -> NDArray[np.int64]:
+    """A kernel's answer: the total's entries, and the number of clipped records."""
+    out = np.empty(total.size + 1, dtype=np.int64)
+    out[:-1] = total.ravel()
+    out[-1] = clipped
+    return out
+
+
 class _Covariance:
     limit = BLOCK
 
     def __init__(self, preprocessing: Preprocessing, per_unit: float) -> None:
         self.preprocessing, self.per_unit = preprocessing, per_unit
-        d = preprocessing.output_dim
-        self.shape: tuple[int, ...] = (d, d)
+        self.dim = preprocessing.output_dim
+        self.shape: tuple[int, ...] = (self.dim * self.dim + 1,)
 
     def __call__(self, block: Batch) -> NDArray[np.int64]:
         starts, rows = _transformed(self.preprocessing, block)
         z = np.empty_like(rows)
         if self.preprocessing.kind is RecordKind.MATRIX:
-            quantise_matrices(rows, starts, self.per_unit, z)
-            return np.asarray(z.reshape(-1, *self.shape).sum(axis=0).astype(np.int64))
-        quantise_factors(rows, starts, self.per_unit, z)
-        return np.asarray((z.T @ z).astype(np.int64))
+            clipped = quantise_matrices(rows, starts, self.per_unit, z)
+            return _vector(z.reshape(-1, self.dim, self.dim).sum(axis=0), clipped)
+        clipped = quantise_factors(rows, starts, self.per_unit, z)
+        return _vector(z.T @ z, clipped)
 
 
 def covariance_sum(batch: Batch, preprocessing: Preprocessing, radius: float) -> LatticeSum:
@@ -99,15 +142,15 @@ def covariance_sum(batch: Batch, preprocessing: Preprocessing, radius: float) ->
     -------
     LatticeSum of a (d, d) symmetric total
     """
-    _check_size(batch)
     if preprocessing.kind is RecordKind.FACTOR:
         row_unit = lattice_unit(math.sqrt(radius), RADIUS)
-        total = batch.sum(_Covariance(preprocessing, 1 / row_unit))
+        kernel = _Covariance(preprocessing, 1 / row_unit)
         unit = row_unit * row_unit
     else:
         unit = lattice_unit(radius, MATRIX_RADIUS)
-        total = batch.sum(_Covariance(preprocessing, 1 / unit))
-    return LatticeSum(total, unit, covariance_sensitivity(preprocessing.kind))
+        kernel = _Covariance(preprocessing, 1 / unit)
+    d = preprocessing.output_dim
+    return _summed(batch, kernel, (d, d), unit, covariance_sensitivity(preprocessing.kind))
 
 
 class _Block:
@@ -117,7 +160,7 @@ class _Block:
     def __init__(self, preprocessing: Preprocessing, basis: NDArray[np.float64], per_unit: float) -> None:
         self.preprocessing, self.per_unit = preprocessing, per_unit
         self.basis = quantise_basis(basis)
-        self.shape: tuple[int, ...] = basis.shape
+        self.shape: tuple[int, ...] = (basis.size + 1,)
 
     def __call__(self, block: Batch) -> NDArray[np.int64]:
         starts, rows = _transformed(self.preprocessing, block)
@@ -125,39 +168,152 @@ class _Block:
         if self.preprocessing.kind is RecordKind.MATRIX:
             quantise_matrices(rows, starts, math.inf, z)
             y = z @ self.basis
-            quantise_matrix_images(rows, z, y, starts, self.per_unit)
-            return np.asarray(y.reshape(-1, *self.shape).sum(axis=0).astype(np.int64))
+            clipped = quantise_matrix_images(rows, z, y, starts, self.per_unit)
+            return _vector(y.reshape(-1, *self.basis.shape).sum(axis=0), clipped)
         quantise_factors(rows, starts, math.inf, z)
         y = z @ self.basis
-        quantise_images(rows, z, y, starts, self.per_unit)
-        return np.asarray((z.T @ y).astype(np.int64))
+        clipped = quantise_images(rows, z, y, starts, self.per_unit)
+        return _vector(z.T @ y, clipped)
+
+
+class _CentredBlock:
+    """Residuals of rounded records about a centre that R is not far below."""
+
+    limit = 2**10
+
+    def __init__(
+        self,
+        preprocessing: Preprocessing,
+        basis: NDArray[np.float64],
+        per_unit: float,
+        centre: NDArray[np.float64],
+        radius: float,
+    ) -> None:
+        self.preprocessing, self.per_unit = preprocessing, per_unit
+        self.basis = quantise_basis(basis)
+        self.shape: tuple[int, ...] = (basis.size + 1,)
+        self.centre = centre
+        if preprocessing.kind is RecordKind.FACTOR:
+            self.lattice_centre = quantise_centre(centre, radius)
+            exact = sum(int(v) ** 2 for v in self.lattice_centre.flat)
+            self.centre_squared = math.nextafter(float(exact), math.inf)
+            self.centre = np.ldexp(np.ascontiguousarray(self.lattice_centre), -20) * radius
+
+    def __call__(self, block: Batch) -> NDArray[np.int64]:
+        starts, rows = _transformed(self.preprocessing, block)
+        z = np.empty_like(rows)
+        total = np.zeros(self.basis.shape, dtype=np.int64)
+        if self.preprocessing.kind is RecordKind.MATRIX:
+            quantise_matrices(rows, starts, math.inf, z)
+            y = z @ self.basis
+            clipped = sum_matrix_residuals(rows, z, y, starts, self.centre, self.per_unit, total)
+            return _vector(total, clipped)
+        quantise_factors(rows, starts, math.inf, z)
+        y, overlaps = z @ self.basis, z @ self.lattice_centre
+        weights = np.empty(len(starts) - 1, dtype=np.int64)
+        clipped = weigh_residuals(rows, z, y, overlaps, starts, self.per_unit, self.centre_squared, weights)
+        for first in range(0, len(weights), BLOCK_OF_WEIGHTED):
+            a, b = starts[first], starts[min(first + BLOCK_OF_WEIGHTED, len(weights))]
+            total += (z[a:b].T @ y[a:b]).astype(np.int64)
+        total -= int(weights.sum()) * self.lattice_centre.astype(np.int64)
+        return _vector(total, clipped)
+
+
+class _TightBlock:
+    """Residuals about a centre that R is far below: they are rounded, not the records."""
+
+    limit = 2**10
+
+    def __init__(
+        self,
+        preprocessing: Preprocessing,
+        basis: NDArray[np.float64],
+        per_unit: float,
+        centre: NDArray[np.float64],
+    ) -> None:
+        self.preprocessing, self.per_unit = preprocessing, per_unit
+        self.basis = np.ascontiguousarray(basis, dtype=np.float64)
+        self.shape: tuple[int, ...] = (basis.size + 1,)
+        self.centre = centre
+
+    def __call__(self, block: Batch) -> NDArray[np.int64]:
+        starts, rows = _transformed(self.preprocessing, block)
+        total = np.zeros(self.basis.shape, dtype=np.int64)
+        of_matrices = self.preprocessing.kind is RecordKind.MATRIX
+        clipped = sum_residuals(rows, starts, of_matrices, self.basis, self.centre, self.per_unit, total)
+        return _vector(total, clipped)
 
 
 def block_sum(
-    batch: Batch, preprocessing: Preprocessing, basis: NDArray[np.float64], radius: float
+    batch: Batch,
+    preprocessing: Preprocessing,
+    basis: NDArray[np.float64],
+    radius: float,
+    centre: NDArray[np.float64] | None = None,
 ) -> LatticeSum:
-    """Exact lattice sum of clip_R(A_i Q).
+    """Exact lattice sum of clip_R(A_i Q - C).
 
     Parameters
     ----------
     batch : Batch
     preprocessing : Preprocessing
     basis : (d, k) float64, orthonormal columns
-        Rounded to multiples of 2**-20, so that A Q is exact.
+        Rounded to multiples of 2**-20, so that A Q is exact; where R is below
+        0.05 |C|_F it is used as it is.
     radius : float
-        R, in squared units of the data.
+        R, in squared units of the data (in units of the data for matrices).
+    centre : (d, k) float64, optional
+        C, in the same units; public: an earlier private output. A null record
+        then contributes clip_R(-C), where without a centre it adds nothing.
 
     Returns
     -------
     LatticeSum of a (d, k) total
+        Its ``centre`` is the one that was taken off: C on a lattice of
+        R 2**-20, C itself for matrices and where R is below 0.05 |C|_F. Rounding
+        of the values, relative to R: see :mod:`streaming_pca.linalg.centred`.
+
+    Raises
+    ------
+    ValueError
+        If the centre is not finite or not of the basis' shape.
     """
-    _check_size(batch)
-    lattice_radius = RADIUS**2 if preprocessing.kind is RecordKind.FACTOR else MATRIX_RADIUS
-    unit = lattice_unit(radius, lattice_radius)
-    total = batch.sum(_Block(preprocessing, basis, 1 / unit))
-    return LatticeSum(total, unit, 2.0 * lattice_radius)
+    unit = lattice_unit(radius, _block_radius(preprocessing.kind))
+    kernel: _Block | _CentredBlock | _TightBlock
+    used = None
+    if centre is None:
+        kernel = _Block(preprocessing, basis, 1 / unit)
+    else:
+        kernel = _about(preprocessing, basis, 1 / unit, centre, radius)
+        used = kernel.centre
+    return _summed(batch, kernel, basis.shape, unit, block_sensitivity(preprocessing.kind), used)
 
 
-def _check_size(batch: Batch) -> None:
+def _about(
+    preprocessing: Preprocessing,
+    basis: NDArray[np.float64],
+    per_unit: float,
+    centre: NDArray[np.float64],
+    radius: float,
+) -> _CentredBlock | _TightBlock:
+    """The kernel for a centre: by R and |C|, never by a record."""
+    if centre.shape != basis.shape or not np.all(np.isfinite(centre)):
+        raise ValueError(f"the centre must be finite, of the basis' shape {basis.shape}")
+    centre = np.ascontiguousarray(centre, dtype=np.float64)
+    if radius < _TIGHT * frobenius_norm(centre):
+        return _TightBlock(preprocessing, basis, per_unit, centre)
+    return _CentredBlock(preprocessing, basis, per_unit, centre, radius)
+
+
+def _summed(
+    batch: Batch,
+    kernel: SumKernel,
+    shape: tuple[int, ...],
+    unit: float,
+    sensitivity: float,
+    centre: NDArray[np.float64] | None = None,
+) -> LatticeSum:
     if len(batch) > MAX_RECORDS:
         raise ValueError(f"a batch may hold {MAX_RECORDS} records at most: lower max_batch")
+    vector = batch.sum(kernel)
+    return LatticeSum(vector[:-1].reshape(shape), unit, sensitivity, int(vector[-1]), centre)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -10,12 +11,12 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from streaming_pca.estimators.base import Card, Estimator, Options, Plan, State, Subspace
-from streaming_pca.estimators.contributions import block_sum
-from streaming_pca.linalg.lattice import MATRIX_RADIUS, MAX_RECORDS, RADIUS
+from streaming_pca.estimators.contributions import block_sensitivity, block_sum
+from streaming_pca.linalg.lattice import MAX_RECORDS
 from streaming_pca.linalg.subspace import orthonormalise, ritz_pairs, stable_signs
 from streaming_pca.privacy.calibration import gaussian_rho, lattice_sigma, textbook_multiplier
 from streaming_pca.privacy.mechanisms import gaussian_on_symmetric_space
-from streaming_pca.records import Batch, RecordKind
+from streaming_pca.records import Batch
 
 __all__ = ["PrivateOja", "PrivateOjaOptions", "PrivateOjaState"]
 
@@ -96,6 +97,7 @@ class PrivateOja(Estimator[PrivateOjaState, PrivateOjaOptions]):
     -------
     Replace-one. Each record is in one batch; a batch releases its noisy clipped
     mean, of sensitivity 2R/B, by a Gaussian mechanism that is (epsilon, delta)-DP.
+    A user may enter c batches: then c such mechanisms compose to (epsilon, delta).
     """
 
     card = Card(
@@ -120,7 +122,7 @@ class PrivateOja(Estimator[PrivateOjaState, PrivateOjaOptions]):
         basis = orthonormalise(rng.standard_normal((self.dim, self.k)))
         return PrivateOjaState(0, 0, basis, np.zeros((self.k, self.k)), None)
 
-    def plan(self, state: PrivateOjaState) -> Plan:
+    def _plan(self, state: PrivateOjaState) -> Plan:
         """B records, one Gaussian mechanism."""
         granularity = self.preprocessing.granularity
         sensitivity = self._sensitivity()
@@ -133,37 +135,44 @@ class PrivateOja(Estimator[PrivateOjaState, PrivateOjaOptions]):
         count = max(self.options.batch_size // granularity * granularity, granularity)
         # The noise of a step does not shrink with its batch: a quarter of B is the least that is worth one.
         least = max(count // 4 // granularity * granularity, granularity)
-        return Plan(count, least, granularity, self.privacy.charge(gaussian_rho(multiplier)), parameters)
+        charge = self.privacy.charge(self.privacy.contributions * gaussian_rho(multiplier))
+        return Plan(count, least, granularity, charge, parameters)
 
     def _sensitivity(self) -> float:
-        return 2.0 * (RADIUS**2 if self.kind is RecordKind.FACTOR else MATRIX_RADIUS)
+        return block_sensitivity(self.kind)
 
     def _sigma(self) -> float:
         printed = None
         if self.options.calibration == "paper":
             printed = textbook_multiplier(self.privacy.epsilon, self.privacy.delta)
+            printed *= math.sqrt(self.privacy.contributions)
             if self.privacy.epsilon > 1:
                 printed = None
         return lattice_sigma(
-            self.privacy.epsilon, self.privacy.delta, self._sensitivity(), float(self.dim * self.k), printed
+            self.privacy.epsilon,
+            self.privacy.delta,
+            self._sensitivity(),
+            float(self.dim * self.k),
+            printed,
+            contributions=self.privacy.contributions,
         )
 
-    def update(self, state: PrivateOjaState, batch: Batch) -> PrivateOjaState:
+    def _update(self, state: PrivateOjaState, batch: Batch) -> tuple[PrivateOjaState, int]:
         """One Oja step on the batch's noisy mean; charged as :meth:`plan` says."""
-        self.check(batch)
         exact = block_sum(batch, self.preprocessing, state.basis, self.options.clip_radius)
         noisy = gaussian_on_symmetric_space(exact.total, state.basis, self._sigma())
         mean = noisy * (exact.unit / max(len(batch) // self.preprocessing.units, 1))
         step = self.options.rate(state.batch + 1)
         basis = orthonormalise(state.basis + step * mean)
         inner = basis.T @ state.basis @ (state.basis.T @ mean) @ (state.basis.T @ basis)
-        return PrivateOjaState(
+        new = PrivateOjaState(
             batch=state.batch + 1,
             records=state.records + len(batch),
             basis=basis,
             inner=(inner + inner.T) / 2,
             components=self.release(state).components if state.batch else None,
         )
+        return new, exact.clipped
 
     def release(self, state: PrivateOjaState) -> Subspace:
         """The span of the iterate, turned to its Ritz vectors."""

@@ -2,16 +2,35 @@
 
 Every kernel works record by record, in a fixed order, in float64 without
 ``fastmath``: what a record contributes depends on that record and on public
-numbers alone, bit for bit, whatever block, thread or position it is in.
+numbers alone, bit for bit, whatever block, thread or position it is in. The
+only numbers that come out of BLAS are products of integers which float64 holds
+exactly, so they have one value, whatever the shape, the threads, the processor.
 
 The bound is *checked in integers* rather than argued in floats: a record is
-scaled, rounded to nearest and its integer norm computed exactly; if rounding
-carried it above the radius it is scaled again, to a radius reduced by half the
-diagonal of a lattice cell and by a rigorous allowance for the float norm,
-(n + 8) 2**-52 relative for n entries; and if even that failed it would be
-dropped. No float input, however extreme, reaches a sum with a larger norm.
-Scaling first by the power of two of the largest entry keeps squares away from
-overflow and underflow (entries from 5e-324 to 1.8e308).
+scaled, rounded and its integer norm computed; where rounding carried it above
+the radius it is scaled again, a little lower, and if even that failed it would
+be dropped. No float input, however extreme (entries from 5e-324 to 1.8e308),
+reaches a sum with a larger norm. :mod:`~streaming_pca.linalg.rounding` has the
+analysis for what is rounded as it stands.
+
+Error analysis of images (:func:`quantise_images`), u = 2**-53
+--------------------------------------------------------------
+- z, the record's direction: integers, |z| <= 2**20. A row of z times a column
+  of Q in units of 2**-20 is a sum of integers of at most
+  |z| |q| < 2**20 * 2**20.1 < 2**53 in any order: exact.
+- y, the rounded image: integers, |y|**2 <= 2**46, a sum that float64 adds
+  exactly. For one row |z^T y|**2 = |z|**2 |y|**2: two exact factors, one
+  rounding. For several rows an entry of z^T y is at most |z| |y| <= 2**43 and
+  exact; its square, and the sum of d k squares, are (d k + 1) u off relatively.
+  The comparison with 2**80 (1 - (d k + 8) 2**-52) covers twice that.
+- A block: 2**10 records with |z| |y| <= 2**43 sum to 2**53 at most, exact.
+- The value: z is off by sqrt(r d)/2 of 2**20, Q by 2**-21 an entry, y by
+  sqrt(r k)/2, carried by |z| to the product. Relative to R, with a = |A|_F
+  after clipping in units of R, at most
+  2**-20 ((sqrt(r d) + sqrt(d k)) a + sqrt(r k)).
+
+Counts of clipped records are a by-product: each record adds 0 or 1, a function
+of that record alone, so a count has sensitivity 1. It is as secret as the sum.
 """
 
 from __future__ import annotations
@@ -23,8 +42,20 @@ from numba import njit
 from numpy.typing import NDArray
 
 from streaming_pca.linalg.lattice import MATRIX_RADIUS, RADIUS
+from streaming_pca.linalg.rounding import (
+    COUNTED_AS_CLIPPED,
+    NO_EXPONENT,
+    clip_and_round,
+    exponent,
+    guard,
+    round_scaled,
+    scale_down,
+    squared_bound,
+    sum_of_squares,
+)
 
 __all__ = [
+    "product_norm_squared",
     "quantise_factors",
     "quantise_images",
     "quantise_matrices",
@@ -33,81 +64,9 @@ __all__ = [
 ]
 
 _RADIUS = float(RADIUS)
-_RADIUS_SQUARED = float(RADIUS) ** 2
+_IMAGE_RADIUS = float(RADIUS) ** 2
 _MATRIX_RADIUS = float(MATRIX_RADIUS)
-_MAX_IMAGE_NORM_SQUARED = float(2**46)
-_MAX_BLOCK_NORM_SQUARED = 2.0**80
-
-
-@njit(cache=True, nogil=True)
-def _exponent(values: NDArray[np.float64]) -> int:
-    """e with 2**(e-1) <= max|v| < 2**e, or -100000 if all are zero."""
-    largest = 0.0
-    for i in range(values.shape[0]):
-        for j in range(values.shape[1]):
-            a = abs(values[i, j])
-            if a > largest:
-                largest = a
-    if largest == 0.0:
-        return -100000
-    return math.frexp(largest)[1]
-
-
-@njit(cache=True, nogil=True)
-def _scale_down(values: NDArray[np.float64], e: int, out: NDArray[np.float64]) -> float:
-    """out = values * 2**-e; returns the sum of squares, in row order."""
-    half = e // 2
-    first = math.ldexp(1.0, -half)
-    second = math.ldexp(1.0, -(e - half))
-    total = 0.0
-    for i in range(values.shape[0]):
-        for j in range(values.shape[1]):
-            v = values[i, j] * first * second
-            out[i, j] = v
-            total += v * v
-    return total
-
-
-@njit(cache=True, nogil=True)
-def _round_scaled(values: NDArray[np.float64], t: float, out: NDArray[np.float64]) -> float:
-    """out = rint(t * values); returns the sum of squares, exact below 2**53."""
-    total = 0.0
-    for i in range(values.shape[0]):
-        for j in range(values.shape[1]):
-            z = np.rint(values[i, j] * t)
-            out[i, j] = z
-            total += z * z
-    return total
-
-
-@njit(cache=True, nogil=True)
-def _quantise(
-    values: NDArray[np.float64],
-    per_unit: float,
-    radius: float,
-    out: NDArray[np.float64],
-) -> None:
-    """Clip to ``radius`` lattice units and round; |out|_F <= radius always.
-
-    Zero records stay zero, and so does whatever holds a NaN or an infinity.
-    ``out`` may be ``values`` itself.
-    """
-    e = _exponent(values)
-    if e == -100000:
-        out[:, :] = 0.0
-        return
-    norm = math.sqrt(_scale_down(values, e, out))
-    scaled = out.copy()
-    t = radius / norm
-    if per_unit < math.inf:
-        t = min(t, math.ldexp(per_unit, e))
-    # Written so that a NaN fails the comparison.
-    if not _round_scaled(scaled, t, out) <= radius * radius:
-        n = float(values.size)
-        allowance = 1.0 - (n + 8.0) * 2.0**-52
-        t = (radius - 0.5 * math.sqrt(n) - 1.0) / norm * allowance
-        if not t > 0.0 or not _round_scaled(scaled, t, out) <= radius * radius:
-            out[:, :] = 0.0
+_MAX_IMAGE_NORM = 2.0**23
 
 
 @njit(cache=True, nogil=True)
@@ -116,7 +75,7 @@ def quantise_factors(
     starts: NDArray[np.int64],
     per_unit: float,
     out: NDArray[np.float64],
-) -> None:
+) -> int:
     """Clip factors in Frobenius norm to RADIUS lattice units and round them.
 
     Parameters
@@ -129,11 +88,18 @@ def quantise_factors(
     out : (n, d) float64
         Integer values, |out of record i|_F <= RADIUS. So its matrix out^T out is
         positive semidefinite with trace at most RADIUS**2.
+
+    Returns
+    -------
+    int
+        Records with a norm above the radius.
     """
+    clipped = 0
     for i in range(starts.shape[0] - 1):
         a, b = starts[i], starts[i + 1]
-        if a < b:
-            _quantise(rows[a:b], per_unit, _RADIUS, out[a:b])
+        if a < b and clip_and_round(rows[a:b], per_unit, _RADIUS, out[a:b]):
+            clipped += 1
+    return clipped
 
 
 @njit(cache=True, nogil=True)
@@ -150,16 +116,10 @@ def record_squared_norms(
 
 
 @njit(cache=True, nogil=True)
-def _product_norm_squared(z: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+def product_norm_squared(z: NDArray[np.float64], y: NDArray[np.float64]) -> float:
     """|z^T y|_F**2; entries are exact integers, the sum of their squares is a float."""
     if z.shape[0] == 1:
-        a = 0.0
-        for j in range(z.shape[1]):
-            a += z[0, j] * z[0, j]
-        b = 0.0
-        for j in range(y.shape[1]):
-            b += y[0, j] * y[0, j]
-        return a * b
+        return sum_of_squares(z) * sum_of_squares(y)
     total = 0.0
     for j in range(z.shape[1]):
         for c in range(y.shape[1]):
@@ -177,7 +137,7 @@ def quantise_images(
     images: NDArray[np.float64],
     starts: NDArray[np.int64],
     per_unit: float,
-) -> None:
+) -> int:
     """Clip A Q = F^T (F Q) in Frobenius norm to RADIUS**2 lattice units, rounding F Q.
 
     Parameters
@@ -194,59 +154,56 @@ def quantise_images(
     per_unit : float
         Lattice units (of products) per squared unit of the data.
 
+    Returns
+    -------
+    int
+        Records that were made smaller.
+
     Notes
     -----
     With z = f x and the image f 2**20 Q^T x, the product x x^T Q in lattice
-    units is z y^T with y = image * per_unit/(f**2 2**20). The norm of z^T y
-    is a float sum of squares of exact integers, so it is compared with a bound
-    reduced by (d k + 8) 2**-52. |y| is held below 2**23 too: 2**10 records of
-    many rows then still add up exactly.
+    units is z y^T with y = image * per_unit/(f**2 2**20). |y| is held below
+    2**23 too: 2**10 records of many rows then still add up exactly.
     """
-    d = factors.shape[1]
     k = images.shape[1]
-    guard = 1.0 - (float(d) * float(k) + 8.0) * 2.0**-52
-    bound = _MAX_BLOCK_NORM_SQUARED * guard
+    bound = squared_bound(_IMAGE_RADIUS, float(factors.shape[1]) * float(k))
+    clipped = 0
     for i in range(starts.shape[0] - 1):
         a, b = starts[i], starts[i + 1]
         if a >= b:
             continue
         z = factors[a:b]
         y = images[a:b]
-        e = _exponent(rows[a:b])
-        if e == -100000 or _exponent(z) == -100000:
-            y[:, :] = 0.0
-            continue
-        scaled = np.empty((b - a, d))
-        norm_squared = _scale_down(rows[a:b], e, scaled)
-        norm_z = math.sqrt(_norm_squared(z))
-        # 1/f**2 = (|x|/|z|)**2, in two factors so that 2**(2 e) cannot overflow early
-        ratio = norm_squared / (norm_z * norm_z) * 2.0**-20
-        t = math.ldexp(math.ldexp(per_unit * ratio, e), e)
         image = y.copy()
-        size = math.sqrt(_product_norm_squared(z, image))
+        size = math.sqrt(product_norm_squared(z, image))
         if size == 0.0:
             y[:, :] = 0.0
             continue
-        limit = _RADIUS_SQUARED / size
-        norm_image = math.sqrt(_norm_squared(image))
-        limit = min(limit, 2.0**23 / norm_image)
+        limit = min(_IMAGE_RADIUS / size, _MAX_IMAGE_NORM / math.sqrt(sum_of_squares(image)))
+        t = units_of_image(rows[a:b], z, per_unit)
+        if t > limit * COUNTED_AS_CLIPPED:
+            clipped += 1
         t = min(t, limit)
         if not _fits(image, t, z, y, bound):
             # Rounding adds at most half a cell to y, which |z| <= RADIUS carries to the product.
-            n = float(y.size)
-            t = min(t, limit * (1.0 - (0.5 * math.sqrt(n) + 1.0) * _RADIUS / _RADIUS_SQUARED))
-            t = t * guard * (1.0 - 2.0**-30)
+            half_cell = (0.5 * math.sqrt(float(y.size)) + 1.0) * _RADIUS / _IMAGE_RADIUS
+            t = min(t, limit * (1.0 - half_cell))
+            t = t * guard(float(factors.shape[1]) * float(k)) * (1.0 - 2.0**-30)
             if not t > 0.0 or not _fits(image, t, z, y, bound):
                 y[:, :] = 0.0
+    return clipped
 
 
 @njit(cache=True, nogil=True)
-def _norm_squared(values: NDArray[np.float64]) -> float:
-    total = 0.0
-    for i in range(values.shape[0]):
-        for j in range(values.shape[1]):
-            total += values[i, j] * values[i, j]
-    return total
+def units_of_image(rows: NDArray[np.float64], z: NDArray[np.float64], per_unit: float) -> float:
+    """t with t z^T (z 2**20 Q) = A Q in lattice units, for rows that are not zero; may be inf."""
+    e = exponent(rows)
+    if e == NO_EXPONENT:
+        return 0.0
+    norm_squared = scale_down(rows, e, np.empty_like(rows))
+    # 1/f**2 = (|x|/|z|)**2, in two factors so that 2**(2 e) cannot overflow early
+    ratio = norm_squared / sum_of_squares(z) * 2.0**-20
+    return math.ldexp(math.ldexp(per_unit * ratio, e), e)
 
 
 @njit(cache=True, nogil=True)
@@ -258,9 +215,9 @@ def _fits(
     bound: float,
 ) -> bool:
     """Round t * image into y and tell whether both bounds hold."""
-    if not _round_scaled(image, t, y) <= _MAX_IMAGE_NORM_SQUARED:
+    if not round_scaled(image, t, y) <= _MAX_IMAGE_NORM * _MAX_IMAGE_NORM:
         return False
-    return _product_norm_squared(z, y) <= bound
+    return product_norm_squared(z, y) <= bound
 
 
 @njit(cache=True, nogil=True)
@@ -269,16 +226,19 @@ def quantise_matrices(
     starts: NDArray[np.int64],
     per_unit: float,
     out: NDArray[np.float64],
-) -> None:
+) -> int:
     """Clip symmetric matrices in Frobenius norm to MATRIX_RADIUS lattice units and round them.
 
-    Parameters as :func:`quantise_factors`; a record is d rows of a symmetric
-    d x d matrix, and so is its image: equal entries round equally.
+    Parameters and result as those of :func:`quantise_factors`; a record is d
+    rows of a symmetric d x d matrix, and so is its image: equal entries round
+    equally.
     """
+    clipped = 0
     for i in range(starts.shape[0] - 1):
         a, b = starts[i], starts[i + 1]
-        if a < b:
-            _quantise(rows[a:b], per_unit, _MATRIX_RADIUS, out[a:b])
+        if a < b and clip_and_round(rows[a:b], per_unit, _MATRIX_RADIUS, out[a:b]):
+            clipped += 1
+    return clipped
 
 
 @njit(cache=True, nogil=True)
@@ -288,7 +248,7 @@ def quantise_matrix_images(
     images: NDArray[np.float64],
     starts: NDArray[np.int64],
     per_unit: float,
-) -> None:
+) -> int:
     """Clip A Q in Frobenius norm to MATRIX_RADIUS lattice units and round it.
 
     Parameters
@@ -304,18 +264,29 @@ def quantise_matrix_images(
     starts : (m + 1,) int64
     per_unit : float
         Lattice units per unit of the data.
+
+    Returns
+    -------
+    int
+        Records with an image above the radius.
     """
+    clipped = 0
     for i in range(starts.shape[0] - 1):
         a, b = starts[i], starts[i + 1]
         if a >= b:
             continue
-        e = _exponent(rows[a:b])
-        norm_m = math.sqrt(_norm_squared(matrices[a:b]))
-        if e == -100000 or norm_m == 0.0:
-            images[a:b] = 0.0
-            continue
-        scaled = np.empty((b - a, rows.shape[1]))
-        norm = math.sqrt(_scale_down(rows[a:b], e, scaled))
-        # The image is 2**20 |M|/|A| times A Q.
-        per_image_unit = math.ldexp(per_unit * (norm / norm_m * 2.0**-20), e)
-        _quantise(images[a:b], per_image_unit, _MATRIX_RADIUS, images[a:b])
+        ratio, e = matrix_scale(rows[a:b], matrices[a:b])
+        if clip_and_round(images[a:b], math.ldexp(per_unit * ratio, e), _MATRIX_RADIUS, images[a:b]):
+            clipped += 1
+    return clipped
+
+
+@njit(cache=True, nogil=True)
+def matrix_scale(rows: NDArray[np.float64], matrix: NDArray[np.float64]) -> tuple[float, int]:
+    """(ratio, e) such that A Q is ratio 2**e times M (2**20 Q); (0, 0) for M = 0."""
+    e = exponent(rows)
+    norm_squared = sum_of_squares(matrix)
+    if e == NO_EXPONENT or norm_squared == 0.0:
+        return 0.0, 0
+    norm = math.sqrt(scale_down(rows, e, np.empty_like(rows)))
+    return norm / math.sqrt(norm_squared) * 2.0**-20, e

@@ -7,17 +7,46 @@ every contribution is a vector of integers, small enough that float64 holds
 every partial sum of a block exactly: |partial sum| <= 2**13 * 2**40 = 2**53.
 Then BLAS may add them up in any order, with any number of threads and fused
 or not, and gets the same integers; blocks are added as int64.
+
+The headroom, in bits:
+
+=====================  =================================================  =====
+covariance of factors  sum of |z|**2: 2**13 records of 2**40               2**53
+covariance, matrices   entries of 2**13 records of 2**26                   2**39
+image z Q, M Q         |z| |q| with columns |q| < 2**20.1                  2**47
+block, factors         |z| |y|: 2**10 records of 2**20 * 2**23             2**53
+centred block          |z| |y|: 2**8 records of 2**20 * 2**25              2**53
+weights times centre   int64: 2**10 weights of 2**20, a centre of 2**24.4  2**55
+a whole sum            int64: 2**22 records of 2**40                       2**62
+=====================  =================================================  =====
+
+The noise adds at most 2**62 (32 standard deviations of the largest scale that
+:func:`~streaming_pca.privacy.calibration.lattice_sigma` allows): within int64.
+What becomes of the noisy integers (float64 rounds those above 2**53) is
+post-processing.
+
+The lattice unit is the clip radius over a power of two, so it is exact, and
+the noise has one scale in lattice units for the whole life of a stream,
+whatever the radius of the day.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BLOCK", "MATRIX_RADIUS", "MAX_RECORDS", "RADIUS", "LatticeSum", "lattice_unit", "quantise_basis"]
+__all__ = [
+    "BLOCK",
+    "MATRIX_RADIUS",
+    "MAX_RECORDS",
+    "RADIUS",
+    "LatticeSum",
+    "lattice_unit",
+    "quantise_basis",
+    "quantise_centre",
+]
 
 RADIUS = 2**20
 """Largest Frobenius norm, in lattice units, of a quantised factor."""
@@ -45,11 +74,19 @@ class LatticeSum:
     sensitivity : float
         Largest L2 (Frobenius) distance, in lattice units, between the totals
         of two inputs that differ in one record.
+    clipped : int
+        Records (pairs) that the clip made smaller. Sensitivity 1, and as
+        secret as the total: it leaves by a mechanism or not at all.
+    centre : (d, k) float64 or None
+        What was taken off each record before it was clipped, in the data's
+        units: the mean of A Q is near ``centre + total * unit / records``.
     """
 
     total: NDArray[np.int64]
     unit: float
     sensitivity: float
+    clipped: int
+    centre: NDArray[np.float64] | None = None
 
 
 def lattice_unit(radius: float, lattice_radius: int) -> float:
@@ -80,7 +117,27 @@ def quantise_basis(basis: NDArray[np.float64]) -> NDArray[np.float64]:
     """
     rounded = np.rint(np.ldexp(basis, 20))
     if not np.all(np.abs(rounded) <= RADIUS):
+        raise ValueError("the basis must be finite and have orthonormal columns")
+    # Longer columns would void the headroom above.
+    if not np.all(np.einsum("ij,ij->j", rounded, rounded) <= 1.01 * RADIUS**2):
         raise ValueError("the basis must have orthonormal columns")
-    if math.isnan(float(rounded.sum())):
-        raise ValueError("the basis must be finite")
     return np.asfortranarray(rounded)
+
+
+def quantise_centre(centre: NDArray[np.float64], radius: float) -> NDArray[np.float64]:
+    """Round a centre to multiples of R 2**-20, returned as integers in float64.
+
+    Products of it with quantised factors are then exact, and so is an integer
+    weight times it.
+
+    Parameters
+    ----------
+    centre : (d, k) float64, of norm at most 20 R or so
+    radius : float
+        R.
+
+    Returns
+    -------
+    (d, k) float64, integer values, Fortran order
+    """
+    return np.asfortranarray(np.rint(np.ldexp(centre / radius, 20)))

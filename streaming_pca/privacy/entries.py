@@ -1,12 +1,17 @@
-"""The ledger's entries: frozen, versioned events whose meaning never changes."""
+"""The ledger's entries: frozen, versioned events whose meaning never changes.
+
+Version 1: all but what follows. Version 2: RESERVED of a stream whose unit of
+privacy is a user, which charges every record and not those in its ranges alone.
+A program that knows version 1 only would charge too little, so it must refuse.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from streaming_pca.privacy.parameters import Charge, Rational
 
@@ -31,6 +36,10 @@ __all__ = [
 ]
 
 
+_OFFSET_LIMIT = 2**63
+"""Kafka's offsets, and numbers of batches, are below."""
+
+
 class MalformedEntry(ValueError):
     """A ledger message that no version of this program has written."""
 
@@ -49,9 +58,9 @@ class Cap(_Frozen):
 class OffsetSpan(_Frozen):
     """Offsets [start, end) of a partition."""
 
-    partition: int = Field(ge=0)
-    start: int = Field(ge=0)
-    end: int = Field(ge=0)
+    partition: int = Field(ge=0, lt=2**31)
+    start: int = Field(ge=0, lt=_OFFSET_LIMIT)
+    end: int = Field(ge=0, lt=_OFFSET_LIMIT)
 
 
 class OffsetRange(OffsetSpan):
@@ -60,13 +69,23 @@ class OffsetRange(OffsetSpan):
     ``count`` can be below ``end - start``: transaction markers take offsets.
     """
 
-    count: int = Field(ge=0)
+    count: int = Field(ge=0, lt=_OFFSET_LIMIT)
 
 
 class _Entry(_Frozen):
-    version: Literal[1] = 1
+    version: Literal[1, 2] = 1
     topic_id: str
     """The input topic's id: a re-created topic has another, and is new data."""
+
+    @property
+    def _version_of_meaning(self) -> int:
+        return 1
+
+    @model_validator(mode="after")
+    def _check_version(self) -> Self:
+        if self.version != self._version_of_meaning:
+            raise ValueError(f"version {self.version} has no such entry")
+        return self
 
 
 class Opened(_Entry):
@@ -85,7 +104,7 @@ class _JobEntry(_Entry):
 
 
 class _BatchEntry(_JobEntry):
-    batch: int = Field(ge=1)
+    batch: int = Field(ge=1, lt=_OFFSET_LIMIT)
 
 
 class Reserved(_BatchEntry):
@@ -99,10 +118,30 @@ class Reserved(_BatchEntry):
     """Every parameter of this batch's mechanisms."""
     charge: Charge
 
+    @model_validator(mode="before")
+    @classmethod
+    def _set_version(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "version" not in data:
+            return data | {"version": 1 + _names_users(data.get("promise"))}
+        return data
+
+    @property
+    def _version_of_meaning(self) -> int:
+        return 1 + self.of_users
+
+    @property
+    def of_users(self) -> bool:
+        """Whether the unit of privacy is a user, so that every record is charged."""
+        return _names_users(self.promise)
+
     @property
     def count(self) -> int:
         """How many records the batch holds."""
         return sum(r.count for r in self.ranges)
+
+
+def _names_users(promise: Any) -> bool:
+    return isinstance(promise, dict) and promise.get("privacy_unit") == "user"
 
 
 class Committed(_BatchEntry):

@@ -16,23 +16,39 @@ job itself stands
 
 and only an active job reserves. A job that has CHARGED, for releases that were
 made elsewhere, has no batches.
+
+Who is charged
+--------------
+A job whose unit of privacy is a message or a row charges the records in the
+ranges that it reserves, each once: its batches are disjoint.
+
+A job whose unit is a user charges *every* record of the topic, past and future,
+for a user's records can be anywhere: two such jobs that read disjoint ranges
+answer about the same people. It is charged once, whatever number of batches it
+reserves, the largest epsilon, delta and rho that any of them has named, because
+a batch's charge is what all batches that one user may enter cost that user
+together. :attr:`Ledger.everywhere` is the sum over these jobs; each record bears
+it beside what its own ranges were charged, and no reservation counts that would
+take any record, or a user without any, above the cap.
+
+Why that is sound: :mod:`.filters`.
+
+What the cap does not cover. Jobs whose unit is a message or a row charge each
+record by itself: about a user with n records in them they may tell n times as
+much. And a message that is replaced by one with another user's key touches two
+users: of a user job, its cost is at most twice a user's.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from decimal import ROUND_HALF_EVEN, Context, Decimal
 from enum import StrEnum
-from fractions import Fraction
-from functools import lru_cache
 from typing import Any
 
 from streaming_pca.privacy.entries import (
     Abandoned,
-    Cap,
     Charged,
     Committed,
     LedgerEntry,
@@ -46,30 +62,11 @@ from streaming_pca.privacy.entries import (
     Retired,
     entry_hash,
 )
-from streaming_pca.privacy.intervals import SpendMap
-from streaming_pca.privacy.parameters import Charge, format_rational
+from streaming_pca.privacy.filters import BudgetExceeded, within_cap
+from streaming_pca.privacy.intervals import SpendMap, largest_charge
+from streaming_pca.privacy.parameters import Charge
 
 __all__ = ["BudgetExceeded", "JobLedger", "Ledger", "Phase", "Standing", "Verdict", "within_cap"]
-
-
-class BudgetExceeded(Exception):
-    """A reservation or a charge would take some record above the topic's cap.
-
-    Attributes
-    ----------
-    asked, spent : Charge
-    cap : Cap
-    """
-
-    def __init__(self, where: OffsetSpan, asked: Charge, spent: Charge, cap: Cap) -> None:
-        self.asked, self.spent, self.cap = asked, spent, cap
-        super().__init__(
-            f"partition {where.partition}, offsets {where.start} to {where.end}: "
-            f"asked epsilon {format_rational(asked.epsilon)}, delta {format_rational(asked.delta)}; "
-            f"already charged epsilon {format_rational(spent.epsilon)}, "
-            f"delta {format_rational(spent.delta)}; "
-            f"the cap is epsilon {format_rational(cap.epsilon)}, delta {format_rational(cap.delta)}"
-        )
 
 
 class Phase(StrEnum):
@@ -105,60 +102,6 @@ def _void(reason: str) -> Verdict:
     return Verdict(False, reason)
 
 
-@lru_cache(maxsize=64)
-def _log_inverse(delta: Fraction, digits: int) -> tuple[Fraction, Fraction]:
-    """Bounds of ln(1/delta), about ``digits`` digits apart, the same on every machine."""
-    # Decimal rounds ln correctly, to half a unit of the last digit; libm's log differs by platform.
-    context = Context(prec=digits, rounding=ROUND_HALF_EVEN, traps=[])
-    top, bottom = (Fraction(context.ln(Decimal(n))) for n in (delta.denominator, delta.numerator))
-    error = (top + bottom) / 10 ** (digits - 1)
-    return top - bottom - error, top - bottom + error
-
-
-def within_cap(spent: Charge, cap: Cap, rule: str) -> bool:
-    """Whether a record that was charged ``spent`` in all is within the cap.
-
-    Parameters
-    ----------
-    spent : Charge
-        Sum of the charges by basic composition; its ``rho`` is the sum of rhos.
-    rule : {"basic", "zcdp"}
-        "basic" adds epsilons and deltas. "zcdp" adds rhos and converts by
-        epsilon = rho + 2 sqrt(rho ln(1/delta)) (Bun and Steinke 2016, Prop.
-        1.3); a charge that claims no rho never fits. Both are valid when
-        charges are chosen adaptively (Whitehouse et al. 2023).
-
-    Notes
-    -----
-    The answer is that of exact real numbers. ln(1/delta) is irrational, so the
-    zcdp comparison is never a tie, and enough digits decide it: every reader
-    comes to the same side.
-    """
-    if rule == "basic":
-        return spent.epsilon <= cap.epsilon and spent.delta <= cap.delta
-    if cap.epsilon == math.inf:
-        return True
-    rho = spent.rho
-    if rho is None or not isinstance(rho, Fraction) or not isinstance(cap.epsilon, Fraction):
-        return False
-    if rho == 0:
-        return True
-    if not isinstance(cap.delta, Fraction) or cap.delta >= 1:
-        return True
-    if cap.delta == 0 or rho > cap.epsilon:
-        return False
-    # rho + 2 sqrt(rho L) <= eps  <=>  L <= (eps - rho)^2 / (4 rho), as rho <= eps
-    most = (cap.epsilon - rho) ** 2 / (4 * rho)
-    digits = 30
-    while True:
-        low, high = _log_inverse(cap.delta, digits)
-        if high <= most:
-            return True
-        if low > most:
-            return False
-        digits *= 2
-
-
 @dataclass
 class JobLedger:
     """What the ledger knows of one job.
@@ -180,6 +123,10 @@ class JobLedger:
     standing : Standing
     charges : int
         How many CHARGED entries count; a job that has any has no batches.
+    spend : dict of partition to SpendMap
+        What it has charged the records of its ranges.
+    everywhere : Charge
+        What it has charged every record: nothing, unless its unit is a user.
     """
 
     head: str = ""
@@ -198,6 +145,15 @@ class JobLedger:
     standing: Standing = Standing.ACTIVE
     charges: int = 0
     spend: defaultdict[int, SpendMap] = field(default_factory=lambda: defaultdict(SpendMap))
+    everywhere: Charge = field(default_factory=Charge.nothing)
+
+    def spent(self, partition: int, offset: int) -> Charge:
+        """What this job has charged one record."""
+        return _at(self.spend, partition, offset) + self.everywhere
+
+    def most_charged(self) -> Charge:
+        """The most that this job has charged any record; epsilon, delta and rho each on its own."""
+        return largest_charge(self.spend.values()) + self.everywhere
 
 
 class Ledger:
@@ -213,7 +169,9 @@ class Ledger:
     opened : Opened or None
     jobs : dict of str to JobLedger
     spend : dict of partition to SpendMap
-        Charges of all jobs together.
+        What all jobs together have charged the records of their ranges.
+    everywhere : Charge
+        What all jobs together have charged every record beside that.
     """
 
     def __init__(self, topic_id: str) -> None:
@@ -221,6 +179,7 @@ class Ledger:
         self.opened: Opened | None = None
         self.jobs: dict[str, JobLedger] = {}
         self.spend: defaultdict[int, SpendMap] = defaultdict(SpendMap)
+        self.everywhere = Charge.nothing()
 
     def job(self, name: str) -> JobLedger:
         """What is known of a job; an empty record for one never seen."""
@@ -232,7 +191,11 @@ class Ledger:
 
     def spent(self, partition: int, offset: int) -> Charge:
         """What one record has been charged by all jobs."""
-        return self.spend[partition].at(offset) if partition in self.spend else Charge.nothing()
+        return _at(self.spend, partition, offset) + self.everywhere
+
+    def most_charged(self) -> Charge:
+        """The most that any record has been charged; epsilon, delta and rho each on its own."""
+        return largest_charge(self.spend.values()) + self.everywhere
 
     def judge(self, entry: LedgerEntry) -> Verdict:
         """What :meth:`apply` would answer; changes nothing."""
@@ -313,12 +276,50 @@ class Ledger:
 
     def check_budget(self, entry: Reserved | Charged) -> None:
         """Raise :class:`BudgetExceeded` if the entry would take any record above the cap."""
-        assert self.opened is not None
+        if isinstance(entry, Reserved) and entry.of_users:
+            self.check_everywhere(entry.job, entry.charge)
+            return
         for r in entry.ranges:
             # Not self.spend[...], which would make an entry: a dry run changes nothing.
             for spent in self.spend.get(r.partition, SpendMap()).over(r.start, r.end):
-                if not within_cap(spent + entry.charge, self.opened.cap, self.opened.filter):
-                    raise BudgetExceeded(r, entry.charge, spent, self.opened.cap)
+                self._check(r, entry.charge, spent + self.everywhere)
+
+    def check_everywhere(self, name: str, charge: Charge) -> None:
+        """Raise :class:`BudgetExceeded` if a job of users could not be charged this.
+
+        The largest charge that the job has reserved stands for all of its
+        batches, so what it has been charged before is not added.
+        """
+        before = self.job(name).everywhere
+        largest = before | charge
+        if largest == before:
+            return  # every record bears it already, and is within the cap
+        others = self._everywhere_but(name)
+        for where, spent in self._stretches():
+            self._check(where, largest, spent + others)
+
+    def check_unread(self, charge: Charge) -> None:
+        """Raise :class:`BudgetExceeded` if even a record that no job has read could not be charged this."""
+        self._check(None, charge, self.everywhere)
+
+    def _check(self, where: OffsetSpan | None, asked: Charge, spent: Charge) -> None:
+        assert self.opened is not None
+        if not within_cap(spent + asked, self.opened.cap, self.opened.filter):
+            raise BudgetExceeded(where, asked, spent, self.opened)
+
+    def _stretches(self) -> Iterator[tuple[OffsetSpan | None, Charge]]:
+        """What the records are charged by their ranges; first those that no job has read."""
+        yield None, Charge.nothing()
+        for partition, spend in sorted(self.spend.items()):
+            for start, end, charge in spend.intervals():
+                yield OffsetSpan(partition=partition, start=start, end=end), charge
+
+    def _everywhere_but(self, name: str) -> Charge:
+        total = Charge.nothing()
+        for other, job in sorted(self.jobs.items()):
+            if other != name:
+                total = total + job.everywhere
+        return total
 
     def apply(self, entry: LedgerEntry) -> Verdict:
         """Take the log's next entry: judge it, then record it."""
@@ -372,9 +373,17 @@ class Ledger:
                 self._charge(entry, job)
 
     def _charge(self, entry: Reserved | Charged, job: JobLedger) -> None:
+        if isinstance(entry, Reserved) and entry.of_users:
+            job.everywhere |= entry.charge
+            self.everywhere = self._everywhere_but(entry.job) + job.everywhere
+            return
         for r in entry.ranges:
             for spend in (self.spend, job.spend):
                 spend[r.partition].add(r.start, r.end, entry.charge)
+
+
+def _at(spend: dict[int, SpendMap], partition: int, offset: int) -> Charge:
+    return spend[partition].at(offset) if partition in spend else Charge.nothing()
 
 
 def _impossible(ranges: Sequence[OffsetSpan]) -> str:

@@ -8,7 +8,16 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
+
+from streaming_pca.privacy.errors import ParameterError
 
 __all__ = ["Adjacency", "Charge", "PrivacyParameters", "Rational", "format_rational", "parse_rational"]
 
@@ -88,12 +97,17 @@ class Charge(BaseModel):
     def __add__(self, other: Charge) -> Charge:
         """Basic composition on the same record."""
         rho = None if self.rho is None or other.rho is None else self.rho + other.rho
-        return Charge(epsilon=self.epsilon + other.epsilon, delta=self.delta + other.delta, rho=rho)
+        # Not checked again: a sum may be above the most that one charge may name.
+        return Charge.model_construct(
+            epsilon=self.epsilon + other.epsilon, delta=self.delta + other.delta, rho=rho
+        )
 
     def __or__(self, other: Charge) -> Charge:
         """Parallel composition: mechanisms on disjoint records."""
         rho = None if self.rho is None or other.rho is None else max(self.rho, other.rho)
-        return Charge(epsilon=max(self.epsilon, other.epsilon), delta=max(self.delta, other.delta), rho=rho)
+        return Charge.model_construct(
+            epsilon=max(self.epsilon, other.epsilon), delta=max(self.delta, other.delta), rho=rho
+        )
 
     @classmethod
     def nothing(cls) -> Charge:
@@ -107,7 +121,7 @@ class Charge(BaseModel):
 
 
 class PrivacyParameters(BaseModel):
-    """The promise of a stream: (epsilon, delta) for each record, for all releases together.
+    """The promise of a stream: (epsilon, delta) for each unit of privacy, for all releases together.
 
     Attributes
     ----------
@@ -115,6 +129,9 @@ class PrivacyParameters(BaseModel):
     delta : float in (0, 1)
     adjacency : Adjacency
         Only replace-one: see privacy.md for why add/remove cannot hold here.
+    contributions : int >= 1
+        Batches that one unit may enter: 1 where it is a record, more where it
+        is a user. What they cost together is the promise.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -122,6 +139,16 @@ class PrivacyParameters(BaseModel):
     epsilon: float
     delta: float
     adjacency: Adjacency = Adjacency.REPLACE_ONE
+    contributions: int = 1
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(map(str, problem["loc"]))
+            message = problem["msg"].removeprefix("Value error, ")
+            raise ParameterError(f"{where}: {message}" if where else message) from None
 
     @model_validator(mode="after")
     def _check(self) -> PrivacyParameters:
@@ -129,6 +156,8 @@ class PrivacyParameters(BaseModel):
             raise ValueError(f"epsilon must be a finite number above 0, not {self.epsilon}")
         if not 0 < self.delta < 1:
             raise ValueError(f"delta must lie between 0 and 1, not {self.delta}")
+        if self.contributions < 1:
+            raise ValueError(f"contributions must be at least 1, not {self.contributions}")
         return self
 
     def charge(self, rho: Fraction | float | None = None) -> Charge:

@@ -76,7 +76,7 @@ _door: NoiseDoor = _SecretDoor()
 
 
 def noise_door() -> NoiseDoor:
-    """The door that mechanisms draw from; for ``privacy/mechanisms.py`` only."""
+    """The door that mechanisms draw from; for ``privacy/mechanisms`` only."""
     return _door
 
 

@@ -18,9 +18,9 @@ from fractions import Fraction
 from typing import Any
 
 from streaming_pca.privacy.entries import LedgerEntry, MalformedEntry, Opened, Released, decode_entry
-from streaming_pca.privacy.parameters import format_rational
 from streaming_pca.privacy.verify_audit import Audit
 from streaming_pca.privacy.verify_releases import check_releases
+from streaming_pca.privacy.verify_sums import shown
 
 __all__ = ["Report", "verify_log"]
 
@@ -54,6 +54,8 @@ class Report:
         Offsets in any reservation or charge that counts.
     max_epsilon, max_delta, max_rho : Fraction, math.inf or None
         The most that any one record was charged; rho is None where a charge claims none.
+    everywhere_epsilon, everywhere_delta, everywhere_rho : Fraction, math.inf or None
+        What every record bears of that, read or not: by the jobs whose unit is a user.
     releases, other_releases : int or None
         Releases on the topic that this ledger, or that another life's, accounts for.
     """
@@ -67,6 +69,7 @@ class Report:
     jobs: tuple[str, ...]
     paused: tuple[str, ...]
     retired: tuple[str, ...]
+    of_users: tuple[str, ...]
     batches: dict[str, int]
     records_charged: int
     charges: int
@@ -74,17 +77,22 @@ class Report:
     max_epsilon: Fraction | float
     max_delta: Fraction | float
     max_rho: Fraction | float | None
+    everywhere_epsilon: Fraction | float
+    everywhere_delta: Fraction | float
+    everywhere_rho: Fraction | float | None
     releases: int | None
     other_releases: int | None
 
     def to_json(self) -> dict[str, Any]:
         """As plain data for :func:`json.dumps`; exact numbers are strings."""
+        lists = ("problems", "jobs", "paused", "retired", "of_users")
+        numbers = {
+            name: value for name, value in vars(self).items() if name.startswith(("max_", "everywhere_"))
+        }
         return {
             **vars(self),
-            **{name: list(getattr(self, name)) for name in ("problems", "jobs", "paused", "retired")},
-            "max_epsilon": format_rational(self.max_epsilon),
-            "max_delta": format_rational(self.max_delta),
-            "max_rho": None if self.max_rho is None else format_rational(self.max_rho),
+            **{name: list(getattr(self, name)) for name in lists},
+            **{name: None if value is None else shown(value) for name, value in numbers.items()},
         }
 
 
@@ -125,7 +133,7 @@ def verify_log(
         digests = {name: job.digests for name, job in audit.jobs.items()}
         phases = {name: job.phases for name, job in audit.jobs.items()}
         found, others = check_releases(releases, digests, phases, elsewhere, problems)
-    most = audit.close(topic_id)
+    most, everywhere = audit.close(topic_id), audit.everywhere()
     ends = Counter(phase for job in audit.jobs.values() for phase in job.phases.values())
 
     def standing(wanted: str) -> tuple[str, ...]:
@@ -141,6 +149,7 @@ def verify_log(
         jobs=tuple(sorted(audit.jobs)),
         paused=standing("paused"),
         retired=standing("retired"),
+        of_users=tuple(sorted(name for name, job in audit.jobs.items() if job.of_users)),
         batches={name: ends[name] for name in ("reserved", "committed", "abandoned", "released")},
         records_charged=audit.records,
         charges=sum(job.charges for job in audit.jobs.values()),
@@ -148,6 +157,9 @@ def verify_log(
         max_epsilon=most.epsilon,
         max_delta=most.delta,
         max_rho=most.rho,
+        everywhere_epsilon=everywhere.epsilon,
+        everywhere_delta=everywhere.delta,
+        everywhere_rho=everywhere.rho,
         releases=found,
         other_releases=others,
     )

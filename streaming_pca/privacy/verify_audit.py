@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,10 +24,13 @@ from streaming_pca.privacy.entries import (
     Resumed,
     Retired,
 )
-from streaming_pca.privacy.parameters import Charge, format_rational
-from streaming_pca.privacy.verify_sums import Most, sweep
+from streaming_pca.privacy.parameters import Charge
+from streaming_pca.privacy.verify_sums import Most, Total, shown, sweep, upper
 
 __all__ = ["Audit", "Job"]
+
+
+_NOTHING = Charge(epsilon=0, delta=0, rho=0)
 
 
 @dataclass
@@ -43,6 +46,9 @@ class Job:
     off_chain: list[int] = field(default_factory=list)
     standing: str = "active"
     charges: int = 0
+    of_users: bool = False
+    everywhere: Charge = _NOTHING
+    """The largest that a job of users reserved: what it costs every record."""
 
 
 @dataclass
@@ -106,11 +112,31 @@ class Audit:
 
     def _fits(self, entry: Reserved | Charged, opened: Opened) -> bool:
         """Whether no record would pass the cap."""
+        if entry.kind == "RESERVED" and _unit_is_user(entry.promise):
+            before = self.jobs[entry.job].everywhere
+            return upper(before, entry.charge) == before or self._fits_everywhere(entry, opened)
+        everywhere = [job.everywhere for job in self.jobs.values()]
         return all(
             total.within(opened)
             for r in entry.ranges
-            for _, _, total in sweep([(r.start, r.end, entry.charge), *self._meeting(r)])
+            for _, _, total in sweep([(r.start, r.end, entry.charge), *self._meeting(r)], everywhere)
         )
+
+    def _fits_everywhere(self, entry: Reserved, opened: Opened) -> bool:
+        """Whether no record at all would pass the cap, wherever it is."""
+        everywhere = [upper(self.jobs[entry.job].everywhere, entry.charge)]
+        everywhere += [job.everywhere for name, job in self.jobs.items() if name != entry.job]
+        return _sum(everywhere).within(opened) and all(
+            total.within(opened)
+            for partition in {*self._held, *self._elsewhere}
+            for _, _, total in sweep(self._on(partition), everywhere)
+        )
+
+    def _on(self, partition: int) -> Iterator[tuple[int, int, Charge]]:
+        """All that counts on a partition."""
+        for held in self._held[partition].values():
+            yield from zip(held.starts, held.ends, held.charges, strict=True)
+        yield from self._elsewhere[partition]
 
     def _meeting(self, r: OffsetSpan) -> Iterator[tuple[int, int, Charge]]:
         """What counts already and lies in these offsets."""
@@ -124,6 +150,10 @@ class Audit:
         job.last = entry.batch
         job.phases[entry.batch] = "reserved"
         job.promise = entry.promise
+        charge = entry.charge
+        if _unit_is_user(entry.promise):
+            job.of_users, job.everywhere = True, upper(job.everywhere, charge)
+            charge = _NOTHING  # its ranges are remembered, but every record is charged
         for r in entry.ranges:
             job.ends[r.partition] = r.end
             self.records += r.count
@@ -131,7 +161,7 @@ class Audit:
                 held = self._held[r.partition][entry.job]
                 held.starts.append(r.start)
                 held.ends.append(r.end)
-                held.charges.append(entry.charge)
+                held.charges.append(charge)
 
     def close(self, topic_id: str) -> Most:
         """Report what only the whole log shows; returns the largest charges."""
@@ -147,27 +177,43 @@ class Audit:
                     f"offset {job.off_chain[0]}: the hash chain of job {name!r} breaks here: an entry before "
                     f"it was changed, dropped or moved ({len(job.off_chain)} entries are off the chain)"
                 )
+        everywhere = [job.everywhere for job in self.jobs.values()]
+        alone = self.everywhere()
         most = Most()
+        most.take_charge(alone)
+        if self.opened is not None and not alone.within(self.opened):
+            self._problems.append(f"every record: charged {_of(alone)}, above the cap")
         for partition in sorted({*self._held, *self._elsewhere}):
-            jobs = self._held[partition]
-            for name, held in sorted(jobs.items()):
+            for name, held in sorted(self._held[partition].items()):
                 if any(end > start for end, start in zip(held.ends, held.starts[1:], strict=False)):
                     self._problems.append(f"partition {partition}: batches of job {name!r} overlap")
-            everything = [
-                (start, end, charge)
-                for held in jobs.values()
-                for start, end, charge in zip(held.starts, held.ends, held.charges, strict=True)
-            ]
-            for start, end, total in sweep([*everything, *self._elsewhere[partition]]):
+            for start, end, total in sweep(self._on(partition), everywhere):
                 if not total.count:
                     continue
                 most.take(start, end, total)
                 if self.opened is not None and not total.within(self.opened):
-                    spent = f"epsilon {format_rational(total.epsilon)}, delta {format_rational(total.delta)}"
-                    self._problems.append(
-                        f"partition {partition}, offsets {start} to {end}: charged {spent}, above the cap"
-                    )
+                    where = f"partition {partition}, offsets {start} to {end}"
+                    self._problems.append(f"{where}: charged {_of(total)}, above the cap")
         return most
+
+    def everywhere(self) -> Total:
+        """What every record bears, read or not."""
+        return _sum(job.everywhere for job in self.jobs.values())
+
+
+def _sum(charges: Iterable[Charge]) -> Total:
+    total = Total()
+    for charge in charges:
+        total.change(charge, 1)
+    return total
+
+
+def _of(total: Total) -> str:
+    return f"epsilon {shown(total.epsilon)}, delta {shown(total.delta)}"
+
+
+def _unit_is_user(promise: dict[str, Any]) -> bool:
+    return bool(promise.get("privacy_unit") == "user")
 
 
 def _move(entry: LedgerEntry, job: Job) -> None:

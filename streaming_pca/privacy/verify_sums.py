@@ -14,7 +14,7 @@ from fractions import Fraction
 from streaming_pca.privacy.entries import Cap, Opened
 from streaming_pca.privacy.parameters import Charge
 
-__all__ = ["Most", "Total", "log_bounds", "sweep"]
+__all__ = ["Most", "Total", "log_bounds", "shown", "sweep", "upper"]
 
 
 class Total:
@@ -105,13 +105,37 @@ def _artanh_bounds(y: Fraction, bits: int) -> tuple[Fraction, Fraction]:
     return Fraction(total, one), Fraction(total + 3 * n + 3, one)
 
 
-def sweep(ranges: Iterable[tuple[int, int, Charge]]) -> Iterator[tuple[int, int, Total]]:
-    """Yield (start, end, total) of every stretch between boundaries; the total changes in place."""
+def upper(one: Charge, other: Charge) -> Charge:
+    """The larger epsilon, delta and rho of two; no rho is larger than any."""
+    rhos = (one.rho, other.rho)
+    return Charge(
+        epsilon=other.epsilon if one.epsilon < other.epsilon else one.epsilon,
+        delta=other.delta if one.delta < other.delta else one.delta,
+        rho=None if None in rhos else max(rho for rho in rhos if rho is not None),
+    )
+
+
+def shown(value: Fraction | float) -> str:
+    """For people: a long ratio as a decimal, for Python refuses to write the digits of a huge one."""
+    text = value if value == math.inf or max(value.as_integer_ratio()) < 2**256 else float(value)
+    return str(text)
+
+
+def sweep(
+    ranges: Iterable[tuple[int, int, Charge]], everywhere: Iterable[Charge] = ()
+) -> Iterator[tuple[int, int, Total]]:
+    """Yield (start, end, total) of every stretch between boundaries; the total changes in place.
+
+    Charges that lie everywhere are in each total, but not in its ``count``.
+    """
     real = [r for r in ranges if r[0] < r[1]]
     events = [(start, 1, charge) for start, _, charge in real]
     events += [(end, -1, charge) for _, end, charge in real]
     events.sort(key=lambda event: event[0])
     total = Total()
+    for charge in everywhere:
+        total.change(charge, 1)
+    total.count = 0
     for i, (at, sign, charge) in enumerate(events):
         total.change(charge, sign)
         if i + 1 < len(events) and events[i + 1][0] > at:
@@ -129,6 +153,9 @@ class Most:
 
     def take(self, start: int, end: int, total: Total) -> None:
         self.offsets += end - start
+        self.take_charge(total)
+
+    def take_charge(self, total: Total) -> None:
         self.epsilon = max(self.epsilon, total.epsilon)
         self.delta = max(self.delta, total.delta)
         rho = total.rho

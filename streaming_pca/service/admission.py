@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-from streaming_pca.privacy.ledger import Ledger, Standing
-from streaming_pca.privacy.parameters import format_rational
+from streaming_pca.privacy.entries import Cap, Opened
+from streaming_pca.privacy.errors import ParameterError
+from streaming_pca.privacy.filters import within_cap
+from streaming_pca.privacy.ledger import BudgetExceeded, Ledger, Standing
+from streaming_pca.privacy.parameters import Charge, format_rational
+from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.settings import StreamSettings
 
-__all__ = ["check_admission", "check_opened"]
+__all__ = ["check_admission", "check_opened", "check_room"]
 
 
 def check_opened(stream: StreamSettings, ledger: Ledger) -> None:
@@ -51,6 +55,7 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
         )
     promised = job.promise
     if promised is None:
+        _check_first_batch(stream, ledger)
         return
     for key, value in stream.promise.items():
         if promised.get(key) != value:
@@ -59,6 +64,60 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
                 f"{_short(promised.get(key))} for stream {name!r}: "
                 "set it back, or choose a new stream.name"
             )
+
+
+def check_room(stream: StreamSettings, cap: Cap, rule: Literal["basic", "zcdp"]) -> Charge:
+    """Refuse a cap that is below what one batch of a stream is charged; returns that charge.
+
+    Parameters
+    ----------
+    stream : StreamSettings
+    cap : Cap
+        Of the ledger, there already or about to be opened.
+    rule : {"basic", "zcdp"}
+        How the ledger adds charges up.
+
+    Raises
+    ------
+    StreamRefused
+        Names the cap and the charge.
+    """
+    estimator = stream.made
+    try:
+        charge = estimator.plan(estimator.init(utility_generator(stream.seed))).charge
+    except ParameterError as error:
+        raise StreamRefused(f"stream {stream.name!r} cannot be calibrated: {error}") from None
+    if not within_cap(charge, cap, rule):
+        asked = f"epsilon {format_rational(charge.epsilon)}, delta {format_rational(charge.delta)}"
+        if rule == "zcdp":
+            asked += f", rho {'not claimed' if charge.rho is None else format_rational(charge.rho)}"
+        raise StreamRefused(
+            f"the cap of ledger {stream.ledger_topic!r}, epsilon {format_rational(cap.epsilon)}, "
+            f"delta {format_rational(cap.delta)} ({rule} composition), is below what one batch of stream "
+            f"{stream.name!r} is charged, {asked}: lower stream.epsilon and stream.delta, "
+            "or open the ledger of an input topic with a higher cap (`streaming-pca topics create --cap`)"
+        )
+    return charge
+
+
+def _check_first_batch(stream: StreamSettings, ledger: Ledger) -> None:
+    """Refuse a stream whose first batch the cap would refuse, whichever records it held.
+
+    Otherwise the stream would gather a whole batch to find that out.
+    """
+    opened = ledger.opened
+    assert isinstance(opened, Opened), "checked before"
+    charge = check_room(stream, opened.cap, opened.filter)
+    try:
+        if stream.promise.get("privacy_unit") == "user":
+            ledger.check_everywhere(stream.name, charge)
+        else:
+            ledger.check_unread(charge)
+    except BudgetExceeded as error:
+        raise StreamRefused(
+            f"the cap of ledger {stream.ledger_topic!r} leaves no room for stream {stream.name!r}: {error}. "
+            "Lower stream.epsilon and stream.delta, or read another input topic"
+        ) from None
 
 
 def _short(value: Any) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from streaming_pca.records import Batch, RecordKind
 
-__all__ = ["Buffer", "Chunk", "interleave", "share"]
+__all__ = ["Buffer", "Chunk", "interleave", "interleave_users", "share"]
 
 
 def share(available: Sequence[int], closed: Sequence[bool], units: int) -> tuple[int, list[int] | None]:
@@ -62,6 +62,17 @@ class Chunk:
     offsets: NDArray[np.int64]
     lengths: NDArray[np.int64]
     rows: NDArray[np.floating]
+    users: NDArray[np.uint64] | None = None
+    """(n, 2) keyed hashes of the messages' keys, where the user is the unit of privacy."""
+
+    def split(self, count: int) -> tuple[Chunk, Chunk]:
+        """The first ``count`` records, and a copy of the rest."""
+        rows = int(self.lengths[:count].sum())
+        users, more = (None, None) if self.users is None else (self.users[:count], self.users[count:])
+        return (
+            Chunk(self.offsets[:count], self.lengths[:count], self.rows[:rows], users),
+            Chunk(self.offsets[count:], self.lengths[count:], self.rows[rows:].copy(), more),
+        )
 
 
 @dataclass
@@ -92,15 +103,26 @@ class Buffer:
         while count:
             chunk = self.chunks.popleft()
             if len(chunk.offsets) > count:
-                rows = int(chunk.lengths[:count].sum())
-                rest = Chunk(chunk.offsets[count:], chunk.lengths[count:], chunk.rows[rows:].copy())
-                chunk = Chunk(chunk.offsets[:count], chunk.lengths[:count], chunk.rows[:rows])
+                chunk, rest = chunk.split(count)
                 self.chunks.appendleft(rest)
             taken.append(chunk)
             count -= len(chunk.offsets)
         if taken:
             self.position = int(taken[-1].offsets[-1]) + 1
         return taken
+
+
+def _order(parts: list[list[Chunk]], granularity: int) -> NDArray[np.int64]:
+    """Which record, counted over partition after partition, is at each position of the batch."""
+    counts = [sum(len(c.offsets) for c in part) for part in parts]
+    turn = np.concatenate([np.arange(c) // granularity for c in counts])
+    return np.lexsort((np.repeat(np.arange(len(counts)), counts), turn))
+
+
+def interleave_users(parts: list[list[Chunk]], granularity: int) -> NDArray[np.uint64]:
+    """Users (m, 2) of the batch's records, in its order; before :func:`interleave`."""
+    users = [c.users for part in parts for c in part if c.users is not None]
+    return np.concatenate([np.zeros((0, 2), np.uint64), *users])[_order(parts, granularity)]
 
 
 def interleave(parts: list[list[Chunk]], granularity: int, dim: int, kind: RecordKind) -> Batch:
@@ -113,9 +135,7 @@ def interleave(parts: list[list[Chunk]], granularity: int, dim: int, kind: Recor
     lengths = np.concatenate([c.lengths for c in chunks] or [np.zeros(0, np.int64)])
     dtype = np.result_type(np.float32, *(c.rows.dtype for c in chunks))
     del chunks
-    counts = [sum(len(c.offsets) for c in part) for part in parts]
-    turn = np.concatenate([np.arange(c) // granularity for c in counts])
-    order = np.lexsort((np.repeat(np.arange(len(counts)), counts), turn))
+    order = _order(parts, granularity)
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths[order], out=starts[1:])
     places = np.empty(len(lengths), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""A copy of a ledger and of the states of all its jobs: `streaming-pca export`.
+"""A copy of a ledger and of the states of all its jobs, their users too: `streaming-pca export`.
 
 The ledger is read first, to some offset; then of each job the one state that
 the last COMMITTED before that offset names. It is there, though a later one may
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,12 +23,16 @@ from streaming_pca.service.copy_file import Copy, check_new, write_copy
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.inspection import topic_id_of
 from streaming_pca.service.log_reader import LogReader, high_watermark
+from streaming_pca.service.state_topic import PartChunks, is_part
 from streaming_pca.service.topics import describe
+from streaming_pca.service.user_log import MalformedUserLog, check_parts
 from streaming_pca.settings import KafkaSettings
-from streaming_pca.wire import MalformedCheckpoint, decode_checkpoint
+from streaming_pca.user_index import UserIndex
+from streaming_pca.wire import Checkpoint, MalformedCheckpoint, decode_checkpoint
 
 __all__ = [
     "CopyNotVerified",
+    "FoundState",
     "committed_values",
     "existing_topics",
     "export_copy",
@@ -96,9 +102,25 @@ def verified_ledger(copy: Copy, what: str = "the copy") -> Ledger:
                 f"job {name!r}: the state is not the one that the ledger committed "
                 f"with batch {job.last_committed}"
             )
+            continue
+        problems += [f"job {name!r}: {problem}" for problem in _problems_of_users(checkpoint, copy, name)]
     if problems:
         raise CopyNotVerified(what, problems)
     return ledger
+
+
+def _problems_of_users(checkpoint: Checkpoint, copy: Copy, name: str) -> list[str]:
+    """Without its table a stream would let users count anew; with another one, too."""
+    index, data = checkpoint.users, copy.users.get(name)
+    if index is None:
+        return [] if data is None else ["a table of users that its state does not name"]
+    if data is None:
+        return ["its table of users is missing"]
+    try:
+        check_parts(index, index.split(data))
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 # -- from the topics -------------------------------------------------------
@@ -136,7 +158,7 @@ def take_copy(kafka: KafkaSettings, topic: str) -> Copy:
             )
         entries: list[bytes] = []
         ledger = Ledger(topic_id)
-        states: dict[str, bytes] = {}
+        states: dict[str, FoundState] = {}
         sought: dict[str, str] = {}
         for _ in range(_ATTEMPTS):
             end = high_watermark(kafka, reader.topic)
@@ -148,7 +170,11 @@ def take_copy(kafka: KafkaSettings, topic: str) -> Copy:
             changed = {name: digest for name, digest in wanted.items() if sought.get(name) != digest}
             states |= _find_states(kafka, changed)
             sought = wanted
-            missing = [name for name, digest in wanted.items() if _digest(states.get(name)) != digest]
+            missing = [
+                name
+                for name, digest in wanted.items()
+                if name not in states or not states[name].is_whole(digest)
+            ]
             # A state that is gone was followed by a later one, with an entry that we can read by now;
             # where there is none it is lost, and the verifier says so.
             if not any(name in changed for name in missing):
@@ -160,52 +186,96 @@ def take_copy(kafka: KafkaSettings, topic: str) -> Copy:
             )
     finally:
         reader.close()
+
+    def found(name: str) -> FoundState:
+        return states.get(name, FoundState())
+
     copy = Copy(
         topic=topic,
         topic_id=topic_id,
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         ledger_end=end,
         entries=tuple(entries),
-        states={name: states[name] for name in sorted(wanted) if name in states},
+        states={name: data for name in sorted(wanted) if (data := found(name).data) is not None},
+        users={name: users for name in sorted(wanted) if (users := found(name).users) is not None},
     )
     verified_ledger(copy, f"ledger {reader.topic!r}")
     return copy
 
 
-def _find_states(kafka: KafkaSettings, digests: dict[str, str]) -> dict[str, bytes]:
-    topics = existing_topics(kafka, [f"{name}.state" for name in digests])
-    found = {
-        name: find_state(kafka, f"{name}.state", digest)[0]
-        for name, digest in digests.items()
-        if f"{name}.state" in topics
-    }
-    return {name: data for name, data in found.items() if data is not None}
+@dataclass(frozen=True)
+class FoundState:
+    """A state as a topic holds it.
 
-
-def find_state(kafka: KafkaSettings, topic: str, digest: str) -> tuple[bytes | None, str]:
-    """Look for the state with that digest.
-
-    Returns
-    -------
+    Attributes
+    ----------
     data : bytes or None
-        Its bytes, if the state topic holds it whole.
+        The state, if the topic holds it whole.
+    users : bytes or None
+        The table of users that the state names, if it names one and that is whole.
     last : str
         The digest of the last state there; "" if the topic is empty.
     """
+
+    data: bytes | None = None
+    users: bytes | None = None
+    last: str = ""
+
+    def is_whole(self, digest: str) -> bool:
+        """Whether this is the state with that digest, and all that it names."""
+        if _digest(self.data) != digest:
+            return False
+        return self.users is not None or _users_of(self.data) is None
+
+
+def _find_states(kafka: KafkaSettings, digests: dict[str, str]) -> dict[str, FoundState]:
+    topics = existing_topics(kafka, [f"{name}.state" for name in digests])
+    return {
+        name: find_state(kafka, f"{name}.state", digest)
+        for name, digest in digests.items()
+        if f"{name}.state" in topics
+    }
+
+
+def find_state(kafka: KafkaSettings, topic: str, digest: str) -> FoundState:
+    """Look for the state with that digest."""
     chunks: dict[int, bytes] = {}
+    parts, complete = PartChunks(), False
     last = ""
     reader = LogReader(kafka, topic)
     try:
         for message in reader.read_to(high_watermark(kafka, topic), _PATIENCE_SECONDS):
-            last = dict(message.headers or ()).get("digest", b"?").decode("ascii", "replace")
+            if is_part(message):
+                # What follows the state is of later ones.
+                if not complete:
+                    parts.take(message)
+                continue
+            headers = dict(message.headers or ())
+            last = headers.get("digest", b"?").decode("ascii", "replace")
             if last == digest:
                 chunks[int(message.key)] = message.value or b""
+                complete = len(chunks) == int(headers.get("chunks", b"0"))
     except (TypeError, ValueError):
-        return None, "?"  # a key that is no number: another program's message
+        return FoundState(last="?")  # a key that is no number: another program's message
     finally:
         reader.close()
     data = b"".join(chunks[index] for index in sorted(chunks))
-    return (data if _digest(data) == digest else None), last
+    if _digest(data) != digest:
+        return FoundState(last=last)
+    index, users = _users_of(data), None
+    if index is not None:
+        joined = parts.joined(index)
+        with suppress(MalformedUserLog):
+            check_parts(index, joined)
+            users = index.join(joined)
+    return FoundState(data, users, last)
+
+
+def _users_of(data: bytes | None) -> UserIndex | None:
+    """The index in a state; None where there is none, or the state cannot be read."""
+    with suppress(MalformedCheckpoint):
+        return None if data is None else decode_checkpoint(data)[0].users
+    return None
 
 
 def _digest(data: bytes | None) -> str:

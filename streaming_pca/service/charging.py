@@ -169,11 +169,11 @@ class ChargeWriter(LedgerWriter):
 
     def _most(self, ranges: Sequence[OffsetSpan]) -> Charge:
         """The most that any of these records was charged, part by part."""
-        most = Charge.nothing()
+        ledger, most = self.log.ledger, Charge.nothing()
         for r in ranges:
-            for spent in self.log.ledger.spend[r.partition].over(r.start, r.end):
+            for spent in ledger.spend[r.partition].over(r.start, r.end):
                 most |= spent
-        return most
+        return most + ledger.everywhere
 
 
 def _look_up(kafka: KafkaSettings, topic: str, job: str) -> tuple[str, dict[int, int]]:

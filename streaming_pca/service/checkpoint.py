@@ -33,12 +33,14 @@ from streaming_pca.privacy.ledger import Standing
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.randomness import secret_salt
 from streaming_pca.service.admission import check_admission, check_opened
+from streaming_pca.service.answer import Answer
 from streaming_pca.service.clients import transactional_producer
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.ledger_writer import LedgerWriter
 from streaming_pca.service.log_reader import LedgerLog, LogReader, high_watermark
 from streaming_pca.service.recovery import LedgerMismatch, Recovery, recover
 from streaming_pca.service.state_topic import StateReader, send_state
+from streaming_pca.service.user_log import UserLog
 from streaming_pca.settings import KafkaSettings, StreamSettings
 from streaming_pca.wire import Checkpoint, Release, encode_checkpoint
 
@@ -75,6 +77,8 @@ class CheckpointWriter(LedgerWriter):
         self._stream = stream
         self._state: StateReader | None = None
         self._checkpoint: Checkpoint | None = None
+        self.users: UserLog | None = None
+        """Who has counted, where the user is the unit of privacy; after :meth:`take_over`."""
 
     def close(self) -> None:
         """Release producer and consumers."""
@@ -110,7 +114,6 @@ class CheckpointWriter(LedgerWriter):
             self.log.catch_up(ledger_end)
             self._states.read_to(state_end)
             self._checkpoint, digest = self._states.last()
-            self._close_states()
         with self._step("take_over.4 cross-check"):
             (check_opened if to_change_standing else check_admission)(self._stream, self.log.ledger)
             job = self.log.ledger.job(self._stream.name)
@@ -125,6 +128,8 @@ class CheckpointWriter(LedgerWriter):
             except LedgerMismatch as error:
                 raise StreamRefused(str(error)) from None
             self._check_releases(job.batch)
+            self.users = None if to_change_standing else self._states.users(checkpoint)
+            self._close_states()
         return TakenOver(recovery, checkpoint, job.reservation, job.standing)
 
     @property
@@ -218,18 +223,18 @@ class CheckpointWriter(LedgerWriter):
 
     # -- commit ------------------------------------------------------------
 
-    def commit(
-        self, reserved: Reserved, positions: dict[int, int], state: bytes, release: bytes
-    ) -> Checkpoint:
+    def commit(self, reserved: Reserved, positions: dict[int, int], answer: Answer) -> Checkpoint:
         """State, COMMITTED and offsets, all or nothing. The only way out for what ``update`` computed."""
+        users = answer.users
         checkpoint = Checkpoint(
             topic_id=self._topic_id,
             stream=self._stream.name,
             batch=reserved.batch,
             positions=positions,
             salt=secret_salt(),
-            state=state,
-            release=release,
+            state=answer.data,
+            release=answer.release,
+            users=None if users is None else users.index,
         )
         data, digest = encode_checkpoint(checkpoint)
         entry = Committed(
@@ -242,7 +247,8 @@ class CheckpointWriter(LedgerWriter):
         with self._step("commit.1 begin"):
             self._transactions.begin_transaction()
         with self._step("commit.2 state"):
-            send_state(self._transactions, self._stream.state_topic, data, digest, reserved.batch)
+            parts = {} if users is None else users.parts
+            send_state(self._transactions, self._stream.state_topic, data, digest, reserved.batch, parts)
         with self._step("commit.3 COMMITTED"):
             sent = self._send(self._stream.ledger_topic, encode_entry(entry))
         with self._step("commit.4 offsets"):
@@ -259,6 +265,9 @@ class CheckpointWriter(LedgerWriter):
         with self._step("commit.6 read back"):
             self._expect(self._offset(sent), entry)
         self._checkpoint = checkpoint
+        if users is not None:
+            assert self.users is not None
+            self.users.follow(users)
         return checkpoint
 
     # -- publish -----------------------------------------------------------

@@ -20,8 +20,8 @@ from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
+from streaming_pca.kafka_settings import KafkaSettings
 from streaming_pca.service import lenient_headers
-from streaming_pca.settings import KafkaSettings
 
 __all__ = [
     "BrokerUnreachable",

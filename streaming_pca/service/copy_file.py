@@ -1,10 +1,12 @@
 """The file of a copy of a ledger and its states.
 
 A zip of ``manifest.json``, ``ledger.jsonl`` (the entries' exact bytes, in
-order, one a line) and ``states/JOB`` (the bytes that the state topic holds in
-chunks). Digests in the manifest find damage. They do not find forgery, which
-the ledger's hash chains do, except for a forged end of a chain: keep a copy
-where the topics' own readers may read it, and nobody may write.
+order, one a line), ``states/JOB`` (the bytes that the state topic holds in
+chunks) and, where the user is the unit of privacy, ``users/JOB`` (the parts of
+the table that the state names, one after the other). Digests in the manifest
+find damage. They do not find forgery, which the ledger's hash chains do, except
+for a forged end of a chain: keep a copy where the topics' own readers may read
+it, and nobody may write.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import os
 import tempfile
 import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +27,7 @@ from streaming_pca import __version__
 __all__ = ["Copy", "CopyError", "check_new", "read_copy", "write_copy"]
 
 _LARGEST_MANIFEST = 64 * 2**20
-_LEDGER, _MANIFEST, _STATES = "ledger.jsonl", "manifest.json", "states/"
+_LEDGER, _MANIFEST, _STATES, _USERS = "ledger.jsonl", "manifest.json", "states/", "users/"
 
 
 class CopyError(Exception):
@@ -48,6 +50,8 @@ class Copy:
         All of the ledger, other lives of the topic included.
     states : dict of str to bytes
         The last committed state of each job that has one.
+    users : dict of str to bytes
+        The table of users of each job whose state names one.
     """
 
     topic: str
@@ -56,6 +60,7 @@ class Copy:
     ledger_end: int
     entries: tuple[bytes, ...]
     states: dict[str, bytes]
+    users: dict[str, bytes] = field(default_factory=dict)
 
 
 class _Frozen(BaseModel):
@@ -78,6 +83,7 @@ class _Manifest(_Frozen):
     entries: int
     ledger: _Part
     states: dict[str, _Part]
+    users: dict[str, _Part] = {}
 
 
 def write_copy(copy: Copy, path: Path) -> None:
@@ -93,9 +99,13 @@ def write_copy(copy: Copy, path: Path) -> None:
         entries=len(copy.entries),
         ledger=_part(ledger),
         states={name: _part(data) for name, data in copy.states.items()},
+        users={name: _part(data) for name, data in copy.users.items()},
     )
-    parts = {_MANIFEST: manifest.model_dump_json(indent=1).encode(), _LEDGER: ledger}
+    # A copy that needs no newer program can be read by an older one.
+    unsaid = None if copy.users else {"users"}
+    parts = {_MANIFEST: manifest.model_dump_json(indent=1, exclude=unsaid).encode(), _LEDGER: ledger}
     parts |= {f"{_STATES}{name}": data for name, data in copy.states.items()}
+    parts |= {f"{_USERS}{name}": data for name, data in copy.users.items()}
     try:
         # Made with mode 0600; beside the file, so that the rename is atomic.
         handle, scratch = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
@@ -103,8 +113,9 @@ def write_copy(copy: Copy, path: Path) -> None:
             with os.fdopen(handle, "wb") as file:
                 with zipfile.ZipFile(file, "w") as archive:
                     for name, data in parts.items():
-                        # What a state holds is noise, mostly, and does not shrink.
-                        way = zipfile.ZIP_STORED if name.startswith(_STATES) else zipfile.ZIP_DEFLATED
+                        # What a state holds is noise, mostly, or hashes, and does not shrink.
+                        dense = name.startswith((_STATES, _USERS))
+                        way = zipfile.ZIP_STORED if dense else zipfile.ZIP_DEFLATED
                         archive.writestr(name, data, compress_type=way)
                 file.flush()
                 os.fsync(file.fileno())
@@ -141,6 +152,7 @@ def read_copy(path: Path) -> Copy:
             manifest = _Manifest.model_validate_json(archive.read(_MANIFEST))
             wanted = {_LEDGER: manifest.ledger}
             wanted |= {f"{_STATES}{name}": part for name, part in manifest.states.items()}
+            wanted |= {f"{_USERS}{name}": part for name, part in manifest.users.items()}
             if sorted(archive.namelist()) != sorted([_MANIFEST, *wanted]):
                 raise CopyError(f"{path}: holds other parts than its manifest names")
             parts = {name: _read_part(archive, path, name, part) for name, part in wanted.items()}
@@ -172,6 +184,7 @@ def read_copy(path: Path) -> Copy:
         ledger_end=manifest.ledger_end,
         entries=entries,
         states={name: parts[f"{_STATES}{name}"] for name in manifest.states},
+        users={name: parts[f"{_USERS}{name}"] for name in manifest.users},
     )
 
 

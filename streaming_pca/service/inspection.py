@@ -23,8 +23,9 @@ from streaming_pca.privacy.entries import (
     Retired,
     decode_entry,
 )
-from streaming_pca.privacy.ledger import Ledger, within_cap
-from streaming_pca.privacy.parameters import Charge, format_rational
+from streaming_pca.privacy.filters import approximate, within_cap
+from streaming_pca.privacy.ledger import Ledger
+from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.verify import Report, verify_log
 from streaming_pca.service.clients import BrokerUnreachable, admin_client
 from streaming_pca.service.log_reader import LedgerLog, LogReader, high_watermark, whole_log
@@ -81,12 +82,15 @@ def describe_ledger(kafka: KafkaSettings, topic: str) -> dict[str, Any]:
         {"offset": item.offset, "kind": item.entry.kind, "void": item.verdict.reason, **_row(item.entry)}
         for item in replayed
     ]
-    opened = ledger.opened
+    opened, everywhere = ledger.opened, ledger.everywhere
     return {
         "topic": topic,
         "topic_id": ledger.topic_id,
         "cap": None if opened is None else opened.cap.model_dump(mode="json"),
         "filter": None if opened is None else opened.filter,
+        "everywhere": None
+        if opened is None or everywhere == Charge.nothing()
+        else describe_charge(everywhere, with_rho=opened.filter == "zcdp"),
         "jobs": {
             name: {
                 "batch": job.batch,
@@ -131,11 +135,7 @@ def describe_spent(kafka: KafkaSettings, topic: str, partition: int, offset: int
         raise TopicError(f"ledger {topic + '.ledger'!r} is not open")
     spent = ledger.spent(partition, offset)
     zcdp = opened.filter == "zcdp"
-    of_jobs = {
-        name: job.spend[partition].at(offset)
-        for name, job in sorted(ledger.jobs.items())
-        if partition in job.spend
-    }
+    of_jobs = {name: job.spent(partition, offset) for name, job in sorted(ledger.jobs.items())}
     return {
         "topic": topic,
         "partition": partition,
@@ -154,20 +154,20 @@ def describe_spent(kafka: KafkaSettings, topic: str, partition: int, offset: int
 def describe_charge(charge: Charge, *, with_rho: bool) -> dict[str, str | None]:
     """A charge as plain data; a rho of None claims none, and where the filter is zcdp never fits."""
     plain: dict[str, str | None] = {
-        "epsilon": format_rational(charge.epsilon),
-        "delta": format_rational(charge.delta),
+        "epsilon": approximate(charge.epsilon),
+        "delta": approximate(charge.delta),
     }
     if with_rho:
-        plain["rho"] = None if charge.rho is None else format_rational(charge.rho)
+        plain["rho"] = None if charge.rho is None else approximate(charge.rho)
     return plain
 
 
 def describe_left(spent: Charge, opened: Opened) -> dict[str, str]:
     """What a record that was charged ``spent`` can still be charged, in what the filter adds up."""
     if opened.filter == "zcdp":
-        return {"rho": format_rational(_rho_left(spent, opened))}
+        return {"rho": approximate(_rho_left(spent, opened))}
     pairs = {"epsilon": (opened.cap.epsilon, spent.epsilon), "delta": (opened.cap.delta, spent.delta)}
-    return {name: format_rational(_left(*pair)) for name, pair in pairs.items()}
+    return {name: approximate(_left(*pair)) for name, pair in pairs.items()}
 
 
 def _left(cap: Fraction | float, spent: Fraction | float) -> Fraction | float:

@@ -1,8 +1,9 @@
 """Prometheus metrics: public quantities only.
 
-Counts are of delivered records, null ones included. There is no metric of
-malformed or clipped records, of norms or of errors: those are private (rule 9
-of privacy.md). Process metrics (memory, CPU time) are left out for the same
+Counts are of delivered records, null ones included. Norms, errors and the true
+numbers of malformed or clipped records are private (rule 9 of privacy.md): of
+the latter two there are noisy counts, with their error, where the stream pays
+for them, and nothing where it does not. Process metrics (memory, CPU time) are left out for the same
 reason. How long a batch takes can depend on its records; that channel is not
 closed (README, limits), and the buckets are coarse.
 """
@@ -14,10 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
+from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from streaming_pca.privacy.intervals import largest_charge
 from streaming_pca.privacy.ledger import Ledger
 
 __all__ = ["Metrics", "StreamMetrics"]
@@ -31,9 +34,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         stream = ("stream",)
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"streaming_pca_{name}", text, stream, registry=self.registry)
+        gauge = self._gauge
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"streaming_pca_{name}", text, (*stream, *labels), registry=self.registry)
@@ -57,6 +58,20 @@ class Metrics:
         self.ledger_entries = gauge("ledger_entries", "Entries of the input's ledger.")
         self.rebalances = Counter(
             "streaming_pca_rebalances", "Assignments of the leader election.", registry=self.registry
+        )
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"streaming_pca_{name}", text, ("stream",), registry=self.registry)
+
+    @cached_property
+    def counts(self) -> tuple[Gauge, Gauge, Gauge]:
+        """Of null and of clipped records, and their error; not there before a stream has paid for them."""
+        return (
+            self._gauge("batch_null_records", "Null records of the last batch, with privacy noise."),
+            self._gauge(
+                "batch_clipped_records", "Records that the last batch's clip changed, with privacy noise."
+            ),
+            self._gauge("batch_counts_error", "Half of the 95% confidence interval of the two noisy counts."),
         )
 
     def text(self) -> bytes:
@@ -107,6 +122,11 @@ class StreamMetrics:
         self._all.batches.labels(self._stream, "committed").inc()
         self._all.records.labels(self._stream).inc(records)
 
+    def counted(self, counts: NDArray[np.int64], error: int) -> None:
+        """The noisy counts of a batch that was committed."""
+        for metric, value in zip(self._all.counts, (*counts, error), strict=True):
+            metric.labels(self._stream).set(int(value))
+
     def abandoned(self) -> None:
         """A batch was given up."""
         self._all.batches.labels(self._stream, "abandoned").inc()
@@ -122,7 +142,7 @@ class StreamMetrics:
         """Show what the ledger says of the input's records."""
         if ledger.opened is None:
             return
-        most = largest_charge(ledger.spend.values())
+        most = ledger.most_charged()
         cap = ledger.opened.cap
         epsilon, delta = float(most.epsilon), float(most.delta)
         if ledger.opened.filter == "zcdp":

@@ -76,10 +76,19 @@ def arrange(
         )
     if factors and stream.privacy_unit == "row":
         raise ConfigurationError('stream.privacy_unit = "row" makes each row a record: leave out --factors')
-    if rows_per_message > 1 and stream.privacy_unit == "message" and not factors:
+    if rows_per_message > 1 and stream.privacy_unit != "row" and not factors:
         raise ConfigurationError(
-            f'with stream.privacy_unit = "message" {rows_per_message} rows in a message are one record: '
-            'say --factors if they are, or set stream.privacy_unit = "row"'
+            f'with stream.privacy_unit = "{stream.privacy_unit}" {rows_per_message} rows in a message are '
+            'one record: say --factors if they are, or set stream.privacy_unit = "row"'
+        )
+    if records.row_keys is None and stream.privacy_unit == "user":
+        raise ConfigurationError(
+            'stream.privacy_unit = "user" makes messages without a key null: '
+            "name the column of the users with --key"
+        )
+    if records.row_keys is not None and rows_per_message > 1 and not factors:
+        raise ConfigurationError(
+            "--key gives each row a key, and a message has one: leave out --rows-per-message, or --key"
         )
     if factors:
         records = records.grouped(rows_per_message)
@@ -159,7 +168,7 @@ def send_records(
     rate: float | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Produced:
-    """Send records, in turn over the topic's partitions.
+    """Send records, with their keys where they have any, in turn over the topic's partitions.
 
     Parameters
     ----------
@@ -189,8 +198,11 @@ def send_records(
     failures: list[BaseException] = []
     sent = rows_sent = 0
     try:
+        keys = records.keys(order)
         for rows in _messages(records, rows_per_message, order):
-            future = producer.send(topic, value=encode(rows), partition=sent % count, headers=headers)
+            future = producer.send(
+                topic, value=encode(rows), key=next(keys), partition=sent % count, headers=headers
+            )
             future.add_errback(failures.append)
             sent += 1
             rows_sent += len(rows)

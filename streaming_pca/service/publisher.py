@@ -47,6 +47,7 @@ def make_release(stream: StreamSettings, subspace: Subspace, batch: int, records
         delta=stream.delta,
         adjacency="replace-one",
         privacy_unit=stream.privacy_unit,
+        contributions_per_user=stream.contributions_per_user if stream.privacy_unit == "user" else None,
         feature_names=None if stream.feature_names is None else list(stream.feature_names),
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
     ).to_bytes()

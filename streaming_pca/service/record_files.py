@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
-from itertools import pairwise
+from itertools import islice, pairwise, repeat
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ class RecordFile:
         All rows in order, in pieces of any size, where ``array`` would load them.
     columns : tuple of int or None
         Which column each feature is in, where not in the file's order.
+    row_keys : callable or None
+        The key of each row of the file, in order, where a column holds them.
     """
 
     path: str
@@ -52,6 +54,7 @@ class RecordFile:
     parts: Callable[[], Iterator[Numbers]] | None = None
     feature_names: tuple[str, ...] | None = None
     columns: tuple[int, ...] | None = None
+    row_keys: Callable[[], Iterator[bytes | None]] | None = None
 
     @classmethod
     def of_array(cls, array: Numbers, path: str = "array") -> RecordFile:
@@ -80,6 +83,33 @@ class RecordFile:
                 f"{self.path}: {len(self)} rows are no whole number of records of {rows} rows"
             )
         return replace(self, shape=(len(self) // rows, rows, self.dim))
+
+    def keys(self, order: NDArray[np.int64] | None = None) -> Iterator[bytes | None]:
+        """The key of each record, in the file's order or another; None where there is none.
+
+        Raises
+        ------
+        RecordFileError
+            Rows of one record have different keys.
+        """
+        if self.row_keys is None:
+            return repeat(None, len(self))
+        keys = self._record_keys(self.row_keys())
+        if order is None:
+            return keys
+        known = list(keys)
+        return (known[i] for i in order)
+
+    def _record_keys(self, keys: Iterator[bytes | None]) -> Iterator[bytes | None]:
+        rows = self.shape[1] if len(self.shape) == 3 else 1
+        for number in range(len(self)):
+            own = set(islice(keys, rows))
+            if len(own) != 1:
+                raise RecordFileError(
+                    f"{self.path}: the rows {number * rows + 1} to {(number + 1) * rows} are one record, "
+                    "and have different keys: sort the rows, or send each by itself"
+                )
+            yield own.pop()
 
     def with_features(self, names: Sequence[str]) -> RecordFile:
         """The features in the order of ``names``; a file without names is taken as it is.
@@ -134,7 +164,7 @@ def _of_size(parts: Iterator[Numbers], size: int) -> Iterator[Numbers]:
         yield np.concatenate(held)
 
 
-def open_records(path: Path) -> RecordFile:
+def open_records(path: Path, key: str | None = None) -> RecordFile:
     """Open vectors (m, d) or factors (m, r, d).
 
     Parameters
@@ -144,6 +174,9 @@ def open_records(path: Path) -> RecordFile:
         a line; a first line that is no numbers is a header of names),
         ``.parquet`` or ``.arrow`` (IPC stream or file; columns of numbers, or
         one of fixed-size lists; a null is a NaN).
+    key : str, optional
+        The column that holds the messages' keys, text or whole numbers; it is
+        no feature. Not in ``.npy``, which has no names.
 
     Raises
     ------
@@ -152,14 +185,20 @@ def open_records(path: Path) -> RecordFile:
     with _reading(path):
         match path.suffix.lower():
             case ".npy":
+                if key is not None:
+                    raise RecordFileError(
+                        f"{path}: has no column {key!r}: keys come from a .csv with names, "
+                        "a .parquet or an .arrow file"
+                    )
                 return RecordFile.of_array(np.load(path, mmap_mode="r", allow_pickle=False), str(path))
             case ".csv":
-                rows, names = _read_csv(path)
-                return replace(RecordFile.of_array(rows, str(path)), feature_names=names)
+                rows, names, keys = _read_csv(path, key)
+                row_keys = None if key is None else lambda: iter(keys)
+                return replace(RecordFile.of_array(rows, str(path)), feature_names=names, row_keys=row_keys)
             case ".parquet":
-                return _open_tables(path, _Parquet(path, need_pyarrow(".parquet")))
+                return _open_tables(path, _Parquet(path, need_pyarrow(".parquet")), key)
             case ".arrow":
-                return _open_tables(path, _Ipc(path, need_pyarrow(".arrow")))
+                return _open_tables(path, _Ipc(path, need_pyarrow(".arrow")), key)
             case other:
                 raise RecordFileError(
                     f"{path}: {other or 'no ending'}: expected a .npy, .csv, .parquet or .arrow file"
@@ -182,13 +221,34 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _read_csv(path: Path) -> tuple[NDArray[np.float64], tuple[str, ...] | None]:
+def _place_of(path: Path, key: str, names: Sequence[str]) -> int:
+    """Which column holds the keys."""
+    if names.count(key) != 1:
+        raise RecordFileError(
+            f"{path}: expected one column {key!r}, of the keys, and found {names.count(key)}"
+        )
+    return names.index(key)
+
+
+def _read_csv(
+    path: Path, key: str | None
+) -> tuple[NDArray[np.float64], tuple[str, ...] | None, list[bytes | None]]:
     rows: list[NDArray[np.float64]] = []
-    names = None
+    keys: list[bytes | None] = []
+    names, place = None, None
     with path.open(newline="", encoding="utf-8-sig") as file:
         for number, line in enumerate(csv.reader(file), start=1):
             if not line:
                 continue
+            if key is not None and place is None:
+                place = _place_of(path, key, [name.strip() for name in line])
+                del line[place]
+                names = tuple(name.strip() for name in line)
+                continue
+            if place is not None:
+                if place >= len(line):
+                    raise RecordFileError(f"{path}, line {number}: ends before the column of the keys")
+                keys.append(line.pop(place).encode() or None)
             try:
                 row = np.array(line, dtype=np.float64)
             except ValueError:
@@ -204,7 +264,7 @@ def _read_csv(path: Path) -> tuple[NDArray[np.float64], tuple[str, ...] | None]:
             rows.append(row)
     if not rows:
         raise RecordFileError(f"{path}: holds no records")
-    return np.stack(rows), names
+    return np.stack(rows), names, keys
 
 
 class _Parquet:
@@ -253,9 +313,12 @@ class _Ipc:
                 yield from reader
 
 
-def _open_tables(path: Path, tables: _Parquet | _Ipc) -> RecordFile:
+def _open_tables(path: Path, tables: _Parquet | _Ipc, key: str | None) -> RecordFile:
     types = tables.pyarrow.types
     fields = list(tables.schema)
+    place = None if key is None else _place_of(path, key, [field.name for field in fields])
+    if place is not None:
+        _check_key(path, types, fields.pop(place))
     lists = len(fields) == 1 and types.is_fixed_size_list(fields[0].type)
     for field in fields:
         if str(field.type.value_type if lists else field.type) not in NUMBER_TYPES:
@@ -271,7 +334,13 @@ def _open_tables(path: Path, tables: _Parquet | _Ipc) -> RecordFile:
         with _reading(path):
             for batch in tables.batches():
                 if batch.num_rows:
-                    yield _rows_of_lists(batch.column(0), dim) if lists else _rows_of_columns(batch)
+                    columns = [c for i, c in enumerate(batch.columns) if i != place]
+                    yield _rows_of_lists(columns[0], dim) if lists else _rows_of_columns(columns)
+
+    def keys() -> Iterator[bytes | None]:
+        with _reading(path):
+            for batch in tables.batches():
+                yield from map(_key_of, batch.column(place).to_pylist())
 
     return RecordFile(
         str(path),
@@ -279,11 +348,27 @@ def _open_tables(path: Path, tables: _Parquet | _Ipc) -> RecordFile:
         lambda: np.concatenate(list(parts())),
         parts,
         None if lists else tuple(field.name for field in fields),
+        row_keys=None if place is None else keys,
     )
 
 
-def _rows_of_columns(batch: Any) -> Numbers:
-    return np.stack([column.to_numpy(zero_copy_only=False) for column in batch.columns], axis=1)
+def _check_key(path: Path, types: Any, field: Any) -> None:
+    kind = field.type.value_type if types.is_dictionary(field.type) else field.type
+    known = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_integer)
+    if not any(is_known(kind) for is_known in known):
+        raise RecordFileError(
+            f"{path}: column {field.name!r} is of type {field.type}: keys are text or whole numbers"
+        )
+
+
+def _key_of(value: str | bytes | int | None) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value or None
+    return str(value).encode() or None
+
+
+def _rows_of_columns(columns: Sequence[Any]) -> Numbers:
+    return np.stack([column.to_numpy(zero_copy_only=False) for column in columns], axis=1)
 
 
 def _rows_of_lists(column: Any, dim: int) -> Numbers:

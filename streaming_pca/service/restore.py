@@ -196,9 +196,12 @@ def _create(
             continue
         # Of a stream that is not configured here, only its last state is known.
         state = copy.states.get(name, b"")
-        release = len(decode_checkpoint(state)[0].release) if state else 0
+        checkpoint = decode_checkpoint(state)[0] if state else None
+        release = len(checkpoint.release) if checkpoint else 0
+        deltas = checkpoint.users.deltas.values() if checkpoint and checkpoint.users else ()
+        commit = len(state) + 2 * release + 2**16 + max((part.size for part in deltas), default=0)
         for topic in (
-            state_topic(f"{name}.state", replication, len(state) + 2 * release + 2**16),
+            state_topic(f"{name}.state", replication, commit),
             releases_topic(f"{name}.releases", replication, 2 * release),
         ):
             wanted.setdefault(topic.name, topic)
@@ -221,12 +224,17 @@ def _compare(kafka: KafkaSettings, copy: Copy) -> _Missing:
         if not job.last_committed:
             continue
         topic = f"{name}.state"
-        data, last = find_state(kafka, topic, job.state_digest)
+        found = find_state(kafka, topic, job.state_digest)
         own = copy.states.get(name, b"")
         # A worker that goes on may have written a later one by now.
-        if data is not None and (newer or last == job.state_digest):
+        if found.is_whole(job.state_digest) and (newer or found.last == job.state_digest):
             continue
-        if last:
+        if found.last == job.state_digest and found.data is not None:
+            raise StreamRefused(
+                f"state topic {topic!r} has lost a part of its table of users: delete that topic, "
+                "and import again"
+            )
+        if found.last:
             raise StreamRefused(
                 f"state topic {topic!r} is not empty, and its last state is not that of batch "
                 f"{job.last_committed}, with which the ledger ends: one of the two is old. "
@@ -275,7 +283,9 @@ def _write(producer: KafkaProducer, copy: Copy, missing: _Missing) -> None:
     try:
         for name, data in missing.states.items():
             checkpoint, digest = decode_checkpoint(data)
-            send_state(producer, f"{name}.state", data, digest, checkpoint.batch)
+            index = checkpoint.users
+            parts = {} if index is None else index.split(copy.users[name])
+            send_state(producer, f"{name}.state", data, digest, checkpoint.batch, parts)
         for data in missing.entries:
             job = getattr(decode_entry(data), "job", None)
             key = None if job is None else job.encode()
@@ -298,7 +308,8 @@ def _producer(kafka: KafkaSettings, copy: Copy) -> KafkaProducer:
     finally:
         admin.close()
     most = int(settings.get("transaction.max.timeout.ms", _TRANSACTION_MS))
-    size = sum(map(len, copy.entries)) + sum(map(len, copy.states.values()))
+    written = (copy.entries, copy.states.values(), copy.users.values())
+    size = sum(len(data) for of_kind in written for data in of_kind)
     needed = 60_000 + size * 1000 // _BYTES_A_SECOND
     patient = kafka.model_copy(update={"transaction_timeout_ms": min(needed, most)})
     return transactional_producer(patient, f"streaming-pca.{copy.topic_id}")

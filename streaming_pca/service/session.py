@@ -13,24 +13,24 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from streaming_pca.estimators.base import Plan, State, decode_state, encode_state
+from streaming_pca.estimators.base import Plan, State, decode_state
 from streaming_pca.privacy.entries import Reserved
 from streaming_pca.privacy.ledger import Standing
 from streaming_pca.privacy.randomness import utility_generator
-from streaming_pca.records import Batch
+from streaming_pca.service.answer import answer_batch
 from streaming_pca.service.checkpoint import CheckpointWriter, TakenOver
 from streaming_pca.service.clients import BrokerUnreachable
 from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused
 from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import StreamMetrics
-from streaming_pca.service.publisher import Progress, make_release
+from streaming_pca.service.publisher import Progress
 from streaming_pca.service.recovery import Action
 from streaming_pca.service.snapshots import Feed, SnapshotClock
-from streaming_pca.service.source import Source, Taken
+from streaming_pca.service.source import Source, Taken, codec_of
 from streaming_pca.service.threads import Room, Threads, first_of
 from streaming_pca.service.topics import Topics, input_topic_id
 from streaming_pca.settings import Settings
-from streaming_pca.wire import PayloadCodec, Release
+from streaming_pca.wire import Release
 
 __all__ = ["Session"]
 
@@ -76,13 +76,6 @@ class Session:
         self._interrupted = False
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._codec = PayloadCodec(
-            self._stream.dim,
-            self._stream.record_kind,
-            self._stream.dtype,
-            self._stream.max_rows,
-            self._stream.privacy_unit,
-        )
         self._source: Source | None = None
         self._feed: Feed | None = None
         self._reserved_at: float | None = None
@@ -142,6 +135,7 @@ class Session:
     # -- learning ----------------------------------------------------------
 
     async def _learn(self, writer: CheckpointWriter, found: TakenOver) -> bool:
+        self._codec = codec_of(self._stream, writer.users)
         if not self._codec.arrow:
             self._log.info("pyarrow is not installed: Arrow payloads are null records")
         # It ticks from here on: how long a resumed batch takes must not decide the next cut.
@@ -301,9 +295,8 @@ class Session:
     ) -> State:
         """Compute the batch's one answer, commit it, publish it."""
         try:
-            new, data, release = await self._threads.call(
-                Room.RECORDS, "learning", self._update, state, taken.batch, reserved.batch
-            )
+            how = (self._stream, writer.users, state, taken, reserved.batch)
+            answer = await self._threads.call(Room.RECORDS, "learning", answer_batch, *how)
         except Exception:
             # The error may tell of the records, or of noise that nobody has seen; and tried again,
             # the batch would draw new noise. It gets no answer and no explanation.
@@ -313,18 +306,14 @@ class Session:
                 "Restart to go on behind it"
             ) from None
         with self._metrics.commit():
-            await self._exchange(writer, "commit", writer.commit, reserved, taken.positions, data, release)
+            await self._exchange(writer, "commit", writer.commit, reserved, taken.positions, answer)
+        new = answer.state
         self._metrics.committed(reserved.count)
+        diagnostics = self._stream.made.diagnostics
+        if diagnostics is not None and new.counts is not None:
+            self._metrics.counted(new.counts, diagnostics.error)
         await self._publish(writer)
         return new
-
-    def _update(self, state: State, batch: Batch, number: int) -> tuple[State, bytes, bytes]:
-        """The new state, its bytes, and the release that they will carry."""
-        estimator = self._stream.made
-        new: State = estimator.update(state, batch)
-        release = make_release(self._stream, estimator.release(new), number, new.records)
-        Release.from_bytes(release)  # refuses what is not finite
-        return new, encode_state(new), release
 
     async def _abandon(self, writer: CheckpointWriter, reserved: Reserved, reason: str) -> None:
         await self._exchange(writer, "abandon", writer.abandon, reserved, reason)

@@ -1,20 +1,22 @@
-"""The ends of all partitions, read on the ticks of one clock for all streams of a process."""
+"""The ends of all partitions, read on the ticks of one clock for all streams of a worker."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
+import subprocess
+import sys
 import threading
 import time
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import KafkaError
-
-from streaming_pca.service.clients import BrokerUnreachable, admin_client, last_offsets, reading_consumer
+from streaming_pca.kafka_settings import KafkaSettings
 from streaming_pca.service.errors import SessionLost
-from streaming_pca.settings import KafkaSettings
+from streaming_pca.service.ticks import first_line
 
 __all__ = ["Ends", "Feed", "Snapshot", "SnapshotClock"]
 
@@ -24,7 +26,6 @@ Ends = dict[int, int]
 """An offset by partition."""
 
 _FREE_AFTER = 2**16
-_ALONE_MS = 2000
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,10 @@ class Feed:
 
 
 class SnapshotClock:
-    """Reads the last stable offsets of the topics of all open feeds, tick after tick.
+    """Hands the ticks of the clock's process (:mod:`~streaming_pca.service.ticks`) to the open feeds.
+
+    When a tick is, and what it sees, is settled in that process. How late this
+    one gets to it changes nothing.
 
     Parameters
     ----------
@@ -144,150 +148,106 @@ class SnapshotClock:
     """
 
     def __init__(self, kafka: KafkaSettings, tick: float, partitions_every: float) -> None:
-        self._kafka, self._tick, self._partitions_every = kafka, tick, partitions_every
+        self._first = first_line(kafka, tick, partitions_every)
         self._feeds: list[Feed] = []
-        self._partitions: dict[str, tuple[TopicPartition, ...]] = {}
-        self._answered: set[str] = set()
-        self._silent: dict[str, float] = {}
+        self._partitions: dict[str, int] = {}
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process, so that the first feed need not wait for it; it waits for nobody itself."""
+        with self._lock:
+            self._start()
 
     def open(self, topic: str, partitions: Iterable[int], notify: Callable[[], None]) -> Feed:
         """Start a feed of a topic, whose partitions are known now; new ones are found."""
-        feed = Feed(topic, notify)
         with self._lock:
-            known = self._partitions.get(topic, ())
-            found = tuple(TopicPartition(topic, p) for p in sorted(partitions))
-            self._partitions[topic] = max(known, found, key=len)
+            feed = Feed(topic, notify)
             self._feeds.append(feed)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="snapshots", daemon=True)
-                self._thread.start()
+            # Partitions are numbered from 0.
+            known = max(partitions, default=-1) + 1
+            self._partitions[topic] = max(self._partitions.get(topic, 0), known)
+            self._start()
+            self._tell()
         return feed
 
     def close_feed(self, feed: Feed) -> None:
         """Stop reading for a feed."""
         with self._lock:
-            self._feeds = [f for f in self._feeds if f is not feed]
-            if not any(f.topic == feed.topic for f in self._feeds):
-                self._partitions.pop(feed.topic, None)
-                self._silent.pop(feed.topic, None)
+            self._drop([feed])
+            self._tell()
 
     def close(self) -> None:
-        """Stop the thread."""
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join(timeout=self._kafka.request_timeout_ms / 1000 + 1)
+        """End the process."""
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
 
-    def _run(self) -> None:
-        while not self._stopped.is_set():
-            try:
-                self._serve()
-            except (KafkaError, BrokerUnreachable, OSError) as error:
-                # Those who read now start anew; those who come later get a new consumer.
-                self._fail(type(error).__name__)
-            except BaseException as error:
-                self._fail(f"a bug in the clock: {type(error).__name__}")
-                log.exception("the clock failed")
-            self._stopped.wait(self._tick)
+    def _start(self) -> None:
+        if self._process is not None:
+            return
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "streaming_pca.service.ticks"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._write(self._first)
+        threading.Thread(target=self._read, args=(self._process,), name="snapshots", daemon=True).start()
 
-    def _fail(self, reason: str, topics: Iterable[str] | None = None) -> None:
+    def _tell(self) -> None:
+        self._write(json.dumps(self._partitions).encode() + b"\n")
+
+    def _write(self, line: bytes) -> None:
+        if self._process is None or self._process.stdin is None:
+            return
+        # An error says that it has ended: the reader notices, and fails the feeds.
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+
+    def _drop(self, feeds: list[Feed]) -> None:
+        self._feeds = [f for f in self._feeds if f not in feeds]
+        read = {f.topic for f in self._feeds}
+        self._partitions = {topic: n for topic, n in self._partitions.items() if topic in read}
+
+    def _read(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        with process.stdout as lines:
+            for line in lines:
+                event = json.loads(line)
+                if "ends" in event:
+                    self._add(event["at"], event["ends"])
+                else:
+                    self._fail(event)
+        process.wait()
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        with self._lock:
+            if self._process is not process:
+                return
+            self._process = None
+        self._fail({"failed": "the clock's process ended", "topics": None, "at": float("inf")})
+
+    def _add(self, at: float, ends: dict[str, list[int]]) -> None:
+        with self._lock:
+            # A tick that was on its way when a feed was opened is not one of its own.
+            feeds = [f for f in self._feeds if f.topic in ends and at >= f.started]
+        grown = {f.topic for f in feeds if 0 < len(f.last) < len(ends[f.topic])}
+        for topic in sorted(grown):
+            log.info("topic %s has %d partitions now", topic, len(ends[topic]))
+        for feed in feeds:
+            feed.add(at, dict(enumerate(ends[feed.topic])))
+
+    def _fail(self, event: dict[str, Any]) -> None:
+        topics = event["topics"]
         with self._lock:
             lost = [f for f in self._feeds if topics is None or f.topic in topics]
-            self._feeds = [f for f in self._feeds if f not in lost]
-            for topic in {f.topic for f in lost}:
-                self._partitions.pop(topic, None)
+            lost = [f for f in lost if f.started <= event["at"]]
+            self._drop(lost)
+            # The process has forgotten its topics: those of feeds that were opened meanwhile, too.
+            self._tell()
         for feed in lost:
-            feed.fail(SessionLost(reason))
-
-    def _serve(self) -> None:
-        consumer: KafkaConsumer | None = None
-        due = time.monotonic()
-        looked = due
-        try:
-            while not self._stopped.is_set():
-                with self._lock:
-                    feeds, partitions = list(self._feeds), dict(self._partitions)
-                at = time.monotonic()
-                if feeds:
-                    consumer = consumer or reading_consumer(self._kafka, control=True)
-                    if not self._read(consumer, at, feeds, partitions):
-                        # Perhaps it is the consumer that has failed.
-                        consumer.close(autocommit=False)
-                        consumer = None
-                    if at - looked >= self._partitions_every:
-                        looked = at
-                        self._look(set(partitions))
-                due = max(due + self._tick, time.monotonic())
-                self._stopped.wait(due - time.monotonic())
-        finally:
-            if consumer is not None:
-                consumer.close(autocommit=False)
-
-    def _read(
-        self,
-        consumer: KafkaConsumer,
-        at: float,
-        feeds: list[Feed],
-        partitions: dict[str, tuple[TopicPartition, ...]],
-    ) -> bool:
-        """One tick for all feeds; whether any topic answered."""
-        # All that were answered before in one request; a new topic alone, because the client
-        # waits for metadata only where it knows no leader at all.
-        asked = [topic for topic in partitions if topic in self._answered]
-        groups = [asked, *([topic] for topic in partitions if topic not in self._answered)]
-        ends: dict[str, Ends] = {}
-        while groups:
-            group = groups.pop()
-            wanted = [tp for topic in group for tp in partitions[topic]]
-            timeout = self._kafka.request_timeout_ms
-            # One that does not answer may not hold up the others' ticks for long.
-            timeout = timeout if len(group) > 1 else min(timeout, _ALONE_MS)
-            try:
-                found = last_offsets(consumer, wanted, timeout) if wanted else {}
-            except KafkaError as error:
-                self._answered -= set(group)
-                if len(group) > 1:
-                    # One topic that was deleted, or has no leader, must not stop the others' streams.
-                    # A broker that is dead must: then looking fails.
-                    self._look(set(group))
-                    groups.extend([topic] for topic in group)
-                else:
-                    self._bear(group[0], error)
-                continue
-            for topic in group:
-                self._answered.add(topic)
-                self._silent.pop(topic, None)
-                ends[topic] = {tp.partition: found[tp] for tp in partitions[topic]}
-        for feed in feeds:
-            if feed.topic in ends:
-                feed.add(at, ends[feed.topic])
-        return bool(ends)
-
-    def _bear(self, topic: str, error: KafkaError) -> None:
-        """Skip a topic for this tick, or give its feeds up if it has been silent for too long."""
-        since = self._silent.setdefault(topic, time.monotonic())
-        if (time.monotonic() - since) * 1000 >= self._kafka.request_timeout_ms:
-            self._silent.pop(topic)
-            self._fail(type(error).__name__, {topic})
-
-    def _look(self, topics: set[str]) -> None:
-        """Find new partitions, and give up the feeds of topics that are gone."""
-        admin = admin_client(self._kafka)
-        try:
-            described = {t["name"]: t for t in admin.describe_topics(sorted(topics))}
-        finally:
-            admin.close()
-        gone = {t for t in topics if t not in described or described[t]["error_code"]}
-        with self._lock:
-            for topic in topics - gone:
-                found = sorted(p["partition_index"] for p in described[topic]["partitions"])
-                # A partition without a leader yet would hold up every tick.
-                ready = all(p["leader_id"] >= 0 for p in described[topic]["partitions"])
-                known = self._partitions.get(topic)
-                if known is not None and ready and len(found) > len(known):
-                    log.info("topic %s has %d partitions now", topic, len(found))
-                    self._partitions[topic] = tuple(TopicPartition(topic, p) for p in found)
-        if gone:
-            self._fail("the topic is gone", gone)
+            feed.fail(SessionLost(event["failed"]))

@@ -26,24 +26,38 @@ from dataclasses import dataclass
 import numpy as np
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError, OffsetOutOfRangeError
+from numpy.typing import NDArray
 
 from streaming_pca.estimators.base import Plan
 from streaming_pca.privacy.entries import OffsetRange
 from streaming_pca.records import Batch
-from streaming_pca.service.assembly import Buffer, Chunk, interleave, share
+from streaming_pca.service.assembly import Buffer, Chunk, interleave, interleave_users, share
 from streaming_pca.service.clients import first_offsets, reading_consumer
 from streaming_pca.service.closing import Closing
 from streaming_pca.service.errors import RecordsLost, SessionLost
 from streaming_pca.service.snapshots import Ends, Feed, Snapshot
-from streaming_pca.settings import KafkaSettings
+from streaming_pca.service.user_log import UserLog
+from streaming_pca.settings import KafkaSettings, StreamSettings
 from streaming_pca.wire import PayloadCodec
 
-__all__ = ["Source", "Taken"]
+__all__ = ["Source", "Taken", "codec_of"]
 
 _PATIENCE_SECONDS = 60.0
 """How long records that were there once may fail to come."""
 _FETCH_BYTES = 16 * 2**20
 """Fetched ahead by all partitions together (1 MiB each at least)."""
+
+
+def codec_of(stream: StreamSettings, users: UserLog | None) -> PayloadCodec:
+    """What reads a stream's messages; ``users`` where they are the unit of privacy."""
+    return PayloadCodec(
+        stream.dim,
+        stream.record_kind,
+        stream.dtype,
+        stream.max_rows,
+        stream.privacy_unit,
+        None if users is None else users.key,
+    )
 
 
 @dataclass(frozen=True)
@@ -54,6 +68,8 @@ class Taken:
     ranges: tuple[OffsetRange, ...]
     positions: Ends
     """Where the next batch starts."""
+    users: NDArray[np.uint64] | None = None
+    """(m, 2) keyed hashes of the messages' keys, where the user is the unit of privacy."""
 
 
 class Source:
@@ -252,7 +268,7 @@ class Source:
         for messages in polled.values():
             rows, lengths = self._codec.decode_many(messages)
             offsets = np.fromiter((m.offset for m in messages), dtype=np.int64, count=len(messages))
-            self._buffers[partition].append(Chunk(offsets, lengths, rows))
+            self._buffers[partition].append(Chunk(offsets, lengths, rows, self._codec.users_of(messages)))
 
     def _cut(self, counts: Sequence[int], granularity: int) -> Taken:
         ranges = []
@@ -263,11 +279,12 @@ class Source:
             if count:
                 end = self._buffers[p].position
                 ranges.append(OffsetRange(partition=p, start=start, end=end, count=count))
+        users = None if self._codec.user_key is None else interleave_users(parts, granularity)
         batch = interleave(parts, granularity, self._codec.dim, self._codec.kind)
         if self._codec.unit == "row":
             # Each row is a record; one with a NaN is null.
             batch = Batch.of_vectors(batch.rows)
-        return Taken(batch, tuple(ranges), self.positions)
+        return Taken(batch, tuple(ranges), self.positions, users)
 
     def retake(self, ranges: Sequence[OffsetRange], granularity: int = 1) -> Taken | None:
         """Take the very records of a reservation; None if some are gone or :meth:`stop` was called.

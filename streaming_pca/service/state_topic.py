@@ -1,42 +1,85 @@
 """The state topic: a checkpoint in chunks, written within the caller's transaction, read back whole.
 
 Chunks have keys 0, 1, ... with batch, count and digest in their headers, so
-compaction cannot tear a state apart and keys do not grow.
+compaction cannot tear a state apart and keys do not grow. Parts of the table of
+users (:mod:`.user_log`) have keys NAME.0, NAME.1, ...; what they must be, the
+checkpoint says, which follows them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kafka import KafkaProducer
 
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.service.log_reader import LogReader
+from streaming_pca.service.user_log import MalformedUserLog, UserLog
 from streaming_pca.settings import KafkaSettings, StreamSettings
+from streaming_pca.user_index import UserIndex
 from streaming_pca.wire import Checkpoint, MalformedCheckpoint, decode_checkpoint
 
-__all__ = ["StateReader", "send_state"]
+__all__ = ["PartChunks", "StateReader", "is_part", "send_state"]
 
 _CHUNK_BYTES = 512 * 1024
+_PARTS = b"users."
 
 
-def send_state(producer: KafkaProducer, topic: str, data: bytes, digest: str, batch: int) -> None:
-    """Send a checkpoint's bytes; the producer's open transaction makes them one."""
-    count = math.ceil(len(data) / _CHUNK_BYTES)
-    for index in range(count):
-        producer.send(
-            topic,
-            value=data[index * _CHUNK_BYTES : (index + 1) * _CHUNK_BYTES],
-            key=str(index).encode(),
-            partition=0,
-            headers=[
-                ("batch", str(batch).encode()),
-                ("chunks", str(count).encode()),
-                ("digest", digest.encode()),
-            ],
-        )
+def send_state(
+    producer: KafkaProducer,
+    topic: str,
+    data: bytes,
+    digest: str,
+    batch: int,
+    parts: Mapping[str, bytes],
+) -> None:
+    """Send a checkpoint's bytes, after the parts that it names; the open transaction makes them one.
+
+    In this order, the last message of each key before a checkpoint's end is of its commit.
+    """
+    headers = [("batch", str(batch).encode())]
+    for name, part in parts.items():
+        for index, chunk in enumerate(_chunks(part)):
+            producer.send(topic, value=chunk, key=f"{name}.{index}".encode(), partition=0, headers=headers)
+    headers = [
+        *headers,
+        ("chunks", str(math.ceil(len(data) / _CHUNK_BYTES)).encode()),
+        ("digest", digest.encode()),
+    ]
+    for index, chunk in enumerate(_chunks(data)):
+        producer.send(topic, value=chunk, key=str(index).encode(), partition=0, headers=headers)
+
+
+def _chunks(data: bytes) -> Iterator[bytes]:
+    return (data[first : first + _CHUNK_BYTES] for first in range(0, len(data), _CHUNK_BYTES))
+
+
+def is_part(message: Any) -> bool:
+    """Whether a message is a chunk of the table of users, and not of a checkpoint."""
+    return bool((message.key or b"").startswith(_PARTS))
+
+
+class PartChunks:
+    """The last chunk of each key, of messages that are parts of the table of users."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[bytes, bytes] = {}
+
+    def take(self, message: Any) -> None:
+        """Keep a chunk."""
+        self._chunks[message.key] = message.value or b""
+
+    def joined(self, index: UserIndex) -> dict[str, bytes]:
+        """Those parts that an index names, as far as they are there: what they are is not checked."""
+        found = {}
+        for name, part in index.parts.items():
+            keys = [f"{name}.{i}".encode() for i in range(math.ceil(part.size / _CHUNK_BYTES))]
+            if all(key in self._chunks for key in keys):
+                found[name] = b"".join(self._chunks[key] for key in keys)
+        return found
 
 
 class StateReader:
@@ -54,10 +97,14 @@ class StateReader:
         self._patience = kafka.transaction_timeout_ms / 1000 + 60
         self._reader = LogReader(kafka, stream.state_topic)
         self._chunks: dict[int, Any] = {}
+        self._parts = PartChunks()
 
     def read_to(self, end: int) -> None:
         """Read the committed chunks before offset ``end``."""
         for message in self._reader.read_to(end, self._patience):
+            if is_part(message):
+                self._parts.take(message)
+                continue
             try:
                 self._chunks[int(message.key)] = message
             except (TypeError, ValueError):
@@ -95,6 +142,27 @@ class StateReader:
                 "its records are other data. Start under a new stream.name"
             )
         return checkpoint, digest
+
+    def users(self, checkpoint: Checkpoint | None) -> UserLog | None:
+        """The table of users after the last state; None where users are not the unit of privacy.
+
+        Raises
+        ------
+        StreamRefused
+            If a part of it is missing or changed.
+        """
+        if self._stream.privacy_unit != "user":
+            return None
+        limit = self._stream.contributions_per_user
+        if checkpoint is None:
+            return UserLog(limit)
+        if checkpoint.users is None:
+            raise self._unreadable("the last state names no table of users")
+        parts, self._parts = self._parts.joined(checkpoint.users), PartChunks()
+        try:
+            return UserLog.rebuilt(limit, checkpoint.users, parts)
+        except MalformedUserLog as error:
+            raise self._unreadable(str(error)) from None
 
     def _unreadable(self, reason: str) -> StreamRefused:
         return StreamRefused(

@@ -10,7 +10,6 @@ from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.errors import CoordinatorNotAvailableError, GroupAuthorizationFailedError, KafkaError
 
 from streaming_pca.privacy.entries import encode_entry
-from streaming_pca.privacy.intervals import largest_charge
 from streaming_pca.privacy.ledger import JobLedger, Ledger
 from streaming_pca.service.clients import (
     BrokerUnreachable,
@@ -182,7 +181,7 @@ def _charges(ledger: Ledger, job: JobLedger) -> dict[str, Any]:
     if opened is None:
         return {"charged": None, "left": None, "cap": None, "filter": None}
     zcdp = opened.filter == "zcdp"
-    own, of_all = largest_charge(job.spend.values()), largest_charge(ledger.spend.values())
+    own, of_all = job.most_charged(), ledger.most_charged()
     return {
         "charged": {
             "by_stream": describe_charge(own, with_rho=zcdp),

@@ -27,6 +27,13 @@ there are commits in an hour and in a dirty part. At one commit a second that
 is 280 KB and a few percent. The hour is far above what any reader needs: a
 fetch carries the list of the transactions that were aborted in it.
 
+**Users.** Where the user is the unit of privacy, the table of users is kept
+beside the checkpoints (:mod:`.user_log`). A commit writes 16 bytes more for each
+record of its batch, and a 64th of the table: 18 bytes for each user that has ever
+counted. What stays is 64 such batches and the whole table, T, which adds to C in
+the clean part: 2 T in all. With batches of 131,072 and 10 million users T is
+134 MB + 180 MB.
+
 ``max.compaction.lag.ms`` takes no part in the bound: it is there so that a
 state which was superseded is gone within about a day, however slow the stream.
 
@@ -47,6 +54,7 @@ import numpy as np
 
 from streaming_pca.estimators.base import Subspace, encode_state
 from streaming_pca.privacy.randomness import utility_generator
+from streaming_pca.privacy.users import SHARDS
 from streaming_pca.service.publisher import make_release
 from streaming_pca.settings import StreamSettings
 
@@ -57,6 +65,7 @@ __all__ = [
     "release_bytes",
     "state_bound",
     "state_topic_config",
+    "table_bytes",
     "whole_mib",
 ]
 
@@ -66,6 +75,13 @@ _LARGEST_SEGMENT = 2**30
 _MARKER_BYTES = 78
 _NUMBER_BYTES = 25
 """The longest float64 in JSON, -2.2250738585072014e-308, and a comma."""
+
+_USER_BYTES = 18
+"""Of a user in the table: a hash and a count."""
+_DELTA_BYTES = 16
+"""Of a record in what a commit adds to the table: a hash."""
+_PART_OVERHEAD = 512
+"""More than the header of a shard, and what Kafka keeps around two chunks, take."""
 
 MESSAGE_OVERHEAD = 4096
 """More than key, headers and the batch around one message take."""
@@ -91,14 +107,29 @@ def release_bytes(stream: StreamSettings) -> int:
 
 
 def commit_bytes(stream: StreamSettings) -> int:
-    """The most that one batch writes to the state topic."""
+    """The most that one batch writes to the state topic, but for a 64th of the table of users."""
     estimator = stream.made
     state = len(encode_state(estimator.init(utility_generator(0))))
     # What is None before the first batch: a release's rows, or a basis of the transformed features.
     later = 2 * 8 * (estimator.preprocessing.output_dim * stream.rank + 64)
     # Positions at thousands of partitions, salt, names, and numbers that get longer.
     header = 2**16
-    return header + state + later + release_bytes(stream)
+    return header + state + later + release_bytes(stream) + _delta_bytes(stream)
+
+
+def _delta_bytes(stream: StreamSettings) -> int:
+    """The most that one batch adds to the table of users."""
+    if stream.privacy_unit != "user":
+        return 0
+    records: int = stream.made.options.largest_batch
+    return _DELTA_BYTES * records + _PART_OVERHEAD
+
+
+def table_bytes(stream: StreamSettings, users: int) -> int:
+    """The most that the table of so many users holds on the state topic, once cleaned; T in the module."""
+    if stream.privacy_unit != "user":
+        return 0
+    return SHARDS * (_delta_bytes(stream) + _PART_OVERHEAD) + _USER_BYTES * users
 
 
 def whole_mib(size: int) -> int:
@@ -127,8 +158,17 @@ def state_topic_config(commit: int) -> dict[str, str]:
     }
 
 
-def state_bound(commit: int, commits_an_hour: float = 3600) -> int:
-    """Bytes that the log of a state topic stays below, but for what is written within a cleaner's turn."""
+def state_bound(commit: int, commits_an_hour: float = 3600, table: int = 0) -> int:
+    """Bytes that the log of a state topic stays below, but for what is written within a cleaner's turn.
+
+    Parameters
+    ----------
+    commit : int
+        :func:`commit_bytes`.
+    commits_an_hour : float
+    table : int
+        :func:`table_bytes`, where the user is the unit of privacy.
+    """
     segment = _segment_bytes(commit)
-    markers = _MARKER_BYTES * math.ceil(commits_an_hour + 2 * (commit + segment) / commit)
-    return math.ceil((commit + markers) / (1 - _DIRTY_RATIO)) + 2 * segment
+    markers = _MARKER_BYTES * math.ceil(commits_an_hour + 2 * (commit + table + segment) / commit)
+    return math.ceil((commit + table + markers) / (1 - _DIRTY_RATIO)) + 2 * segment

@@ -21,6 +21,7 @@ from typing import TypeVar
 import uvloop
 from kafka.errors import KafkaError
 
+from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.privacy.ledger import BudgetExceeded
 from streaming_pca.service.checkpoint import BudgetExceededByAnother
 from streaming_pca.service.clients import BrokerUnreachable
@@ -50,7 +51,7 @@ def _status_of(error: BaseException) -> int | None:
     """Exit status of what ends a stream; None for what ends the process."""
     if isinstance(error, BudgetExceeded | BudgetExceededByAnother):
         return 3
-    if isinstance(error, StreamRefused | TopicError | RecordsLost | ConfigurationError):
+    if isinstance(error, StreamRefused | TopicError | RecordsLost | ConfigurationError | ParameterError):
         return 2
     if isinstance(error, BrokerUnreachable | SessionLost | KafkaError):
         return 4
@@ -240,6 +241,7 @@ class Worker:
         int
             Exit status: the greatest of the streams'.
         """
+        self.clock.start()
         http = None
         if self._settings.http.enabled:
             http = HttpServer(self._settings.http, self.metrics, self.roles)

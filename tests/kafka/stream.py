@@ -36,6 +36,7 @@ from streaming_pca.privacy.ledger import Ledger, Phase
 from streaming_pca.privacy.verify import verify_log
 from streaming_pca.service.checkpoint import open_ledger
 from streaming_pca.service.clients import plain_producer
+from streaming_pca.service.state_topic import is_part
 from streaming_pca.service.topics import create_topics, find_topics
 from streaming_pca.settings import KafkaSettings, Settings
 from streaming_pca.wire import Checkpoint, Release, decode_checkpoint
@@ -251,19 +252,33 @@ class Stream:
         to: Callable[[int], int] | None = None,
     ) -> None:
         """The same, for values with headers."""
+        self._send(((None, value, headers) for value, headers in records), to)
+
+    def _send(
+        self,
+        records: Iterable[tuple[bytes | None, bytes, Sequence[tuple[str, bytes]]]],
+        to: Callable[[int], int] | None,
+    ) -> None:
         with closing(plain_producer(self.settings.kafka)) as producer:
             sent = [
                 producer.send(
                     self.settings.stream.input,
                     value,
+                    key=key,
                     partition=to(i) if to else i % self.partitions,
                     headers=list(headers),
                 )
-                for i, (value, headers) in enumerate(records)
+                for i, (key, value, headers) in enumerate(records)
             ]
             producer.flush(30)
             for future in sent:
                 future.get(10)
+
+    def produce_keyed(
+        self, records: Iterable[tuple[bytes | None, bytes]], to: Callable[[int], int] | None = None
+    ) -> None:
+        """Write records of (key, value), in order."""
+        self._send(((key, value, OCTETS) for key, value in records), to)
 
     def produce_vectors(self, x: Vectors, to: Callable[[int], int] | None = None) -> None:
         self.produce((row.tobytes() for row in x), to)
@@ -329,6 +344,8 @@ class Stream:
         chunks: dict[bytes, list[bytes]] = {}
         found = []
         for m in self.messages(self.settings.stream.state_topic):
+            if is_part(m):
+                continue
             headers = dict(m.headers)
             parts = chunks.setdefault(headers["digest"], [])
             parts.append(m.value)
@@ -426,8 +443,10 @@ def check_books(stream: Stream) -> None:
             times = sum(start <= offset < end for start, end in ranges)
             assert times == (offset < below), (p, offset)
             charge = next(iter(reserved.values())).charge
-            spent = job.spend[p].at(offset)
-            assert spent == charge if times else spent.epsilon == 0
+            spent = job.spent(p, offset)
+            # Those of users can be anywhere: every record bears the charge.
+            charged = times or stream.settings.stream.privacy_unit == "user"
+            assert spent == charge if charged else spent.epsilon == 0
 
     values = stream.release_values()
     others = {e.job for e in entries if not isinstance(e, Opened)} - {stream.settings.stream.name}

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from streaming_pca.cli import ledger as ledger_command
 from streaming_pca.cli import stream as stream_command
-from streaming_pca.estimators.base import Subspace
+from streaming_pca.estimators.base import State, Subspace
 from streaming_pca.privacy.entries import (
     Abandoned,
     Committed,
@@ -36,6 +36,7 @@ from streaming_pca.privacy.ledger import Standing
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.verify import Report
 from streaming_pca.service import inspection, lifecycle, log_reader
+from streaming_pca.service.answer import Answer
 from streaming_pca.service.checkpoint import CheckpointWriter
 from streaming_pca.service.clients import plain_producer
 from streaming_pca.service.errors import SessionLost, StreamRefused
@@ -88,7 +89,8 @@ class Leader:
     def commit(self, reserved: Reserved) -> None:
         subspace = Subspace(np.eye(2, 5), np.ones(2), None)
         release = make_release(self.stream, subspace, reserved.batch, reserved.count)
-        self.writer.commit(reserved, {0: reserved.ranges[0].end}, b"state", release)
+        answer = Answer(State(batch=1, records=1), b"state", release, users=None)
+        self.writer.commit(reserved, {0: reserved.ranges[0].end}, answer)
 
     def __enter__(self) -> Leader:
         return self
@@ -143,7 +145,7 @@ def test_pausing_fences_the_leader_and_so_does_resuming(make_stream: MakeStream)
 def test_a_leader_that_finds_the_pause_as_it_reserves_recovers_and_is_not_refused(
     make_stream: MakeStream,
 ) -> None:
-    stream = make_stream(cap=("1/4", "1e-6"))
+    stream = make_stream(cap=("1/4", "1e-6"), epsilon=0.25)
     with Leader(stream) as leader:
         change(stream, pause)
         # The cap would refuse it too, and end the worker: the pause comes first.

@@ -15,10 +15,11 @@ from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import ConfigResource, NewTopic
 
 from streaming_pca.privacy.entries import Released
+from streaming_pca.privacy.users import SHARDS
 from streaming_pca.service.clients import admin_client, transactional_producer
 from streaming_pca.service.log_reader import high_watermark
 from streaming_pca.service.state_topic import StateReader, send_state
-from streaming_pca.service.topic_sizes import LEDGER_BYTES_A_BATCH, commit_bytes, state_bound
+from streaming_pca.service.topic_sizes import LEDGER_BYTES_A_BATCH, commit_bytes, state_bound, table_bytes
 from streaming_pca.service.topics import (
     TopicError,
     check_topics,
@@ -27,6 +28,7 @@ from streaming_pca.service.topics import (
     find_topics,
     written_topics,
 )
+from streaming_pca.service.user_log import UserLog
 from streaming_pca.settings import KafkaSettings, StreamSettings
 from streaming_pca.wire import Checkpoint, encode_checkpoint
 from tests.command import call
@@ -77,7 +79,7 @@ def write_states(kafka: KafkaSettings, topic: str, size: int, count: int) -> str
             checkpoint = Checkpoint("an-id", topic, batch, {0: batch}, rng.bytes(32), rng.bytes(size), b"")
             data, digest = encode_checkpoint(checkpoint)
             producer.begin_transaction()
-            send_state(producer, topic, data, digest, batch)
+            send_state(producer, topic, data, digest, batch, {})
             producer.commit_transaction()
     return digest
 
@@ -101,6 +103,40 @@ def test_the_state_topic_stays_below_the_stated_size(
     with closing(StateReader(kafka, stream, "an-id")) as reader:
         reader.read_to(high_watermark(kafka, stream.state_topic))
         assert reader.last()[1] == digest
+
+
+def test_a_table_of_users_outlives_the_cleaner_within_the_stated_size(
+    kafka_bootstrap: str, unique_name: UniqueName
+) -> None:
+    kafka = KafkaSettings(bootstrap_servers=kafka_bootstrap)
+    options = {"n_records": 100_000, "n_batches": 10, "growth": 1.0}
+    stream = stream_of(unique_name("users"), 4, privacy_unit="user", options=options)
+    create_topics(kafka, stream, 1, 1)
+    batch, count = stream.made.options.largest_batch, 250
+    rng, log, written = np.random.default_rng(0), UserLog(stream.contributions_per_user), 0
+    with closing(transactional_producer(kafka, f"states-of-{stream.name}")) as producer:
+        producer.init_transactions()
+        for n in range(1, count + 1):
+            # Some are new, others come back.
+            ids = rng.integers(0, 50 * n, batch).astype(np.uint64)
+            users = np.stack([ids * np.uint64(0x9E3779B97F4A7C15), ids + np.uint64(1)], axis=1)
+            step = log.step(users, log.admit(users).counted)
+            checkpoint = Checkpoint("an-id", stream.name, n, {0: n}, rng.bytes(32), b"", b"", step.index)
+            producer.begin_transaction()
+            send_state(producer, stream.state_topic, *encode_checkpoint(checkpoint), n, step.parts)
+            producer.commit_transaction()
+            log.follow(step)
+            written += sum(map(len, step.parts.values()))
+    bound = state_bound(commit_bytes(stream), table=table_bytes(stream, len(log.table)))
+    assert written > 1.5 * bound, "too little is written to tell"
+    wait_for("the cleaner", lambda: log_bytes(kafka, stream.state_topic) <= bound)
+    with closing(StateReader(kafka, stream, "an-id")) as reader:
+        reader.read_to(high_watermark(kafka, stream.state_topic))
+        found = reader.users(reader.last()[0])
+    assert found is not None
+    shards = [[each.table.shard_bytes(i) for i in range(SHARDS)] for each in (found, log)]
+    assert shards[0] == shards[1]
+    assert len(found.table) > 5000
 
 
 def test_a_state_topic_kept_in_the_brokers_way_grows_past_it(

@@ -3,133 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from decimal import Context, Decimal, localcontext
-from fractions import Fraction
-from typing import Any
+import os
+from decimal import Decimal, localcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from streaming_pca.estimators.contributions import (
-    block_sum,
-    covariance_sensitivity,
-    covariance_sum,
-    record_sizes,
-)
+from streaming_pca.linalg import _drop_stale_kernels
 from streaming_pca.linalg.clipping import (
     quantise_factors,
     quantise_images,
     quantise_matrices,
     quantise_matrix_images,
 )
-from streaming_pca.linalg.lattice import MATRIX_RADIUS, RADIUS, LatticeSum, lattice_unit, quantise_basis
-from streaming_pca.preprocessing import Preprocessing
-from streaming_pca.records import Batch, RecordKind
-
-Floats = NDArray[np.float64]
-many = settings(max_examples=300, deadline=None)
-some = settings(max_examples=120, deadline=None)
-
-# 60 digits, and exponents that no product of floats leaves.
-EXACT = Context(prec=60, Emin=-(10**6), Emax=10**6)
-EPS = Decimal(2) ** -20
-
-magnitudes = st.integers(-1074, 1023)
-mantissas = st.one_of(
-    st.sampled_from([1.0, 1.5, 2.0 - 2.0**-52, 1.0 + 2.0**-52]), st.floats(1.0, 2.0, exclude_max=True)
+from streaming_pca.linalg.lattice import MATRIX_RADIUS, RADIUS, lattice_unit, quantise_basis
+from tests.linalg.judge import (
+    EPS,
+    EXACT,
+    Floats,
+    basis_for,
+    clipped,
+    decimals,
+    distance,
+    factors,
+    ints,
+    norm,
+    one,
+    product,
+    radii,
+    squared,
+    symmetric,
 )
 
-
-@st.composite
-def entries(draw: st.DrawFn, size: int, top: int | None = None) -> list[float]:
-    """Numbers near one magnitude, or spread over any of them; some zero."""
-    top = draw(magnitudes) if top is None else top
-    spread = draw(st.sampled_from([0, 3, 30, 600, 2100]))
-    out = []
-    for _ in range(size):
-        e = max(top - draw(st.integers(0, spread)), -1074)
-        sign = draw(st.sampled_from([1.0, -1.0, 1.0, -1.0, 0.0]))
-        out.append(sign * math.ldexp(draw(mantissas), e))
-    return out
-
-
-@st.composite
-def factors(draw: st.DrawFn, max_rows: int = 3, max_dim: int = 5) -> Floats:
-    r, d = draw(st.integers(1, max_rows)), draw(st.integers(1, max_dim))
-    return np.array(draw(entries(r * d))).reshape(r, d)
-
-
-@st.composite
-def symmetric(draw: st.DrawFn, max_dim: int = 4) -> Floats:
-    d = draw(st.integers(1, max_dim))
-    a = np.array(draw(entries(d * d))).reshape(d, d)
-    return np.triu(a) + np.triu(a, 1).T
-
-
-@st.composite
-def radii(draw: st.DrawFn, size: Decimal) -> float:
-    """A clip radius: anywhere, or within a few units in the last place of ``size``."""
-    if draw(st.booleans()):
-        e = draw(st.integers(-820, 820))
-        return math.ldexp(draw(mantissas), e)
-    near = float(min(max(size, Decimal("1e-250")), Decimal("1e250")))
-    for _ in range(draw(st.integers(0, 4))):
-        near = math.nextafter(near, draw(st.sampled_from([0.0, math.inf])))
-    return min(max(near * draw(st.sampled_from([1.0, 1.0, 0.5, 2.0, 0.999])), 1e-250), 1e250)
-
-
-def ints(values: Floats) -> list[list[int]]:
-    """Entries as Python integers; fails on a fraction, a NaN or an infinity."""
-    assert np.isfinite(values).all()
-    assert (values == np.rint(values)).all()
-    return [[int(v) for v in row] for row in values]
-
-
-def squared(values: list[list[int]]) -> int:
-    return sum(v * v for row in values for v in row)
-
-
-def product(z: list[list[int]], y: list[list[int]]) -> list[list[int]]:
-    """z^T y."""
-    return [
-        [sum(z[i][j] * y[i][c] for i in range(len(z))) for c in range(len(y[0]))] for j in range(len(z[0]))
-    ]
-
-
-def decimals(values: Floats) -> list[list[Decimal]]:
-    return [[Decimal(float(v)) for v in row] for row in values]
-
-
-def norm(values: list[list[Decimal]]) -> Decimal:
-    return sum((v * v for row in values for v in row), Decimal(0)).sqrt()
-
-
-def clipped(values: list[list[Decimal]], per_unit: Decimal, radius: int) -> list[list[Decimal]]:
-    """Exact values in lattice units, clipped to a Frobenius norm."""
-    size = norm(values)
-    scale = per_unit if size * per_unit <= radius else Decimal(radius) / size
-    return [[v * scale for v in row] for row in values]
-
-
-def distance(a: list[list[int]], b: list[list[Decimal]]) -> Decimal:
-    return norm([[Decimal(x) - y for x, y in zip(r, s, strict=True)] for r, s in zip(a, b, strict=True)])
-
-
-def one(rows: Floats) -> NDArray[np.int64]:
-    return np.array([0, len(rows)], dtype=np.int64)
-
-
-def basis_for(d: int, seed: int) -> Floats:
-    """Random columns, or coordinate ones."""
-    rng = np.random.default_rng(seed)
-    k = int(rng.integers(1, d + 1))
-    if seed % 3 == 0:
-        return np.eye(d)[:, rng.permutation(d)[:k]]
-    return np.linalg.qr(rng.standard_normal((d, k)))[0]
+many = settings(max_examples=300, deadline=None)
+some = settings(max_examples=120, deadline=None)
 
 
 @many
@@ -286,120 +196,14 @@ def test_a_record_that_is_not_finite_contributes_nothing(poison: float) -> None:
         assert not y.any()
 
 
-# Neighbours: whole sums, every preprocessing, both kinds.
-
-D = 3
-PREPROCESSINGS = {
-    "none": {"centering": "none"},
-    "augment": {"centering": "augment"},
-    "pairs": {"centering": "pairs"},
-    "vector": {"centering": (1.0, -2.0, 1e10)},
-    "bounds and scale": {
-        "centering": "augment",
-        "bounds": (-5.0, (1.0, 2.0, 1e5)),
-        "scale": (0.1, 3.0, 1e-7),
-    },
-    "pairs with bounds": {"centering": "pairs", "bounds": (-1.0, 1.0)},
-    "matrix": {"kind": RecordKind.MATRIX, "centering": "none"},
-}
-SUMS: dict[str, Callable[..., LatticeSum]] = {
-    "covariance": lambda batch, p, radius, basis: covariance_sum(batch, p, radius),
-    "block": lambda batch, p, radius, basis: block_sum(batch, p, basis, radius),
-}
-
-
-def squared_distance(a: LatticeSum, b: LatticeSum) -> int:
-    assert a.unit == b.unit
-    return sum((int(x) - int(y)) ** 2 for x, y in zip(a.total.flat, b.total.flat, strict=True))
-
-
-@st.composite
-def records(draw: st.DrawFn, kind: RecordKind) -> Floats | None:
-    """Null, at the scale of the radius, or of any magnitude; a matrix is symmetric to 1e-6 only."""
-    top = draw(st.sampled_from([None, None, -3, 0, 0, 3]))
-    if draw(st.integers(0, 9)) == 0:
-        return None
-    if kind is RecordKind.FACTOR:
-        r = draw(st.integers(1, 2))
-        return np.array(draw(entries(r * D, top))).reshape(r, D)
-    a = np.array(draw(entries(D * D, top))).reshape(D, D)
-    a = np.triu(a) + np.triu(a, 1).T
-    return np.triu(a) + np.tril(a, -1) * (1 - draw(st.sampled_from([0.0, 1e-6])))
-
-
-@pytest.mark.parametrize("sum_name", SUMS)
-@pytest.mark.parametrize("name", PREPROCESSINGS)
-@some
-@given(data=st.data())
-def test_sums_of_neighbours_differ_by_at_most_the_sensitivity(
-    name: str, sum_name: str, data: st.DataObject
-) -> None:
-    p = Preprocessing(dim=D, **PREPROCESSINGS[name])
-    batch = [data.draw(records(p.kind)) for _ in range(4)]
-    place = data.draw(st.integers(0, 3))
-    neighbour = batch.copy()
-    neighbour[place] = data.draw(records(p.kind))
-    radius = data.draw(st.sampled_from([1.0, 2.0, 1e-3, 1e-200, 1e200, 12345.678]))
-    basis = basis_for(p.output_dim, data.draw(st.integers(0, 100)))
-    a, b = (
-        SUMS[sum_name](Batch.of_records(records_, D, p.kind), p, radius, basis)
-        for records_ in (batch, neighbour)
-    )
-    assert squared_distance(a, b) <= Fraction(a.sensitivity) ** 2
-    if sum_name == "covariance":
-        # The mechanism reads the upper triangle alone.
-        assert np.array_equal(a.total, a.total.T)
-
-
-@pytest.mark.parametrize("kind", RecordKind)
-def test_some_neighbours_reach_the_covariance_sensitivity(kind: RecordKind) -> None:
-    p = Preprocessing(dim=2, kind=kind, centering="none")
-    if kind is RecordKind.FACTOR:
-        x, y = np.array([[7.0, 0.0]]), np.array([[0.0, 9.0]])
-    else:
-        x, y = np.diag([7.0, 0.0]), np.diag([-9.0, 0.0])
-    a, b = (covariance_sum(Batch.of_records([r], 2, kind), p, 1.0) for r in (x, y))
-    assert 0.9999 * a.sensitivity**2 <= squared_distance(a, b) <= Fraction(a.sensitivity) ** 2
-    assert a.sensitivity == covariance_sensitivity(kind)
-
-
-@pytest.mark.parametrize("kind", RecordKind)
-def test_some_neighbours_reach_the_block_sensitivity(kind: RecordKind) -> None:
-    p = Preprocessing(dim=3, kind=kind, centering="none")
-    if kind is RecordKind.FACTOR:
-        # Far outside the basis, with opposite sides of the first coordinate: x x^T Q turns its sign.
-        x, y = np.array([[1.0, 40.0, 0.0]]), np.array([[-1.0, 40.0, 0.0]])
-    else:
-        x, y = np.diag([7.0, 0.0, 0.0]), np.diag([-9.0, 0.0, 0.0])
-    basis = np.eye(3)[:, :1]
-    a, b = (block_sum(Batch.of_records([r], 3, kind), p, basis, 1.0) for r in (x, y))
-    assert 0.99 * a.sensitivity**2 <= squared_distance(a, b) <= Fraction(a.sensitivity) ** 2
-
-
-@pytest.mark.parametrize("magnitude", [1e-200, 1e-100, 1.0, 1e100, 1e200])
-@pytest.mark.parametrize("kind", RecordKind)
-@pytest.mark.parametrize("sum_name", SUMS)
-def test_sums_are_accurate_at_every_magnitude(sum_name: str, kind: RecordKind, magnitude: float) -> None:
-    """Neither norms nor their squares overflow or underflow on the way."""
-    rng = np.random.default_rng(5)
-    p = Preprocessing(dim=4, kind=kind, centering="none")
-    x = rng.standard_normal((9, 4, 4))
-    a = x + x.transpose(0, 2, 1) if kind is RecordKind.MATRIX else x[:, :1]
-    moments = a if kind is RecordKind.MATRIX else a.transpose(0, 2, 1) @ a
-    basis = basis_for(4, 1)
-    scale = magnitude if kind is RecordKind.MATRIX else math.sqrt(magnitude)
-    batch = Batch.of_records(list(a * scale), 4, kind)
-    s = SUMS[sum_name](batch, p, 100 * magnitude, basis)
-    wanted = moments.sum(axis=0)
-    if sum_name == "block":
-        wanted = wanted @ basis
-    np.testing.assert_allclose(s.total * (s.unit / magnitude), wanted, atol=5e-3)
-
-
-@pytest.mark.parametrize("kind", RecordKind)
-def test_sizes_are_traces_of_factors_and_norms_of_matrices(kind: RecordKind) -> None:
-    p = Preprocessing(dim=2, kind=kind, centering="none")
-    a = np.array([[1.0, 2.0], [2.0, -4.0]])
-    sizes = record_sizes(Batch.of_records([a, None, 1e200 * a], 2, kind), p)
-    size: Any = 25.0 if kind is RecordKind.FACTOR else 5.0
-    assert sizes.tolist() == [size, 0.0, math.inf]
+def test_kernels_older_than_any_source_are_compiled_anew(tmp_path: Path) -> None:
+    cache = tmp_path / "__pycache__"
+    cache.mkdir()
+    source, old, new = tmp_path / "rounding.py", cache / "old.nbi", cache / "new.nbi"
+    for path, at in ((old, 100), (source, 200), (new, 300)):
+        path.touch()
+        os.utime(path, (at, at))
+    _drop_stale_kernels(tmp_path)
+    assert not old.exists()
+    assert new.exists()
+    assert source.exists()

@@ -35,13 +35,21 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def sums(batch: Batch, p: Preprocessing) -> list[LatticeSum]:
+    """All that there are; the last two are about a centre, by either of its ways."""
     basis = np.linalg.qr(BASIS[: p.output_dim])[0]
-    return [covariance_sum(batch, p, 5.0), block_sum(batch, p, basis, 3.0)]
+    centre = np.linspace(-4, 5, basis.size).reshape(basis.shape)
+    return [
+        covariance_sum(batch, p, 5.0),
+        block_sum(batch, p, basis, 3.0),
+        block_sum(batch, p, basis, 3.0, centre),
+        block_sum(batch, p, basis, 3.0, 100 * centre),
+    ]
 
 
 def same(a: list[LatticeSum], b: list[LatticeSum]) -> bool:
     return all(
-        np.array_equal(x.total, y.total) and (x.unit, x.sensitivity) == (y.unit, y.sensitivity)
+        np.array_equal(x.total, y.total)
+        and (x.unit, x.sensitivity, x.clipped) == (y.unit, y.sensitivity, y.clipped)
         for x, y in zip(a, b, strict=True)
     )
 
@@ -83,7 +91,8 @@ def test_any_size_of_block_gives_the_same_sum(p: Preprocessing, monkeypatch: pyt
     whole = sums(batch, p)
     for limit in (2, 6, 64, 1000):
         monkeypatch.setattr(contributions._Covariance, "limit", limit)
-        monkeypatch.setattr(contributions._Block, "limit", limit)
+        for kernel in (contributions._Block, contributions._CentredBlock, contributions._TightBlock):
+            monkeypatch.setattr(kernel, "limit", limit)
         assert same(sums(batch, p), whole)
     for n_entries in (1, 40, 1000):
         monkeypatch.setattr(records_module, "_BLOCK_ENTRIES", n_entries)
@@ -124,12 +133,13 @@ def test_summing_does_not_touch_the_records(p: Preprocessing) -> None:
     assert np.array_equal(batch.rows, before)
 
 
-def test_null_records_change_nothing(p: Preprocessing) -> None:
+def test_null_records_change_nothing_where_there_is_no_centre(p: Preprocessing) -> None:
     x = stream(p, 300)
     more: list[Any] = []
     for i in range(0, len(x), p.units):
         more += [None] * (2 * (i % 3)) + x[i : i + p.units]
-    assert same(sums(Batch.of_records(more, D, p.kind), p), sums(Batch.of_records(x, D, p.kind), p))
+    padded, plain = (sums(Batch.of_records(y, D, p.kind), p) for y in (more, x))
+    assert same(padded[:2], plain[:2])
 
 
 @pytest.mark.parametrize("d", [1, 3, 7])
@@ -177,6 +187,7 @@ def test_a_full_block_of_images_with_the_largest_products_is_exact() -> None:
     single = block_sum(Batch.of_vectors(f[None]), p, basis, 1e-12).total
     assert int(single[0, 0]) == pytest.approx(2**43 * 0.01, rel=1e-3)
     m = contributions._Block.limit
+    assert m * RADIUS * 2**23 == 2**53
     whole = block_sum(Batch.of_vectors(np.repeat(f[None], m, axis=0)), p, basis, 1e-12).total
     assert whole.tolist() == [[m * int(v) for v in row] for row in single]
 
@@ -203,9 +214,9 @@ def test_a_radius_that_is_no_positive_number_is_refused(radius: float) -> None:
         lattice_unit(radius, RADIUS)
 
 
-@pytest.mark.parametrize("entry", [2.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("entry", [2.0, float("nan"), float("inf"), 0.9])
 def test_a_basis_that_is_not_orthonormal_is_refused(entry: float) -> None:
     basis = np.eye(3)[:, :2]
-    basis[0, 0] = entry
+    basis[0, :] = entry
     with pytest.raises(ValueError, match="orthonormal"):
         quantise_basis(basis)

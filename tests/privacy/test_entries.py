@@ -38,10 +38,12 @@ values = st.recursive(
     max_leaves=5,
 )
 free_form = st.dictionaries(texts, values, max_size=3)
+units = st.sampled_from([{}, {"privacy_unit": "message"}, {"privacy_unit": "user"}])
 of_job: dict[str, Any] = {"topic_id": texts, "job": texts, "previous": texts}
 common = of_job | {"batch": st.integers(1, 10**12)}
 charges = st.builds(Charge, epsilon=rationals, delta=rationals, rho=st.none() | rationals)
-offsets = st.integers(0, 2**63)
+offsets = st.integers(0, 2**63 - 1)
+partitions = st.integers(0, 2**31 - 1)
 entries = st.one_of(
     st.builds(
         Opened,
@@ -54,9 +56,10 @@ entries = st.one_of(
         Reserved,
         **common,
         ranges=st.lists(
-            st.builds(OffsetRange, partition=offsets, start=offsets, end=offsets, count=offsets), max_size=3
+            st.builds(OffsetRange, partition=partitions, start=offsets, end=offsets, count=offsets),
+            max_size=3,
         ),
-        promise=free_form,
+        promise=st.builds(lambda *parts: parts[0] | parts[1], free_form, units),
         parameters=free_form,
         charge=charges,
     ),
@@ -67,7 +70,7 @@ entries = st.one_of(
     st.builds(
         Charged,
         **of_job,
-        ranges=st.lists(st.builds(OffsetSpan, partition=offsets, start=offsets, end=offsets), max_size=3),
+        ranges=st.lists(st.builds(OffsetSpan, partition=partitions, start=offsets, end=offsets), max_size=3),
         charge=charges,
         reason=texts,
     ),
@@ -177,6 +180,16 @@ def test_a_charge_has_neither_batch_nor_count(change: dict[str, Any]) -> None:
         decode_entry(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode())
 
 
+def test_a_reservation_of_users_is_version_2_so_that_an_older_program_refuses_it() -> None:
+    fields = {name: getattr(RESERVED, name) for name in Reserved.model_fields if name != "version"}
+    written = Reserved(**fields | {"promise": {"privacy_unit": "user"}})
+    assert written.version == 2
+    assert encode_entry(written) == encode_entry(RESERVED).replace(
+        b'"promise":{"epsilon":1.0}', b'"promise":{"privacy_unit":"user"}'
+    ).replace(b'"version":1', b'"version":2')
+    assert decode_entry(encode_entry(written)) == written
+
+
 def test_the_order_of_settings_does_not_change_the_hash() -> None:
     turned = RESERVED.model_copy(update={"parameters": {"clip": 0.1, "rank": 2}})
     assert encode_entry(turned) == encode_entry(RESERVED)
@@ -194,6 +207,12 @@ def test_the_order_of_settings_does_not_change_the_hash() -> None:
         b"[" * 10_000,
         edited(kind="CHARGED"),
         edited(version=2),
+        edited(version=3),
+        edited(version=1, promise={"privacy_unit": "user"}),
+        edited(version=2, promise={"privacy_unit": "row"}),
+        edited(batch=2**63),
+        edited(ranges=[{"partition": 0, "start": 0, "end": 2**63, "count": 1}]),
+        edited(ranges=[{"partition": 2**31, "start": 0, "end": 2, "count": 1}]),
         edited(surprise=1),
         edited(charge={"epsilon": "1", "delta": "0", "note": "free"}),
         edited(charge={"epsilon": "-1", "delta": "0"}),

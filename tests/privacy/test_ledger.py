@@ -43,6 +43,7 @@ from streaming_pca.privacy.parameters import Charge
 
 ONE = Charge(epsilon=1, delta="1e-6")
 PROMISE = {"epsilon": 1.0, "rank": 2}
+OF_USERS = PROMISE | {"privacy_unit": "user", "contributions_per_user": 3}
 
 
 def span(start: int, end: int, partition: int = 0, count: int | None = None) -> OffsetRange:
@@ -180,17 +181,20 @@ def drawn_ranges(draw: st.DrawFn, ends: dict[int, int], odd: bool) -> list[Offse
 
 @st.composite
 def drawn_logs(draw: st.DrawFn, sound: bool = False) -> Writer:
-    """A log of two jobs and one that charges; unless it is sound, with entries no sound writer writes."""
+    """A log of jobs of messages (a, b) and of users (u, v) and one that charges (c).
+
+    Unless it is sound, with entries no sound writer writes.
+    """
     epsilon, delta = draw(st.sampled_from(CAPS))
     writer = Writer(epsilon, delta, draw(st.sampled_from(["basic", "zcdp"])))
     steps = draw(st.integers(0, 24))
     for _ in range(steps):
         odd = (not sound) and draw(st.integers(0, 5)) == 0
-        job = draw(st.sampled_from("abc"))
+        job = draw(st.sampled_from("abcuv"))
         known = writer.ledger.job(job)
         wrong: dict[str, Any] = {}
         if odd:
-            others = [writer.ledger.job(other).head for other in "abc" if other != job]
+            others = [writer.ledger.job(other).head for other in "abcuv" if other != job]
             wrong = draw(
                 st.fixed_dictionaries(
                     {},
@@ -206,7 +210,9 @@ def drawn_logs(draw: st.DrawFn, sound: bool = False) -> Writer:
         match draw(st.sampled_from(EVERYTHING if odd else sensible(job, known))):
             case "reserve":
                 ranges = draw(drawn_ranges(known.ends, odd))
-                promise = {"rank": 3} if odd and draw(st.booleans()) else PROMISE
+                promise = OF_USERS if job in "uv" else PROMISE
+                if odd and draw(st.booleans()):
+                    promise = draw(st.sampled_from([{"rank": 3}, PROMISE, OF_USERS]))
                 writer.reserve(job, *ranges, charge=draw(st.sampled_from(COSTS)), promise=promise, **wrong)
             case "charge":
                 wrong.pop("batch", None)
@@ -239,6 +245,17 @@ class Naive:
     batches: dict[str, list[list[Any]]] = field(default_factory=dict)
     written: dict[str, list[str]] = field(default_factory=dict)
     spent: dict[tuple[int, int], list[Charge]] = field(default_factory=dict)
+    of_users: dict[str, list[Charge]] = field(default_factory=dict)
+
+    def everywhere(self, job: str = "", more: tuple[Charge, ...] = ()) -> list[Charge]:
+        """A charge for each job of users: the largest of all that it reserved, and of ``more`` by one."""
+        named = {name: list(charges) for name, charges in self.of_users.items()}
+        if job:
+            named.setdefault(job, []).extend(more)
+        return [largest(charges) for charges in named.values()]
+
+    def bears(self, record: tuple[int, int]) -> Charge:
+        return sum([*self.spent.get(record, []), *self.everywhere()], Charge.nothing())
 
     def take(self, entry: LedgerEntry) -> bool:
         if entry.topic_id != self.topic_id:
@@ -285,7 +302,10 @@ class Naive:
             return False
         if any(e.partition == r.partition and r.start < e.end for r in entry.ranges for e in earlier):
             return False
-        if not self.spend(entry, opened):
+        if entry.promise.get("privacy_unit") == "user":
+            if not self.spend_everywhere(entry, opened):
+                return False
+        elif not self.spend(entry, opened):
             return False
         mine.append([entry, "RESERVED"])
         return True
@@ -297,11 +317,33 @@ class Naive:
             return False
         records = [(r.partition, o) for r in entry.ranges for o in range(r.start, r.end)]
         for record in records:
-            if not naive_within([*self.spent.get(record, []), entry.charge], opened):
+            charges = [*self.spent.get(record, []), *self.everywhere(), entry.charge]
+            if not naive_within(charges, opened):
                 return False
         for record in records:
             self.spent.setdefault(record, []).append(entry.charge)
         return True
+
+    def spend_everywhere(self, entry: Reserved, opened: Opened) -> bool:
+        if len({r.partition for r in entry.ranges}) != len(entry.ranges):
+            return False
+        if any(r.end < r.start for r in entry.ranges):
+            return False
+        after = self.everywhere(entry.job, (entry.charge,))
+        # An empty list is a record that no job has read.
+        if not all(naive_within([*charges, *after], opened) for charges in [[], *self.spent.values()]):
+            return False
+        self.of_users.setdefault(entry.job, []).append(entry.charge)
+        return True
+
+
+def largest(charges: list[Charge]) -> Charge:
+    rhos = [c.rho for c in charges]
+    return Charge(
+        epsilon=max(c.epsilon for c in charges),
+        delta=max(c.delta for c in charges),
+        rho=None if None in rhos else max(rho for rho in rhos if rho is not None),
+    )
 
 
 def naive_within(charges: list[Charge], opened: Opened) -> bool:
@@ -333,8 +375,10 @@ def test_the_ledger_rules_as_a_model_that_counts_every_record(writer: Writer) ->
     ledger = writer.ledger
     for partition in (0, 1, 2):
         for offset in range(60):
-            charges = naive.spent.get((partition, offset), [])
-            assert ledger.spent(partition, offset) == sum(charges, Charge.nothing())
+            assert ledger.spent(partition, offset) == naive.bears((partition, offset))
+    assert ledger.everywhere == sum(naive.everywhere(), Charge.nothing())
+    of_records = [sum(charges, Charge.nothing()) for charges in naive.spent.values()]
+    assert ledger.most_charged() == largest([Charge.nothing(), *of_records]) + ledger.everywhere
     for job, head in naive.heads.items():
         known, mine = ledger.job(job), naive.batches[job]
         assert known.head == head
@@ -371,6 +415,7 @@ def test_replay_of_the_bytes_gives_every_reader_the_same_answer(writer: Writer) 
     assert [again.apply(decode_entry(encode_entry(entry))) for entry in writer.log] == writer.verdicts
     assert again.jobs == writer.ledger.jobs
     assert again.spend == writer.ledger.spend
+    assert again.everywhere == writer.ledger.everywhere
 
 
 @settings(deadline=None)
@@ -545,6 +590,112 @@ def test_an_estimator_that_is_not_private_needs_an_infinite_cap() -> None:
     assert free.ledger.spent(0, 4) == Charge.unbounded()
     assert free.reserve("a", span(0, 5)).accepted
     assert free.ledger.spent(0, 4).epsilon == math.inf
+
+
+# --------------------------------------------------------------------------- jobs of users
+
+
+def reserve_users(log: Writer, job: str, *ranges: OffsetRange, **more: Any) -> Verdict:
+    return log.reserve(job, *ranges, promise=OF_USERS, **more)
+
+
+def test_a_job_of_users_charges_every_record_once() -> None:
+    log = Writer(epsilon=1)
+    for batch in range(3):
+        log.answer("u", span(5 * batch, 5 * batch + 5, partition=batch), promise=OF_USERS)
+    assert log.ledger.everywhere == ONE
+    for record in ((0, 0), (0, 10**12), (7, 0)):
+        assert log.ledger.spent(*record) == log.ledger.job("u").spent(*record) == ONE
+    assert log.ledger.most_charged() == log.ledger.job("u").most_charged() == ONE
+
+
+def test_two_jobs_of_users_on_disjoint_ranges_compose() -> None:
+    log = Writer(epsilon="3/2")
+    assert reserve_users(log, "u", span(0, 5)).accepted
+    verdict = reserve_users(log, "v", span(0, 5, partition=1))
+    assert "every record, read or not: asked epsilon 1" in verdict.reason
+    half = Charge(epsilon="1/2", delta=0)
+    assert reserve_users(log, "v", span(0, 5, partition=1), charge=half).accepted
+    assert log.ledger.everywhere.epsilon == Fraction(3, 2)
+
+
+def test_a_job_of_users_is_held_against_the_most_charged_record_anywhere() -> None:
+    log = Writer(epsilon="3/2")
+    log.answer("a", span(7, 8, partition=3))
+    assert "partition 3, offsets 7 to 8" in reserve_users(log, "u", span(0, 5)).reason
+    assert log.ledger.everywhere == Charge.nothing()
+
+
+def test_a_record_is_held_against_what_jobs_of_users_charged_before_it_came() -> None:
+    log = Writer(epsilon="3/2")
+    reserve_users(log, "u", span(0, 5))
+    assert "already charged epsilon 1" in log.reserve("a", span(10**9, 10**9 + 1)).reason
+    assert "already charged epsilon 1" in log.charge("census", span(0, 5)).reason
+
+
+def test_the_largest_charge_of_a_job_of_users_stands_for_all_its_batches() -> None:
+    log = Writer(epsilon=3)
+    for epsilon, delta in (("1", "2e-6"), ("2", "1e-6"), ("1", "1e-6")):
+        log.answer(
+            "u",
+            span(*[log.ledger.job("u").ends.get(0, 0) + i for i in (0, 5)]),
+            promise=OF_USERS,
+            charge=Charge(epsilon=epsilon, delta=delta),
+        )
+    assert log.ledger.everywhere == Charge(epsilon=2, delta="2e-6")
+    assert reserve_users(log, "v", span(0, 5)).accepted
+    late = log.reserved("u", span(20, 25), promise=OF_USERS, charge=Charge(epsilon=3, delta=0))
+    log.abandon("v")
+    assert "asked epsilon 3" in log.put(late).reason
+    assert log.ledger.everywhere.epsilon == 3
+
+
+def test_a_void_reservation_of_users_charges_nobody() -> None:
+    log = Writer(epsilon="1/2")
+    assert not reserve_users(log, "u", span(0, 5)).accepted
+    assert log.ledger.everywhere == Charge.nothing()
+    assert log.reserve("a", span(0, 5), charge=Charge(epsilon="1/2", delta=0)).accepted
+
+
+def test_batches_of_a_job_of_users_never_overlap_either() -> None:
+    log = Writer(epsilon=9)
+    log.answer("u", span(0, 5), promise=OF_USERS)
+    assert "overlaps" in reserve_users(log, "u", span(4, 9)).reason
+
+
+def test_the_unit_of_a_job_never_changes() -> None:
+    log = Writer(epsilon=9)
+    log.answer("u", span(0, 5), promise=OF_USERS)
+    log.answer("a", span(0, 5))
+    assert "promise changed" in log.reserve("u", span(5, 9)).reason
+    assert "promise changed" in reserve_users(log, "a", span(5, 9)).reason
+
+
+def test_a_reservation_of_users_without_ranges_charges_them_all_the_same() -> None:
+    log = Writer(epsilon=1)
+    assert reserve_users(log, "u").accepted
+    assert log.ledger.everywhere == ONE
+
+
+def test_an_unread_record_is_held_against_what_every_record_bears() -> None:
+    log = Writer(epsilon="3/2")
+    log.ledger.check_unread(ONE)
+    reserve_users(log, "u", span(0, 5))
+    with pytest.raises(BudgetExceeded, match="every record, read or not"):
+        log.ledger.check_unread(ONE)
+    log.ledger.check_everywhere("u", ONE)
+    with pytest.raises(BudgetExceeded, match="every record, read or not"):
+        log.ledger.check_everywhere("v", ONE)
+
+
+def test_a_refusal_under_zcdp_names_the_rhos() -> None:
+    log = Writer(epsilon="1/10", delta="1e-6", rule="zcdp")
+    costly = Charge(epsilon=1, delta="1e-6", rho="1/50")
+    assert (
+        "asked epsilon 1, delta 1/1000000, rho 1/50; already"
+        in log.reserve("a", span(0, 5), charge=costly).reason
+    )
+    assert "rho not claimed" in log.reserve("a", span(0, 5)).reason
 
 
 # ------------------------------------------------------------- pausing, resuming, retiring, charging

@@ -10,6 +10,8 @@ time. So a crash is a process that never steps again, a zombie one that steps af
 and both happen between any two actions. The search is breadth first, so a trace it prints is a
 shortest one.
 
+A job's unit of privacy is a message, or a user: then it charges every record, wherever it reads.
+
 A job may have operators too: processes that take over as a leader does, to pause, resume or retire it,
 or, for a job without leaders, to charge records for a release made elsewhere.
 """
@@ -61,6 +63,7 @@ NO_CONTRADICTION = "recovery finds ledger and state in agreement"
 PAUSED_RESERVES_NOTHING = "no batch is reserved while its job is paused"
 RETIRED_IS_THE_END = "nothing is open when a job retires, and nothing of it counts or comes out after"
 CHARGE_COUNTS = "a charge that its owner was told of counts"
+USERS_CAP_HOLDS = "no user, whatever records are theirs, is charged above the cap"
 
 EVERY_INVARIANT = frozenset(
     {
@@ -76,6 +79,7 @@ EVERY_INVARIANT = frozenset(
         PAUSED_RESERVES_NOTHING,
         RETIRED_IS_THE_END,
         CHARGE_COUNTS,
+        USERS_CAP_HOLDS,
     }
 )
 
@@ -95,6 +99,7 @@ class Job(NamedTuple):
     """What a job asks of the input: one partition, offsets [start, stop), ``size`` of them a batch.
 
     Operators are "pause", "resume", "retire", and "charge" for all of the offsets at once.
+    ``of_users``: its unit of privacy is a user.
     """
 
     name: str
@@ -104,6 +109,7 @@ class Job(NamedTuple):
     processes: int
     charge: Charge
     operators: tuple[str, ...] = ()
+    of_users: bool = False
 
 
 @dataclass(frozen=True)
@@ -275,7 +281,7 @@ class Search:
             batch=known.batch + 1,
             previous=known.head,
             ranges=(OffsetRange(partition=0, start=at, end=end, count=end - at),),
-            promise={},
+            promise={"privacy_unit": "user" if job.of_users else "message"},
             parameters={},
             charge=job.charge,
         )
@@ -635,8 +641,10 @@ class Search:
     def check_charges(self, readable: tuple[int, ...]) -> None:
         """Add up, record by record, what accepted reservations charge."""
         _, verdicts = self.replay(readable)
-        total: Counter[int] = Counter()
+        total: dict[int, Fraction] = defaultdict(Fraction)
+        of_users: dict[str, Fraction] = defaultdict(Fraction)
         charged: set[tuple[str, int]] = set()
+        units = {job.name: job.of_users for job in self.jobs}
         for entry, verdict in zip(map(self.decoded, readable), verdicts, strict=True):
             if not isinstance(entry, Reserved | Charged):
                 continue
@@ -644,6 +652,10 @@ class Search:
                 what = "reservation" if isinstance(entry, Reserved) else "charge"
                 self.seen_by[f"job {entry.job}: a void {what}"] += 1
                 continue
+            cost = Fraction(entry.charge.epsilon)
+            if units[entry.job]:
+                # One user may have every record: all batches that hold them cost this together.
+                of_users[entry.job] = max(of_users[entry.job], cost)
             for r in entry.ranges:
                 for offset in range(r.start, r.end):
                     # A charge is another release each time; a batch is not.
@@ -651,9 +663,14 @@ class Search:
                         if (entry.job, offset) in charged:
                             self.broken(CHARGED_ONCE, f"job {entry.job}, offset {offset}")
                         charged.add((entry.job, offset))
-                    total[offset] += entry.charge.epsilon
-                    if total[offset] > self.cap.epsilon:
-                        self.broken(CAP_HOLDS, f"offset {offset}")
+                    if not units[entry.job]:
+                        total[offset] += cost
+            everywhere = sum(of_users.values())
+            if everywhere > self.cap.epsilon:
+                self.broken(USERS_CAP_HOLDS, f"{dict(of_users)}")
+            for offset, own in total.items():
+                if own + everywhere > self.cap.epsilon:
+                    self.broken(CAP_HOLDS, f"offset {offset}")
 
     # ------------------------------------------------------------------------------------- the search
 
@@ -750,6 +767,38 @@ class ChargesNothingForReleasesElsewhere(Ledger):
             super()._charge(entry, job)
 
 
+class ChargesUsersWhereTheyWereRead(Ledger):
+    """Charges a job of users for the ranges that it reserved, like one of messages."""
+
+    def check_budget(self, entry: Reserved | Charged) -> None:
+        super().check_budget(entry.model_copy(update={"promise": {}}))
+
+    def _charge(self, entry: Reserved | Charged, job: JobLedger) -> None:
+        super()._charge(entry.model_copy(update={"promise": {}}), job)
+
+
+class ForgetsUsersWhereMessagesAreCharged(Ledger):
+    """Holds a job of messages against what its ranges were charged, and against nothing else."""
+
+    def check_budget(self, entry: Reserved | Charged) -> None:
+        kept, self.everywhere = self.everywhere, Charge.nothing()
+        try:
+            super().check_budget(entry)
+        finally:
+            self.everywhere = kept
+
+
+class ForgetsMessagesWhereUsersAreCharged(Ledger):
+    """Holds a job of users against other such jobs, and against no record."""
+
+    def check_everywhere(self, name: str, charge: Charge) -> None:
+        kept, self.spend = self.spend, defaultdict(SpendMap)
+        try:
+            super().check_everywhere(name, charge)
+        finally:
+            self.spend = kept
+
+
 def plans_over_an_open_batch(job: JobLedger, batch: int, digest: str, at: dict[int, int]) -> Recovery:
     found = recover(job, batch, digest, at)
     return replace(found, action=Action.PLAN) if found.action is Action.RESUME else found
@@ -834,6 +883,43 @@ C = unit(1)
 OPERATED = Bounds((Job("a", 0, 2, 1, 2, A, ("pause", "resume")),), CAP)
 RETIRED = Bounds((Job("a", 0, 2, 1, 2, A, ("pause", "retire")),), CAP)
 CHARGING = Bounds((Job("a", 0, 2, 1, 2, A), Job("c", 0, 2, 2, 0, C, ("charge", "charge"))), CAP)
+
+# A job of users has room beside itself for a's charge, or none for b's, wherever either reads.
+TWO_OF_USERS = Bounds((Job("a", 0, 2, 1, 2, A, (), True), Job("b", 5, 7, 2, 1, B, (), True)), CAP)
+USERS_AND_MESSAGES = Bounds((Job("a", 0, 2, 1, 2, A, (), True), Job("b", 5, 6, 1, 1, B)), CAP)
+
+MISTAKES_WITH_USERS: dict[str, tuple[Bounds, Protocol, set[str]]] = {
+    "users are charged where they were read": (
+        TWO_OF_USERS,
+        Protocol(ledger=ChargesUsersWhereTheyWereRead),
+        {USERS_CAP_HOLDS},
+    ),
+    "users are charged where they were read, and messages elsewhere": (
+        USERS_AND_MESSAGES,
+        Protocol(ledger=ChargesUsersWhereTheyWereRead),
+        {CAP_HOLDS},
+    ),
+    "messages are not held against users": (
+        USERS_AND_MESSAGES,
+        Protocol(ledger=ForgetsUsersWhereMessagesAreCharged),
+        {CAP_HOLDS},
+    ),
+    "users are not held against messages": (
+        USERS_AND_MESSAGES,
+        Protocol(ledger=ForgetsMessagesWhereUsersAreCharged),
+        {CAP_HOLDS},
+    ),
+    "the verdict on a reservation of users is not read back": (
+        TWO_OF_USERS,
+        Protocol(reads_back=False),
+        {RESERVED_FIRST, ALL_ACCOUNTED},
+    ),
+}
+
+SCENARIOS_WITH_USERS: dict[str, tuple[Bounds, int]] = {
+    "two jobs of users on disjoint ranges": (TWO_OF_USERS, 9_000),
+    "a job of users and one of messages on disjoint ranges": (USERS_AND_MESSAGES, 9_000),
+}
 
 MISTAKES_WITH_OPERATORS: dict[str, tuple[Bounds, Protocol, set[str]]] = {
     "a leader plans while it is paused": (
@@ -973,15 +1059,28 @@ def test_no_order_of_operators_and_leaders_breaks_a_promise(
     assert all(search.seen_by[event] for event in events), search.seen_by
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("bounds", "at_least"), SCENARIOS_WITH_USERS.values(), ids=SCENARIOS_WITH_USERS)
+def test_no_order_of_jobs_of_users_takes_a_user_or_a_record_above_the_cap(
+    bounds: Bounds, at_least: int
+) -> None:
+    search = Search(bounds, Protocol())
+    worlds = search.run()
+    print(f"{worlds} worlds, {search.seen_by}")
+    assert worlds >= at_least
+    # Ranges are disjoint: what is void is void because of users.
+    assert all(search.seen_by[event] for event in EVENTS), search.seen_by
+
+
 @pytest.mark.parametrize(
     ("bounds", "protocol", "invariant"),
     [
         pytest.param(bounds, protocol, invariant, id=f"{mistake}: {invariant}")
-        for mistake, (bounds, protocol, broken) in MISTAKES_WITH_OPERATORS.items()
+        for mistake, (bounds, protocol, broken) in (MISTAKES_WITH_OPERATORS | MISTAKES_WITH_USERS).items()
         for invariant in sorted(broken)
     ],
 )
-def test_the_search_finds_what_a_mistake_about_operators_breaks(
+def test_the_search_finds_what_a_mistake_about_operators_or_users_breaks(
     bounds: Bounds, protocol: Protocol, invariant: str
 ) -> None:
     with pytest.raises(Broken) as broken:
@@ -1006,5 +1105,6 @@ def test_the_search_finds_what_a_mistake_breaks(protocol: Protocol, invariant: s
 
 
 def test_every_invariant_is_broken_by_some_mistake() -> None:
-    mistakes = [*MISTAKES.values(), *(mistake[1:] for mistake in MISTAKES_WITH_OPERATORS.values())]
+    more = MISTAKES_WITH_OPERATORS | MISTAKES_WITH_USERS
+    mistakes = [*MISTAKES.values(), *(mistake[1:] for mistake in more.values())]
     assert set().union(*(broken for _, broken in mistakes)) == EVERY_INVARIANT

@@ -19,9 +19,10 @@ from pydantic import TypeAdapter
 
 from streaming_pca.privacy import verify, verify_audit, verify_releases, verify_sums
 from streaming_pca.privacy.entries import Cap, Charged, LedgerEntry, Opened, Reserved, encode_entry
+from streaming_pca.privacy.ledger import JobLedger, Ledger
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.verify import Report, verify_log
-from tests.privacy.test_ledger import Writer, drawn_logs, positive, small, span
+from tests.privacy.test_ledger import OF_USERS, PROMISE, Writer, drawn_logs, positive, small, span
 
 Messages = list[tuple[int, bytes]]
 
@@ -64,7 +65,8 @@ def replayed(writer: Writer) -> dict[str, Any]:
             touched = {(r.partition, o) for r in entry.ranges for o in range(r.start, r.end)}
             offsets |= {record: writer.ledger.spent(*record) for record in touched}
     standings = {name: str(job.standing) for name, job in sorted(writer.ledger.jobs.items())}
-    charges = [writer.ledger.spent(*record) for record in offsets]
+    everywhere = writer.ledger.everywhere
+    charges = [everywhere, *(writer.ledger.spent(*record) for record in offsets)]
     batches = Counter(phases.values())
     return {
         "ok": sound,
@@ -75,16 +77,24 @@ def replayed(writer: Writer) -> dict[str, Any]:
         "paused": tuple(name for name, standing in standings.items() if standing == "paused"),
         "retired": tuple(name for name, standing in standings.items() if standing == "retired"),
         "offsets_charged": len(offsets),
-        "max_epsilon": max((c.epsilon for c in charges), default=0),
-        "max_delta": max((c.delta for c in charges), default=0),
-        "max_rho": None if any(c.rho is None for c in charges) else max((c.rho for c in charges), default=0),
+        "of_users": tuple(n for n, j in sorted(writer.ledger.jobs.items()) if _of_users(j)),
+        "max_epsilon": max(c.epsilon for c in charges),
+        "max_delta": max(c.delta for c in charges),
+        "max_rho": None if any(c.rho is None for c in charges) else max(c.rho for c in charges),
+        "everywhere_epsilon": everywhere.epsilon,
+        "everywhere_delta": everywhere.delta,
+        "everywhere_rho": everywhere.rho,
         "entries": sum(entry.topic_id == writer.topic_id for entry in writer.log),
     }
 
 
+def _of_users(job: JobLedger) -> bool:
+    return job.promise is not None and job.promise.get("privacy_unit") == "user"
+
+
 @settings(deadline=None)
 @given(drawn_logs(sound=True))
-def test_what_two_sound_jobs_wrote_is_verified(writer: Writer) -> None:
+def test_what_sound_jobs_wrote_is_verified(writer: Writer) -> None:
     report = verify_log(messages(writer))
     assert report.problems == ()
     assert {key: getattr(report, key) for key in replayed(writer)} == replayed(writer)
@@ -187,6 +197,7 @@ def test_a_good_log_is_verified_and_described() -> None:
         "jobs": ["a", "b"],
         "paused": [],
         "retired": [],
+        "of_users": [],
         "batches": {"reserved": 1, "committed": 0, "abandoned": 1, "released": 3},
         "charges": 0,
         "records_charged": 10 + 9 + 10 + 10 + 15,
@@ -194,6 +205,9 @@ def test_a_good_log_is_verified_and_described() -> None:
         "max_epsilon": "3/2",
         "max_delta": "1/1000000",
         "max_rho": None,
+        "everywhere_epsilon": "0",
+        "everywhere_delta": "0",
+        "everywhere_rho": "0",
         "releases": 3,
         "other_releases": 0,
     }
@@ -564,3 +578,53 @@ def test_charges_that_meet_are_summed_and_the_one_too_many_is_void() -> None:
     report = verify_log(messages(writer))
     assert report.ok
     assert (report.charges, report.void, report.max_epsilon) == (4, 2, 4)
+
+
+# --------------------------------------------------------------------------------------- jobs of users
+
+
+def test_what_jobs_of_users_charge_every_record_is_reported() -> None:
+    writer = Writer(epsilon="7/2")
+    writer.answer("u", span(0, 5), promise=OF_USERS)
+    writer.answer("u", span(5, 9), promise=OF_USERS)
+    writer.answer("v", span(0, 5, partition=1), promise=OF_USERS)
+    writer.answer("a", span(3, 7))
+    assert not writer.reserve("b", span(6, 8)).accepted
+    assert not writer.reserve("w", span(90, 91), promise=OF_USERS).accepted
+    report = verify_log(messages(writer))
+    assert report.problems == ()
+    assert (report.of_users, report.void) == (("u", "v"), 2)
+    assert (report.everywhere_epsilon, report.everywhere_delta, report.everywhere_rho) == (
+        2,
+        Fraction(2, 10**6),
+        None,
+    )
+    assert (report.max_epsilon, report.offsets_charged, report.records_charged) == (3, 14, 18)
+    assert report.to_json()["of_users"] == ["u", "v"]
+
+
+class ChargesUsersLikeRecords(Ledger):
+    """The mistake that charges a job of users only in the ranges that it read."""
+
+    def check_budget(self, entry: Reserved | Charged) -> None:
+        super().check_budget(entry.model_copy(update={"promise": {}}))
+
+    def _charge(self, entry: Reserved | Charged, job: JobLedger) -> None:
+        super()._charge(entry.model_copy(update={"promise": {}}), job)
+
+
+@pytest.mark.parametrize(("promises", "found"), [((PROMISE, OF_USERS), True), ((PROMISE, PROMISE), False)])
+def test_a_ledger_that_charged_users_in_their_ranges_only_is_not_verified(
+    promises: tuple[dict[str, Any], dict[str, Any]], found: bool
+) -> None:
+    """Two jobs on disjoint ranges: if one is of users, the second passes the cap."""
+    for pair in (promises, promises[::-1]):
+        writer = Writer(epsilon="3/2")
+        ledger = ChargesUsersLikeRecords("T")
+        ledger.apply(writer.log[0])
+        writer.ledger = ledger
+        for partition, promise in enumerate(pair):
+            writer.answer("uv"[partition], span(0, 5, partition), promise=promise)
+        report = verify_log(messages(writer))
+        # To the verifier the second reservation is void, and yet it was answered.
+        assert any("batch 1 was never reserved" in problem for problem in report.problems) == found

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming_pca.records import RecordKind
-from streaming_pca.service.assembly import Buffer, Chunk, interleave, share
+from streaming_pca.service.assembly import Buffer, Chunk, interleave, interleave_users, share
 
 
 def naive_shares(available: list[int], units: int) -> list[int] | None:
@@ -87,6 +88,42 @@ def test_pairs_stay_within_one_partition() -> None:
     parts = [[a_chunk(0, [1, 1, 1, 1], 0)], [a_chunk(0, [1, 1], 100)]]
     batch = interleave(parts, 2, 1, RecordKind.FACTOR)
     assert batch.rows[:, 0].tolist() == [0, 1, 100, 101, 2, 3]
+
+
+def of_users(chunk: Chunk, first: int) -> Chunk:
+    """The chunk, its records of the users ``first`` and following."""
+    ids = np.arange(first, first + len(chunk.offsets), dtype=np.uint64)
+    return replace(chunk, users=np.stack([ids, ids + np.uint64(1000)], axis=1))
+
+
+@given(
+    st.lists(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), max_size=3), min_size=1),
+    st.sampled_from([1, 2]),
+    st.data(),
+)
+def test_users_stay_beside_their_records(
+    partitions: list[list[list[int]]], granularity: int, data: st.DataObject
+) -> None:
+    """A record's rows hold its number, and so does its user, wherever buffers were cut."""
+    parts, number = [], 0
+    for chunks in partitions:
+        buffer = Buffer(0, deque())
+        for lengths in chunks:
+            numbers = np.arange(number, number + len(lengths))
+            rows = np.repeat(numbers, lengths).astype(np.float64)[:, None]
+            buffer.append(of_users(Chunk(numbers, np.array(lengths, dtype=np.int64), rows), number))
+            number += len(lengths)
+        taken: list[Chunk] = []
+        while buffer.count:
+            taken += buffer.take(data.draw(st.integers(1, buffer.count)))
+        parts.append(taken)
+    users = interleave_users(parts, granularity)
+    batch = interleave(parts, granularity, 1, RecordKind.FACTOR)
+    assert users.dtype == np.uint64
+    assert len(users) == len(batch) == number
+    assert (users[:, 1] - users[:, 0] == 1000).all()
+    owners = np.repeat(users[:, 0], np.diff(batch.starts))
+    np.testing.assert_array_equal(owners.astype(np.float64), batch.rows[:, 0])
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=5), st.data())

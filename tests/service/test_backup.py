@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from streaming_pca.privacy.entries import (
@@ -32,6 +33,7 @@ from streaming_pca.privacy.entries import (
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.backup import CopyNotVerified, verified_ledger
 from streaming_pca.service.copy_file import Copy, CopyError, read_copy, write_copy
+from streaming_pca.service.user_log import UserLog
 from streaming_pca.wire import Checkpoint, encode_checkpoint
 
 ID = "9bd05b8e-6e39-43a4-9d57-3e4f5b6ba6a2"
@@ -51,7 +53,7 @@ def state_of(job: str, batch: int, **changes: Any) -> tuple[bytes, str]:
     return encode_checkpoint(Checkpoint(**(whole | changes)))
 
 
-def entries_of(job: str, previous: str, batches: int) -> list[LedgerEntry]:
+def entries_of(job: str, previous: str, batches: int, **changes: Any) -> list[LedgerEntry]:
     found: list[LedgerEntry] = []
 
     def add(kind: type, **more: Any) -> None:
@@ -63,7 +65,7 @@ def entries_of(job: str, previous: str, batches: int) -> list[LedgerEntry]:
     for batch in range(1, batches + 1):
         span = OffsetRange(partition=0, start=100 * (batch - 1), end=100 * batch, count=100)
         add(Reserved, batch=batch, ranges=(span,), promise={"d": 3}, parameters={}, charge=CHARGE)
-        add(Committed, batch=batch, state_digest=state_of(job, batch)[1])
+        add(Committed, batch=batch, state_digest=state_of(job, batch, **changes)[1])
         add(Released, batch=batch, release_digest="0" * 64)
     return found
 
@@ -210,6 +212,64 @@ def test_damage_to_the_file_itself_is_found_at_every_byte(tmp_path: Path) -> Non
         path.write_bytes(whole[:at])
         with pytest.raises(CopyError):
             read_copy(path)
+
+
+# -- with a table of users ----------------------------------------------------------
+
+
+def copy_with_users() -> Copy:
+    """A stream of one batch of three users."""
+    log, users = UserLog(1), np.arange(6, dtype=np.uint64).reshape(3, 2)
+    step = log.step(users, log.admit(users).counted)
+    opened = Opened(topic_id=ID, topic="in", cap=Cap(epsilon="4", delta="1e-5"))
+    entries = [opened, *entries_of("u", entry_hash(opened), 1, users=step.index)]
+    return Copy(
+        "in",
+        ID,
+        "2026-07-01T00:00:00.000+00:00",
+        7,
+        tuple(map(encode_entry, entries)),
+        {"u": state_of("u", 1, users=step.index)[0]},
+        {"u": step.index.join(step.parts)},
+    )
+
+
+def test_a_table_of_users_comes_back_with_its_state(tmp_path: Path) -> None:
+    path, copy = tmp_path / "copy.zip", copy_with_users()
+    write_copy(copy, path)
+    assert read_copy(path) == copy
+    assert set(verified_ledger(copy).jobs) == {"u"}
+    with zipfile.ZipFile(path) as archive:
+        assert archive.namelist()[-1] == "users/u"
+        assert "users" in json.loads(archive.read("manifest.json"))
+
+
+def test_a_copy_without_users_can_be_read_by_programs_that_do_not_know_them(tmp_path: Path) -> None:
+    path = tmp_path / "copy.zip"
+    write_copy(made_copy(), path)
+    with zipfile.ZipFile(path) as archive:
+        assert "users" not in json.loads(archive.read("manifest.json"))
+
+
+def test_a_state_without_the_table_that_it_names_is_not_verified() -> None:
+    whole = copy_with_users()
+    table = whole.users["u"]
+    for users, told in (
+        ({}, "job 'u': its table of users is missing"),
+        ({"u": table[:-1]}, "job 'u': the table of users has another size than its state says"),
+        (
+            {"u": bytes([table[0] ^ 1]) + table[1:]},
+            "job 'u': users.delta.1 of the table of users is not",
+        ),
+        ({"u": table[:-1] + bytes([table[-1] ^ 1])}, "job 'u': users.shard.1 of the table of users is not"),
+    ):
+        with pytest.raises(CopyNotVerified) as refused:
+            verified_ledger(replace(whole, users=users))
+        (problem,) = refused.value.problems
+        assert told in problem
+    with pytest.raises(CopyNotVerified) as refused:
+        verified_ledger(replace(made_copy(), users={"a": table}))
+    assert refused.value.problems == ("job 'a': a table of users that its state does not name",)
 
 
 def test_a_file_that_is_not_there_or_no_zip_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -71,3 +72,16 @@ def test_a_cap_that_no_float_holds_is_no_error(delta: str) -> None:
 
 def test_no_process_metrics_are_shown() -> None:
     assert not [name for name in shown("basic", ("1", "1")) if name.startswith(("process_", "python_"))]
+
+
+def test_noisy_counts_are_shown_with_their_error_once_there_are_any() -> None:
+    metrics = Metrics()
+    stream = metrics.of("s")
+    assert b"batch_null" not in metrics.text()
+    assert b"batch_counts" not in metrics.text()
+    stream.counted(np.array([-3, 70]), 299)
+    stream.counted(np.array([5, -1]), 299)
+    lines = metrics.text().decode().splitlines()
+    assert 'streaming_pca_batch_null_records{stream="s"} 5.0' in lines
+    assert 'streaming_pca_batch_clipped_records{stream="s"} -1.0' in lines
+    assert 'streaming_pca_batch_counts_error{stream="s"} 299.0' in lines

@@ -6,6 +6,7 @@ import io
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,71 @@ def test_features_are_put_in_order_by_their_names(tmp_path: Path, name: str) -> 
         records.with_features(("a", "c"))
 
 
+IDS = ["ada", "bob", "ada"]
+
+
+def keyed(folder: Path, name: str, ids: Any = IDS) -> Path:
+    """The records X, with their users in a column between the two features."""
+    table = pa.table({"a": X[:, 0], "who": ids, "b": X[:, 1]})
+    if not name.endswith("csv"):
+        return write(folder, name, table, **({"row_group_size": 2} if name.endswith("parquet") else {}))
+    rows = zip(X[:, 0], ids, X[:, 1], strict=True)
+    (folder / name).write_text("a, who,b\n" + "".join(f"{a},{who},{b}\n" for a, who, b in rows))
+    return folder / name
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.parquet", "stream.arrow", "file.arrow"])
+def test_a_column_of_keys_is_no_feature(tmp_path: Path, name: str) -> None:
+    records = open_records(keyed(tmp_path, name), "who")
+    assert records.shape == X.shape
+    assert records.feature_names == ("a", "b")
+    np.testing.assert_array_equal(read(records), X)
+    assert list(records.keys()) == [b"ada", b"bob", b"ada"]
+    order = np.array([1, 0, 2])
+    np.testing.assert_array_equal(read(records, 2, order), X[order])
+    assert list(records.keys(order)) == [b"bob", b"ada", b"ada"]
+
+
+def test_keys_are_text_or_whole_numbers_and_may_be_missing(tmp_path: Path) -> None:
+    text = pa.array(["a", "", None]).dictionary_encode()
+    for ids, expected in (([7, None, 8], [b"7", None, b"8"]), (text, [b"a", None, None])):
+        assert list(open_records(keyed(tmp_path, "x.parquet", ids), "who").keys()) == expected
+    assert list(open_records(keyed(tmp_path, "x.csv", ["é", "", " "]), "who").keys()) == [
+        "é".encode(),
+        None,
+        b" ",
+    ]
+    lists_and_ids = lists(X.tolist()).append_column("who", [[b"x", None, b""]])
+    records = open_records(write(tmp_path, "x.arrow", lists_and_ids), "who")
+    np.testing.assert_array_equal(read(records), X)
+    assert list(records.keys()) == [b"x", None, None]
+
+
+def test_rows_of_one_record_have_one_key(tmp_path: Path) -> None:
+    for ids, expected in ((["a", "a", "b", "b"], [b"a", b"b"]), (["a", "b", "b", "b"], None)):
+        table = pa.table({"a": np.arange(4.0), "who": ids})
+        records = open_records(write(tmp_path, "x.parquet", table), "who").grouped(2)
+        if expected is not None:
+            assert list(records.keys()) == expected
+            continue
+        with pytest.raises(RecordFileError, match="the rows 1 to 2 are one record, and have different keys"):
+            list(records.keys())
+
+
+def test_a_column_of_keys_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    def fails(path: Path, key: str, expected: str) -> None:
+        with pytest.raises(RecordFileError, match=expected) as caught:
+            open_records(path, key)
+        assert "\n" not in str(caught.value)
+
+    for name in ("x.csv", "x.parquet"):
+        fails(keyed(tmp_path, name), "user", "expected one column 'user', of the keys, and found 0")
+    fails(keyed(tmp_path, "x.parquet"), "a", "'a' is of type double: keys are text or whole numbers")
+    fails(write(tmp_path, "x.npy"), "who", "has no column 'who'")
+    (tmp_path / "short.csv").write_text("a,b,who\n1,2,x\n3\n")
+    fails(tmp_path / "short.csv", "who", "line 3: ends before the column of the keys")
+
+
 def test_a_file_without_names_is_taken_as_it_is(tmp_path: Path) -> None:
     records = open_records(write(tmp_path, "x.npy"))
     assert records.with_features(("b", "a")) is records
@@ -250,6 +316,8 @@ def stream(**changes: Any) -> StreamSettings:
 VECTORS = RecordFile.of_array(np.zeros((12, 2)), "x.npy")
 FACTORS = RecordFile.of_array(np.zeros((4, 3, 2)), "x.npy")
 MATRIX = {"record_kind": "matrix", "centering": "none"}
+KEYED = replace(VECTORS, row_keys=lambda: iter([b"a"] * 12))
+USER = {"privacy_unit": "user"}
 
 
 @pytest.mark.parametrize(
@@ -258,6 +326,8 @@ MATRIX = {"record_kind": "matrix", "centering": "none"}
         (VECTORS, {}, {}, (12, 2)),
         (VECTORS, {}, {"rows_per_message": 4, "factors": True}, (3, 4, 2)),
         (VECTORS, {"privacy_unit": "row"}, {"rows_per_message": 5}, (12, 2)),
+        (KEYED, USER, {}, (12, 2)),
+        (KEYED, USER, {"rows_per_message": 4, "factors": True}, (3, 4, 2)),
         (FACTORS, {}, {}, (4, 3, 2)),
         (FACTORS, {"privacy_unit": "row"}, {}, (4, 3, 2)),
         (RecordFile.of_array(np.zeros((4, 2, 2))), MATRIX, {}, (4, 2, 2)),
@@ -275,6 +345,9 @@ def test_records_are_arranged_as_the_stream_wants_them(
     [
         (VECTORS, {"dim": 3}, {}, "have 2 features, the stream's dim is 3"),
         (VECTORS, {}, {"rows_per_message": 2}, "say --factors if they are"),
+        (KEYED, USER, {"rows_per_message": 2}, 'with .* = "user" 2 rows .* are one record: say --factors'),
+        (VECTORS, USER, {}, "messages without a key null: name the column of the users with --key"),
+        (KEYED, {"privacy_unit": "row"}, {"rows_per_message": 2}, "--key gives each row a key"),
         (VECTORS, {"privacy_unit": "row"}, {"rows_per_message": 2, "factors": True}, "leave out --factors"),
         (VECTORS, {"privacy_unit": "row"}, {"rows_per_message": 9}, r"9 rows a message .*max_rows = 8"),
         (VECTORS, {}, {"rows_per_message": 12, "factors": True}, r"12 rows a message .*max_rows = 8"),
@@ -383,6 +456,29 @@ def test_the_command_sends_a_table_in_the_order_of_the_streams_features(
     buffer = io.BytesIO(b"".join(m.value for p in sent_to(*topic, 3) for m in p))
     found = np.frombuffer(buffer.getvalue(), "<f4").reshape(-1, 6)
     np.testing.assert_array_equal(found[np.argsort(found[:, 0])], x)
+
+
+def test_the_command_sends_keys_with_their_records(
+    tmp_path: Path, broker_bootstrap: str, topic: tuple[KafkaSettings, str]
+) -> None:
+    ids = [f"user {i % 7}" for i in range(40)]
+    table = pa.table({"who": ids, "a": np.arange(40.0), "b": np.zeros(40)})
+    unit = 'dim = 2\nrank = 1\nprivacy_unit = "user"\ncontributions_per_user = 3'
+    config = write_config(
+        tmp_path,
+        broker_bootstrap,
+        "s",
+        ('input = "s-in"', f'input = "{topic[1]}"'),
+        ("dim = 6", unit),
+        ("rank = 2\n", ""),
+    )
+    path = write(tmp_path, "x.parquet", table)
+    result = run("produce", path, "--config", config, "--key", "who", "--shuffle", 3, "--json")
+    assert last_json(result)["messages"] == 40
+    found = [(np.frombuffer(m.value, "<f4")[0], m.key.decode()) for p in sent_to(*topic, 40) for m in p]
+    assert sorted(found) == list(zip(range(40), ids, strict=True))
+    one_line(run("produce", path, "--config", config), 2, "type string")
+    one_line(run("produce", write(tmp_path, "x.npy"), "--config", config), 2, "--key")
 
 
 def test_a_wrong_option_is_one_line(tmp_path: Path) -> None:

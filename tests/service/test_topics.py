@@ -13,7 +13,14 @@ from streaming_pca.privacy.randomness import secret_salt
 from streaming_pca.records import Batch
 from streaming_pca.service.publisher import make_release
 from streaming_pca.service.topic_checks import replica_problems
-from streaming_pca.service.topic_sizes import commit_bytes, release_bytes, state_bound, state_topic_config
+from streaming_pca.service.topic_sizes import (
+    commit_bytes,
+    release_bytes,
+    state_bound,
+    state_topic_config,
+    table_bytes,
+)
+from streaming_pca.service.user_log import UserLog
 from streaming_pca.settings import KafkaSettings, StreamSettings
 from streaming_pca.wire import Checkpoint, encode_checkpoint
 
@@ -75,6 +82,27 @@ def test_segments_hold_a_commit_and_the_bound_is_four_commits() -> None:
         assert max(commit, MIB) <= segment < max(commit, MIB) + MIB
         assert segment <= 2**31 - 1
         assert 2 * (commit + segment) < state_bound(commit) < 1.01 * (2 * (commit + segment)) + MIB
+
+
+def test_users_add_what_their_table_takes_and_nothing_where_they_are_not_the_unit() -> None:
+    by_message, by_user = stream_of(), stream_of(privacy_unit="user")
+    largest = by_user.made.options.largest_batch
+    assert 0 < commit_bytes(by_user) - commit_bytes(by_message) - 16 * largest < 4096
+    assert table_bytes(by_message, 10**7) == 0
+    table = table_bytes(by_user, 10**7)
+    log, users = UserLog(1), np.random.default_rng(0).integers(1, 2**63, (1000, 2), dtype=np.uint64)
+    held = 0
+    for _ in range(64):
+        # As large as a batch can be, so is its delta.
+        batch = np.zeros((largest, 2), np.uint64)
+        batch[:1000] = users
+        step = log.step(batch, log.admit(batch).counted)
+        log.follow(step)
+        held += sum(map(len, step.parts.values()))
+    assert 0 < table_bytes(by_user, 1000) - held < 2 * 64 * 1024
+    assert table - table_bytes(by_user, 0) == 18 * 10**7
+    commit = commit_bytes(by_user)
+    assert 0 <= state_bound(commit, table=table) - state_bound(commit) - 2 * table < table // 100
 
 
 def replicas(n: int, in_sync: str, n_brokers: int) -> list[tuple[str, str, str, bool]]:

@@ -1,0 +1,1 @@
+"""What parts of streaming_pca cost; each runs as ``python -m benchmarks.NAME --json``."""

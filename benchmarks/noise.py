@@ -1,0 +1,159 @@
+"""Microseconds per value of each mechanism: almost all of it is the exact sampling of noise."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import numpy as np
+
+from streaming_pca.privacy import mechanisms
+
+__all__ = ["MECHANISMS", "main", "measure"]
+
+SIZES = (1_600, 16_000, 130_000)
+"""Values d*k of an update: d = 100, 1,000 and 8,125 at k = 16."""
+
+SIGMA = 2.0**40
+
+
+def _vector(n: int) -> Callable[[], object]:
+    total = np.arange(n, dtype=np.int64)
+    return lambda: mechanisms.gaussian_on_vector(total, SIGMA)
+
+
+def _symmetric_space(n: int) -> Callable[[], object]:
+    k = 16 if n % 16 == 0 and n >= 256 else 1
+    total = np.arange(n, dtype=np.int64).reshape(n // k, k)
+    basis = np.linalg.qr(np.random.default_rng(0).standard_normal((n // k, k)))[0]
+    return lambda: mechanisms.gaussian_on_symmetric_space(total, basis, SIGMA)
+
+
+def _symmetric(n: int) -> Callable[[], object]:
+    d = _side(n)
+    total = np.zeros((d, d), dtype=np.int64)
+    return lambda: mechanisms.gaussian_on_symmetric(total, SIGMA)
+
+
+def _side(n: int) -> int:
+    """Side of the largest symmetric matrix with at most n free values."""
+    return int((np.sqrt(8 * n + 1) - 1) / 2)
+
+
+def _laplace(n: int) -> Callable[[], object]:
+    total = np.arange(n, dtype=np.int64)
+    return lambda: mechanisms.laplace_on_vector(total, 100.0)
+
+
+def _quantile(n: int) -> Callable[[], object]:
+    values = np.random.default_rng(0).standard_normal(n)
+    candidates = np.linspace(-4, 4, n)
+    return lambda: mechanisms.private_quantile(values, candidates, 0.9, 1.0)
+
+
+def _stability(n: int) -> Callable[[], object]:
+    keys = list(range(n))
+    return lambda: mechanisms.stability_histogram(keys, 1.0, 1e-6)
+
+
+def _histogram(n: int) -> Callable[[], object]:
+    bins = np.arange(n, dtype=np.int64)
+    return lambda: mechanisms.gaussian_histogram(bins, n, 0.01)
+
+
+def _argmax(n: int) -> Callable[[], object]:
+    bins = np.arange(n, dtype=np.int64)
+    return lambda: mechanisms.gaussian_histogram_argmax(bins, n, 0.01)
+
+
+def _threshold(n: int) -> Callable[[], object]:
+    def ask() -> None:
+        # So far above every query that it does not fire.
+        alarm = mechanisms.AboveThreshold(10**9, 1.0)
+        for _ in range(n):
+            alarm.ask(0)
+
+    return ask
+
+
+MECHANISMS: dict[str, tuple[str, Callable[[int], Callable[[], object]]]] = {
+    "gaussian_on_vector": ("integers", _vector),
+    "gaussian_on_symmetric_space": ("integers", _symmetric_space),
+    "gaussian_on_symmetric": ("integers of the triangle", _symmetric),
+    "laplace_on_vector": ("integers", _laplace),
+    "private_quantile": ("candidates, as many records", _quantile),
+    "stability_histogram": ("keys, one record each", _stability),
+    "gaussian_histogram": ("bins, one record each", _histogram),
+    "gaussian_histogram_argmax": ("bins, one record each", _argmax),
+    "AboveThreshold": ("queries", _threshold),
+}
+"""What a value is, and how to make a call with n of them."""
+
+
+def measure(name: str, n: int, repeats: int) -> float:
+    """Median microseconds per value of a warm call with n values."""
+    call = MECHANISMS[name][1](n)
+    values = _side(n) * (_side(n) + 1) // 2 if name == "gaussian_on_symmetric" else n
+    # The first call builds OpenDP's measurement; it is made at a small size.
+    MECHANISMS[name][1](min(n, 16))()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) / values * 1e6
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        sys.exit(f"{self.prog}: {message}")
+
+
+def _positive(text: str) -> int:
+    value = int(text) if text.isdecimal() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0, not {text}")
+    return value
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure all mechanisms and print a table, or JSON."""
+    parser = _Parser(
+        prog="python -m benchmarks.noise",
+        description="Microseconds per value of each mechanism (median of several warm calls).",
+        epilog="example: python -m benchmarks.noise --json --sizes 1600 --repeats 3 > noise.json",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument(
+        "--sizes", type=_positive, nargs="+", default=list(SIZES), metavar="N", help="values of a call"
+    )
+    parser.add_argument(
+        "--repeats", type=_positive, default=5, metavar="R", help="calls to take the median of"
+    )
+    options = parser.parse_args(arguments)
+
+    found: dict[str, dict[int, float]] = {}
+    for name in MECHANISMS:
+        for n in options.sizes:
+            print(f"{name}, {n:,} values", file=sys.stderr, flush=True)
+            found.setdefault(name, {})[n] = round(measure(name, n, options.repeats), 3)
+    if options.json:
+        rows = [
+            {"mechanism": name, "values": n, "of": MECHANISMS[name][0], "microseconds_per_value": us}
+            for name, by_size in found.items()
+            for n, us in by_size.items()
+        ]
+        print(json.dumps({"repeats": options.repeats, "results": rows}, indent=2))
+        return
+    print(f"{'microseconds per value':<30}" + "".join(f"{n:>12,}" for n in options.sizes))
+    for name, by_size in found.items():
+        print(f"{name:<30}" + "".join(f"{us:>12.2f}" for us in by_size.values()) + f"  {MECHANISMS[name][0]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""Worst-case neighbours of every estimator, for the empirical audit.
+
+Streams of few, small records go through ``plan`` and ``update`` as they do in
+the service: a batch is the plan's count of records in their order. What is
+looked at is the state, of which every release is a post-processing. Neighbours
+differ in one record, where the clip lets them be as far apart as it ever does:
+
+=========  ==================================================================
+sum        two huge records in opposite directions, among zeros: the clip, the
+           noise of the sum, and whether other records' contributions move
+matrix     the same with ``record-kind: matrix``
+pairs      the same with ``centering = "pairs"``
+user       one user's records in two batches, ``contributions_per_user = 2``
+counts     a huge record or the null record, with noisy counts of both
+stream     a record that becomes null before several batches: they move
+           if batches are cut by anything but the number of records
+floats     is the answer a double that float noise on the float sum can give?
+radius     a record among those that the clip radius is found on
+=========  ==================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.estimators.audit_setups import (
+    SETUPS,
+    AnyEstimator,
+    Matrix,
+    Record,
+    Setup,
+    claim_of,
+    counts_epsilon,
+)
+from streaming_pca.estimators.registry import ESTIMATORS
+from streaming_pca.preprocessing import Preprocessing
+from streaming_pca.privacy.audit import AuditError, Case, repeated
+from streaming_pca.privacy.audit_mechanisms import MECHANISM_CASES, mechanism_cases
+from streaming_pca.privacy.calibration import CalibrationError
+from streaming_pca.privacy.errors import ParameterError
+from streaming_pca.privacy.parameters import PrivacyParameters
+from streaming_pca.privacy.randomness import utility_generator
+from streaming_pca.records import Batch, RecordKind
+
+__all__ = ["by_count", "estimator_cases", "find_cases"]
+
+Cut = Callable[[Batch, int], int]
+
+_BATCH = 8
+_STREAM_BATCHES = 6
+
+
+def by_count(stream: Batch, count: int) -> int:
+    """Where a batch ends: after ``count`` records, whatever they hold."""
+    return min(count, len(stream))
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """One pair of neighbours.
+
+    ``records(a, b, zero)`` makes both streams from the two worst records;
+    ``signs`` says in which batches, and which way, their difference may show.
+    """
+
+    name: str
+    records: Callable[[Matrix, Matrix, Matrix], tuple[Sequence[Record], Sequence[Record]]]
+    signs: tuple[int, ...] = (1,)
+    batch: int = _BATCH
+    kind: RecordKind = RecordKind.FACTOR
+    centering: str = "none"
+    contributions: int = 1
+    share: float = 0.0
+
+
+def _one_record(a: Matrix, b: Matrix, zero: Matrix) -> tuple[list[Record], list[Record]]:
+    others: list[Record] = [zero] * (_BATCH - 1)
+    return [a, *others], [b, *others]
+
+
+def _two_batches(a: Matrix, b: Matrix, zero: Matrix) -> tuple[list[Record], list[Record]]:
+    first, second = _one_record(a, b, zero)
+    return first * 2, second * 2
+
+
+def _null_or_huge(a: Matrix, b: Matrix, zero: Matrix) -> tuple[list[Record], list[Record]]:
+    others: list[Record] = [zero] * (_BATCH - 1)
+    return [None, *others], [b, *others]
+
+
+def _null_before_others(a: Matrix, b: Matrix, zero: Matrix) -> tuple[list[Record], list[Record]]:
+    """Batches of two that would exchange a for b, b for a, ... if a null record did not count."""
+    rest: list[Record] = [zero, *(r for t in range(1, _STREAM_BATCHES + 1) for r in ((a, b)[t % 2], zero))]
+    return [a, *rest], [None, *rest]
+
+
+_PROBES = (
+    _Probe("sum", _one_record),
+    _Probe("matrix", _one_record, kind=RecordKind.MATRIX),
+    _Probe("pairs", _one_record, centering="pairs"),
+    _Probe("user", _two_batches, signs=(1, 1), contributions=2),
+    _Probe("counts", _null_or_huge, share=0.5),
+    _Probe(
+        "stream",
+        _null_before_others,
+        signs=tuple((-1) ** t for t in range(_STREAM_BATCHES)),
+        batch=2,
+        kind=RecordKind.MATRIX,
+    ),
+)
+
+
+def estimator_cases(
+    estimator_type: type[AnyEstimator], epsilon: float, delta: float, cut: Cut = by_count
+) -> list[Case]:
+    """The cases of one estimator at a promise.
+
+    Parameters
+    ----------
+    estimator_type : type
+        Its setup is found by its card's id.
+    epsilon, delta : float
+    cut : callable
+        Where the next batch of a stream ends.
+
+    Raises
+    ------
+    AuditError
+        If the estimator has no setup.
+    """
+    name = estimator_type.card.id
+    if name not in SETUPS:
+        raise AuditError(
+            f"{name} has no worst-case neighbours yet: add its Setup to estimators/audit_setups.py"
+        )
+    setup = SETUPS[name]
+    cases = [_case(setup, probe, estimator_type, epsilon, delta, cut) for probe in _PROBES]
+    return cases + setup.more(estimator_type, epsilon, delta)
+
+
+def _make(
+    setup: Setup, probe: _Probe, estimator_type: type[AnyEstimator], epsilon: float, delta: float
+) -> AnyEstimator:
+    return estimator_type(
+        setup.dim,
+        setup.k,
+        PrivacyParameters(epsilon=epsilon, delta=delta, contributions=probe.contributions),
+        Preprocessing(dim=setup.dim, kind=probe.kind, centering=probe.centering),
+        estimator_type.options_type(**setup.options(probe.batch)),
+        probe.share,
+    )
+
+
+def _case(
+    setup: Setup,
+    probe: _Probe,
+    estimator_type: type[AnyEstimator],
+    epsilon: float,
+    delta: float,
+    cut: Cut,
+) -> Case:
+    estimator = _make(setup, probe, estimator_type, epsilon, delta)
+    start = estimator.init(utility_generator(0))
+    a, b = setup.worst(start, probe.kind)
+    lists = probe.records(a, b, np.zeros_like(a))
+    streams = [Batch.of_records(records, setup.dim, probe.kind) for records in lists]
+    # The first record of either stream is the one that differs.
+    differing = [records[0] for records in lists]
+    if probe.name == "stream":
+        differing = [a, b]
+    plan = estimator.plan(start)
+    noise = float(plan.parameters["sigma_over_sensitivity"]) * setup.sensitivity[probe.kind]
+    counts = counts_epsilon(plan)
+
+    def run(second: bool) -> float:
+        state, left, score = start, streams[second], 0.0
+        for sign in probe.signs:
+            count = cut(left, estimator.plan(state).count)
+            batch, left = left.split([count, len(left) - count])
+            after = estimator.update(state, batch)
+            difference = _clipped(setup, state, differing[1]) - _clipped(setup, state, differing[0])
+            answer = setup.answer(estimator, state, after, count // estimator.preprocessing.units)
+            score += sign * float(np.sum(answer * difference)) / noise**2
+            if after.counts is not None:
+                score += _log_ratio_of_counts(after.counts, counts)
+            state = after
+        return score
+
+    name = estimator.card.id
+    return Case(f"{name}/{probe.name}", name, claim_of(plan, probe.contributions), repeated(run))
+
+
+def _clipped(setup: Setup, state: Any, record: Record) -> Matrix:
+    """What a record adds to the sum, at a clip radius of 1."""
+    if record is None:
+        return np.zeros(())
+    matrix = record.T @ record if len(record) == 1 else record
+    added = setup.contribution(state, matrix)
+    return np.asarray(added / max(1.0, float(np.linalg.norm(added))))
+
+
+def _log_ratio_of_counts(counts: NDArray[np.int64], epsilon: float) -> float:
+    """Of one clipped record to one null record, by Laplace noise of scale 2/epsilon."""
+    null, clipped = (int(n) for n in counts)
+    return (abs(null - 1) + abs(clipped) - abs(null) - abs(clipped - 1)) * epsilon / 2
+
+
+def find_cases(estimator: str | None, mechanism: str | None, epsilon: float, delta: float) -> list[Case]:
+    """The cases of an estimator and of a mechanism; of all where neither is named.
+
+    Raises
+    ------
+    AuditError
+        If one is not known, or cannot make that promise.
+    """
+    everything = estimator is None and mechanism is None
+    if estimator is not None and estimator not in ESTIMATORS:
+        raise AuditError(f"no estimator {estimator!r}; known: {', '.join(sorted(ESTIMATORS))}")
+    mechanisms = sorted(MECHANISM_CASES) if everything else [] if mechanism is None else [mechanism]
+    estimators = sorted(ESTIMATORS) if everything else [] if estimator is None else [estimator]
+    cases: list[Case] = []
+    try:
+        for name in mechanisms:
+            cases += mechanism_cases(name, epsilon, delta)
+        for name in estimators:
+            cases += estimator_cases(ESTIMATORS[name], epsilon, delta)
+    except (CalibrationError, ParameterError) as error:
+        raise AuditError(f"no audit at this promise: {error}") from error
+    return cases

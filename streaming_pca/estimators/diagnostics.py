@@ -1,0 +1,84 @@
+"""Private diagnostics: noisy counts of a batch's null and clipped records, for a share of the promise."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.privacy.mechanisms import laplace_on_vector
+from streaming_pca.privacy.parameters import Charge, PrivacyParameters, format_rational, parse_rational
+
+__all__ = ["MAX_SHARE", "Diagnostics"]
+
+MAX_SHARE = 0.5
+"""More than half of the promise for diagnostics is a mistake."""
+
+_SENSITIVITY = 2
+"""Replacing a record moves each of the two counts by one at most."""
+
+
+class Diagnostics:
+    """What a share of a promise buys: two noisy counts a batch.
+
+    Parameters
+    ----------
+    privacy : PrivacyParameters
+        The whole promise.
+    share : float in (0, 0.5]
+        Of its epsilon; the rest is left to the estimator.
+
+    Attributes
+    ----------
+    rest : PrivacyParameters
+        What is left: epsilon less the share, the whole delta.
+    charge : Charge
+        Of all batches that a unit of privacy may enter, together.
+    error : int
+        Half of the 95% confidence interval of each count.
+
+    Notes
+    -----
+    Released: the number of null records of a batch and the number of those that
+    its clip changed, each plus discrete Laplace noise. Adjacency: replace-one.
+    A record is null, or clipped, or neither (in pairs: its pair is), and whether
+    it is depends on that record and on public numbers alone. So a replacement
+    moves the two counts by at most 2 in L1, and noise of scale 2/epsilon makes
+    them epsilon-DP. Both read records that the estimator reads too: the charges
+    add up. With ``contributions`` c each batch gets epsilon/c.
+    """
+
+    def __init__(self, privacy: PrivacyParameters, share: float) -> None:
+        if not 0 < share <= MAX_SHARE:
+            raise ValueError(f"diagnostics_share must lie between 0 and {MAX_SHARE}, not {share}")
+        whole = privacy.charge().epsilon
+        total = Fraction(parse_rational(share)) * Fraction(whole)
+        self._epsilon = total / privacy.contributions
+        left = float(Fraction(whole) - total)
+        while parse_rational(left) + total > whole:
+            left = math.nextafter(left, 0.0)
+        self.rest = privacy.model_copy(update={"epsilon": left})
+        self.charge = Charge(
+            epsilon=total, delta=Fraction(0), rho=privacy.contributions * self._epsilon * self._epsilon / 2
+        )
+        # The float may lie an ulp below the quotient that is charged.
+        self._scale = float(_SENSITIVITY / self._epsilon) * (1 + 1e-12)
+        self.error = _half_width(self._scale)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """As a reservation names them."""
+        return {"mechanism": "counts", "epsilon": format_rational(self._epsilon)}
+
+    def counts(self, null: int, clipped: int) -> NDArray[np.int64]:
+        """The two counts with noise; the only form in which they leave an estimator."""
+        return laplace_on_vector(np.array([null, clipped], dtype=np.int64), self._scale)
+
+
+def _half_width(scale: float) -> int:
+    """Smallest t with P(\\|X\\| > t) <= 0.05, X discrete Laplace: 2 e^-((t+1)/scale)/(1 + e^-(1/scale))."""
+    tail = 0.05 * (1 + math.exp(-1 / scale)) / 2
+    return max(math.ceil(-scale * math.log(tail) - 1), 0)

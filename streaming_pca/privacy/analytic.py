@@ -1,0 +1,190 @@
+"""The exact price of Gaussian noise, evaluated at high precision.
+
+:class:`~streaming_pca.privacy.parameters.Charge` reads a float as the decimal
+that prints it, so ``epsilon`` and ``delta`` are taken as the smaller of float
+and decimal here, and every result is rounded towards more noise.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+from scipy.special import ndtri
+
+from streaming_pca.privacy.errors import (
+    CalibrationError,
+    ParameterError,
+    require_open_unit,
+    require_positive,
+)
+
+__all__ = ["gaussian_delta", "gaussian_multiplier", "pure_epsilon"]
+
+# What a charge can hold, and less noise than it allows: further out, arguments outgrow the evaluations.
+_GREATEST_EPSILON = 1e12
+_LEAST_MULTIPLIER = 1e-50
+
+# Digits that the high-precision evaluations lose to nothing but their last roundings.
+_DIGITS = 60
+
+
+def gaussian_delta(epsilon: float, multiplier: float) -> float:
+    """Delta of a Gaussian mechanism, rounded up.
+
+    Parameters
+    ----------
+    epsilon : float > 0
+    multiplier : float
+        Noise standard deviation over sensitivity.
+
+    Raises
+    ------
+    ParameterError
+        If a parameter is out of its range.
+
+    Notes
+    -----
+    Balle and Wang 2018, Theorem 8: delta = Phi(a) - e^epsilon Phi(b) with
+    a = 1/(2 z) - epsilon z and b = -1/(2 z) - epsilon z.
+    """
+    _check_epsilon(epsilon)
+    _check_multiplier(multiplier)
+    # Phi(-1e6) is e**-(5e11): far below the smallest float.
+    if epsilon * multiplier - 0.5 / multiplier > 1e6:
+        return math.ulp(0.0)
+    import mpmath
+
+    with mpmath.workdps(_digits(multiplier)):
+        delta = float(_delta(mpmath, mpmath.mpf(epsilon), 1 / mpmath.mpf(multiplier)))
+    return math.nextafter(delta, math.inf)
+
+
+@lru_cache(maxsize=1024, typed=True)
+def gaussian_multiplier(epsilon: float, delta: float) -> float:
+    """Smallest noise standard deviation over sensitivity that is (epsilon, delta)-private.
+
+    Parameters
+    ----------
+    epsilon : float > 0
+    delta : float in (0, 1)
+
+    Returns
+    -------
+    float
+        The analytic Gaussian mechanism's multiplier (Balle and Wang 2018,
+        Algorithm 1), rounded up: its exact delta is never above ``delta`` and
+        no multiplier smaller by 1e-15 (relative) would do.
+
+    Raises
+    ------
+    ParameterError
+        If a parameter is out of its range.
+    CalibrationError
+        If no float is large enough.
+
+    Notes
+    -----
+    With mu = 1/z, delta(mu) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 -
+    epsilon/mu) rises with mu, d delta/d mu = phi(mu/2 - epsilon/mu). Newton's
+    method on log delta over log mu starts where the first term alone is delta,
+    so on the side of more noise. The result does not rest on its convergence:
+    the float that is returned is put to the exact inequality, and raised until
+    it holds.
+    """
+    _check_epsilon(epsilon)
+    require_open_unit("delta", delta)
+    import mpmath  # 80 ms, and most commands calibrate nothing
+
+    start = _least_mu(epsilon, -float(ndtri(delta)))
+    with mpmath.workdps(_digits(start)):
+        e, target = (min(mpmath.mpf(repr(x)), mpmath.mpf(x)) for x in (float(epsilon), float(delta)))
+        mu = mpmath.mpf(start)
+        for _ in range(1000):
+            value = _delta(mpmath, e, mu)
+            step = mpmath.log(target / value) * value / (mu * mpmath.npdf(mu / 2 - e / mu))
+            mu *= mpmath.exp(step)
+            if abs(step) < mpmath.mpf(10) ** -25:
+                break
+        multiplier = float(1 / mu)
+        # The evaluation's own error is some 1e-50 of delta.
+        allowed = target * (1 - mpmath.mpf(10) ** -40)
+        while multiplier < math.inf and _delta(mpmath, e, 1 / mpmath.mpf(multiplier)) > allowed:
+            multiplier = math.nextafter(multiplier, math.inf)
+    if multiplier == math.inf:
+        raise CalibrationError(f"epsilon = {epsilon:g} needs more noise than a float holds: raise epsilon")
+    return multiplier
+
+
+def pure_epsilon(multiplier: float) -> float:
+    """Largest epsilon whose pure mechanism costs no more than a Gaussian of this multiplier.
+
+    Parameters
+    ----------
+    multiplier : float
+        z: the Gaussian's standard deviation over its sensitivity.
+
+    Returns
+    -------
+    float
+        Rounded down: every epsilon-DP mechanism is (1/z)-GDP.
+
+    Raises
+    ------
+    ParameterError
+        If the multiplier is out of its range.
+
+    Notes
+    -----
+    Dong, Roth and Su 2022. A mechanism is mu-GDP when no test between two
+    neighbours has a type II error below G_mu(a) = Phi(Phi^-1(1 - a) - mu) at
+    type I error a. For an epsilon-DP mechanism that error is at least
+    f(a) = max(0, 1 - e^epsilon a, e^-epsilon (1 - a)): two chords that meet on
+    the diagonal at 1/(1 + e^epsilon). G_mu is convex, runs from (0, 1) to
+    (1, 0) and meets the diagonal at Phi(-mu/2). So f >= G_mu everywhere as soon
+    as 1/(1 + e^epsilon) >= Phi(-mu/2), that is, for epsilon up to
+    log(Phi(mu/2)/Phi(-mu/2)).
+    """
+    _check_multiplier(multiplier)
+    import mpmath
+
+    with mpmath.workdps(_digits(multiplier)):
+        x = 1 / (2 * mpmath.sqrt(2) * mpmath.mpf(multiplier))
+        exact = mpmath.log(mpmath.erfc(-x) / mpmath.erfc(x)) * (1 - mpmath.mpf(10) ** -25)
+        epsilon = float(exact)
+        # The decimal that prints it is what is charged, and may be larger.
+        while mpmath.mpf(epsilon) > exact or mpmath.mpf(repr(epsilon)) > exact:
+            epsilon = math.nextafter(epsilon, 0.0)
+    return epsilon
+
+
+def _check_epsilon(epsilon: float) -> None:
+    require_positive("epsilon", epsilon)
+    if epsilon > _GREATEST_EPSILON:
+        raise ParameterError(f"epsilon must be at most {_GREATEST_EPSILON:g}, not {epsilon!r}")
+
+
+def _check_multiplier(multiplier: float) -> None:
+    require_positive("multiplier", multiplier)
+    if multiplier < _LEAST_MULTIPLIER:
+        raise ParameterError(f"multiplier must be at least {_LEAST_MULTIPLIER:g}, not {multiplier!r}")
+
+
+def _digits(scale: float) -> int:
+    """Working precision: a small mu makes the terms of delta nearly equal, a large one their arguments."""
+    return _DIGITS + 2 * math.ceil(abs(math.log10(scale)))
+
+
+def _least_mu(epsilon: float, tail: float) -> float:
+    """Solve mu/2 - epsilon/mu = -tail."""
+    root = math.sqrt(tail * tail + 2 * epsilon)
+    return 2 * epsilon / (root + tail) if tail > 0 else root - tail
+
+
+def _delta(mpmath: Any, epsilon: Any, mu: Any) -> Any:
+    """Balle and Wang's Theorem 8 in the working precision; erfc keeps the digits of far tails."""
+    root = mpmath.sqrt(2)
+    first = mpmath.erfc((epsilon / mu - mu / 2) / root)
+    second = mpmath.erfc((epsilon / mu + mu / 2) / root)
+    return (first - mpmath.exp(epsilon) * second) / 2

@@ -1,0 +1,42 @@
+"""The error of a parameter that no mechanism can work with, and the checks that raise it."""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["CalibrationError", "ParameterError", "require_count", "require_open_unit", "require_positive"]
+
+
+class ParameterError(ValueError):
+    """A parameter of a mechanism, a calibration or an accountant is out of its range.
+
+    Every parameter that is checked is public, so the message may show it;
+    what was computed from records is never checked by value.
+    """
+
+
+class CalibrationError(ParameterError):
+    """No noise scale gives the promise that was asked for."""
+
+
+def require_positive(name: str, value: float) -> None:
+    """Refuse anything but a finite number above 0."""
+    # NaN compares false; an int may be too large for a float.
+    if not (_is_number(value) and 0 < value <= sys.float_info.max):
+        raise ParameterError(f"{name} must be a finite number above 0, not {value!r}")
+
+
+def require_open_unit(name: str, value: float) -> None:
+    """Refuse anything but a number strictly between 0 and 1."""
+    if not (_is_number(value) and 0 < value < 1):
+        raise ParameterError(f"{name} must lie strictly between 0 and 1, not {value!r}")
+
+
+def require_count(name: str, value: int, least: int = 1) -> None:
+    """Refuse anything but a whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ParameterError(f"{name} must be a whole number of at least {least}, not {value!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

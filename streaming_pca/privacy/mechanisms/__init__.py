@@ -1,0 +1,40 @@
+"""Every mechanism: the only code that adds noise.
+
+A mechanism takes exact integers, or a number a record of which it uses the
+order only, and draws from OpenDP's exact samplers through the noise door. What
+happens after is post-processing. Adjacency is replace-one throughout: one
+record of the input is replaced by another, or by the null record.
+
+Errors are about public parameters, types and shapes, never about values that
+depend on records.
+"""
+
+from streaming_pca.privacy.mechanisms.gaussian import (
+    gaussian_on_symmetric,
+    gaussian_on_symmetric_space,
+    gaussian_on_vector,
+)
+from streaming_pca.privacy.mechanisms.histogram import (
+    gaussian_histogram,
+    gaussian_histogram_argmax,
+    stability_histogram,
+    stability_threshold,
+)
+from streaming_pca.privacy.mechanisms.laplace import laplace_on_vector, laplace_scale
+from streaming_pca.privacy.mechanisms.quantile import private_quantile
+from streaming_pca.privacy.mechanisms.threshold import AboveThreshold, AlreadyFired
+
+__all__ = [
+    "AboveThreshold",
+    "AlreadyFired",
+    "gaussian_histogram",
+    "gaussian_histogram_argmax",
+    "gaussian_on_symmetric",
+    "gaussian_on_symmetric_space",
+    "gaussian_on_vector",
+    "laplace_on_vector",
+    "laplace_scale",
+    "private_quantile",
+    "stability_histogram",
+    "stability_threshold",
+]

@@ -1,0 +1,102 @@
+"""AboveThreshold, the sparse vector technique for one alarm."""
+
+from __future__ import annotations
+
+from streaming_pca.privacy.errors import ParameterError, require_count
+from streaming_pca.privacy.mechanisms.laplace import laplace_scale
+from streaming_pca.privacy.randomness import noise_door
+
+__all__ = ["AboveThreshold", "AlreadyFired"]
+
+# A call of the sampler costs as much as thirty draws: those of queries are made ahead, in doubling blocks.
+_MOST_AHEAD = 64
+
+
+class AlreadyFired(RuntimeError):
+    """An AboveThreshold that has answered "above" was asked again."""
+
+
+class AboveThreshold:
+    """Whether an integer query is above a threshold, asked until one is.
+
+    Parameters
+    ----------
+    threshold : int
+        Public.
+    epsilon : float
+        What all answers cost together.
+    sensitivity : int
+        How far replacing one record moves any of the queries.
+
+    Attributes
+    ----------
+    fired : bool
+        Whether a query was above: then it answers no more.
+
+    Raises
+    ------
+    ParameterError
+        If a parameter is out of its range.
+
+    Notes
+    -----
+    Released: for each query "below", until one is "above", and then nothing.
+    Adjacency: replace-one, and all queries on the same records. Any number of
+    answers "below" costs nothing beyond the one epsilon, also when each query
+    is chosen after the answers before it.
+
+    The threshold gets discrete Laplace noise r of scale 2 D/epsilon once, each
+    query q_i fresh noise of scale 4 D/epsilon, D the sensitivity. Let the
+    answer be "below" k - 1 times and then "above", and fix the draws of the
+    queries before k. On a neighbour those q_i + noise rise by at most D; so if
+    r rises by D too, they stay below, at a price of e^(D/(2 D/epsilon)) =
+    e^(epsilon/2) for the probability of r; and the k-th stays above if its own
+    noise rises by at most 2 D, at a price of e^(2 D/(4 D/epsilon)) =
+    e^(epsilon/2). Both shifts are integers, so the sums over the integers map
+    to themselves, and the product is e^epsilon; a sequence that never fires
+    pays the first factor only. A noise drawn again for the threshold, or an
+    answer that shows the noisy query, would break this, and neither is done.
+
+    A draw beyond int64 saturates. At the largest scale that is accepted that
+    has probability below e^(-2**22) a draw, which no delta in use can see.
+
+    Source: Dwork and Roth 2014, Algorithm 1; Lyu, Su and Li 2017, Algorithm 1.
+    """
+
+    def __init__(self, threshold: int, epsilon: float, sensitivity: int = 1) -> None:
+        if isinstance(threshold, bool) or not isinstance(threshold, int):
+            raise ParameterError(f"threshold must be a whole number, not {threshold!r}")
+        require_count("sensitivity", sensitivity)
+        self._scale = laplace_scale(4 * sensitivity, epsilon)
+        if self._scale > 2.0**40:
+            raise ParameterError(f"epsilon = {epsilon!r} is too small for a sensitivity of {sensitivity}")
+        (noise,) = noise_door().discrete_laplace(1, laplace_scale(2 * sensitivity, epsilon)).tolist()
+        self._level: int = threshold + noise
+        self._ahead: list[int] = []
+        self._block = 1
+        self._fired = False
+
+    @property
+    def fired(self) -> bool:
+        """Whether a query was above."""
+        return self._fired
+
+    def ask(self, query: int) -> bool:
+        """Whether the noisy query is at least the noisy threshold.
+
+        Raises
+        ------
+        ParameterError
+            If the query is not an int: of another type, whatever its value.
+        AlreadyFired
+            After an answer True.
+        """
+        if isinstance(query, bool) or not isinstance(query, int):
+            raise ParameterError(f"query must be an int, not {type(query).__name__}")
+        if self._fired:
+            raise AlreadyFired("this AboveThreshold has fired: a new one, with its own epsilon, is needed")
+        if not self._ahead:
+            self._ahead = noise_door().discrete_laplace(self._block, self._scale).tolist()
+            self._block = min(2 * self._block, _MOST_AHEAD)
+        self._fired = query + self._ahead.pop() >= self._level
+        return self._fired

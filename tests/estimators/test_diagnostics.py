@@ -1,0 +1,203 @@
+"""Noisy counts of null and clipped records: what they count, what they cost, what they tell."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from streaming_pca.estimators.base import Estimator, decode_state, encode_state
+from streaming_pca.estimators.diagnostics import Diagnostics
+from streaming_pca.estimators.registry import ESTIMATORS, find
+from streaming_pca.preprocessing import Preprocessing
+from streaming_pca.privacy.parameters import PrivacyParameters
+from streaming_pca.privacy.randomness import replace_noise_door, utility_generator
+from streaming_pca.records import Batch, RecordKind
+
+D = 3
+RADIUS = 4.0
+"""Of the trace for analyze-gauss, of |A Q|_F for private-oja: both are public here."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "analyze-gauss": {"clip_radius": RADIUS},
+    "private-oja": {"clip_radius": RADIUS},
+}
+every_estimator = pytest.mark.parametrize("name", ESTIMATORS)
+
+
+class SilentDoor:
+    """No noise; remembers what was asked of it."""
+
+    def __init__(self) -> None:
+        self.laplace: list[tuple[int, float]] = []
+
+    def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
+        return np.zeros(size, dtype=np.int64)
+
+    def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
+        self.laplace.append((size, scale))
+        return np.zeros(size, dtype=np.int64)
+
+    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
+        return int(np.argmax(scores))
+
+
+def make(
+    name: str,
+    share: float = 0.02,
+    *,
+    centering: str = "none",
+    kind: RecordKind = RecordKind.FACTOR,
+    contributions: int = 1,
+    epsilon: float = 1.0,
+) -> Estimator[Any, Any]:
+    estimator = find(name)
+    return estimator(
+        D,
+        D,
+        PrivacyParameters(epsilon=epsilon, delta=1e-6, contributions=contributions),
+        Preprocessing(dim=D, kind=kind, centering=centering),
+        estimator.options_type(**OPTIONS[name]),
+        share,
+    )
+
+
+def counts(estimator: Estimator[Any, Any], batch: Batch) -> tuple[int, int]:
+    state = estimator.init(utility_generator(3))
+    with replace_noise_door(SilentDoor()):
+        found = estimator.update(state, batch).counts
+    assert found is not None
+    return int(found[0]), int(found[1])
+
+
+def test_every_estimator_is_in_this_suite() -> None:
+    assert set(OPTIONS) == set(ESTIMATORS)
+
+
+@every_estimator
+def test_null_and_clipped_vectors_are_counted(name: str) -> None:
+    # k = d: |A Q|_F is the trace |x|^2 for a vector.
+    x = np.array([[1, 0, 0], [0, 2.1, 0], [np.nan, 0, 0], [0, 0, 30], [0, 1.9, 0], [0, np.inf, 1]])
+    assert counts(make(name), Batch.of_vectors(x)) == (2, 2)
+
+
+@every_estimator
+def test_null_and_clipped_matrices_are_counted(name: str) -> None:
+    made = make(name, kind=RecordKind.MATRIX)
+    items = [np.diag([3.0, 0, 0]), None, np.diag([4.1, 0, -1]), np.diag([-5.0, 0, 0]), np.zeros((D, D))]
+    assert counts(made, Batch.of_records(items, D, RecordKind.MATRIX)) == (1, 2)
+
+
+@every_estimator
+def test_a_pair_is_clipped_once_and_null_records_are_counted_one_by_one(name: str) -> None:
+    x = np.array([[9.0, 0, 0], [-9, 0, 0], [1, 0, 0], [np.nan, 0, 0], [5, 5, 5], [5, 5, 5]])
+    assert counts(make(name, centering="pairs"), Batch.of_vectors(x)) == (1, 1)
+
+
+def test_the_records_that_find_the_radius_are_not_clipped() -> None:
+    made = find("analyze-gauss")(
+        D,
+        1,
+        PrivacyParameters(epsilon=1.0, delta=1e-6),
+        Preprocessing(dim=D, centering="none"),
+        find("analyze-gauss").options_type(),
+        0.02,
+    )
+    x = np.ones((1000, D))
+    x[:200] *= 1e6  # a fifth is spent on the radius: all of these, and no other
+    null, clipped = counts(made, Batch.of_vectors(x))
+    assert (null, clipped) == (0, 0)
+
+
+records = st.one_of(
+    st.none(),
+    st.lists(st.sampled_from([0.0, 1.0, -3.0, 1e-200, 1e200, 2.0]), min_size=D, max_size=D).map(
+        lambda row: np.array([row])
+    ),
+)
+
+
+@every_estimator
+@pytest.mark.parametrize("centering", ["none", "pairs"])
+@settings(max_examples=60, deadline=None)
+@given(items=st.lists(records, min_size=6, max_size=6), place=st.integers(0, 5), new=records)
+def test_a_replaced_record_moves_the_counts_by_at_most_two(
+    name: str, centering: str, items: list[Any], place: int, new: Any
+) -> None:
+    made = make(name, centering=centering)
+    other = [*items[:place], new, *items[place + 1 :]]
+    a = counts(made, Batch.of_records(items, D))
+    b = counts(made, Batch.of_records(other, D))
+    assert abs(a[0] - b[0]) + abs(a[1] - b[1]) <= 2
+
+
+@every_estimator
+@pytest.mark.parametrize("contributions", [1, 3])
+@pytest.mark.parametrize("epsilon", [1.0, 0.3, 1 / 3, 7.7])
+@pytest.mark.parametrize("share", [0.02, 0.5, 1 / 3])
+def test_learning_and_counting_together_cost_the_promise(
+    name: str, contributions: int, epsilon: float, share: float
+) -> None:
+    made = make(name, share, contributions=contributions, epsilon=epsilon)
+    plan = made.plan(made.init(utility_generator(0)))
+    promised = Fraction(repr(epsilon))
+    assert promised * (1 - Fraction(1, 10**15)) <= plan.charge.epsilon <= promised
+    assert plan.charge.delta == Fraction("1e-6")
+    of_counts = Fraction(plan.parameters["diagnostics"]["epsilon"])
+    assert contributions * of_counts == promised * Fraction(repr(share))
+
+
+@every_estimator
+def test_the_noise_is_that_of_the_charge(name: str) -> None:
+    made = make(name, 0.02, contributions=4)
+    door = SilentDoor()
+    with replace_noise_door(door):
+        made.update(made.init(utility_generator(3)), Batch.of_vectors(np.ones((8, D))))
+    ((size, scale),) = door.laplace
+    epsilon = Fraction(made.plan(made.init(utility_generator(3))).parameters["diagnostics"]["epsilon"])
+    assert size == 2
+    assert 2 / epsilon <= Fraction(scale) <= 2 / epsilon * (1 + Fraction(1, 10**11))
+
+
+@every_estimator
+def test_without_a_share_nothing_is_counted_and_all_goes_to_learning(name: str) -> None:
+    made = make(name, 0.0)
+    state = made.init(utility_generator(3))
+    door = SilentDoor()
+    with replace_noise_door(door):
+        assert made.update(state, Batch.of_vectors(np.ones((8, D)))).counts is None
+    assert door.laplace == []
+    assert made.plan(state).charge.epsilon == 1
+    assert "diagnostics" not in made.plan(state).parameters
+
+
+@every_estimator
+def test_counts_ride_in_the_state(name: str) -> None:
+    made = make(name)
+    state = made.update(made.init(utility_generator(3)), Batch.of_vectors(np.ones((8, D))))
+    back = decode_state(made.state_type, encode_state(state))
+    np.testing.assert_array_equal(back.counts, state.counts)
+
+
+@pytest.mark.parametrize("epsilon", [0.02, 0.5, 5.0, 100.0])
+def test_the_error_is_the_smallest_that_holds_for_95_percent(epsilon: float) -> None:
+    error = Diagnostics(PrivacyParameters(epsilon=epsilon, delta=1e-6), 0.5).error
+    decay = math.exp(-epsilon * 0.5 / 2)
+    mass = (1 - decay) / (1 + decay)
+
+    def within(t: int) -> float:
+        return mass * (1 + 2 * sum(decay**j for j in range(1, t + 1)))
+
+    assert within(error) >= 0.95 - 1e-9
+    assert error == 0 or within(error - 1) < 0.95
+
+
+@pytest.mark.parametrize("share", [-0.1, 0.51, float("nan"), float("inf")])
+def test_a_share_that_is_none_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match="diagnostics_share must lie between"):
+        make("analyze-gauss", share)

@@ -1,0 +1,132 @@
+"""The clock reads the ends of partitions in a process of its own, and what ends it is noticed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from kafka import KafkaAdminClient
+
+from streaming_pca.service.errors import SessionLost
+from streaming_pca.service.snapshots import Feed, Snapshot, SnapshotClock
+from streaming_pca.service.ticks import first_line
+from streaming_pca.settings import KafkaSettings
+from tests.kafka.conftest import MakeStream
+from tests.kafka.stream import Stream, wait_for
+
+TICK = 0.05
+
+
+@contextmanager
+def ticking(stream: Stream) -> Iterator[SnapshotClock]:
+    clock = SnapshotClock(stream.settings.kafka, TICK, 0.2)
+    try:
+        yield clock
+    finally:
+        clock.close()
+
+
+def opened(clock: SnapshotClock, stream: Stream, partitions: int = 2) -> Feed:
+    return clock.open(stream.settings.stream.input, range(partitions), lambda: None)
+
+
+def taken(feed: Feed, ends: dict[int, int]) -> Snapshot:
+    """The first snapshot that shows these ends."""
+
+    def probe() -> Snapshot | None:
+        snapshot = feed.next()
+        return snapshot if snapshot is not None and snapshot.ends == ends else None
+
+    return wait_for(f"ends {ends}", probe)
+
+
+def process_of(clock: SnapshotClock) -> int:
+    assert clock._process is not None
+    return clock._process.pid
+
+
+def test_a_feed_shows_every_end_in_order(make_stream: MakeStream) -> None:
+    stream = make_stream(partitions=2)
+    with ticking(stream) as clock:
+        feed = opened(clock, stream)
+        first = taken(feed, {0: 0, 1: 0})
+        assert first.time >= feed.started
+        stream.produce([b"x"] * 6)
+        assert taken(feed, {0: 3, 1: 3}).time > first.time
+
+
+def test_two_feeds_of_a_topic_share_its_ticks(make_stream: MakeStream) -> None:
+    stream = make_stream(partitions=2)
+    with ticking(stream) as clock:
+        one, other = opened(clock, stream), opened(clock, stream)
+        wait_for("both", lambda: one.last and other.last)
+        clock.close_feed(one)
+        stream.produce([b"x"] * 2)
+        taken(other, {0: 1, 1: 1})
+        assert one.last == {0: 0, 1: 0}
+
+
+def test_the_process_that_ends_is_noticed_and_made_anew(make_stream: MakeStream) -> None:
+    stream = make_stream(partitions=2)
+    with ticking(stream) as clock:
+        feed = opened(clock, stream)
+        taken(feed, {0: 0, 1: 0})
+        gone = process_of(clock)
+        os.kill(gone, signal.SIGKILL)
+        with pytest.raises(SessionLost, match="the clock's process ended"):
+            wait_for("the end", lambda: feed.next() is not None)
+        taken(opened(clock, stream), {0: 0, 1: 0})
+        assert process_of(clock) != gone
+
+
+def test_a_topic_that_is_deleted_fails_its_feed_alone(make_stream: MakeStream) -> None:
+    stream, other = make_stream(partitions=2), make_stream(partitions=2)
+    with ticking(stream) as clock:
+        lost, kept = opened(clock, stream), opened(clock, other)
+        taken(lost, {0: 0, 1: 0})
+        taken(kept, {0: 0, 1: 0})
+        with closing(KafkaAdminClient(bootstrap_servers=stream.settings.kafka.bootstrap_servers)) as admin:
+            admin.delete_topics([stream.settings.stream.input])
+        with pytest.raises(SessionLost, match="the topic is gone"):
+            wait_for("the end", lambda: lost.next() is not None)
+        other.produce([b"x"] * 2)
+        taken(kept, {0: 1, 1: 1})
+
+
+def test_it_ends_with_the_worker_however_that_ended() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "streaming_pca.service.ticks"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(first_line(KafkaSettings(bootstrap_servers="127.0.0.1:1"), TICK, 1.0))
+    process.stdin.flush()
+    # Ctrl-C is for the worker; what ends the clock is the end of its input.
+    wait_for("its handlers", lambda: ignores_sigint(process.pid))
+    process.send_signal(signal.SIGINT)
+    assert process.poll() is None
+    process.stdin.close()
+    assert process.wait(timeout=30) == 0
+    process.stdout.close()
+
+
+def ignores_sigint(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    ignored = int(next(line for line in status.splitlines() if line.startswith("SigIgn")).split()[1], 16)
+    return bool(ignored >> (signal.SIGINT - 1) & 1)
+
+
+def test_the_password_reaches_it_by_its_input() -> None:
+    settings = KafkaSettings(
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism="PLAIN",
+        sasl_username="u",
+        sasl_password="s3cret",  # type: ignore[arg-type]
+    )
+    assert b"s3cret" in first_line(settings, TICK, 1.0)

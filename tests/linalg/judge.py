@@ -1,0 +1,108 @@
+"""The judge of the kernels: exact integers and 60 digits, and inputs that are hard on floats."""
+
+from __future__ import annotations
+
+import math
+from decimal import Context, Decimal
+
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+# 60 digits, and exponents that no product of floats leaves.
+EXACT = Context(prec=60, Emin=-(10**6), Emax=10**6)
+EPS = Decimal(2) ** -20
+
+magnitudes = st.integers(-1074, 1023)
+mantissas = st.one_of(
+    st.sampled_from([1.0, 1.5, 2.0 - 2.0**-52, 1.0 + 2.0**-52]), st.floats(1.0, 2.0, exclude_max=True)
+)
+
+
+@st.composite
+def entries(draw: st.DrawFn, size: int, top: int | None = None) -> list[float]:
+    """Numbers near one magnitude, or spread over any of them; some zero."""
+    top = draw(magnitudes) if top is None else top
+    spread = draw(st.sampled_from([0, 3, 30, 600, 2100]))
+    out = []
+    for _ in range(size):
+        e = max(top - draw(st.integers(0, spread)), -1074)
+        sign = draw(st.sampled_from([1.0, -1.0, 1.0, -1.0, 0.0]))
+        out.append(sign * math.ldexp(draw(mantissas), e))
+    return out
+
+
+@st.composite
+def factors(draw: st.DrawFn, max_rows: int = 3, max_dim: int = 5) -> Floats:
+    r, d = draw(st.integers(1, max_rows)), draw(st.integers(1, max_dim))
+    return np.array(draw(entries(r * d))).reshape(r, d)
+
+
+@st.composite
+def symmetric(draw: st.DrawFn, max_dim: int = 4) -> Floats:
+    d = draw(st.integers(1, max_dim))
+    a = np.array(draw(entries(d * d))).reshape(d, d)
+    return np.triu(a) + np.triu(a, 1).T
+
+
+@st.composite
+def radii(draw: st.DrawFn, size: Decimal) -> float:
+    """A clip radius: anywhere, or within a few units in the last place of ``size``."""
+    if draw(st.booleans()):
+        e = draw(st.integers(-820, 820))
+        return math.ldexp(draw(mantissas), e)
+    near = float(min(max(size, Decimal("1e-250")), Decimal("1e250")))
+    for _ in range(draw(st.integers(0, 4))):
+        near = math.nextafter(near, draw(st.sampled_from([0.0, math.inf])))
+    return min(max(near * draw(st.sampled_from([1.0, 1.0, 0.5, 2.0, 0.999])), 1e-250), 1e250)
+
+
+def ints(values: Floats) -> list[list[int]]:
+    """Entries as Python integers; fails on a fraction, a NaN or an infinity."""
+    assert np.isfinite(values).all()
+    assert (values == np.rint(values)).all()
+    return [[int(v) for v in row] for row in values]
+
+
+def squared(values: list[list[int]]) -> int:
+    return sum(v * v for row in values for v in row)
+
+
+def product(z: list[list[int]], y: list[list[int]]) -> list[list[int]]:
+    """z^T y."""
+    return [
+        [sum(z[i][j] * y[i][c] for i in range(len(z))) for c in range(len(y[0]))] for j in range(len(z[0]))
+    ]
+
+
+def decimals(values: Floats) -> list[list[Decimal]]:
+    return [[Decimal(float(v)) for v in row] for row in values]
+
+
+def norm(values: list[list[Decimal]]) -> Decimal:
+    return sum((v * v for row in values for v in row), Decimal(0)).sqrt()
+
+
+def clipped(values: list[list[Decimal]], per_unit: Decimal, radius: int) -> list[list[Decimal]]:
+    """Exact values in lattice units, clipped to a Frobenius norm."""
+    size = norm(values)
+    scale = per_unit if size * per_unit <= radius else Decimal(radius) / size
+    return [[v * scale for v in row] for row in values]
+
+
+def distance(a: list[list[int]], b: list[list[Decimal]]) -> Decimal:
+    return norm([[Decimal(x) - y for x, y in zip(r, s, strict=True)] for r, s in zip(a, b, strict=True)])
+
+
+def one(rows: Floats) -> NDArray[np.int64]:
+    return np.array([0, len(rows)], dtype=np.int64)
+
+
+def basis_for(d: int, seed: int) -> Floats:
+    """Random columns, or coordinate ones."""
+    rng = np.random.default_rng(seed)
+    k = int(rng.integers(1, d + 1))
+    if seed % 3 == 0:
+        return np.eye(d)[:, rng.permutation(d)[:k]]
+    return np.linalg.qr(rng.standard_normal((d, k)))[0]

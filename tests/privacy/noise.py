@@ -1,0 +1,62 @@
+"""A door without noise, and two-sided tests of the scale of noise.
+
+Every test of a scale is a chi-square or gamma test at level 2e-7, with so many
+draws that the same test misses noise of 0.7 or 1.3 times the scale with
+probability below 1e-7 (computed by `missed`). So a run of all of them fails by
+chance less than once in 10**5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+LEVEL = 2e-7
+MISS = 1e-7
+FACTORS = [0.7, 1.3]
+
+
+class ScriptedDoor:
+    """No noise at all, unless told; remembers what was asked of it."""
+
+    def __init__(self, noise: Callable[[int, float], NDArray[np.int64]] | None = None) -> None:
+        self.noise = noise or (lambda size, scale: np.zeros(size, dtype=np.int64))
+        self.asked: list[tuple[str, int, float]] = []
+        self.scores: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+
+    def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
+        self.asked.append(("gaussian", size, scale))
+        return self.noise(size, scale)
+
+    def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
+        self.asked.append(("laplace", size, scale))
+        return self.noise(size, scale)
+
+    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
+        self.asked.append(("noisy_max", scores.size, scale))
+        self.scores = scores.copy()
+        return int(np.argmax(scores))
+
+
+def acceptance(n: int, law: str) -> tuple[float, float]:
+    """Where the sum of n squared normal, or absolute Laplace, draws of scale 1 lies."""
+    distribution = stats.chi2(n) if law == "gaussian" else stats.gamma(n)
+    return float(distribution.ppf(LEVEL / 2)), float(distribution.isf(LEVEL / 2))
+
+
+def missed(n: int, law: str, factor: float) -> float:
+    """Probability that noise of ``factor`` times the scale is accepted."""
+    low, high = acceptance(n, law)
+    distribution = stats.chi2(n) if law == "gaussian" else stats.gamma(n)
+    by = factor**2 if law == "gaussian" else factor
+    return float(distribution.cdf(high / by) - distribution.cdf(low / by))
+
+
+def has_scale(noise: NDArray[np.floating] | NDArray[np.int64], scale: float, law: str = "gaussian") -> bool:
+    """The two-sided test."""
+    x = np.asarray(noise, dtype=np.float64).ravel() / scale
+    low, high = acceptance(x.size, law)
+    return low <= float(np.sum(x * x) if law == "gaussian" else np.sum(np.abs(x))) <= high

@@ -1,0 +1,92 @@
+"""What a ledger admits, before a stream has read a record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streaming_pca.privacy.entries import Cap
+from streaming_pca.privacy.parameters import Charge
+from streaming_pca.service.admission import check_admission, check_room
+from streaming_pca.service.errors import StreamRefused
+from streaming_pca.settings import StreamSettings
+from tests.privacy.test_ledger import Writer, span
+
+
+def a_stream(**changes: Any) -> StreamSettings:
+    settings: dict[str, Any] = {
+        "name": "s",
+        "input": "in",
+        "dim": 5,
+        "rank": 2,
+        "epsilon": 1.0,
+        "delta": 1e-6,
+        "options": {"n_records": 300},
+    }
+    return StreamSettings(**settings | changes)
+
+
+def reserve(log: Writer, stream: StreamSettings, **more: Any) -> None:
+    charge = check_room(stream, Cap(epsilon="inf", delta=1), "basic")
+    assert log.reserve(stream.name, span(0, 5), charge=charge, promise=stream.promise, **more).accepted
+
+
+@pytest.mark.parametrize(
+    ("cap", "rule"),
+    [(("1/2", "1e-6"), "basic"), (("1", "1e-7"), "basic"), (("0.1", "1e-6"), "zcdp"), (("1", "0"), "zcdp")],
+)
+def test_a_cap_below_one_batch_is_refused_by_name_with_the_charge(cap: tuple[str, str], rule: Any) -> None:
+    with pytest.raises(StreamRefused) as refusal:
+        check_admission(a_stream(), Writer(*cap, rule).ledger)
+    line = str(refusal.value)
+    assert "\n" not in line
+    assert f"({rule} composition), is below what one batch of stream 's' is charged, epsilon 1," in line
+    assert ("rho" in line) == (rule == "zcdp")
+
+
+@pytest.mark.parametrize(
+    ("cap", "rule"), [(("1", "1e-6"), "basic"), (("6", "1e-6"), "zcdp"), (("inf", "1"), "basic")]
+)
+def test_a_cap_that_one_batch_fills_is_enough(cap: tuple[str, str], rule: Any) -> None:
+    check_admission(a_stream(), Writer(*cap, rule).ledger)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"options": {"n_records": 300}},
+        {"estimator": "private-oja", "options": {"clip_radius": 1.0}, "centering": "none"},
+    ],
+)
+def test_each_estimator_is_held_against_the_cap(how: dict[str, Any]) -> None:
+    stream = a_stream(**how)
+    check_admission(stream, Writer(1, "1e-6").ledger)
+    with pytest.raises(StreamRefused, match="below what one batch"):
+        check_admission(stream, Writer("0.999", "1e-6").ledger)
+
+
+def test_what_jobs_of_users_left_of_the_cap_is_too_little_for_any_record() -> None:
+    log = Writer("3/2", "1e-5")
+    reserve(log, a_stream(name="u", privacy_unit="user"))
+    with pytest.raises(
+        StreamRefused, match=r"no room for stream 's': every record, read or not: asked epsilon 1"
+    ):
+        check_admission(a_stream(), log.ledger)
+    check_admission(a_stream(epsilon=0.5), log.ledger)
+
+
+def test_a_stream_of_users_is_held_against_the_most_charged_record() -> None:
+    log = Writer("3/2", "1e-5")
+    reserve(log, a_stream(name="a"))
+    check_admission(a_stream(), log.ledger)  # other records have room
+    with pytest.raises(StreamRefused, match="no room for stream 's': partition 0, offsets 0 to 5"):
+        check_admission(a_stream(privacy_unit="user"), log.ledger)
+
+
+def test_a_stream_that_has_batches_is_not_held_against_its_own_charge() -> None:
+    log = Writer(1, "1e-6")
+    stream = a_stream(privacy_unit="user")
+    reserve(log, stream)
+    check_admission(stream, log.ledger)
+    assert log.ledger.everywhere == Charge(epsilon=1, delta="1e-6", rho=log.ledger.everywhere.rho)

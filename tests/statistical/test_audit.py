@@ -1,0 +1,390 @@
+"""The empirical audit in its small form: what stands is not refuted, what is broken is.
+
+A true claim is refuted with probability at most 1e-4, the level of the audit;
+for Gaussian noise it is below 1e-6 (see `test_audit_bounds`). Broken variants
+that are noisy draw from a seeded generator, so that their tests cannot fail by
+chance; the probability of catching them with other noise is what `power` computes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+
+from streaming_pca.estimators import analyze_gauss, audit_cases, private_oja
+from streaming_pca.estimators.analyze_gauss import AnalyzeGauss, AnalyzeGaussState
+from streaming_pca.estimators.audit_setups import SETUPS, unreachable
+from streaming_pca.estimators.contributions import covariance_sum
+from streaming_pca.estimators.registry import ESTIMATORS
+from streaming_pca.linalg.lattice import LatticeSum
+from streaming_pca.privacy import mechanisms
+from streaming_pca.privacy.audit import (
+    REFUTED_AT,
+    AuditError,
+    Case,
+    Claim,
+    audit,
+    epsilon_bound,
+    mu_bound,
+)
+from streaming_pca.privacy.audit_mechanisms import MECHANISM_CASES, mechanism_cases
+from streaming_pca.privacy.randomness import NoiseDoor, noise_door, replace_noise_door
+from streaming_pca.records import Batch
+
+DELTA = 1e-6
+GAUSSIAN_EPSILON = 8.0
+"""mu = 1.53: large enough for some hundred trials to show the half of the noise."""
+PURE_EPSILON = 2.0
+"""Direct bounds on epsilon need e^epsilon times as many trials."""
+
+# Helpers of mechanisms, and an error: they release nothing.
+NO_MECHANISMS = {"laplace_scale", "stability_threshold", "AlreadyFired"}
+
+GAUSSIAN_TRIALS, PURE_TRIALS = 700, 2000
+TRIALS = {
+    "stability_histogram": 4000,
+    "AboveThreshold": 6000,
+    "gaussian_histogram": 2000,
+    "gaussian_histogram_argmax": 2000,
+    "private_quantile/replay": 2000,
+    "replay": 300,
+    "stream": 360,
+    "counts": 700,
+    "radius": 1000,
+}
+"""By case, by kind of neighbours or by mechanism, where others than the two above are needed."""
+
+
+def trials_of(case: Case) -> int:
+    for name in (case.id, case.id.split("/")[-1], case.subject):
+        if name in TRIALS:
+            return TRIALS[name]
+    return PURE_TRIALS if case.claim.epsilon == PURE_EPSILON else GAUSSIAN_TRIALS
+
+
+def cases_of_mechanism(name: str) -> list[Case]:
+    gaussian = mechanism_cases(name, GAUSSIAN_EPSILON, DELTA)
+    is_gaussian = name.startswith("gaussian")
+    return gaussian if is_gaussian else mechanism_cases(name, PURE_EPSILON, DELTA)
+
+
+def cases_of_estimator(name: str, **parameters: Any) -> dict[str, Case]:
+    """By kind of neighbours; what is pure, or has a pure part, at the smaller epsilon."""
+    kind = parameters.pop("kind", ESTIMATORS[name])
+    cases = audit_cases.estimator_cases(kind, GAUSSIAN_EPSILON, DELTA, **parameters)
+    small = audit_cases.estimator_cases(kind, PURE_EPSILON, DELTA, **parameters)
+    pure = ("/radius", "/counts")
+    chosen = [b if b.id.endswith(pure) else a for a, b in zip(cases, small, strict=True)]
+    return {case.id.split("/")[1]: case for case in chosen}
+
+
+def power(case: Case, n: int, false_positive: float, false_negative: float) -> float:
+    """Probability that ``n`` judging trials refute a claim, at these rates of a threshold."""
+    counts = np.arange(n + 1)
+    claim = case.claim
+    a, b = np.meshgrid(counts, counts, indexing="ij", sparse=True)
+    refuted = mu_bound(a, b, n, claim.gap, REFUTED_AT / 2) > claim.mu
+    refuted |= epsilon_bound(a, b, n, claim.delta, REFUTED_AT / 2) > claim.epsilon
+    first, second = (stats.binom.pmf(counts, n, rate) for rate in (false_positive, false_negative))
+    return float(first @ refuted @ second)
+
+
+class NumpyDoor:
+    """Noise of ``factor`` times the scale, from a generator that anybody could copy."""
+
+    def __init__(self, factor: float = 1.0, seed: int | None = 0) -> None:
+        self.factor, self.rng = factor, np.random.default_rng(seed)
+
+    def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
+        return np.rint(self.rng.normal(scale=self.factor * scale, size=size)).astype(np.int64)
+
+    def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
+        # The difference of two geometric numbers is discrete Laplace.
+        p = -math.expm1(-1 / (self.factor * scale))
+        first, second = self.rng.geometric(p, (2, size))
+        return np.asarray(first - second, dtype=np.int64)
+
+    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
+        return int(np.argmax(scores + self.rng.exponential(self.factor * scale, scores.size)))
+
+
+class HalfOfTheRealDoor(NumpyDoor):
+    """OpenDP's own noise, of half the scale."""
+
+    def __init__(self, door: NoiseDoor) -> None:
+        super().__init__()
+        self.door = door
+
+    def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
+        return self.door.discrete_gaussian(size, scale / 2)
+
+
+# What stands.
+
+
+def test_every_estimator_and_every_mechanism_has_its_worst_case() -> None:
+    assert SETUPS.keys() == ESTIMATORS.keys()
+    assert MECHANISM_CASES.keys() == set(mechanisms.__all__) - NO_MECHANISMS
+
+
+def test_an_estimator_without_a_worst_case_is_told_where_to_add_it() -> None:
+    class New(AnalyzeGauss):
+        card = dataclasses.replace(AnalyzeGauss.card, id="new")
+
+    with pytest.raises(AuditError, match="new has no worst-case neighbours yet"):
+        audit_cases.estimator_cases(New, 1.0, DELTA)
+
+
+@pytest.mark.parametrize("name", MECHANISM_CASES)
+def test_no_mechanism_is_refuted(name: str) -> None:
+    for case in cases_of_mechanism(name):
+        finding = audit(case, trials_of(case))
+        assert not finding.refuted, case.id
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_no_estimator_is_refuted(name: str) -> None:
+    for case in cases_of_estimator(name).values():
+        finding = audit(case, trials_of(case))
+        assert not finding.refuted, case.id
+
+
+def test_the_worst_cases_are_nearly_as_bad_as_the_claims() -> None:
+    """A case that tells little would let anything pass. Fixed noise; the bounds miss less than a third."""
+    with replace_noise_door(NumpyDoor()):
+        tight = [cases_of_mechanism(n)[0] for n in MECHANISM_CASES if n.startswith("gaussian_on")]
+        for name in SETUPS:
+            cases = cases_of_estimator(name)
+            tight += [cases[kind] for kind in ("sum", "matrix")]
+        for case in tight:
+            finding = audit(case, trials_of(case))
+            assert finding.mu_lower_bound > case.claim.mu * 2 / 3, case.id
+
+
+# Half the noise.
+
+# Rates at the best threshold, of Laplace noise at twice the epsilon that is claimed; exact for
+# permute-and-flip, which gives the second of two candidates with the same probability.
+LAPLACE_RATES = (math.exp(-2 * PURE_EPSILON) / 2, 0.5)
+
+
+@pytest.mark.parametrize("name", [n for n in MECHANISM_CASES if n.startswith("gaussian_on")])
+def test_half_of_a_gaussian_noise_is_caught(name: str) -> None:
+    case = cases_of_mechanism(name)[0]
+    rates = gaussian_rates(2 * case.claim.mu)
+    # So nearly certain that real noise, which no seed repeats, will do.
+    assert power(case, trials_of(case) // 2, *rates) > 1 - 1e-6
+    half_is_caught(case, *rates, HalfOfTheRealDoor(noise_door()))
+
+
+@pytest.mark.parametrize("name", ["laplace_on_vector", "private_quantile"])
+def test_half_of_a_pure_noise_is_caught(name: str) -> None:
+    half_is_caught(cases_of_mechanism(name)[0], *LAPLACE_RATES)
+
+
+def test_half_the_noise_of_an_alarm_is_caught() -> None:
+    """Rates by summing over the threshold's noise."""
+    j, q = np.arange(-200, 201), math.exp(-PURE_EPSILON)
+    noise = q ** np.abs(j) * (1 - q) / (1 + q)
+    half = math.sqrt(q)
+
+    def below(query: int) -> NDArray[np.float64]:
+        """P(query + N < 1 + j), N of scale 2/epsilon: half of what it should be."""
+        t = j - query
+        tail = half ** (np.abs(t) + (t >= 0)) / (1 + half)
+        return np.where(t >= 0, 1 - tail, tail)
+
+    first = float(noise @ (below(0) ** 4 * (1 - below(1))))
+    second = float(noise @ (below(1) ** 4 * (1 - below(0))))
+    half_is_caught(cases_of_mechanism("AboveThreshold")[0], second, 1 - first)
+
+
+@pytest.mark.parametrize("name", ["stability_histogram", "gaussian_histogram", "gaussian_histogram_argmax"])
+def test_half_the_noise_of_a_histogram_is_caught(name: str) -> None:
+    case = cases_of_mechanism(name)[0]
+    with replace_noise_door(NumpyDoor(0.5)):
+        # The rates of so small a noise are counted, on noise of their own.
+        scores = [case.sample(side, 4000) for side in (False, True)]
+        cut = np.linspace(-3, 3, 13)[:, None]
+        rates = [((scores[0] > t).mean(), (scores[1] <= t).mean()) for t in cut]
+        half_is_caught(case, *max(rates, key=lambda r: power(case, trials_of(case) // 2, *r)))
+
+
+@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize("kind", ["sum", "matrix", "pairs", "user"])
+def test_half_the_noise_of_an_estimator_is_caught(name: str, kind: str) -> None:
+    case = cases_of_estimator(name)[kind]
+    half_is_caught(case, *gaussian_rates(2 * case.claim.mu))
+
+
+def gaussian_rates(mu: float, off: float = 0.5) -> tuple[float, float]:
+    """Rates of a threshold that was chosen ``off`` standard deviations beside the best one."""
+    return float(stats.norm.sf(mu / 2 + off)), float(stats.norm.sf(mu / 2 - off))
+
+
+def half_is_caught(
+    case: Case, false_positive: float, false_negative: float, door: NoiseDoor | None = None
+) -> None:
+    trials = trials_of(case)
+    assert power(case, trials // 2, false_positive, false_negative) > 0.999
+    with replace_noise_door(door or NumpyDoor(0.5)):
+        assert audit(case, trials).refuted
+
+
+# Other mistakes. That the estimators as they are pass the same cases is shown above.
+
+
+@contextmanager
+def no_clip() -> Iterator[None]:
+    """Sums of records up to a million times the radius, with the noise of the radius."""
+    factor = 10**6
+
+    def unclipped(kernel: Callable[..., LatticeSum]) -> Callable[..., LatticeSum]:
+        def call(*arguments: Any, **others: Any) -> LatticeSum:
+            *before, radius = arguments
+            wide = kernel(*before, radius * factor, **others)
+            return dataclasses.replace(wide, total=wide.total * factor, unit=wide.unit / factor)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(analyze_gauss, "covariance_sum", unclipped(analyze_gauss.covariance_sum))
+        patch.setattr(private_oja, "block_sum", unclipped(private_oja.block_sum))
+        yield
+
+
+@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize("kind", ["sum", "matrix"])
+def test_a_clip_that_is_not_applied_is_caught(name: str, kind: str) -> None:
+    """Records a million radii away from each other: no threshold between them ever errs."""
+    case = cases_of_estimator(name)[kind]
+    assert power(case, 100, 0.0, 0.0) > 1 - 1e-6
+    with no_clip():
+        assert audit(case, 200).refuted
+
+
+class CentredOnItsBatch(AnalyzeGauss):
+    """Subtracts the batch's own mean from its records."""
+
+    def _update(self, state: AnalyzeGaussState, batch: Batch) -> tuple[AnalyzeGaussState, int]:
+        centre = tuple(batch.rows.mean(axis=0))
+        public = self.preprocessing.model_copy(update={"centering": centre})
+        return AnalyzeGauss(self.dim, self.k, self.privacy, public, self.options)._update(state, batch)
+
+
+def test_a_centre_of_the_same_records_is_caught() -> None:
+    """One huge record takes the centre along, and all eight contributions turn: eight times mu."""
+    case = cases_of_estimator("analyze-gauss", kind=CentredOnItsBatch)["sum"]
+    assert power(case, 150, *gaussian_rates(8 * case.claim.mu)) > 1 - 1e-6
+    assert audit(case, 300).refuted
+
+
+def by_content(stream: Batch, count: int) -> int:
+    """A batch ends when so many records are not null."""
+    filled = np.cumsum(np.diff(stream.starts) > 0)
+    return min(int(np.searchsorted(filled, count)) + 1, len(stream))
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_a_cut_that_depends_on_contents_is_caught(name: str) -> None:
+    """One null record moves the ends of all six batches: sqrt(6) times mu."""
+    case = cases_of_estimator(name, cut=by_content)["stream"]
+    trials = trials_of(case)
+    assert power(case, trials // 2, *gaussian_rates(math.sqrt(6) * case.claim.mu)) > 1 - 1e-6
+    with replace_noise_door(NumpyDoor()):
+        assert audit(case, trials).refuted
+
+
+class FloatNoise(AnalyzeGauss):
+    """Right scale, right distribution, and float64 noise on a float64 sum."""
+
+    rng = np.random.default_rng(0)
+
+    def _update(self, state: AnalyzeGaussState, batch: Batch) -> tuple[AnalyzeGaussState, int]:
+        assert self.options.clip_radius is not None
+        exact = covariance_sum(batch, self.preprocessing, self.options.clip_radius)
+        sigma = self._sigma() * exact.unit
+        d = self.dim
+        noise = np.triu(self.rng.normal(scale=sigma / math.sqrt(2), size=(d, d)), 1)
+        noise = noise + noise.T + np.diag(self.rng.normal(scale=sigma, size=d))
+        total = batch.rows.T @ batch.rows + noise
+        return dataclasses.replace(state, batch=state.batch + 1, total=total), 0
+
+
+def test_float_noise_on_float_sums_is_caught() -> None:
+    """Doubles that no float noise takes x x^T to show that x was not there (Mironov 2012)."""
+    case = cases_of_estimator("analyze-gauss", kind=FloatNoise)["floats"]
+    shown = float(np.mean(case.sample(False, 5000) < 0))
+    assert np.all(case.sample(True, 5000) == 0)
+    trials = trials_of(case)
+    assert power(case, trials // 2, 1 - shown, 0.0) > 1 - 1e-6
+    assert audit(case, trials).refuted
+
+
+def test_a_double_is_reachable_if_any_float_noise_leads_there() -> None:
+    rng = np.random.default_rng(0)
+    sums = rng.normal(size=20_000)
+    assert not unreachable(sums + rng.normal(size=sums.size), sums).any()
+    # 2**-60 has bits that 1 + n never has.
+    assert unreachable(np.array([2.0**-60, 0.3]), np.array([1.0, 1.0])).tolist() == [True, True]
+    assert not unreachable(np.array([0.25, 1.5, 2.0**-60]), np.array([1.0, 1.0, 0.0])).any()
+
+
+REPLAYED = [
+    "gaussian_on_vector",
+    "gaussian_on_symmetric",
+    "gaussian_on_symmetric_space",
+    "laplace_on_vector",
+    "private_quantile",
+]
+
+
+@pytest.mark.parametrize("name", REPLAYED)
+@pytest.mark.parametrize("seed", [0, None], ids=["seeded", "unseeded"])
+def test_a_noise_source_that_can_be_copied_is_caught(name: str, seed: int | None) -> None:
+    """Whoever has the seed, or the memory, of the source draws the same noise and subtracts it."""
+    case = next(c for c in cases_of_mechanism(name) if c.id.endswith("/replay"))
+    trials = trials_of(case)
+    with replace_noise_door(NumpyDoor(seed=seed)):
+        if name == "private_quantile":
+            # The same candidate always on the one side, another one now and then on the other.
+            changed = float(np.mean(case.sample(True, 2000) != 0))
+            assert np.all(case.sample(False, 2000) == 0)
+            assert power(case, trials // 2, 0.0, 1 - changed) > 0.999
+        else:
+            assert power(case, trials // 2, 0.0, 0.0) > 1 - 1e-6
+        assert audit(case, trials).refuted
+
+
+def test_two_processes_with_one_state_draw_different_noise() -> None:
+    """The source as it is, and the same in a copy of the process: equal with probability below 1e-30."""
+    case = next(c for c in cases_of_mechanism("gaussian_on_vector") if c.id.endswith("/replay"))
+    assert np.all(case.sample(False, 20) != 0)
+    with replace_noise_door(NumpyDoor()):
+        assert np.all(case.sample(False, 20) == 0)
+
+
+def test_the_door_is_the_real_one() -> None:
+    """No test of this file has left another one open."""
+    assert type(noise_door()).__module__ == "streaming_pca.privacy.randomness"
+
+
+def test_a_claim_of_a_mechanism_follows_its_parameters() -> None:
+    """Cases are made at the promise that was asked for; no other is audited in its name."""
+    for name in MECHANISM_CASES:
+        for case in mechanism_cases(name, 0.5, 1e-5):
+            assert case.subject == name
+            assert isinstance(case.claim, Claim)
+            assert case.claim.epsilon == 0.5
+            assert case.claim.delta in (0.0, 1e-5)
+    for name in SETUPS:
+        for case in audit_cases.estimator_cases(ESTIMATORS[name], 0.5, 1e-5):
+            assert (case.claim.epsilon, case.claim.delta) == (0.5, 1e-5)
