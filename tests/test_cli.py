@@ -105,6 +105,7 @@ def test_estimators_are_listed_for_people_and_programs() -> None:
         ["stream", "pause"],
         ["stream", "resume"],
         ["stream", "retire"],
+        ["audit"],
         ["demo"],
     ],
 )

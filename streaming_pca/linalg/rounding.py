@@ -24,8 +24,8 @@ Error analysis, u = 2**-53, n entries
 The guarantee rests on the last check alone, not on the scale: no float input
 leaves :func:`clip_and_round` with an integer norm above the radius.
 
-numba's cache does not see that a function of another file has changed: delete
-``__pycache__`` of this folder after a change here (the same test tells).
+numba's cache does not see that a function of another file has changed, so the
+package forgets kernels that are older than any of its sources.
 """
 
 from __future__ import annotations

@@ -117,6 +117,7 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
     return multiplier
 
 
+@lru_cache(maxsize=1024, typed=True)
 def pure_epsilon(multiplier: float) -> float:
     """Largest epsilon whose pure mechanism costs no more than a Gaussian of this multiplier.
 

@@ -189,7 +189,8 @@ class SnapshotClock:
         if self._process is not None:
             return
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "streaming_pca.service.ticks"],
+            # -P: nothing is imported from whatever folder the worker was started in.
+            [sys.executable, "-P", "-m", "streaming_pca.service.ticks"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

@@ -184,8 +184,9 @@ def _obey(ticker: Ticker, lines: IO[bytes]) -> None:
 
 def main() -> None:
     """Serve one worker."""
-    # Ctrl-C reaches the whole group; the worker finishes its batch, and needs its clock.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # These reach the whole group; the worker finishes its batch first, and the clock ends with it.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     # What fails is told to the worker, which says it in its own form.
     logging.getLogger().addHandler(logging.NullHandler())
     first = json.loads(sys.stdin.buffer.readline())

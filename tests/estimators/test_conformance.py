@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from streaming_pca.estimators.base import (
     Estimator,
@@ -31,6 +33,7 @@ from streaming_pca.linalg.lattice import MAX_RECORDS
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
 from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy import mechanisms
+from streaming_pca.privacy.calibration import gaussian_delta
 from streaming_pca.privacy.parameters import PrivacyParameters, parse_rational
 from streaming_pca.privacy.randomness import replace_noise_door, utility_generator
 from streaming_pca.records import Batch, RecordKind
@@ -97,6 +100,7 @@ def make(
     k: int = 2,
     epsilon: float = 1.0,
     delta: float = 1e-6,
+    contributions: int = 1,
     public: dict[str, Any] | None = None,
     **options: Any,
 ) -> Estimator[Any, Any]:
@@ -108,7 +112,7 @@ def make(
     return estimator(
         dim,
         k,
-        PrivacyParameters(epsilon=epsilon, delta=delta),
+        PrivacyParameters(epsilon=epsilon, delta=delta, contributions=contributions),
         Preprocessing(dim=dim, kind=kind, centering=centering, **(public or {})),
         estimator.options_type(**{**OPTIONS[name], **options}),
     )
@@ -381,6 +385,42 @@ def test_the_charge_is_the_promise_and_not_more(name: str, how: Any, epsilon: fl
     ratio = estimator.plan(start(estimator)).parameters["sigma_over_sensitivity"]
     assert charge.rho is not None
     assert charge.rho >= 1 / (2 * Fraction(ratio) ** 2)
+
+
+class ListeningDoor(SeededDoor):
+    """Remembers the scales of the exponential mechanism."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales: list[float] = []
+
+    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
+        self.scales.append(scale)
+        return super().noisy_max(scores, scale)
+
+
+@every_case
+@pytest.mark.parametrize("contributions", [2, 7])
+@pytest.mark.parametrize("epsilon", [0.3, 2.0])
+def test_whatever_a_unit_meets_in_its_batches_costs_the_promise_together(
+    name: str, how: Any, contributions: int, epsilon: float
+) -> None:
+    estimator = make(name, how, epsilon=epsilon, contributions=contributions)
+    plan = estimator.plan(start(estimator))
+    assert plan.charge.epsilon <= parse_rational(epsilon)
+    assert plan.charge.delta <= parse_rational(1e-6)
+    # c batches, mu-GDP each, are sqrt(c) mu-GDP: (epsilon, delta) for the mu of one Gaussian mechanism.
+    mu = 1 / plan.parameters["sigma_over_sensitivity"]
+    assert gaussian_delta(epsilon, 1 / (mu * math.sqrt(contributions))) <= 1e-6
+    assert plan.charge.rho is not None
+    assert plan.charge.rho >= contributions * Fraction(mu) ** 2 / 2
+    door = ListeningDoor()
+    run(estimator, [records(estimator, 200, i) for i in range(2)], door)
+    for scale in door.scales:
+        # A pure mechanism's trade-off function is that of a Gaussian at their common fixed point.
+        pure = 2 / scale
+        assert -2 * ndtri(1 / (1 + math.exp(pure))) <= mu * (1 + 1e-9)
+        assert plan.charge.rho >= contributions * Fraction(pure) ** 2 / 2 * (1 - Fraction(1, 10**9))
 
 
 @every_case

@@ -107,19 +107,20 @@ def test_it_ends_with_the_worker_however_that_ended() -> None:
     assert process.stdout is not None
     process.stdin.write(first_line(KafkaSettings(bootstrap_servers="127.0.0.1:1"), TICK, 1.0))
     process.stdin.flush()
-    # Ctrl-C is for the worker; what ends the clock is the end of its input.
-    wait_for("its handlers", lambda: ignores_sigint(process.pid))
+    # Signals are for the worker; what ends the clock is the end of its input.
+    wait_for("its handlers", lambda: ignores_sigterm(process.pid))
     process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     assert process.poll() is None
     process.stdin.close()
     assert process.wait(timeout=30) == 0
     process.stdout.close()
 
 
-def ignores_sigint(pid: int) -> bool:
+def ignores_sigterm(pid: int) -> bool:
     status = Path(f"/proc/{pid}/status").read_text()
     ignored = int(next(line for line in status.splitlines() if line.startswith("SigIgn")).split()[1], 16)
-    return bool(ignored >> (signal.SIGINT - 1) & 1)
+    return bool(ignored >> (signal.SIGTERM - 1) & 1)
 
 
 def test_the_password_reaches_it_by_its_input() -> None:

@@ -13,6 +13,8 @@ import psutil
 import pytest
 
 from streaming_pca.privacy.entries import Reserved
+from streaming_pca.privacy.parameters import Charge
+from streaming_pca.service.charging import charge_records
 from tests.kafka.stream import Child, Stream, check_books, wait_for
 
 STREAMS = 50
@@ -75,9 +77,12 @@ def test_what_ends_one_stream_does_not_end_the_others(
     good, poor, strange = make_streams(kafka_bootstrap, names, tmp_path)
     for stream in (good, poor, strange):
         stream.produce_vectors(stream.vectors(300))
+    # Its records have half of the cap left, which is not enough for a batch.
+    half = Charge(epsilon="1/2", delta="1/10000000")
+    charge_records(poor.settings.kafka, poor.settings.stream.input, "census", half, None, "a histogram")
     settings = [
         good.settings,
-        poor.changed(epsilon=5.0),
+        poor.settings,
         strange.changed(cap={"epsilon": "7", "delta": "1e-6"}),
     ]
     child = Child(settings, tmp_path / "worker")

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 AT_TOP = ["CHANGELOG.md", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml"]
-DATA_SUFFIXES = {".css", ".html", ".js", ".svg", ".typed"}
+DATA_SUFFIXES = {".css", ".html", ".js", ".md", ".svg", ".typed"}
 VERSION = streaming_pca.__version__
 
 CLIENT = """
