@@ -217,8 +217,9 @@ class StreamSettings(Section):
         """
         names = ("epsilon", "delta", "privacy_unit", "dim", "rank", "estimator", "record_kind", "max_rows")
         more = ("dtype", "centering", "bounds", "scale")
-        # Named only where it says something: the promises of other streams are as they were.
-        of_users = ("contributions_per_user",) if self.privacy_unit == "user" else ()
+        # Named only where it says something: the promises of other streams are as they were. A user's
+        # batches compose, and the proof of that has the counts cost the same share in each of them.
+        of_users = ("contributions_per_user", "diagnostics_share") if self.privacy_unit == "user" else ()
         whole = self.model_dump(mode="json", include=set(names + more + of_users))
         return {name: _digested(value) for name, value in whole.items()}
 

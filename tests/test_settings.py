@@ -43,7 +43,11 @@ def test_a_user_may_count_as_often_as_the_estimator_is_calibrated_for(tmp_path: 
         assert stream.made.privacy.contributions == expected
         assert stream.promise["contributions_per_user"] == expected
         assert stream.promise["privacy_unit"] == "user"
+    # Counts that take another share in some of a user's batches would cost more than either share.
+    shares = [load(tmp_path, unit + f"diagnostics_share = {share}\n") for share in (0.0, 0.5)]
+    assert [settings.stream.promise["diagnostics_share"] for settings in shares] == [0.0, 0.5]
     # What other streams have promised is as it was: a changed promise is refused.
+    assert "diagnostics_share" not in load(tmp_path, GOOD).stream.promise
     assert "contributions_per_user" not in load(tmp_path, GOOD).stream.promise
 
 

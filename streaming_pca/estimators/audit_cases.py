@@ -11,7 +11,7 @@ sum        two huge records in opposite directions, among zeros: the clip, the
 matrix     the same with ``record-kind: matrix``
 pairs      the same with ``centering = "pairs"``
 user       one user's records in two batches, ``contributions_per_user = 2``
-counts     a huge record or the null record, with noisy counts of both
+counts     a huge record or the null record, and nothing but the noisy counts of both
 stream     a record that becomes null before several batches: they move
            if batches are cut by anything but the number of records
 floats     is the answer a double that float noise on the float sum can give?
@@ -39,7 +39,7 @@ from streaming_pca.estimators.audit_setups import (
 )
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.preprocessing import Preprocessing
-from streaming_pca.privacy.audit import AuditError, Case, repeated
+from streaming_pca.privacy.audit import AuditError, Case, Claim, mu_of_pure, repeated
 from streaming_pca.privacy.audit_mechanisms import MECHANISM_CASES, mechanism_cases
 from streaming_pca.privacy.calibration import CalibrationError
 from streaming_pca.privacy.errors import ParameterError
@@ -184,15 +184,18 @@ def _case(
             batch, left = left.split([count, len(left) - count])
             after = estimator.update(state, batch)
             difference = _clipped(setup, state, differing[1]) - _clipped(setup, state, differing[0])
-            answer = setup.answer(estimator, state, after, count // estimator.preprocessing.units)
-            score += sign * float(np.sum(answer * difference)) / noise**2
             if after.counts is not None:
+                # They alone: the sum's noise would hide a loss that is twice as large.
                 score += _log_ratio_of_counts(after.counts, counts)
+            else:
+                answer = setup.answer(estimator, state, after, count // estimator.preprocessing.units)
+                score += sign * float(np.sum(answer * difference)) / noise**2
             state = after
         return score
 
     name = estimator.card.id
-    return Case(f"{name}/{probe.name}", name, claim_of(plan, probe.contributions), repeated(run))
+    claim = Claim(counts, 0.0, mu_of_pure(counts)) if counts else claim_of(plan, probe.contributions)
+    return Case(f"{name}/{probe.name}", name, claim, repeated(run))
 
 
 def _clipped(setup: Setup, state: Any, record: Record) -> Matrix:

@@ -180,7 +180,8 @@ def _digits(scale: float) -> int:
 def _least_mu(epsilon: float, tail: float) -> float:
     """Solve mu/2 - epsilon/mu = -tail."""
     root = math.sqrt(tail * tail + 2 * epsilon)
-    return 2 * epsilon / (root + tail) if tail > 0 else root - tail
+    # No root is 0 but in floats.
+    return max(2 * epsilon / (root + tail), math.ulp(0.0)) if tail > 0 else root - tail
 
 
 def _delta(mpmath: Any, epsilon: Any, mu: Any) -> Any:

@@ -243,7 +243,8 @@ def least_trials(claim: Claim) -> int:
     # Without one error in n, the limit u of either rate has (1 - u)^n = risk/2.
     for_epsilon = (1 - claim.delta) * float(expit(-claim.epsilon))
     rate = max(for_epsilon, float(ndtr(-claim.mu / 2)) - claim.gap)
-    n = math.floor(math.log(REFUTED_AT / 4) / math.log1p(-rate)) + 1
+    # Below this rate it takes more trials than anybody runs, however small it is; it may be 0 in floats.
+    n = math.floor(math.log(REFUTED_AT / 4) / math.log1p(-max(rate, 1e-15))) + 1
     return 2 * n
 
 

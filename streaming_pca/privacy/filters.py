@@ -22,10 +22,15 @@ finitely many digits decide it.
 A user over several jobs
 ------------------------
 Fix a user. In job j each batch that holds the user is M_j/sqrt(c_j)-GDP for
-that user, at most c_j batches do, and (epsilon_j, delta_j) is what M_j-GDP
-implies; a batch that was reserved with less is less. All batches of all such
-jobs, in whatever order they interleave and however each was chosen from earlier
-answers, are sqrt(sum M_j^2)-GDP (Dong, Roth and Su 2022, Theorem 3.2 and
+that user, but for its noisy counts, at most c_j batches do, and (epsilon_j,
+delta_j) is what M_j-GDP implies. The counts are e_j/c_j-DP in each batch: over
+all batches and jobs they add the sum of the e_j to epsilon, by basic
+composition with the rest, and e_j is in job j's charge. (So e_j may not change
+from batch to batch: the promise names the share. Half of the batches with no
+counts and half with half of epsilon for them would cost up to 2.3 delta by this
+argument.) All batches of all such jobs, in whatever order they interleave and
+however each was chosen from earlier answers, are sqrt(sum M_j^2)-GDP, the
+counts apart (Dong, Roth and Su 2022, Theorem 3.2 and
 Corollary 3.3; that a cap on this sum holds adaptively: Smith and Thakurta 2022).
 That is the trade-off of independent Gaussians, one a job, for which adding
 (epsilon_j, delta_j) is basic composition and adding rhos is zCDP's. So the rule

@@ -35,8 +35,8 @@ Why that is sound: :mod:`.filters`.
 
 What the cap does not cover. Jobs whose unit is a message or a row charge each
 record by itself: about a user with n records in them they may tell n times as
-much. And a message that is replaced by one with another user's key touches two
-users: of a user job, its cost is at most twice a user's.
+much. And a message that is replaced by one with another user's key changes what
+both users count: four steps of a user job, two for each user.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -92,6 +93,8 @@ def arrange(
         )
     if factors:
         records = records.grouped(rows_per_message)
+        # Now: an error between two messages would leave the first ones sent.
+        deque(records.keys(), maxlen=0)
     if stream.record_kind is RecordKind.MATRIX:
         if records.shape[1:] != (stream.dim, stream.dim):
             raise RecordFileError(

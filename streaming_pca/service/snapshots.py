@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
+import select
 import subprocess
 import sys
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 from streaming_pca.kafka_settings import KafkaSettings
 from streaming_pca.service.errors import SessionLost
@@ -26,6 +28,8 @@ Ends = dict[int, int]
 """An offset by partition."""
 
 _FREE_AFTER = 2**16
+_SILENCE_SECONDS = 30
+"""A clock that says nothing for so long has stopped: it says something every second."""
 
 
 @dataclass(frozen=True)
@@ -162,12 +166,12 @@ class SnapshotClock:
     def open(self, topic: str, partitions: Iterable[int], notify: Callable[[], None]) -> Feed:
         """Start a feed of a topic, whose partitions are known now; new ones are found."""
         with self._lock:
+            self._start()
             feed = Feed(topic, notify)
             self._feeds.append(feed)
             # Partitions are numbered from 0.
             known = max(partitions, default=-1) + 1
             self._partitions[topic] = max(self._partitions.get(topic, 0), known)
-            self._start()
             self._tell()
         return feed
 
@@ -193,6 +197,7 @@ class SnapshotClock:
             [sys.executable, "-P", "-m", "streaming_pca.service.ticks"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            process_group=0,  # a terminal's Ctrl-C is for the worker
         )
         self._write(self._first)
         threading.Thread(target=self._read, args=(self._process,), name="snapshots", daemon=True).start()
@@ -215,13 +220,14 @@ class SnapshotClock:
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
-        with process.stdout as lines:
-            for line in lines:
+        with process.stdout as out:
+            for line in _lines(out):
                 event = json.loads(line)
                 if "ends" in event:
                     self._add(event["at"], event["ends"])
                 else:
                     self._fail(event)
+        process.kill()  # if it is there still, it has been silent
         process.wait()
         if process.stdin is not None:
             with contextlib.suppress(OSError):
@@ -230,7 +236,10 @@ class SnapshotClock:
             if self._process is not process:
                 return
             self._process = None
-        self._fail({"failed": "the clock's process ended", "topics": None, "at": float("inf")})
+            # All of them were its own: one that is opened from here on has the next process.
+            lost, self._feeds, self._partitions = self._feeds, [], {}
+        for feed in lost:
+            feed.fail(SessionLost("the clock's process ended"))
 
     def _add(self, at: float, ends: dict[str, list[int]]) -> None:
         with self._lock:
@@ -252,3 +261,17 @@ class SnapshotClock:
             self._tell()
         for feed in lost:
             feed.fail(SessionLost(event["failed"]))
+
+
+def _lines(out: IO[bytes]) -> Iterator[bytes]:
+    """Whole lines as they come, until the pipe ends or nothing has come for long."""
+    poll = select.poll()
+    poll.register(out, select.POLLIN)
+    rest = b""
+    # Twice: if it is this process that stood still, there is something to read now.
+    while poll.poll(_SILENCE_SECONDS * 1000) or poll.poll(1000):
+        data = os.read(out.fileno(), 2**16)
+        if not data:
+            return  # what is left of a line was cut off with the process
+        *lines, rest = (rest + data).split(b"\n")
+        yield from filter(None, lines)

@@ -21,17 +21,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from queue import Empty, SimpleQueue
 from typing import IO, Any
 
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
-from streaming_pca.kafka_settings import KafkaSettings
+from streaming_pca.kafka_settings import ConfigurationError, KafkaSettings
 from streaming_pca.service.clients import BrokerUnreachable, admin_client, last_offsets, reading_consumer
 
-__all__ = ["Ticker", "first_line"]
+__all__ = ["Ticker", "first_line", "teller"]
 
 _ALONE_MS = 2000
+_BEAT_SECONDS = 1.0
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -76,11 +78,9 @@ class Ticker:
         while True:
             try:
                 self._serve()
-            except (KafkaError, BrokerUnreachable) as error:
+            except (KafkaError, BrokerUnreachable, ConfigurationError) as error:
                 # Those who read now start anew; those who come later get a new consumer.
                 self._fail(type(error).__name__)
-            except BrokenPipeError:
-                return
             except Exception as error:
                 self._fail(f"a bug in the clock: {type(error).__name__}")
             time.sleep(self._tick)
@@ -144,7 +144,8 @@ class Ticker:
                 continue
             for topic in group:
                 self._answered.add(topic)
-                self._silent.pop(topic, None)
+                with self._lock:
+                    self._silent.pop(topic, None)
                 ends[topic] = [found[TopicPartition(topic, p)] for p in range(partitions[topic])]
         if ends:
             self._tell({"at": at, "ends": ends})
@@ -152,9 +153,13 @@ class Ticker:
 
     def _bear(self, topic: str, error: KafkaError) -> None:
         """Skip a topic for this tick, or give it up if it has been silent for too long."""
-        since = self._silent.setdefault(topic, time.monotonic())
-        if (time.monotonic() - since) * 1000 >= self._kafka.request_timeout_ms:
-            self._silent.pop(topic)
+        now = time.monotonic()
+        with self._lock:
+            since = self._silent.setdefault(topic, now)
+            lost = (now - since) * 1000 >= self._kafka.request_timeout_ms
+            if lost:
+                del self._silent[topic]
+        if lost:
             self._fail(type(error).__name__, {topic})
 
     def _look(self, topics: set[str]) -> None:
@@ -175,27 +180,51 @@ class Ticker:
             self._fail("the topic is gone", gone)
 
 
+def teller(out: IO[bytes], gone: Callable[[], object]) -> Tell:
+    """What writes events, a line each, from a thread of its own; calls ``gone`` when nobody reads any more.
+
+    A pipe holds 64 KiB. The worker empties it when its interpreter's lock is free,
+    and how long a record keeps that is contents: no tick may wait for it.
+    Where nothing happens, an empty line each second says that the process is there.
+    """
+    events: SimpleQueue[dict[str, Any]] = SimpleQueue()
+
+    def write() -> None:
+        try:
+            while True:
+                try:
+                    line = json.dumps(events.get(timeout=_BEAT_SECONDS)).encode()
+                except Empty:
+                    line = b""
+                out.write(line + b"\n")
+                out.flush()
+        except (OSError, ValueError):  # its other end, or it, was closed
+            gone()
+
+    threading.Thread(target=write, daemon=True).start()
+    return events.put
+
+
 def _obey(ticker: Ticker, lines: IO[bytes]) -> None:
     for line in lines:
         ticker.want(json.loads(line))
+    _end()
+
+
+def _end() -> None:
     # The worker is gone. Nothing here is worth a clean end.
     os._exit(0)
 
 
 def main() -> None:
     """Serve one worker."""
-    # These reach the whole group; the worker finishes its batch first, and the clock ends with it.
+    # Some send it to all processes: the worker finishes its batch first, and the clock ends with it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     # What fails is told to the worker, which says it in its own form.
     logging.getLogger().addHandler(logging.NullHandler())
     first = json.loads(sys.stdin.buffer.readline())
-    out = sys.stdout.buffer
-
-    def tell(event: dict[str, Any]) -> None:
-        out.write(json.dumps(event).encode() + b"\n")
-        out.flush()
-
+    tell = teller(sys.stdout.buffer, _end)
     ticker = Ticker(KafkaSettings(**first["kafka"]), first["tick"], first["partitions_every"], tell)
     threading.Thread(target=_obey, args=(ticker, sys.stdin.buffer), daemon=True).start()
     ticker.run()

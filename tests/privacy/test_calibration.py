@@ -169,7 +169,8 @@ def test_the_lattice_scale_pays_for_the_whole_delta(
     with mpmath.workdps(40):
         together = mpmath.mpf(sigma) / sensitivity / mpmath.sqrt(contributions)
     gap = discrete_gap(epsilon, n / sigma**2, contributions)
-    assert gap == pytest.approx(contributions * discrete_gap(epsilon, n / sigma**2))
+    # Gaps are far below the 1e-12 that approx allows of itself.
+    assert gap == pytest.approx(contributions * discrete_gap(epsilon, n / sigma**2), rel=1e-12, abs=0)
     assert exact_delta(epsilon, Fraction(mpmath.nstr(together, 38))) + gap <= delta
     least = gaussian_multiplier(epsilon, delta) * math.sqrt(contributions) * sensitivity
     assert sigma <= (1 + 1e-12 + 2 * gap / delta) * least
@@ -181,6 +182,10 @@ def test_a_gap_that_counts_is_paid_for() -> None:
     gap = discrete_gap(1.0, n / sigma**2)
     assert gap > 1e-7
     assert exact_delta(1.0, sigma / sensitivity) + gap <= 1e-6
+    # In c batches noise and gaps grow by c alike: the same share of delta.
+    of_four = lattice_sigma(1.0, 1e-6, sensitivity, n, contributions=4)
+    assert exact_delta(1.0, of_four / sensitivity / 2) + 4 * discrete_gap(1.0, n / of_four**2) <= 1e-6
+    assert of_four == pytest.approx(2 * sigma, rel=1e-9)
     assert sigma > 1.005 * gaussian_multiplier(1.0, 1e-6) * sensitivity
 
 
@@ -264,3 +269,9 @@ def test_a_parameter_out_of_its_range_is_named(
     function(**good)
     with pytest.raises(ParameterError, match=f"^{name} must "):
         function(**{**good, name: bad})
+
+
+def test_the_smallest_epsilon_has_a_multiplier() -> None:
+    """At epsilon = 0 delta is 2 Phi(1/(2 z)) - 1: about 0.4/z."""
+    for delta in (1e-3, 1e-300):
+        assert gaussian_multiplier(math.ulp(0.0), delta) * delta == pytest.approx(0.3989422804, rel=1e-6)

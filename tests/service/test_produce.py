@@ -182,6 +182,16 @@ def test_rows_of_one_record_have_one_key(tmp_path: Path) -> None:
             list(records.keys())
 
 
+def test_records_of_two_keys_are_found_before_any_is_sent(tmp_path: Path) -> None:
+    table = pa.table({"a": np.arange(8.0), "who": ["a"] * 6 + ["b", "c"]})
+    records = open_records(write(tmp_path, "x.parquet", table), "who")
+    by_user = StreamSettings(
+        name="s", input="in", dim=1, rank=1, epsilon=1, delta=1e-6, max_rows=2, privacy_unit="user"
+    )
+    with pytest.raises(RecordFileError, match="the rows 7 to 8 are one record, and have different keys"):
+        arrange(records, by_user, rows_per_message=2, factors=True)
+
+
 def test_a_column_of_keys_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     def fails(path: Path, key: str, expected: str) -> None:
         with pytest.raises(RecordFileError, match=expected) as caught:

@@ -57,7 +57,7 @@ TRIALS = {
     "private_quantile/replay": 2000,
     "replay": 300,
     "stream": 360,
-    "counts": 700,
+    "counts": 1600,
     "radius": 1000,
 }
 """By case, by kind of neighbours or by mechanism, where others than the two above are needed."""
@@ -225,6 +225,21 @@ def test_half_the_noise_of_an_estimator_is_caught(name: str, kind: str) -> None:
     half_is_caught(case, *gaussian_rates(2 * case.claim.mu))
 
 
+@pytest.mark.parametrize("name", SETUPS)
+def test_half_the_noise_of_the_counts_is_caught(name: str) -> None:
+    """Both noisy counts on the side of the second neighbour: each with 1/(1 + q), or q of that."""
+    case = cases_of_estimator(name)["counts"]
+    q = math.exp(-case.claim.epsilon)
+    half_is_caught(case, (q / (1 + q)) ** 2, 1 - 1 / (1 + q) ** 2)
+
+
+def test_half_the_noise_of_the_radius_is_caught() -> None:
+    """Scores -1 and -4, or -2 and -3, for the candidates below the records' ones and above them."""
+    case = cases_of_estimator("analyze-gauss")["radius"]
+    with replace_noise_door(NumpyDoor(0.5)):
+        assert audit(case, 4000).refuted
+
+
 def gaussian_rates(mu: float, off: float = 0.5) -> tuple[float, float]:
     """Rates of a threshold that was chosen ``off`` standard deviations beside the best one."""
     return float(stats.norm.sf(mu / 2 + off)), float(stats.norm.sf(mu / 2 - off))
@@ -387,4 +402,6 @@ def test_a_claim_of_a_mechanism_follows_its_parameters() -> None:
             assert case.claim.delta in (0.0, 1e-5)
     for name in SETUPS:
         for case in audit_cases.estimator_cases(ESTIMATORS[name], 0.5, 1e-5):
-            assert (case.claim.epsilon, case.claim.delta) == (0.5, 1e-5)
+            # The noisy counts are half of that promise, and pure.
+            of_counts = case.id.endswith("/counts")
+            assert (case.claim.epsilon, case.claim.delta) == ((0.25, 0.0) if of_counts else (0.5, 1e-5))
