@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from streaming_pca.configured_estimator import changed_parameters, configure, utility_generator_of
 from streaming_pca.estimators.base import Estimator, Plan
+from streaming_pca.fitted_attributes import ATTRIBUTES, fitted_attributes
 from streaming_pca.linalg.lattice import MAX_RECORDS
 from streaming_pca.model_file import decode_model_state, read_model, write_model
 from streaming_pca.privacy.parameters import Charge
@@ -25,7 +26,6 @@ DEFAULT_ESTIMATOR = "analyze-gauss"
 Rows = NDArray[np.floating]
 
 _FLOATS = [np.float64, np.float32]
-_SHOWN = ("components_", "explained_variance_", "mean_", "n_components_", "n_records_seen_")
 
 
 # scikit-learn carries no types.
@@ -67,15 +67,23 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         stable from one ``partial_fit`` to the next. With ``scale`` they are
         directions of the scaled features.
     explained_variance_ : (k,) float64
-        Private estimates, in squared units of the scaled features. There is no
-        ``explained_variance_ratio_``: the total variance is a quantity of the
-        records that no estimator is bound to release.
+        Private estimates, in squared units of the scaled features.
+    explained_variance_error_ : (k,) float64
+        Standard errors, from the noise alone. This and the next four are there
+        only where the estimator releases them.
+    total_variance_, total_variance_error_ : float
+        Variance of all features, private (so perhaps below 0), and its error.
+    explained_variance_ratio_ : (k,) float64
+        ``explained_variance_`` over ``total_variance_``, or over its own sum where
+        noise has made that larger: at least 0, with a sum of at most 1.
+    angle_bound_ : float
+        Radians; pi/2 says nothing. At least the largest principal angle to what the
+        same clipped records give without noise, with probability 0.95 over it.
     mean_ : (d,) float64
         What ``transform`` subtracts, in units of X: the private mean for
         "augment", the given centre for an array, zeros for "pairs" and "none",
         which learn no mean.
-    n_components_ : int
-    n_features_in_ : int
+    n_components_, n_features_in_ : int
     feature_names_in_ : (d,) str
         Where X had names for its columns.
     n_records_seen_ : int
@@ -231,7 +239,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         # Noise that no scale can give, and the like, is refused here.
         estimator.plan(state)
         self._check_features(X, array, reset=True)
-        for name in _SHOWN:
+        for name in ATTRIBUTES:
             self.__dict__.pop(name, None)
         self._estimator, self._state, self._n_records_told = estimator, state, n_records
         self.privacy_spent_ = Charge.nothing()
@@ -245,18 +253,10 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             self._state = self._estimator.update(self._state, batch)
 
     def _show(self) -> Self:
-        with np.errstate(all="ignore"):
-            release = self._estimator.release(self._state)
-        preprocessing = self._estimator.preprocessing
-        self.components_ = release.components
-        self.explained_variance_ = release.explained_variance
-        self.n_components_ = self._estimator.k
-        self.n_records_seen_ = self._state.records
-        self.mean_ = np.zeros(self._estimator.dim)
-        if not isinstance(preprocessing.centering, str):
-            self.mean_ += preprocessing.centering
-        if release.mean is not None:
-            self.mean_ += release.mean / self._scale
+        shown = fitted_attributes(self._estimator, self._state)
+        for name in ATTRIBUTES:
+            self.__dict__.pop(name, None)
+        self.__dict__.update(shown)
         return self
 
     def transform(self, X: ArrayLike) -> Any:

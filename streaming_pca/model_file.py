@@ -149,6 +149,9 @@ def _check_release(estimator: Estimator[Any, Any], release: Subspace) -> None:
     shapes = (release.components.shape, release.explained_variance.shape)
     if shapes != ((estimator.k, estimator.dim), (estimator.k,)):
         raise ValueError("the state's release does not fit the estimator")
+    errors = release.explained_variance_error
+    if errors is not None and errors.shape != (estimator.k,):
+        raise ValueError("the errors of the state's release do not fit the estimator")
 
 
 def _bytes(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from streaming_pca.arrow import find_pyarrow, rows_of_arrow
 from streaming_pca.payloads import rows_of_json, rows_of_npy
@@ -19,6 +20,7 @@ from streaming_pca.records import RecordKind, is_symmetric
 from streaming_pca.user_index import UserIndex
 
 __all__ = [
+    "ACCURACY",
     "CONTENT_TYPES",
     "Checkpoint",
     "MalformedCheckpoint",
@@ -248,13 +250,21 @@ def _null_rows_as_nan(rows: Rows) -> Rows:
     return rows
 
 
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+StandardError = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+ACCURACY = ("explained_variance_error", "total_variance", "total_variance_error", "angle_bound")
+"""What a release may say about how exact it is; each is left out where it is not known."""
+
+
 class Release(BaseModel):
     """One published subspace, as JSON on the releases topic."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     schema_name: Literal["streaming-pca.release"] = "streaming-pca.release"
-    version: Literal[1] = 1
+    version: Literal[1, 2] = 1
+    """2 where it says how exact it is: readers of version 1 refuse fields that they do not know."""
     kind: Literal["subspace"] = "subspace"
     stream: str
     batch: int
@@ -267,6 +277,14 @@ class Release(BaseModel):
     components: list[list[float]]
     """k rows of d numbers, orthonormal, by decreasing explained variance."""
     explained_variance: list[float]
+    explained_variance_error: list[StandardError] | None = None
+    """k standard errors, from the noise alone."""
+    total_variance: Finite | None = None
+    """Sum of all d variances."""
+    total_variance_error: StandardError | None = None
+    """From the noise alone."""
+    angle_bound: Annotated[StandardError, Field(le=math.pi / 2)] | None = None
+    """Radians; largest angle, with probability 0.95, to the same sums' subspace without noise."""
     mean: list[float] | None
     epsilon: float
     delta: float
@@ -279,10 +297,23 @@ class Release(BaseModel):
     created: str
     """ISO 8601, UTC."""
 
+    @model_validator(mode="after")
+    def _check_accuracy(self) -> Release:
+        if self.version == 1 and any(getattr(self, name) is not None for name in ACCURACY):
+            raise ValueError(f"version 1 has none of {', '.join(ACCURACY)}")
+        if self.explained_variance_error is not None and len(self.explained_variance_error) != self.rank:
+            raise ValueError(f"explained_variance_error does not have {self.rank} numbers")
+        return self
+
+    @property
+    def accuracy(self) -> dict[str, Any]:
+        """Explained variances, and what it says of its errors; None where it does not."""
+        return {name: getattr(self, name) for name in ("explained_variance", *ACCURACY)}
+
     def to_bytes(self) -> bytes:
         """The message's value."""
-        unsaid = {"contributions_per_user"} if self.contributions_per_user is None else None
-        return self.model_dump_json(exclude=unsaid).encode()
+        optional = ("contributions_per_user", *ACCURACY)
+        return self.model_dump_json(exclude={n for n in optional if getattr(self, n) is None}).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Release:

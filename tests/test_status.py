@@ -34,10 +34,11 @@ from streaming_pca.service.clients import group_consumer
 from streaming_pca.service.status import describe_status
 from streaming_pca.service.topics import create_topics, find_topics
 from streaming_pca.settings import Settings
+from streaming_pca.wire import ACCURACY
 from tests.command import call
 from tests.kafka.stream import wait_for
 from tests.test_cli import closed_port, one_line, run
-from tests.test_watch import release
+from tests.test_watch import EXACT, release
 
 Capture = pytest.CaptureFixture[str]
 Name = Callable[[str], str]
@@ -100,9 +101,9 @@ class Written:
         charge = Charge(epsilon=epsilon, delta="1e-6", rho="1/2")
         self.enter(letter, Reserved, batch=batch, ranges=found, promise={}, parameters={}, charge=charge)
 
-    def answer(self, letter: str, batch: int) -> None:
+    def answer(self, letter: str, batch: int, **said: Any) -> None:
         self.enter(letter, Committed, batch=batch, state_digest="0")
-        self.send(f"{self.job(letter)}.releases", release(batch).to_bytes())
+        self.send(f"{self.job(letter)}.releases", release(batch, **said).to_bytes())
         self.enter(letter, Released, batch=batch, release_digest="0")
 
     def send(self, topic: str, value: bytes, partition: int = 0) -> None:
@@ -149,6 +150,7 @@ def test_a_new_stream_has_done_nothing_and_has_all_to_read(written: Written) -> 
     assert a["batches"] == {"committed": 0, "abandoned": 0, "released": 0}
     assert a["records"] == 0
     assert a["last_release"] is None
+    assert a["accuracy"] is None
     assert a["lag"] == {"total": 7, "partitions": {"0": 3, "1": 4}}
     assert a["charged"]["by_all"] == {"epsilon": "0", "delta": "0"}
     assert a["left"] == a["cap"] == {"epsilon": "3", "delta": "1/100000"}
@@ -169,6 +171,7 @@ def test_batches_releases_and_charges_are_those_of_the_ledger(written: Written) 
     assert a["batches"] == {"committed": 2, "abandoned": 1, "released": 2}
     assert a["records"] == 14
     assert a["last_release"] == {"batch": 3, "created": "2026-01-03T00:00:00.000+00:00"}
+    assert a["accuracy"] == {"explained_variance": [2.5], **dict.fromkeys(ACCURACY)}
     assert a["charged"] == {
         "by_stream": {"epsilon": "1", "delta": "1/1000000"},
         # The record at partition 0, offset 4: both jobs have had it.
@@ -269,11 +272,28 @@ def test_the_command_shows_each_stream_or_one(written: Written, capfd: Capture) 
         "batches": "1 committed, 0 abandoned, 1 released",
         "records": "5",
         "last release": "batch 1, 2026-01-01T00:00:00.000+00:00",
+        "explained": "2.5",
         "lag": f"5 offsets in 2 partitions of {written.name}-in",
         "charged": "epsilon 1, delta 1/1000000 a record at most",
         "left": "epsilon 2, delta 9/1000000 of epsilon 3, delta 1/100000 (basic)",
         "ledger": f"4 entries, {written.ledger_bytes} bytes",
     }
+
+
+def test_what_the_last_release_says_of_its_accuracy_is_shown(written: Written, capfd: Capture) -> None:
+    written.records(10, 0)
+    written.reserve("a", 1, (0, 0, 5))
+    written.answer("a", 1)
+    written.reserve("a", 2, (0, 5, 10))
+    written.answer("a", 2, **EXACT)
+    written.reserve("b", 1, (0, 0, 5))
+    written.answer("b", 1)
+    a, b = written.status()
+    assert a["accuracy"] == {"explained_variance": [2.5]} | {name: EXACT[name] for name in ACCURACY}
+    assert b["accuracy"]["angle_bound"] is None
+    text = call(capfd, "status", "--config", written.config)
+    found = [line[16:] for line in text.stdout.splitlines() if line.startswith("  explained ")]
+    assert found == ["2.5 ± 0.12; of 10 ± 0.4 (25%); angle ≤ 3.2° (95%, noise alone)", "2.5"]
 
 
 def test_a_stream_without_topics_is_a_problem_and_the_others_are_shown(

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from kafka import KafkaProducer
 
+from streaming_pca.cli.accuracy import explained_text
 from streaming_pca.embedded import EmbeddedBroker
 from streaming_pca.service import following
 from streaming_pca.service.clients import BrokerUnreachable
@@ -126,6 +127,10 @@ def test_it_starts_with_the_latest_release_and_its_angle_to_the_one_before(
         "records": 300,
         "principal_angle": pytest.approx(0.5),
         "explained_variance": [2.5],
+        "explained_variance_error": None,
+        "total_variance": None,
+        "total_variance_error": None,
+        "angle_bound": None,
         "created": "2026-01-03T00:00:00.000+00:00",
     }
 
@@ -162,6 +167,56 @@ def test_text_has_a_line_a_release_with_the_angle_in_degrees(capfd: Capture, pub
     assert second.split()[:3] == ["2", "200", "30.000°"]
     assert second.split()[4:] == ["10", "11", "12", "13", "14", "15", "…", "(8)"]
     assert head.index("created") == first.index("2026") == second.index("2026")
+
+
+EXACT: dict[str, Any] = {
+    "version": 2,
+    "explained_variance_error": [0.123],
+    "total_variance": 10.0,
+    "total_variance_error": 0.4,
+    "angle_bound": math.radians(3.14159),
+}
+
+
+def test_what_a_release_says_of_its_accuracy_is_shown(capfd: Capture, published: Published) -> None:
+    exact = {name: value for name, value in EXACT.items() if name != "version"}
+    published(release(1, **EXACT), release(2, **(EXACT | {"angle_bound": math.pi / 2})))
+    lines = published.watch(capfd, "--from-beginning", "--count", 2)
+    assert lines[0] | exact == lines[0]
+    assert lines[1]["angle_bound"] == math.pi / 2
+    result = call(capfd, "watch", *published.arguments(), "--from-beginning", "--count", 2)
+    _, first, second = result.stdout.splitlines()
+    # A bound is rounded up.
+    assert first.endswith("  2.5 ± 0.12; of 10 ± 0.4 (25%); angle ≤ 3.2° (95%, noise alone)")
+    assert second.endswith("  2.5 ± 0.12; of 10 ± 0.4 (25%); angle unknown: too much noise")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"explained_variance_error": [0.1]}, "2.5 ± 0.1"),
+        ({"total_variance": 5.0}, "2.5; of 5 (50%)"),
+        ({"total_variance": 2.0, "total_variance_error": 3.0}, "2.5; of 2 ± 3 (100%)"),
+        ({"total_variance": -2.0, "explained_variance": [0.0]}, "0; of -2"),
+        ({"angle_bound": 0.0}, "2.5; angle ≤ 0.0° (95%, noise alone)"),
+    ],
+)
+def test_only_what_is_known_is_said(changes: dict[str, Any], expected: str) -> None:
+    assert explained_text(release(1, version=2, **changes).accuracy) == expected
+
+
+def test_of_many_variances_the_first_are_shown_with_their_errors() -> None:
+    many = release(
+        1,
+        version=2,
+        rank=8,
+        components=[[1.0, 0.0]] * 8,
+        explained_variance=[float(v) for v in range(18, 10, -1)],
+        explained_variance_error=[0.5] * 8,
+        total_variance=232.0,
+    )
+    shown = "  ".join(f"{v} ± 0.5" for v in range(18, 12, -1))
+    assert explained_text(many.accuracy) == f"{shown}  … (8); of 232 (50%)"
 
 
 def test_releases_that_come_later_follow(published: Published) -> None:
@@ -210,6 +265,9 @@ def test_a_message_that_is_no_release_is_one_line_and_the_next_is_shown(
         {"components": [[math.nan, 1.0]]},
         {"explained_variance": [math.inf]},
         {"created": "\x1b[31mtoday"},
+        {"version": 2, "explained_variance_error": [0.1, 0.1]},
+        {"version": 2, "angle_bound": 2.0},
+        {"version": 1, "angle_bound": 0.1},
     ],
 )
 def test_numbers_that_do_not_hold_together_are_no_release(

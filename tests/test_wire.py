@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import pickle
 import warnings
 from dataclasses import dataclass, field, replace
@@ -13,10 +14,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from streaming_pca.estimators.base import Subspace
 from streaming_pca.privacy.users import hash_users
 from streaming_pca.records import RecordKind
+from streaming_pca.service.publisher import make_release
+from streaming_pca.settings import StreamSettings
 from streaming_pca.wire import (
+    ACCURACY,
     Checkpoint,
     MalformedCheckpoint,
     PayloadCodec,
@@ -274,6 +280,102 @@ def test_a_release_round_trips_and_anything_else_is_refused() -> None:
     of_users = release.model_copy(update={"privacy_unit": "user", "contributions_per_user": 3})
     assert Release.from_bytes(of_users.to_bytes()) == of_users
     assert b'"contributions_per_user":3' in of_users.to_bytes()
+
+
+ACCURATE: dict[str, Any] = {
+    "explained_variance_error": [0.25],
+    "total_variance": -0.5,
+    "total_variance_error": 1 / 3,
+    "angle_bound": math.pi / 2,
+}
+
+
+def accurate(**changes: Any) -> dict[str, Any]:
+    """A release that says how exact it is, as plain data."""
+    values: dict[str, Any] = {
+        "version": 2,
+        "stream": "s",
+        "batch": 1,
+        "records": 10,
+        "dim": 2,
+        "rank": 1,
+        "estimator": "e",
+        "components": [[0.6, 0.8]],
+        "explained_variance": [2.0],
+        "mean": None,
+        "epsilon": 1.0,
+        "delta": 1e-6,
+        "adjacency": "replace-one",
+        "privacy_unit": "message",
+        "created": "2026-01-01T00:00:00.000+00:00",
+    }
+    return values | ACCURATE | changes
+
+
+def test_a_release_that_says_how_exact_it_is_round_trips() -> None:
+    release = Release(**accurate())
+    assert Release.from_bytes(release.to_bytes()) == release
+    assert {name: getattr(release, name) for name in ACCURACY} == ACCURATE
+    assert release.accuracy == {"explained_variance": [2.0]} | ACCURATE
+
+
+@pytest.mark.parametrize("name", ACCURACY)
+def test_what_a_release_does_not_know_is_left_out(name: str) -> None:
+    text = Release(**accurate(**{name: None})).to_bytes()
+    assert name.encode() + b'"' not in text
+    assert Release.from_bytes(text).accuracy[name] is None
+    alone = Release(**accurate(**(dict.fromkeys(ACCURACY) | {name: ACCURATE[name]}))).to_bytes()
+    assert {key for key in json.loads(alone) if key in ACCURACY} == {name}
+
+
+def test_a_release_of_version_1_is_read_and_has_nothing_of_version_2() -> None:
+    unsaid = accurate(version=1, **dict.fromkeys(ACCURACY))
+    old = {key: value for key, value in unsaid.items() if key not in ACCURACY}
+    release = Release.from_bytes(json.dumps(old).encode())
+    assert release.version == 1
+    assert set(json.loads(release.to_bytes())) == set(old) | {"schema_name", "kind", "feature_names"}
+    for name in ACCURACY:
+        with pytest.raises(ValueError, match=r"not a release: .*version 1 has none of"):
+            Release.from_bytes(json.dumps(old | {name: ACCURATE[name]}).encode())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"explained_variance_error": [0.1, 0.1]},
+        {"explained_variance_error": [-0.1]},
+        {"explained_variance_error": [math.nan]},
+        {"total_variance": math.inf},
+        {"total_variance_error": -1.0},
+        {"total_variance_error": math.inf},
+        {"angle_bound": -0.1},
+        {"angle_bound": 1.6},
+        {"angle_bound": math.nan},
+        {"version": 3},
+        {"angle": 0.1},
+    ],
+)
+def test_accuracy_that_cannot_be_is_no_release(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="not a release"):
+        Release.from_bytes(json.dumps(accurate(**changes)).encode())
+    with pytest.raises(ValidationError):
+        Release(**accurate(**changes))
+
+
+def test_a_subspace_that_says_how_exact_it_is_is_published_as_version_2() -> None:
+    stream = StreamSettings(name="s", input="in", dim=2, rank=1, epsilon=1.0, delta=1e-6)
+    plain = Subspace(np.array([[0.6, 0.8]]), np.array([2.0]), None)
+    assert Release.from_bytes(make_release(stream, plain, 1, 10)).version == 1
+    said = {name: np.array(v) if isinstance(v, list) else v for name, v in ACCURATE.items()}
+    release = Release.from_bytes(make_release(stream, replace(plain, **said), 1, 10))
+    assert release.version == 2
+    assert {name: getattr(release, name) for name in ACCURACY} == ACCURATE
+    # A single thing that is known is reason enough, and a numpy number is a number.
+    bounded = Release.from_bytes(make_release(stream, replace(plain, angle_bound=np.float64(0.0)), 1, 10))
+    assert (bounded.version, bounded.angle_bound, bounded.total_variance) == (2, 0.0, None)
+    # Not null, and so unknown, in its JSON: the estimator is at fault.
+    with pytest.raises(ValidationError):
+        make_release(stream, replace(plain, total_variance=math.nan), 1, 10)
 
 
 def test_a_message_key_leaves_the_codec_as_a_keyed_hash_only() -> None:

@@ -40,12 +40,15 @@ def status(
 
 
 def _print(facts: dict[str, Any]) -> None:
+    from streaming_pca.cli.accuracy import explained_text
+
     batches, lag, release = facts["batches"], facts["lag"], facts["last_release"]
     rows = {
         "standing": f"{facts['standing']}, {_leader(facts['leader'])}",
         "batches": ", ".join(f"{number} {name}" for name, number in batches.items()),
         "records": str(facts["records"]),
         "last release": "none" if release is None else f"batch {release['batch']}, {release['created']}",
+        **({} if release is None else {"explained": explained_text(facts["accuracy"])}),
         "lag": f"{lag['total']} offsets in {len(lag['partitions'])} partitions of {facts['input']}",
         **_charges(facts),
         "ledger": f"{facts['ledger']['entries']} entries, {facts['ledger']['bytes']} bytes",

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from streaming_pca.service.following import FollowedRelease, NotARelease
     from streaming_pca.settings import KafkaSettings
 
-_SHOWN = 6
-"""Numbers of a release that fit on a line."""
-
 
 def watch(
     config: MaybeConfig = None,
@@ -41,8 +38,10 @@ def watch(
 ) -> None:
     """Follow the releases of a stream: the latest one, then each as it comes.
 
-    The angle is the largest principal angle to the release before. JSON has it
-    in radians, text in degrees. [dim]Example: streaming-pca watch --config stream.toml[/]
+    The angle in its own column is the largest principal angle to the release
+    before; one with a bound is to what the same records would have given without
+    noise. Errors are standard errors of the noise alone. JSON has angles in
+    radians, text in degrees. [dim]Example: streaming-pca watch --config stream.toml[/]
     """
     from streaming_pca.service.following import follow_releases
 
@@ -148,18 +147,17 @@ def _facts(item: FollowedRelease) -> dict[str, Any]:
         "batch": release.batch,
         "records": release.records,
         "principal_angle": item.principal_angle,
-        "explained_variance": release.explained_variance,
+        **release.accuracy,
         "created": release.created,
     }
 
 
 def _cells(item: FollowedRelease) -> tuple[str, ...]:
+    from streaming_pca.cli.accuracy import explained_text
+
     release = item.release
     angle = "-" if item.principal_angle is None else f"{math.degrees(item.principal_angle):.3f}°"
-    variances = [f"{value:.5g}" for value in release.explained_variance]
-    if len(variances) > _SHOWN:
-        variances[_SHOWN:] = [f"… ({len(variances)})"]
-    return str(release.batch), str(release.records), angle, release.created, "  ".join(variances)
+    return str(release.batch), str(release.records), angle, release.created, explained_text(release.accuracy)
 
 
 def _print_line(cells: tuple[str, ...]) -> None:

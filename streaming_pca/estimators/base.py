@@ -72,11 +72,25 @@ class Subspace:
         Orthonormal rows, by decreasing explained variance.
     explained_variance : (k,) float64
     mean : (d,) float64 or None
+    explained_variance_error : (k,) float64 or None
+        Standard errors, from the noise alone.
+    total_variance : float or None
+        Sum of all d variances, itself the output of a mechanism.
+    total_variance_error : float or None
+        Its standard error, from the noise alone.
+    angle_bound : float or None
+        Radians, in [0, pi/2]: with probability 0.95 over the noise, the largest
+        principal angle to the subspace that the same clipped sums would have
+        given without noise is at most this. pi/2 says nothing.
     """
 
     components: Matrix
     explained_variance: Matrix
     mean: Matrix | None
+    explained_variance_error: Matrix | None = None
+    total_variance: float | None = None
+    total_variance_error: float | None = None
+    angle_bound: float | None = None
 
 
 @dataclass(frozen=True)

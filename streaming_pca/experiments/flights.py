@@ -158,7 +158,8 @@ class Flights:
     ----------
     records : ndarray of float32, shape (336776, 145)
         One flight a row, read-only. Numeric features are in standard deviations from the public
-        mean, within [-5, 5], and 0 where the file has no value; the others are 0 or 1.
+        mean, within [-5, 5] if loaded `bounded`, and 0 where the file has no value; the others
+        are 0 or 1.
     feature_names : tuple of str, length 145
         ``"dep_delay"`` for a numeric column, ``"carrier=UA"`` for a category.
     """
@@ -191,10 +192,16 @@ class Flights:
         return replace(self, records=self.records[np.argsort(keys, kind="stable")])
 
 
-def load() -> Flights:
+def load(bounded: bool = True) -> Flights:
     """Read the flights, in the order of the file, from the installed package.
 
     Takes a few seconds and, besides the result's 195 MB, little memory.
+
+    Parameters
+    ----------
+    bounded : bool
+        Whether numeric features are clamped to [-5, 5]; without, they are as the file has them,
+        standardised.
 
     Returns
     -------
@@ -210,7 +217,7 @@ def load() -> Flights:
     """
     folder = _data_folder()
     try:
-        return Flights(_read_records(folder))
+        return Flights(_read_records(folder, bounded))
     except (OSError, LookupError, ValueError, zipfile.BadZipFile, StopIteration) as error:
         raise ValueError(
             f"cannot read the flights in {folder} ({_described(error)}): "
@@ -304,7 +311,7 @@ def _data_folder() -> Path:
     return Path(spec.submodule_search_locations[0]) / "data"
 
 
-def _read_records(folder: Path) -> NDArray[np.float32]:
+def _read_records(folder: Path, bounded: bool) -> NDArray[np.float32]:
     weather, weather_row = _read_weather(folder / "weather.csv")
     carrier_feature = _features_of(CARRIERS, _N_NUMERIC)
     origin_feature = _features_of(ORIGINS, _N_NUMERIC + len(CARRIERS))
@@ -327,7 +334,7 @@ def _read_records(folder: Path) -> NDArray[np.float32]:
             numbers[:, len(measured) :] = weather[
                 [weather_row.get((row[origin], row[hour]), -1) for row in rows]
             ]
-            block[:, :_N_NUMERIC] = _standardised(numbers)
+            block[:, :_N_NUMERIC] = _standardised(numbers, bounded)
             each = np.arange(len(rows))
             block[each, [carrier_feature[row[carrier]] for row in rows]] = 1.0
             block[each, [origin_feature[row[origin]] for row in rows]] = 1.0
@@ -360,10 +367,12 @@ def _flights_file(folder: Path) -> Iterator[io.TextIOWrapper]:
         yield file
 
 
-def _standardised(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+def _standardised(numbers: NDArray[np.float64], bounded: bool) -> NDArray[np.float64]:
     """Return `numbers`, shape (n, 21), in public standard deviations; a missing value is 0."""
-    bounded = np.clip((numbers - _MEANS) / _STDS, -BOUND, BOUND)
-    return np.where(np.isnan(bounded), 0.0, bounded)
+    deviations = (numbers - _MEANS) / _STDS
+    if bounded:
+        np.clip(deviations, -BOUND, BOUND, out=deviations)
+    return np.where(np.isnan(deviations), 0.0, deviations)
 
 
 def _features_of(categories: tuple[str, ...], first: int) -> dict[str, int]:

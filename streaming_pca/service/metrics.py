@@ -3,9 +3,10 @@
 Counts are of delivered records, null ones included. Norms, errors and the true
 numbers of malformed or clipped records are private (rule 9 of privacy.md): of
 the latter two there are noisy counts, with their error, where the stream pays
-for them, and nothing where it does not. Process metrics (memory, CPU time) are left out for the same
-reason. How long a batch takes can depend on its records; that channel is not
-closed (README, limits), and the buckets are coarse.
+for them, and nothing where it does not. What is shown of a release is copied
+from its published bytes. Process metrics (memory, CPU time) are left out for
+the same reason. How long a batch takes can depend on its records; that channel
+is not closed (README, limits), and the buckets are coarse.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from streaming_pca.privacy.ledger import Ledger
+from streaming_pca.wire import Release
 
 __all__ = ["Metrics", "StreamMetrics"]
 
@@ -55,6 +57,17 @@ class Metrics:
         self.remaining_delta = gauge("remaining_delta", "What the cap leaves to that record.")
         self.releases = counter("releases", "Releases published by this process.")
         self.last_release = gauge("last_release_timestamp_seconds", "When the last release was published.")
+        self.angle_bound = gauge(
+            "angle_bound_radians",
+            "How far noise may have turned the last release, with probability 0.95.",
+        )
+        self.total_variance = gauge(
+            "total_variance", "Of all features in the last release, with privacy noise."
+        )
+        self.total_variance_error = gauge(
+            "total_variance_error",
+            "Standard error of that total variance, from the noise alone.",
+        )
         self.ledger_entries = gauge("ledger_entries", "Entries of the input's ledger.")
         self.rebalances = Counter(
             "streaming_pca_rebalances", "Assignments of the leader election.", registry=self.registry
@@ -137,6 +150,19 @@ class StreamMetrics:
         self._all.last_release.labels(self._stream).set(time.time())
         if seconds is not None:
             self._all.batch_seconds.labels(self._stream).observe(seconds)
+
+    def published(self, release: Release) -> None:
+        """Show what the last release says about itself: not before it is published."""
+        for metric, value in (
+            (self._all.angle_bound, release.angle_bound),
+            (self._all.total_variance, release.total_variance),
+            (self._all.total_variance_error, release.total_variance_error),
+        ):
+            if value is None:
+                # An earlier release's number would be taken for this one's.
+                metric.remove(self._stream)
+            else:
+                metric.labels(self._stream).set(value)
 
     def ledger(self, ledger: Ledger, entries: int) -> None:
         """Show what the ledger says of the input's records."""

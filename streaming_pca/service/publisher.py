@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
 
 from streaming_pca.estimators.base import Subspace
 from streaming_pca.settings import StreamSettings
-from streaming_pca.wire import Release
+from streaming_pca.wire import ACCURACY, Release
 
 __all__ = ["Progress", "make_release"]
 
@@ -32,8 +35,15 @@ def make_release(stream: StreamSettings, subspace: Subspace, batch: int, records
         The ledger's batch number.
     records : int
         Records delivered so far.
+
+    Raises
+    ------
+    ValueError
+        If what the subspace says about its accuracy is not finite or out of its range.
     """
+    accuracy = _accuracy(subspace)
     return Release(
+        version=2 if accuracy else 1,
         stream=stream.name,
         batch=batch,
         records=records,
@@ -50,4 +60,11 @@ def make_release(stream: StreamSettings, subspace: Subspace, batch: int, records
         contributions_per_user=stream.contributions_per_user if stream.privacy_unit == "user" else None,
         feature_names=None if stream.feature_names is None else list(stream.feature_names),
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        **accuracy,
     ).to_bytes()
+
+
+def _accuracy(subspace: Subspace) -> dict[str, Any]:
+    """What is known of it."""
+    known = {name: getattr(subspace, name) for name in ACCURACY}
+    return {name: np.asarray(value).tolist() for name, value in known.items() if value is not None}

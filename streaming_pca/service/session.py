@@ -327,6 +327,7 @@ class Session:
         self._show_ledger(writer)
         self.made_progress = True
         release = Release.from_bytes(data)
+        self._metrics.published(release)
         self._log.info(
             "batch %d released, %d records", release.batch, release.records, extra={"batch": release.batch}
         )

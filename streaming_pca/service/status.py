@@ -43,10 +43,11 @@ def describe_status(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
     list of dict
         ``stream``, ``input`` and ``problem``; and, unless there is a problem:
         ``standing``; ``leader`` (None where the broker does not tell);
-        ``batches``; ``records``; ``last_release``; ``lag``, in offsets, which
-        transaction markers take too; ``charged``, the most that any record was
-        charged, by this stream and by all jobs; ``left``, for the record that
-        was charged most; ``cap``, ``filter``; ``ledger``, its size.
+        ``batches``; ``records``; ``last_release``; ``accuracy``, what that says
+        of its variances and of its errors; ``lag``, in offsets, which transaction
+        markers take too; ``charged``, the most that any record was charged, by
+        this stream and by all jobs; ``left``, for the record that was charged
+        most; ``cap``, ``filter``; ``ledger``, its size.
 
     Raises
     ------
@@ -102,6 +103,7 @@ class _Reader:
             "batches": {"committed": job.committed, "abandoned": job.abandoned, "released": job.released},
             "records": job.records_committed,
             "last_release": release and {"batch": release.batch, "created": release.created},
+            "accuracy": release and release.accuracy,
             "lag": self._lag(stream, job),
             **_charges(replay.ledger, job),
             "ledger": {"entries": replay.entries, "bytes": replay.n_bytes},

@@ -102,7 +102,15 @@ def release_bytes(stream: StreamSettings) -> int:
     if d * k * _NUMBER_BYTES > _LARGEST_SEGMENT:
         return d * k * _NUMBER_BYTES  # too large for any broker: not worth writing out
     longest = -np.finfo(np.float64).tiny
-    largest = Subspace(np.full((k, d), longest), np.full(k, longest), np.full(d, longest))
+    largest = Subspace(
+        np.full((k, d), longest),
+        np.full(k, longest),
+        np.full(d, longest),
+        explained_variance_error=np.full(k, -longest),
+        total_variance=longest,
+        total_variance_error=-longest,
+        angle_bound=-longest,
+    )
     return len(make_release(stream, largest, 2**63, 2**63))
 
 

@@ -12,6 +12,8 @@ from streaming_pca.privacy.entries import Cap, OffsetRange, Opened, Reserved
 from streaming_pca.privacy.ledger import Ledger
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.metrics import Metrics
+from streaming_pca.wire import Release
+from tests.test_wire import ACCURATE, accurate
 
 
 def shown(filter: str, cap: tuple[str, str], *charges: tuple[int, int, Charge]) -> dict[str, float]:
@@ -85,3 +87,26 @@ def test_noisy_counts_are_shown_with_their_error_once_there_are_any() -> None:
     assert 'streaming_pca_batch_null_records{stream="s"} 5.0' in lines
     assert 'streaming_pca_batch_clipped_records{stream="s"} -1.0' in lines
     assert 'streaming_pca_batch_counts_error{stream="s"} 299.0' in lines
+
+
+def test_what_a_release_says_of_itself_is_shown_until_another_says_nothing() -> None:
+    metrics = Metrics()
+    stream, other = metrics.of("s"), metrics.of("other")
+    series = ("angle_bound_radians", "total_variance", "total_variance_error")
+    lines = metrics.text().decode().splitlines()
+    assert not [
+        line for line in lines if line.startswith(tuple(f"streaming_pca_{name}{{" for name in series))
+    ]
+    stream.published(Release(**accurate(angle_bound=0.25)))
+    other.published(Release(**accurate(total_variance=None, total_variance_error=None)))
+    lines = metrics.text().decode().splitlines()
+    assert 'streaming_pca_angle_bound_radians{stream="s"} 0.25' in lines
+    assert 'streaming_pca_total_variance{stream="s"} -0.5' in lines
+    assert f'streaming_pca_total_variance_error{{stream="s"}} {ACCURATE["total_variance_error"]}' in lines
+    assert f'streaming_pca_angle_bound_radians{{stream="other"}} {ACCURATE["angle_bound"]}' in lines
+    assert not [line for line in lines if line.startswith('streaming_pca_total_variance{stream="other"}')]
+    stream.published(Release(**accurate(version=1, **dict.fromkeys(ACCURATE))))
+    lines = metrics.text().decode().splitlines()
+    assert not [line for line in lines if "angle_bound" in line and '"s"' in line]
+    assert not [line for line in lines if "total_variance" in line and '"s"' in line]
+    assert f'streaming_pca_angle_bound_radians{{stream="other"}} {ACCURATE["angle_bound"]}' in lines

@@ -71,7 +71,15 @@ def test_no_release_is_longer_than_stated() -> None:
         5e-324,
         -1.2345678901234567e-300,
     ):
-        numbers = Subspace(np.full((7, DIM), number), np.full(7, number), np.full(DIM, number))
+        numbers = Subspace(
+            np.full((7, DIM), number),
+            np.full(7, number),
+            np.full(DIM, number),
+            explained_variance_error=np.full(7, abs(number)),
+            total_variance=number,
+            total_variance_error=abs(number),
+            angle_bound=min(abs(number), 1.2345678901234567),
+        )
         assert len(make_release(stream, numbers, 10**9, 10**15)) <= release_bytes(stream)
 
 
