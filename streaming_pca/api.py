@@ -40,11 +40,11 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         The promise for each record; see Privacy below.
     estimator : str, default="analyze-gauss"
         Which algorithm: an id that ``streaming-pca estimators`` lists.
-    centering : {"augment", "pairs", "none"} or array of d numbers, default="augment"
+    centering : {"augment", "pairs", "private-mean", "none"} or array of d numbers, default="augment"
         "augment" learns the mean together with the covariance. "pairs" learns
         from differences of two records, (x - y)/sqrt(2): an odd number leaves the
-        last record over, unused and uncharged. An array is a *public* centre.
-        "none" keeps second moments, about zero.
+        last record over, unused and uncharged. "private-mean" learns from 2% to 20%
+        of a batch of 640/epsilon or more. An array is public. "none": second moments.
     bounds : (lower, upper) or None, default=None
         Public bounds of the features, each a number or d numbers; records are
         clamped to them. Worth more than any other parameter. Bounds that are
@@ -81,7 +81,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         same clipped records give without noise, with probability 0.95 over it.
     mean_ : (d,) float64
         What ``transform`` subtracts, in units of X: the private mean for
-        "augment", the given centre for an array, zeros for "pairs" and "none",
+        "augment" and "private-mean", the given centre for an array, zeros for "pairs" and "none",
         which learn no mean.
     n_components_, n_features_in_ : int
     feature_names_in_ : (d,) str

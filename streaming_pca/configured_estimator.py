@@ -23,7 +23,7 @@ __all__ = ["MAX_FEATURES", "changed_parameters", "configure", "utility_generator
 MAX_FEATURES = 2**13
 """Up to here products of quantised records are exact; the same limit as for streams."""
 
-_CENTERINGS = ("augment", "pairs", "none")
+_CENTERINGS = ("augment", "pairs", "private-mean", "none")
 
 
 def configure(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import zipfile
 from collections.abc import Callable, Mapping
@@ -141,6 +142,7 @@ def _check_value(name: str, value: Any, fresh: Any) -> None:
         fits = True
     else:
         fits = type(value) is type(fresh) and (not isinstance(value, int) or value >= 0)
+        fits = fits and (not isinstance(value, float) or math.isfinite(value))
     if not fits:
         raise ValueError(f"{name} of the state does not fit the estimator")
 
@@ -149,6 +151,8 @@ def _check_release(estimator: Estimator[Any, Any], release: Subspace) -> None:
     shapes = (release.components.shape, release.explained_variance.shape)
     if shapes != ((estimator.k, estimator.dim), (estimator.k,)):
         raise ValueError("the state's release does not fit the estimator")
+    if release.mean is not None and release.mean.shape != (estimator.dim,):
+        raise ValueError("the mean of the state's release does not fit the estimator")
     errors = release.explained_variance_error
     if errors is not None and errors.shape != (estimator.k,):
         raise ValueError("the errors of the state's release do not fit the estimator")

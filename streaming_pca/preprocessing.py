@@ -30,16 +30,20 @@ class Preprocessing(BaseModel):
 
     Attributes
     ----------
-    centering : {"augment", "pairs", "none"} or vector of length d
+    centering : {"augment", "pairs", "private-mean", "none"} or vector of length d
         "augment" appends the constant 1 to every row, so that the mean is
         learnt with the covariance, from the same noisy matrix. "pairs" replaces
         two neighbouring records x, y of one partition by (x - y)/sqrt(2),
         whose covariance is that of the records; it wants shuffled records of
-        one row. A vector is a public centre. "none" keeps second moments.
+        one row. "private-mean" takes off a mean that a share of every batch has
+        shown (:mod:`streaming_pca.estimators.mean`). A vector is a public centre.
+        "none" keeps second moments.
     bounds : pair or None
         (lower, upper): numbers, or one number a feature. Rows are clamped to them.
     scale : number(s) or None
         Rows are multiplied by it, after centring.
+    centre : vector of length d, or None
+        What "private-mean" takes off at present, an earlier output: :meth:`about`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -47,10 +51,11 @@ class Preprocessing(BaseModel):
     dim: int
     kind: RecordKind = RecordKind.FACTOR
     centering: Annotated[
-        Literal["augment", "pairs", "none"] | tuple[float, ...], BeforeValidator(_listed)
+        Literal["augment", "pairs", "private-mean", "none"] | tuple[float, ...], BeforeValidator(_listed)
     ] = "augment"
     bounds: tuple[Numbers, Numbers] | None = None
     scale: Numbers | None = None
+    centre: tuple[float, ...] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Preprocessing:
@@ -60,6 +65,10 @@ class Preprocessing(BaseModel):
             return self
         if not isinstance(self.centering, str):
             self._vector("centering", self.centering)
+        if self.centre is not None:
+            if self.centering != "private-mean":
+                raise ValueError('only centering = "private-mean" has a centre')
+            self._vector("centre", self.centre)
         if self.scale is not None and not np.all(self._vector("scale", self.scale) > 0):
             raise ValueError("scale must be above 0 for every feature")
         if self.bounds is not None:
@@ -75,6 +84,14 @@ class Preprocessing(BaseModel):
         if not np.all(np.isfinite(array)):
             raise ValueError(f"{name} must be finite")
         return np.broadcast_to(array, (self.dim,))
+
+    def about(self, mean: NDArray[np.float64]) -> Preprocessing:
+        """The same with this centre (d,), where the centring is "private-mean".
+
+        Nothing else changes, :attr:`largest_squared_norm` included: what was
+        planned and reserved before the mean was known stays true.
+        """
+        return Preprocessing(**{**dict(self), "centre": tuple(mean.tolist())})
 
     @property
     def output_dim(self) -> int:
@@ -93,13 +110,19 @@ class Preprocessing(BaseModel):
 
     @property
     def largest_squared_norm(self) -> float | None:
-        """A public bound of |row|**2 after the transformation, None without bounds."""
+        """A public bound of |row|**2 after the transformation, None without bounds.
+
+        For "private-mean" it holds with any centre within the bounds.
+        """
         if self.bounds is None:
             return None
         lower, upper = (self._vector("bounds", b) for b in self.bounds)
         scale = self._vector("scale", 1.0 if self.scale is None else self.scale)
         if self.centering == "pairs":
             reach = (upper / 2 - lower / 2) * np.sqrt(2)
+        elif self.centering == "private-mean":
+            with np.errstate(over="ignore"):
+                reach = upper - lower
         else:
             centre = 0.0 if isinstance(self.centering, str) else self._vector("centering", self.centering)
             with np.errstate(over="ignore"):
@@ -119,7 +142,14 @@ class Preprocessing(BaseModel):
         Batch of float64
             m records (m/2 for pairs), null where a source was null or where a
             value overflowed.
+
+        Raises
+        ------
+        ValueError
+            If the centring is "private-mean" and there is no centre yet.
         """
+        if self.centering == "private-mean" and self.centre is None:
+            raise ValueError('centering = "private-mean" has no centre yet: use about(mean)')
         rows = np.ascontiguousarray(batch.rows, dtype=np.float64)
         if self.kind is RecordKind.MATRIX:
             # Symmetric to the last bit, as a mechanism that reads one triangle needs it.
@@ -130,7 +160,9 @@ class Preprocessing(BaseModel):
             rows = np.clip(rows, *(self._vector("bounds", b) for b in self.bounds))
         # No warning may tell that a record overflowed.
         with np.errstate(over="ignore", invalid="ignore"):
-            if not isinstance(self.centering, str):
+            if self.centre is not None:
+                rows = rows - self._vector("centre", self.centre)
+            elif not isinstance(self.centering, str):
                 rows = rows - self._vector("centering", self.centering)
             if self.scale is not None:
                 rows = rows * self._vector("scale", self.scale)

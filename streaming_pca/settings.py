@@ -112,8 +112,9 @@ class StreamSettings(Section):
     """Most rows of one payload; a payload of more is null."""
     max_wait_seconds: float | None = Field(default=None, gt=0)
     """Close a batch that is not full after this time, if it has the fewest records of use."""
-    centering: Literal["augment", "pairs", "none"] | tuple[float, ...] = "augment"
-    """How the mean is dealt with: learnt with the covariance, by pairs, not at all, or a public centre."""
+    centering: Literal["augment", "pairs", "private-mean", "none"] | tuple[float, ...] = "augment"
+    """How the mean is dealt with: learnt with the covariance, by pairs, from a small share of every
+    batch, not at all, or a public centre."""
     bounds: tuple[Numbers, Numbers] | None = None
     """Public lower and upper bounds of features, numbers or one a feature: rows are clamped to them."""
     scale: Numbers | None = None

@@ -16,13 +16,14 @@ stream     a record that becomes null before several batches: they move
            if batches are cut by anything but the number of records
 floats     is the answer a double that float noise on the float sum can give?
 radius     a record among those that the clip radius is found on
+mean       with ``centering = "private-mean"``, one in the share that finds the mean
 =========  ==================================================================
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,7 @@ class _Probe:
     centering: str = "none"
     contributions: int = 1
     share: float = 0.0
+    bounds: tuple[float, float] | None = None
 
 
 def _one_record(a: Matrix, b: Matrix, zero: Matrix) -> tuple[list[Record], list[Record]]:
@@ -140,7 +142,37 @@ def estimator_cases(
         )
     setup = SETUPS[name]
     cases = [_case(setup, probe, estimator_type, epsilon, delta, cut) for probe in _PROBES]
+    cases.append(_mean(setup, estimator_type, epsilon, delta))
     return cases + setup.more(estimator_type, epsilon, delta)
+
+
+def _mean(setup: Setup, estimator_type: type[AnyEstimator], epsilon: float, delta: float) -> Case:
+    """A large record or its opposite, the last of those that find the mean.
+
+    The others of them have norm 1 and are at a right angle to it; the rest are null.
+    """
+    # Bounds only shorten the list of radii: they are far above the one that is found.
+    probe = _Probe("mean", _one_record, centering="private-mean", bounds=(-8.0, 8.0))
+    estimator = _make(setup, probe, estimator_type, epsilon, delta)
+    assert estimator.private_mean is not None
+    count = estimator.private_mean.least
+    share = estimator.private_mean.records(count, 0.0)
+    estimator = _make(setup, replace(probe, batch=count), estimator_type, epsilon, delta)
+    large, other = 8 * np.eye(1, setup.dim), np.eye(1, setup.dim, 1)
+    first: list[Record] = [other] * (share - 1)
+    rest: list[Record] = [None] * (count - share)
+    batches = [Batch.of_records([*first, sign * large, *rest], setup.dim) for sign in (-1, 1)]
+    start = estimator.init(utility_generator(0))
+    plan = estimator.plan(start)
+
+    def run(second: bool) -> float:
+        mean = estimator.update(start, batches[second]).mean
+        assert mean is not None
+        return float(mean[0])
+
+    mu = 1 / float(plan.parameters["mean"]["sigma_over_sensitivity"])
+    claim = Claim(float(plan.charge.epsilon), float(plan.charge.delta), mu)
+    return Case(f"{estimator.card.id}/mean", estimator.card.id, claim, repeated(run))
 
 
 def _make(
@@ -150,7 +182,7 @@ def _make(
         setup.dim,
         setup.k,
         PrivacyParameters(epsilon=epsilon, delta=delta, contributions=probe.contributions),
-        Preprocessing(dim=setup.dim, kind=probe.kind, centering=probe.centering),
+        Preprocessing(dim=setup.dim, kind=probe.kind, centering=probe.centering, bounds=probe.bounds),
         estimator_type.options_type(**setup.options(probe.batch)),
         probe.share,
     )

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import io
 import json
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from streaming_pca.estimators.diagnostics import Diagnostics
+from streaming_pca.estimators.mean import LARGEST_SHARE, PrivateMean
 from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy.parameters import Charge, PrivacyParameters
 from streaming_pca.records import Batch, RecordKind
@@ -33,6 +36,10 @@ class State:
     """Records delivered in them, null ones included."""
     counts: NDArray[np.int64] | None = field(default=None, kw_only=True)
     """(2,) noisy numbers of null and of clipped records in the last batch, if a share pays for them."""
+    mean: NDArray[np.float64] | None = field(default=None, kw_only=True)
+    """(d,) running mean in units of the data, where ``centering = "private-mean"`` has found one."""
+    mean_weight: float = field(default=0.0, kw_only=True)
+    """Records behind it."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,7 @@ class Subspace:
         Orthonormal rows, by decreasing explained variance.
     explained_variance : (k,) float64
     mean : (d,) float64 or None
+        In units of the scaled features.
     explained_variance_error : (k,) float64 or None
         Standard errors, from the noise alone.
     total_variance : float or None
@@ -148,6 +156,8 @@ class Estimator(ABC, Generic[S, O]):
     privacy : PrivacyParameters
         What the estimator's own mechanisms may cost: the promise without the share.
     diagnostics : Diagnostics or None
+    private_mean : PrivateMean or None
+        What finds the centre, where ``centering = "private-mean"``.
     """
 
     card: ClassVar[Card]
@@ -169,6 +179,8 @@ class Estimator(ABC, Generic[S, O]):
         self.diagnostics = Diagnostics(privacy, diagnostics_share) if diagnostics_share else None
         self.privacy = privacy if self.diagnostics is None else self.diagnostics.rest
         self.preprocessing, self.options = preprocessing, options
+        centred = preprocessing.centering == "private-mean"
+        self.private_mean = PrivateMean(self.privacy, preprocessing) if centred else None
 
     @abstractmethod
     def init(self, rng: np.random.Generator) -> S:
@@ -177,6 +189,15 @@ class Estimator(ABC, Generic[S, O]):
     def plan(self, state: S) -> Plan:
         """Size, charge and parameters of the next batch."""
         plan = self._plan(state)
+        if self.private_mean is not None:
+            # The rest of a batch of `least` is to have what the estimator asks for.
+            least = max(math.ceil(plan.least / (1 - LARGEST_SHARE)), self.private_mean.least)
+            plan = replace(
+                plan,
+                least=min(least, plan.count),
+                charge=plan.charge | self.private_mean.charge,
+                parameters=plan.parameters | {"mean": self.private_mean.parameters},
+            )
         if self.diagnostics is None:
             return plan
         return replace(
@@ -188,11 +209,36 @@ class Estimator(ABC, Generic[S, O]):
     def update(self, state: S, batch: Batch) -> S:
         """Learn from a batch: for any state, a mechanism that costs the plan's charge."""
         self.check(batch)
-        new, clipped = self._update(state, batch)
+        if self.private_mean is None:
+            new, clipped = self._update(state, batch)
+        else:
+            new, clipped = self._update_about_mean(self.private_mean, state, batch)
         if self.diagnostics is None:
             return new
         null = int(np.count_nonzero(np.diff(batch.starts) == 0))
         return replace(new, counts=self.diagnostics.counts(null, clipped))
+
+    def _update_about_mean(self, private_mean: PrivateMean, state: S, batch: Batch) -> tuple[S, int]:
+        """Refresh the mean on the batch's share, and learn from the rest about it."""
+        first = private_mean.records(len(batch), state.mean_weight)
+        share, rest = batch.split([first, len(batch) - first])
+        mean, weight = private_mean.refresh(state.mean, state.mean_weight, share)
+        new, clipped = self._about(mean)._update(state, rest)
+        records = state.records + len(batch)
+        return replace(new, records=records, mean=mean, mean_weight=weight), clipped
+
+    def _about(self, mean: Matrix) -> Self:
+        """This estimator, and those that it holds as attributes, with records centred there.
+
+        Whatever else was derived from the preprocessing stays: nothing but the
+        centre differs, and only :meth:`Preprocessing.apply` reads it.
+        """
+        centred = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Estimator):
+                setattr(centred, name, value._about(mean))
+        centred.preprocessing = self.preprocessing.about(mean)
+        return centred
 
     @abstractmethod
     def _plan(self, state: S) -> Plan:
@@ -205,9 +251,18 @@ class Estimator(ABC, Generic[S, O]):
         That number is exact, and as secret as a record: it goes to no other place.
         """
 
-    @abstractmethod
     def release(self, state: S) -> Subspace:
         """The current subspace: post-processing of the state."""
+        subspace = self._release(state)
+        if self.private_mean is None:
+            return subspace
+        mean = self.private_mean.start if state.mean is None else state.mean
+        scale = self.preprocessing.scale
+        return replace(subspace, mean=mean * (1.0 if scale is None else np.asarray(scale)))
+
+    def _release(self, state: S) -> Subspace:
+        """The subspace that the estimator has learnt, without the private mean."""
+        raise NotImplementedError
 
     def check(self, batch: Batch) -> None:
         """Raise ValueError unless the batch has this estimator's dimension and record kind."""

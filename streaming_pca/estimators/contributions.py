@@ -45,10 +45,19 @@ from streaming_pca.linalg.lattice import (
     quantise_basis,
     quantise_centre,
 )
+from streaming_pca.linalg.residual_norms import residual_norms
 from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.records import Batch, RecordKind, SumKernel
 
-__all__ = ["block_sensitivity", "block_sum", "covariance_sensitivity", "covariance_sum", "record_sizes"]
+__all__ = [
+    "block_sensitivity",
+    "block_sum",
+    "covariance_sensitivity",
+    "covariance_sum",
+    "covariance_unit",
+    "record_sizes",
+    "residual_sizes",
+]
 
 _SQRT2_UP = math.nextafter(math.sqrt(2), 2)
 
@@ -59,6 +68,14 @@ _TIGHT = 0.05
 def covariance_sensitivity(kind: RecordKind) -> float:
     """Sensitivity of :func:`covariance_sum` in lattice units, rounded up."""
     return _SQRT2_UP * RADIUS**2 if kind is RecordKind.FACTOR else 2.0 * MATRIX_RADIUS
+
+
+def covariance_unit(kind: RecordKind, radius: float) -> float:
+    """What one lattice unit of :func:`covariance_sum` stands for."""
+    if kind is RecordKind.MATRIX:
+        return lattice_unit(radius, MATRIX_RADIUS)
+    row_unit = lattice_unit(math.sqrt(radius), RADIUS)
+    return row_unit * row_unit
 
 
 def _block_radius(kind: RecordKind) -> int:
@@ -98,6 +115,24 @@ def record_sizes(batch: Batch, preprocessing: Preprocessing) -> NDArray[np.float
         out = np.zeros(len(starts) - 1)
         record_squared_norms(rows, starts, out)
         return out if batch.kind is RecordKind.FACTOR else np.sqrt(out)
+
+    return batch.map(kernel)
+
+
+def residual_sizes(
+    batch: Batch, preprocessing: Preprocessing, basis: NDArray[np.float64], centre: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """|A_i Q - C|_F, which :func:`block_sum` clips, to choose its radius by.
+
+    Each is a function of its record alone, computed in a fixed order.
+    """
+    basis, centre = np.ascontiguousarray(basis), np.ascontiguousarray(centre)
+
+    def kernel(block: Batch) -> NDArray[np.float64]:
+        starts, rows = _transformed(preprocessing, block)
+        out = np.zeros(len(starts) - 1)
+        residual_norms(rows, starts, batch.kind is RecordKind.MATRIX, basis, centre, out)
+        return out
 
     return batch.map(kernel)
 
@@ -142,13 +177,9 @@ def covariance_sum(batch: Batch, preprocessing: Preprocessing, radius: float) ->
     -------
     LatticeSum of a (d, d) symmetric total
     """
-    if preprocessing.kind is RecordKind.FACTOR:
-        row_unit = lattice_unit(math.sqrt(radius), RADIUS)
-        kernel = _Covariance(preprocessing, 1 / row_unit)
-        unit = row_unit * row_unit
-    else:
-        unit = lattice_unit(radius, MATRIX_RADIUS)
-        kernel = _Covariance(preprocessing, 1 / unit)
+    unit = covariance_unit(preprocessing.kind, radius)
+    of_rows = preprocessing.kind is RecordKind.FACTOR
+    kernel = _Covariance(preprocessing, 1 / (lattice_unit(math.sqrt(radius), RADIUS) if of_rows else unit))
     d = preprocessing.output_dim
     return _summed(batch, kernel, (d, d), unit, covariance_sensitivity(preprocessing.kind))
 

@@ -90,8 +90,9 @@ class PrivateOja(Estimator[PrivateOjaState, PrivateOjaOptions]):
       the projection on S_Q: isotropic there, half the printed variance inside
       the Q-block, the same privacy.
     - Centring: the printed algorithm has second moments only ("none"). "pairs"
-      and a public vector are public maps of the records and work here too;
-      "augment" is refused, as the constant would take one of the k directions.
+      and a public vector are public maps of the records and work here too, as
+      does "private-mean"; "augment" is refused, as the constant would take one
+      of the k directions.
 
     Privacy
     -------
@@ -115,7 +116,10 @@ class PrivateOja(Estimator[PrivateOjaState, PrivateOjaOptions]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.preprocessing.centering == "augment":
-            raise ValueError('private-oja cannot use centering = "augment": use "none", "pairs" or a vector')
+            raise ValueError(
+                'private-oja cannot use centering = "augment": '
+                'use "private-mean", "pairs", "none" or a vector'
+            )
 
     def init(self, rng: np.random.Generator) -> PrivateOjaState:
         """A uniformly random basis."""
@@ -170,11 +174,11 @@ class PrivateOja(Estimator[PrivateOjaState, PrivateOjaOptions]):
             records=state.records + len(batch),
             basis=basis,
             inner=(inner + inner.T) / 2,
-            components=self.release(state).components if state.batch else None,
+            components=self._release(state).components if state.batch else None,
         )
         return new, exact.clipped
 
-    def release(self, state: PrivateOjaState) -> Subspace:
+    def _release(self, state: PrivateOjaState) -> Subspace:
         """The span of the iterate, turned to its Ritz vectors."""
         values, turn = ritz_pairs(state.inner, self.k)
         components = stable_signs(np.ascontiguousarray((state.basis @ turn).T), state.components)

@@ -118,8 +118,10 @@ def commit_bytes(stream: StreamSettings) -> int:
     """The most that one batch writes to the state topic, but for a 64th of the table of users."""
     estimator = stream.made
     state = len(encode_state(estimator.init(utility_generator(0))))
-    # What is None before the first batch: a release's rows, or a basis of the transformed features.
+    # What is None before the first batch: a release's rows, or a basis of the transformed features; a mean.
     later = 2 * 8 * (estimator.preprocessing.output_dim * stream.rank + 64)
+    if estimator.private_mean is not None:
+        later += 8 * (stream.dim + 64)
     # Positions at thousands of partitions, salt, names, and numbers that get longer.
     header = 2**16
     return header + state + later + release_bytes(stream) + _delta_bytes(stream)

@@ -29,7 +29,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"estimator": ["analyze-gauss"]}, "estimator must be the id of one"),
     ({"estimator": "private-oja"}, "options of private-oja: clip_radius: must be set"),
     ({"estimator": "private-oja", "options": {"clip_radius": 1}}, 'cannot use centering = "augment"'),
-    ({"centering": "median"}, 'centering must be "augment", "pairs", "none", or one number a feature'),
+    ({"centering": "median"}, 'centering must be "augment", "pairs", "private-mean", "none", or one number'),
     ({"centering": 3.0}, "centering must be"),
     ({"centering": None}, "centering must be"),
     ({"centering": [1, 2]}, "centering has 2 numbers for 4 features"),

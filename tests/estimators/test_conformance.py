@@ -46,8 +46,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 # Instead of the above where the radius must not depend on the records.
 PUBLIC_RADIUS: dict[str, dict[str, Any]] = {"analyze-gauss": {"clip_radius": 3.0}}
 CENTERINGS: dict[str, list[Any]] = {
-    "analyze-gauss": ["none", "augment", "pairs", (0.5,) * D],
-    "private-oja": ["none", "pairs", (0.5,) * D],
+    "analyze-gauss": ["none", "augment", "pairs", "private-mean", (0.5,) * D],
+    "private-oja": ["none", "pairs", "private-mean", (0.5,) * D],
 }
 CASES = [(name, centering) for name, all_of_it in CENTERINGS.items() for centering in all_of_it]
 MATRIX_CASES = [(name, RecordKind.MATRIX) for name in ESTIMATORS]

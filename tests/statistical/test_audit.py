@@ -219,7 +219,7 @@ def test_half_the_noise_of_a_histogram_is_caught(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SETUPS)
-@pytest.mark.parametrize("kind", ["sum", "matrix", "pairs", "user"])
+@pytest.mark.parametrize("kind", ["sum", "matrix", "pairs", "user", "mean"])
 def test_half_the_noise_of_an_estimator_is_caught(name: str, kind: str) -> None:
     case = cases_of_estimator(name)[kind]
     half_is_caught(case, *gaussian_rates(2 * case.claim.mu))

@@ -17,6 +17,7 @@ from streaming_pca.privacy.mechanisms.gaussian import (
 from streaming_pca.privacy.mechanisms.histogram import (
     gaussian_histogram,
     gaussian_histogram_argmax,
+    laplace_histogram,
     stability_histogram,
     stability_threshold,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "AlreadyFired",
     "gaussian_histogram",
     "gaussian_histogram_argmax",
+    "laplace_histogram",
     "gaussian_on_symmetric",
     "gaussian_on_symmetric_space",
     "gaussian_on_vector",

@@ -16,7 +16,13 @@ from streaming_pca.privacy.mechanisms.addition import require_integers
 from streaming_pca.privacy.mechanisms.gaussian import gaussian_on_vector
 from streaming_pca.privacy.mechanisms.laplace import laplace_on_vector, laplace_scale
 
-__all__ = ["gaussian_histogram", "gaussian_histogram_argmax", "stability_histogram", "stability_threshold"]
+__all__ = [
+    "gaussian_histogram",
+    "gaussian_histogram_argmax",
+    "laplace_histogram",
+    "stability_histogram",
+    "stability_threshold",
+]
 
 Key = TypeVar("Key", int, str, bytes, tuple[int, ...])
 
@@ -133,14 +139,49 @@ def gaussian_histogram(bins: NDArray[np.int64], n_bins: int, rho: float) -> NDAr
 
     Source: Canonne, Kamath and Steinke 2020, Theorem 14.
     """
+    require_positive("rho", rho)
+    return gaussian_on_vector(_counts(bins, n_bins), _root_inverse_up(rho))
+
+
+def laplace_histogram(bins: NDArray[np.int64], n_bins: int, epsilon: float) -> NDArray[np.int64]:
+    """Noisy counts of fixed public bins, without any delta.
+
+    Parameters
+    ----------
+    bins : (m,) int64
+        As for :func:`gaussian_histogram`.
+    n_bins : int
+        Public.
+    epsilon : float
+
+    Returns
+    -------
+    (n_bins,) int64
+        May be negative.
+
+    Raises
+    ------
+    ParameterError
+        If a parameter is out of its range or ``bins`` is not a vector of int64.
+
+    Notes
+    -----
+    Released: all counts plus independent discrete Laplace noise of scale
+    2/epsilon. Adjacency: replace-one, under which one count falls by one and
+    another rises by one: L1 sensitivity 2, so it is epsilon-DP
+    (:func:`~streaming_pca.privacy.mechanisms.laplace.laplace_on_vector`).
+    """
+    scale = laplace_scale(2, epsilon)
+    return laplace_on_vector(_counts(bins, n_bins), scale)
+
+
+def _counts(bins: NDArray[np.int64], n_bins: int) -> NDArray[np.int64]:
     require_integers("bins", bins)
     if bins.ndim != 1:
         raise ParameterError(f"bins must be one number a record, not of shape {bins.shape}")
     require_count("n_bins", n_bins)
-    require_positive("rho", rho)
     inside = bins[(bins >= 0) & (bins < n_bins)]
-    counts = np.bincount(inside, minlength=n_bins).astype(np.int64)
-    return gaussian_on_vector(counts, _root_inverse_up(rho))
+    return np.bincount(inside, minlength=n_bins).astype(np.int64)
 
 
 def gaussian_histogram_argmax(bins: NDArray[np.int64], n_bins: int, rho: float) -> int:

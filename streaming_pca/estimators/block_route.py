@@ -1,0 +1,235 @@
+"""The block route: noisy clipped means of A Q - C about a free centre C, refined from basis to basis.
+
+The estimate is S, near Sigma Q for the present basis Q. One round:
+
+1. The centre C is S itself: an earlier output, so no record and no budget is
+   spent on it. What is left to learn, A_i Q - C, is small where the records
+   agree, and so is the clip radius R, and with it the noise.
+2. R: a quantile of |A_i Q - C|_F, from the histogram of a small part of the round
+   (:mod:`~streaming_pca.estimators.sizes`).
+3. The clipped mean shrinks what it should measure by about E min(1, R/|A_i Q - C|_F),
+   which the same histogram tells: divided by it, an error of the centre is
+   taken off at once, and not by a half a round.
+4. Noise in S_Q = {Y : Q^T Y symmetric} (003, Algorithm 1, line 5), of variance s^2.
+5. Kalman: with r = s^2 + R^2/(d L m) the variance of an entry, S <- C + g (G - C),
+   g = P/(P + r), P <- (1 - g) P; with a half-life g does not fall below what
+   forgetting asks for.
+6. Q <- orth(S - c Q), a power step of Sigma - c I: c, the mean of the
+   eigenvalues that are not looked for (private total less Ritz values), makes the
+   flat part of a spectrum drop out, whose share of the error a plain step only
+   shrinks by lambda_{k+1}/lambda_k.
+7. S is carried to the new basis by S Q^T + Q S^T - Q (Q^T S) Q^T + c (I - Q Q^T), and
+   P grows by what that neglects.
+
+With ``centering = "augment"`` the basis has one column more, the constant's axis:
+S then holds E x x^T Q, E x and what is left of the constant, and steps 6 and 7
+work on the centred part.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.estimators.contributions import block_sensitivity, block_sum, residual_sizes
+from streaming_pca.estimators.sizes import private_sizes
+from streaming_pca.linalg.subspace import orthonormalise, project_symmetric
+from streaming_pca.preprocessing import Preprocessing
+from streaming_pca.privacy.calibration import lattice_sigma
+from streaming_pca.privacy.mechanisms import gaussian_on_vector
+from streaming_pca.privacy.parameters import PrivacyParameters
+from streaming_pca.records import Batch
+
+__all__ = ["BlockMemory", "BlockRoute", "block_sigma"]
+
+Matrix = NDArray[np.float64]
+
+SIZE_SHARE = 0.05
+_MOST_SIZES = 5000
+_LEAST_WEIGHT = 0.2
+_FAR = 0.5
+"""Change of the basis, in Frobenius norm, beyond which earlier means are worth nothing."""
+
+
+@dataclass(frozen=True)
+class BlockMemory:
+    """What the route keeps between rounds: outputs of mechanisms, post-processed.
+
+    Attributes
+    ----------
+    basis : (d, k) float64
+        Q, orthonormal columns, in the features' space.
+    block : (d', k') float64
+        S, near Sigma Q'; Q' = Q, k' = k, but with "augment" both have the
+        constant's axis besides.
+    variance : float
+        P, of an entry of S; inf where S is only a guess.
+    noise : float
+        The part of P that is noise.
+    level : float
+        c, the mean of the other eigenvalues.
+    spectrum : (k,) float64
+        Singular values of S - c Q that the basis was made of; zeros at the start.
+    """
+
+    basis: Matrix
+    block: Matrix
+    variance: float
+    noise: float
+    level: float
+    spectrum: Matrix
+
+    @classmethod
+    def start(cls, basis: Matrix, augmented: bool) -> BlockMemory:
+        """Nothing but a basis."""
+        d, k = basis.shape
+        return cls(basis, np.zeros((d + augmented, k + augmented)), math.inf, 0.0, 0.0, np.zeros(k))
+
+    @property
+    def augmented(self) -> bool:
+        """Whether the constant's axis is there."""
+        return len(self.block) > len(self.basis)
+
+    @property
+    def whole_basis(self) -> Matrix:
+        """Q'."""
+        if not self.augmented:
+            return self.basis
+        d, k = self.basis.shape
+        whole = np.zeros((d + 1, k + 1))
+        whole[:d, :k], whole[d, k] = self.basis, 1.0
+        return whole
+
+    @property
+    def mean(self) -> Matrix:
+        """Of the records, with "augment"; zeros where it is lost in the noise."""
+        d, k = self.basis.shape
+        kept = float(self.block[d, k])
+        return np.asarray(self.block[:d, k] / kept if kept >= 0.5 else np.zeros(d))
+
+    @property
+    def centred(self) -> Matrix:
+        """(d, k): near the covariance times Q."""
+        if not self.augmented:
+            return self.block
+        d, k = self.basis.shape
+        mean = self.mean
+        return np.asarray(self.block[:d, :k] - np.outer(mean, mean @ self.basis))
+
+
+class BlockRoute:
+    """The mechanisms of the block route and what is made of their answers.
+
+    Parameters
+    ----------
+    k : int
+    privacy : PrivacyParameters
+        Of one batch's sum.
+    preprocessing : Preprocessing
+    size_epsilon : float
+        Of one batch's histogram.
+    size_range : (float, float)
+        Public: where sizes of records are looked for; those of residuals may be far smaller.
+    """
+
+    def __init__(
+        self,
+        k: int,
+        privacy: PrivacyParameters,
+        preprocessing: Preprocessing,
+        size_epsilon: float,
+        size_range: tuple[float, float],
+    ) -> None:
+        self.k, self.preprocessing, self.size_epsilon = k, preprocessing, size_epsilon
+        low, high = size_range
+        self.size_range = (max(low * 2.0**-20, 1e-230), high * 2.0)
+        self.sigma = block_sigma(k, privacy, preprocessing)
+
+    def size_records(self, count: int) -> int:
+        """Records of a round whose residuals' sizes are looked at."""
+        wanted = min(
+            max(SIZE_SHARE * count, 400 / self.size_epsilon), _MOST_SIZES / min(self.size_epsilon, 1)
+        )
+        return int(min(wanted, 0.2 * count))
+
+    def radius(self, memory: BlockMemory, part: Batch, quantile: float) -> tuple[float, float]:
+        """Clip radius and mean weight, from a part's residuals; epsilon-DP."""
+        sizes = residual_sizes(part, self.preprocessing, memory.whole_basis, memory.block)
+        found = private_sizes(sizes, *self.size_range, self.size_epsilon)
+        radius = found.quantile(quantile)
+        return radius, max(found.mean_weight(radius), _LEAST_WEIGHT)
+
+    def noise(self, radius: float, weight: float, count: float) -> float:
+        """Standard deviation of an entry of a round's mean."""
+        return self.sigma * 2 * radius / block_sensitivity(self.preprocessing.kind) / (weight * max(count, 1))
+
+    def learn(
+        self, memory: BlockMemory, part: Batch, radius: float, weight: float, half_life: float | None
+    ) -> tuple[BlockMemory, int]:
+        """One round on a part; (epsilon, delta)-DP. Returns the number of clipped records too."""
+        count = len(part) // self.preprocessing.units
+        basis = memory.whole_basis
+        exact = block_sum(part, self.preprocessing, basis, radius, memory.block)
+        if not count:
+            return memory, exact.clipped
+        assert exact.centre is not None
+        noisy = gaussian_on_vector(exact.total, self.sigma) * (exact.unit / (weight * count))
+        measured = exact.centre + project_symmetric(noisy, basis)
+        noise = self.noise(radius, weight, count) ** 2
+        spread = noise + radius**2 / (basis.size * count)
+        gain = 1.0
+        if math.isfinite(memory.variance):
+            gain = memory.variance / (memory.variance + spread)
+            if half_life is not None:
+                gain = max(gain, 1 - 0.5 ** (count / half_life))
+        settled = replace(
+            memory,
+            block=memory.block + gain * (measured - memory.block),
+            variance=(1 - gain) * memory.variance + gain * spread if gain < 1 else spread,
+            noise=(1 - gain) ** 2 * memory.noise + gain**2 * noise,
+        )
+        return settled, exact.clipped
+
+    def step(self, memory: BlockMemory, total_variance: float) -> BlockMemory:
+        """Move to the next basis, and carry the estimate there: post-processing."""
+        basis, centred = memory.basis, memory.centred
+        d, k = basis.shape
+        values = np.linalg.svd(centred, compute_uv=False)
+        level = 0.0
+        if d > k:
+            level = min(max((total_variance - float(values.sum())) / (d - k), 0.0), float(values[-1]) / 2)
+        shifted = centred - level * basis
+        new = orthonormalise(shifted)
+        inner = basis.T @ centred
+        inner = (inner + inner.T) / 2
+        within = basis.T @ new
+        carried = centred @ within + basis @ (centred.T @ new) - basis @ (inner @ within)
+        carried += level * (new - basis @ within)
+        block = carried
+        if memory.augmented:
+            mean, kept = memory.mean, float(memory.block[d, k])
+            block = np.zeros((d + 1, k + 1))
+            block[:d, :k] = carried + np.outer(mean, mean @ new)
+            block[d, :k] = kept * (mean @ new)
+            block[:d, k], block[d, k] = kept * mean, kept
+        change = float(np.linalg.norm(new - basis @ within))
+        neglected = (float(values[0]) * change**2 + 0.1 * float(values[-1]) * change) ** 2 / block.size
+        variance = memory.variance + neglected if change <= _FAR else math.inf
+        spectrum = np.linalg.svd(shifted, compute_uv=False)
+        return BlockMemory(new, block, variance, memory.noise, level, spectrum)
+
+
+def block_sigma(k: int, privacy: PrivacyParameters, preprocessing: Preprocessing) -> float:
+    """Noise scale of an entry, in lattice units: the same in every round."""
+    d = preprocessing.output_dim
+    columns = k + (preprocessing.centering == "augment")
+    return lattice_sigma(
+        privacy.epsilon,
+        privacy.delta,
+        block_sensitivity(preprocessing.kind),
+        float(d * columns),
+        contributions=privacy.contributions,
+    )

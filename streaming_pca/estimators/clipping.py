@@ -1,0 +1,115 @@
+"""What the private routes share: settings of the clip, what a batch's parts cost, how they are cut."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from streaming_pca.estimators.batching import GrowingBatches
+from streaming_pca.preprocessing import Preprocessing
+from streaming_pca.privacy.calibration import gaussian_rho, pure_epsilon
+from streaming_pca.privacy.parameters import Charge, PrivacyParameters
+from streaming_pca.records import Batch
+
+__all__ = ["ClippedBatches", "PartCosts", "size_range", "split_parts"]
+
+LEAST_RADIUS, GREATEST_RADIUS = 1e-200, 1e200
+
+
+class ClippedBatches(GrowingBatches):
+    """Settings of an estimator that clips, besides those of its batches."""
+
+    clip_quantile: float | None = Field(default=None, gt=0, lt=1)
+    """The private quantile of the records' sizes that becomes the clip radius; by itself
+    the estimator weighs the noise of each radius against the bias."""
+    clip_radius: float | None = Field(default=None, ge=LEAST_RADIUS, le=GREATEST_RADIUS)
+    """A public radius instead: no record is spent on finding one."""
+    radius_range: tuple[float, float] = (2.0**-40, 2.0**60)
+    """Low and high: where the radius is looked for when no ``bounds`` tell; public."""
+    half_life: float | None = Field(default=None, ge=1)
+    """Records after which a batch counts half, for streams that drift; by default all count alike."""
+
+    @model_validator(mode="after")
+    def _check_radius(self) -> ClippedBatches:
+        low, high = self.radius_range
+        if not LEAST_RADIUS <= low < high <= GREATEST_RADIUS:
+            raise ValueError(f"radius_range must rise, between {LEAST_RADIUS:g} and {GREATEST_RADIUS:g}")
+        if self.clip_quantile is not None and self.clip_radius is not None:
+            raise ValueError("clip_quantile and clip_radius exclude each other")
+        return self
+
+
+class PartCosts:
+    """What the disjoint parts of a batch cost: a Gaussian sum, or a histogram of sizes.
+
+    Each record is in one part and there in one mechanism: a sum, which is
+    (epsilon, delta)-DP, or a histogram, which is epsilon-DP. So a batch costs the
+    larger of the two, and every record (epsilon, delta). A user may enter c
+    batches: then both are mu-GDP for the mu of which c compose to (epsilon,
+    delta), whichever parts the user's records meet
+    (:func:`~streaming_pca.privacy.calibration.pure_epsilon`).
+
+    Parameters
+    ----------
+    privacy : PrivacyParameters
+    multiplier : float
+        The smallest of the sums' noise scales over their sensitivities.
+
+    Attributes
+    ----------
+    size_epsilon : float
+        Of one batch's histogram.
+    """
+
+    def __init__(self, privacy: PrivacyParameters, multiplier: float) -> None:
+        self.privacy, self.multiplier = privacy, multiplier
+        self.size_epsilon = privacy.epsilon
+        if privacy.contributions > 1:
+            self.size_epsilon = min(pure_epsilon(multiplier), privacy.epsilon)
+
+    def charge(self, with_sizes: bool) -> Charge:
+        """Of a batch, with a histogram among its parts or without."""
+        batches = self.privacy.contributions
+        total = self.privacy.charge(batches * gaussian_rho(self.multiplier))
+        if not with_sizes:
+            return total
+        epsilon = Fraction(repr(self.size_epsilon))
+        return total | Charge(epsilon=0, delta=0, rho=batches * epsilon * epsilon / 2)
+
+    def least(self, granularity: int) -> int:
+        """The fewest records that a batch is worth: less could not resolve a radius."""
+        return math.ceil(max(400, 1000 / self.size_epsilon) / granularity) * granularity
+
+
+def size_range(preprocessing: Preprocessing, options: ClippedBatches) -> tuple[float, float]:
+    """Where sizes of records are looked for; public."""
+    bound = preprocessing.largest_squared_norm
+    if bound is None:
+        return options.radius_range
+    high = min(max(bound, LEAST_RADIUS * 2.0**30), GREATEST_RADIUS)
+    return high * 2.0**-30, high
+
+
+def split_parts(batch: Batch, wanted: Sequence[int], granularity: int) -> tuple[Batch, ...]:
+    """Parts of about the wanted numbers of records, and the rest: by position, public."""
+    counts: list[int] = []
+    left = len(batch)
+    for count in wanted:
+        taken = min(count // granularity * granularity, left)
+        counts.append(taken)
+        left -= taken
+    return batch.split([*counts, left])
+
+
+def clip_parameters(options: ClippedBatches, sizes: tuple[float, float]) -> dict[str, Any]:
+    """As a reservation names them."""
+    return {
+        "clip_quantile": options.clip_quantile,
+        "clip_radius": options.clip_radius,
+        "radius_range": list(sizes),
+        "half_life": options.half_life,
+    }

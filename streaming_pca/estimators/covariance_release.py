@@ -1,0 +1,77 @@
+"""A release from a noisy second moment: leading eigenvectors, variances, and how far to trust them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.estimators.base import Subspace
+from streaming_pca.estimators.covariance_route import CovarianceMemory
+from streaming_pca.estimators.uncertainty import (
+    angle_bound_of_centred_covariance,
+    angle_bound_of_covariance,
+    errors_of_centred_covariance,
+    errors_of_covariance,
+)
+from streaming_pca.linalg.subspace import ritz_pairs, stable_signs
+from streaming_pca.preprocessing import Preprocessing
+from streaming_pca.records import RecordKind
+
+__all__ = ["covariance_subspace"]
+
+Matrix = NDArray[np.float64]
+
+
+def covariance_subspace(
+    memory: CovarianceMemory, preprocessing: Preprocessing, k: int, previous: Matrix | None
+) -> Subspace:
+    """Leading eigenvectors of the (centred) noisy covariance; post-processing.
+
+    Parameters
+    ----------
+    memory : CovarianceMemory
+    preprocessing : Preprocessing
+    k : int
+    previous : (k, d) float64 or None
+        The last release's components, for their signs.
+    """
+    moment, sigma = memory.moment, math.sqrt(memory.noise)
+    dim = len(moment)
+    mean: Matrix | None = None
+    kept = 0.0
+    if preprocessing.centering == "augment":
+        dim -= 1
+        # What is left of the constant 1 after clipping is the records' mean
+        # weight; dividing by it makes mean and covariance those of the weighted
+        # records. Below a half it is noise: better not to centre at all.
+        kept = float(moment[dim, dim])
+        centred = kept >= 0.5
+        mean = moment[:dim, dim] / kept if centred else np.zeros(dim)
+        moment = moment[:dim, :dim] / kept - np.outer(mean, mean) if centred else moment[:dim, :dim]
+        kept = kept if centred else 0.0
+    values, vectors = ritz_pairs(moment, dim)
+    components = stable_signs(np.ascontiguousarray(vectors[:, :k].T), previous)
+    variances = np.maximum(values[:k], 0.0)
+    if not memory.weight:
+        return Subspace(components, variances, mean)
+    total = max(float(np.trace(moment)), 0.0)
+    if kept and mean is not None:
+        errors = errors_of_centred_covariance(components, variances, total, sigma, mean, kept)
+        bound = angle_bound_of_centred_covariance(values, k, sigma, mean, kept)
+    else:
+        errors = errors_of_covariance(k, dim, sigma)
+        bound = angle_bound_of_covariance(values, k, sigma)
+    # The trace of indefinite matrices is no variance.
+    is_total = preprocessing.kind is RecordKind.FACTOR
+    finite = math.isfinite(total) and math.isfinite(errors[1]) and bool(np.isfinite(errors[0]).all())
+    return Subspace(
+        components,
+        variances,
+        mean,
+        explained_variance_error=errors[0] if finite else None,
+        total_variance=total if finite and is_total else None,
+        total_variance_error=errors[1] if finite and is_total else None,
+        angle_bound=bound if finite else None,
+    )
