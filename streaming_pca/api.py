@@ -21,7 +21,7 @@ from streaming_pca.records import Batch
 
 __all__ = ["DEFAULT_ESTIMATOR", "PrivatePCA"]
 
-DEFAULT_ESTIMATOR = "analyze-gauss"
+DEFAULT_ESTIMATOR = "adaptive"
 
 Rows = NDArray[np.floating]
 
@@ -38,7 +38,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         k, at most the number of features d.
     epsilon, delta : float, default=1.0 and 1e-6
         The promise for each record; see Privacy below.
-    estimator : str, default="analyze-gauss"
+    estimator : str, default="adaptive"
         Which algorithm: an id that ``streaming-pca estimators`` lists.
     centering : {"augment", "pairs", "private-mean", "none"} or array of d numbers, default="augment"
         "augment" learns the mean together with the covariance. "pairs" learns

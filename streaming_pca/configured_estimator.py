@@ -80,9 +80,13 @@ def configure(
     given = _options(options)
     if n_records is not None and "n_records" in kind.options_type.model_fields:
         given.setdefault("n_records", n_records - n_records % preprocessing.granularity)
-        if "n_batches" in kind.options_type.model_fields:
+        if "n_batches" in kind.options_type.model_fields and "n_batches" not in given:
             # Only the last of them is shown, and each brings noise of its own.
-            given.setdefault("n_batches", max(1, math.ceil(n_records / MAX_RECORDS)))
+            given["n_batches"] = 1
+            if n_records > MAX_RECORDS:
+                # Equal ones, so that none is above the limit; cutting at even numbers adds up to 2.
+                given["n_batches"] = math.ceil(n_records / (MAX_RECORDS - 2))
+                given.setdefault("growth", 1.0)
     try:
         made_options = kind.options_type(**given)
     except ValidationError as error:

@@ -124,8 +124,6 @@ rank = {rank}
 epsilon = {epsilon}
 delta = {delta}
 bounds = [-{flights.BOUND}, {flights.BOUND}]
-centering = "augment"
-estimator = "analyze-gauss"
 
 [stream.options]
 n_records = {records}

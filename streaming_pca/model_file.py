@@ -142,7 +142,7 @@ def _check_value(name: str, value: Any, fresh: Any) -> None:
         fits = True
     else:
         fits = type(value) is type(fresh) and (not isinstance(value, int) or value >= 0)
-        fits = fits and (not isinstance(value, float) or math.isfinite(value))
+        fits = fits and (not isinstance(value, float) or not math.isnan(value))
     if not fits:
         raise ValueError(f"{name} of the state does not fit the estimator")
 

@@ -119,7 +119,7 @@ class StreamSettings(Section):
     """Public lower and upper bounds of features, numbers or one a feature: rows are clamped to them."""
     scale: Numbers | None = None
     """Public factor(s) of features, after centring."""
-    estimator: str = "analyze-gauss"
+    estimator: str = "adaptive"
     """The algorithm, by its id; see `streaming-pca estimators`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The estimator's own settings."""

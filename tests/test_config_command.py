@@ -72,7 +72,7 @@ def test_each_value_is_shown_with_its_origin(
         "stream.options.max_batch": (131_072, "default"),
     }
     assert {key: (found[key]["value"], found[key]["origin"]) for key in expected} == expected
-    shown = {".".join(s.path) for s in every_setting() if s.estimator in (None, "analyze-gauss")}
+    shown = {".".join(s.path) for s in every_setting() if s.estimator in (None, "adaptive")}
     assert set(found) == shown
 
 
@@ -262,6 +262,8 @@ VALID = [
     GOOD + 'bounds = [-5, [1, 2, 3, 4]]\ncap = { epsilon = "1/3", delta = 1e-6 }\nscale = 2\n',
     GOOD + "centering = [1, 2, 3, 4]\n[stream.options]\nradius_range = [1, 2]\n[worker]\ntick_seconds = 1\n",
     GOOD + 'estimator = "private-oja"\ncentering = "none"\noptions = { clip_radius = 1 }\n',
+    GOOD + 'estimator = "block"\noptions = { oversampling = 1, half_life = 1000 }\n',
+    GOOD + 'options = { route = "block", half_life = "auto" }\n',
 ]
 INVALID = [
     GOOD.replace("dim = 4\n", ""),
@@ -272,6 +274,8 @@ INVALID = [
     GOOD + "estimator = 'magic'\n",
     GOOD + "[stream.options]\nclip_quantile = 2\n",
     GOOD + "[stream.options]\nlearning_rate = 1.0\n",
+    GOOD + "[stream.options]\noversampling = 1\n",
+    GOOD + "[stream.options]\nroute = 'oja'\n",
     GOOD.replace("[kafka]", f"[kafka]\nsasl_password = '{PASSWORD}'"),
     SEVERAL.replace("rank = 3", "rank = 'x'"),
     SEVERAL.replace("clip_radius = 2.0", "growth = 2.0"),

@@ -58,6 +58,24 @@ OJA = OTHER | {("stream", "estimator"): "private-oja"}
 CAP = {("stream", "cap", "epsilon"): "3", ("stream", "cap", "delta"): "1e-3"}
 
 Case = tuple[str, Any] | tuple[str, Any, dict[tuple[str, ...], str]]
+
+
+def of_clipping(estimator: str) -> dict[tuple[str, ...], Case]:
+    """Cases of the options that every estimator with a private clip radius has."""
+    named = {("stream", "estimator"): estimator}
+    return {
+        (estimator, "first_batch"): ("100", 100, named),
+        (estimator, "growth"): ("2", 2.0, named),
+        (estimator, "max_batch"): ("8192", 8192, named),
+        (estimator, "n_records"): ("3000", 3000, named),
+        (estimator, "n_batches"): ("3", 3, named),
+        (estimator, "clip_quantile"): ("0.9", 0.9, named),
+        (estimator, "clip_radius"): ("2.5", 2.5, named),
+        (estimator, "radius_range"): ("[1, 2]", (1.0, 2.0), named),
+        (estimator, "half_life"): ("2500", 2500.0, named),
+    }
+
+
 # What the variable holds, what the setting then is, and what else must be set for it to be valid.
 CASES: dict[tuple[str, ...], Case] = {
     ("kafka", "bootstrap_servers"): ("a:1,b:2", "a:1,b:2"),
@@ -107,14 +125,11 @@ CASES: dict[tuple[str, ...], Case] = {
     ("http", "port"): ("0", 0),
     ("log", "format"): ("json", "json"),
     ("log", "level"): ("debug", "debug"),
-    ("analyze-gauss", "first_batch"): ("100", 100),
-    ("analyze-gauss", "growth"): ("2", 2.0),
-    ("analyze-gauss", "max_batch"): ("8192", 8192),
-    ("analyze-gauss", "n_records"): ("3000", 3000),
-    ("analyze-gauss", "n_batches"): ("3", 3),
-    ("analyze-gauss", "clip_quantile"): ("0.9", 0.9),
-    ("analyze-gauss", "clip_radius"): ("2.5", 2.5),
-    ("analyze-gauss", "radius_range"): ("[1, 2]", (1.0, 2.0)),
+    **of_clipping("adaptive"),
+    **of_clipping("analyze-gauss"),
+    **of_clipping("block"),
+    ("adaptive", "route"): ("block", "block"),
+    ("block", "oversampling"): ("2", 2, {("stream", "estimator"): "block"}),
     ("private-oja", "clip_radius"): ("2.5", 2.5, OJA),
     ("private-oja", "batch_size"): ("100", 100, OJA),
     ("private-oja", "learning_rate"): ("0.5", 0.5, OJA),
@@ -190,7 +205,7 @@ def test_a_section_can_be_one_variable(load: Load, monkeypatch: pytest.MonkeyPat
             '{"epsilon": -1}',
             "environment: STREAMING_PCA_STREAM__CAP: epsilon: must not be neg",
         ),
-        ("STREAM__OPTIONS__RADIUS_RANGE", "[1,", "options of analyze-gauss: radius_range: "),
+        ("STREAM__OPTIONS__RADIUS_RANGE", "[1,", "options of adaptive: radius_range: "),
         ("KAFKA", "{", "environment: STREAMING_PCA_KAFKA: is not JSON"),
         ("kafka", "{", "environment: STREAMING_PCA_KAFKA: is not JSON"),
         ("KAFKA", '{"colour": 1}', "environment: STREAMING_PCA_KAFKA: colour: no such setting"),

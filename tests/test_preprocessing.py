@@ -14,8 +14,14 @@ from streaming_pca.records import Batch, RecordKind
 
 D = 3
 VARIANTS: list[dict[str, Any]] = [
-    {"centering": c, "bounds": b, "scale": s}
-    for c in ("none", "augment", "pairs", (1.0, -2.0, 0.5))
+    {**c, "bounds": b, "scale": s}
+    for c in (
+        {"centering": "none"},
+        {"centering": "augment"},
+        {"centering": "pairs"},
+        {"centering": "private-mean", "centre": (1.5, -1.0, 0.5)},
+        {"centering": (1.0, -2.0, 0.5)},
+    )
     for b in (None, (-1.0, 2.0), ((-1.0, -2.0, -3.0), 4.0))
     for s in (None, 0.5, (1.0, 2.0, 3.0))
 ]
@@ -34,6 +40,17 @@ def one(p: Preprocessing, *records: Any) -> Any:
 def test_rows_are_clamped_then_centred_then_scaled() -> None:
     p = Preprocessing(dim=2, centering=(1.0, 2.0), bounds=(-5.0, (5.0, 6.0)), scale=(10.0, 0.5))
     assert one(p, [[100.0, -100.0], [0.0, 3.0]]) == [[40.0, -3.5], [-10.0, 0.5]]
+
+
+def test_a_private_mean_is_taken_off_once_it_is_there() -> None:
+    p = Preprocessing(dim=2, centering="private-mean", bounds=(-5.0, (5.0, 6.0)), scale=(10.0, 0.5))
+    with pytest.raises(ValueError, match=r"about\(mean\)"):
+        one(p, [[1.0, 2.0]])
+    assert (p.output_dim, p.granularity) == (2, 1)
+    about = p.about(np.array([1.0, 2.0]))
+    assert one(about, [[100.0, -100.0], [0.0, 3.0]]) == [[40.0, -3.5], [-10.0, 0.5]]
+    assert about.about(np.zeros(2)).centre == (0.0, 0.0)
+    assert about.largest_squared_norm == p.largest_squared_norm == 100.0**2 + 5.5**2
 
 
 def test_augmenting_appends_the_constant_one_to_every_row() -> None:
@@ -162,7 +179,11 @@ def test_a_matrix_becomes_symmetric_to_the_last_bit() -> None:
         {"bounds": (0.0, (1.0, 2.0))},
         {"bounds": (0.0, (1.0, 2.0, -3.0))},
         {"bounds": (float("-inf"), 1.0)},
+        {"centering": "none", "centre": (0.0, 0.0, 0.0)},
+        {"centering": "private-mean", "centre": (0.0, 0.0)},
+        {"centering": "private-mean", "centre": (0.0, 0.0, float("inf"))},
         {"kind": RecordKind.MATRIX},
+        {"kind": RecordKind.MATRIX, "centering": "private-mean"},
         {"kind": RecordKind.MATRIX, "centering": "none", "scale": 2.0},
         {"kind": RecordKind.MATRIX, "centering": "none", "bounds": (0.0, 1.0)},
         {"colour": 3},

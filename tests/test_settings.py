@@ -74,7 +74,7 @@ def test_a_user_may_count_as_often_as_the_estimator_is_calibrated_for(tmp_path: 
         (('name = "s"', 'name = "a b"'), "name must be"),
         (
             ("dim = 4", "dim = 4\nestimator = 'magic'"),
-            "no estimator 'magic'; known: analyze-gauss, private-oja",
+            "no estimator 'magic'; known: adaptive, analyze-gauss, block, private-oja",
         ),
         (("dim = 4", "dim = 4\nestimator = 'private-oja'"), "clip_radius: must be set"),
         (("dim = 4", "dim = 4\nbounds = [5, -5]"), "lower below upper"),

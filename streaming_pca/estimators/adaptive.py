@@ -41,7 +41,8 @@ __all__ = ["AdaptiveOptions", "AdaptivePCA", "AdaptiveState"]
 _RESOLVED = 1.5
 _TO_BLOCK, _TO_COVARIANCE = 0.16, 0.3
 _PROBE_SHARE = 0.01
-_MOST_QUANTILE = 0.99
+_MOST_QUANTILE = 0.97
+"""Records that need more of their tail are too skewed for the block route."""
 
 Route = Literal["covariance", "block"]
 
@@ -257,18 +258,23 @@ class _Learner:
         if options.clip_radius is not None and not free:
             return self._by_covariance(route, batch, Choice(options.clip_radius))
         count = len(batch)
-        wanted = [route.size_records(count), route.shape_records(count), int(_PROBE_SHARE * count) * free]
-        looked, shaped, probed, rest = split_parts(batch, wanted, self.granularity)
+        wanted = [route.size_records(count), route.shape_records(count)]
+        looked, shaped, rest = split_parts(batch, wanted, self.granularity)
         found = route.sizes(looked)
-        self.covariance, pilot = route.pilot(self.covariance, found, shaped)
+        self.covariance, pilot = route.pilot(self.covariance, found, shaped, options.half_life)
         if options.clip_radius is not None:
             choice = Choice(options.clip_radius)
         elif options.clip_quantile is not None:
             choice = Choice(found.quantile(options.clip_quantile))
         else:
             choice = route.choose(self.covariance, pilot, len(rest) // self.preprocessing.units)
-        if free and self._prefers_block(pilot, choice, probed):
-            return self.by_block(rest, None if self.route == "block" else pilot, _quantile(choice))
+        start = self._start_of_block(pilot) if free else None
+        if start is not None:
+            probes = max(_PROBE_SHARE * count, 200 / self.costs.size_epsilon)
+            wanted = [int(min(probes, 0.03 * count))]
+            probed, rest = split_parts(rest, wanted, self.granularity)
+            if self._prefers_block(start, choice, probed):
+                return self.by_block(rest, None if self.route == "block" else start, _quantile(choice))
         return self._by_covariance(route, rest, choice)
 
     def _by_covariance(self, route: CovarianceRoute, part: Batch, choice: Choice) -> int:
@@ -276,13 +282,11 @@ class _Learner:
         self.covariance, clipped = route.learn(self.covariance, part, choice, self.options.half_life)
         return clipped
 
-    def _prefers_block(self, pilot: Pilot, choice: Choice, probed: Batch) -> bool:
+    def _prefers_block(self, start: BlockMemory, choice: Choice, probed: Batch) -> bool:
         """Compare the two routes' noise at one quantile."""
-        if not len(probed):
-            return self.route == "block"
-        memory = self.memory if self.route == "block" else self._start_of_block(pilot)
-        if memory is None:
+        if not len(probed) or choice.quantile > _MOST_QUANTILE:
             return False
+        memory = self.memory if self.route == "block" else start
         radius, _ = self.blocks.radius(memory, probed, _quantile(choice))
         limit = _TO_COVARIANCE if self.route == "block" else _TO_BLOCK
         return radius < limit * choice.radius
@@ -313,14 +317,13 @@ class _Learner:
         image = moment @ block.whole_basis
         return replace(block, block=image, variance=noise**2, noise=noise**2, level=max(rest, 0.0))
 
-    def by_block(self, batch: Batch, pilot: Pilot | None, quantile: float) -> int:
-        """Rounds of the block route: from a pilot's eigenvectors, or from where it stands."""
+    def by_block(self, batch: Batch, start: BlockMemory | None, quantile: float) -> int:
+        """Rounds of the block route: from these eigenvectors, or from where it stands."""
         options, epsilon = self.options, self.costs.size_epsilon
         rest = batch
         if options.clip_radius is None and self.preprocessing.kind is RecordKind.FACTOR:
             part, rest = split_parts(batch, [total_records(len(batch), epsilon)], self.granularity)
             self.total = learn_total(self.total, part, self.preprocessing, self.privacy, epsilon, self.sizes)
-        start = None if pilot is None else self._start_of_block(pilot)
         if start is not None:
             self.memory = start
         cold = start is None and not math.isfinite(self.memory.variance)

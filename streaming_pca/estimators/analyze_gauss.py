@@ -141,7 +141,7 @@ class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):
         found = route.sizes(looked)
         if options.clip_quantile is not None:
             return route.learn(memory, rest, Choice(found.quantile(options.clip_quantile)), options.half_life)
-        memory, pilot = route.pilot(memory, found, shaped)
+        memory, pilot = route.pilot(memory, found, shaped, options.half_life)
         choice = route.choose(memory, pilot, len(rest) // self.preprocessing.units)
         return route.learn(memory, rest, choice, options.half_life)
 

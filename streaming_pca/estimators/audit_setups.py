@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.estimators.base import Estimator, Plan, State
+from streaming_pca.estimators.block_route import block_sigma
+from streaming_pca.estimators.contributions import block_sensitivity
 from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy.audit import Case, Claim, mu_of_pure, repeated
 from streaming_pca.privacy.parameters import PrivacyParameters, parse_rational
@@ -78,7 +80,7 @@ def counts_epsilon(plan: Plan) -> float:
     return float(parse_rational(counts["epsilon"])) if counts else 0.0
 
 
-# Analyze Gauss.
+# The covariance route.
 
 
 def _covariance_worst(state: State, kind: RecordKind) -> tuple[Matrix, Matrix]:
@@ -86,21 +88,28 @@ def _covariance_worst(state: State, kind: RecordKind) -> tuple[Matrix, Matrix]:
     return (x, y) if kind is RecordKind.FACTOR else (x.T @ x, -x.T @ x)
 
 
+def _covariance_answer(estimator: AnyEstimator, before: Any, after: Any, transformed: int) -> Matrix:
+    return np.asarray(after.moment * after.weight - before.moment * before.weight)
+
+
 def _covariance_more(estimator_type: type[AnyEstimator], epsilon: float, delta: float) -> list[Case]:
     return [_radius(estimator_type, epsilon, delta), _floats(estimator_type, epsilon, delta)]
 
 
 def _radius(estimator_type: type[AnyEstimator], epsilon: float, delta: float) -> Case:
-    """Ten records find the radius: four below 1, five at 1, one above; one below becomes one above.
+    """The records that find the radius lie in two bins; one more in the first, or as many in both.
 
-    The sum's records are null, so the state is noise in proportion to the radius.
+    The radius, which the variance of the noise tells, is the median of their
+    noisy counts: which of the two is larger. All other records are null.
     """
-    dim = 2
+    dim, low, step = 2, 1.0, 2 ** (1 / 8)
+    # A fifth of these find the radius, a quarter of that fifth its median.
+    count = max(min(200, int(2000 / epsilon) // 40 * 40), 40)
     options: dict[str, Any] = {
-        "first_batch": 50,
-        "max_batch": 50,
+        "first_batch": count,
+        "max_batch": count,
         "clip_quantile": 0.5,
-        "radius_range": (2.0**-40, 2.0**40),
+        "radius_range": (low, low * step**2),
     }
     estimator = estimator_type(
         dim,
@@ -110,15 +119,16 @@ def _radius(estimator_type: type[AnyEstimator], epsilon: float, delta: float) ->
         estimator_type.options_type(**options),
     )
     start = estimator.init(utility_generator(0))
-    one, huge = np.array([[1.0, 0.0]]), np.array([[2.0**60, 0.0]])
-    rest: list[Record] = [None] * 3 + [one] * 5 + [huge] + [None] * 40
-    batches = [Batch.of_records([record, *rest], dim) for record in (None, huge)]
-    charge = estimator.plan(start).charge
+    first, second = (np.array([[math.sqrt(low * step**p), 0.0]]) for p in (0.5, 1.5))
+    half = count // 40
+    rest: list[Record] = [first] * half + [second] * (half - 1) + [None] * (count - 2 * half)
+    batches = [Batch.of_records([record, *rest], dim) for record in (first, second)]
+    charge = float(estimator.plan(start).charge.epsilon)
 
     def run(second: bool) -> float:
-        return math.log(float(np.linalg.norm(estimator.update(start, batches[second]).total)))
+        return math.log(estimator.update(start, batches[second]).noise)
 
-    claim = Claim(float(charge.epsilon), float(charge.delta), mu_of_pure(float(charge.epsilon)))
+    claim = Claim(charge, 0.0, mu_of_pure(charge))
     return Case(f"{estimator.card.id}/radius", estimator.card.id, claim, repeated(run))
 
 
@@ -140,7 +150,8 @@ def _floats(estimator_type: type[AnyEstimator], epsilon: float, delta: float) ->
     plan = estimator.plan(start)
 
     def run(second: bool) -> float:
-        return -float(np.count_nonzero(unreachable(estimator.update(start, batches[second]).total, exact)))
+        after = estimator.update(start, batches[second])
+        return -float(np.count_nonzero(unreachable(after.moment * after.weight, exact)))
 
     return Case(f"{estimator.card.id}/floats", estimator.card.id, claim_of(plan), repeated(run))
 
@@ -157,9 +168,7 @@ def unreachable(answers: Matrix, sums: Matrix) -> NDArray[np.bool_]:
     return np.asarray(~np.any([sums + n == answers for n in near], axis=0))
 
 
-# Private Oja.
-
-_RATE = 1e-2
+# A basis, and images of it.
 
 
 def _block_worst(state: Any, kind: RecordKind) -> tuple[Matrix, Matrix]:
@@ -172,6 +181,57 @@ def _block_worst(state: Any, kind: RecordKind) -> tuple[Matrix, Matrix]:
 
 
 def _block_answer(estimator: AnyEstimator, before: Any, after: Any, transformed: int) -> Matrix:
+    """The noisy sum about the centre C = ``before.block``, from the estimate S before it was carried.
+
+    Without a share for the total variance the step is Q' T = S, and with Q^T S
+    symmetric the carried estimate Y = S Q^T Q' + Q S^T Q' - Q Q^T S Q^T Q' has
+    Q^T Y = S^T Q' = T^T. S moved from C by a gain that the variances tell.
+    """
+    estimate = after.basis @ (before.basis.T @ after.block).T
+    sigma = block_sigma(estimator.k, estimator.privacy, estimator.preprocessing)
+    noise = sigma * 2 / block_sensitivity(estimator.kind) / transformed
+    gain = 1.0
+    if math.isfinite(before.variance):
+        gain = before.variance / (before.variance + noise**2 + 1 / (before.basis.size * transformed))
+    return np.asarray((estimate - before.block) / gain * transformed)
+
+
+def _about_block(state: Any, matrix: Matrix) -> Matrix:
+    return np.asarray(matrix @ state.basis - state.block)
+
+
+def _block_route(estimator_type: type[AnyEstimator], epsilon: float, delta: float) -> list[Case]:
+    """The worst records of "block", by the route of an estimator that has two."""
+    dim, k, count = 3, 2, 8
+    options: dict[str, Any] = {"first_batch": count, "max_batch": count, "clip_radius": 1.0, "route": "block"}
+    estimator = estimator_type(
+        dim,
+        k,
+        PrivacyParameters(epsilon=epsilon, delta=delta),
+        Preprocessing(dim=dim, centering="none"),
+        estimator_type.options_type(**options),
+    )
+    start = estimator.init(utility_generator(0))
+    worst = _block_worst(start, RecordKind.FACTOR)
+    rest: list[Record] = [np.zeros((1, dim))] * (count - 1)
+    batches = [Batch.of_records([record, *rest], dim) for record in worst]
+    images = [_about_block(start, x.T @ x) for x in worst]
+    difference = images[1] / np.linalg.norm(images[1]) - images[0] / np.linalg.norm(images[0])
+
+    def run(second: bool) -> float:
+        after = estimator.update(start, batches[second])
+        return float(np.sum(_block_answer(estimator, start, after, count) * difference))
+
+    claim = claim_of(estimator.plan(start))
+    return [Case(f"{estimator.card.id}/block", estimator.card.id, claim, repeated(run))]
+
+
+# Private Oja.
+
+_RATE = 1e-2
+
+
+def _oja_answer(estimator: AnyEstimator, before: Any, after: Any, transformed: int) -> Matrix:
     """The noisy sum M m, from B = orth(Q + eta M) and the inner B^T Q (Q^T M) Q^T B.
 
     Q + eta M = B T, so Q^T B T = I + eta Q^T M.
@@ -184,16 +244,32 @@ def _block_answer(estimator: AnyEstimator, before: Any, after: Any, transformed:
     return np.asarray(mean * transformed)
 
 
+_COVARIANCE = Setup(
+    dim=2,
+    k=1,
+    options=lambda batch: {"first_batch": batch, "max_batch": batch, "clip_radius": 1.0},
+    worst=_covariance_worst,
+    contribution=lambda state, matrix: matrix,
+    answer=_covariance_answer,
+    sensitivity={RecordKind.FACTOR: math.sqrt(2), RecordKind.MATRIX: 2.0},
+    more=_covariance_more,
+)
+
 SETUPS: dict[str, Setup] = {
-    "analyze-gauss": Setup(
-        dim=2,
-        k=1,
+    "adaptive": replace(
+        _COVARIANCE,
+        options=lambda batch: {**_COVARIANCE.options(batch), "route": "covariance"},
+        more=_block_route,
+    ),
+    "analyze-gauss": _COVARIANCE,
+    "block": Setup(
+        dim=3,
+        k=2,
         options=lambda batch: {"first_batch": batch, "max_batch": batch, "clip_radius": 1.0},
-        worst=_covariance_worst,
-        contribution=lambda state, matrix: matrix,
-        answer=lambda estimator, before, after, transformed: after.total - before.total,
-        sensitivity={RecordKind.FACTOR: math.sqrt(2), RecordKind.MATRIX: 2.0},
-        more=_covariance_more,
+        worst=_block_worst,
+        contribution=_about_block,
+        answer=_block_answer,
+        sensitivity={RecordKind.FACTOR: 2.0, RecordKind.MATRIX: 2.0},
     ),
     "private-oja": Setup(
         dim=3,
@@ -201,7 +277,7 @@ SETUPS: dict[str, Setup] = {
         options=lambda batch: {"batch_size": batch, "clip_radius": 1.0, "learning_rate": _RATE},
         worst=_block_worst,
         contribution=lambda state, matrix: matrix @ state.basis,
-        answer=_block_answer,
+        answer=_oja_answer,
         sensitivity={RecordKind.FACTOR: 2.0, RecordKind.MATRIX: 2.0},
     ),
 }

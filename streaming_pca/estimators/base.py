@@ -260,9 +260,9 @@ class Estimator(ABC, Generic[S, O]):
         scale = self.preprocessing.scale
         return replace(subspace, mean=mean * (1.0 if scale is None else np.asarray(scale)))
 
+    @abstractmethod
     def _release(self, state: S) -> Subspace:
-        """The subspace that the estimator has learnt, without the private mean."""
-        raise NotImplementedError
+        """The subspace that the estimator has learnt; it need not know of a private mean."""
 
     def check(self, batch: Batch) -> None:
         """Raise ValueError unless the batch has this estimator's dimension and record kind."""

@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.estimators.contributions import block_sensitivity, block_sum, residual_sizes
+from streaming_pca.estimators.drift import HalfLife, kept_share, process_noise
 from streaming_pca.estimators.sizes import private_sizes
 from streaming_pca.linalg.subspace import orthonormalise, project_symmetric
 from streaming_pca.preprocessing import Preprocessing
@@ -167,7 +168,7 @@ class BlockRoute:
         return self.sigma * 2 * radius / block_sensitivity(self.preprocessing.kind) / (weight * max(count, 1))
 
     def learn(
-        self, memory: BlockMemory, part: Batch, radius: float, weight: float, half_life: float | None
+        self, memory: BlockMemory, part: Batch, radius: float, weight: float, half_life: HalfLife
     ) -> tuple[BlockMemory, int]:
         """One round on a part; (epsilon, delta)-DP. Returns the number of clipped records too."""
         count = len(part) // self.preprocessing.units
@@ -177,18 +178,20 @@ class BlockRoute:
             return memory, exact.clipped
         assert exact.centre is not None
         noisy = gaussian_on_vector(exact.total, self.sigma) * (exact.unit / (weight * count))
-        measured = exact.centre + project_symmetric(noisy, basis)
+        measured = np.asarray(exact.centre + project_symmetric(np.asarray(noisy, dtype=np.float64), basis))
         noise = self.noise(radius, weight, count) ** 2
         spread = noise + radius**2 / (basis.size * count)
-        gain = 1.0
+        gain, variance = 1.0, spread
         if math.isfinite(memory.variance):
-            gain = memory.variance / (memory.variance + spread)
-            if half_life is not None:
-                gain = max(gain, 1 - 0.5 ** (count / half_life))
+            before = memory.variance
+            if half_life == "auto":
+                before += process_noise(measured - memory.block, before + spread)
+            gain = max(before / (before + spread), 1 - kept_share(half_life, count))
+            variance = (1 - gain) ** 2 * before + gain**2 * spread
         settled = replace(
             memory,
             block=memory.block + gain * (measured - memory.block),
-            variance=(1 - gain) * memory.variance + gain * spread if gain < 1 else spread,
+            variance=variance,
             noise=(1 - gain) ** 2 * memory.noise + gain**2 * noise,
         )
         return settled, exact.clipped
@@ -218,7 +221,7 @@ class BlockRoute:
         change = float(np.linalg.norm(new - basis @ within))
         neglected = (float(values[0]) * change**2 + 0.1 * float(values[-1]) * change) ** 2 / block.size
         variance = memory.variance + neglected if change <= _FAR else math.inf
-        spectrum = np.linalg.svd(shifted, compute_uv=False)
+        spectrum = np.asarray(np.linalg.svd(shifted, compute_uv=False), dtype=np.float64)
         return BlockMemory(new, block, variance, memory.noise, level, spectrum)
 
 

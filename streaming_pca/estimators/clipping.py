@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -17,7 +17,7 @@ from streaming_pca.records import Batch
 
 __all__ = ["ClippedBatches", "PartCosts", "size_range", "split_parts"]
 
-LEAST_RADIUS, GREATEST_RADIUS = 1e-200, 1e200
+LEAST_RADIUS, GREATEST_RADIUS = 1e-70, 1e70
 
 
 class ClippedBatches(GrowingBatches):
@@ -30,8 +30,9 @@ class ClippedBatches(GrowingBatches):
     """A public radius instead: no record is spent on finding one."""
     radius_range: tuple[float, float] = (2.0**-40, 2.0**60)
     """Low and high: where the radius is looked for when no ``bounds`` tell; public."""
-    half_life: float | None = Field(default=None, ge=1)
-    """Records after which a batch counts half, for streams that drift; by default all count alike."""
+    half_life: Annotated[float, Field(ge=1)] | Literal["auto"] | None = None
+    """For streams that drift: records after which a batch counts half, or "auto", to forget as fast
+    as new estimates disagree with old ones beyond their noise. By default all records count alike."""
 
     @model_validator(mode="after")
     def _check_radius(self) -> ClippedBatches:

@@ -41,6 +41,7 @@ from streaming_pca.estimators.contributions import (
     covariance_unit,
     record_sizes,
 )
+from streaming_pca.estimators.drift import HalfLife, kept_share, process_noise
 from streaming_pca.estimators.sizes import SizeDistribution, private_sizes
 from streaming_pca.linalg.subspace import ritz_pairs
 from streaming_pca.preprocessing import Preprocessing
@@ -56,11 +57,12 @@ Matrix = NDArray[np.float64]
 MAX_SHAPE_DIM = 512
 """Above it the slots' d x d sums cost more (time, state) than they can tell."""
 
-SIZE_SHARE, SHAPE_SHARE = 0.04, 0.03
+SIZE_SHARE, SHAPE_SHARE = 0.05, 0.03
 _QUANTILES = (0.5, 0.9)
 _TURN = 3.0
 _SLOTS = 3
 _LEAST_SHAPE = 100
+_LEAST_MASS = 0.002
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,8 @@ class CovarianceMemory:
         Variance of the noise on its diagonal; off it half of that.
     weight : float
         Records behind it.
-    shape : (2, d', d') float64
-        Mean of the upper slots' noisy sums, in units of their clip radius.
+    shape : (3, d', d') float64
+        Mean of the slots' noisy sums, in units of their clip radius.
     shape_weight : float
         Records behind them.
     """
@@ -91,7 +93,7 @@ class CovarianceMemory:
     def nothing(cls, dim: int) -> CovarianceMemory:
         """Before any record; ``dim`` is d'."""
         slots = dim if dim <= MAX_SHAPE_DIM else 0
-        return cls(np.zeros((dim, dim)), 0.0, 0.0, np.zeros((_SLOTS - 1, slots, slots)), 0.0)
+        return cls(np.zeros((dim, dim)), 0.0, 0.0, np.zeros((_SLOTS, slots, slots)), 0.0)
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class Pilot:
     ----------
     sizes : SizeDistribution
     moment : (d', d') float64 or None
-        Of the shapes' part, clipped at the median size; None without such a part.
+        Of all shapes' parts so far, clipped at the median size; None without any.
     noise : float
         Standard deviation of its noise off the diagonal.
     """
@@ -173,7 +175,7 @@ class CovarianceRoute:
         return private_sizes(values, *self.size_range, self.size_epsilon)
 
     def pilot(
-        self, memory: CovarianceMemory, sizes: SizeDistribution, part: Batch
+        self, memory: CovarianceMemory, sizes: SizeDistribution, part: Batch, half_life: HalfLife
     ) -> tuple[CovarianceMemory, Pilot]:
         """Sum the part's records by slots; (epsilon, delta)-DP.
 
@@ -193,12 +195,11 @@ class CovarianceRoute:
             chosen = part.keeping(np.repeat(slots == slot, step))
             exact = covariance_sum(chosen, self.preprocessing, edges[0])
             sums.append(gaussian_on_symmetric(exact.total, self.sigma) * (exact.unit / count))
-        noise = self._noise(edges[0], count)
-        total = memory.shape_weight + count
-        new = np.stack(sums[1:]) / edges[0]
-        shape = memory.shape + (count / total) * (new - memory.shape)
-        pilot = Pilot(sizes, sums[0] + sums[1] + sums[2], math.sqrt(_SLOTS) * noise)
-        return replace(memory, shape=shape, shape_weight=total), pilot
+        kept = memory.shape_weight * kept_share(half_life, count)
+        shape = memory.shape + (count / (kept + count)) * (np.stack(sums) / edges[0] - memory.shape)
+        memory = replace(memory, shape=shape, shape_weight=kept + count)
+        noise = math.sqrt(_SLOTS) * self._noise(edges[0], memory.shape_weight)
+        return memory, Pilot(sizes, edges[0] * shape.sum(axis=0), noise)
 
     def _noise(self, radius: float, count: float) -> float:
         """Standard deviation off the diagonal of a mean of ``count`` records clipped at ``radius``."""
@@ -209,19 +210,17 @@ class CovarianceRoute:
         """The radius, and what of the cut-off part to put back: post-processing."""
         sizes = pilot.sizes
         least = sizes.index(_QUANTILES[0])
-        known, noise = (memory.moment, math.sqrt(memory.noise / 2)) if memory.weight else (None, math.inf)
-        if pilot.moment is not None and pilot.noise < noise:
-            known, noise = pilot.moment, pilot.noise
-        if known is None or not memory.shape_weight:
+        if pilot.moment is None:
             return Choice(sizes.quantile(_QUANTILES[1]), quantile=_QUANTILES[1])
-        turn = _Turn(self._centring(known), known, self.k, noise)
+        # Judged in the shapes' own eigenvectors: in any others, their errors would look like bias.
+        turn = _Turn(self._centring(pilot.moment), pilot.moment, self.k, pilot.noise)
         radii = sizes.radii[least:]
         unit_noise = self._noise(1.0, count)
         # Noise averages out over batches of one size, bias does not.
         batches = (memory.weight + count) / count
         from_noise = turn.of_noise(unit_noise) * radii**2
         cut = _cut_off(sizes, radii)
-        bias, of_bias = turn.of_slots(memory.shape, cut, self._noise(1.0, memory.shape_weight))
+        bias, of_bias = turn.of_slots(memory.shape[1:], cut, self._noise(1.0, memory.shape_weight))
         plain = from_noise + batches * _TURN**2 * bias
         mended = from_noise + batches * ((_TURN - 1) ** 2 * bias + of_bias)
         best, mend = int(np.argmin(plain)), int(np.argmin(mended))
@@ -233,35 +232,53 @@ class CovarianceRoute:
         return Choice(float(radii[best]), correction, kept)
 
     def learn(
-        self, memory: CovarianceMemory, part: Batch, choice: Choice, half_life: float | None
+        self, memory: CovarianceMemory, part: Batch, choice: Choice, half_life: HalfLife
     ) -> tuple[CovarianceMemory, int]:
         """Add the noisy sum of a part to the mean of all; (epsilon, delta)-DP.
 
-        Batches weigh by their counts, earlier ones less with a half-life (in
-        records). Returns the number of clipped records too.
+        Batches weigh by their counts, earlier ones less with a half-life.
+        Returns the number of clipped records too.
         """
         count = len(part) // self.preprocessing.units
         exact = covariance_sum(part, self.preprocessing, choice.radius)
         if not count:
             return memory, exact.clipped
         noisy = gaussian_on_symmetric(exact.total, self.sigma) * (exact.unit / count)
-        if choice.correction.any():
-            noisy = noisy + np.tensordot(choice.correction, memory.shape, axes=1)
-        kept = memory.weight if half_life is None else memory.weight * 0.5 ** (count / half_life)
-        share = count / (kept + count)
         variance = 2 * self._noise(choice.radius, count) ** 2
-        if memory.shape_weight:
+        if choice.correction.any():
+            noisy = noisy + np.tensordot(choice.correction, memory.shape[1:], axes=1)
             of_shape = 2 * self._noise(1.0, memory.shape_weight) ** 2
             variance += of_shape * float(choice.correction @ choice.correction)
-        return (
-            replace(
-                memory,
-                moment=memory.moment + share * (noisy - memory.moment),
-                noise=(1 - share) ** 2 * memory.noise + share**2 * variance,
-                weight=kept + count,
-            ),
-            exact.clipped,
+        weight = memory.weight * kept_share(half_life, count)
+        shape_weight = memory.shape_weight
+        if half_life == "auto" and weight:
+            weight = self._worth(memory, noisy, variance, count)
+            shape_weight *= weight / memory.weight
+        share = count / (weight + count)
+        new = replace(
+            memory,
+            moment=memory.moment + share * (noisy - memory.moment),
+            noise=(1 - share) ** 2 * memory.noise + share**2 * variance,
+            weight=weight + count,
+            shape_weight=shape_weight,
         )
+        return new, exact.clipped
+
+    def _worth(self, memory: CovarianceMemory, noisy: Matrix, variance: float, count: float) -> float:
+        """How many records of this batch's kind the earlier mean is worth: a Kalman gain as a weight.
+
+        All entries count: a subspace that turned by a right angle shows in none
+        of those between the old one and its complement.
+        """
+        move = noisy - memory.moment
+        # Of Gaussian records, an entry's sampling variance is the product of two
+        # variances; and noise has twice its variance on the diagonal.
+        sampling = (max(float(np.trace(memory.moment)), 0.0) / self.dim) ** 2 * (1 + 1 / self.dim)
+        noise = (1 + 1 / self.dim) / 2
+        before = noise * memory.noise + sampling / memory.weight
+        after = noise * variance + sampling / count
+        moved = process_noise(move, before + after)
+        return min(memory.weight, count * after / (before + moved)) if moved else memory.weight
 
     def _centring(self, moment: Matrix) -> Matrix | None:
         """A with A M A^T the centred covariance of an augmented moment M, about its own mean."""
@@ -278,7 +295,7 @@ class _Turn:
 
     def __init__(self, centring: Matrix | None, moment: Matrix, k: int, noise: float) -> None:
         self.centring = centring
-        covariance = self._centred(moment)
+        covariance = self.centred(moment)
         d = len(covariance)
         values, vectors = ritz_pairs(covariance, d)
         self.lead, self.rest = vectors[:, :k], vectors[:, k:]
@@ -291,7 +308,7 @@ class _Turn:
         least = max(edge / 2, 1e-3 * abs(float(values[0])), 1e-150)
         self.inverse = 1 / np.maximum(values[None, :k] - low[:, None], least) ** 2
 
-    def _centred(self, moment: Matrix) -> Matrix:
+    def centred(self, moment: Matrix) -> Matrix:
         return moment if self.centring is None else self.centring @ moment @ self.centring.T
 
     def of_noise(self, noise: float) -> float:
@@ -309,11 +326,14 @@ class _Turn:
         noise : float
             Standard deviation off the diagonal of ``shape``.
         """
-        off = np.stack([self.rest.T @ self._centred(h) @ self.lead for h in shape])
+        off = np.stack([self.rest.T @ self.centred(h) @ self.lead for h in shape])
         gram = 2 * np.einsum("aij,bij,ij->ab", off, off, self.inverse)
         seen = np.einsum("ca,ab,cb->c", cut, gram, cut)
-        of_noise = self.of_noise(noise) * (cut**2).sum(axis=1)
-        return np.maximum(seen - of_noise, 0.0), of_noise
+        lengths = (cut**2).sum(axis=1)
+        of_noise = self.of_noise(noise) * lengths
+        # What is not three standard deviations above the noise is taken for noise.
+        deviation = 2 * noise**2 * lengths * math.sqrt(2 * float((self.inverse**2).sum()))
+        return np.where(seen > of_noise + 3 * deviation, seen - of_noise, 0.0), of_noise
 
 
 def _cut_off(sizes: SizeDistribution, radii: Matrix) -> Matrix:
@@ -329,7 +349,8 @@ def _cut_off(sizes: SizeDistribution, radii: Matrix) -> Matrix:
             end = np.maximum(radii, high)
             cut = cut - sizes.excess(end) - (end - radii) * sizes.share_above(high)
             mass -= float(sizes.share_above(high))
-        columns.append(np.maximum(cut, 0.0) / max(mass, 1e-6))
+        # A slot of hardly any records shows no shape: nothing is seen to be cut off there.
+        columns.append(np.maximum(cut, 0.0) / mass if mass > _LEAST_MASS else np.zeros(len(radii)))
     return np.stack(columns, axis=1)
 
 

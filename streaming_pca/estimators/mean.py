@@ -32,15 +32,17 @@ records, and costs nothing either.
 
 *A unit in c > 1 batches* may meet the mean in some and the estimator in others, and
 the mix must keep the promise. The sum's multiplier z is calibrated for (epsilon,
-delta/2) over c batches. Let z' and g' be the estimator's multiplier and the
-delta of its c discretisation gaps, g those of the sum.
+delta/2) over c batches, the estimator's for (epsilon, delta): let z' be the smallest
+of its sums' multipliers, g' the largest part of delta that c of its
+discretisation gaps take, g that of c of the mean's. By
+:func:`~streaming_pca.privacy.calibration.lattice_sigma` g and g' are at most delta/2.
 
-- z' >= z: a mix is no worse than c Gaussians of multiplier z, that is (epsilon,
-  delta/2 - g), and has gaps of at most max(g, g') <= delta/2, the most that
-  :func:`~streaming_pca.privacy.calibration.lattice_sigma` allows.
-- z' < z: a mix is no worse than c of z', that is (epsilon, delta - g'). And g <= g',
-  for a gap is n/sigma^2 times a constant: no estimator releases fewer values
-  than the d of a mean, nor on a finer lattice, so its sigma is no larger.
+- z' >= z: a mix is no worse than c Gaussians of multiplier z, which are (epsilon,
+  delta/2 - g), and its gaps take max(g, g') <= delta/2.
+- z' < z: a mix is no worse than c of z', which are (epsilon, delta - g'), and its
+  gaps take max(g, g') = g'. For a gap is n/sigma^2 times a constant, n the number of
+  values; the sum that the components come from has no fewer than the d of the
+  mean, no finer a lattice and no larger a multiplier, so no larger a sigma.
 
 The quantile's epsilon is such that it costs no more than the sum
 (:func:`~streaming_pca.privacy.calibration.pure_epsilon`), without any gap.
@@ -109,7 +111,7 @@ class _MeanSum:
         centred = self.preprocessing.apply(block)
         z = np.empty((len(block), self.preprocessing.dim))
         quantise_record_means(np.asarray(centred.rows, dtype=np.float64), centred.starts, self.per_unit, z)
-        return z.sum(axis=0).astype(np.int64)
+        return np.asarray(z.sum(axis=0), dtype=np.int64)
 
 
 def clipped_mean_sum(batch: Batch, preprocessing: Preprocessing, radius: float) -> NDArray[np.int64]:

@@ -20,7 +20,7 @@ STEPS = 8
 _TAIL = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 12])
 """Octaves above the median: edges of the few bins, hence little noise, that the tail is counted in."""
 
-_LEAST_INDEX = 1.05
+_LEAST_INDEX = 1.5
 """Of the tail as a power of the radius: one of finite mean."""
 
 
@@ -92,6 +92,7 @@ def private_sizes(sizes: Vector, low: float, high: float, epsilon: float) -> Siz
     """
     first = len(sizes) // 4
     radii, above, present = _bulk(sizes[:first], low, high, epsilon)
+    # The last radius has nothing above it.
     middle = int(np.flatnonzero(above <= 0.5 * present)[0])
     edges = radii[middle] * 2.0**_TAIL
     tail = _tail(sizes[first:], edges, epsilon)
@@ -111,8 +112,10 @@ def _bulk(sizes: Vector, low: float, high: float, epsilon: float) -> tuple[Vecto
     noisy = laplace_histogram(bins, steps + 1, epsilon).astype(np.float64)
     first, last = _believed(noisy, epsilon)
     inside = np.maximum(np.maximum.accumulate(np.cumsum(noisy[first : last + 1])), 0.0)
-    total = max(float(inside[-1]), 1.0)
-    present = min(total / max(len(sizes), 1), 1.0)
+    total = float(inside[-1])
+    if not total > 0:
+        return edges[first : last + 1], np.zeros(len(inside)), 0.0
+    present = min(total / len(sizes), 1.0) if len(sizes) else 0.0
     return edges[first : last + 1], np.clip(1 - inside / total, 0.0, 1.0) * present, present
 
 
@@ -136,19 +139,22 @@ def _tail(sizes: Vector, edges: Vector, epsilon: float) -> Vector:
     """Share of records above each edge, continued where the counts are lost in their noise."""
     bins = np.searchsorted(edges, sizes, side="left").astype(np.int64) - 1
     noisy = laplace_histogram(bins, len(edges), epsilon).astype(np.float64)
-    counts = np.cumsum(noisy[::-1])[::-1]
-    noise = 2 * np.sqrt(2.0 * np.arange(len(edges), 0, -1)) / epsilon
+    # Of a bin's noise the standard deviation is 2 sqrt(2)/epsilon.
+    deviation = 2 * math.sqrt(2) / epsilon
+    lost = np.flatnonzero(noisy <= 3 * deviation)
+    end = max(int(lost[0]) - 1, 0) if lost.size else len(edges) - 1
+    beyond = min(max(float(noisy[end + 1 :].sum()), 0.0), 2 * max(float(noisy[end]), 0.0))
+    counts = np.cumsum(noisy[end::-1])[::-1] + beyond
     count = max(len(sizes), 1)
-    most = np.maximum(counts, 0) + 2.5 * noise
-    resolved = np.flatnonzero(counts > 2.5 * noise)
-    end = int(resolved[-1]) if resolved.size else 0
-    shares = np.minimum.accumulate(np.maximum(counts[: end + 1], 1e-3) / count)
+    shares = np.minimum.accumulate(np.maximum(counts, 1e-3) / count)
     falls = [_LEAST_INDEX]
     if end:
         start = max(end - 2, 0)
         falls.append(math.log(shares[start] / shares[end]) / math.log(edges[end] / edges[start]))
     # Neither may the continuation pass what the lost counts can be.
-    room = np.minimum(most[end + 1 :] / count / shares[end], 1.0)
+    after = np.cumsum(noisy[:end:-1])[::-1]
+    most = np.maximum(after, 0) + 2.5 * deviation * np.sqrt(np.arange(len(after), 0, -1))
+    room = np.minimum(most / count / shares[end], 1.0)
     falls.extend(-np.log(room) / np.log(edges[end + 1 :] / edges[end]))
-    beyond = shares[end] * (edges[end] / edges[end + 1 :]) ** max(falls)
-    return np.concatenate([shares, beyond])
+    tail = shares[end] * (edges[end] / edges[end + 1 :]) ** max(falls)
+    return np.concatenate([shares, tail])

@@ -36,7 +36,8 @@ def residual_norms(
     basis, centre : (d, k) float64, C order
     out : (m,) float64
     """
-    image = np.empty(basis.shape)
+    d, k = basis.shape
+    image = np.empty((d, k))
     for i in range(starts.shape[0] - 1):
         x = rows[starts[i] : starts[i + 1]]
         image[:, :] = 0.0
@@ -44,12 +45,12 @@ def residual_norms(
             if x.shape[0] > 0:
                 _times(x, basis, image)
         else:
-            seen = np.empty((x.shape[0], basis.shape[1]))
+            seen = np.empty((x.shape[0], k))
             _times(x, basis, seen)
             _transposed_times(x, seen, image)
         total = 0.0
-        for j in range(image.shape[0]):
-            for c in range(image.shape[1]):
+        for j in range(d):
+            for c in range(k):
                 difference = image[j, c] - centre[j, c]
                 total += difference * difference
         out[i] = math.sqrt(total)

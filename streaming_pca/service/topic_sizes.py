@@ -89,7 +89,7 @@ MESSAGE_OVERHEAD = 4096
 LEDGER_BYTES_A_BATCH = 2100
 """On disk, of one batch that is reserved, committed and released: three entries and their markers.
 
-Measured on an `analyze-gauss` stream of three partitions, d = 20; see
+Measured on an `adaptive` stream of three partitions, d = 20; see
 ``tests/kafka/test_topics.py``. One batch a minute is 1.1 GB a year. More
 partitions add some 55 bytes each; more features nothing, for long arrays
 are in the ledger as their digests.

@@ -14,9 +14,14 @@ from streaming_pca.estimators.registry import find
 from streaming_pca.records import Batch
 
 CASES: dict[str, dict[str, Any]] = {
+    "adaptive": {"estimator": "adaptive"},
+    "adaptive-pairs": {"estimator": "adaptive", "centering": "pairs"},
+    "adaptive-bounded": {"estimator": "adaptive", "centering": "none", "bounds": (-2, 2)},
     "analyze-gauss": {"estimator": "analyze-gauss"},
     "analyze-gauss-pairs": {"estimator": "analyze-gauss", "centering": "pairs"},
     "analyze-gauss-bounded": {"estimator": "analyze-gauss", "centering": "none", "bounds": (-2, 2)},
+    "block": {"estimator": "block"},
+    "block-pairs": {"estimator": "block", "centering": "pairs"},
     "private-oja": {
         "estimator": "private-oja",
         "centering": "none",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from streaming_pca import PrivatePCA
+from streaming_pca.api import DEFAULT_ESTIMATOR
+from streaming_pca.configured_estimator import configure
+from streaming_pca.linalg.lattice import MAX_RECORDS
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
 from streaming_pca.privacy.randomness import replace_noise_door
 from tests.api.doors import CASES, RepeatingDoor, SeededDoor, SilentDoor, rows, spiked, turn, watched
@@ -44,7 +48,8 @@ def test_the_mean_is_the_public_centre_or_nothing_where_none_is_learnt() -> None
 
 def test_without_noise_and_clipping_it_is_pca() -> None:
     X = spiked(500, mean=1.0)
-    pca = PrivatePCA(3, options={"clip_radius": 1e4})
+    # With a public radius it learns from every record; `adaptive` parts with some for its choice.
+    pca = PrivatePCA(3, estimator="analyze-gauss", options={"clip_radius": 1e4})
     with replace_noise_door(SilentDoor()):
         pca.fit(X)
     values, vectors = np.linalg.eigh(np.cov(X.T, bias=True))
@@ -115,9 +120,24 @@ def test_the_estimator_plans_with_the_number_of_records() -> None:
         ({"n_batches": 1, "n_records": 700}, [1000]),
         ({"n_records": None, "first_batch": 300, "growth": 1}, [300, 300, 400]),
     ):
-        with watched({"estimator": "analyze-gauss"}) as batches:
+        with watched({"estimator": DEFAULT_ESTIMATOR}) as batches:
             PrivatePCA(options=options).fit(spiked(1000))
         assert [len(batch) for batch in batches] == sizes
+
+
+@pytest.mark.parametrize("records", [MAX_RECORDS, MAX_RECORDS + 1, 2 * MAX_RECORDS - 1, 10**8 + 1])
+@pytest.mark.parametrize("centering", ["augment", "pairs"])
+def test_records_beyond_what_a_batch_may_hold_are_cut_into_the_fewest_batches(
+    records: int, centering: str
+) -> None:
+    keep = PrivatePCA(1, centering=centering).get_params()
+    del keep["random_state"]
+    estimator = configure(3, n_records=records, **keep)
+    state, taken = estimator.init(np.random.default_rng(0)), []
+    while sum(taken) < records - records % estimator.preprocessing.granularity:
+        taken.append(estimator.plan(replace(state, batch=len(taken), records=sum(taken))).count)
+    assert max(taken) <= MAX_RECORDS
+    assert len(taken) <= -(-records // MAX_RECORDS) + 1
 
 
 def test_a_last_batch_of_a_few_records_joins_the_one_before() -> None:
@@ -147,9 +167,9 @@ def test_a_factor_of_one_row_is_a_vector(parameters: dict[str, Any]) -> None:
 
 def test_a_factor_is_one_record_of_many_rows() -> None:
     factors = spiked(600).reshape(200, 3, 8)
-    parameters: dict[str, Any] = {"centering": "none", "options": {"clip_radius": 1e4, "n_batches": 1}}
+    options = {"clip_radius": 1e4}
     with replace_noise_door(SilentDoor()):
-        pca = PrivatePCA(**parameters).fit(factors)
+        pca = PrivatePCA(estimator="analyze-gauss", centering="none", options=options).fit(factors)
     assert pca.n_records_seen_ == 200
     # The matrix of a record is F^T F, so the second moment is three times that of the rows.
     moment = np.linalg.eigvalsh(np.einsum("mri,mrj->ij", factors, factors) / 200)

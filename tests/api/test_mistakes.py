@@ -25,7 +25,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"delta": 0}, "delta must lie between 0 and 1"),
     ({"delta": None}, "delta must be a number"),
     ({"delta": 1e-300}, "raise delta"),
-    ({"estimator": "analyse-gauss"}, "no estimator 'analyse-gauss'; known: analyze-gauss"),
+    ({"estimator": "analyse-gauss"}, "no estimator 'analyse-gauss'; known: adaptive, analyze-gauss"),
     ({"estimator": ["analyze-gauss"]}, "estimator must be the id of one"),
     ({"estimator": "private-oja"}, "options of private-oja: clip_radius: must be set"),
     ({"estimator": "private-oja", "options": {"clip_radius": 1}}, 'cannot use centering = "augment"'),
@@ -48,10 +48,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"random_state": np.random.RandomState}, "random_state must be"),
     ({"options": [1]}, "options must be a dict"),
     ({"options": {1: 2}}, "options must be a dict"),
-    ({"options": {"grow": 2}}, "options of analyze-gauss: grow: no such setting"),
-    ({"options": {"growth": 0.5}}, "options of analyze-gauss: growth: "),
-    ({"options": {"n_records": 1}}, "options of analyze-gauss: n_records: "),
-    ({"options": {"radius_range": (2, 1)}}, "options of analyze-gauss: radius_range must rise"),
+    ({"options": {"grow": 2}}, "options of adaptive: grow: no such setting"),
+    ({"options": {"growth": 0.5}}, "options of adaptive: growth: "),
+    ({"options": {"n_records": 1}}, "options of adaptive: n_records: "),
+    ({"options": {"radius_range": (2, 1)}}, "options of adaptive: radius_range must rise"),
 ]
 
 

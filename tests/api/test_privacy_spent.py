@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sklearn.exceptions import NotFittedError
 
 from streaming_pca import PrivatePCA
+from streaming_pca.api import DEFAULT_ESTIMATOR
 from streaming_pca.estimators.registry import find
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.randomness import replace_noise_door
@@ -119,7 +120,7 @@ def test_no_seed_makes_the_noise_repeat() -> None:
 def test_the_order_of_records_repeats_by_its_seed(make: Any) -> None:
     found = []
     for _ in range(2):
-        with watched({"estimator": "analyze-gauss"}) as batches:
+        with watched({"estimator": DEFAULT_ESTIMATOR}) as batches:
             PrivatePCA(random_state=make()).fit(spiked(100))
         found.append(rows(batches))
     assert np.array_equal(*found)

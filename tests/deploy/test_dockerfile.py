@@ -80,7 +80,7 @@ def test_the_lines_of_the_dockerfile_make_a_command_that_runs(image: Image) -> N
     for arguments, expected in (
         (["--version"], f"streaming-pca {streaming_pca.__version__}"),
         (json.loads(last_of("service", "CMD") or ""), "Usage"),
-        (["estimators", "--json"], "analyze-gauss"),
+        (["estimators", "--json"], "adaptive"),
     ):
         said = subprocess.run(
             [program, *arguments], env=environment, capture_output=True, text=True, check=True, timeout=60

@@ -21,6 +21,8 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource
 from numpy.typing import NDArray
 
+from streaming_pca.api import DEFAULT_ESTIMATOR
+from streaming_pca.estimators.registry import find
 from streaming_pca.privacy.entries import (
     Abandoned,
     Cap,
@@ -189,7 +191,7 @@ class Stream:
             "delta": 1e-6,
             "options": options,
         } | stream
-        if base.get("estimator", "analyze-gauss") == "analyze-gauss":
+        if "growth" in find(base.get("estimator", DEFAULT_ESTIMATOR)).options_type.model_fields:
             base["options"] = {"growth": 1.0, **base["options"]}
         settings = Settings(
             kafka=KafkaSettings(bootstrap_servers=bootstrap, session_timeout_ms=session_ms),

@@ -28,7 +28,7 @@ def test_max_wait_closes_a_batch_that_is_not_full(make_stream: MakeStream) -> No
     child = stream.start()
     child.says("leading")
     stream.produce_vectors(stream.vectors(399))
-    # 400 records are the fewest that analyze-gauss has a use for: with one less it waits on.
+    # 400 records are the fewest that `adaptive` has a use for: with one less it waits on.
     time.sleep(4)
     assert stream.own(Reserved) == []
     stream.produce_vectors(stream.vectors(101, seed=1))

@@ -139,7 +139,7 @@ def test_the_installed_command_runs(installed: Path) -> None:
     command = installed / "bin" / "streaming-pca"
     assert run(command, "--version", cwd=installed).strip() == f"streaming-pca {VERSION}"
     cards = json.loads(run(command, "estimators", "--json", cwd=installed))
-    assert "analyze-gauss" in {card["id"] for card in cards}
+    assert "adaptive" in {card["id"] for card in cards}
 
 
 def test_what_is_imported_is_what_was_installed(installed: Path) -> None:

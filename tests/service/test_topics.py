@@ -27,13 +27,15 @@ from streaming_pca.wire import Checkpoint, encode_checkpoint
 MIB = 2**20
 DIM = 60
 OPTIONS: dict[str, dict[str, Any]] = {
+    "adaptive": {"n_records": 3000, "n_batches": 3},
     "analyze-gauss": {"n_records": 3000, "n_batches": 3},
+    "block": {"n_records": 3000, "n_batches": 3, "oversampling": 5},
     "private-oja": {"batch_size": 1000, "clip_radius": 1.0},
 }
 KAFKA = KafkaSettings(bootstrap_servers="kafka-1:9092,kafka-2:9092")
 
 
-def stream_of(estimator: str = "analyze-gauss", **more: Any) -> StreamSettings:
+def stream_of(estimator: str = "adaptive", **more: Any) -> StreamSettings:
     tree: dict[str, Any] = {"name": "s", "input": "in", "dim": DIM, "rank": 7, "epsilon": 1.0, "delta": 1e-6}
     return StreamSettings(**(tree | {"estimator": estimator, "options": OPTIONS[estimator]} | more))
 
@@ -44,7 +46,15 @@ def test_every_estimator_has_a_size() -> None:
 
 @pytest.mark.parametrize(
     ("estimator", "centering"),
-    [("analyze-gauss", "augment"), ("analyze-gauss", "none"), ("private-oja", "private-mean")],
+    [
+        ("adaptive", "augment"),
+        ("adaptive", "private-mean"),
+        ("analyze-gauss", "augment"),
+        ("analyze-gauss", "none"),
+        ("block", "augment"),
+        ("block", "none"),
+        ("private-oja", "private-mean"),
+    ],
 )
 def test_what_a_batch_commits_fits_the_size_that_topics_are_made_for(estimator: str, centering: str) -> None:
     names = tuple(f"feature {'x' * 40} {i}" for i in range(DIM))
