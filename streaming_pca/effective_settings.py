@@ -24,6 +24,8 @@ _BLOCKS_BYTES = 128 * 2**20
 """Four temporaries of a kernel."""
 _FETCH_BYTES = 48 * 2**20
 """Messages fetched ahead, being decoded, and on the wire; more with over 48 partitions."""
+_STATES = 8
+"""Of a state: old, new, its bytes, and what sums, noise and eigenvectors take; 7 were measured."""
 _ROW_BYTES = 16
 """Of indices."""
 
@@ -144,7 +146,8 @@ def describe_stream(stream: StreamSettings) -> dict[str, Any]:
 def _memory(stream: StreamSettings, state: State) -> dict[str, int]:
     """Bounds: with any messages, and, of factors, with one row a message of the stream's number type."""
     arrays = (getattr(state, f.name) for f in dataclasses.fields(state))
-    fixed = sum(a.nbytes for a in arrays if isinstance(a, np.ndarray)) + _BLOCKS_BYTES + _FETCH_BYTES
+    state_bytes = sum(a.nbytes for a in arrays if isinstance(a, np.ndarray))
+    fixed = _STATES * state_bytes + _BLOCKS_BYTES + _FETCH_BYTES
     records = stream.made.options.largest_batch
     matrices = stream.record_kind is RecordKind.MATRIX
     most_rows = stream.dim if matrices else stream.max_rows

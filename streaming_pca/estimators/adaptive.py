@@ -64,6 +64,7 @@ class AdaptiveState(State):
     moment_noise: float
     weight: float
     shape: NDArray[np.float64]
+    shape_noise: float
     shape_weight: float
     basis: NDArray[np.float64]
     block: NDArray[np.float64]
@@ -79,7 +80,9 @@ class AdaptiveState(State):
     @property
     def covariance(self) -> CovarianceMemory:
         """What the covariance route works on."""
-        return CovarianceMemory(self.moment, self.moment_noise, self.weight, self.shape, self.shape_weight)
+        return CovarianceMemory(
+            self.moment, self.moment_noise, self.weight, self.shape, self.shape_noise, self.shape_weight
+        )
 
     @property
     def memory(self) -> BlockMemory:
@@ -178,6 +181,7 @@ class AdaptivePCA(Estimator[AdaptiveState, AdaptiveOptions]):
             covariance.noise,
             covariance.weight,
             covariance.shape,
+            covariance.shape_noise,
             covariance.shape_weight,
             **vars(memory),
             value=total.value,

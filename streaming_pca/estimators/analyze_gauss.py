@@ -41,13 +41,16 @@ class AnalyzeGaussState(State):
     noise: float
     weight: float
     shape: NDArray[np.float64]
+    shape_noise: float
     shape_weight: float
     components: NDArray[np.float64] | None
 
     @property
     def memory(self) -> CovarianceMemory:
         """What the route works on."""
-        return CovarianceMemory(self.moment, self.noise, self.weight, self.shape, self.shape_weight)
+        return CovarianceMemory(
+            self.moment, self.noise, self.weight, self.shape, self.shape_noise, self.shape_weight
+        )
 
 
 class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):

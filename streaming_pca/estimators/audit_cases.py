@@ -105,7 +105,8 @@ _PROBES = (
     _Probe("sum", _one_record),
     _Probe("matrix", _one_record, kind=RecordKind.MATRIX),
     _Probe("pairs", _one_record, centering="pairs"),
-    _Probe("user", _two_batches, signs=(1, 1), contributions=2),
+    # Matrices: those are opposite about any basis that the first batch may lead to.
+    _Probe("user", _two_batches, signs=(1, 1), kind=RecordKind.MATRIX, contributions=2),
     _Probe("counts", _null_or_huge, share=0.5),
     _Probe(
         "stream",

@@ -181,7 +181,9 @@ def _block_worst(state: Any, kind: RecordKind) -> tuple[Matrix, Matrix]:
 
 
 def _block_answer(estimator: AnyEstimator, before: Any, after: Any, transformed: int) -> Matrix:
-    """The noisy sum about the centre C = ``before.block``, from the estimate S before it was carried.
+    """The noisy sum about the centre C = ``before.block``, less what zeros would add to it.
+
+    It is found from the estimate S before it was carried.
 
     Without a share for the total variance the step is Q' T = S, and with Q^T S
     symmetric the carried estimate Y = S Q^T Q' + Q S^T Q' - Q Q^T S Q^T Q' has
@@ -193,7 +195,8 @@ def _block_answer(estimator: AnyEstimator, before: Any, after: Any, transformed:
     gain = 1.0
     if math.isfinite(before.variance):
         gain = before.variance / (before.variance + noise**2 + 1 / (before.basis.size * transformed))
-    return np.asarray((estimate - before.block) / gain * transformed)
+    of_zero = -before.block / max(1.0, float(np.linalg.norm(before.block)))
+    return np.asarray(((estimate - before.block) / gain - of_zero) * transformed)
 
 
 def _about_block(state: Any, matrix: Matrix) -> Matrix:

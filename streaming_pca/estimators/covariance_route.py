@@ -79,6 +79,8 @@ class CovarianceMemory:
         Records behind it.
     shape : (3, d', d') float64
         Mean of the slots' noisy sums, in units of their clip radius.
+    shape_noise : float
+        Variance of the noise off their diagonals.
     shape_weight : float
         Records behind them.
     """
@@ -87,13 +89,14 @@ class CovarianceMemory:
     noise: float
     weight: float
     shape: Matrix
+    shape_noise: float
     shape_weight: float
 
     @classmethod
     def nothing(cls, dim: int) -> CovarianceMemory:
         """Before any record; ``dim`` is d'."""
         slots = dim if dim <= MAX_SHAPE_DIM else 0
-        return cls(np.zeros((dim, dim)), 0.0, 0.0, np.zeros((_SLOTS, slots, slots)), 0.0)
+        return cls(np.zeros((dim, dim)), 0.0, 0.0, np.zeros((_SLOTS, slots, slots)), 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -196,10 +199,15 @@ class CovarianceRoute:
             exact = covariance_sum(chosen, self.preprocessing, edges[0])
             sums.append(gaussian_on_symmetric(exact.total, self.sigma) * (exact.unit / count))
         kept = memory.shape_weight * kept_share(half_life, count)
-        shape = memory.shape + (count / (kept + count)) * (np.stack(sums) / edges[0] - memory.shape)
-        memory = replace(memory, shape=shape, shape_weight=kept + count)
-        noise = math.sqrt(_SLOTS) * self._noise(edges[0], memory.shape_weight)
-        return memory, Pilot(sizes, edges[0] * shape.sum(axis=0), noise)
+        share = count / (kept + count)
+        memory = replace(
+            memory,
+            shape=memory.shape + share * (np.stack(sums) / edges[0] - memory.shape),
+            shape_noise=(1 - share) ** 2 * memory.shape_noise + (share * self._noise(1.0, count)) ** 2,
+            shape_weight=kept + count,
+        )
+        noise = edges[0] * math.sqrt(_SLOTS * memory.shape_noise)
+        return memory, Pilot(sizes, edges[0] * memory.shape.sum(axis=0), noise)
 
     def _noise(self, radius: float, count: float) -> float:
         """Standard deviation off the diagonal of a mean of ``count`` records clipped at ``radius``."""
@@ -212,15 +220,17 @@ class CovarianceRoute:
         least = sizes.index(_QUANTILES[0])
         if pilot.moment is None:
             return Choice(sizes.quantile(_QUANTILES[1]), quantile=_QUANTILES[1])
-        # Judged in the shapes' own eigenvectors: in any others, their errors would look like bias.
-        turn = _Turn(self._centring(pilot.moment), pilot.moment, self.k, pilot.noise)
+        known, noise = pilot.moment, pilot.noise
+        if memory.weight and memory.noise / 2 < noise**2:
+            known, noise = memory.moment, math.sqrt(memory.noise / 2)
+        turn = _Turn(self._centring(known), known, self.k, noise)
         radii = sizes.radii[least:]
         unit_noise = self._noise(1.0, count)
         # Noise averages out over batches of one size, bias does not.
         batches = (memory.weight + count) / count
         from_noise = turn.of_noise(unit_noise) * radii**2
         cut = _cut_off(sizes, radii)
-        bias, of_bias = turn.of_slots(memory.shape[1:], cut, self._noise(1.0, memory.shape_weight))
+        bias, of_bias = turn.of_slots(memory.shape, cut, memory.shape_noise)
         plain = from_noise + batches * _TURN**2 * bias
         mended = from_noise + batches * ((_TURN - 1) ** 2 * bias + of_bias)
         best, mend = int(np.argmin(plain)), int(np.argmin(mended))
@@ -247,8 +257,7 @@ class CovarianceRoute:
         variance = 2 * self._noise(choice.radius, count) ** 2
         if choice.correction.any():
             noisy = noisy + np.tensordot(choice.correction, memory.shape[1:], axes=1)
-            of_shape = 2 * self._noise(1.0, memory.shape_weight) ** 2
-            variance += of_shape * float(choice.correction @ choice.correction)
+            variance += 2 * memory.shape_noise * float(choice.correction @ choice.correction)
         weight = memory.weight * kept_share(half_life, count)
         shape_weight = memory.shape_weight
         if half_life == "auto" and weight:
@@ -315,25 +324,33 @@ class _Turn:
         """Expected square of the error from noise of this standard deviation off the diagonal."""
         return 2 * noise**2 * float(self.inverse.sum())
 
-    def of_slots(self, shape: Matrix, cut: Matrix, noise: float) -> tuple[Matrix, Matrix]:
+    def of_slots(self, shape: Matrix, cut: Matrix, variance: float) -> tuple[Matrix, Matrix]:
         """Squares of the error from B = sum of cut_j shape_j, without its noise, and from that noise.
+
+        What the slots have in common is taken off: where the eigenvectors are a
+        little wrong, or a stream has turned, that is no bias.
 
         Parameters
         ----------
-        shape : (s, d', d') float64
-        cut : (c, s) float64
-            A row for each candidate radius.
-        noise : float
-            Standard deviation off the diagonal of ``shape``.
+        shape : (3, d', d') float64
+        cut : (c, 2) float64
+            Of the upper two slots, a row for each candidate radius.
+        variance : float
+            Of the noise off the diagonals of ``shape``.
         """
-        off = np.stack([self.rest.T @ self.centred(h) @ self.lead for h in shape])
+        centred = np.stack([self.centred(h) for h in shape])
+        traces = np.maximum(np.trace(centred, axis1=1, axis2=2), 0.0)
+        shares = traces[1:] / max(float(traces.sum()), 1e-300)
+        off = np.stack([self.rest.T @ h @ self.lead for h in centred])
         gram = 2 * np.einsum("aij,bij,ij->ab", off, off, self.inverse)
-        seen = np.einsum("ca,ab,cb->c", cut, gram, cut)
-        lengths = (cut**2).sum(axis=1)
-        of_noise = self.of_noise(noise) * lengths
+        weights = np.concatenate([np.zeros((len(cut), 1)), cut], axis=1) - (cut @ shares)[:, None]
+        seen = np.einsum("ca,ab,cb->c", weights, gram, weights)
+        lengths = (weights**2).sum(axis=1)
+        of_noise = 2 * variance * float(self.inverse.sum()) * lengths
         # What is not three standard deviations above the noise is taken for noise.
-        deviation = 2 * noise**2 * lengths * math.sqrt(2 * float((self.inverse**2).sum()))
-        return np.where(seen > of_noise + 3 * deviation, seen - of_noise, 0.0), of_noise
+        deviation = 2 * variance * lengths * math.sqrt(2 * float((self.inverse**2).sum()))
+        bias = np.where(seen > of_noise + 3 * deviation, seen - of_noise, 0.0)
+        return bias, 2 * variance * float(self.inverse.sum()) * (cut**2).sum(axis=1)
 
 
 def _cut_off(sizes: SizeDistribution, radii: Matrix) -> Matrix:

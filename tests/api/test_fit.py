@@ -21,12 +21,16 @@ every_case = pytest.mark.parametrize("parameters", CASES.values(), ids=CASES)
 
 @pytest.mark.parametrize("centering", ["augment", "pairs"])
 def test_the_subspace_of_shifted_records_is_found(centering: str) -> None:
-    pca = PrivatePCA(2, centering=centering, bounds=(-2, 2), random_state=3, options={"n_batches": 1})
+    pca = PrivatePCA(2, centering=centering, bounds=(-2, 2), random_state=3)
     with replace_noise_door(SeededDoor()):
         pca.fit(spiked(40_000, mean=0.5))
     random = orthonormalise(np.random.default_rng(1).standard_normal((8, 2))).T
     truth = turn(8)[:2]
     assert subspace_error(pca.components_, truth) < 0.1 * subspace_error(random, truth)
+    # The radius that is best for the subspace can take much off the variances: here, hardly anything.
+    pca.set_params(estimator="analyze-gauss", options={"clip_quantile": 0.99})
+    with replace_noise_door(SeededDoor()):
+        pca.fit(spiked(40_000, mean=0.5))
     np.testing.assert_allclose(pca.explained_variance_, [0.16, 0.09], rtol=0.1)
 
 

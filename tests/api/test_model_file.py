@@ -240,9 +240,9 @@ def rewritten(path: Path, change: Callable[[dict[str, Any]], None], compress: bo
         (lambda h: h["parameters"].update(whiten=True), "is not a saved PrivatePCA"),
         (lambda h: h["parameters"].update(estimator="later"), "no estimator 'later'; known: "),
         (lambda h: h["parameters"].update(epsilon=-1), "epsilon must be a finite number above 0"),
-        (lambda h: h["parameters"].update(centering="none"), "total of the state does not fit"),
+        (lambda h: h["parameters"].update(centering="none"), "moment of the state does not fit"),
         (lambda h: h["parameters"].update(n_components=9), "n_components = 9 is above"),
-        (lambda h: h.update(n_features_in=7), "total of the state does not fit"),
+        (lambda h: h.update(n_features_in=7), "moment of the state does not fit"),
         (lambda h: h.update(n_features_in="8"), "is not a saved PrivatePCA"),
         (lambda h: h.update(feature_names_in=["a"]), "its feature names do not fit"),
         (lambda h: h.update(feature_names_in=[1] * 8), "its feature names do not fit"),
@@ -262,6 +262,6 @@ def test_a_file_that_could_grow_in_memory_is_refused(tmp_path: Path) -> None:
 
 def test_a_state_with_a_nan_is_refused(tmp_path: Path) -> None:
     pca = PrivatePCA().fit(spiked(50))
-    pca._state.total[0, 0] = np.nan
+    pca._state.moment[0, 0] = np.nan
     pca.save(tmp_path / "model")
-    assert refused(tmp_path / "model") == "total of the state does not fit the estimator"
+    assert refused(tmp_path / "model") == "moment of the state does not fit the estimator"
