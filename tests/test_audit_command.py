@@ -64,11 +64,17 @@ def test_all_are_audited_where_none_is_named(capfd: pytest.CaptureFixture[str]) 
     assert facts["epsilon_lower_bound"] <= max(case["epsilon_lower_bound"] for case in facts["cases"])
 
 
-def test_an_estimator_gives_a_table_a_line_a_case(capfd: pytest.CaptureFixture[str]) -> None:
-    result = call(capfd, "audit", "--estimator", "private-oja", *FEW)
+@pytest.mark.parametrize(
+    ("estimator", "own"),
+    [("adaptive", ["block"]), ("analyze-gauss", ["radius", "floats"]), ("block", []), ("private-oja", [])],
+)
+def test_an_estimator_gives_a_table_a_line_a_case(
+    capfd: pytest.CaptureFixture[str], estimator: str, own: list[str]
+) -> None:
+    result = call(capfd, "audit", "--estimator", estimator, *FEW)
     assert result.returncode == 0, result.stderr
-    for name in ("sum", "matrix", "pairs", "user", "counts", "stream"):
-        assert f"private-oja/{name}" in result.stdout
+    for name in ("sum", "matrix", "pairs", "user", "counts", "stream", *own):
+        assert f"{estimator}/{name}" in result.stdout
     assert "stands" in result.stdout
     assert "REFUTED" not in result.stdout
 
@@ -95,7 +101,7 @@ def test_its_help_has_examples(capfd: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--estimator", "pca"], "no estimator 'pca'; known: analyze-gauss, private-oja"),
+        (["--estimator", "pca"], "no estimator 'pca'; known: adaptive, analyze-gauss, block, private-oja"),
         (["--mechanism", "laplace"], "no mechanism 'laplace'; known: AboveThreshold, gaussian_"),
         (["--trials", 10], "10 trials can refute nothing of AboveThreshold at epsilon = 1: raise them to"),
         (["--trials", -1], "-1 trials can refute nothing"),

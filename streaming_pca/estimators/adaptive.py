@@ -40,7 +40,7 @@ __all__ = ["AdaptiveOptions", "AdaptivePCA", "AdaptiveState"]
 
 _RESOLVED = 1.5
 _TO_BLOCK, _TO_COVARIANCE = 0.16, 0.3
-_PROBE_SHARE = 0.01
+_PROBE_SHARE, _MOST_PROBES = 0.01, 0.05
 _MOST_QUANTILE = 0.97
 """Records that need more of their tail are too skewed for the block route."""
 
@@ -274,8 +274,7 @@ class _Learner:
             choice = route.choose(self.covariance, pilot, len(rest) // self.preprocessing.units)
         start = self._start_of_block(pilot) if free else None
         if start is not None:
-            probes = max(_PROBE_SHARE * count, 200 / self.costs.size_epsilon)
-            wanted = [int(min(probes, 0.03 * count))]
+            wanted = [self._probes(count)]
             probed, rest = split_parts(rest, wanted, self.granularity)
             if self._prefers_block(start, choice, probed):
                 return self.by_block(rest, None if self.route == "block" else start, _quantile(choice))
@@ -286,10 +285,17 @@ class _Learner:
         self.covariance, clipped = route.learn(self.covariance, part, choice, self.options.half_life)
         return clipped
 
+    def _probes(self, count: int) -> int:
+        """Records whose residuals decide on the route; 0 where a batch is too small to spare enough."""
+        least = 1000 / self.costs.size_epsilon
+        return int(max(_PROBE_SHARE * count, least)) if least <= _MOST_PROBES * count else 0
+
     def _prefers_block(self, start: BlockMemory, choice: Choice, probed: Batch) -> bool:
         """Compare the two routes' noise at one quantile."""
-        if not len(probed) or choice.quantile > _MOST_QUANTILE:
+        if choice.quantile > _MOST_QUANTILE:
             return False
+        if not len(probed):
+            return self.route == "block"
         memory = self.memory if self.route == "block" else start
         radius, _ = self.blocks.radius(memory, probed, _quantile(choice))
         limit = _TO_COVARIANCE if self.route == "block" else _TO_BLOCK
@@ -330,7 +336,7 @@ class _Learner:
             self.total = learn_total(self.total, part, self.preprocessing, self.privacy, epsilon, self.sizes)
         if start is not None:
             self.memory = start
-        cold = start is None and not math.isfinite(self.memory.variance)
+        cold = start is None and not self.memory.spectrum.any()
         counts = [len(rest)]
         if options.clip_radius is None and (cold or start is not None):
             counts = rounds(len(rest), math.ceil(1000 / epsilon), cold)

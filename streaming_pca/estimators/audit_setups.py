@@ -97,13 +97,13 @@ def _covariance_more(estimator_type: type[AnyEstimator], epsilon: float, delta: 
 
 
 def _radius(estimator_type: type[AnyEstimator], epsilon: float, delta: float) -> Case:
-    """The records that find the radius lie in two bins; one more in the first, or as many in both.
+    """The records that find the radius lie in two bins: one more in the first, or one more in the second.
 
     The radius, which the variance of the noise tells, is the median of their
     noisy counts: which of the two is larger. All other records are null.
     """
     dim, low, step = 2, 1.0, 2 ** (1 / 8)
-    # A fifth of these find the radius, a quarter of that fifth its median.
+    # A fifth of these find the radius, a half of that fifth its median.
     count = max(min(200, int(2000 / epsilon) // 40 * 40), 40)
     options: dict[str, Any] = {
         "first_batch": count,
@@ -120,8 +120,8 @@ def _radius(estimator_type: type[AnyEstimator], epsilon: float, delta: float) ->
     )
     start = estimator.init(utility_generator(0))
     first, second = (np.array([[math.sqrt(low * step**p), 0.0]]) for p in (0.5, 1.5))
-    half = count // 40
-    rest: list[Record] = [first] * half + [second] * (half - 1) + [None] * (count - 2 * half)
+    half = count // 20 - 1
+    rest: list[Record] = [first, second] * half + [None] * (count - 2 * half - 1)
     batches = [Batch.of_records([record, *rest], dim) for record in (first, second)]
     charge = float(estimator.plan(start).charge.epsilon)
 

@@ -182,7 +182,7 @@ class BlockPCA(Estimator[BlockState, BlockOptions]):
             part, rest = split_parts(batch, [wanted], self.preprocessing.granularity)
             total = learn_total(total, part, self.preprocessing, self.privacy, costs.size_epsilon, sizes)
         counts = [len(rest)]
-        if not math.isfinite(state.variance) and options.clip_radius is None:
+        if not state.spectrum.any() and options.clip_radius is None:
             counts = rounds(len(rest), math.ceil(1000 / costs.size_epsilon), cold=True)
         quantile = QUANTILE if options.clip_quantile is None else options.clip_quantile
         memory, clipped = learn_rounds(route, state.memory, total, rest, counts, options, quantile)

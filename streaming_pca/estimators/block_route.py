@@ -154,7 +154,7 @@ class BlockRoute:
         wanted = min(
             max(SIZE_SHARE * count, 400 / self.size_epsilon), _MOST_SIZES / min(self.size_epsilon, 1)
         )
-        return int(min(wanted, 0.2 * count))
+        return int(min(wanted, 0.3 * count))
 
     def radius(self, memory: BlockMemory, part: Batch, quantile: float) -> tuple[float, float]:
         """Clip radius and mean weight, from a part's residuals; epsilon-DP."""

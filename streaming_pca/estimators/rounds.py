@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["rounds"]
 
 _FIRST = 0.01
-_GROWTH = {True: 4, False: 6}
+_GROWTH = {True: 4, False: 4}
 
 
 def rounds(count: int, least: int, cold: bool) -> list[int]:

@@ -81,8 +81,8 @@ def private_sizes(sizes: Vector, low: float, high: float, epsilon: float) -> Siz
     Notes
     -----
     Released: two Laplace histograms, of disjoint parts of the records: replace-one,
-    epsilon-DP. The first, of a quarter of them over fixed bins of 1/8 octave,
-    finds the bulk: the run of octaves around the fullest one that rise above the
+    epsilon-DP. The first, of a quarter of them (more where they are few) over
+    fixed bins of 1/8 octave, finds the bulk: the run of octaves around the fullest one that rise above the
     noise. The second counts the rest in a few bins from the median up. All else
     is post-processing: beyond the last count that rises above its noise the tail
     is continued as a power of the radius, with the index of the last part that
@@ -90,7 +90,7 @@ def private_sizes(sizes: Vector, low: float, high: float, epsilon: float) -> Siz
 
     Floating point: sizes are only compared with the bins' edges.
     """
-    first = len(sizes) // 4
+    first = int(min(max(len(sizes) / 4, 400 / epsilon), len(sizes) / 2))
     radii, above, present = _bulk(sizes[:first], low, high, epsilon)
     # The last radius has nothing above it.
     middle = int(np.flatnonzero(above <= 0.5 * present)[0])

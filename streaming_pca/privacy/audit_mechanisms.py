@@ -26,6 +26,7 @@ from streaming_pca.privacy.mechanisms import (
     gaussian_on_symmetric,
     gaussian_on_symmetric_space,
     gaussian_on_vector,
+    laplace_histogram,
     laplace_on_vector,
     laplace_scale,
     private_quantile,
@@ -227,6 +228,20 @@ def _argmax(epsilon: float, delta: float) -> list[Case]:
     return [Case("gaussian_histogram_argmax", "gaussian_histogram_argmax", claim, repeated(answer))]
 
 
+def _laplace_histogram(epsilon: float, delta: float) -> list[Case]:
+    """A record changes bins: the score is the log-likelihood ratio, but for the scale."""
+    inputs = (np.array([0, 0, 1], dtype=np.int64), np.array([0, 1, 1], dtype=np.int64))
+
+    def answer(second: bool) -> float:
+        first_count, second_count = (int(n) for n in laplace_histogram(inputs[second], 2, epsilon))
+        return float(
+            abs(first_count - 2) + abs(second_count - 1) - abs(first_count - 1) - abs(second_count - 2)
+        )
+
+    claim = Claim(epsilon, 0.0, mu_of_pure(epsilon))
+    return [Case("laplace_histogram", "laplace_histogram", claim, repeated(answer))]
+
+
 def _two_bins(epsilon: float, delta: float) -> tuple[tuple[Integers, Integers], float, Claim]:
     """A record changes bins; the rho-zCDP that implies (epsilon, delta).
 
@@ -277,6 +292,7 @@ MECHANISM_CASES: dict[str, Callable[[float, float], list[Case]]] = {
     "stability_histogram": _stability,
     "gaussian_histogram": _histogram,
     "gaussian_histogram_argmax": _argmax,
+    "laplace_histogram": _laplace_histogram,
     "AboveThreshold": _above_threshold,
 }
 """By the names in ``privacy.mechanisms``; a mechanism without a case fails a test."""

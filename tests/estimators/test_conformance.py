@@ -399,7 +399,9 @@ def test_neighbours_reach_one_mechanism_within_its_sensitivity(name: str, how: A
                 new = (new + new.T) / 2
             neighbour[place] = new
             moved = mechanism_inputs(estimator, neighbour, answers)
-            changed = {i: d for i, (a, b) in enumerate(zip(whole, moved, strict=True)) if (d := differing(a, b))}
+            changed = {
+                i: d for i, (a, b) in enumerate(zip(whole, moved, strict=True)) if (d := differing(a, b))
+            }
             sums = [d for i, d in changed.items() if whole[i].name.startswith("gaussian_on")]
             if sums:
                 sigma = max(whole[i].args[-1] for i in changed)

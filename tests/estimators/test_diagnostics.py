@@ -22,9 +22,11 @@ from streaming_pca.records import Batch, RecordKind
 
 D = 3
 RADIUS = 4.0
-"""Of the trace for analyze-gauss, of |A Q|_F for private-oja: both are public here."""
+"""Of the trace for covariances, of |A Q|_F for blocks: both are public here."""
 OPTIONS: dict[str, dict[str, Any]] = {
+    "adaptive": {"clip_radius": RADIUS, "route": "covariance"},
     "analyze-gauss": {"clip_radius": RADIUS},
+    "block": {"clip_radius": RADIUS},
     "private-oja": {"clip_radius": RADIUS},
 }
 every_estimator = pytest.mark.parametrize("name", ESTIMATORS)
@@ -109,7 +111,7 @@ def test_the_records_that_find_the_radius_are_not_clipped() -> None:
         0.02,
     )
     x = np.ones((1000, D))
-    x[:200] *= 1e6  # a fifth is spent on the radius: all of these, and no other
+    x[:200] *= 1e6  # a fifth is spent on the sizes: all of these, and no other
     null, clipped = counts(made, Batch.of_vectors(x))
     assert (null, clipped) == (0, 0)
 

@@ -55,6 +55,7 @@ TRIALS = {
     "AboveThreshold": 6000,
     "gaussian_histogram": 2000,
     "gaussian_histogram_argmax": 2000,
+    "laplace_histogram": 4000,
     "private_quantile/replay": 2000,
     "replay": 300,
     "stream": 360,
@@ -159,15 +160,15 @@ def test_no_estimator_is_refuted(name: str) -> None:
 
 
 def test_the_worst_cases_are_nearly_as_bad_as_the_claims() -> None:
-    """A case that tells little would let anything pass. Fixed noise; the bounds miss less than a third."""
+    """A case that tells little would let anything pass. Fixed noise; the bounds miss less than two fifths."""
     with replace_noise_door(NumpyDoor()):
         tight = [cases_of_mechanism(n)[0] for n in MECHANISM_CASES if n.startswith("gaussian_on")]
         for name in SETUPS:
             cases = cases_of_estimator(name)
-            tight += [cases[kind] for kind in ("sum", "matrix")]
+            tight += [cases[kind] for kind in ("sum", "matrix", "block") if kind in cases]
         for case in tight:
             finding = audit(case, trials_of(case))
-            assert finding.mu_lower_bound > case.claim.mu * 2 / 3, case.id
+            assert finding.mu_lower_bound > case.claim.mu * 3 / 5, case.id
 
 
 # Half the noise.
@@ -208,7 +209,9 @@ def test_half_the_noise_of_an_alarm_is_caught() -> None:
     half_is_caught(cases_of_mechanism("AboveThreshold")[0], second, 1 - first)
 
 
-@pytest.mark.parametrize("name", ["stability_histogram", "gaussian_histogram", "gaussian_histogram_argmax"])
+@pytest.mark.parametrize(
+    "name", ["stability_histogram", "gaussian_histogram", "gaussian_histogram_argmax", "laplace_histogram"]
+)
 def test_half_the_noise_of_a_histogram_is_caught(name: str) -> None:
     case = cases_of_mechanism(name)[0]
     with replace_noise_door(NumpyDoor(0.5)):
@@ -219,8 +222,12 @@ def test_half_the_noise_of_a_histogram_is_caught(name: str) -> None:
         half_is_caught(case, *max(rates, key=lambda r: power(case, trials_of(case) // 2, *r)))
 
 
-@pytest.mark.parametrize("name", SETUPS)
-@pytest.mark.parametrize("kind", ["sum", "matrix", "pairs", "user", "mean"])
+KINDS = ["sum", "matrix", "pairs", "user", "mean"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((name, kind) for name in SETUPS for kind in KINDS), ("adaptive", "block")]
+)
 def test_half_the_noise_of_an_estimator_is_caught(name: str, kind: str) -> None:
     case = cases_of_estimator(name)[kind]
     half_is_caught(case, *gaussian_rates(2 * case.claim.mu))
@@ -235,8 +242,15 @@ def test_half_the_noise_of_the_counts_is_caught(name: str) -> None:
 
 
 def test_half_the_noise_of_the_radius_is_caught() -> None:
-    """One count is the larger one in half of all runs, or but for a record less on either side in few."""
+    """Counts of two bins, one more in the first or in the second: which of them is the larger?"""
     case = cases_of_estimator("analyze-gauss")["radius"]
+    # At scale 1/2: the second less the first, -1 or 1 without noise, is above 0.
+    q = math.exp(-PURE_EPSILON)
+    j = np.arange(-60, 61)
+    noise = q ** np.abs(j) * (1 - q) / (1 + q)
+    difference = np.convolve(noise, noise)
+    rates = [float(difference[120 + least :].sum()) for least in (2, 0)]
+    assert power(case, 2000, rates[0], 1 - rates[1]) > 0.999
     with replace_noise_door(NumpyDoor(0.5)):
         assert audit(case, 4000).refuted
 

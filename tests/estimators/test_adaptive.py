@@ -1,0 +1,274 @@
+"""The default estimator: which route it takes, what that costs, and that nothing stops it.
+
+Data and noise come from generators of fixed seeds unless a test says otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from streaming_pca.estimators.adaptive import AdaptiveOptions, AdaptivePCA, AdaptiveState
+from streaming_pca.estimators.base import decode_state, encode_state
+from streaming_pca.estimators.block_route import BlockRoute
+from streaming_pca.estimators.covariance_route import CovarianceRoute
+from streaming_pca.estimators.total_variance import learn_total
+from streaming_pca.linalg.subspace import orthonormalise, subspace_error
+from streaming_pca.preprocessing import Preprocessing
+from streaming_pca.privacy.parameters import PrivacyParameters
+from streaming_pca.privacy.randomness import replace_noise_door, utility_generator
+from streaming_pca.records import Batch, RecordKind
+from tests.privacy.noise import ScriptedDoor
+
+Floats = NDArray[np.float64]
+
+
+def noisy(seed: int) -> ScriptedDoor:
+    rng = np.random.default_rng(seed)
+    door = ScriptedDoor()
+
+    def laplace(size: int, scale: float) -> NDArray[np.int64]:
+        return np.rint(rng.laplace(scale=scale, size=size)).astype(np.int64)
+
+    door.noise = lambda size, scale: np.rint(rng.normal(scale=scale, size=size)).astype(np.int64)
+    door.discrete_laplace = laplace  # type: ignore[method-assign]
+    return door
+
+
+def make(
+    dim: int,
+    k: int = 2,
+    *,
+    epsilon: float = 1.0,
+    kind: RecordKind = RecordKind.FACTOR,
+    centering: str = "none",
+    contributions: int = 1,
+    **options: Any,
+) -> AdaptivePCA:
+    return AdaptivePCA(
+        dim,
+        k,
+        PrivacyParameters(epsilon=epsilon, delta=1e-6, contributions=contributions),
+        Preprocessing(dim=dim, kind=kind, centering=centering),
+        AdaptiveOptions(**options),
+    )
+
+
+def start(estimator: AdaptivePCA) -> AdaptiveState:
+    return estimator.init(utility_generator(0))
+
+
+def learn(estimator: AdaptivePCA, batches: list[Batch], seed: int = 0) -> list[AdaptiveState]:
+    states = [start(estimator)]
+    with replace_noise_door(noisy(seed)):
+        for batch in batches:
+            states.append(estimator.update(states[-1], batch))
+    return states[1:]
+
+
+def gaussian(m: int, d: int, seed: int) -> Batch:
+    rng = utility_generator(seed)
+    return Batch.of_vectors(rng.standard_normal((m, d)) * np.linspace(2, 0.3, d))
+
+
+def agreeing(m: int, d: int, seed: int, of: int = 0) -> tuple[Batch, Floats]:
+    """Factors F with F^T F near V L V^T for one V, and V^T."""
+    truth = orthonormalise(utility_generator(of).standard_normal((d, 2)))
+    rng = utility_generator(seed)
+    factors = (np.sqrt([5.0, 4.0]) * truth).T + 0.02 * rng.standard_normal((m, 2, d))
+    return Batch.of_vectors(factors), truth.T
+
+
+# The choice.
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_records_that_agree_go_to_the_block_route(seed: int) -> None:
+    batch, truth = agreeing(40_000, 20, seed)
+    estimator = make(20)
+    (state,) = learn(estimator, [batch], seed)
+    assert state.route == "block"
+    by_block = subspace_error(estimator.release(state).components, truth)
+    other = make(20, route="covariance")
+    by_covariance = subspace_error(other.release(learn(other, [batch], seed)[0]).components, truth)
+    assert by_block < 0.02
+    assert by_block < 0.5 * by_covariance
+
+
+@pytest.mark.parametrize("d", [20, 50])
+@pytest.mark.parametrize("seed", range(3))
+def test_gaussian_records_go_to_the_covariance_route(d: int, seed: int) -> None:
+    states = learn(make(d), [gaussian(20_000, d, seed), gaussian(20_000, d, seed + 10)], seed)
+    assert [state.route for state in states] == ["covariance", "covariance"]
+
+
+def test_above_512_features_the_block_route_is_public() -> None:
+    estimator = make(513)
+    state = start(estimator)
+    assert state.route == "block"
+    assert state.moment.size == state.shape.size == 0
+    (after,) = learn(estimator, [gaussian(600, 513, 0)])
+    assert after.route == "block"
+    assert make(512).init(utility_generator(0)).route == "covariance"
+    # The constant of "augment" is one more.
+    assert make(512, centering="augment").init(utility_generator(0)).route == "block"
+
+
+def test_the_route_changes_when_the_stream_does() -> None:
+    """Records that agree, then records that do not, then others that agree."""
+    d = 10
+    together, _ = agreeing(40_000, d, 1)
+    apart = gaussian(40_000, d, 2)
+    states = learn(make(d), [together, apart, together])
+    assert states[0].route == "block"
+    assert states[1].route == "covariance"
+
+
+@pytest.mark.parametrize("route", ["covariance", "block"])
+def test_a_route_that_is_set_is_taken(route: str) -> None:
+    estimator = make(6, route=route)
+    for batch in (gaussian(5000, 6, 0), agreeing(5000, 6, 0)[0]):
+        (state,) = learn(estimator, [batch])
+        assert state.route == route
+    untouched = state.weight if route == "block" else state.spectrum.any()
+    assert not untouched
+
+
+def test_a_route_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="route"):
+        AdaptiveOptions(route="both")  # type: ignore[arg-type]
+
+
+# What it costs, and what reads a record.
+
+
+def states_of_both_routes() -> list[tuple[AdaptivePCA, AdaptiveState]]:
+    d = 10
+    estimator = make(d)
+    states = learn(estimator, [agreeing(40_000, d, 1)[0], gaussian(40_000, d, 2)])
+    assert {state.route for state in states} == {"block", "covariance"}
+    return [(estimator, state) for state in states]
+
+
+def test_the_charge_is_one_batchs_whatever_the_route() -> None:
+    for estimator, state in states_of_both_routes():
+        plan = estimator.plan(state)
+        assert plan.charge == estimator.plan(start(estimator)).charge
+        assert plan.charge.epsilon == 1
+        assert float(plan.charge.delta) == 1e-6
+
+
+def test_the_plan_depends_on_the_batch_number_alone() -> None:
+    d = 10
+    estimator = make(d)
+    one, other = (
+        learn(estimator, [batch])[0] for batch in (agreeing(40_000, d, 1)[0], gaussian(40_000, d, 2))
+    )
+    assert one.route != other.route
+    assert estimator.plan(one) == estimator.plan(other)
+
+
+@pytest.mark.parametrize("route", ["auto", "covariance", "block"])
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("m", [300, 6000, 40_000])
+def test_each_record_is_read_by_one_mechanism(route: str, together: bool, m: int) -> None:
+    """By their positions: what histograms, sums and totals read adds up to the batch, without overlap."""
+    d = 5
+    estimator = make(d, route=route)
+    batch = agreeing(m, d, 0)[0] if together else gaussian(m, d, 0)
+    # A float64 that names the record rides in each of its rows, too small to count.
+    rows = batch.rows.copy()
+    lengths = np.diff(batch.starts)
+    rows[:, -1] = np.repeat(np.arange(1.0, m + 1), lengths) * 1e-9
+    batch = Batch(rows, batch.starts)
+    parts: list[Batch] = []
+
+    def spy(original: Any, place: int) -> Any:
+        def call(*args: Any) -> Any:
+            parts.append(args[place])
+            return original(*args)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch, replace_noise_door(noisy(0)):
+        for owner, name, place in (
+            (CovarianceRoute, "sizes", 1),
+            (CovarianceRoute, "pilot", 3),
+            (CovarianceRoute, "learn", 2),
+            (BlockRoute, "radius", 2),
+            (BlockRoute, "learn", 2),
+        ):
+            patch.setattr(owner, name, spy(getattr(owner, name), place))
+        patch.setattr("streaming_pca.estimators.adaptive.learn_total", spy(learn_total, 1))
+        estimator.update(start(estimator), batch)
+    read = np.concatenate([part.rows[part.starts[:-1], -1] for part in parts if len(part)])
+    assert np.array_equal(np.sort(read), rows[batch.starts[:-1], -1])
+
+
+# States.
+
+
+def test_a_state_of_either_route_survives_its_bytes_and_goes_on_alike() -> None:
+    for estimator, state in states_of_both_routes():
+        again = decode_state(AdaptiveState, encode_state(state))
+        assert encode_state(again) == encode_state(state)
+        assert again.route == state.route
+        assert np.array_equal(estimator.release(again).components, estimator.release(state).components)
+        batch = gaussian(3000, 10, 5)
+        after = []
+        for s in (state, again):
+            with replace_noise_door(noisy(3)):
+                after.append(encode_state(estimator.update(s, batch)))
+        assert after[0] == after[1]
+
+
+# Degenerate batches.
+
+
+def batches_of(what: str, d: int, kind: RecordKind, m: int) -> Batch:
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((m, d))
+    scale = {"huge": 1e300, "denormal": 1e-310, "large": 1e100, "small": 1e-100, "spread": 1.0}.get(what, 1.0)
+    if what == "spread":
+        rows *= 10.0 ** rng.uniform(-150, 150, (m, 1))
+    items: list[Any] = [scale * row[None, :] for row in rows]
+    if kind is RecordKind.MATRIX:
+        items = [np.clip(x.T * (x / scale), -1e308, 1e308) for x in items]
+    if what == "null":
+        items = [None] * m
+    if what == "one":
+        items = [items[0]] + [None] * (m - 1)
+    if what == "same":
+        items = [items[0]] * m
+    return Batch.of_records(items, d, kind)
+
+
+@pytest.mark.parametrize("how", ["none", "augment", "pairs", "private-mean", RecordKind.MATRIX], ids=str)
+@pytest.mark.parametrize("route", ["auto", "block"])
+@pytest.mark.parametrize(("d", "k"), [(1, 1), (3, 3), (4, 1)])
+def test_nothing_stops_it(how: Any, route: str, d: int, k: int) -> None:
+    """Orthonormal, finite components after batches of any size, of any records, with noise and without."""
+    kind = RecordKind.MATRIX if how is RecordKind.MATRIX else RecordKind.FACTOR
+    centering = "none" if kind is RecordKind.MATRIX else how
+    estimator = make(d, k, kind=kind, centering=centering, route=route)
+    step = estimator.preprocessing.granularity
+    for what in ("normal", "null", "one", "same", "huge", "denormal", "large", "small", "spread"):
+        for m in (1, 2, 3, 600):
+            m += m % step
+            batch = batches_of(what, d, kind, m)
+            for door in (ScriptedDoor(), noisy(0)):
+                state = start(estimator)
+                with replace_noise_door(door):
+                    for _ in range(2):
+                        state = estimator.update(state, batch)
+                release = estimator.release(state)
+                gram = release.components @ release.components.T
+                np.testing.assert_allclose(gram, np.eye(k), atol=1e-12)
+                assert np.isfinite(release.explained_variance).all()
+                assert release.mean is None or np.isfinite(release.mean).all()
+                for error in (release.total_variance, release.total_variance_error, release.angle_bound):
+                    assert error is None or (math.isfinite(error) and error >= 0)

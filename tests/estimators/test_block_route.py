@@ -1,0 +1,308 @@
+"""The block route: sensitivity, convergence, what mends the shrink, what is carried, and the rounds.
+
+Data, and noise where there is any, come from generators of fixed seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from streaming_pca.estimators import block_route as module
+from streaming_pca.estimators.block_route import BlockMemory, BlockRoute
+from streaming_pca.estimators.contributions import block_sensitivity, residual_sizes
+from streaming_pca.estimators.rounds import rounds
+from streaming_pca.linalg.subspace import orthonormalise, subspace_error
+from streaming_pca.preprocessing import Preprocessing
+from streaming_pca.privacy import mechanisms
+from streaming_pca.privacy.parameters import PrivacyParameters
+from streaming_pca.privacy.randomness import replace_noise_door, utility_generator
+from streaming_pca.records import Batch, RecordKind
+from tests.privacy.noise import ScriptedDoor
+
+Floats = NDArray[np.float64]
+SPAN = (2.0**-40, 2.0**60)
+
+
+def make(
+    dim: int, k: int = 2, kind: RecordKind = RecordKind.FACTOR, centering: Any = "none", epsilon: float = 1.0
+) -> BlockRoute:
+    privacy = PrivacyParameters(epsilon=epsilon, delta=1e-6)
+    return BlockRoute(k, privacy, Preprocessing(dim=dim, kind=kind, centering=centering), epsilon, SPAN)
+
+
+def start(route: BlockRoute, seed: int = 0) -> BlockMemory:
+    dim = route.preprocessing.dim
+    basis = orthonormalise(utility_generator(seed).standard_normal((dim, route.k)))
+    return BlockMemory.start(basis, route.preprocessing.centering == "augment")
+
+
+def learn(
+    route: BlockRoute,
+    memory: BlockMemory,
+    part: Batch,
+    radius: float = 1e6,
+    weight: float = 1.0,
+    half_life: Any = None,
+) -> BlockMemory:
+    with replace_noise_door(ScriptedDoor()):
+        return route.learn(memory, part, radius, weight, half_life)[0]
+
+
+# Privacy.
+
+
+@pytest.mark.parametrize("centering", ["none", "augment", "pairs", "matrix"])
+@pytest.mark.parametrize("far", [0.0, 0.5, 300.0])
+def test_neighbouring_sums_are_within_the_sensitivity(centering: str, far: float) -> None:
+    """In integers, about centres of 0, of half the radius, and far above it."""
+    kind = RecordKind.MATRIX if centering == "matrix" else RecordKind.FACTOR
+    d = 4
+    route = make(d, kind=kind, centering="none" if kind is RecordKind.MATRIX else centering)
+    memory = start(route)
+    rng = np.random.default_rng(0)
+    block = rng.standard_normal(memory.block.shape)
+    memory = replace(memory, block=far * block / np.linalg.norm(block))
+    q, p = np.linalg.svd(memory.basis, full_matrices=True)[0][:, [0, -1]].T
+    news: list[Any] = [None]
+    for size in (0.0, 1e-150, 0.7, 1.0, 3.0, 1e3, 1e150):
+        for v in (q, p, 0.1 * q + p, 0.1 * q - p, rng.standard_normal(d)):
+            news.append(size * v[:, None] * v if kind is RecordKind.MATRIX else size * v[None, :])
+            if kind is RecordKind.MATRIX:
+                news.append(-news[-1])
+    items: list[Any] = [None, None, *news[1:5]]
+    totals: list[NDArray[np.int64]] = []
+
+    def call(total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
+        assert sigma == route.sigma
+        totals.append(total.copy())
+        return mechanisms.gaussian_on_vector(total, sigma)
+
+    with pytest.MonkeyPatch.context() as patch, replace_noise_door(ScriptedDoor()):
+        patch.setattr(module, "gaussian_on_vector", call)
+        for new in news:
+            items[1] = new
+            route.learn(memory, Batch.of_records(items, d, kind), 1.0, 1.0, None)
+    assert len(totals) == len(news)
+    sensitivity = Fraction(block_sensitivity(kind))
+    distances = [sum(int(u) ** 2 for u in (a - b).flat) for a in totals for b in totals]
+    assert max(distances) <= sensitivity**2
+    # Opposite matrices are twice the radius apart, and so are nearly opposite images.
+    if far == 0 and centering in ("none", "matrix"):
+        assert max(distances) > Fraction(9, 10) ** 2 * sensitivity**2
+
+
+def test_the_histogram_and_the_sum_clip_the_same_number() -> None:
+    """Records below the radius that the sizes tell are not clipped; those above are."""
+    route = make(5)
+    x = np.random.default_rng(1).standard_normal((300, 5))
+    memory = replace(start(route), block=np.full((5, 2), 0.3))
+    part = Batch.of_vectors(x)
+    sizes = residual_sizes(part, route.preprocessing, memory.whole_basis, memory.block)
+    for radius in np.quantile(sizes, [0.1, 0.5, 0.9]):
+        with replace_noise_door(ScriptedDoor()):
+            _, clipped = route.learn(memory, part, float(radius), 1.0, None)
+        assert clipped == pytest.approx(np.sum(sizes > radius), abs=1)
+
+
+# Without noise.
+
+
+def spectrum(d: int, seed: int) -> tuple[Floats, Floats]:
+    """Records with exactly known second moment, and its eigenvectors by falling eigenvalue."""
+    rng = utility_generator(seed)
+    vectors = orthonormalise(rng.standard_normal((d, d)))
+    values = 10 * 0.6 ** np.arange(d)
+    x = np.concatenate([vectors * np.sqrt(values * d), -vectors * np.sqrt(values * d)], axis=1).T
+    return x[rng.permutation(2 * d)], vectors
+
+
+@pytest.mark.parametrize("kind", list(RecordKind))
+def test_rounds_without_noise_converge_to_the_exact_subspace(kind: RecordKind) -> None:
+    d, k = 8, 3
+    x, vectors = spectrum(d, 0)
+    items: list[Any] = [r[:, None] * r if kind is RecordKind.MATRIX else r[None, :] for r in x]
+    part = Batch.of_records(items, d, kind)
+    route = make(d, k, kind)
+    memory = start(route)
+    errors = []
+    for _ in range(40):
+        # The whole estimate is made anew in each round: no gain below 1.
+        memory = learn(route, replace(memory, variance=math.inf), part, 100.0)
+        memory = route.step(memory, 0.0)
+        errors.append(subspace_error(memory.basis.T, vectors[:, :k].T))
+    assert errors[-1] < 1e-3
+    assert errors[5] < 0.6**5 * 20 * errors[0]
+
+
+def test_a_step_about_the_level_is_faster_than_one_without() -> None:
+    d, k = 20, 2
+    rng = utility_generator(1)
+    vectors = orthonormalise(rng.standard_normal((d, d)))
+    values = np.full(d, 3.0)
+    values[:k] = 5.0, 4.5
+    x = np.concatenate([vectors, -vectors], axis=1).T * np.sqrt(np.tile(values, 2) * d)[:, None]
+    route = make(d, k)
+    errors = []
+    for total in (0.0, float(values.sum())):
+        memory = start(route)
+        for _ in range(12):
+            memory = learn(route, replace(memory, variance=math.inf), Batch.of_vectors(x), 1e4)
+            memory = route.step(memory, total)
+        errors.append(subspace_error(memory.basis.T, vectors[:, :k].T))
+    assert errors[1] < 0.3 * errors[0]
+
+
+def test_the_mean_weight_mends_the_shrink() -> None:
+    """One round about a wrong centre: divided by the mean weight the estimate is nearer to Sigma Q."""
+    d, m = 6, 40_000
+    rng = utility_generator(2)
+    x = rng.standard_normal((m, d)) * np.linspace(2, 0.5, d)
+    route = make(d, 2)
+    memory = start(route, 3)
+    part = Batch.of_vectors(x)
+    with replace_noise_door(ScriptedDoor()):
+        radius, weight = route.radius(memory, part, 0.5)
+    assert 0.3 < weight < 0.95
+    wanted = x.T @ (x @ memory.basis) / m
+    plain = learn(route, memory, part, radius)
+    mended = learn(route, memory, part, radius, weight)
+    # Along the right answer; what the clip turns is not mended by a number.
+    shrunk, kept = (float(np.sum(b * wanted) / np.sum(wanted**2)) for b in (plain.block, mended.block))
+    assert shrunk < 0.75
+    assert abs(kept - 1) < 0.8 * (1 - shrunk)
+    assert np.linalg.norm(mended.block - wanted) < np.linalg.norm(plain.block - wanted)
+
+
+def test_records_that_agree_need_a_small_radius_only() -> None:
+    """About an estimate of what they have in common, residuals are as small as what they differ by."""
+    d, m = 6, 4000
+    rng = utility_generator(4)
+    common = rng.standard_normal(d)
+    x = common + 0.01 * rng.standard_normal((m, d))
+    route = make(d, 1)
+    memory = start(route)
+    part = Batch.of_vectors(x)
+    radii = []
+    for _ in range(4):
+        with replace_noise_door(ScriptedDoor()):
+            radius, weight = route.radius(memory, part, 0.5)
+        radii.append(radius)
+        memory = route.step(learn(route, memory, part, radius, weight), 0.0)
+    assert radii[-1] < 0.05 * radii[0]
+    assert subspace_error(memory.basis.T, common[None, :] / np.linalg.norm(common)) < 0.02
+
+
+def test_augment_finds_the_mean_and_centres() -> None:
+    d, k, m = 6, 2, 20_000
+    rng = utility_generator(5)
+    mean = np.linspace(-2, 3, d)
+    x = mean + rng.standard_normal((m, d)) * [3, 2.5, 0.3, 0.3, 0.3, 0.3]
+    route = make(d, k, centering="augment")
+    memory = start(route)
+    for _ in range(25):
+        memory = learn(route, replace(memory, variance=math.inf), Batch.of_vectors(x), 1e3)
+        memory = route.step(memory, 0.0)
+    np.testing.assert_allclose(memory.mean, x.mean(axis=0), atol=0.02)
+    truth = np.linalg.svd(x - x.mean(axis=0), full_matrices=False)[2][:k]
+    assert subspace_error(memory.basis.T, truth) < 0.01
+    covariance = np.cov(x.T)
+    np.testing.assert_allclose(memory.centred, covariance @ memory.basis, atol=0.05)
+
+
+@pytest.mark.parametrize("centering", ["none", "augment"])
+def test_the_block_is_carried_to_the_new_basis(centering: str) -> None:
+    """What it holds of S stays: exactly, where the covariance has no part that S does not show."""
+    d, k = 7, 3
+    rng = utility_generator(6)
+    lead = orthonormalise(rng.standard_normal((d, k)))
+    sigma = lead @ np.diag([5.0, 3.0, 2.0]) @ lead.T
+    route = make(d, k, centering=centering)
+    memory = start(route, 7)
+    # Near the leading subspace, so that what is neglected is of second order.
+    basis = orthonormalise(lead + 1e-3 * memory.basis)
+    mean = 0.5 * np.ones(d)
+    block = memory.block.copy()
+    block[:d, :k] = sigma @ basis
+    if centering == "augment":
+        block[:d, :k] += np.outer(mean, mean @ basis)
+        block[d, :k], block[:d, k], block[d, k] = mean @ basis, mean, 1.0
+    memory = replace(memory, basis=basis, block=block, variance=0.1, noise=0.1)
+    after = route.step(memory, 0.0)
+    np.testing.assert_allclose(after.basis.T @ after.basis, np.eye(k), atol=1e-12)
+    np.testing.assert_allclose(after.centred, sigma @ after.basis, atol=2e-4)
+    if centering == "augment":
+        np.testing.assert_allclose(after.mean, mean, atol=1e-12)
+    assert 0.1 <= after.variance < 0.2
+    assert after.noise == 0.1
+
+
+def test_a_basis_far_from_the_last_one_starts_anew() -> None:
+    route = make(6, 2)
+    memory = start(route)
+    block = np.zeros((6, 2))
+    block[:2] = np.eye(2)
+    elsewhere = replace(memory, basis=np.eye(6)[:, 4:], block=block, variance=0.1, noise=0.1)
+    assert route.step(elsewhere, 0.0).variance == math.inf
+
+
+# Batches.
+
+
+def test_later_rounds_count_by_their_variances() -> None:
+    """Two rounds of one basis, of 1000 and 3000 records: a Kalman filter's gain of about 3/4 and more."""
+    d = 4
+    rng = utility_generator(8)
+    x = rng.standard_normal((4000, d))
+    route = make(d, 2)
+    memory = start(route)
+    first = learn(route, memory, Batch.of_vectors(x[:1000]), 100.0)
+    second = learn(route, first, Batch.of_vectors(x[1000:]), 100.0)
+    fresh = learn(route, memory, Batch.of_vectors(x[1000:]), 100.0)
+    gain = first.variance / (first.variance + fresh.variance)
+    assert 0.74 < gain < 0.91
+    np.testing.assert_allclose(second.block, first.block + gain * (fresh.block - first.block), atol=1e-3)
+    assert second.variance < min(first.variance, fresh.variance)
+
+
+def test_a_half_life_keeps_the_gain_up() -> None:
+    d = 4
+    x = np.random.default_rng(9).standard_normal((1000, d))
+    route = make(d, 2)
+    known = learn(route, start(route), Batch.of_vectors(np.tile(x, (40, 1))), 100.0)
+    part = Batch.of_vectors(2 * x)
+    moved = [learn(route, known, part, 100.0, 1.0, h).block - known.block for h in (None, 1000.0)]
+    fresh = learn(route, start(route), part, 100.0).block - known.block
+    assert np.linalg.norm(moved[0]) < 0.1 * np.linalg.norm(fresh)
+    np.testing.assert_allclose(moved[1], fresh / 2, rtol=0.05, atol=1e-2)
+
+
+def test_an_empty_part_teaches_nothing() -> None:
+    route = make(3)
+    memory = start(route)
+    with replace_noise_door(ScriptedDoor()):
+        assert route.learn(memory, Batch.of_vectors(np.zeros((0, 3))), 1.0, 1.0, None) == (memory, 0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(count=st.integers(0, 10**7), least=st.integers(1, 10**5), cold=st.booleans())
+def test_rounds_add_up_and_none_is_too_small(count: int, least: int, cold: bool) -> None:
+    sizes = rounds(count, least, cold)
+    assert sum(sizes) == count
+    assert min(sizes) >= min(least, count)
+    assert sizes == sorted(sizes)
+    assert len(sizes) <= 5
+
+
+def test_a_first_batch_has_several_rounds() -> None:
+    assert len(rounds(100_000, 1000, cold=True)) >= 3
+    assert len(rounds(100_000, 1000, cold=False)) >= 2
+    assert rounds(1000, 1000, cold=True) == [1000]
