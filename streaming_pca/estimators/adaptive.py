@@ -40,7 +40,7 @@ __all__ = ["AdaptiveOptions", "AdaptivePCA", "AdaptiveState"]
 
 _RESOLVED = 1.5
 _TO_BLOCK, _TO_COVARIANCE = 0.16, 0.3
-_PROBE_SHARE, _MOST_PROBES = 0.01, 0.05
+_PROBE_SHARE, _MOST_PROBES, _SECOND_SHARE = 0.01, 0.05, 0.05
 _MOST_QUANTILE = 0.97
 """Records that need more of their tail are too skewed for the block route."""
 
@@ -115,7 +115,8 @@ class AdaptivePCA(Estimator[AdaptiveState, AdaptiveOptions]):
       and left again where R_b > 0.3 R_c. Comparing at one quantile is what keeps
       skewed records (flights) off the block route, whose bias is not seen.
     - Where the leading eigenvectors are not resolved (lambda_k within 1.5 of the
-      noise's own largest eigenvalue) their residuals say nothing: covariance.
+      noise's own largest eigenvalue) their residuals say nothing: covariance, after
+      a second, closer look in the first batch.
 
     The block route starts from those eigenvectors, with rounds that grow by 6.
 
@@ -273,7 +274,10 @@ class _Learner:
         else:
             choice = route.choose(self.covariance, pilot, len(rest) // self.preprocessing.units)
         start = self._start_of_block(pilot) if free else None
-        if start is not None:
+        if free and start is None and not self.covariance.weight and self._probes(count):
+            closer, rest = split_parts(rest, [int(_SECOND_SHARE * count)], self.granularity)
+            start = self._start_of_block(route.second_pilot(pilot, closer))
+        if start is not None and self._probes(count):
             wanted = [self._probes(count)]
             probed, rest = split_parts(rest, wanted, self.granularity)
             if self._prefers_block(start, choice, probed):
@@ -294,8 +298,6 @@ class _Learner:
         """Compare the two routes' noise at one quantile."""
         if choice.quantile > _MOST_QUANTILE:
             return False
-        if not len(probed):
-            return self.route == "block"
         memory = self.memory if self.route == "block" else start
         radius, _ = self.blocks.radius(memory, probed, _quantile(choice))
         limit = _TO_COVARIANCE if self.route == "block" else _TO_BLOCK

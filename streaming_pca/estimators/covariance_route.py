@@ -209,6 +209,18 @@ class CovarianceRoute:
         noise = edges[0] * math.sqrt(_SLOTS * memory.shape_noise)
         return memory, Pilot(sizes, edges[0] * memory.shape.sum(axis=0), noise)
 
+    def second_pilot(self, pilot: Pilot, part: Batch) -> Pilot:
+        """A closer look at the leading eigenvectors: one sum, clipped at the median size.
+
+        (epsilon, delta)-DP. Without slots it has sqrt(3) times less noise than a
+        part of the same length has in :meth:`pilot`.
+        """
+        count = len(part) // self.preprocessing.units
+        radius = pilot.sizes.quantile(_QUANTILES[0])
+        exact = covariance_sum(part, self.preprocessing, radius)
+        moment = gaussian_on_symmetric(exact.total, self.sigma) * (exact.unit / max(count, 1))
+        return Pilot(pilot.sizes, moment, self._noise(radius, count))
+
     def _noise(self, radius: float, count: float) -> float:
         """Standard deviation off the diagonal of a mean of ``count`` records clipped at ``radius``."""
         unit = covariance_unit(self.preprocessing.kind, radius)

@@ -393,7 +393,8 @@ def test_neighbours_reach_one_mechanism_within_its_sensitivity(name: str, how: A
     one = next(r for r in items if r is not None)
     # In each of the parts of 4000: 3%, 3%, 1% and what is left, or 10% and rounds.
     for place in (0, 5, 30, 77, 119) if m == 120 else (50, 180, 260, 500, 3999):
-        for new in (None, 1e3 * one, -1e200 * one, rng.standard_normal(one.shape) * 1e-3):
+        news = (None, -1e200 * one, 1e3 * one, rng.standard_normal(one.shape) * 1e-3)
+        for new in news if m == 120 else news[:2]:
             neighbour = items.copy()
             if estimator.kind is RecordKind.MATRIX and new is not None:
                 new = (new + new.T) / 2

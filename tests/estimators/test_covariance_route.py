@@ -168,7 +168,7 @@ def test_each_record_is_read_by_one_mechanism() -> None:
         estimator.update(estimator.init(utility_generator(0)), Batch.of_vectors(x))
     read = [part.rows[:, 0].tolist() for part in parts]
     assert len(read) == 3
-    assert sorted(sum(read, [])) == x[:, 0].tolist()
+    assert sorted(value for part in read for value in part) == x[:, 0].tolist()
     assert min(map(len, read)) >= 100
 
 
