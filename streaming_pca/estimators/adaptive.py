@@ -51,7 +51,8 @@ class AdaptiveOptions(ClippedBatches):
     """Settings of :class:`AdaptivePCA`; none has to be set."""
 
     route: Literal["auto", "covariance", "block"] = "auto"
-    """Which of the two routes; by itself it decides, and decides again, from private quantities."""
+    """Which of the two routes; by itself it decides, and decides again, from private quantities. With
+    a ``clip_radius`` it is the covariance route."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ class AdaptiveState(State):
     shape: NDArray[np.float64]
     shape_noise: float
     shape_weight: float
+    radius: float
+    kept: float
     basis: NDArray[np.float64]
     block: NDArray[np.float64]
     variance: float
@@ -81,7 +84,14 @@ class AdaptiveState(State):
     def covariance(self) -> CovarianceMemory:
         """What the covariance route works on."""
         return CovarianceMemory(
-            self.moment, self.moment_noise, self.weight, self.shape, self.shape_noise, self.shape_weight
+            self.moment,
+            self.moment_noise,
+            self.weight,
+            self.shape,
+            self.shape_noise,
+            self.shape_weight,
+            self.radius,
+            self.kept,
         )
 
     @property
@@ -162,6 +172,8 @@ class AdaptivePCA(Estimator[AdaptiveState, AdaptiveOptions]):
         """The route that settings or the public dimension fix."""
         if self.options.route != "auto":
             return self.options.route
+        if self.options.clip_radius is not None:
+            return "covariance"
         return "block" if self.preprocessing.output_dim > MAX_SHAPE_DIM else None
 
     @staticmethod
@@ -184,6 +196,8 @@ class AdaptivePCA(Estimator[AdaptiveState, AdaptiveOptions]):
             covariance.shape,
             covariance.shape_noise,
             covariance.shape_weight,
+            covariance.radius,
+            covariance.kept,
             **vars(memory),
             value=total.value,
             value_noise=total.noise,
@@ -202,7 +216,7 @@ class AdaptivePCA(Estimator[AdaptiveState, AdaptiveOptions]):
             "route": self.options.route,
             "sigma_over_sensitivity": costs.multiplier,
         }
-        charge = costs.charge(with_sizes=self.options.clip_radius is None or self._may_only_be is None)
+        charge = costs.charge(with_sizes=self.options.clip_radius is None)
         return Plan(count, min(costs.least(granularity), count), granularity, charge, parameters)
 
     def _costs(self) -> PartCosts:
@@ -260,17 +274,15 @@ class _Learner:
         """The covariance route, but the block route where that is free and promises more."""
         options = self.options
         route = CovarianceRoute(self.k, self.privacy, self.preprocessing, self.costs.size_epsilon, self.sizes)
-        if options.clip_radius is not None and not free:
+        if options.clip_radius is not None:
             return self._by_covariance(route, batch, Choice(options.clip_radius))
         count = len(batch)
         wanted = [route.size_records(count), route.shape_records(count)]
         looked, shaped, rest = split_parts(batch, wanted, self.granularity)
         found = route.sizes(looked)
         self.covariance, pilot = route.pilot(self.covariance, found, shaped, options.half_life)
-        if options.clip_radius is not None:
-            choice = Choice(options.clip_radius)
-        elif options.clip_quantile is not None:
-            choice = Choice(found.quantile(options.clip_quantile))
+        if options.clip_quantile is not None:
+            choice = route.at_quantile(found, options.clip_quantile)
         else:
             choice = route.choose(self.covariance, pilot, len(rest) // self.preprocessing.units)
         start = self._start_of_block(pilot) if free else None
@@ -327,7 +339,8 @@ class _Learner:
             return None
         block = replace(block, basis=basis)
         image = moment @ block.whole_basis
-        return replace(block, block=image, variance=noise**2, noise=noise**2, level=max(rest, 0.0))
+        # A centre, no more: it was clipped at the median.
+        return replace(block, block=image, level=max(rest, 0.0))
 
     def by_block(self, batch: Batch, start: BlockMemory | None, quantile: float) -> int:
         """Rounds of the block route: from these eigenvectors, or from where it stands."""

@@ -43,13 +43,22 @@ class AnalyzeGaussState(State):
     shape: NDArray[np.float64]
     shape_noise: float
     shape_weight: float
+    radius: float
+    kept: float
     components: NDArray[np.float64] | None
 
     @property
     def memory(self) -> CovarianceMemory:
         """What the route works on."""
         return CovarianceMemory(
-            self.moment, self.noise, self.weight, self.shape, self.shape_noise, self.shape_weight
+            self.moment,
+            self.noise,
+            self.weight,
+            self.shape,
+            self.shape_noise,
+            self.shape_weight,
+            self.radius,
+            self.kept,
         )
 
 
@@ -143,7 +152,9 @@ class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):
         looked, shaped, rest = split_parts(batch, wanted, granularity)
         found = route.sizes(looked)
         if options.clip_quantile is not None:
-            return route.learn(memory, rest, Choice(found.quantile(options.clip_quantile)), options.half_life)
+            return route.learn(
+                memory, rest, route.at_quantile(found, options.clip_quantile), options.half_life
+            )
         memory, pilot = route.pilot(memory, found, shaped, options.half_life)
         choice = route.choose(memory, pilot, len(rest) // self.preprocessing.units)
         return route.learn(memory, rest, choice, options.half_life)

@@ -52,6 +52,8 @@ def covariance_subspace(
         moment = moment[:dim, :dim] / kept - np.outer(mean, mean) if centred else moment[:dim, :dim]
         kept = kept if centred else 0.0
     values, vectors = ritz_pairs(moment, dim)
+    # What clipping took from the total, every variance is given back alike.
+    restored = (kept or 1.0) / memory.kept
     components = stable_signs(np.ascontiguousarray(vectors[:, :k].T), previous)
     variances = np.maximum(values[:k], 0.0)
     if not memory.weight:
@@ -68,10 +70,10 @@ def covariance_subspace(
     finite = math.isfinite(total) and math.isfinite(errors[1]) and bool(np.isfinite(errors[0]).all())
     return Subspace(
         components,
-        variances,
+        variances * restored,
         mean,
-        explained_variance_error=errors[0] if finite else None,
-        total_variance=total if finite and is_total else None,
-        total_variance_error=errors[1] if finite and is_total else None,
+        explained_variance_error=errors[0] * restored if finite else None,
+        total_variance=total * restored if finite and is_total else None,
+        total_variance_error=errors[1] * restored if finite and is_total else None,
         angle_bound=bound if finite else None,
     )

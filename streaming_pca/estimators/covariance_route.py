@@ -61,8 +61,9 @@ SIZE_SHARE, SHAPE_SHARE = 0.05, 0.03
 _QUANTILES = (0.5, 0.9)
 _TURN = 3.0
 _SLOTS = 3
-_LEAST_SHAPE = 100
+_LEAST_SHAPE, _ENOUGH_SHAPE = 100, 3000
 _LEAST_MASS = 0.002
+_LEAST_KEPT = 0.1
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,11 @@ class CovarianceMemory:
     shape_noise : float
         Variance of the noise off their diagonals.
     shape_weight : float
-        Records behind them.
+        Their precision: squares of the numbers of records behind them.
+    radius : float
+        Mean clip radius behind ``moment``.
+    kept : float
+        Share of the records' total size that those clips left.
     """
 
     moment: Matrix
@@ -91,12 +96,14 @@ class CovarianceMemory:
     shape: Matrix
     shape_noise: float
     shape_weight: float
+    radius: float
+    kept: float
 
     @classmethod
     def nothing(cls, dim: int) -> CovarianceMemory:
         """Before any record; ``dim`` is d'."""
         slots = dim if dim <= MAX_SHAPE_DIM else 0
-        return cls(np.zeros((dim, dim)), 0.0, 0.0, np.zeros((_SLOTS, slots, slots)), 0.0, 0.0)
+        return cls(np.zeros((dim, dim)), 0.0, 0.0, np.zeros((_SLOTS, slots, slots)), 0.0, 0.0, 0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -128,11 +135,18 @@ class Choice:
         What of the upper slots' shapes to put back.
     quantile : float
         Of the sizes, from 0.5: how much of the tail the records need.
+    kept : float
+        Share of the records' total size that is left.
+    least_share : float
+        What the part has to count at least in the mean, because the earlier
+        sums were clipped too closely.
     """
 
     radius: float
     correction: NDArray[np.float64] = field(default_factory=lambda: np.zeros(_SLOTS - 1))
     quantile: float = _QUANTILES[0]
+    kept: float = 1.0
+    least_share: float = 0.0
 
 
 class CovarianceRoute:
@@ -169,7 +183,7 @@ class CovarianceRoute:
 
     def shape_records(self, count: int) -> int:
         """Records for the slots, of ``count``; 0 where they would tell nothing."""
-        wanted = int(SHAPE_SHARE * count)
+        wanted = int(max(SHAPE_SHARE * count, min(2 * SHAPE_SHARE * count, _ENOUGH_SHAPE)))
         return wanted if wanted >= _LEAST_SHAPE and self.dim <= MAX_SHAPE_DIM else 0
 
     def sizes(self, part: Batch) -> SizeDistribution:
@@ -199,12 +213,13 @@ class CovarianceRoute:
             exact = covariance_sum(chosen, self.preprocessing, edges[0])
             sums.append(gaussian_on_symmetric(exact.total, self.sigma) * (exact.unit / count))
         kept = memory.shape_weight * kept_share(half_life, count)
-        share = count / (kept + count)
+        # Every sum has the same noise, so its mean has a precision of count squared.
+        share = count**2 / (kept + count**2)
         memory = replace(
             memory,
             shape=memory.shape + share * (np.stack(sums) / edges[0] - memory.shape),
             shape_noise=(1 - share) ** 2 * memory.shape_noise + (share * self._noise(1.0, count)) ** 2,
-            shape_weight=kept + count,
+            shape_weight=kept + count**2,
         )
         noise = edges[0] * math.sqrt(_SLOTS * memory.shape_noise)
         return memory, Pilot(sizes, edges[0] * memory.shape.sum(axis=0), noise)
@@ -231,7 +246,7 @@ class CovarianceRoute:
         sizes = pilot.sizes
         least = sizes.index(_QUANTILES[0])
         if pilot.moment is None:
-            return Choice(sizes.quantile(_QUANTILES[1]), quantile=_QUANTILES[1])
+            return self.at_quantile(sizes, _QUANTILES[1])
         known, noise = pilot.moment, pilot.noise
         if memory.weight and memory.noise / 2 < noise**2:
             known, noise = memory.moment, math.sqrt(memory.noise / 2)
@@ -249,9 +264,23 @@ class CovarianceRoute:
         correction = np.zeros(_SLOTS - 1)
         if mended[mend] < plain[best]:
             best, correction = mend, cut[mend]
+        least_share = 0.0
+        if memory.weight and memory.radius < radii[best]:
+            at_old = _cut_off(sizes, np.array([max(memory.radius, float(radii[0]))]))
+            before = _TURN**2 * float(turn.of_slots(memory.shape, at_old, memory.shape_noise)[0][0])
+            if before:
+                before += turn.of_noise(math.sqrt(memory.noise / 2))
+                least_share = before / (before + float(min(plain[best], mended[best])))
         # At the least radius all of the tail may go; the bins are too wide to read a share there.
-        kept = 1 - float(sizes.above[least + best]) / sizes.present if best else _QUANTILES[0]
-        return Choice(float(radii[best]), correction, kept)
+        quantile = 1 - float(sizes.above[least + best]) / sizes.present if best else _QUANTILES[0]
+        kept = 1.0 if correction.any() else _kept(sizes, float(radii[best]))
+        return Choice(float(radii[best]), correction, quantile, kept, least_share)
+
+    @staticmethod
+    def at_quantile(sizes: SizeDistribution, quantile: float) -> Choice:
+        """A clip at a quantile of the sizes."""
+        radius = sizes.quantile(quantile)
+        return Choice(radius, quantile=quantile, kept=_kept(sizes, radius))
 
     def learn(
         self, memory: CovarianceMemory, part: Batch, choice: Choice, half_life: HalfLife
@@ -274,14 +303,17 @@ class CovarianceRoute:
         shape_weight = memory.shape_weight
         if half_life == "auto" and weight:
             weight = self._worth(memory, noisy, variance, count)
-            shape_weight *= weight / memory.weight
-        share = count / (weight + count)
+            shape_weight *= (weight / memory.weight) ** 2
+        share = max(count / (weight + count), choice.least_share)
+        weight = min(weight, count / share - count)
         new = replace(
             memory,
             moment=memory.moment + share * (noisy - memory.moment),
             noise=(1 - share) ** 2 * memory.noise + share**2 * variance,
             weight=weight + count,
             shape_weight=shape_weight,
+            radius=memory.radius + share * (choice.radius - memory.radius),
+            kept=memory.kept + share * (choice.kept - memory.kept),
         )
         return new, exact.clipped
 
@@ -359,9 +391,9 @@ class _Turn:
         seen = np.einsum("ca,ab,cb->c", weights, gram, weights)
         lengths = (weights**2).sum(axis=1)
         of_noise = 2 * variance * float(self.inverse.sum()) * lengths
-        # What is not three standard deviations above the noise is taken for noise.
+        # What is not two standard deviations above the noise is taken for noise.
         deviation = 2 * variance * lengths * math.sqrt(2 * float((self.inverse**2).sum()))
-        bias = np.where(seen > of_noise + 3 * deviation, seen - of_noise, 0.0)
+        bias = np.where(seen > of_noise + 2 * deviation, seen - of_noise, 0.0)
         return bias, 2 * variance * float(self.inverse.sum()) * (cut**2).sum(axis=1)
 
 
@@ -381,6 +413,12 @@ def _cut_off(sizes: SizeDistribution, radii: Matrix) -> Matrix:
         # A slot of hardly any records shows no shape: nothing is seen to be cut off there.
         columns.append(np.maximum(cut, 0.0) / mass if mass > _LEAST_MASS else np.zeros(len(radii)))
     return np.stack(columns, axis=1)
+
+
+def _kept(sizes: SizeDistribution, radius: float) -> float:
+    """Share of the total size that a clip leaves."""
+    whole = float(sizes.excess(sizes.radii[0])) + float(sizes.radii[0] * sizes.present)
+    return max(1 - float(sizes.excess(radius)) / whole, _LEAST_KEPT) if whole > 0 else 1.0
 
 
 def covariance_sigma(privacy: PrivacyParameters, preprocessing: Preprocessing) -> float:

@@ -198,6 +198,7 @@ def test_each_record_is_read_by_one_mechanism(route: str, together: bool, m: int
         for owner, name, place in (
             (CovarianceRoute, "sizes", 1),
             (CovarianceRoute, "pilot", 3),
+            (CovarianceRoute, "second_pilot", 2),
             (CovarianceRoute, "learn", 2),
             (BlockRoute, "radius", 2),
             (BlockRoute, "learn", 2),
