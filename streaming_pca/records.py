@@ -18,6 +18,9 @@ _BLOCK_ENTRIES = 2**22
 """Entries of a block: kernels' temporaries stay at 32 MiB each, whatever d is."""
 
 
+_GOLDEN = (5**0.5 - 1) / 2
+
+
 class RecordKind(StrEnum):
     """What a record's payload is.
 
@@ -120,6 +123,37 @@ class Batch:
         for count in counts:
             parts.append(self._slice(first, first + count))
             first += count
+        return tuple(parts)
+
+    def deal(self, counts: Sequence[int], granularity: int = 1) -> tuple[Batch, ...]:
+        """Disjoint parts of the given numbers of records, each spread evenly over the batch; copies.
+
+        Which record is in which part depends on its position alone. A stream that
+        drifts looks alike in all parts.
+
+        Parameters
+        ----------
+        counts : sequence of int
+            They add up to the batch; multiples of ``granularity`` but for the last.
+        granularity : int
+            Neighbours that stay together.
+        """
+        if sum(counts) != len(self) or min(counts, default=0) < 0:
+            raise ValueError(f"parts {list(counts)} do not add up to {len(self)} records")
+        groups = -(-len(self) // granularity)
+        # Multiples of the golden ratio, modulo 1: any run of them is spread evenly.
+        keys = (np.arange(groups) * _GOLDEN) % 1.0
+        rank = np.empty(groups, dtype=np.int64)
+        rank[np.argsort(keys, kind="stable")] = np.arange(groups)
+        ends = np.cumsum([-(-count // granularity) for count in counts])
+        part = np.repeat(np.searchsorted(ends, rank, side="right"), granularity)[: len(self)]
+        lengths = np.diff(self.starts)
+        parts = []
+        for i in range(len(counts)):
+            chosen = part == i
+            starts = np.zeros(int(chosen.sum()) + 1, dtype=np.int64)
+            np.cumsum(lengths[chosen], out=starts[1:])
+            parts.append(Batch(self.rows[np.repeat(chosen, lengths)], starts, self.kind))
         return tuple(parts)
 
     def _slice(self, first: int, last: int) -> Batch:

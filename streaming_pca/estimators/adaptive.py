@@ -17,6 +17,7 @@ from streaming_pca.estimators.clipping import (
     ClippedBatches,
     PartCosts,
     clip_parameters,
+    deal_parts,
     size_range,
     split_parts,
 )
@@ -229,7 +230,8 @@ class AdaptivePCA(Estimator[AdaptiveState, AdaptiveOptions]):
 
     def _update(self, state: AdaptiveState, batch: Batch) -> tuple[AdaptiveState, int]:
         """Learn by one route; charged as :meth:`plan` says."""
-        learner = _Learner(self, self._costs(), state)
+        more = self.options.more_after(state.records + len(batch))
+        learner = _Learner(self, self._costs(), state, more)
         if self._may_only_be == "block":
             clipped = learner.by_block(batch, None, QUANTILE)
         else:
@@ -261,13 +263,14 @@ def _quantile(choice: Choice) -> float:
 class _Learner:
     """One batch's work on the memories of a state."""
 
-    def __init__(self, estimator: AdaptivePCA, costs: PartCosts, state: AdaptiveState) -> None:
+    def __init__(self, estimator: AdaptivePCA, costs: PartCosts, state: AdaptiveState, more: bool) -> None:
         self.k, self.options, self.costs = estimator.k, estimator.options, costs
         self.privacy, self.preprocessing = estimator.privacy, estimator.preprocessing
         self.sizes = size_range(self.preprocessing, self.options)
         self.granularity = self.preprocessing.granularity
         self.route, self.covariance, self.memory = state.route, state.covariance, state.memory
         self.total = state.total
+        self.more = more
         self.blocks = BlockRoute(self.k, self.privacy, self.preprocessing, costs.size_epsilon, self.sizes)
 
     def by_either(self, batch: Batch, free: bool) -> int:
@@ -278,13 +281,13 @@ class _Learner:
             return self._by_covariance(route, batch, Choice(options.clip_radius))
         count = len(batch)
         wanted = [route.size_records(count), route.shape_records(count)]
-        looked, shaped, rest = split_parts(batch, wanted, self.granularity)
+        looked, shaped, rest = deal_parts(batch, wanted, self.granularity)
         found = route.sizes(looked)
         self.covariance, pilot = route.pilot(self.covariance, found, shaped, options.half_life)
         if options.clip_quantile is not None:
             choice = route.at_quantile(found, options.clip_quantile)
         else:
-            choice = route.choose(self.covariance, pilot, len(rest) // self.preprocessing.units)
+            choice = route.choose(self.covariance, pilot, len(rest) // self.preprocessing.units, self.more)
         start = self._start_of_block(pilot) if free else None
         if free and start is None and not self.covariance.weight and self._probes(count):
             closer, rest = split_parts(rest, [int(_SECOND_SHARE * count)], self.granularity)

@@ -13,8 +13,8 @@ from streaming_pca.estimators.clipping import (
     ClippedBatches,
     PartCosts,
     clip_parameters,
+    deal_parts,
     size_range,
-    split_parts,
 )
 from streaming_pca.estimators.contributions import covariance_sensitivity
 from streaming_pca.estimators.covariance_release import covariance_subspace
@@ -132,7 +132,8 @@ class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):
 
     def _update(self, state: AnalyzeGaussState, batch: Batch) -> tuple[AnalyzeGaussState, int]:
         """Add one batch's noisy sum; charged as :meth:`plan` says."""
-        memory, clipped = self._learn(state.memory, batch)
+        more = self.options.more_after(state.records + len(batch))
+        memory, clipped = self._learn(state.memory, batch, more)
         new = AnalyzeGaussState(
             batch=state.batch + 1,
             records=state.records + len(batch),
@@ -141,7 +142,7 @@ class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):
         )
         return new, clipped
 
-    def _learn(self, memory: CovarianceMemory, batch: Batch) -> tuple[CovarianceMemory, int]:
+    def _learn(self, memory: CovarianceMemory, batch: Batch, more: bool) -> tuple[CovarianceMemory, int]:
         sizes = size_range(self.preprocessing, self.options)
         route = CovarianceRoute(self.k, self.privacy, self.preprocessing, self._costs().size_epsilon, sizes)
         options, granularity = self.options, self.preprocessing.granularity
@@ -149,14 +150,14 @@ class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):
             return route.learn(memory, batch, Choice(options.clip_radius), options.half_life)
         chosen = options.clip_quantile is None
         wanted = [route.size_records(len(batch)), route.shape_records(len(batch)) if chosen else 0]
-        looked, shaped, rest = split_parts(batch, wanted, granularity)
+        looked, shaped, rest = deal_parts(batch, wanted, granularity)
         found = route.sizes(looked)
         if options.clip_quantile is not None:
             return route.learn(
                 memory, rest, route.at_quantile(found, options.clip_quantile), options.half_life
             )
         memory, pilot = route.pilot(memory, found, shaped, options.half_life)
-        choice = route.choose(memory, pilot, len(rest) // self.preprocessing.units)
+        choice = route.choose(memory, pilot, len(rest) // self.preprocessing.units, more)
         return route.learn(memory, rest, choice, options.half_life)
 
     def _release(self, state: AnalyzeGaussState) -> Subspace:

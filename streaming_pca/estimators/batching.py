@@ -62,6 +62,10 @@ class GrowingBatches(Options):
         """The most records that any plan asks for."""
         return max(self._schedule, default=self.max_batch)
 
+    def more_after(self, records: int) -> bool:
+        """Whether batches may follow when so many records have come."""
+        return self.n_records is None or records < self.n_records
+
     def count(self, batch: int, records: int = 0) -> int:
         """Records of batch number ``batch``, from 0, where ``records`` came before it."""
         if self._schedule:

@@ -15,7 +15,7 @@ from streaming_pca.privacy.calibration import gaussian_rho, pure_epsilon
 from streaming_pca.privacy.parameters import Charge, PrivacyParameters
 from streaming_pca.records import Batch
 
-__all__ = ["ClippedBatches", "PartCosts", "size_range", "split_parts"]
+__all__ = ["ClippedBatches", "PartCosts", "clip_parameters", "deal_parts", "size_range", "split_parts"]
 
 LEAST_RADIUS, GREATEST_RADIUS = 1e-70, 1e70
 
@@ -96,14 +96,23 @@ def size_range(preprocessing: Preprocessing, options: ClippedBatches) -> tuple[f
 
 
 def split_parts(batch: Batch, wanted: Sequence[int], granularity: int) -> tuple[Batch, ...]:
-    """Parts of about the wanted numbers of records, and the rest: by position, public."""
+    """Parts of about the wanted numbers of records, one after the other, and the rest: by position."""
+    return batch.split(_whole_counts(batch, wanted, granularity))
+
+
+def deal_parts(batch: Batch, wanted: Sequence[int], granularity: int) -> tuple[Batch, ...]:
+    """The same, each part spread over the batch: what a small one says holds for all of a drifting batch."""
+    return batch.deal(_whole_counts(batch, wanted, granularity), granularity)
+
+
+def _whole_counts(batch: Batch, wanted: Sequence[int], granularity: int) -> list[int]:
     counts: list[int] = []
     left = len(batch)
     for count in wanted:
-        taken = min(count // granularity * granularity, left)
+        taken = min(count // granularity * granularity, left // granularity * granularity)
         counts.append(taken)
         left -= taken
-    return batch.split([*counts, left])
+    return [*counts, left]
 
 
 def clip_parameters(options: ClippedBatches, sizes: tuple[float, float]) -> dict[str, Any]:

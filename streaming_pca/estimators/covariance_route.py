@@ -64,6 +64,9 @@ _SLOTS = 3
 _LEAST_SHAPE, _ENOUGH_SHAPE = 100, 3000
 _LEAST_MASS = 0.002
 _LEAST_KEPT = 0.1
+_INSURED = 0.1
+_SPOILT = 9.0
+"""Square of the bias of earlier sums, over the error of a new one, beyond which they count less."""
 
 
 @dataclass(frozen=True)
@@ -241,8 +244,18 @@ class CovarianceRoute:
         unit = covariance_unit(self.preprocessing.kind, radius)
         return self.sigma / math.sqrt(2) * unit / max(count, 1)
 
-    def choose(self, memory: CovarianceMemory, pilot: Pilot, count: int) -> Choice:
-        """The radius, and what of the cut-off part to put back: post-processing."""
+    def choose(self, memory: CovarianceMemory, pilot: Pilot, count: int, more: bool) -> Choice:
+        """The radius, and what of the cut-off part to put back: post-processing.
+
+        Parameters
+        ----------
+        memory, pilot
+        count : int
+            Records that will be clipped.
+        more : bool
+            Whether batches may follow. Then a bias that is not seen yet counts by
+            how much of it the noise could hide: it would stay in the mean of all.
+        """
         sizes = pilot.sizes
         least = sizes.index(_QUANTILES[0])
         if pilot.moment is None:
@@ -257,9 +270,12 @@ class CovarianceRoute:
         batches = (memory.weight + count) / count
         from_noise = turn.of_noise(unit_noise) * radii**2
         cut = _cut_off(sizes, radii)
-        bias, of_bias = turn.of_slots(memory.shape, cut, memory.shape_noise)
-        plain = from_noise + batches * _TURN**2 * bias
-        mended = from_noise + batches * ((_TURN - 1) ** 2 * bias + of_bias)
+        seen, of_bias, hidden = turn.of_slots(memory.shape, cut, memory.shape_noise)
+        # In one batch, what is not two standard deviations above the noise is taken for noise.
+        bias = np.where(seen > 2 * hidden, seen, 0.0)
+        expected = from_noise + _INSURED * hidden * more
+        plain = expected + batches * _TURN**2 * bias
+        mended = expected + batches * ((_TURN - 1) ** 2 * bias + of_bias)
         best, mend = int(np.argmin(plain)), int(np.argmin(mended))
         correction = np.zeros(_SLOTS - 1)
         if mended[mend] < plain[best]:
@@ -267,10 +283,11 @@ class CovarianceRoute:
         least_share = 0.0
         if memory.weight and memory.radius < radii[best]:
             at_old = _cut_off(sizes, np.array([max(memory.radius, float(radii[0]))]))
-            before = _TURN**2 * float(turn.of_slots(memory.shape, at_old, memory.shape_noise)[0][0])
-            if before:
-                before += turn.of_noise(math.sqrt(memory.noise / 2))
-                least_share = before / (before + float(min(plain[best], mended[best])))
+            old, _, doubt = turn.of_slots(memory.shape, at_old, memory.shape_noise)
+            before = _TURN**2 * float(old[0] if old[0] > 2 * doubt[0] else 0.0)
+            after = float(min(plain[best], mended[best]))
+            if before > _SPOILT * after:
+                least_share = before / (before + after)
         # At the least radius all of the tail may go; the bins are too wide to read a share there.
         quantile = 1 - float(sizes.above[least + best]) / sizes.present if best else _QUANTILES[0]
         kept = 1.0 if correction.any() else _kept(sizes, float(radii[best]))
@@ -368,8 +385,8 @@ class _Turn:
         """Expected square of the error from noise of this standard deviation off the diagonal."""
         return 2 * noise**2 * float(self.inverse.sum())
 
-    def of_slots(self, shape: Matrix, cut: Matrix, variance: float) -> tuple[Matrix, Matrix]:
-        """Squares of the error from B = sum of cut_j shape_j, without its noise, and from that noise.
+    def of_slots(self, shape: Matrix, cut: Matrix, variance: float) -> tuple[Matrix, Matrix, Matrix]:
+        """Squares of the error from B = sum of cut_j shape_j less its noise, from that noise, and its spread.
 
         What the slots have in common is taken off: where the eigenvectors are a
         little wrong, or a stream has turned, that is no bias.
@@ -391,10 +408,9 @@ class _Turn:
         seen = np.einsum("ca,ab,cb->c", weights, gram, weights)
         lengths = (weights**2).sum(axis=1)
         of_noise = 2 * variance * float(self.inverse.sum()) * lengths
-        # What is not two standard deviations above the noise is taken for noise.
         deviation = 2 * variance * lengths * math.sqrt(2 * float((self.inverse**2).sum()))
-        bias = np.where(seen > of_noise + 2 * deviation, seen - of_noise, 0.0)
-        return bias, 2 * variance * float(self.inverse.sum()) * (cut**2).sum(axis=1)
+        of_correction = 2 * variance * float(self.inverse.sum()) * (cut**2).sum(axis=1)
+        return seen - of_noise, of_correction, deviation
 
 
 def _cut_off(sizes: SizeDistribution, radii: Matrix) -> Matrix:

@@ -97,6 +97,7 @@ def private_sizes(sizes: Vector, low: float, high: float, epsilon: float) -> Siz
     edges = radii[middle] * 2.0**_TAIL
     tail = _tail(sizes[first:], edges, epsilon)
     far = radii[middle] * 2.0 ** (np.arange(int(_TAIL[-1]) * STEPS + 1) / STEPS)
+    far = far[: max(int(np.count_nonzero(far <= high)), 1)]
     grid, shares = np.log2(edges), np.log2(np.maximum(tail, 1e-300))
     beyond = np.minimum(2.0 ** np.interp(np.log2(far), grid, shares), above[max(middle - 1, 0)])
     return SizeDistribution(
@@ -143,6 +144,9 @@ def _tail(sizes: Vector, edges: Vector, epsilon: float) -> Vector:
     deviation = 2 * math.sqrt(2) / epsilon
     lost = np.flatnonzero(noisy <= 3 * deviation)
     end = max(int(lost[0]) - 1, 0) if lost.size else len(edges) - 1
+    # Beyond a gap a bin has to be far above the noise to be believed.
+    apart = np.flatnonzero(noisy > 6 * deviation)
+    end = max(end, int(apart[-1])) if apart.size else end
     beyond = min(max(float(noisy[end + 1 :].sum()), 0.0), 2 * max(float(noisy[end]), 0.0))
     counts = np.cumsum(noisy[end::-1])[::-1] + beyond
     count = max(len(sizes), 1)

@@ -593,7 +593,8 @@ def test_a_radius_is_found_on_any_sizes(where: str) -> None:
     check_subspace(estimator, release)
     if where in ("all alike", "one far above"):
         # The trace is 5, and bins are 1/8 octave: no clip, and a radius no larger than need be.
-        assert release.explained_variance[0] == pytest.approx(5, rel=0.01)
+        # What seems cut off is put back as far as a bin is wide.
+        assert release.explained_variance[0] == pytest.approx(5, rel=0.09)
         noise = state.noise**0.5 / (seen[-1].args[-1] / 2**40 / state.weight)
         assert 4.9 < noise < 5 * 2 ** (2 / 8)
     if where == "all above the range":

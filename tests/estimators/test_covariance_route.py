@@ -295,9 +295,11 @@ def test_a_correction_is_paid_for_in_the_noise_that_is_told() -> None:
 def test_without_shapes_the_upper_quantile_is_taken() -> None:
     x = np.random.default_rng(0).standard_normal((2000, 5))
     route = make(5)
-    assert route.shape_records(2000) == 0
-    memory, pilot, rest = look(route, x, 0)
-    assert route.choose(memory, pilot, len(rest)).radius == pilot.sizes.quantile(0.9)
+    part, nothing = Batch.of_vectors(x).split([2000, 0])
+    memory = CovarianceMemory.nothing(5)
+    memory, pilot = route.pilot(memory, distribution(route, part), nothing, None)
+    assert pilot.moment is None
+    assert route.choose(memory, pilot, 1000).radius == pilot.sizes.quantile(0.9)
 
 
 # Batches.
