@@ -48,8 +48,6 @@ RIVALS = ("oja", *LIBRARIES)
 
 CLIP_QUANTILES = (0.5, 0.9, 0.99, 0.997, 0.999, 0.9999)
 FIRST_SEED = 1000
-BATCHES_IN_ORDER = 9
-"""A stream in its own order comes in several batches; ``configure`` would plan one."""
 
 NOTES = (
     "error: |U U^T - V V^T|_F, mean and standard deviation (sd) over seeds",
@@ -177,8 +175,8 @@ def _parameters(setting: Setting, run: Run) -> dict[str, Any]:
 
 
 def _options(setting: Setting, run: Run) -> dict[str, Any]:
-    if setting.in_order and "n_batches" in find(run.method).options_type.model_fields:
-        return run.options | {"n_batches": BATCHES_IN_ORDER}
+    if setting.batches is not None and "n_batches" in find(run.method).options_type.model_fields:
+        return run.options | {"n_batches": setting.batches}
     return run.options
 
 

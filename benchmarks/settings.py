@@ -88,6 +88,9 @@ class Setting:
         Public bounds, as ``PrivatePCA`` takes them.
     in_order : bool
         Whether records are taken in their own order, which drifts.
+    batches : int or None
+        How many batches an estimator that can plan them is told to make of records in
+        their own order; by itself it takes them in one, as their number is known.
     seeds : int
         How many the target asks for.
     """
@@ -104,6 +107,7 @@ class Setting:
     centering: str = "none"
     bounds: tuple[Any, Any] | None = None
     in_order: bool = False
+    batches: int | None = None
     judged_against: str = "population"
     seeds: int = 5
 
@@ -149,12 +153,15 @@ def slow(
 
 
 def flights_setting(
-    kind: Literal["shuffled", "ordered", "unbounded"], k: int, targets: tuple[Target, ...] = ()
+    kind: Literal["shuffled", "ordered", "unbounded"],
+    k: int,
+    targets: tuple[Target, ...] = (),
+    batches: int | None = None,
 ) -> Setting:
     """The flights: shuffled by the seed, in the order of the file, or shuffled without bounds."""
     bounded = kind != "unbounded"
     return Setting(
-        f"flights-{kind}-k{k}",
+        f"flights-{kind}-k{k}" if batches is None else f"flights-{kind}-{batches}-batches-k{k}",
         "flights",
         flights.N_RECORDS,
         flights.N_FEATURES,
@@ -165,6 +172,7 @@ def flights_setting(
         centering="augment",
         bounds=flights.bounds() if bounded else None,
         in_order=kind == "ordered",
+        batches=batches,
         judged_against="records",
     )
 
@@ -205,6 +213,8 @@ def _table() -> Iterator[Setting]:
         yield flights_setting("shuffled", k, (Target(0.012, "random"),))
     for k in (3, 5):
         yield flights_setting("ordered", k, (Target(0.03, "random"),))
+    for k in (3, 5):
+        yield flights_setting("ordered", k, batches=9)
     for k in (3, 5):
         yield flights_setting("unbounded", k, (Target(0.06, "random"), Target(1.15, "hindsight")))
     for delta in (1e-2, 1e-6):

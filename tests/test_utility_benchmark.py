@@ -113,7 +113,11 @@ def test_the_table_has_every_target_of_the_design() -> None:
         for target in setting.targets:
             found.setdefault((target.factor, target.of), set()).add(setting.name)
     assert found == EXPECTED
-    assert [s.name for s in TABLE.values() if not s.targets] == ["small-gaussian-n100k-k2-d1e-2"]
+    assert [s.name for s in TABLE.values() if not s.targets] == [
+        "flights-ordered-9-batches-k3",
+        "flights-ordered-9-batches-k5",
+        "small-gaussian-n100k-k2-d1e-2",
+    ]
 
 
 def test_settings_are_what_their_names_say() -> None:
@@ -134,7 +138,7 @@ def test_patterns_select_settings_in_the_tables_order_once() -> None:
     names = [setting.name for setting in select(["flights-*-k5", "flights-ordered-*", "slow-gap-*-k1-*"])]
     assert names == [
         "slow-gap-n100k-k1-d1e-2", "flights-shuffled-k5", "flights-ordered-k3", "flights-ordered-k5",
-        "flights-unbounded-k5",
+        "flights-ordered-9-batches-k3", "flights-ordered-9-batches-k5", "flights-unbounded-k5",
     ]  # fmt: skip
     with pytest.raises(ValueError, match=r"no setting 'spiky-\*'"):
         select(["spiked-*", "spiky-*"])
@@ -228,10 +232,10 @@ def test_records_in_order_are_taken_as_they_come_in_several_batches(
 
     monkeypatch.setattr(comparison, "Batch", Spy)
     components = comparison._fit_in_order(
-        flights_setting("ordered", 3), records, comparison.Run("analyze-gauss"), 0
+        flights_setting("ordered", 3, batches=9), records, comparison.Run("analyze-gauss"), 0
     )
     assert components.shape == (3, flights.N_FEATURES)
-    assert len(taken) == comparison.BATCHES_IN_ORDER
+    assert len(taken) == 9
     assert np.array_equal(np.concatenate(taken), records)
 
 

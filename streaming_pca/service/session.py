@@ -134,6 +134,17 @@ class Session:
 
     # -- learning ----------------------------------------------------------
 
+    def _decoded(self, state_type: type[State], data: bytes) -> State:
+        """The state that the stream stands at, or one line on why it cannot go on from there."""
+        try:
+            return decode_state(state_type, data)
+        except (TypeError, ValueError, KeyError) as error:
+            raise StreamRefused(
+                f"the state of stream {self._stream.name!r} is of another estimator or release: go on with"
+                " what wrote it, or give the stream a new name (its records stay charged)"
+            ) from error
+
+
     async def _learn(self, writer: CheckpointWriter, found: TakenOver) -> bool:
         self._codec = codec_of(self._stream, writer.users)
         if not self._codec.arrow:
@@ -145,7 +156,7 @@ class Session:
         state: State = (
             estimator.init(utility_generator(self._stream.seed))
             if checkpoint is None
-            else decode_state(estimator.state_type, checkpoint.state)
+            else self._decoded(estimator.state_type, checkpoint.state)
         )
         if found.recovery.action is Action.RESUME:
             state = await self._resume(writer, state, found)
