@@ -427,7 +427,8 @@ def _cut_off(sizes: SizeDistribution, radii: Matrix) -> Matrix:
             cut = cut - sizes.excess(end) - (end - radii) * sizes.share_above(high)
             mass -= float(sizes.share_above(high))
         # A slot of hardly any records shows no shape: nothing is seen to be cut off there.
-        columns.append(np.maximum(cut, 0.0) / mass if mass > _LEAST_MASS else np.zeros(len(radii)))
+        told = mass > max(_LEAST_MASS, sizes.doubt)
+        columns.append(np.maximum(cut, 0.0) / mass if told else np.zeros(len(radii)))
     return np.stack(columns, axis=1)
 
 

@@ -35,11 +35,14 @@ class SizeDistribution:
         Share of all records, null ones included, that are larger than each radius.
     present : float
         Share of the records that are not null (of size 0).
+    doubt : float
+        A share of the records that noise alone may feign.
     """
 
     radii: Vector
     above: Vector
     present: float
+    doubt: float
 
     def quantile(self, q: float) -> float:
         """The least radius that holds a share q of the records that are not null."""
@@ -101,7 +104,10 @@ def private_sizes(sizes: Vector, low: float, high: float, epsilon: float) -> Siz
     grid, shares = np.log2(edges), np.log2(np.maximum(tail, 1e-300))
     beyond = np.minimum(2.0 ** np.interp(np.log2(far), grid, shares), above[max(middle - 1, 0)])
     return SizeDistribution(
-        np.concatenate([radii[:middle], far]), np.concatenate([above[:middle], beyond]), present
+        np.concatenate([radii[:middle], far]),
+        np.concatenate([above[:middle], beyond[: len(far)]]),
+        present,
+        6 * math.sqrt(2) / epsilon / max(len(sizes) - first, 1),
     )
 
 

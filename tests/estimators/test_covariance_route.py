@@ -222,7 +222,7 @@ def test_elliptical_tails_are_clipped_at_about_the_median(seed: int) -> None:
     x, truth = elliptical(40_000, 20, 2, seed)
     route = make(20)
     memory, pilot, rest = look(route, x, seed)
-    choice = route.choose(memory, pilot, len(rest))
+    choice = route.choose(memory, pilot, len(rest), more=False)
     sizes = np.sum(x**2, axis=1)
     assert np.mean(sizes <= choice.radius) < 0.65
     assert choice.quantile < 0.65
@@ -235,7 +235,7 @@ def test_elliptical_tails_are_clipped_at_about_the_median(seed: int) -> None:
 def by_choice(route: CovarianceRoute, x: Floats, seed: int) -> tuple[Choice, Pilot, Floats, Floats, Floats]:
     """The choice, what led to it, and the moments by it, by the median and by the 0.9 quantile."""
     memory, pilot, rest = look(route, x, seed)
-    choice = route.choose(memory, pilot, len(rest))
+    choice = route.choose(memory, pilot, len(rest), more=False)
     moments = []
     for how in (choice, *(Choice(pilot.sizes.quantile(q)) for q in (0.5, 0.9))):
         with replace_noise_door(noisy(seed + 100)):
@@ -299,7 +299,7 @@ def test_without_shapes_the_upper_quantile_is_taken() -> None:
     memory = CovarianceMemory.nothing(5)
     memory, pilot = route.pilot(memory, distribution(route, part), nothing, None)
     assert pilot.moment is None
-    assert route.choose(memory, pilot, 1000).radius == pilot.sizes.quantile(0.9)
+    assert route.choose(memory, pilot, 1000, more=False).radius == pilot.sizes.quantile(0.9)
 
 
 # Batches.
