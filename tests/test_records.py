@@ -95,9 +95,70 @@ def test_parts_that_do_not_add_up_are_refused(counts: list[int]) -> None:
         mixed().split(counts)
 
 
+@pytest.mark.parametrize("counts", [[10], [3, 0, 4, 3], [0, 10], [1] * 10])
+def test_dealt_parts_are_disjoint_complete_and_in_the_batchs_order(counts: list[int]) -> None:
+    whole = Batch(np.arange(20.0).reshape(10, 2), np.array([0, 0, 1, 3, 3, 6, 7, 7, 7, 9, 10]))
+    parts = whole.deal(counts)
+    assert [len(p) for p in parts] == counts
+    found = [[r for r in taken_apart(p) if r] for p in parts]
+    assert all(part == sorted(part) for part in found)
+    assert sorted(r for part in found for r in part) == [r for r in taken_apart(whole) if r]
+    assert sum(not r for p in parts for r in taken_apart(p)) == 3
+
+
+def positions(n: int, counts: list[int], granularity: int = 1) -> list[NDArray[np.int64]]:
+    """Which records of n are in each dealt part."""
+    parts = Batch.of_vectors(np.arange(float(n))[:, None]).deal(counts, granularity)
+    return [p.rows[:, 0].astype(np.int64) for p in parts]
+
+
+@pytest.mark.parametrize(("n", "shares"), [(5_000, (0.05, 0.03)), (20_001, (0.05, 0.2, 0.01))])
+def test_dealt_parts_are_spread_evenly(n: int, shares: tuple[float, ...]) -> None:
+    """In any 50 neighbours a part with share p has 50 p records, give or take 3."""
+    counts = [int(share * n) for share in shares]
+    counts.append(n - sum(counts))
+    for count, part in zip(counts, positions(n, counts), strict=True):
+        is_in = np.zeros(n + 1)
+        is_in[part + 1] = 1
+        cumulative = np.cumsum(is_in)
+        runs = cumulative[50:] - cumulative[:-50]
+        assert np.abs(runs - 50 * count / n).max() <= 3
+
+
+@pytest.mark.parametrize("n", [1_000, 1_001])
+def test_dealing_keeps_pairs(n: int) -> None:
+    found = positions(n, [50, 30, n - 80], granularity=2)
+    assert [len(part) for part in found] == [50, 30, n - 80]
+    owner = np.empty(n, dtype=np.int64)
+    for i, part in enumerate(found):
+        owner[part] = i
+    assert np.array_equal(owner[0 : n - 1 : 2], owner[1:n:2])
+
+
+@pytest.mark.parametrize("n", [0, 10, 999])
+def test_dealing_looks_at_positions_only(n: int) -> None:
+    """A record that is replaced, or null, moves no other to another part."""
+    counts = [n // 5, n // 3, n - n // 5 - n // 3]
+    kept = np.random.default_rng(0).random(n) < 0.5
+    plain = positions(n, counts)
+    parts = Batch.of_vectors(np.arange(float(n))[:, None]).keeping(kept).deal(counts)
+    assert [len(p) for p in parts] == counts
+    for part, everyone in zip(parts, plain, strict=True):
+        assert np.array_equal(np.diff(part.starts) == 1, kept[everyone])
+        assert np.array_equal(part.rows[:, 0], everyone[kept[everyone]])
+
+
+@pytest.mark.parametrize("counts", [[9], [11], [-1, 11], []])
+def test_dealt_parts_that_do_not_add_up_are_refused(counts: list[int]) -> None:
+    with pytest.raises(ValueError, match="add up"):
+        mixed().deal(counts)
+
+
 def test_parts_keep_the_kind() -> None:
     batch = Batch.of_records([np.eye(2)] * 3, 2, RecordKind.MATRIX)
-    assert {p.kind for p in [*batch.split([1, 2]), *batch.blocks(2)]} == {RecordKind.MATRIX}
+    assert {p.kind for p in [*batch.split([1, 2]), *batch.blocks(2), *batch.deal([1, 2])]} == {
+        RecordKind.MATRIX
+    }
 
 
 @pytest.mark.parametrize("limit", [2, 4, 6, 100])

@@ -43,7 +43,7 @@ from streaming_pca.estimators.contributions import (
 )
 from streaming_pca.estimators.drift import HalfLife, kept_share, process_noise
 from streaming_pca.estimators.sizes import SizeDistribution, private_sizes
-from streaming_pca.linalg.subspace import ritz_pairs
+from streaming_pca.estimators.turning import Turn, cut_off
 from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy.calibration import lattice_sigma
 from streaming_pca.privacy.mechanisms import gaussian_on_symmetric
@@ -62,7 +62,6 @@ _QUANTILES = (0.5, 0.9)
 _TURN = 3.0
 _SLOTS = 3
 _LEAST_SHAPE, _ENOUGH_SHAPE = 100, 3000
-_LEAST_MASS = 0.002
 _LEAST_KEPT = 0.1
 _INSURED = 0.1
 _SPOILT = 9.0
@@ -263,13 +262,13 @@ class CovarianceRoute:
         known, noise = pilot.moment, pilot.noise
         if memory.weight and memory.noise / 2 < noise**2:
             known, noise = memory.moment, math.sqrt(memory.noise / 2)
-        turn = _Turn(self._centring(known), known, self.k, noise)
+        turn = Turn(self._centring(known), known, self.k, noise)
         radii = sizes.radii[least:]
         unit_noise = self._noise(1.0, count)
         # Noise averages out over batches of one size, bias does not.
         batches = (memory.weight + count) / count
         from_noise = turn.of_noise(unit_noise) * radii**2
-        cut = _cut_off(sizes, radii)
+        cut = cut_off(sizes, _QUANTILES, radii)
         seen, of_bias, hidden = turn.of_slots(memory.shape, cut, memory.shape_noise)
         # In one batch, what is not two standard deviations above the noise is taken for noise.
         bias = np.where(seen > 2 * hidden, seen, 0.0)
@@ -280,18 +279,29 @@ class CovarianceRoute:
         correction = np.zeros(_SLOTS - 1)
         if mended[mend] < plain[best]:
             best, correction = mend, cut[mend]
-        least_share = 0.0
-        if memory.weight and memory.radius < radii[best]:
-            at_old = _cut_off(sizes, np.array([max(memory.radius, float(radii[0]))]))
-            old, _, doubt = turn.of_slots(memory.shape, at_old, memory.shape_noise)
-            before = _TURN**2 * float(old[0] if old[0] > 2 * doubt[0] else 0.0)
-            after = float(min(plain[best], mended[best]))
-            if before > _SPOILT * after:
-                least_share = before / (before + after)
+        after = float(min(plain[best], mended[best]))
+        least_share = self._least_share(memory, turn, sizes, after) if memory.weight else 0.0
         # At the least radius all of the tail may go; the bins are too wide to read a share there.
         quantile = 1 - float(sizes.above[least + best]) / sizes.present if best else _QUANTILES[0]
         kept = 1.0 if correction.any() else _kept(sizes, float(radii[best]))
         return Choice(float(radii[best]), correction, quantile, kept, least_share)
+
+    def _least_share(
+        self, memory: CovarianceMemory, turn: Turn, sizes: SizeDistribution, after: float
+    ) -> float:
+        """What a batch of this expected error has to count, beyond its records.
+
+        Counts are the weights as long as earlier batches are of a kind with this
+        one. They are not where all of them together are noisier than this one
+        alone, or far more biased than that.
+        """
+        noise = turn.of_noise(math.sqrt(memory.noise / 2))
+        cut = cut_off(sizes, _QUANTILES, np.array([max(memory.radius, sizes.quantile(_QUANTILES[0]))]))
+        seen, _, doubt = turn.of_slots(memory.shape, cut, memory.shape_noise)
+        bias = _TURN**2 * float(seen[0]) if seen[0] > 2 * doubt[0] else 0.0
+        if bias > _SPOILT * after:
+            return (bias + noise) / (bias + noise + after)
+        return noise / (noise + after) if noise > after else 0.0
 
     @staticmethod
     def at_quantile(sizes: SizeDistribution, quantile: float) -> Choice:
@@ -358,78 +368,6 @@ class CovarianceRoute:
         kept = float(moment[d, d])
         mean = moment[:d, d] / kept if kept > 0.1 else np.zeros(d)
         return np.concatenate([np.eye(d), -mean[:, None]], axis=1)
-
-
-class _Turn:
-    """How far perturbations of a covariance turn its leading subspace, to first order."""
-
-    def __init__(self, centring: Matrix | None, moment: Matrix, k: int, noise: float) -> None:
-        self.centring = centring
-        covariance = self.centred(moment)
-        d = len(covariance)
-        values, vectors = ritz_pairs(covariance, d)
-        self.lead, self.rest = vectors[:, :k], vectors[:, k:]
-        # The noise alone spreads eigenvalues over +-edge (Wigner): take that off.
-        edge = 2 * noise * math.sqrt(d)
-        low = values[k:]
-        middle = float(low.mean()) if low.size else 0.0
-        apart = low - middle
-        low = np.sign(apart) * np.sqrt(np.maximum(apart**2 - edge**2, 0.0)) + middle
-        least = max(edge / 2, 1e-3 * abs(float(values[0])), 1e-150)
-        self.inverse = 1 / np.maximum(values[None, :k] - low[:, None], least) ** 2
-
-    def centred(self, moment: Matrix) -> Matrix:
-        return moment if self.centring is None else self.centring @ moment @ self.centring.T
-
-    def of_noise(self, noise: float) -> float:
-        """Expected square of the error from noise of this standard deviation off the diagonal."""
-        return 2 * noise**2 * float(self.inverse.sum())
-
-    def of_slots(self, shape: Matrix, cut: Matrix, variance: float) -> tuple[Matrix, Matrix, Matrix]:
-        """Squares of the error from B = sum of cut_j shape_j less its noise, from that noise, and its spread.
-
-        What the slots have in common is taken off: where the eigenvectors are a
-        little wrong, or a stream has turned, that is no bias.
-
-        Parameters
-        ----------
-        shape : (3, d', d') float64
-        cut : (c, 2) float64
-            Of the upper two slots, a row for each candidate radius.
-        variance : float
-            Of the noise off the diagonals of ``shape``.
-        """
-        centred = np.stack([self.centred(h) for h in shape])
-        traces = np.maximum(np.trace(centred, axis1=1, axis2=2), 0.0)
-        shares = traces[1:] / max(float(traces.sum()), 1e-300)
-        off = np.stack([self.rest.T @ h @ self.lead for h in centred])
-        gram = 2 * np.einsum("aij,bij,ij->ab", off, off, self.inverse)
-        weights = np.concatenate([np.zeros((len(cut), 1)), cut], axis=1) - (cut @ shares)[:, None]
-        seen = np.einsum("ca,ab,cb->c", weights, gram, weights)
-        lengths = (weights**2).sum(axis=1)
-        of_noise = 2 * variance * float(self.inverse.sum()) * lengths
-        deviation = 2 * variance * lengths * math.sqrt(2 * float((self.inverse**2).sum()))
-        of_correction = 2 * variance * float(self.inverse.sum()) * (cut**2).sum(axis=1)
-        return seen - of_noise, of_correction, deviation
-
-
-def _cut_off(sizes: SizeDistribution, radii: Matrix) -> Matrix:
-    """(c, 2): what a clip at each radius cuts off the records of each upper slot, over the slot's mass."""
-    edges = [sizes.quantile(q) for q in _QUANTILES]
-    columns = []
-    for slot, low in enumerate(edges):
-        start = np.maximum(radii, low)
-        cut = sizes.excess(start) + (start - radii) * sizes.share_above(start)
-        mass = float(sizes.share_above(low))
-        if slot + 1 < len(edges):
-            high = edges[slot + 1]
-            end = np.maximum(radii, high)
-            cut = cut - sizes.excess(end) - (end - radii) * sizes.share_above(high)
-            mass -= float(sizes.share_above(high))
-        # A slot of hardly any records shows no shape: nothing is seen to be cut off there.
-        told = mass > max(_LEAST_MASS, sizes.doubt)
-        columns.append(np.maximum(cut, 0.0) / mass if told else np.zeros(len(radii)))
-    return np.stack(columns, axis=1)
 
 
 def _kept(sizes: SizeDistribution, radius: float) -> float:

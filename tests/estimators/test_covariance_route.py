@@ -271,7 +271,7 @@ def test_what_a_clip_cuts_off_is_put_back(seed: int) -> None:
     memory, pilot, rest = look(route, x, seed)
     radius = 50.0
     at = int(np.searchsorted(pilot.sizes.radii, radius))
-    cut = module._cut_off(pilot.sizes, pilot.sizes.radii)[at]
+    cut = module.cut_off(pilot.sizes, (0.5, 0.9), pilot.sizes.radii)[at]
     assert cut[1] > 0
     errors = []
     for correction in (np.zeros(2), cut):
