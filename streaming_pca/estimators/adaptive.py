@@ -129,7 +129,7 @@ class AdaptivePCA(Estimator[AdaptiveState, AdaptiveOptions]):
       noise's own largest eigenvalue) their residuals say nothing: covariance, after
       a second, closer look in the first batch.
 
-    The block route starts from those eigenvectors, with rounds that grow by 6.
+    The block route starts from those eigenvectors, with rounds that grow by 4.
 
     Measured, and left out: clipping in weighted coordinates (a radius a
     direction, from the tail's shape; 0-15% better on Gaussian records, up to
@@ -226,7 +226,7 @@ class AdaptivePCA(Estimator[AdaptiveState, AdaptiveOptions]):
         if self._may_only_be != "block":
             of_covariance = covariance_sigma(self.privacy, self.preprocessing)
             multipliers.append(of_covariance / covariance_sensitivity(self.kind))
-        return PartCosts(self.privacy, min(multipliers))
+        return PartCosts(self.privacy, *multipliers)
 
     def _update(self, state: AdaptiveState, batch: Batch) -> tuple[AdaptiveState, int]:
         """Learn by one route; charged as :meth:`plan` says."""
@@ -271,12 +271,17 @@ class _Learner:
         self.route, self.covariance, self.memory = state.route, state.covariance, state.memory
         self.total = state.total
         self.more = more
-        self.blocks = BlockRoute(self.k, self.privacy, self.preprocessing, costs.size_epsilon, self.sizes)
+        self.blocks = BlockRoute(
+            self.k, self.privacy, self.preprocessing, costs.size_epsilon, self.sizes, costs.multiplier
+        )
 
     def by_either(self, batch: Batch, free: bool) -> int:
         """The covariance route, but the block route where that is free and promises more."""
         options = self.options
-        route = CovarianceRoute(self.k, self.privacy, self.preprocessing, self.costs.size_epsilon, self.sizes)
+        costs = self.costs
+        route = CovarianceRoute(
+            self.k, self.privacy, self.preprocessing, costs.size_epsilon, self.sizes, costs.multiplier
+        )
         if options.clip_radius is not None:
             return self._by_covariance(route, batch, Choice(options.clip_radius))
         count = len(batch)
@@ -351,13 +356,20 @@ class _Learner:
         rest = batch
         if options.clip_radius is None and self.preprocessing.kind is RecordKind.FACTOR:
             part, rest = split_parts(batch, [total_records(len(batch), epsilon)], self.granularity)
-            self.total = learn_total(self.total, part, self.preprocessing, self.privacy, epsilon, self.sizes)
+            self.total = learn_total(
+                self.total,
+                part,
+                self.preprocessing,
+                self.privacy,
+                epsilon,
+                self.sizes,
+                self.costs.multiplier,
+            )
         if start is not None:
             self.memory = start
-        cold = start is None and not self.memory.spectrum.any()
         counts = [len(rest)]
-        if options.clip_radius is None and (cold or start is not None):
-            counts = rounds(len(rest), math.ceil(1000 / epsilon), cold)
+        if options.clip_radius is None and (start is not None or not self.memory.spectrum.any()):
+            counts = rounds(len(rest), math.ceil(1000 / epsilon))
         if options.clip_quantile is not None:
             quantile = options.clip_quantile
         self.route = "block"

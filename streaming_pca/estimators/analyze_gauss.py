@@ -144,7 +144,10 @@ class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):
 
     def _learn(self, memory: CovarianceMemory, batch: Batch, more: bool) -> tuple[CovarianceMemory, int]:
         sizes = size_range(self.preprocessing, self.options)
-        route = CovarianceRoute(self.k, self.privacy, self.preprocessing, self._costs().size_epsilon, sizes)
+        costs = self._costs()
+        route = CovarianceRoute(
+            self.k, self.privacy, self.preprocessing, costs.size_epsilon, sizes, costs.multiplier
+        )
         options, granularity = self.options, self.preprocessing.granularity
         if options.clip_radius is not None:
             return route.learn(memory, batch, Choice(options.clip_radius), options.half_life)

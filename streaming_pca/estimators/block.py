@@ -168,22 +168,32 @@ class BlockPCA(Estimator[BlockState, BlockOptions]):
     def _costs(self) -> PartCosts:
         columns = min(self.k + self.options.oversampling, self.dim)
         sigma = block_sigma(columns, self.privacy, self.preprocessing) / block_sensitivity(self.kind)
-        return PartCosts(self.privacy, min(sigma, total_sigma(self.privacy) / RADIUS))
+        return PartCosts(self.privacy, sigma, total_sigma(self.privacy) / RADIUS)
 
     def _update(self, state: BlockState, batch: Batch) -> tuple[BlockState, int]:
         """The rounds of one batch; charged as :meth:`plan` says."""
         options, costs = self.options, self._costs()
         sizes = size_range(self.preprocessing, options)
         columns = state.basis.shape[1]
-        route = BlockRoute(columns, self.privacy, self.preprocessing, costs.size_epsilon, sizes)
+        route = BlockRoute(
+            columns, self.privacy, self.preprocessing, costs.size_epsilon, sizes, costs.multiplier
+        )
         total, rest = state.total, batch
         if options.clip_radius is None and self.kind is RecordKind.FACTOR:
             wanted = total_records(len(batch), costs.size_epsilon)
             part, rest = split_parts(batch, [wanted], self.preprocessing.granularity)
-            total = learn_total(total, part, self.preprocessing, self.privacy, costs.size_epsilon, sizes)
+            total = learn_total(
+                total,
+                part,
+                self.preprocessing,
+                self.privacy,
+                costs.size_epsilon,
+                sizes,
+                costs.multiplier,
+            )
         counts = [len(rest)]
         if not state.spectrum.any() and options.clip_radius is None:
-            counts = rounds(len(rest), math.ceil(1000 / costs.size_epsilon), cold=True)
+            counts = rounds(len(rest), math.ceil(1000 / costs.size_epsilon))
         quantile = QUANTILE if options.clip_quantile is None else options.clip_quantile
         memory, clipped = learn_rounds(route, state.memory, total, rest, counts, options, quantile)
         components = self.release(state).components if state.spectrum.any() else None

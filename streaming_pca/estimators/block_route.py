@@ -134,6 +134,8 @@ class BlockRoute:
         Of one batch's histogram.
     size_range : (float, float)
         Public: where sizes of records are looked for; those of residuals may be far smaller.
+    multiplier : float, optional
+        Of the sums' noise, where it is to be more than the least.
     """
 
     def __init__(
@@ -143,11 +145,12 @@ class BlockRoute:
         preprocessing: Preprocessing,
         size_epsilon: float,
         size_range: tuple[float, float],
+        multiplier: float | None = None,
     ) -> None:
         self.k, self.preprocessing, self.size_epsilon = k, preprocessing, size_epsilon
         low, high = size_range
         self.size_range = (max(low * 2.0**-20, 1e-230), high * 2.0)
-        self.sigma = block_sigma(k, privacy, preprocessing)
+        self.sigma = block_sigma(k, privacy, preprocessing, multiplier)
 
     def size_records(self, count: int) -> int:
         """Records of a round whose residuals' sizes are looked at."""
@@ -225,8 +228,13 @@ class BlockRoute:
         return BlockMemory(new, block, variance, memory.noise, level, spectrum)
 
 
-def block_sigma(k: int, privacy: PrivacyParameters, preprocessing: Preprocessing) -> float:
-    """Noise scale of an entry, in lattice units: the same in every round."""
+def block_sigma(
+    k: int, privacy: PrivacyParameters, preprocessing: Preprocessing, multiplier: float | None = None
+) -> float:
+    """Noise scale of an entry, in lattice units: the same in every round.
+
+    The least that the promise asks for, or by a larger multiplier.
+    """
     d = preprocessing.output_dim
     columns = k + (preprocessing.centering == "augment")
     return lattice_sigma(
@@ -234,5 +242,6 @@ def block_sigma(k: int, privacy: PrivacyParameters, preprocessing: Preprocessing
         privacy.delta,
         block_sensitivity(preprocessing.kind),
         float(d * columns),
+        multiplier,
         contributions=privacy.contributions,
     )

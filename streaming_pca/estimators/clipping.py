@@ -57,17 +57,23 @@ class PartCosts:
     Parameters
     ----------
     privacy : PrivacyParameters
-    multiplier : float
-        The smallest of the sums' noise scales over their sensitivities.
+    multipliers : float
+        Of the sums that a batch may hold: the least noise scales over their
+        sensitivities. All sums take the largest: then c of them, mixed as may
+        be, are as private as c of that one, whose rounding costs delta most.
 
     Attributes
     ----------
+    multiplier : float
+        Of every sum.
     size_epsilon : float
         Of one batch's histogram.
     """
 
-    def __init__(self, privacy: PrivacyParameters, multiplier: float) -> None:
-        self.privacy, self.multiplier = privacy, multiplier
+    def __init__(self, privacy: PrivacyParameters, *multipliers: float) -> None:
+        self.privacy = privacy
+        # Quotients that may have been rounded down.
+        self.multiplier = multiplier = max(multipliers) * (1 + 1e-15)
         self.size_epsilon = privacy.epsilon
         if privacy.contributions > 1:
             self.size_epsilon = min(pure_epsilon(multiplier), privacy.epsilon)

@@ -45,10 +45,15 @@ def total_records(count: int, epsilon: float) -> int:
     return int(min(max(_SHARE * count, 400 / epsilon), 0.1 * count))
 
 
-def total_sigma(privacy: PrivacyParameters) -> float:
-    """Noise scale in lattice units."""
+def total_sigma(privacy: PrivacyParameters, multiplier: float | None = None) -> float:
+    """Noise scale in lattice units: the least that the promise asks for, or by a larger multiplier."""
     return lattice_sigma(
-        privacy.epsilon, privacy.delta, float(RADIUS), 1.0, contributions=privacy.contributions
+        privacy.epsilon,
+        privacy.delta,
+        float(RADIUS),
+        1.0,
+        multiplier,
+        contributions=privacy.contributions,
     )
 
 
@@ -59,6 +64,7 @@ def learn_total(
     privacy: PrivacyParameters,
     size_epsilon: float,
     sizes: tuple[float, float],
+    multiplier: float | None = None,
 ) -> TotalVariance:
     """Add a part's noisy mean of min(size, R), R its 0.95 quantile.
 
@@ -83,7 +89,7 @@ def learn_total(
     # Comparisons with NaN are false: what overflowed counts as clipped.
     terms = np.where(ratio < 1, ratio, 1.0) * RADIUS
     exact = np.array([int(np.floor(terms).astype(np.int64).sum())], dtype=np.int64)
-    sigma = total_sigma(privacy)
+    sigma = total_sigma(privacy, multiplier)
     scale = radius / RADIUS / count
     noisy = float(gaussian_on_vector(exact, sigma)[0]) * scale
     share = count / (known.weight + count)

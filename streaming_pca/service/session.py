@@ -144,7 +144,6 @@ class Session:
                 " what wrote it, or give the stream a new name (its records stay charged)"
             ) from error
 
-
     async def _learn(self, writer: CheckpointWriter, found: TakenOver) -> bool:
         self._codec = codec_of(self._stream, writer.users)
         if not self._codec.arrow:

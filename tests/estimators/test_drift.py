@@ -1,0 +1,121 @@
+"""Forgetting: what counts as a move, and that a subspace that rotates is followed.
+
+The streams have fixed data; their noise is real. Each bound is on one number of a
+stream, and lies so far from what 30 runs gave that normal errors would pass it
+less than once in a million; the table at ``FOLLOWED`` says how far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from streaming_pca.configured_estimator import configure
+from streaming_pca.estimators.drift import HalfLife, kept_share, process_noise
+from streaming_pca.linalg.subspace import orthonormalise, subspace_error
+from streaming_pca.privacy.randomness import utility_generator
+from streaming_pca.records import Batch
+
+Floats = NDArray[np.float64]
+
+
+# What is forgotten by a clock.
+
+
+@pytest.mark.parametrize("half_life", [None, "auto"])
+def test_without_a_clock_nothing_is_forgotten_by_it(half_life: HalfLife) -> None:
+    assert kept_share(half_life, 1e9) == 1.0
+
+
+def test_a_half_life_halves_however_the_records_are_cut() -> None:
+    assert kept_share(1000.0, 1000) == pytest.approx(0.5)
+    assert kept_share(1000.0, 0) == 1.0
+    assert kept_share(1000.0, 700) * kept_share(1000.0, 1300) == pytest.approx(kept_share(1000.0, 2000))
+
+
+# What counts as a move.
+
+
+@pytest.mark.parametrize("size", [0, 1, 60, 900])
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0, 1.5, 1e6])
+def test_a_move_is_never_negative(size: int, ratio: float) -> None:
+    rng = np.random.default_rng(size)
+    for _ in range(20):
+        assert process_noise(rng.normal(scale=math.sqrt(ratio), size=size), 1.0) >= 0.0
+
+
+@pytest.mark.parametrize("size", [450, 900, 4000])
+@pytest.mark.parametrize("expected", [1e-12, 1.0, 1e12])
+def test_pure_noise_is_no_move(size: int, expected: float) -> None:
+    """10,000 draws of independent entries."""
+    rng = np.random.default_rng(1)
+    scale = math.sqrt(expected)
+    for _ in range(10_000 // 9):
+        assert process_noise(rng.normal(scale=scale, size=size), expected) == 0.0
+
+
+@pytest.mark.parametrize("moved", [0.1, 1.0, 100.0])
+def test_a_move_is_found_with_its_variance(moved: float) -> None:
+    rng = np.random.default_rng(2)
+    found = [process_noise(rng.normal(scale=math.sqrt(2.0 + moved), size=40_000), 2.0) for _ in range(20)]
+    assert np.mean(found) == pytest.approx(moved, rel=0.1)
+
+
+def test_what_is_five_deviations_off_is_a_move_and_what_is_less_is_not() -> None:
+    limit = 1 + 5 * math.sqrt(2 / 100)
+    assert process_noise(np.full(100, math.sqrt(limit * 0.999)), 1.0) == 0.0
+    assert process_noise(np.full(100, math.sqrt(limit * 1.001)), 1.0) == pytest.approx(limit * 1.001 - 1)
+
+
+def test_a_state_that_overflowed_forgets_nothing() -> None:
+    assert process_noise(np.full(4, np.nan), 1.0) == 0.0
+    assert process_noise(np.full(4, 1e3), math.inf) == 0.0
+
+
+# Streams.
+
+DIM, RANK, BATCH, BATCHES, JUMP = 30, 2, 8_192, 20, 10
+
+
+def steady(_: int) -> float:
+    return 0.0
+
+
+def rotating(batch: int) -> float:
+    return math.radians(3.0 * batch)
+
+
+def jumping(batch: int) -> float:
+    return math.pi / 2 if batch >= JUMP else 0.0
+
+
+def errors(angle: Callable[[int], float], half_life: HalfLife, seed: int = 0) -> Floats:
+    """Error of each release against its own batch's subspace; a random one's is 1.9."""
+    rng = utility_generator(seed)
+    both = orthonormalise(rng.standard_normal((DIM, 2 * RANK)))
+    estimator = configure(
+        DIM,
+        n_components=RANK,
+        epsilon=1.0,
+        delta=1e-6,
+        estimator="adaptive",
+        centering="none",
+        bounds=None,
+        scale=None,
+        options={"first_batch": BATCH, "max_batch": BATCH, "half_life": half_life},
+    )
+    state = estimator.init(utility_generator(seed + 1))
+    found = []
+    for batch in range(BATCHES):
+        turn = angle(batch)
+        basis = math.cos(turn) * both[:, :RANK] + math.sin(turn) * both[:, RANK:]
+        signal = rng.standard_normal((BATCH, RANK)) * np.sqrt([10.0, 5.0])
+        state = estimator.update(
+            state, Batch.of_vectors(signal @ basis.T + rng.standard_normal((BATCH, DIM)))
+        )
+        found.append(subspace_error(estimator.release(state).components, basis.T))
+    return np.array(found)
