@@ -32,8 +32,13 @@ from streaming_pca.estimators.covariance_route import (
     covariance_sigma,
 )
 from streaming_pca.estimators.rounds import rounds
-from streaming_pca.estimators.total_variance import TotalVariance, learn_total, total_records, total_sigma
-from streaming_pca.linalg.lattice import RADIUS
+from streaming_pca.estimators.total_variance import (
+    TOTAL_LATTICE,
+    TotalVariance,
+    learn_total,
+    total_records,
+    total_sigma,
+)
 from streaming_pca.linalg.subspace import orthonormalise, ritz_pairs
 from streaming_pca.records import Batch, RecordKind
 
@@ -164,12 +169,12 @@ class AdaptivePCA(Estimator[AdaptiveState, AdaptiveOptions]):
         memory = BlockMemory.start(basis, self.preprocessing.centering == "augment")
         dim = self.preprocessing.output_dim
         covariance = CovarianceMemory.nothing(dim)
-        if self._may_only_be == "block":
+        if self.fixed_route == "block":
             covariance = replace(covariance, moment=np.zeros((0, 0)), shape=np.zeros((0, 0, 0)))
-        return self._state(0, 0, self._may_only_be or "covariance", covariance, memory, TotalVariance(), None)
+        return self._state(0, 0, self.fixed_route or "covariance", covariance, memory, TotalVariance(), None)
 
     @property
-    def _may_only_be(self) -> Route | None:
+    def fixed_route(self) -> Route | None:
         """The route that settings or the public dimension fix."""
         if self.options.route != "auto":
             return self.options.route
@@ -222,8 +227,8 @@ class AdaptivePCA(Estimator[AdaptiveState, AdaptiveOptions]):
 
     def _costs(self) -> PartCosts:
         of_block = block_sigma(self.k, self.privacy, self.preprocessing) / block_sensitivity(self.kind)
-        multipliers = [of_block, total_sigma(self.privacy) / RADIUS]
-        if self._may_only_be != "block":
+        multipliers = [of_block, total_sigma(self.privacy) / TOTAL_LATTICE]
+        if self.fixed_route != "block":
             of_covariance = covariance_sigma(self.privacy, self.preprocessing)
             multipliers.append(of_covariance / covariance_sensitivity(self.kind))
         return PartCosts(self.privacy, *multipliers)
@@ -232,10 +237,10 @@ class AdaptivePCA(Estimator[AdaptiveState, AdaptiveOptions]):
         """Learn by one route; charged as :meth:`plan` says."""
         more = self.options.more_after(state.records + len(batch))
         learner = _Learner(self, self._costs(), state, more)
-        if self._may_only_be == "block":
+        if self.fixed_route == "block":
             clipped = learner.by_block(batch, None, QUANTILE)
         else:
-            clipped = learner.by_either(batch, self._may_only_be is None)
+            clipped = learner.by_either(batch, self.fixed_route is None)
         seen = bool(state.weight) or bool(state.spectrum.any())
         new = self._state(
             state.batch + 1,
@@ -270,6 +275,9 @@ class _Learner:
         self.granularity = self.preprocessing.granularity
         self.route, self.covariance, self.memory = state.route, state.covariance, state.memory
         self.total = state.total
+        if not state.moment.size and estimator.fixed_route != "block":
+            # A stream that had the block route alone.
+            self.covariance = CovarianceMemory.nothing(self.preprocessing.output_dim)
         self.more = more
         self.blocks = BlockRoute(
             self.k, self.privacy, self.preprocessing, costs.size_epsilon, self.sizes, costs.multiplier

@@ -22,8 +22,13 @@ from streaming_pca.estimators.clipping import (
 )
 from streaming_pca.estimators.contributions import block_sensitivity
 from streaming_pca.estimators.rounds import rounds
-from streaming_pca.estimators.total_variance import TotalVariance, learn_total, total_records, total_sigma
-from streaming_pca.linalg.lattice import RADIUS
+from streaming_pca.estimators.total_variance import (
+    TOTAL_LATTICE,
+    TotalVariance,
+    learn_total,
+    total_records,
+    total_sigma,
+)
 from streaming_pca.linalg.subspace import orthonormalise
 from streaming_pca.records import Batch, RecordKind
 
@@ -168,7 +173,7 @@ class BlockPCA(Estimator[BlockState, BlockOptions]):
     def _costs(self) -> PartCosts:
         columns = min(self.k + self.options.oversampling, self.dim)
         sigma = block_sigma(columns, self.privacy, self.preprocessing) / block_sensitivity(self.kind)
-        return PartCosts(self.privacy, sigma, total_sigma(self.privacy) / RADIUS)
+        return PartCosts(self.privacy, sigma, total_sigma(self.privacy) / TOTAL_LATTICE)
 
     def _update(self, state: BlockState, batch: Batch) -> tuple[BlockState, int]:
         """The rounds of one batch; charged as :meth:`plan` says."""

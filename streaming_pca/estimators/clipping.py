@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -22,6 +22,9 @@ LEAST_RADIUS, GREATEST_RADIUS = 1e-70, 1e70
 
 class ClippedBatches(GrowingBatches):
     """Settings of an estimator that clips, besides those of its batches."""
+
+    # Whether more batches will come has a say in the clip radius.
+    sizing: ClassVar[frozenset[str]] = GrowingBatches.sizing - {"n_records"}
 
     clip_quantile: float | None = Field(default=None, gt=0, lt=1)
     """The private quantile of the records' sizes that becomes the clip radius; by itself
@@ -128,4 +131,5 @@ def clip_parameters(options: ClippedBatches, sizes: tuple[float, float]) -> dict
         "clip_radius": options.clip_radius,
         "radius_range": list(sizes),
         "half_life": options.half_life,
+        "n_records": options.n_records,
     }

@@ -16,7 +16,10 @@ from streaming_pca.privacy.mechanisms import gaussian_on_vector
 from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.records import Batch
 
-__all__ = ["TotalVariance", "learn_total", "total_records", "total_sigma"]
+__all__ = ["TOTAL_LATTICE", "TotalVariance", "learn_total", "total_records", "total_sigma"]
+
+TOTAL_LATTICE = RADIUS**2
+"""Largest term: fine enough for rounding to cost less than in any other sum; 2**22 terms fit int64."""
 
 _SHARE = 0.01
 _QUANTILE = 0.95
@@ -50,7 +53,7 @@ def total_sigma(privacy: PrivacyParameters, multiplier: float | None = None) -> 
     return lattice_sigma(
         privacy.epsilon,
         privacy.delta,
-        float(RADIUS),
+        float(TOTAL_LATTICE),
         1.0,
         multiplier,
         contributions=privacy.contributions,
@@ -71,9 +74,9 @@ def learn_total(
     Notes
     -----
     Released: a histogram of half of the part, epsilon-DP, and the sum over the
-    other half of floor(2**20 min(size/R, 1)) plus discrete Gaussian noise,
+    other half of floor(2**40 min(size/R, 1)) plus discrete Gaussian noise,
     (epsilon, delta)-DP. Adjacency: replace-one; each term is an integer from 0 to
-    2**20 and a function of its record alone, so the sum's sensitivity is 2**20.
+    2**40 and a function of its record alone, so the sum's sensitivity is 2**40.
     The halves are disjoint.
     """
     unit = preprocessing.units
@@ -87,10 +90,10 @@ def learn_total(
     with np.errstate(over="ignore", invalid="ignore"):
         ratio = record_sizes(summed, preprocessing) / radius
     # Comparisons with NaN are false: what overflowed counts as clipped.
-    terms = np.where(ratio < 1, ratio, 1.0) * RADIUS
+    terms = np.where(ratio < 1, ratio, 1.0) * TOTAL_LATTICE
     exact = np.array([int(np.floor(terms).astype(np.int64).sum())], dtype=np.int64)
     sigma = total_sigma(privacy, multiplier)
-    scale = radius / RADIUS / count
+    scale = radius / TOTAL_LATTICE / count
     noisy = float(gaussian_on_vector(exact, sigma)[0]) * scale
     share = count / (known.weight + count)
     return TotalVariance(

@@ -1,8 +1,22 @@
 """Forgetting: what counts as a move, and that a subspace that rotates is followed.
 
-The streams have fixed data; their noise is real. Each bound is on one number of a
-stream, and lies so far from what 30 runs gave that normal errors would pass it
-less than once in a million; the table at ``FOLLOWED`` says how far.
+Data of the streams have fixed seeds, their noise is real. With a public clip
+radius every release is bounded. With a private one some 2% of the releases of
+batches this small are clipped far too widely, as noise in the sizes' tail has
+it; the median over the batches is bounded. In 30 runs (median: 8 to 30) these
+numbers had
+
+=========  ===================  ====================  ======
+stream     worst: mean, sd      median: mean, sd      bound
+=========  ===================  ====================  ======
+rotating   0.098, 0.004         0.099, 0.005          0.2
+jumping    0.043, 0.004         0.059, 0.007          0.3
+steady     0.038, 0.005         0.062, 0.006          0.15
+=========  ===================  ====================  ======
+
+so each bound is 14 or more standard deviations away. Where nothing is forgotten the
+rotating stream ended at 0.95 to 0.96, and five releases after the jump were at 1.99
+to 2 (6 runs).
 """
 
 from __future__ import annotations
@@ -48,14 +62,12 @@ def test_a_move_is_never_negative(size: int, ratio: float) -> None:
         assert process_noise(rng.normal(scale=math.sqrt(ratio), size=size), 1.0) >= 0.0
 
 
-@pytest.mark.parametrize("size", [450, 900, 4000])
 @pytest.mark.parametrize("expected", [1e-12, 1.0, 1e12])
-def test_pure_noise_is_no_move(size: int, expected: float) -> None:
-    """10,000 draws of independent entries."""
+def test_pure_noise_is_no_move(expected: float) -> None:
+    """10,000 draws of 900 independent entries."""
     rng = np.random.default_rng(1)
     scale = math.sqrt(expected)
-    for _ in range(10_000 // 9):
-        assert process_noise(rng.normal(scale=scale, size=size), expected) == 0.0
+    assert not any(process_noise(rng.normal(scale=scale, size=900), expected) for _ in range(10_000))
 
 
 @pytest.mark.parametrize("moved", [0.1, 1.0, 100.0])
@@ -93,7 +105,9 @@ def jumping(batch: int) -> float:
     return math.pi / 2 if batch >= JUMP else 0.0
 
 
-def errors(angle: Callable[[int], float], half_life: HalfLife, seed: int = 0) -> Floats:
+def errors(
+    angle: Callable[[int], float], half_life: HalfLife, clip_radius: float | None = None, seed: int = 0
+) -> Floats:
     """Error of each release against its own batch's subspace; a random one's is 1.9."""
     rng = utility_generator(seed)
     both = orthonormalise(rng.standard_normal((DIM, 2 * RANK)))
@@ -106,7 +120,12 @@ def errors(angle: Callable[[int], float], half_life: HalfLife, seed: int = 0) ->
         centering="none",
         bounds=None,
         scale=None,
-        options={"first_batch": BATCH, "max_batch": BATCH, "half_life": half_life},
+        options={
+            "first_batch": BATCH,
+            "max_batch": BATCH,
+            "half_life": half_life,
+            "clip_radius": clip_radius,
+        },
     )
     state = estimator.init(utility_generator(seed + 1))
     found = []
@@ -119,3 +138,32 @@ def errors(angle: Callable[[int], float], half_life: HalfLife, seed: int = 0) ->
         )
         found.append(subspace_error(estimator.release(state).components, basis.T))
     return np.array(found)
+
+
+RADIUS = 64.0
+"""Public; 9 records in 10 are smaller."""
+
+
+def test_a_subspace_that_rotates_is_followed() -> None:
+    """By 3 degrees a batch."""
+    assert max(errors(rotating, "auto", RADIUS)[3:]) < 0.2
+    assert errors(rotating, None, RADIUS)[-1] > 0.4
+
+
+def test_a_subspace_that_jumps_is_found_again_within_two_batches() -> None:
+    """By a right angle."""
+    assert max(errors(jumping, "auto", RADIUS)[JUMP + 2 :]) < 0.3
+    assert min(errors(jumping, None, RADIUS)[JUMP : JUMP + 5]) > 1.0
+
+
+def test_where_nothing_moves_little_is_forgotten() -> None:
+    assert max(errors(steady, "auto", RADIUS)[3:]) < 0.15
+
+
+@pytest.mark.parametrize(
+    ("angle", "first", "bound"), [(rotating, 3, 0.2), (jumping, JUMP + 2, 0.3), (steady, 3, 0.15)]
+)
+def test_with_a_private_radius_most_releases_follow(
+    angle: Callable[[int], float], first: int, bound: float
+) -> None:
+    assert np.median(errors(angle, "auto")[first:]) < bound

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from streaming_pca.estimators import total_variance as module
 from streaming_pca.estimators.total_variance import (
+    TOTAL_LATTICE,
     TotalVariance,
     learn_total,
     standard_error,
     total_records,
     total_sigma,
 )
-from streaming_pca.linalg.lattice import RADIUS
 from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy import mechanisms
 from streaming_pca.privacy.calibration import gaussian_delta
@@ -68,13 +68,13 @@ def test_a_record_adds_an_integer_from_0_to_the_sensitivity() -> None:
         items[-1] = None if size is None else np.full((1, D), size)
         totals.append(exact(items))
     assert totals[0] == min(totals)
-    assert max(totals) - min(totals) == RADIUS
+    assert max(totals) - min(totals) == TOTAL_LATTICE
 
 
 def test_its_noise_is_that_of_the_sensitivity() -> None:
     for contributions in (1, 5):
         privacy = PrivacyParameters(epsilon=0.7, delta=1e-7, contributions=contributions)
-        multiplier = total_sigma(privacy) / RADIUS
+        multiplier = total_sigma(privacy) / TOTAL_LATTICE
         assert gaussian_delta(0.7, multiplier / math.sqrt(contributions)) <= 1e-7
         assert gaussian_delta(0.7, 0.999 * multiplier / math.sqrt(contributions)) > 1e-7
 
@@ -88,7 +88,7 @@ def test_the_halves_are_disjoint_whatever_they_hold() -> None:
     moved = x.copy()
     # Within the bins that are there: as large as others are, so the radius is the same.
     moved[:200] = x[np.random.default_rng(2).permutation(200)]
-    assert exact(rows(moved)) - exact(rows(x)) in range(-200 * RADIUS // 10, 200 * RADIUS // 10)
+    assert exact(rows(moved)) - exact(rows(x)) in range(-200 * TOTAL_LATTICE // 10, 200 * TOTAL_LATTICE // 10)
     none: list[Any] = rows(x)[:200] + [None] * 200
     assert exact(none) == 0
 
