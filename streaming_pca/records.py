@@ -143,6 +143,8 @@ class Batch:
         groups = -(-len(self) // granularity)
         # Multiples of the golden ratio, modulo 1: any run of them is spread evenly.
         keys = (np.arange(groups) * _GOLDEN) % 1.0
+        # A group that is not whole is the last part's.
+        keys[len(self) // granularity :] = 1.0
         rank = np.empty(groups, dtype=np.int64)
         rank[np.argsort(keys, kind="stable")] = np.arange(groups)
         ends = np.cumsum([-(-count // granularity) for count in counts])

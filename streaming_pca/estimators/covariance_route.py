@@ -19,7 +19,7 @@ perturbation E of the covariance turns the subspace by 2 sum |(P^T E U)_ij|^2/g_
 to first order, in the square of |U U^T - V V^T|_F. For the noise E is known; for
 the bias it is B(R) = sum over slots of e_j(R) H_j, H_j the slot's sum over its mass,
 whose own noise is known and taken off: less than two standard deviations of that
-are no bias (where batches follow, a tenth of one counts besides, as a bias
+(three where batches follow) are no bias (where batches follow, a tenth of one counts besides, as a bias
 would stay). Deeper tails turn more than the slots show: the bias is taken
 ``_TURN`` times. B itself is added to the sum where the noise that this brings is
 worth it. Batches weigh by their counts, unless all earlier ones together are
@@ -281,8 +281,9 @@ class CovarianceRoute:
         from_noise = turn.of_noise(unit_noise) * radii**2
         cut = cut_off(sizes, _QUANTILES, radii)
         seen, of_bias, hidden = turn.of_slots(memory.shape, cut, memory.shape_noise)
-        # In one batch, what is not two standard deviations above the noise is taken for noise.
-        bias = np.where(seen > 2 * hidden, seen, 0.0)
+        # What is not two standard deviations above the noise is taken for noise; in a
+        # stream, which asks again and again, what is not three.
+        bias = np.where(seen > (3 if more else 2) * hidden, seen, 0.0)
         expected = from_noise + _INSURED * hidden * more
         plain = expected + batches * _TURN**2 * bias
         mended = expected + batches * ((_TURN - 1) ** 2 * bias + of_bias)
@@ -309,7 +310,7 @@ class CovarianceRoute:
         noise = turn.of_noise(math.sqrt(memory.noise / 2))
         cut = cut_off(sizes, _QUANTILES, np.array([max(memory.radius, sizes.quantile(_QUANTILES[0]))]))
         seen, _, doubt = turn.of_slots(memory.shape, cut, memory.shape_noise)
-        bias = _TURN**2 * float(seen[0]) if seen[0] > 2 * doubt[0] else 0.0
+        bias = _TURN**2 * float(seen[0]) if seen[0] > 3 * doubt[0] else 0.0
         if bias > _SPOILT * after:
             return (bias + noise) / (bias + noise + after)
         return noise / (noise + after) if noise > after else 0.0
@@ -362,6 +363,10 @@ class CovarianceRoute:
         of those between the old one and its complement.
         """
         move = noisy - memory.moment
+        # What another clip radius does to the moment has its eigenvectors: no drift.
+        alike = np.stack([memory.moment.ravel(), (memory.moment @ memory.moment).ravel()], axis=1)
+        span = np.linalg.qr(alike)[0]
+        move = (move.ravel() - span @ (span.T @ move.ravel())).reshape(move.shape)
         # Of Gaussian records, an entry's sampling variance is the product of two
         # variances; and noise has twice its variance on the diagonal.
         sampling = (max(float(np.trace(memory.moment)), 0.0) / self.dim) ** 2 * (1 + 1 / self.dim)

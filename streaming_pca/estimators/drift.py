@@ -35,8 +35,8 @@ def process_noise(innovation: NDArray[np.float64], expected: float) -> float:
     -------
     float
         The mean square less ``expected``; 0 unless it is above it by 5 standard
-        deviations, sqrt(2/n) of it each (so a steady stream forgets once in a
-        million batches). A Kalman filter adds it to the variance of what it knows.
+        deviations, sqrt(2/n) of it each. A Kalman filter adds it to the variance
+        of what it knows.
     """
     square = float(np.mean(innovation**2)) if innovation.size else 0.0
     if not square > expected * (1 + _SIGNIFICANT * math.sqrt(2 / max(innovation.size, 1))):

@@ -32,8 +32,8 @@ records, and costs nothing either.
 
 *A unit in c > 1 batches* may meet the mean in some and the estimator in others, and
 the mix must keep the promise. The sum's multiplier z is calibrated for (epsilon,
-delta/2) over c batches, the estimator's for (epsilon, delta): let z' be the smallest
-of its sums' multipliers, g' the largest part of delta that c of its
+delta/2) over c batches, the estimator's for (epsilon, delta): let z' be the one
+multiplier of its sums, g' the largest part of delta that c of its
 discretisation gaps take, g that of c of the mean's. By
 :func:`~streaming_pca.privacy.calibration.lattice_sigma` g and g' are at most delta/2.
 
