@@ -377,7 +377,7 @@ class _Learner:
             self.memory = start
         counts = [len(rest)]
         if options.clip_radius is None and (start is not None or not self.memory.spectrum.any()):
-            counts = rounds(len(rest), math.ceil(1000 / epsilon))
+            counts = rounds(len(rest), math.ceil(1000 / epsilon), cold=start is None)
         if options.clip_quantile is not None:
             quantile = options.clip_quantile
         self.route = "block"

@@ -293,9 +293,9 @@ def test_an_empty_part_teaches_nothing() -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(count=st.integers(0, 10**7), least=st.integers(1, 10**5))
-def test_rounds_add_up_and_none_is_too_small(count: int, least: int) -> None:
-    sizes = rounds(count, least)
+@given(count=st.integers(0, 10**7), least=st.integers(1, 10**5), cold=st.booleans())
+def test_rounds_add_up_and_none_is_too_small(count: int, least: int, cold: bool) -> None:
+    sizes = rounds(count, least, cold)
     assert sum(sizes) == count
     assert min(sizes) >= min(least, count)
     assert sizes == sorted(sizes)
@@ -303,5 +303,5 @@ def test_rounds_add_up_and_none_is_too_small(count: int, least: int) -> None:
 
 
 def test_a_first_batch_has_several_rounds() -> None:
-    assert len(rounds(100_000, 1000)) >= 3
-    assert rounds(1000, 1000) == [1000]
+    assert len(rounds(100_000, 1000, cold=True)) >= 3
+    assert rounds(1000, 1000, cold=False) == [1000]
