@@ -151,8 +151,8 @@ def _memory(stream: StreamSettings, state: State) -> dict[str, int]:
     records = stream.made.options.largest_batch
     matrices = stream.record_kind is RecordKind.MATRIX
     most_rows = stream.dim if matrices else stream.max_rows
-    bounds = {"any_messages": fixed + 2 * records * most_rows * (stream.dim * 8 + _ROW_BYTES)}
+    bounds = {"any_messages": fixed + 3 * records * most_rows * (stream.dim * 8 + _ROW_BYTES)}
     if not matrices:
         row_bytes = stream.dim * np.dtype(stream.dtype).itemsize
-        bounds["one_row_messages"] = fixed + 2 * records * (row_bytes + _ROW_BYTES)
+        bounds["one_row_messages"] = fixed + 3 * records * (row_bytes + _ROW_BYTES)
     return bounds

@@ -86,7 +86,7 @@ _PART_OVERHEAD = 512
 MESSAGE_OVERHEAD = 4096
 """More than key, headers and the batch around one message take."""
 
-LEDGER_BYTES_A_BATCH = 2100
+LEDGER_BYTES_A_BATCH = 2200
 """On disk, of one batch that is reserved, committed and released: three entries and their markers.
 
 Measured on an `adaptive` stream of three partitions, d = 20; see

@@ -66,6 +66,7 @@ def set_configs(kafka: KafkaSettings, topic: str, configs: dict[str, str]) -> No
 def stream_of(name: str, dim: int, **more: Any) -> StreamSettings:
     options = {"n_records": 300, "n_batches": 3}
     tree = {"name": name, "input": f"{name}-in", "dim": dim, "rank": 2, "epsilon": 1.0, "delta": 1e-6}
+    tree["estimator"] = "analyze-gauss"  # its state has a d x d matrix at any d
     return StreamSettings(**(tree | {"options": options} | more))
 
 
