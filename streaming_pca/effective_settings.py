@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pydantic import BaseModel
 
 from streaming_pca.environment import deciding_variable, environment_streams
 from streaming_pca.estimators.base import State
+from streaming_pca.estimators.state_bytes import state_values
 from streaming_pca.privacy.parameters import format_rational
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.records import RecordKind
@@ -145,8 +145,7 @@ def describe_stream(stream: StreamSettings) -> dict[str, Any]:
 
 def _memory(stream: StreamSettings, state: State) -> dict[str, int]:
     """Bounds: with any messages, and, of factors, with one row a message of the stream's number type."""
-    arrays = (getattr(state, f.name) for f in dataclasses.fields(state))
-    state_bytes = sum(a.nbytes for a in arrays if isinstance(a, np.ndarray))
+    state_bytes = sum(a.nbytes for a in state_values(state).values() if isinstance(a, np.ndarray))
     fixed = _STATES * state_bytes + _BLOCKS_BYTES + _FETCH_BYTES
     records = stream.made.options.largest_batch
     matrices = stream.record_kind is RecordKind.MATRIX

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -14,7 +13,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from streaming_pca.estimators.base import Estimator, State, Subspace, decode_state, encode_state
+from streaming_pca.estimators.base import Estimator, State, Subspace
+from streaming_pca.estimators.state_bytes import decode_state, encode_state, state_values
 from streaming_pca.privacy.randomness import utility_generator
 
 __all__ = ["ModelFileError", "decode_model_state", "read_model", "write_model"]
@@ -126,8 +126,9 @@ def decode_model_state(estimator: Estimator[Any, Any], data: bytes) -> State:
     state: State = decode_state(estimator.state_type, data)
     # Without any record a state has its lasting shapes already; seed and noise do not matter to them.
     fresh = estimator.init(utility_generator(0))
-    for field in dataclasses.fields(state):
-        _check_value(field.name, getattr(state, field.name), getattr(fresh, field.name))
+    known = state_values(fresh)
+    for name, value in state_values(state).items():
+        _check_value(name, value, known[name])
     estimator.plan(state)
     _check_release(estimator, estimator.release(state))
     return state

@@ -102,6 +102,21 @@ def test_topics_first_batch_and_memory_of_each_stream_are_shown(tmp_path: Path, 
     assert memory["any_messages"] > 2 * 131_072 * 64 * 4 * 8
 
 
+def test_memory_counts_the_state(tmp_path: Path, capfd: Capture) -> None:
+    """A covariance and the three sums of its slots, 400 x 400, against a basis."""
+    text = (
+        GOOD.replace("dim = 4", "dim = 400") + 'centering = "none"\nestimator = "{}"\n[stream.options]\n{}\n'
+    )
+    large, small = (
+        checked(capfd, written(tmp_path, text.format(*of)))["streams"][0]["memory_bytes"]["any_messages"]
+        for of in (
+            ("adaptive", "first_batch = 64\nmax_batch = 64"),
+            ("private-oja", "batch_size = 64\nclip_radius = 1.0\nlearning_rate = 1.0"),
+        )
+    )
+    assert large - small > 4 * 400**2 * 8
+
+
 def test_matrices_have_all_their_rows_in_memory(tmp_path: Path, capfd: Capture) -> None:
     text = GOOD + 'record_kind = "matrix"\ncentering = "none"\n'
     (stream,) = checked(capfd, written(tmp_path, text))["streams"]

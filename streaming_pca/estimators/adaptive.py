@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -16,31 +17,24 @@ from streaming_pca.estimators.block_route import BlockMemory, BlockRoute, block_
 from streaming_pca.estimators.clipping import (
     ClippedBatches,
     PartCosts,
-    clip_parameters,
+    clipped_plan,
     deal_parts,
     size_range,
     split_parts,
 )
 from streaming_pca.estimators.contributions import block_sensitivity, covariance_sensitivity
+from streaming_pca.estimators.covariance_memory import MAX_SHAPE_DIM, CovarianceMemory
 from streaming_pca.estimators.covariance_release import covariance_subspace
-from streaming_pca.estimators.covariance_route import (
-    MAX_SHAPE_DIM,
-    Choice,
-    CovarianceMemory,
-    CovarianceRoute,
-    Pilot,
-    covariance_sigma,
-)
+from streaming_pca.estimators.covariance_route import Choice, CovarianceRoute, Pilot, covariance_sigma
 from streaming_pca.estimators.rounds import rounds
 from streaming_pca.estimators.total_variance import (
     TOTAL_LATTICE,
     TotalVariance,
-    learn_total,
-    total_records,
+    take_total,
     total_sigma,
 )
 from streaming_pca.linalg.subspace import orthonormalise, ritz_pairs
-from streaming_pca.records import Batch, RecordKind
+from streaming_pca.records import Batch
 
 __all__ = ["AdaptiveOptions", "AdaptivePCA", "AdaptiveState"]
 
@@ -67,48 +61,10 @@ class AdaptiveState(State):
 
     route: str
     """"covariance" or "block": the one that learnt from the last batch."""
-    moment: NDArray[np.float64]
-    moment_noise: float
-    weight: float
-    shape: NDArray[np.float64]
-    shape_noise: float
-    shape_weight: float
-    radius: float
-    kept: float
-    basis: NDArray[np.float64]
-    block: NDArray[np.float64]
-    variance: float
-    noise: float
-    level: float
-    spectrum: NDArray[np.float64]
-    value: float
-    value_noise: float
-    value_weight: float
+    covariance: CovarianceMemory
+    block: BlockMemory
+    total: TotalVariance
     components: NDArray[np.float64] | None
-
-    @property
-    def covariance(self) -> CovarianceMemory:
-        """What the covariance route works on."""
-        return CovarianceMemory(
-            self.moment,
-            self.moment_noise,
-            self.weight,
-            self.shape,
-            self.shape_noise,
-            self.shape_weight,
-            self.radius,
-            self.kept,
-        )
-
-    @property
-    def memory(self) -> BlockMemory:
-        """What the block route works on."""
-        return BlockMemory(self.basis, self.block, self.variance, self.noise, self.level, self.spectrum)
-
-    @property
-    def total(self) -> TotalVariance:
-        """Of the records' traces."""
-        return TotalVariance(self.value, self.value_noise, self.value_weight)
 
 
 class AdaptivePCA(Estimator[AdaptiveState, AdaptiveOptions]):
@@ -166,12 +122,12 @@ class AdaptivePCA(Estimator[AdaptiveState, AdaptiveOptions]):
     def init(self, rng: np.random.Generator) -> AdaptiveState:
         """No records; a uniformly random basis for the block route to start from."""
         basis = orthonormalise(rng.standard_normal((self.dim, self.k)))
-        memory = BlockMemory.start(basis, self.preprocessing.centering == "augment")
-        dim = self.preprocessing.output_dim
-        covariance = CovarianceMemory.nothing(dim)
+        block = BlockMemory.start(basis, self.preprocessing.centering == "augment")
+        covariance = CovarianceMemory.nothing(self.preprocessing.output_dim)
         if self.fixed_route == "block":
             covariance = replace(covariance, moment=np.zeros((0, 0)), shape=np.zeros((0, 0, 0)))
-        return self._state(0, 0, self.fixed_route or "covariance", covariance, memory, TotalVariance(), None)
+        route = self.fixed_route or "covariance"
+        return AdaptiveState(0, 0, route, covariance, block, TotalVariance(), None)
 
     @property
     def fixed_route(self) -> Route | None:
@@ -182,50 +138,14 @@ class AdaptivePCA(Estimator[AdaptiveState, AdaptiveOptions]):
             return "covariance"
         return "block" if self.preprocessing.output_dim > MAX_SHAPE_DIM else None
 
-    @staticmethod
-    def _state(
-        batch: int,
-        records: int,
-        route: str,
-        covariance: CovarianceMemory,
-        memory: BlockMemory,
-        total: TotalVariance,
-        components: NDArray[np.float64] | None,
-    ) -> AdaptiveState:
-        return AdaptiveState(
-            batch,
-            records,
-            route,
-            covariance.moment,
-            covariance.noise,
-            covariance.weight,
-            covariance.shape,
-            covariance.shape_noise,
-            covariance.shape_weight,
-            covariance.radius,
-            covariance.kept,
-            **vars(memory),
-            value=total.value,
-            value_noise=total.noise,
-            value_weight=total.weight,
-            components=components,
-        )
-
     def _plan(self, state: AdaptiveState) -> Plan:
         """Disjoint parts, whichever route they will serve."""
-        granularity = self.preprocessing.granularity
-        costs = self._costs()
-        count = max(self.options.count(state.batch, state.records) // granularity * granularity, granularity)
-        parameters = {
-            "mechanism": "adaptive",
-            **clip_parameters(self.options, size_range(self.preprocessing, self.options)),
-            "route": self.options.route,
-            "sigma_over_sensitivity": costs.multiplier,
-        }
-        charge = costs.charge(with_sizes=self.options.clip_radius is None)
-        return Plan(count, min(costs.least(granularity), count), granularity, charge, parameters)
+        own = {"route": self.options.route}
+        return clipped_plan("adaptive", state, self.preprocessing, self.options, self.costs, own)
 
-    def _costs(self) -> PartCosts:
+    @cached_property
+    def costs(self) -> PartCosts:
+        """Of a batch's parts, in either route."""
         of_block = block_sigma(self.k, self.privacy, self.preprocessing) / block_sensitivity(self.kind)
         multipliers = [of_block, total_sigma(self.privacy) / TOTAL_LATTICE]
         if self.fixed_route != "block":
@@ -235,19 +155,19 @@ class AdaptivePCA(Estimator[AdaptiveState, AdaptiveOptions]):
 
     def _update(self, state: AdaptiveState, batch: Batch) -> tuple[AdaptiveState, int]:
         """Learn by one route; charged as :meth:`plan` says."""
-        more = self.options.more_after(state.records + len(batch))
-        learner = _Learner(self, self._costs(), state, more)
+        records = state.records + len(batch)
+        learner = _Learner(self, state, self.options.more_after(records))
         if self.fixed_route == "block":
             clipped = learner.by_block(batch, None, QUANTILE)
         else:
             clipped = learner.by_either(batch, self.fixed_route is None)
-        seen = bool(state.weight) or bool(state.spectrum.any())
-        new = self._state(
+        seen = bool(state.covariance.weight) or bool(state.block.spectrum.any())
+        new = AdaptiveState(
             state.batch + 1,
-            state.records + len(batch),
+            records,
             learner.route,
             learner.covariance,
-            learner.memory,
+            learner.block,
             learner.total,
             self.release(state).components if seen else None,
         )
@@ -256,7 +176,7 @@ class AdaptivePCA(Estimator[AdaptiveState, AdaptiveOptions]):
     def _release(self, state: AdaptiveState) -> Subspace:
         """Of the route that learnt last."""
         if state.route == "block":
-            return block_subspace(state.memory, state.total, self.k, state.components)
+            return block_subspace(state.block, state.total, self.k, state.components)
         return covariance_subspace(state.covariance, self.preprocessing, self.k, state.components)
 
 
@@ -268,28 +188,22 @@ def _quantile(choice: Choice) -> float:
 class _Learner:
     """One batch's work on the memories of a state."""
 
-    def __init__(self, estimator: AdaptivePCA, costs: PartCosts, state: AdaptiveState, more: bool) -> None:
-        self.k, self.options, self.costs = estimator.k, estimator.options, costs
-        self.privacy, self.preprocessing = estimator.privacy, estimator.preprocessing
+    def __init__(self, estimator: AdaptivePCA, state: AdaptiveState, more: bool) -> None:
+        self.k, self.options, self.costs = estimator.k, estimator.options, estimator.costs
+        self.preprocessing, self.granularity = estimator.preprocessing, estimator.preprocessing.granularity
         self.sizes = size_range(self.preprocessing, self.options)
-        self.granularity = self.preprocessing.granularity
-        self.route, self.covariance, self.memory = state.route, state.covariance, state.memory
-        self.total = state.total
-        if not state.moment.size and estimator.fixed_route != "block":
+        self.route, self.covariance = state.route, state.covariance
+        self.block, self.total = state.block, state.total
+        if not self.covariance.moment.size and estimator.fixed_route != "block":
             # A stream that had the block route alone.
             self.covariance = CovarianceMemory.nothing(self.preprocessing.output_dim)
         self.more = more
-        self.blocks = BlockRoute(
-            self.k, self.privacy, self.preprocessing, costs.size_epsilon, self.sizes, costs.multiplier
-        )
+        self.block_route = BlockRoute(self.block.basis.shape[1], self.preprocessing, self.costs, self.sizes)
 
     def by_either(self, batch: Batch, free: bool) -> int:
         """The covariance route, but the block route where that is free and promises more."""
         options = self.options
-        costs = self.costs
-        route = CovarianceRoute(
-            self.k, self.privacy, self.preprocessing, costs.size_epsilon, self.sizes, costs.multiplier
-        )
+        route = CovarianceRoute(self.k, self.preprocessing, self.costs, self.sizes)
         if options.clip_radius is not None:
             return self._by_covariance(route, batch, Choice(options.clip_radius))
         count = len(batch)
@@ -326,8 +240,8 @@ class _Learner:
         """Compare the two routes' noise at one quantile."""
         if choice.quantile > _MOST_QUANTILE:
             return False
-        memory = self.memory if self.route == "block" else start
-        radius, _ = self.blocks.radius(memory, probed, _quantile(choice))
+        memory = self.block if self.route == "block" else start
+        radius, _ = self.block_route.radius(memory, probed, _quantile(choice))
         limit = _TO_COVARIANCE if self.route == "block" else _TO_BLOCK
         return radius < limit * choice.radius
 
@@ -338,8 +252,8 @@ class _Learner:
             moment, noise = self.covariance.moment, math.sqrt(self.covariance.noise / 2)
         if moment is None:
             return None
-        d, k = self.memory.basis.shape
-        augmented = self.memory.augmented
+        d, k = self.block.basis.shape
+        augmented = self.block.augmented
         block = BlockMemory.start(np.eye(d)[:, :k], augmented)
         centred = moment
         if augmented:
@@ -356,32 +270,23 @@ class _Learner:
         block = replace(block, basis=basis)
         image = moment @ block.whole_basis
         # A centre, no more: it was clipped at the median.
-        return replace(block, block=image, level=max(rest, 0.0))
+        return replace(block, image=image, level=max(rest, 0.0))
 
     def by_block(self, batch: Batch, start: BlockMemory | None, quantile: float) -> int:
         """Rounds of the block route: from these eigenvectors, or from where it stands."""
-        options, epsilon = self.options, self.costs.size_epsilon
-        rest = batch
-        if options.clip_radius is None and self.preprocessing.kind is RecordKind.FACTOR:
-            part, rest = split_parts(batch, [total_records(len(batch), epsilon)], self.granularity)
-            self.total = learn_total(
-                self.total,
-                part,
-                self.preprocessing,
-                self.privacy,
-                epsilon,
-                self.sizes,
-                self.costs.multiplier,
-            )
+        options, rest = self.options, batch
         if start is not None:
-            self.memory = start
-        counts = [len(rest)]
-        if options.clip_radius is None and (start is not None or not self.memory.spectrum.any()):
-            counts = rounds(len(rest), math.ceil(1000 / epsilon), cold=start is None)
+            self.block = start
+        counts = [len(batch)]
+        if options.clip_radius is None:
+            self.total, rest = take_total(self.total, batch, self.preprocessing, self.costs, self.sizes)
+            anew = start is not None or not self.block.spectrum.any()
+            least = math.ceil(1000 / self.costs.size_epsilon)
+            counts = rounds(len(rest), least, cold=start is None) if anew else [len(rest)]
         if options.clip_quantile is not None:
             quantile = options.clip_quantile
         self.route = "block"
-        self.memory, clipped = learn_rounds(
-            self.blocks, self.memory, self.total, rest, counts, options, quantile
+        self.block, clipped = learn_rounds(
+            self.block_route, self.block, self.total, rest, counts, options, quantile
         )
         return clipped

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,18 +13,14 @@ from streaming_pca.estimators.base import Card, Estimator, Plan, State, Subspace
 from streaming_pca.estimators.clipping import (
     ClippedBatches,
     PartCosts,
-    clip_parameters,
+    clipped_plan,
     deal_parts,
     size_range,
 )
 from streaming_pca.estimators.contributions import covariance_sensitivity
+from streaming_pca.estimators.covariance_memory import CovarianceMemory
 from streaming_pca.estimators.covariance_release import covariance_subspace
-from streaming_pca.estimators.covariance_route import (
-    Choice,
-    CovarianceMemory,
-    CovarianceRoute,
-    covariance_sigma,
-)
+from streaming_pca.estimators.covariance_route import Choice, CovarianceRoute, covariance_sigma
 from streaming_pca.records import Batch
 
 __all__ = ["AnalyzeGauss", "AnalyzeGaussOptions", "AnalyzeGaussState"]
@@ -35,31 +32,10 @@ class AnalyzeGaussOptions(ClippedBatches):
 
 @dataclass(frozen=True)
 class AnalyzeGaussState(State):
-    """A :class:`~streaming_pca.estimators.covariance_route.CovarianceMemory`, and the last components."""
+    """What the route works on, and the last release's components."""
 
-    moment: NDArray[np.float64]
-    noise: float
-    weight: float
-    shape: NDArray[np.float64]
-    shape_noise: float
-    shape_weight: float
-    radius: float
-    kept: float
+    covariance: CovarianceMemory
     components: NDArray[np.float64] | None
-
-    @property
-    def memory(self) -> CovarianceMemory:
-        """What the route works on."""
-        return CovarianceMemory(
-            self.moment,
-            self.noise,
-            self.weight,
-            self.shape,
-            self.shape_noise,
-            self.shape_weight,
-            self.radius,
-            self.kept,
-        )
 
 
 class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):
@@ -107,47 +83,28 @@ class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):
     def init(self, rng: np.random.Generator) -> AnalyzeGaussState:
         """No records, zero matrix; needs no randomness."""
         memory = CovarianceMemory.nothing(self.preprocessing.output_dim)
-        return AnalyzeGaussState(0, 0, **vars(memory), components=None)
+        return AnalyzeGaussState(0, 0, memory, None)
 
     def _plan(self, state: AnalyzeGaussState) -> Plan:
         """Three disjoint parts."""
-        granularity = self.preprocessing.granularity
-        costs = self._costs()
-        count = max(self.options.count(state.batch, state.records) // granularity * granularity, granularity)
-        least = min(costs.least(granularity), count)
-        charge = costs.charge(with_sizes=self.options.clip_radius is None)
-        return Plan(count, least, granularity, charge, self._parameters(costs))
+        return clipped_plan("analyze-gauss", state, self.preprocessing, self.options, self.costs, {})
 
-    def _parameters(self, costs: PartCosts) -> dict[str, Any]:
-        sizes = size_range(self.preprocessing, self.options)
-        return {
-            "mechanism": "analyze-gauss",
-            **clip_parameters(self.options, sizes),
-            "sigma_over_sensitivity": costs.multiplier,
-        }
-
-    def _costs(self) -> PartCosts:
+    @cached_property
+    def costs(self) -> PartCosts:
+        """Of a batch's parts."""
         sigma = covariance_sigma(self.privacy, self.preprocessing)
         return PartCosts(self.privacy, sigma / covariance_sensitivity(self.kind))
 
     def _update(self, state: AnalyzeGaussState, batch: Batch) -> tuple[AnalyzeGaussState, int]:
         """Add one batch's noisy sum; charged as :meth:`plan` says."""
-        more = self.options.more_after(state.records + len(batch))
-        memory, clipped = self._learn(state.memory, batch, more)
-        new = AnalyzeGaussState(
-            batch=state.batch + 1,
-            records=state.records + len(batch),
-            **vars(memory),
-            components=self.release(state).components if state.weight else None,
-        )
-        return new, clipped
+        records = state.records + len(batch)
+        memory, clipped = self._learn(state.covariance, batch, self.options.more_after(records))
+        components = self.release(state).components if state.covariance.weight else None
+        return AnalyzeGaussState(state.batch + 1, records, memory, components), clipped
 
     def _learn(self, memory: CovarianceMemory, batch: Batch, more: bool) -> tuple[CovarianceMemory, int]:
         sizes = size_range(self.preprocessing, self.options)
-        costs = self._costs()
-        route = CovarianceRoute(
-            self.k, self.privacy, self.preprocessing, costs.size_epsilon, sizes, costs.multiplier
-        )
+        route = CovarianceRoute(self.k, self.preprocessing, self.costs, sizes)
         options, granularity = self.options, self.preprocessing.granularity
         if options.clip_radius is not None:
             return route.learn(memory, batch, Choice(options.clip_radius), options.half_life)
@@ -165,4 +122,4 @@ class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):
 
     def _release(self, state: AnalyzeGaussState) -> Subspace:
         """Leading eigenvectors of the (centred) noisy covariance."""
-        return covariance_subspace(state.memory, self.preprocessing, self.k, state.components)
+        return covariance_subspace(state.covariance, self.preprocessing, self.k, state.components)

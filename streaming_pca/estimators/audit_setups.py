@@ -89,7 +89,8 @@ def _covariance_worst(state: State, kind: RecordKind) -> tuple[Matrix, Matrix]:
 
 
 def _covariance_answer(estimator: AnyEstimator, before: Any, after: Any, transformed: int) -> Matrix:
-    return np.asarray(after.moment * after.weight - before.moment * before.weight)
+    new, old = after.covariance, before.covariance
+    return np.asarray(new.moment * new.weight - old.moment * old.weight)
 
 
 def _covariance_more(estimator_type: type[AnyEstimator], epsilon: float, delta: float) -> list[Case]:
@@ -126,7 +127,7 @@ def _radius(estimator_type: type[AnyEstimator], epsilon: float, delta: float) ->
     charge = float(estimator.plan(start).charge.epsilon)
 
     def run(second: bool) -> float:
-        return math.log(estimator.update(start, batches[second]).noise)
+        return math.log(estimator.update(start, batches[second]).covariance.noise)
 
     claim = Claim(charge, 0.0, mu_of_pure(charge))
     return Case(f"{estimator.card.id}/radius", estimator.card.id, claim, repeated(run))
@@ -150,7 +151,7 @@ def _floats(estimator_type: type[AnyEstimator], epsilon: float, delta: float) ->
     plan = estimator.plan(start)
 
     def run(second: bool) -> float:
-        after = estimator.update(start, batches[second])
+        after = estimator.update(start, batches[second]).covariance
         return -float(np.count_nonzero(unreachable(after.moment * after.weight, exact)))
 
     return Case(f"{estimator.card.id}/floats", estimator.card.id, claim_of(plan), repeated(run))
@@ -171,17 +172,17 @@ def unreachable(answers: Matrix, sums: Matrix) -> NDArray[np.bool_]:
 # A basis, and images of it.
 
 
-def _block_worst(state: Any, kind: RecordKind) -> tuple[Matrix, Matrix]:
+def _basis_worst(basis: Matrix, kind: RecordKind) -> tuple[Matrix, Matrix]:
     """x = c q +- s p, q in the basis and p outside: x x^T Q turns to +- p q^T as c falls."""
-    q = state.basis[:, :1]
+    q = basis[:, :1]
     if kind is RecordKind.MATRIX:
         return _HUGE * q @ q.T, -_HUGE * q @ q.T
-    p = np.linalg.svd(state.basis, full_matrices=True)[0][:, -1:]
+    p = np.linalg.svd(basis, full_matrices=True)[0][:, -1:]
     return _HUGE * (0.1 * q + p).T, _HUGE * (0.1 * q - p).T
 
 
 def _block_answer(estimator: AnyEstimator, before: Any, after: Any, transformed: int) -> Matrix:
-    """The noisy sum about the centre C = ``before.block``, less what zeros would add to it.
+    """The noisy sum about the centre C = ``before.block.image``, less what zeros would add to it.
 
     It is found from the estimate S before it was carried.
 
@@ -189,18 +190,19 @@ def _block_answer(estimator: AnyEstimator, before: Any, after: Any, transformed:
     symmetric the carried estimate Y = S Q^T Q' + Q S^T Q' - Q Q^T S Q^T Q' has
     Q^T Y = S^T Q' = T^T. S moved from C by a gain that the variances tell.
     """
-    estimate = after.basis @ (before.basis.T @ after.block).T
+    old, new = before.block, after.block
+    estimate = new.basis @ (old.basis.T @ new.image).T
     sigma = block_sigma(estimator.k, estimator.privacy, estimator.preprocessing)
     noise = sigma * 2 / block_sensitivity(estimator.kind) / transformed
     gain = 1.0
-    if math.isfinite(before.variance):
-        gain = before.variance / (before.variance + noise**2 + 1 / (before.basis.size * transformed))
-    of_zero = -before.block / max(1.0, float(np.linalg.norm(before.block)))
-    return np.asarray(((estimate - before.block) / gain - of_zero) * transformed)
+    if math.isfinite(old.variance):
+        gain = old.variance / (old.variance + noise**2 + 1 / (old.basis.size * transformed))
+    of_zero = -old.image / max(1.0, float(np.linalg.norm(old.image)))
+    return np.asarray(((estimate - old.image) / gain - of_zero) * transformed)
 
 
 def _about_block(state: Any, matrix: Matrix) -> Matrix:
-    return np.asarray(matrix @ state.basis - state.block)
+    return np.asarray(matrix @ state.block.basis - state.block.image)
 
 
 def _block_route(estimator_type: type[AnyEstimator], epsilon: float, delta: float) -> list[Case]:
@@ -215,7 +217,7 @@ def _block_route(estimator_type: type[AnyEstimator], epsilon: float, delta: floa
         estimator_type.options_type(**options),
     )
     start = estimator.init(utility_generator(0))
-    worst = _block_worst(start, RecordKind.FACTOR)
+    worst = _basis_worst(start.block.basis, RecordKind.FACTOR)
     rest: list[Record] = [np.zeros((1, dim))] * (count - 1)
     batches = [Batch.of_records([record, *rest], dim) for record in worst]
     images = [_about_block(start, x.T @ x) for x in worst]
@@ -269,7 +271,7 @@ SETUPS: dict[str, Setup] = {
         dim=3,
         k=2,
         options=lambda batch: {"first_batch": batch, "max_batch": batch, "clip_radius": 1.0},
-        worst=_block_worst,
+        worst=lambda state, kind: _basis_worst(state.block.basis, kind),
         contribution=_about_block,
         answer=_block_answer,
         sensitivity={RecordKind.FACTOR: 2.0, RecordKind.MATRIX: 2.0},
@@ -278,7 +280,7 @@ SETUPS: dict[str, Setup] = {
         dim=3,
         k=2,
         options=lambda batch: {"batch_size": batch, "clip_radius": 1.0, "learning_rate": _RATE},
-        worst=_block_worst,
+        worst=lambda state, kind: _basis_worst(state.basis, kind),
         contribution=lambda state, matrix: matrix @ state.basis,
         answer=_oja_answer,
         sensitivity={RecordKind.FACTOR: 2.0, RecordKind.MATRIX: 2.0},

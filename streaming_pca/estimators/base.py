@@ -1,11 +1,8 @@
-"""What every estimator is, and where to find one by its id."""
+"""What every estimator is."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
-import io
-import json
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
@@ -21,14 +18,14 @@ from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy.parameters import Charge, PrivacyParameters
 from streaming_pca.records import Batch, RecordKind
 
-__all__ = ["Card", "Estimator", "Options", "Plan", "State", "Subspace", "decode_state", "encode_state"]
+__all__ = ["Card", "Estimator", "Options", "Plan", "State", "Subspace"]
 
 Matrix = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class State:
-    """Base of estimator states: frozen dataclasses of arrays, numbers and None."""
+    """Base of estimator states: frozen dataclasses of arrays, numbers, None, and of such dataclasses."""
 
     batch: int
     """Batches learnt from."""
@@ -223,9 +220,10 @@ class Estimator(ABC, Generic[S, O]):
         first = private_mean.records(len(batch), state.mean_weight)
         share, rest = batch.split([first, len(batch) - first])
         mean, weight = private_mean.refresh(state.mean, state.mean_weight, share)
-        new, clipped = self._about(mean)._update(state, rest)
-        records = state.records + len(batch)
-        return replace(new, records=records, mean=mean, mean_weight=weight), clipped
+        # What the estimator gets is the end of the batch: it counts from there.
+        reached = replace(state, records=state.records + first)
+        new, clipped = self._about(mean)._update(reached, rest)
+        return replace(new, mean=mean, mean_weight=weight), clipped
 
     def _about(self, mean: Matrix) -> Self:
         """This estimator, and those that it holds as attributes, with records centred there.
@@ -275,31 +273,3 @@ class Estimator(ABC, Generic[S, O]):
     def kind(self) -> RecordKind:
         """The kind of records it reads."""
         return self.preprocessing.kind
-
-
-def encode_state(state: State) -> bytes:
-    """Exact bytes of a state: numbers as JSON, arrays as .npy, in one .npz; no pickle."""
-    arrays: dict[str, NDArray[Any]] = {}
-    plain: dict[str, Any] = {}
-    for f in dataclasses.fields(state):
-        value = getattr(state, f.name)
-        if isinstance(value, np.ndarray):
-            arrays[f.name] = value
-        else:
-            plain[f.name] = value.hex() if isinstance(value, float) else value
-    header = json.dumps(plain, sort_keys=True).encode()
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, __plain__=np.frombuffer(header, dtype=np.uint8), **arrays)
-    return buffer.getvalue()
-
-
-def decode_state(state_type: type[S], data: bytes) -> S:
-    """Read what :func:`encode_state` wrote."""
-    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-        values: dict[str, Any] = {name: archive[name] for name in archive.files if name != "__plain__"}
-        plain = json.loads(archive["__plain__"].tobytes())
-    floats = {f.name for f in dataclasses.fields(state_type) if "float" in str(f.type)}
-    for name, value in plain.items():
-        is_hex = name in floats and isinstance(value, str)
-        values[name] = float.fromhex(value) if is_hex else value
-    return state_type(**values)

@@ -16,7 +16,7 @@ from streaming_pca.estimators.block_route import BlockMemory, BlockRoute, block_
 from streaming_pca.estimators.clipping import (
     ClippedBatches,
     PartCosts,
-    clip_parameters,
+    clipped_plan,
     size_range,
     split_parts,
 )
@@ -25,12 +25,11 @@ from streaming_pca.estimators.rounds import rounds
 from streaming_pca.estimators.total_variance import (
     TOTAL_LATTICE,
     TotalVariance,
-    learn_total,
-    total_records,
+    take_total,
     total_sigma,
 )
 from streaming_pca.linalg.subspace import orthonormalise
-from streaming_pca.records import Batch, RecordKind
+from streaming_pca.records import Batch
 
 __all__ = ["BlockOptions", "BlockPCA", "BlockState", "learn_rounds"]
 
@@ -43,33 +42,17 @@ class BlockOptions(ClippedBatches):
     """Settings of :class:`BlockPCA`."""
 
     oversampling: int = Field(default=0, ge=0, le=2**10)
-    """Columns beyond the rank, for slowly falling spectra; each adds noise."""
+    """Columns beyond the rank, for slowly falling spectra; each adds noise. What a stream
+    begins with it keeps."""
 
 
 @dataclass(frozen=True)
 class BlockState(State):
-    """A ``BlockMemory`` and a ``TotalVariance``, and the last release's components."""
+    """What the route works on, the records' traces, and the last release's components."""
 
-    basis: NDArray[np.float64]
-    block: NDArray[np.float64]
-    variance: float
-    noise: float
-    level: float
-    spectrum: NDArray[np.float64]
-    value: float
-    value_noise: float
-    value_weight: float
+    block: BlockMemory
+    total: TotalVariance
     components: NDArray[np.float64] | None
-
-    @property
-    def memory(self) -> BlockMemory:
-        """What the route works on."""
-        return BlockMemory(self.basis, self.block, self.variance, self.noise, self.level, self.spectrum)
-
-    @property
-    def total(self) -> TotalVariance:
-        """Of the records' traces."""
-        return TotalVariance(self.value, self.value_noise, self.value_weight)
 
 
 def learn_rounds(
@@ -105,7 +88,7 @@ class BlockPCA(Estimator[BlockState, BlockOptions]):
     a centre that costs nothing; a scale from one histogram; and no learning rate.
     See :mod:`~streaming_pca.estimators.block_route`.
 
-    A first batch is cut into rounds that grow by 4, each with a basis of its own
+    A first batch is cut into rounds that grow by 2.2, each with a basis of its own
     (:mod:`~streaming_pca.estimators.rounds`); a later one is one round.
     Oversampling was measured on spiked, Gaussian and wide records: with the shifted
     step it costs more noise than it gains, so it is 0 by default; on slow spectra,
@@ -136,75 +119,36 @@ class BlockPCA(Estimator[BlockState, BlockOptions]):
         """A uniformly random basis."""
         columns = min(self.k + self.options.oversampling, self.dim)
         basis = orthonormalise(rng.standard_normal((self.dim, columns)))
-        memory = BlockMemory.start(basis, self.preprocessing.centering == "augment")
-        return self._state(0, 0, memory, TotalVariance(), None)
-
-    @staticmethod
-    def _state(
-        batch: int,
-        records: int,
-        memory: BlockMemory,
-        total: TotalVariance,
-        components: NDArray[np.float64] | None,
-    ) -> BlockState:
-        return BlockState(
-            batch,
-            records,
-            **vars(memory),
-            value=total.value,
-            value_noise=total.noise,
-            value_weight=total.weight,
-            components=components,
-        )
+        block = BlockMemory.start(basis, self.preprocessing.centering == "augment")
+        return BlockState(0, 0, block, TotalVariance(), None)
 
     def _plan(self, state: BlockState) -> Plan:
         """Rounds, and the total's share."""
-        granularity = self.preprocessing.granularity
-        costs = self._costs()
-        count = max(self.options.count(state.batch, state.records) // granularity * granularity, granularity)
-        parameters = {
-            "mechanism": "block",
-            **clip_parameters(self.options, size_range(self.preprocessing, self.options)),
-            "oversampling": self.options.oversampling,
-            "sigma_over_sensitivity": costs.multiplier,
-        }
-        charge = costs.charge(with_sizes=self.options.clip_radius is None)
-        return Plan(count, min(costs.least(granularity), count), granularity, charge, parameters)
+        columns = state.block.basis.shape[1]
+        costs = self._costs(columns)
+        return clipped_plan("block", state, self.preprocessing, self.options, costs, {"columns": columns})
 
-    def _costs(self) -> PartCosts:
-        columns = min(self.k + self.options.oversampling, self.dim)
+    def _costs(self, columns: int) -> PartCosts:
+        """Of a batch's parts, for the basis that the stream has, whatever ``oversampling`` is now."""
         sigma = block_sigma(columns, self.privacy, self.preprocessing) / block_sensitivity(self.kind)
         return PartCosts(self.privacy, sigma, total_sigma(self.privacy) / TOTAL_LATTICE)
 
     def _update(self, state: BlockState, batch: Batch) -> tuple[BlockState, int]:
         """The rounds of one batch; charged as :meth:`plan` says."""
-        options, costs = self.options, self._costs()
-        sizes = size_range(self.preprocessing, options)
-        columns = state.basis.shape[1]
-        route = BlockRoute(
-            columns, self.privacy, self.preprocessing, costs.size_epsilon, sizes, costs.multiplier
-        )
-        total, rest = state.total, batch
-        if options.clip_radius is None and self.kind is RecordKind.FACTOR:
-            wanted = total_records(len(batch), costs.size_epsilon)
-            part, rest = split_parts(batch, [wanted], self.preprocessing.granularity)
-            total = learn_total(
-                total,
-                part,
-                self.preprocessing,
-                self.privacy,
-                costs.size_epsilon,
-                sizes,
-                costs.multiplier,
-            )
-        counts = [len(rest)]
-        if not state.spectrum.any() and options.clip_radius is None:
-            counts = rounds(len(rest), math.ceil(1000 / costs.size_epsilon), cold=True)
+        options, columns = self.options, state.block.basis.shape[1]
+        costs, sizes = self._costs(columns), size_range(self.preprocessing, options)
+        route = BlockRoute(columns, self.preprocessing, costs, sizes)
+        started = bool(state.block.spectrum.any())
+        total, rest, counts = state.total, batch, [len(batch)]
+        if options.clip_radius is None:
+            total, rest = take_total(total, batch, self.preprocessing, costs, sizes)
+            least = math.ceil(1000 / costs.size_epsilon)
+            counts = [len(rest)] if started else rounds(len(rest), least, cold=True)
         quantile = QUANTILE if options.clip_quantile is None else options.clip_quantile
-        memory, clipped = learn_rounds(route, state.memory, total, rest, counts, options, quantile)
-        components = self.release(state).components if state.spectrum.any() else None
-        return self._state(state.batch + 1, state.records + len(batch), memory, total, components), clipped
+        block, clipped = learn_rounds(route, state.block, total, rest, counts, options, quantile)
+        components = self.release(state).components if started else None
+        return BlockState(state.batch + 1, state.records + len(batch), block, total, components), clipped
 
     def _release(self, state: BlockState) -> Subspace:
         """Leading Ritz vectors of the basis."""
-        return block_subspace(state.memory, state.total, self.k, state.components)
+        return block_subspace(state.block, state.total, self.k, state.components)

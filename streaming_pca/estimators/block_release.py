@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from streaming_pca.estimators.base import Subspace
 from streaming_pca.estimators.block_route import BlockMemory
-from streaming_pca.estimators.total_variance import TotalVariance, standard_error
+from streaming_pca.estimators.total_variance import TotalVariance
 from streaming_pca.estimators.uncertainty import angle_bound_of_block
 from streaming_pca.linalg.subspace import ritz_pairs, stable_signs
 
@@ -55,6 +55,6 @@ def block_subspace(memory: BlockMemory, total: TotalVariance, k: int, previous: 
         mean,
         explained_variance_error=np.full(k, noise) if known else None,
         total_variance=whole if told else None,
-        total_variance_error=standard_error(total) if told else None,
+        total_variance_error=total.standard_error if told else None,
         angle_bound=angle_bound_of_block(memory.spectrum, k, len(basis), noise) if known else None,
     )

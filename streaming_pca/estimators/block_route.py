@@ -34,6 +34,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.estimators.clipping import PartCosts
 from streaming_pca.estimators.contributions import block_sensitivity, block_sum, residual_sizes
 from streaming_pca.estimators.drift import HalfLife, kept_share, process_noise
 from streaming_pca.estimators.sizes import private_sizes
@@ -63,7 +64,7 @@ class BlockMemory:
     ----------
     basis : (d, k) float64
         Q, orthonormal columns, in the features' space.
-    block : (d', k') float64
+    image : (d', k') float64
         S, near Sigma Q'; Q' = Q, k' = k, but with "augment" both have the
         constant's axis besides.
     variance : float
@@ -77,7 +78,7 @@ class BlockMemory:
     """
 
     basis: Matrix
-    block: Matrix
+    image: Matrix
     variance: float
     noise: float
     level: float
@@ -92,7 +93,7 @@ class BlockMemory:
     @property
     def augmented(self) -> bool:
         """Whether the constant's axis is there."""
-        return len(self.block) > len(self.basis)
+        return len(self.image) > len(self.basis)
 
     @property
     def whole_basis(self) -> Matrix:
@@ -108,17 +109,17 @@ class BlockMemory:
     def mean(self) -> Matrix:
         """Of the records, with "augment"; zeros where it is lost in the noise."""
         d, k = self.basis.shape
-        kept = float(self.block[d, k])
-        return np.asarray(self.block[:d, k] / kept if kept >= 0.5 else np.zeros(d))
+        kept = float(self.image[d, k])
+        return np.asarray(self.image[:d, k] / kept if kept >= 0.5 else np.zeros(d))
 
     @property
     def centred(self) -> Matrix:
         """(d, k): near the covariance times Q."""
         if not self.augmented:
-            return self.block
+            return self.image
         d, k = self.basis.shape
         mean = self.mean
-        return np.asarray(self.block[:d, :k] - np.outer(mean, mean @ self.basis))
+        return np.asarray(self.image[:d, :k] - np.outer(mean, mean @ self.basis))
 
 
 class BlockRoute:
@@ -127,30 +128,20 @@ class BlockRoute:
     Parameters
     ----------
     k : int
-    privacy : PrivacyParameters
-        Of one batch's sum.
     preprocessing : Preprocessing
-    size_epsilon : float
-        Of one batch's histogram.
+    costs : PartCosts
+        Of a batch's parts: a record meets one of its histograms and sums.
     size_range : (float, float)
         Public: where sizes of records are looked for; those of residuals may be far smaller.
-    multiplier : float, optional
-        Of the sums' noise, where it is to be more than the least.
     """
 
     def __init__(
-        self,
-        k: int,
-        privacy: PrivacyParameters,
-        preprocessing: Preprocessing,
-        size_epsilon: float,
-        size_range: tuple[float, float],
-        multiplier: float | None = None,
+        self, k: int, preprocessing: Preprocessing, costs: PartCosts, size_range: tuple[float, float]
     ) -> None:
-        self.k, self.preprocessing, self.size_epsilon = k, preprocessing, size_epsilon
+        self.k, self.preprocessing, self.size_epsilon = k, preprocessing, costs.size_epsilon
         low, high = size_range
         self.size_range = (max(low * 2.0**-20, 1e-230), high * 2.0)
-        self.sigma = block_sigma(k, privacy, preprocessing, multiplier)
+        self.sigma = block_sigma(k, costs.privacy, preprocessing, costs.multiplier)
 
     def size_records(self, count: int) -> int:
         """Records of a round whose residuals' sizes are looked at."""
@@ -161,7 +152,7 @@ class BlockRoute:
 
     def radius(self, memory: BlockMemory, part: Batch, quantile: float) -> tuple[float, float]:
         """Clip radius and mean weight, from a part's residuals; epsilon-DP."""
-        sizes = residual_sizes(part, self.preprocessing, memory.whole_basis, memory.block)
+        sizes = residual_sizes(part, self.preprocessing, memory.whole_basis, memory.image)
         found = private_sizes(sizes, *self.size_range, self.size_epsilon)
         radius = found.quantile(quantile)
         return radius, max(found.mean_weight(radius), _LEAST_WEIGHT)
@@ -176,7 +167,7 @@ class BlockRoute:
         """One round on a part; (epsilon, delta)-DP. Returns the number of clipped records too."""
         count = len(part) // self.preprocessing.units
         basis = memory.whole_basis
-        exact = block_sum(part, self.preprocessing, basis, radius, memory.block)
+        exact = block_sum(part, self.preprocessing, basis, radius, memory.image)
         if not count:
             return memory, exact.clipped
         assert exact.centre is not None
@@ -188,12 +179,12 @@ class BlockRoute:
         if math.isfinite(memory.variance):
             before = memory.variance
             if half_life == "auto":
-                before += process_noise(measured - memory.block, before + spread)
+                before += process_noise(measured - memory.image, before + spread)
             gain = max(before / (before + spread), 1 - kept_share(half_life, count))
             variance = (1 - gain) ** 2 * before + gain**2 * spread
         settled = replace(
             memory,
-            block=memory.block + gain * (measured - memory.block),
+            image=memory.image + gain * (measured - memory.image),
             variance=variance,
             noise=(1 - gain) ** 2 * memory.noise + gain**2 * noise,
         )
@@ -216,7 +207,7 @@ class BlockRoute:
         carried += level * (new - basis @ within)
         block = carried
         if memory.augmented:
-            mean, kept = memory.mean, float(memory.block[d, k])
+            mean, kept = memory.mean, float(memory.image[d, k])
             block = np.zeros((d + 1, k + 1))
             block[:d, :k] = carried + np.outer(mean, mean @ new)
             block[d, :k] = kept * (mean @ new)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from streaming_pca.estimators.base import Plan, State
 from streaming_pca.estimators.batching import GrowingBatches
 from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy.calibration import gaussian_rho, pure_epsilon
 from streaming_pca.privacy.parameters import Charge, PrivacyParameters
 from streaming_pca.records import Batch
 
-__all__ = ["ClippedBatches", "PartCosts", "clip_parameters", "deal_parts", "size_range", "split_parts"]
+__all__ = ["ClippedBatches", "PartCosts", "clipped_plan", "deal_parts", "size_range", "split_parts"]
 
 LEAST_RADIUS, GREATEST_RADIUS = 1e-70, 1e70
 
@@ -104,6 +105,44 @@ def size_range(preprocessing: Preprocessing, options: ClippedBatches) -> tuple[f
     return high * 2.0**-30, high
 
 
+def clipped_plan(
+    mechanism: str,
+    state: State,
+    preprocessing: Preprocessing,
+    options: ClippedBatches,
+    costs: PartCosts,
+    own: Mapping[str, Any],
+) -> Plan:
+    """The next batch of an estimator that cuts it into disjoint parts.
+
+    Parameters
+    ----------
+    mechanism : str
+        As the reservation names it.
+    state : State
+    preprocessing : Preprocessing
+    options : ClippedBatches
+    costs : PartCosts
+    own : mapping
+        What its mechanisms depend on besides.
+    """
+    granularity = preprocessing.granularity
+    wanted = options.count(state.batch, state.records)
+    count = max(wanted // granularity * granularity, granularity)
+    parameters = {
+        "mechanism": mechanism,
+        "clip_quantile": options.clip_quantile,
+        "clip_radius": options.clip_radius,
+        "radius_range": list(size_range(preprocessing, options)),
+        "half_life": options.half_life,
+        "n_records": options.n_records,
+        **own,
+        "sigma_over_sensitivity": costs.multiplier,
+    }
+    charge = costs.charge(with_sizes=options.clip_radius is None)
+    return Plan(count, min(costs.least(granularity), count), granularity, charge, parameters)
+
+
 def split_parts(batch: Batch, wanted: Sequence[int], granularity: int) -> tuple[Batch, ...]:
     """Parts of about the wanted numbers of records, one after the other, and the rest: by position."""
     return batch.split(_whole_counts(batch, wanted, granularity))
@@ -122,14 +161,3 @@ def _whole_counts(batch: Batch, wanted: Sequence[int], granularity: int) -> list
         counts.append(taken)
         left -= taken
     return [*counts, left]
-
-
-def clip_parameters(options: ClippedBatches, sizes: tuple[float, float]) -> dict[str, Any]:
-    """As a reservation names them."""
-    return {
-        "clip_quantile": options.clip_quantile,
-        "clip_radius": options.clip_radius,
-        "radius_range": list(sizes),
-        "half_life": options.half_life,
-        "n_records": options.n_records,
-    }

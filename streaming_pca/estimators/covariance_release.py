@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.estimators.base import Subspace
-from streaming_pca.estimators.covariance_route import CovarianceMemory
+from streaming_pca.estimators.covariance_memory import CovarianceMemory
 from streaming_pca.estimators.uncertainty import (
     angle_bound_of_centred_covariance,
     angle_bound_of_covariance,

@@ -19,8 +19,8 @@ perturbation E of the covariance turns the subspace by 2 sum |(P^T E U)_ij|^2/g_
 to first order, in the square of |U U^T - V V^T|_F. For the noise E is known; for
 the bias it is B(R) = sum over slots of e_j(R) H_j, H_j the slot's sum over its mass,
 whose own noise is known and taken off: less than two standard deviations of that
-(three where batches follow) are no bias (where batches follow, a tenth of one counts besides, as a bias
-would stay). Deeper tails turn more than the slots show: the bias is taken
+are no bias. Where batches follow it is less than three, and a tenth of one counts
+besides, as a bias would stay. Deeper tails turn more than the slots show: the bias is taken
 ``_TURN`` times. B itself is added to the sum where the noise that this brings is
 worth it. Batches weigh by their counts, unless all earlier ones together are
 noisier than the new one, or far more biased.
@@ -43,12 +43,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.estimators.clipping import PartCosts
 from streaming_pca.estimators.contributions import (
     covariance_sensitivity,
     covariance_sum,
     covariance_unit,
     record_sizes,
 )
+from streaming_pca.estimators.covariance_memory import MAX_SHAPE_DIM, SLOTS, CovarianceMemory
 from streaming_pca.estimators.drift import HalfLife, kept_share, process_noise
 from streaming_pca.estimators.sizes import SizeDistribution, private_sizes
 from streaming_pca.estimators.turning import Turn, cut_off
@@ -58,62 +60,18 @@ from streaming_pca.privacy.mechanisms import gaussian_on_symmetric
 from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.records import Batch
 
-__all__ = ["MAX_SHAPE_DIM", "Choice", "CovarianceMemory", "CovarianceRoute", "Pilot"]
+__all__ = ["Choice", "CovarianceRoute", "Pilot", "covariance_sigma"]
 
 Matrix = NDArray[np.float64]
-
-MAX_SHAPE_DIM = 512
-"""Above it the slots' d x d sums cost more (time, state) than they can tell."""
 
 SIZE_SHARE, SHAPE_SHARE = 0.05, 0.03
 _QUANTILES = (0.5, 0.9)
 _TURN = 3.0
-_SLOTS = 3
 _LEAST_SHAPE, _ENOUGH_SHAPE = 100, 3000
 _LEAST_KEPT = 0.1
 _INSURED = 0.1
 _SPOILT = 9.0
 """Square of the bias of earlier sums, over the error of a new one, beyond which they count less."""
-
-
-@dataclass(frozen=True)
-class CovarianceMemory:
-    """What the route keeps between batches: outputs of mechanisms, post-processed.
-
-    Attributes
-    ----------
-    moment : (d', d') float64
-        Weighted mean of the batches' noisy second moments.
-    noise : float
-        Variance of the noise on its diagonal; off it half of that.
-    weight : float
-        Records behind it.
-    shape : (3, d', d') float64
-        Mean of the slots' noisy sums, in units of their clip radius.
-    shape_noise : float
-        Variance of the noise off their diagonals.
-    shape_weight : float
-        Their precision: squares of the numbers of records behind them.
-    radius : float
-        Mean clip radius behind ``moment``.
-    kept : float
-        Share of the records' total size that those clips left.
-    """
-
-    moment: Matrix
-    noise: float
-    weight: float
-    shape: Matrix
-    shape_noise: float
-    shape_weight: float
-    radius: float
-    kept: float
-
-    @classmethod
-    def nothing(cls, dim: int) -> CovarianceMemory:
-        """Before any record; ``dim`` is d'."""
-        slots = dim if dim <= MAX_SHAPE_DIM else 0
-        return cls(np.zeros((dim, dim)), 0.0, 0.0, np.zeros((_SLOTS, slots, slots)), 0.0, 0.0, 0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -153,7 +111,7 @@ class Choice:
     """
 
     radius: float
-    correction: NDArray[np.float64] = field(default_factory=lambda: np.zeros(_SLOTS - 1))
+    correction: NDArray[np.float64] = field(default_factory=lambda: np.zeros(SLOTS - 1))
     quantile: float = _QUANTILES[0]
     kept: float = 1.0
     least_share: float = 0.0
@@ -165,30 +123,20 @@ class CovarianceRoute:
     Parameters
     ----------
     k : int
-    privacy : PrivacyParameters
-        Of one batch's Gaussian parts; each costs a record all of it.
     preprocessing : Preprocessing
-    size_epsilon : float
-        Of one batch's histogram.
+    costs : PartCosts
+        Of a batch's parts: a record meets one of its histogram and its sums.
     size_range : (float, float)
         Public: where sizes are looked for.
-    multiplier : float, optional
-        Of the sums' noise, where it is to be more than the least.
     """
 
     def __init__(
-        self,
-        k: int,
-        privacy: PrivacyParameters,
-        preprocessing: Preprocessing,
-        size_epsilon: float,
-        size_range: tuple[float, float],
-        multiplier: float | None = None,
+        self, k: int, preprocessing: Preprocessing, costs: PartCosts, size_range: tuple[float, float]
     ) -> None:
         self.k, self.preprocessing = k, preprocessing
-        self.size_epsilon, self.size_range = size_epsilon, size_range
+        self.size_epsilon, self.size_range = costs.size_epsilon, size_range
         self.dim = preprocessing.output_dim
-        self.sigma = covariance_sigma(privacy, preprocessing, multiplier)
+        self.sigma = covariance_sigma(costs.privacy, preprocessing, costs.multiplier)
 
     def size_records(self, count: int) -> int:
         """Records whose sizes are looked at, of ``count``."""
@@ -221,7 +169,7 @@ class CovarianceRoute:
         slots = np.searchsorted(edges, own, side="left")
         step = self.preprocessing.units
         sums = []
-        for slot in range(_SLOTS):
+        for slot in range(SLOTS):
             chosen = part.keeping(np.repeat(slots == slot, step))
             exact = covariance_sum(chosen, self.preprocessing, edges[0])
             sums.append(gaussian_on_symmetric(exact.total, self.sigma) * (exact.unit / count))
@@ -234,7 +182,7 @@ class CovarianceRoute:
             shape_noise=(1 - share) ** 2 * memory.shape_noise + (share * self._noise(1.0, count)) ** 2,
             shape_weight=kept + count**2,
         )
-        noise = edges[0] * math.sqrt(_SLOTS * memory.shape_noise)
+        noise = edges[0] * math.sqrt(SLOTS * memory.shape_noise)
         return memory, Pilot(sizes, edges[0] * memory.shape.sum(axis=0), noise)
 
     def second_pilot(self, pilot: Pilot, part: Batch) -> Pilot:
@@ -288,7 +236,7 @@ class CovarianceRoute:
         plain = expected + batches * _TURN**2 * bias
         mended = expected + batches * ((_TURN - 1) ** 2 * bias + of_bias)
         best, mend = int(np.argmin(plain)), int(np.argmin(mended))
-        correction = np.zeros(_SLOTS - 1)
+        correction = np.zeros(SLOTS - 1)
         if mended[mend] < plain[best]:
             best, correction = mend, cut[mend]
         after = float(min(plain[best], mended[best]))
@@ -400,7 +348,7 @@ def covariance_sigma(
     The least that the promise asks for, or by a larger multiplier.
     """
     d = preprocessing.output_dim
-    values = float(d * d) * (_SLOTS if d <= MAX_SHAPE_DIM else 1)
+    values = float(d * d) * (SLOTS if d <= MAX_SHAPE_DIM else 1)
     return lattice_sigma(
         privacy.epsilon,
         privacy.delta,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from streaming_pca.estimators.clipping import PartCosts, split_parts
 from streaming_pca.estimators.contributions import record_sizes
 from streaming_pca.estimators.sizes import private_sizes
 from streaming_pca.linalg.lattice import RADIUS
@@ -14,12 +15,12 @@ from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy.calibration import lattice_sigma
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
 from streaming_pca.privacy.parameters import PrivacyParameters
-from streaming_pca.records import Batch
+from streaming_pca.records import Batch, RecordKind
 
-__all__ = ["TOTAL_LATTICE", "TotalVariance", "learn_total", "total_records", "total_sigma"]
+__all__ = ["TOTAL_LATTICE", "TotalVariance", "learn_total", "take_total", "total_sigma"]
 
 TOTAL_LATTICE = RADIUS**2
-"""Largest term: fine enough for rounding to cost less than in any other sum; 2**22 terms fit int64."""
+"""Largest term: so fine that rounding costs next to nothing; 2**22 terms fit int64."""
 
 _SHARE = 0.01
 _QUANTILE = 0.95
@@ -42,10 +43,10 @@ class TotalVariance:
     noise: float = 0.0
     weight: float = 0.0
 
-
-def total_records(count: int, epsilon: float) -> int:
-    """Records of a batch of ``count`` that are spent on it."""
-    return int(min(max(_SHARE * count, 400 / epsilon), 0.1 * count))
+    @property
+    def standard_error(self) -> float:
+        """Of the value, from the noise."""
+        return math.sqrt(self.noise)
 
 
 def total_sigma(privacy: PrivacyParameters, multiplier: float | None = None) -> float:
@@ -60,16 +61,41 @@ def total_sigma(privacy: PrivacyParameters, multiplier: float | None = None) -> 
     )
 
 
+def take_total(
+    known: TotalVariance,
+    batch: Batch,
+    preprocessing: Preprocessing,
+    costs: PartCosts,
+    sizes: tuple[float, float],
+) -> tuple[TotalVariance, Batch]:
+    """Spend a batch's first records on :func:`learn_total`; the rest is for other mechanisms.
+
+    Symmetric matrices have no variance as their trace: then nothing is spent.
+    """
+    if preprocessing.kind is not RecordKind.FACTOR:
+        return known, batch
+    wanted = int(min(max(_SHARE * len(batch), 400 / costs.size_epsilon), 0.1 * len(batch)))
+    part, rest = split_parts(batch, [wanted], preprocessing.granularity)
+    return learn_total(known, part, preprocessing, costs, sizes), rest
+
+
 def learn_total(
     known: TotalVariance,
     part: Batch,
     preprocessing: Preprocessing,
-    privacy: PrivacyParameters,
-    size_epsilon: float,
+    costs: PartCosts,
     sizes: tuple[float, float],
-    multiplier: float | None = None,
 ) -> TotalVariance:
     """Add a part's noisy mean of min(size, R), R its 0.95 quantile.
+
+    Parameters
+    ----------
+    known : TotalVariance
+    part : Batch
+    preprocessing : Preprocessing
+    costs : PartCosts
+    sizes : (float, float)
+        Public: where sizes are looked for.
 
     Notes
     -----
@@ -85,14 +111,14 @@ def learn_total(
     count = len(summed) // unit
     if not half or not count:
         return known
-    found = private_sizes(record_sizes(looked, preprocessing), *sizes, size_epsilon)
+    found = private_sizes(record_sizes(looked, preprocessing), *sizes, costs.size_epsilon)
     radius = found.quantile(_QUANTILE)
     with np.errstate(over="ignore", invalid="ignore"):
         ratio = record_sizes(summed, preprocessing) / radius
     # Comparisons with NaN are false: what overflowed counts as clipped.
     terms = np.where(ratio < 1, ratio, 1.0) * TOTAL_LATTICE
     exact = np.array([int(np.floor(terms).astype(np.int64).sum())], dtype=np.int64)
-    sigma = total_sigma(privacy, multiplier)
+    sigma = total_sigma(costs.privacy, costs.multiplier)
     scale = radius / TOTAL_LATTICE / count
     noisy = float(gaussian_on_vector(exact, sigma)[0]) * scale
     share = count / (known.weight + count)
@@ -101,8 +127,3 @@ def learn_total(
         (1 - share) ** 2 * known.noise + (share * sigma * scale) ** 2,
         known.weight + count,
     )
-
-
-def standard_error(total: TotalVariance) -> float:
-    """Of its value, from the noise."""
-    return math.sqrt(total.noise)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streaming_pca.estimators.base import State, encode_state
+from streaming_pca.estimators.base import State
+from streaming_pca.estimators.state_bytes import encode_state
 from streaming_pca.service.publisher import make_release
 from streaming_pca.service.source import Taken
 from streaming_pca.service.user_log import Step, UserLog

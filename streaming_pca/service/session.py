@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from streaming_pca.estimators.base import Plan, State, decode_state
+from streaming_pca.estimators.base import Plan, State
+from streaming_pca.estimators.state_bytes import decode_state
 from streaming_pca.privacy.entries import Reserved
 from streaming_pca.privacy.ledger import Standing
 from streaming_pca.privacy.randomness import utility_generator

@@ -95,7 +95,8 @@ class Source:
     -----
     Memory: a partition is not polled once it shows its share of the planned
     batch. Buffers hold one batch and at most a poll (2,000 records) a partition
-    more; assembling it copies it once: two batches in all.
+    more; assembling it copies it once, and what cuts it into parts may copy it
+    again: three batches in all.
 
     Each partition has a consumer of its own. One for all would have to pause
     partitions, and kafka-python 3.0.12 does not give back what two or more

@@ -52,7 +52,8 @@ import math
 
 import numpy as np
 
-from streaming_pca.estimators.base import Subspace, encode_state
+from streaming_pca.estimators.base import Subspace
+from streaming_pca.estimators.state_bytes import encode_state
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.privacy.users import SHARDS
 from streaming_pca.service.publisher import make_release

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import os
@@ -18,7 +17,7 @@ import pandas as pd
 import pytest
 
 from streaming_pca import PrivatePCA
-from streaming_pca.estimators.adaptive import AdaptiveState
+from streaming_pca.estimators.state_bytes import state_values
 from streaming_pca.model_file import ModelFileError
 from streaming_pca.privacy.randomness import replace_noise_door
 from tests.api.doors import CASES, RepeatingDoor, spiked
@@ -116,10 +115,10 @@ def test_a_file_holds_plain_arrays_and_no_record(tmp_path: Path) -> None:
         assert sorted(archive.files) == ["model", "state"]
         header = json.loads(archive["model"].tobytes())
         with np.load(io.BytesIO(archive["state"].tobytes()), allow_pickle=False) as state:
-            names = {f.name for f in dataclasses.fields(AdaptiveState)}
+            names = set(state_values(PrivatePCA().fit(X)._state))
             assert set(state.files) < names | {"__plain__"}
             # With the constant's axis, of the mean: no array is as long as the records are many.
-            assert state["moment"].shape == (9, 9)
+            assert state["covariance.moment"].shape == (9, 9)
             assert max(max(state[name].shape, default=0) for name in names & set(state.files)) == 9
     assert header["privacy_spent"] == {
         "epsilon": "1",
@@ -262,6 +261,6 @@ def test_a_file_that_could_grow_in_memory_is_refused(tmp_path: Path) -> None:
 
 def test_a_state_with_a_nan_is_refused(tmp_path: Path) -> None:
     pca = PrivatePCA().fit(spiked(50))
-    pca._state.moment[0, 0] = np.nan
+    pca._state.covariance.moment[0, 0] = np.nan
     pca.save(tmp_path / "model")
-    assert refused(tmp_path / "model") == "moment of the state does not fit the estimator"
+    assert refused(tmp_path / "model") == "covariance.moment of the state does not fit the estimator"

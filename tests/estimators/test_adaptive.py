@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from streaming_pca.estimators import total_variance
 from streaming_pca.estimators.adaptive import AdaptiveOptions, AdaptivePCA, AdaptiveState
-from streaming_pca.estimators.base import decode_state, encode_state
 from streaming_pca.estimators.block_route import BlockRoute
 from streaming_pca.estimators.covariance_route import CovarianceRoute
-from streaming_pca.estimators.total_variance import learn_total
+from streaming_pca.estimators.state_bytes import decode_state, encode_state
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
 from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy.parameters import PrivacyParameters
@@ -110,7 +110,7 @@ def test_above_512_features_the_block_route_is_public() -> None:
     estimator = make(513)
     state = start(estimator)
     assert state.route == "block"
-    assert state.moment.size == state.shape.size == 0
+    assert state.covariance.moment.size == state.covariance.shape.size == 0
     (after,) = learn(estimator, [gaussian(600, 513, 0)])
     assert after.route == "block"
     assert make(512).init(utility_generator(0)).route == "covariance"
@@ -134,7 +134,7 @@ def test_a_route_that_is_set_is_taken(route: str) -> None:
     for batch in (gaussian(5000, 6, 0), agreeing(5000, 6, 0)[0]):
         (state,) = learn(estimator, [batch])
         assert state.route == route
-    untouched = state.weight if route == "block" else state.spectrum.any()
+    untouched = state.covariance.weight if route == "block" else state.block.spectrum.any()
     assert not untouched
 
 
@@ -204,7 +204,7 @@ def test_each_record_is_read_by_one_mechanism(route: str, together: bool, m: int
             (BlockRoute, "learn", 2),
         ):
             patch.setattr(owner, name, spy(getattr(owner, name), place))
-        patch.setattr("streaming_pca.estimators.adaptive.learn_total", spy(learn_total, 1))
+        patch.setattr(total_variance, "learn_total", spy(total_variance.learn_total, 1))
         estimator.update(start(estimator), batch)
     read = np.concatenate([part.rows[part.starts[:-1], -1] for part in parts if len(part)])
     assert np.array_equal(np.sort(read), rows[batch.starts[:-1], -1])

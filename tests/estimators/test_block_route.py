@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from streaming_pca.estimators import block_route as module
-from streaming_pca.estimators.block_route import BlockMemory, BlockRoute
+from streaming_pca.estimators.block import BlockOptions, BlockPCA
+from streaming_pca.estimators.block_route import BlockMemory, BlockRoute, block_sigma
+from streaming_pca.estimators.clipping import PartCosts
 from streaming_pca.estimators.contributions import block_sensitivity, residual_sizes
 from streaming_pca.estimators.rounds import rounds
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
@@ -36,7 +38,9 @@ def make(
     dim: int, k: int = 2, kind: RecordKind = RecordKind.FACTOR, centering: Any = "none", epsilon: float = 1.0
 ) -> BlockRoute:
     privacy = PrivacyParameters(epsilon=epsilon, delta=1e-6)
-    return BlockRoute(k, privacy, Preprocessing(dim=dim, kind=kind, centering=centering), epsilon, SPAN)
+    preprocessing = Preprocessing(dim=dim, kind=kind, centering=centering)
+    costs = PartCosts(privacy, block_sigma(k, privacy, preprocessing) / block_sensitivity(kind))
+    return BlockRoute(k, preprocessing, costs, SPAN)
 
 
 def start(route: BlockRoute, seed: int = 0) -> BlockMemory:
@@ -69,8 +73,8 @@ def test_neighbouring_sums_are_within_the_sensitivity(centering: str, far: float
     route = make(d, kind=kind, centering="none" if kind is RecordKind.MATRIX else centering)
     memory = start(route)
     rng = np.random.default_rng(0)
-    block = rng.standard_normal(memory.block.shape)
-    memory = replace(memory, block=far * block / np.linalg.norm(block))
+    block = rng.standard_normal(memory.image.shape)
+    memory = replace(memory, image=far * block / np.linalg.norm(block))
     q, p = np.linalg.svd(memory.basis, full_matrices=True)[0][:, [0, -1]].T
     news: list[Any] = [None]
     for size in (0.0, 1e-150, 0.7, 1.0, 3.0, 1e3, 1e150):
@@ -104,9 +108,9 @@ def test_the_histogram_and_the_sum_clip_the_same_number() -> None:
     """Records below the radius that the sizes tell are not clipped; those above are."""
     route = make(5)
     x = np.random.default_rng(1).standard_normal((300, 5))
-    memory = replace(start(route), block=np.full((5, 2), 0.3))
+    memory = replace(start(route), image=np.full((5, 2), 0.3))
     part = Batch.of_vectors(x)
-    sizes = residual_sizes(part, route.preprocessing, memory.whole_basis, memory.block)
+    sizes = residual_sizes(part, route.preprocessing, memory.whole_basis, memory.image)
     for radius in np.quantile(sizes, [0.1, 0.5, 0.9]):
         with replace_noise_door(ScriptedDoor()):
             _, clipped = route.learn(memory, part, float(radius), 1.0, None)
@@ -176,10 +180,10 @@ def test_the_mean_weight_mends_the_shrink() -> None:
     plain = learn(route, memory, part, radius)
     mended = learn(route, memory, part, radius, weight)
     # Along the right answer; what the clip turns is not mended by a number.
-    shrunk, kept = (float(np.sum(b * wanted) / np.sum(wanted**2)) for b in (plain.block, mended.block))
+    shrunk, kept = (float(np.sum(b * wanted) / np.sum(wanted**2)) for b in (plain.image, mended.image))
     assert shrunk < 0.75
     assert abs(kept - 1) < 0.8 * (1 - shrunk)
-    assert np.linalg.norm(mended.block - wanted) < np.linalg.norm(plain.block - wanted)
+    assert np.linalg.norm(mended.image - wanted) < np.linalg.norm(plain.image - wanted)
 
 
 def test_records_that_agree_need_a_small_radius_only() -> None:
@@ -230,12 +234,12 @@ def test_the_block_is_carried_to_the_new_basis(centering: str) -> None:
     # Near the leading subspace, so that what is neglected is of second order.
     basis = orthonormalise(lead + 1e-3 * memory.basis)
     mean = 0.5 * np.ones(d)
-    block = memory.block.copy()
+    block = memory.image.copy()
     block[:d, :k] = sigma @ basis
     if centering == "augment":
         block[:d, :k] += np.outer(mean, mean @ basis)
         block[d, :k], block[:d, k], block[d, k] = mean @ basis, mean, 1.0
-    memory = replace(memory, basis=basis, block=block, variance=0.1, noise=0.1)
+    memory = replace(memory, basis=basis, image=block, variance=0.1, noise=0.1)
     after = route.step(memory, 0.0)
     np.testing.assert_allclose(after.basis.T @ after.basis, np.eye(k), atol=1e-12)
     np.testing.assert_allclose(after.centred, sigma @ after.basis, atol=2e-4)
@@ -250,7 +254,7 @@ def test_a_basis_far_from_the_last_one_starts_anew() -> None:
     memory = start(route)
     block = np.zeros((6, 2))
     block[:2] = np.eye(2)
-    elsewhere = replace(memory, basis=np.eye(6)[:, 4:], block=block, variance=0.1, noise=0.1)
+    elsewhere = replace(memory, basis=np.eye(6)[:, 4:], image=block, variance=0.1, noise=0.1)
     assert route.step(elsewhere, 0.0).variance == math.inf
 
 
@@ -269,7 +273,7 @@ def test_later_rounds_count_by_their_variances() -> None:
     fresh = learn(route, memory, Batch.of_vectors(x[1000:]), 100.0)
     gain = first.variance / (first.variance + fresh.variance)
     assert 0.74 < gain < 0.91
-    np.testing.assert_allclose(second.block, first.block + gain * (fresh.block - first.block), atol=1e-3)
+    np.testing.assert_allclose(second.image, first.image + gain * (fresh.image - first.image), atol=1e-3)
     assert second.variance < min(first.variance, fresh.variance)
 
 
@@ -279,10 +283,29 @@ def test_a_half_life_keeps_the_gain_up() -> None:
     route = make(d, 2)
     known = learn(route, start(route), Batch.of_vectors(np.tile(x, (40, 1))), 100.0)
     part = Batch.of_vectors(2 * x)
-    moved = [learn(route, known, part, 100.0, 1.0, h).block - known.block for h in (None, 1000.0)]
-    fresh = learn(route, start(route), part, 100.0).block - known.block
+    moved = [learn(route, known, part, 100.0, 1.0, h).image - known.image for h in (None, 1000.0)]
+    fresh = learn(route, start(route), part, 100.0).image - known.image
     assert np.linalg.norm(moved[0]) < 0.1 * np.linalg.norm(fresh)
     np.testing.assert_allclose(moved[1], fresh / 2, rtol=0.05, atol=1e-2)
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 0), (0, 3)])
+def test_a_stream_keeps_the_columns_it_began_with(before: int, after: int) -> None:
+    """Other settings reserve what the basis costs; sigma depends on the number of columns."""
+    kind, d = RecordKind.MATRIX, 8
+    privacy = PrivacyParameters(epsilon=1.0, delta=1e-6)
+    preprocessing = Preprocessing(dim=d, kind=kind, centering="none")
+    batch = Batch(np.tile(np.diag(np.arange(d, 0.0, -1)), (2000, 1)), np.arange(0, 2000 * d + 1, d), kind)
+    first, other = (
+        BlockPCA(d, 2, privacy, preprocessing, BlockOptions(oversampling=extra)) for extra in (before, after)
+    )
+    state = first.update(first.init(utility_generator(0)), batch)
+    plan = other.plan(state)
+    assert plan == first.plan(state)
+    assert plan.parameters["columns"] == 2 + before
+    again = other.update(state, batch)
+    assert again.block.basis.shape == (d, 2 + before)
+    assert other.release(again).components.shape == (2, d)
 
 
 def test_an_empty_part_teaches_nothing() -> None:

@@ -17,14 +17,10 @@ from numpy.typing import NDArray
 
 from streaming_pca.estimators import covariance_route as module
 from streaming_pca.estimators.analyze_gauss import AnalyzeGauss, AnalyzeGaussOptions
+from streaming_pca.estimators.clipping import PartCosts
 from streaming_pca.estimators.contributions import covariance_sensitivity, covariance_sum, record_sizes
-from streaming_pca.estimators.covariance_route import (
-    MAX_SHAPE_DIM,
-    Choice,
-    CovarianceMemory,
-    CovarianceRoute,
-    Pilot,
-)
+from streaming_pca.estimators.covariance_memory import MAX_SHAPE_DIM, CovarianceMemory
+from streaming_pca.estimators.covariance_route import Choice, CovarianceRoute, Pilot, covariance_sigma
 from streaming_pca.estimators.sizes import SizeDistribution
 from streaming_pca.linalg.subspace import orthonormalise, ritz_pairs, subspace_error
 from streaming_pca.preprocessing import Preprocessing
@@ -54,7 +50,8 @@ def make(
 ) -> CovarianceRoute:
     privacy = PrivacyParameters(epsilon=epsilon, delta=1e-6, contributions=contributions)
     preprocessing = Preprocessing(dim=dim, kind=kind, centering=centering)
-    return CovarianceRoute(k, privacy, preprocessing, epsilon, SPAN)
+    costs = PartCosts(privacy, covariance_sigma(privacy, preprocessing) / covariance_sensitivity(kind))
+    return CovarianceRoute(k, preprocessing, costs, SPAN)
 
 
 def distribution(route: CovarianceRoute, part: Batch) -> SizeDistribution:

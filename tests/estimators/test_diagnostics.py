@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from streaming_pca.estimators.base import Estimator, decode_state, encode_state
+from streaming_pca.estimators.base import Estimator
 from streaming_pca.estimators.diagnostics import Diagnostics
 from streaming_pca.estimators.registry import ESTIMATORS, find
+from streaming_pca.estimators.state_bytes import decode_state, encode_state
 from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.privacy.randomness import replace_noise_door, utility_generator

@@ -17,9 +17,11 @@ from scipy.special import ndtri
 
 from streaming_pca import PrivatePCA
 from streaming_pca.estimators import mean as mean_module
-from streaming_pca.estimators.base import Estimator, decode_state, encode_state
+from streaming_pca.estimators.base import Estimator
+from streaming_pca.estimators.covariance_route import CovarianceRoute
 from streaming_pca.estimators.mean import PrivateMean, clipped_mean_sum
 from streaming_pca.estimators.registry import ESTIMATORS, find
+from streaming_pca.estimators.state_bytes import decode_state, encode_state
 from streaming_pca.linalg.record_means import MEAN_RADIUS, quantise_record_means
 from streaming_pca.linalg.subspace import subspace_error
 from streaming_pca.model_file import decode_model_state
@@ -476,6 +478,27 @@ def test_null_records_and_records_of_many_rows_go_through(name: str) -> None:
     assert release.mean is not None
     assert np.isfinite(release.mean).all()
     np.testing.assert_allclose(release.components @ release.components.T, np.eye(2), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["adaptive", "analyze-gauss"])
+def test_the_last_of_a_known_number_of_records_is_known_as_such(name: str) -> None:
+    """The share of the mean counts too, or the radius would be chosen as if more batches came."""
+    kind = find(name)
+    options = kind.options_type(n_records=4000, n_batches=1)
+    estimator = kind(D, 2, PrivacyParameters(epsilon=1.0, delta=1e-6), preprocessing(), options)
+    batch = Batch.of_vectors(shifted(4000))
+    with pytest.MonkeyPatch.context() as patch:
+        told: list[bool] = []
+        choose = CovarianceRoute.choose
+
+        def call(route: Any, memory: Any, pilot: Any, count: int, more: bool) -> Any:
+            told.append(more)
+            return choose(route, memory, pilot, count, more)
+
+        patch.setattr(CovarianceRoute, "choose", call)
+        state = estimator.update(estimator.init(utility_generator(0)), batch)
+    assert told == [False]
+    assert state.records == 4000
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)

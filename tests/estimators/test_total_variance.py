@@ -10,12 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from streaming_pca.estimators import total_variance as module
+from streaming_pca.estimators.clipping import PartCosts
 from streaming_pca.estimators.total_variance import (
     TOTAL_LATTICE,
     TotalVariance,
     learn_total,
-    standard_error,
-    total_records,
+    take_total,
     total_sigma,
 )
 from streaming_pca.preprocessing import Preprocessing
@@ -23,12 +23,13 @@ from streaming_pca.privacy import mechanisms
 from streaming_pca.privacy.calibration import gaussian_delta
 from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.privacy.randomness import replace_noise_door
-from streaming_pca.records import Batch
+from streaming_pca.records import Batch, RecordKind
 from tests.privacy.noise import ScriptedDoor
 
 Floats = NDArray[np.float64]
 D = 3
 PRIVACY = PrivacyParameters(epsilon=1.0, delta=1e-6)
+COSTS = PartCosts(PRIVACY, total_sigma(PRIVACY) / TOTAL_LATTICE)
 SPAN = (2.0**-40, 2.0**60)
 
 
@@ -36,7 +37,7 @@ def learn(items: list[Any], known: TotalVariance | None = None, door: Any = None
     part = Batch.of_records(items, D)
     with replace_noise_door(door or ScriptedDoor()):
         return learn_total(
-            known or TotalVariance(), part, Preprocessing(dim=D, centering="none"), PRIVACY, 1.0, SPAN
+            known or TotalVariance(), part, Preprocessing(dim=D, centering="none"), COSTS, SPAN
         )
 
 
@@ -49,7 +50,7 @@ def exact(items: list[Any]) -> int:
     seen: list[NDArray[np.int64]] = []
 
     def call(total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
-        assert sigma == total_sigma(PRIVACY)
+        assert sigma == total_sigma(PRIVACY, COSTS.multiplier)
         seen.append(total)
         return mechanisms.gaussian_on_vector(total, sigma)
 
@@ -117,8 +118,8 @@ def test_parts_are_averaged_and_the_noise_is_told() -> None:
             return np.rint(drawn).astype(np.int64)
 
         values.append(learn(items[:300], learn(items, door=ScriptedDoor(noise)), ScriptedDoor(noise)).value)
-    assert np.mean(values) == pytest.approx(plain.value, abs=4 * standard_error(plain) / 20)
-    assert np.std(values) == pytest.approx(standard_error(plain), rel=0.15)
+    assert np.mean(values) == pytest.approx(plain.value, abs=4 * plain.standard_error / 20)
+    assert np.std(values) == pytest.approx(plain.standard_error, rel=0.15)
 
 
 def test_too_few_records_teach_nothing() -> None:
@@ -128,8 +129,17 @@ def test_too_few_records_teach_nothing() -> None:
     assert math.isfinite(learn([None] * 2, known).value)
 
 
-def test_the_share_is_small_and_public() -> None:
-    assert total_records(10**6, 1.0) == 10**4
-    assert total_records(10_000, 1.0) == 400
-    assert total_records(1000, 1.0) == 100
-    assert total_records(0, 1.0) == 0
+@pytest.mark.parametrize(("count", "spent"), [(10**5, 1000), (10_000, 400), (1000, 100), (0, 0)])
+def test_the_share_is_small_and_public(count: int, spent: int) -> None:
+    batch = Batch.of_vectors(np.ones((count, D)))
+    known, rest = take_total(TotalVariance(), batch, Preprocessing(dim=D, centering="none"), COSTS, SPAN)
+    assert len(rest) == count - spent
+    assert known.weight == spent - spent // 2
+
+
+def test_matrices_have_no_total_variance_and_spend_nothing() -> None:
+    batch = Batch(np.ones((1000 * D, D)), np.arange(0, 1000 * D + 1, D), RecordKind.MATRIX)
+    preprocessing = Preprocessing(dim=D, kind=RecordKind.MATRIX, centering="none")
+    known, rest = take_total(TotalVariance(), batch, preprocessing, COSTS, SPAN)
+    assert rest is batch
+    assert known == TotalVariance()

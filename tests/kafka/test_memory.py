@@ -1,4 +1,4 @@
-"""A worker's memory is bounded by two batches and the state."""
+"""A worker's memory is bounded by three batches and the state."""
 
 from __future__ import annotations
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streaming_pca.estimators.base import Subspace, encode_state
+from streaming_pca.estimators.base import Subspace
 from streaming_pca.estimators.registry import ESTIMATORS
+from streaming_pca.estimators.state_bytes import encode_state
 from streaming_pca.privacy.randomness import secret_salt
 from streaming_pca.records import Batch
 from streaming_pca.service.publisher import make_release

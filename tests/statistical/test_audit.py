@@ -348,7 +348,8 @@ class FloatNoise(AnalyzeGauss):
         noise = noise + noise.T + np.diag(self.rng.normal(scale=sigma, size=d))
         total = batch.rows.T @ batch.rows + noise
         weight = len(batch)
-        return dataclasses.replace(state, batch=state.batch + 1, moment=total / weight, weight=weight), 0
+        memory = dataclasses.replace(state.covariance, moment=total / weight, weight=weight)
+        return dataclasses.replace(state, batch=state.batch + 1, covariance=memory), 0
 
 
 def test_float_noise_on_float_sums_is_caught() -> None:
