@@ -12,11 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from streaming_pca.linalg.lattice import BLOCK
 
-__all__ = ["Batch", "RecordKind", "SumKernel", "is_symmetric"]
+__all__ = ["Batch", "RecordKind", "SumKernel", "evenly_spread", "is_symmetric"]
 
 _BLOCK_ENTRIES = 2**22
 """Entries of a block: kernels' temporaries stay at 32 MiB each, whatever d is."""
-
 
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -39,6 +38,18 @@ def is_symmetric(matrix: NDArray[np.floating]) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
         difference = np.abs(matrix - matrix.T)
     return bool(np.isfinite(scale) and np.all(difference <= 1e-6 * scale))
+
+
+def evenly_spread(count: int) -> NDArray[np.float64]:
+    """Multiples of the golden ratio, modulo 1, from 0: any run of them fills [0, 1) evenly."""
+    return np.asarray(np.arange(count) * _GOLDEN % 1.0)
+
+
+def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each record's rows begin, and the last one's end, by their numbers of rows."""
+    starts = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    return starts
 
 
 class SumKernel(Protocol):
@@ -85,12 +96,10 @@ class Batch:
             array = array[:, None, :]
         if array.ndim != 3:
             raise ValueError(f"expected vectors (m, d) or factors (m, r, d), not {array.ndim} axes")
-        m, r, d = array.shape
+        _, r, d = array.shape
         valid = np.isfinite(array).all(axis=(1, 2))
-        starts = np.zeros(m + 1, dtype=np.int64)
-        np.cumsum(np.where(valid, r, 0), out=starts[1:])
         kept = array if valid.all() else array[valid]
-        return cls(np.ascontiguousarray(kept).reshape(-1, d), starts)
+        return cls(np.ascontiguousarray(kept).reshape(-1, d), _starts(np.where(valid, r, 0)))
 
     @classmethod
     def of_records(
@@ -110,9 +119,7 @@ class Batch:
         """The same batch with all records null but those that count (m,); each keeps its place."""
         lengths = np.diff(self.starts)
         rows = self.rows[np.repeat(counted, lengths)]
-        starts = np.zeros(len(self) + 1, dtype=np.int64)
-        np.cumsum(np.where(counted, lengths, 0), out=starts[1:])
-        return Batch(rows, starts, self.kind)
+        return Batch(rows, _starts(np.where(counted, lengths, 0)), self.kind)
 
     def split(self, counts: Sequence[int]) -> tuple[Batch, ...]:
         """Disjoint parts of the given numbers of records, by position; no copy."""
@@ -141,8 +148,7 @@ class Batch:
         if sum(counts) != len(self) or min(counts, default=0) < 0:
             raise ValueError(f"parts {list(counts)} do not add up to {len(self)} records")
         groups = -(-len(self) // granularity)
-        # Multiples of the golden ratio, modulo 1: any run of them is spread evenly.
-        keys = (np.arange(groups) * _GOLDEN) % 1.0
+        keys = evenly_spread(groups)
         # A group that is not whole is the last part's.
         keys[len(self) // granularity :] = 1.0
         rank = np.empty(groups, dtype=np.int64)
@@ -153,9 +159,7 @@ class Batch:
         parts = []
         for i in range(len(counts)):
             chosen = part == i
-            starts = np.zeros(int(chosen.sum()) + 1, dtype=np.int64)
-            np.cumsum(lengths[chosen], out=starts[1:])
-            parts.append(Batch(self.rows[np.repeat(chosen, lengths)], starts, self.kind))
+            parts.append(Batch(self.rows[np.repeat(chosen, lengths)], _starts(lengths[chosen]), self.kind))
         return tuple(parts)
 
     def _slice(self, first: int, last: int) -> Batch:

@@ -5,31 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.privacy.audit_mechanisms import MECHANISM_CASES
 from streaming_pca.privacy.calibration import gaussian_delta
 from streaming_pca.privacy.randomness import replace_noise_door
 from tests.command import call
+from tests.privacy.noise import ScriptedDoor
 
 FEW = ("--trials", 80)
 """Enough to refute something at epsilon = 1, and quick. A true claim is refuted by 1 in 10,000 at most."""
-
-
-class SilentDoor:
-    """No noise at all."""
-
-    def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
-        return np.zeros(size, dtype=np.int64)
-
-    def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
-        return np.zeros(size, dtype=np.int64)
-
-    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
-        return int(np.argmax(scores))
 
 
 def test_one_mechanism_gives_one_object(capfd: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +66,7 @@ def test_an_estimator_gives_a_table_a_line_a_case(
 
 
 def test_a_refuted_claim_is_a_status_above_0(capfd: pytest.CaptureFixture[str]) -> None:
-    with replace_noise_door(SilentDoor()):
+    with replace_noise_door(ScriptedDoor()):
         shown = call(capfd, "audit", "--mechanism", "laplace_on_vector", *FEW)
         told = call(capfd, "audit", "--mechanism", "laplace_on_vector", *FEW, "--json")
     assert shown.returncode == told.returncode == 1

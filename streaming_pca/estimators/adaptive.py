@@ -8,10 +8,9 @@ from functools import cached_property
 from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streaming_pca.estimators.base import Card, Estimator, Plan, State, Subspace
-from streaming_pca.estimators.block import QUANTILE, learn_rounds
+from streaming_pca.estimators.block import QUANTILE, learn_block
 from streaming_pca.estimators.block_release import block_subspace
 from streaming_pca.estimators.block_route import BlockMemory, BlockRoute, block_sigma
 from streaming_pca.estimators.clipping import (
@@ -26,13 +25,12 @@ from streaming_pca.estimators.contributions import block_sensitivity, covariance
 from streaming_pca.estimators.covariance_memory import MAX_SHAPE_DIM, CovarianceMemory
 from streaming_pca.estimators.covariance_release import covariance_subspace
 from streaming_pca.estimators.covariance_route import Choice, CovarianceRoute, Pilot, covariance_sigma
-from streaming_pca.estimators.rounds import rounds
 from streaming_pca.estimators.total_variance import (
     TOTAL_LATTICE,
     TotalVariance,
-    take_total,
     total_sigma,
 )
+from streaming_pca.linalg.augmented import augmented_mean
 from streaming_pca.linalg.subspace import orthonormalise, ritz_pairs
 from streaming_pca.records import Batch
 
@@ -64,7 +62,6 @@ class AdaptiveState(State):
     covariance: CovarianceMemory
     block: BlockMemory
     total: TotalVariance
-    components: NDArray[np.float64] | None
 
 
 class AdaptivePCA(Estimator[AdaptiveState, AdaptiveOptions]):
@@ -127,7 +124,7 @@ class AdaptivePCA(Estimator[AdaptiveState, AdaptiveOptions]):
         if self.fixed_route == "block":
             covariance = replace(covariance, moment=np.zeros((0, 0)), shape=np.zeros((0, 0, 0)))
         route = self.fixed_route or "covariance"
-        return AdaptiveState(0, 0, route, covariance, block, TotalVariance(), None)
+        return AdaptiveState(0, 0, route, covariance, block, TotalVariance())
 
     @property
     def fixed_route(self) -> Route | None:
@@ -161,7 +158,6 @@ class AdaptivePCA(Estimator[AdaptiveState, AdaptiveOptions]):
             clipped = learner.by_block(batch, None, QUANTILE)
         else:
             clipped = learner.by_either(batch, self.fixed_route is None)
-        seen = bool(state.covariance.weight) or bool(state.block.spectrum.any())
         new = AdaptiveState(
             state.batch + 1,
             records,
@@ -169,15 +165,14 @@ class AdaptivePCA(Estimator[AdaptiveState, AdaptiveOptions]):
             learner.covariance,
             learner.block,
             learner.total,
-            self.release(state).components if seen else None,
         )
         return new, clipped
 
     def _release(self, state: AdaptiveState) -> Subspace:
         """Of the route that learnt last."""
         if state.route == "block":
-            return block_subspace(state.block, state.total, self.k, state.components)
-        return covariance_subspace(state.covariance, self.preprocessing, self.k, state.components)
+            return block_subspace(state.block, state.total, self.k)
+        return covariance_subspace(state.covariance, self.preprocessing, self.k)
 
 
 def _quantile(choice: Choice) -> float:
@@ -257,10 +252,9 @@ class _Learner:
         block = BlockMemory.start(np.eye(d)[:, :k], augmented)
         centred = moment
         if augmented:
-            kept = float(moment[d, d])
-            if kept < 0.5:
+            mean, kept = augmented_mean(moment[:, d])
+            if not kept:
                 return None
-            mean = moment[:d, d] / kept
             centred = moment[:d, :d] - kept * np.outer(mean, mean)
         values, basis = ritz_pairs(centred, k)
         edge = 2 * noise * math.sqrt(d)
@@ -274,19 +268,10 @@ class _Learner:
 
     def by_block(self, batch: Batch, start: BlockMemory | None, quantile: float) -> int:
         """Rounds of the block route: from these eigenvectors, or from where it stands."""
-        options, rest = self.options, batch
         if start is not None:
             self.block = start
-        counts = [len(batch)]
-        if options.clip_radius is None:
-            self.total, rest = take_total(self.total, batch, self.preprocessing, self.costs, self.sizes)
-            anew = start is not None or not self.block.spectrum.any()
-            least = math.ceil(1000 / self.costs.size_epsilon)
-            counts = rounds(len(rest), least, cold=start is None) if anew else [len(rest)]
-        if options.clip_quantile is not None:
-            quantile = options.clip_quantile
         self.route = "block"
-        self.block, clipped = learn_rounds(
-            self.block_route, self.block, self.total, rest, counts, options, quantile
+        self.block, self.total, clipped = learn_block(
+            self.block_route, self.block, self.total, batch, self.options, quantile
         )
         return clipped

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streaming_pca.estimators.base import Card, Estimator, Plan, State, Subspace
 from streaming_pca.estimators.clipping import (
@@ -32,10 +31,9 @@ class AnalyzeGaussOptions(ClippedBatches):
 
 @dataclass(frozen=True)
 class AnalyzeGaussState(State):
-    """What the route works on, and the last release's components."""
+    """What the route works on."""
 
     covariance: CovarianceMemory
-    components: NDArray[np.float64] | None
 
 
 class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):
@@ -83,7 +81,7 @@ class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):
     def init(self, rng: np.random.Generator) -> AnalyzeGaussState:
         """No records, zero matrix; needs no randomness."""
         memory = CovarianceMemory.nothing(self.preprocessing.output_dim)
-        return AnalyzeGaussState(0, 0, memory, None)
+        return AnalyzeGaussState(0, 0, memory)
 
     def _plan(self, state: AnalyzeGaussState) -> Plan:
         """Three disjoint parts."""
@@ -99,8 +97,7 @@ class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):
         """Add one batch's noisy sum; charged as :meth:`plan` says."""
         records = state.records + len(batch)
         memory, clipped = self._learn(state.covariance, batch, self.options.more_after(records))
-        components = self.release(state).components if state.covariance.weight else None
-        return AnalyzeGaussState(state.batch + 1, records, memory, components), clipped
+        return AnalyzeGaussState(state.batch + 1, records, memory), clipped
 
     def _learn(self, memory: CovarianceMemory, batch: Batch, more: bool) -> tuple[CovarianceMemory, int]:
         sizes = size_range(self.preprocessing, self.options)
@@ -122,4 +119,4 @@ class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):
 
     def _release(self, state: AnalyzeGaussState) -> Subspace:
         """Leading eigenvectors of the (centred) noisy covariance."""
-        return covariance_subspace(state.covariance, self.preprocessing, self.k, state.components)
+        return covariance_subspace(state.covariance, self.preprocessing, self.k)

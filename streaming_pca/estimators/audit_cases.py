@@ -37,9 +37,9 @@ from streaming_pca.estimators.audit_setups import (
     Setup,
     claim_of,
     counts_epsilon,
+    made,
 )
 from streaming_pca.estimators.registry import ESTIMATORS
-from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy.audit import AuditError, Case, Claim, mu_of_pure, repeated
 from streaming_pca.privacy.audit_mechanisms import MECHANISM_CASES, mechanism_cases
 from streaming_pca.privacy.calibration import CalibrationError
@@ -179,13 +179,16 @@ def _mean(setup: Setup, estimator_type: type[AnyEstimator], epsilon: float, delt
 def _make(
     setup: Setup, probe: _Probe, estimator_type: type[AnyEstimator], epsilon: float, delta: float
 ) -> AnyEstimator:
-    return estimator_type(
+    return made(
+        estimator_type,
         setup.dim,
         setup.k,
         PrivacyParameters(epsilon=epsilon, delta=delta, contributions=probe.contributions),
-        Preprocessing(dim=setup.dim, kind=probe.kind, centering=probe.centering, bounds=probe.bounds),
-        estimator_type.options_type(**setup.options(probe.batch)),
+        setup.options(probe.batch),
         probe.share,
+        kind=probe.kind,
+        centering=probe.centering,
+        bounds=probe.bounds,
     )
 
 

@@ -19,7 +19,17 @@ from streaming_pca.privacy.parameters import PrivacyParameters, parse_rational
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.records import Batch, RecordKind
 
-__all__ = ["SETUPS", "AnyEstimator", "Matrix", "Record", "Setup", "claim_of", "counts_epsilon", "unreachable"]
+__all__ = [
+    "SETUPS",
+    "AnyEstimator",
+    "Matrix",
+    "Record",
+    "Setup",
+    "claim_of",
+    "counts_epsilon",
+    "made",
+    "unreachable",
+]
 
 Matrix = NDArray[np.float64]
 Record = Matrix | None
@@ -80,6 +90,20 @@ def counts_epsilon(plan: Plan) -> float:
     return float(parse_rational(counts["epsilon"])) if counts else 0.0
 
 
+def made(
+    estimator_type: type[AnyEstimator],
+    dim: int,
+    k: int,
+    privacy: PrivacyParameters,
+    options: dict[str, Any],
+    share: float = 0.0,
+    **preprocessing: Any,
+) -> AnyEstimator:
+    """An estimator under audit; of records about zero, unless ``preprocessing`` says otherwise."""
+    about = Preprocessing(**{"dim": dim, "centering": "none", **preprocessing})
+    return estimator_type(dim, k, privacy, about, estimator_type.options_type(**options), share)
+
+
 # The covariance route.
 
 
@@ -112,13 +136,8 @@ def _radius(estimator_type: type[AnyEstimator], epsilon: float, delta: float) ->
         "clip_quantile": 0.5,
         "radius_range": (low, low * step**2),
     }
-    estimator = estimator_type(
-        dim,
-        1,
-        PrivacyParameters(epsilon=epsilon, delta=delta),
-        Preprocessing(dim=dim, centering="none"),
-        estimator_type.options_type(**options),
-    )
+    privacy = PrivacyParameters(epsilon=epsilon, delta=delta)
+    estimator = made(estimator_type, dim, 1, privacy, options)
     start = estimator.init(utility_generator(0))
     first, second = (np.array([[math.sqrt(low * step**p), 0.0]]) for p in (0.5, 1.5))
     half = count // 20 - 1
@@ -138,13 +157,8 @@ def _floats(estimator_type: type[AnyEstimator], epsilon: float, delta: float) ->
     x = np.array([[1.1, 0.9, 1.3]])
     dim = x.shape[1]
     options: dict[str, Any] = {"first_batch": 2, "max_batch": 2, "clip_radius": 3.8}
-    estimator = estimator_type(
-        dim,
-        1,
-        PrivacyParameters(epsilon=epsilon, delta=delta),
-        Preprocessing(dim=dim, centering="none"),
-        estimator_type.options_type(**options),
-    )
+    privacy = PrivacyParameters(epsilon=epsilon, delta=delta)
+    estimator = made(estimator_type, dim, 1, privacy, options)
     start = estimator.init(utility_generator(0))
     batches = [Batch.of_records([record, None], dim) for record in (None, x)]
     exact = x.T * x
@@ -209,13 +223,8 @@ def _block_route(estimator_type: type[AnyEstimator], epsilon: float, delta: floa
     """The worst records of "block", by the route of an estimator that has two."""
     dim, k, count = 3, 2, 8
     options: dict[str, Any] = {"first_batch": count, "max_batch": count, "clip_radius": 1.0, "route": "block"}
-    estimator = estimator_type(
-        dim,
-        k,
-        PrivacyParameters(epsilon=epsilon, delta=delta),
-        Preprocessing(dim=dim, centering="none"),
-        estimator_type.options_type(**options),
-    )
+    privacy = PrivacyParameters(epsilon=epsilon, delta=delta)
+    estimator = made(estimator_type, dim, k, privacy, options)
     start = estimator.init(utility_generator(0))
     worst = _basis_worst(start.block.basis, RecordKind.FACTOR)
     rest: list[Record] = [np.zeros((1, dim))] * (count - 1)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from streaming_pca.estimators.diagnostics import Diagnostics
 from streaming_pca.estimators.mean import LARGEST_SHARE, PrivateMean
+from streaming_pca.linalg.subspace import stable_signs
 from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy.parameters import Charge, PrivacyParameters
 from streaming_pca.records import Batch, RecordKind
@@ -37,6 +38,8 @@ class State:
     """(d,) running mean in units of the data, where ``centering = "private-mean"`` has found one."""
     mean_weight: float = field(default=0.0, kw_only=True)
     """Records behind it."""
+    components: NDArray[np.float64] | None = field(default=None, kw_only=True)
+    """(k, d) rows that were released before the last batch: the signs of later ones follow them."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +213,7 @@ class Estimator(ABC, Generic[S, O]):
             new, clipped = self._update(state, batch)
         else:
             new, clipped = self._update_about_mean(self.private_mean, state, batch)
+        new = replace(new, components=self.release(state).components if state.batch else None)
         if self.diagnostics is None:
             return new
         null = int(np.count_nonzero(np.diff(batch.starts) == 0))
@@ -252,6 +256,8 @@ class Estimator(ABC, Generic[S, O]):
     def release(self, state: S) -> Subspace:
         """The current subspace: post-processing of the state."""
         subspace = self._release(state)
+        rows = np.ascontiguousarray(subspace.components)
+        subspace = replace(subspace, components=stable_signs(rows, state.components))
         if self.private_mean is None:
             return subspace
         mean = self.private_mean.start if state.mean is None else state.mean
@@ -260,7 +266,7 @@ class Estimator(ABC, Generic[S, O]):
 
     @abstractmethod
     def _release(self, state: S) -> Subspace:
-        """The subspace that the estimator has learnt; it need not know of a private mean."""
+        """The subspace that the estimator has learnt, with any signs; it need not know of a private mean."""
 
     def check(self, batch: Batch) -> None:
         """Raise ValueError unless the batch has this estimator's dimension and record kind."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from streaming_pca.estimators.base import Card, Estimator, Plan, State, Subspace
@@ -31,7 +30,7 @@ from streaming_pca.estimators.total_variance import (
 from streaming_pca.linalg.subspace import orthonormalise
 from streaming_pca.records import Batch
 
-__all__ = ["BlockOptions", "BlockPCA", "BlockState", "learn_rounds"]
+__all__ = ["BlockOptions", "BlockPCA", "BlockState", "learn_block"]
 
 QUANTILE = 0.5
 """Of the residuals' norms, where no other is set: the best on light tails, as clipping
@@ -48,35 +47,60 @@ class BlockOptions(ClippedBatches):
 
 @dataclass(frozen=True)
 class BlockState(State):
-    """What the route works on, the records' traces, and the last release's components."""
+    """What the route works on, and the records' traces."""
 
     block: BlockMemory
     total: TotalVariance
-    components: NDArray[np.float64] | None
 
 
-def learn_rounds(
+def learn_block(
     route: BlockRoute,
     memory: BlockMemory,
     total: TotalVariance,
     batch: Batch,
-    counts: list[int],
     options: ClippedBatches,
-    quantile: float,
-) -> tuple[BlockMemory, int]:
-    """Rounds on disjoint parts of a batch, each of a histogram (without a public radius) and a sum."""
-    granularity = route.preprocessing.granularity
+    quantile: float = QUANTILE,
+) -> tuple[BlockMemory, TotalVariance, int]:
+    """The total's share and the rounds of one batch, on disjoint parts of it.
+
+    With a public radius there is neither a share nor a histogram, and one round.
+
+    Parameters
+    ----------
+    route : BlockRoute
+    memory : BlockMemory
+        Several rounds follow where it is a start, one where it has learnt.
+    total : TotalVariance
+    batch : Batch
+    options : ClippedBatches
+    quantile : float
+        Of the residuals, where ``options`` name none.
+
+    Returns
+    -------
+    BlockMemory, TotalVariance, and the number of clipped records
+    """
+    if options.clip_quantile is not None:
+        quantile = options.clip_quantile
+    granularity, rest, counts = route.preprocessing.granularity, batch, [len(batch)]
+    if options.clip_radius is None:
+        total, rest = take_total(total, batch, route.preprocessing, route.costs, route.sizes)
+        counts = [len(rest)]
+        if not memory.spectrum.any():
+            # Where there is no image either, the basis is a guess.
+            least = math.ceil(1000 / route.costs.size_epsilon)
+            counts = rounds(len(rest), least, cold=not memory.image.any())
     clipped = 0
-    for part in split_parts(batch, counts[:-1], granularity):
+    for part in split_parts(rest, counts[:-1], granularity):
         if options.clip_radius is not None:
-            radius, weight, rest = options.clip_radius, 1.0, part
+            radius, weight, summed = options.clip_radius, 1.0, part
         else:
-            looked, rest = split_parts(part, [route.size_records(len(part))], granularity)
+            looked, summed = split_parts(part, [route.size_records(len(part))], granularity)
             radius, weight = route.radius(memory, looked, quantile)
-        memory, more = route.learn(memory, rest, radius, weight, options.half_life)
+        memory, more = route.learn(memory, summed, radius, weight, options.half_life)
         clipped += more
         memory = route.step(memory, centred_total(memory, total))
-    return memory, clipped
+    return memory, total, clipped
 
 
 class BlockPCA(Estimator[BlockState, BlockOptions]):
@@ -120,7 +144,7 @@ class BlockPCA(Estimator[BlockState, BlockOptions]):
         columns = min(self.k + self.options.oversampling, self.dim)
         basis = orthonormalise(rng.standard_normal((self.dim, columns)))
         block = BlockMemory.start(basis, self.preprocessing.centering == "augment")
-        return BlockState(0, 0, block, TotalVariance(), None)
+        return BlockState(0, 0, block, TotalVariance())
 
     def _plan(self, state: BlockState) -> Plan:
         """Rounds, and the total's share."""
@@ -135,20 +159,12 @@ class BlockPCA(Estimator[BlockState, BlockOptions]):
 
     def _update(self, state: BlockState, batch: Batch) -> tuple[BlockState, int]:
         """The rounds of one batch; charged as :meth:`plan` says."""
-        options, columns = self.options, state.block.basis.shape[1]
-        costs, sizes = self._costs(columns), size_range(self.preprocessing, options)
-        route = BlockRoute(columns, self.preprocessing, costs, sizes)
-        started = bool(state.block.spectrum.any())
-        total, rest, counts = state.total, batch, [len(batch)]
-        if options.clip_radius is None:
-            total, rest = take_total(total, batch, self.preprocessing, costs, sizes)
-            least = math.ceil(1000 / costs.size_epsilon)
-            counts = [len(rest)] if started else rounds(len(rest), least, cold=True)
-        quantile = QUANTILE if options.clip_quantile is None else options.clip_quantile
-        block, clipped = learn_rounds(route, state.block, total, rest, counts, options, quantile)
-        components = self.release(state).components if started else None
-        return BlockState(state.batch + 1, state.records + len(batch), block, total, components), clipped
+        columns = state.block.basis.shape[1]
+        sizes = size_range(self.preprocessing, self.options)
+        route = BlockRoute(columns, self.preprocessing, self._costs(columns), sizes)
+        block, total, clipped = learn_block(route, state.block, state.total, batch, self.options)
+        return BlockState(state.batch + 1, state.records + len(batch), block, total), clipped
 
     def _release(self, state: BlockState) -> Subspace:
         """Leading Ritz vectors of the basis."""
-        return block_subspace(state.block, state.total, self.k, state.components)
+        return block_subspace(state.block, state.total, self.k)

@@ -11,7 +11,7 @@ from streaming_pca.estimators.base import Subspace
 from streaming_pca.estimators.block_route import BlockMemory
 from streaming_pca.estimators.total_variance import TotalVariance
 from streaming_pca.estimators.uncertainty import angle_bound_of_block
-from streaming_pca.linalg.subspace import ritz_pairs, stable_signs
+from streaming_pca.linalg.subspace import ritz_pairs
 
 __all__ = ["block_subspace", "centred_total"]
 
@@ -27,7 +27,7 @@ def centred_total(memory: BlockMemory, total: TotalVariance) -> float:
     return max(total.value - 1.0 - float(mean @ mean), 0.0)
 
 
-def block_subspace(memory: BlockMemory, total: TotalVariance, k: int, previous: Matrix | None) -> Subspace:
+def block_subspace(memory: BlockMemory, total: TotalVariance, k: int) -> Subspace:
     """Leading Ritz vectors; post-processing.
 
     Parameters
@@ -36,13 +36,11 @@ def block_subspace(memory: BlockMemory, total: TotalVariance, k: int, previous: 
     total : TotalVariance
     k : int
         At most the basis' columns.
-    previous : (k, d) float64 or None
-        The last release's components, for their signs.
     """
     basis, centred = memory.basis, memory.centred
     inner = basis.T @ centred
     values, turn = ritz_pairs(inner, k)
-    components = stable_signs(np.ascontiguousarray((basis @ turn).T), previous)
+    components = (basis @ turn).T
     variances = np.maximum(values, 0.0)
     mean = memory.mean if memory.augmented else None
     noise = math.sqrt(memory.noise)

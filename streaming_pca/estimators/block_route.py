@@ -38,6 +38,7 @@ from streaming_pca.estimators.clipping import PartCosts
 from streaming_pca.estimators.contributions import block_sensitivity, block_sum, residual_sizes
 from streaming_pca.estimators.drift import HalfLife, kept_share, process_noise
 from streaming_pca.estimators.sizes import private_sizes
+from streaming_pca.linalg.augmented import augmented_mean
 from streaming_pca.linalg.subspace import orthonormalise, project_symmetric
 from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy.calibration import lattice_sigma
@@ -108,9 +109,7 @@ class BlockMemory:
     @property
     def mean(self) -> Matrix:
         """Of the records, with "augment"; zeros where it is lost in the noise."""
-        d, k = self.basis.shape
-        kept = float(self.image[d, k])
-        return np.asarray(self.image[:d, k] / kept if kept >= 0.5 else np.zeros(d))
+        return augmented_mean(self.image[:, -1])[0]
 
     @property
     def centred(self) -> Matrix:
@@ -131,29 +130,28 @@ class BlockRoute:
     preprocessing : Preprocessing
     costs : PartCosts
         Of a batch's parts: a record meets one of its histograms and sums.
-    size_range : (float, float)
+    sizes : (float, float)
         Public: where sizes of records are looked for; those of residuals may be far smaller.
     """
 
     def __init__(
-        self, k: int, preprocessing: Preprocessing, costs: PartCosts, size_range: tuple[float, float]
+        self, k: int, preprocessing: Preprocessing, costs: PartCosts, sizes: tuple[float, float]
     ) -> None:
-        self.k, self.preprocessing, self.size_epsilon = k, preprocessing, costs.size_epsilon
-        low, high = size_range
-        self.size_range = (max(low * 2.0**-20, 1e-230), high * 2.0)
+        self.k, self.preprocessing, self.costs, self.sizes = k, preprocessing, costs, sizes
+        low, high = sizes
+        self.residual_range = (max(low * 2.0**-20, 1e-230), high * 2.0)
         self.sigma = block_sigma(k, costs.privacy, preprocessing, costs.multiplier)
 
     def size_records(self, count: int) -> int:
         """Records of a round whose residuals' sizes are looked at."""
-        wanted = min(
-            max(SIZE_SHARE * count, 400 / self.size_epsilon), _MOST_SIZES / min(self.size_epsilon, 1)
-        )
+        epsilon = self.costs.size_epsilon
+        wanted = min(max(SIZE_SHARE * count, 400 / epsilon), _MOST_SIZES / min(epsilon, 1))
         return int(min(wanted, 0.3 * count))
 
     def radius(self, memory: BlockMemory, part: Batch, quantile: float) -> tuple[float, float]:
         """Clip radius and mean weight, from a part's residuals; epsilon-DP."""
         sizes = residual_sizes(part, self.preprocessing, memory.whole_basis, memory.image)
-        found = private_sizes(sizes, *self.size_range, self.size_epsilon)
+        found = private_sizes(sizes, *self.residual_range, self.costs.size_epsilon)
         radius = found.quantile(quantile)
         return radius, max(found.mean_weight(radius), _LEAST_WEIGHT)
 

@@ -15,7 +15,8 @@ from streaming_pca.estimators.uncertainty import (
     errors_of_centred_covariance,
     errors_of_covariance,
 )
-from streaming_pca.linalg.subspace import ritz_pairs, stable_signs
+from streaming_pca.linalg.augmented import augmented_mean
+from streaming_pca.linalg.subspace import ritz_pairs
 from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.records import RecordKind
 
@@ -24,9 +25,7 @@ __all__ = ["covariance_subspace"]
 Matrix = NDArray[np.float64]
 
 
-def covariance_subspace(
-    memory: CovarianceMemory, preprocessing: Preprocessing, k: int, previous: Matrix | None
-) -> Subspace:
+def covariance_subspace(memory: CovarianceMemory, preprocessing: Preprocessing, k: int) -> Subspace:
     """Leading eigenvectors of the (centred) noisy covariance; post-processing.
 
     Parameters
@@ -34,8 +33,6 @@ def covariance_subspace(
     memory : CovarianceMemory
     preprocessing : Preprocessing
     k : int
-    previous : (k, d) float64 or None
-        The last release's components, for their signs.
     """
     moment, sigma = memory.moment, math.sqrt(memory.noise)
     dim = len(moment)
@@ -43,18 +40,12 @@ def covariance_subspace(
     kept = 0.0
     if preprocessing.centering == "augment":
         dim -= 1
-        # What is left of the constant 1 after clipping is the records' mean
-        # weight; dividing by it makes mean and covariance those of the weighted
-        # records. Below a half it is noise: better not to centre at all.
-        kept = float(moment[dim, dim])
-        centred = kept >= 0.5
-        mean = moment[:dim, dim] / kept if centred else np.zeros(dim)
-        moment = moment[:dim, :dim] / kept - np.outer(mean, mean) if centred else moment[:dim, :dim]
-        kept = kept if centred else 0.0
+        mean, kept = augmented_mean(moment[:, dim])
+        moment = moment[:dim, :dim] / (kept or 1.0) - np.outer(mean, mean)
     values, vectors = ritz_pairs(moment, dim)
     # What clipping took from the total, every variance is given back alike.
     restored = (kept or 1.0) / memory.kept
-    components = stable_signs(np.ascontiguousarray(vectors[:, :k].T), previous)
+    components = vectors[:, :k].T
     variances = np.maximum(values[:k], 0.0)
     if not memory.weight:
         return Subspace(components, variances, mean)

@@ -171,8 +171,7 @@ class CovarianceRoute:
         sums = []
         for slot in range(SLOTS):
             chosen = part.keeping(np.repeat(slots == slot, step))
-            exact = covariance_sum(chosen, self.preprocessing, edges[0])
-            sums.append(gaussian_on_symmetric(exact.total, self.sigma) * (exact.unit / count))
+            sums.append(self._noisy_mean(chosen, edges[0], count)[0])
         kept = memory.shape_weight * kept_share(half_life, count)
         # Every sum has the same noise, so its mean has a precision of count squared.
         share = count**2 / (kept + count**2)
@@ -193,9 +192,14 @@ class CovarianceRoute:
         """
         count = len(part) // self.preprocessing.units
         radius = pilot.sizes.quantile(_QUANTILES[0])
-        exact = covariance_sum(part, self.preprocessing, radius)
-        moment = gaussian_on_symmetric(exact.total, self.sigma) * (exact.unit / max(count, 1))
+        moment, _ = self._noisy_mean(part, radius, max(count, 1))
         return Pilot(pilot.sizes, moment, self._noise(radius, count))
+
+    def _noisy_mean(self, part: Batch, radius: float, count: int) -> tuple[Matrix, int]:
+        """Noisy sum of records clipped at a radius, over ``count``; and how many were clipped."""
+        exact = covariance_sum(part, self.preprocessing, radius)
+        noisy = gaussian_on_symmetric(exact.total, self.sigma)
+        return noisy * (exact.unit / count), exact.clipped
 
     def _noise(self, radius: float, count: float) -> float:
         """Standard deviation off the diagonal of a mean of ``count`` records clipped at ``radius``."""
@@ -278,10 +282,9 @@ class CovarianceRoute:
         Returns the number of clipped records too.
         """
         count = len(part) // self.preprocessing.units
-        exact = covariance_sum(part, self.preprocessing, choice.radius)
         if not count:
-            return memory, exact.clipped
-        noisy = gaussian_on_symmetric(exact.total, self.sigma) * (exact.unit / count)
+            return memory, 0
+        noisy, clipped = self._noisy_mean(part, choice.radius, count)
         variance = 2 * self._noise(choice.radius, count) ** 2
         if choice.correction.any():
             noisy = noisy + np.tensordot(choice.correction, memory.shape[1:], axes=1)
@@ -302,7 +305,7 @@ class CovarianceRoute:
             radius=memory.radius + share * (choice.radius - memory.radius),
             kept=memory.kept + share * (choice.kept - memory.kept),
         )
-        return new, exact.clipped
+        return new, clipped
 
     def _worth(self, memory: CovarianceMemory, noisy: Matrix, variance: float, count: float) -> float:
         """How many records of this batch's kind the earlier mean is worth: a Kalman gain as a weight.

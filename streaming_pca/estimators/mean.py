@@ -63,7 +63,7 @@ from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy.calibration import gaussian_rho, lattice_sigma, pure_epsilon
 from streaming_pca.privacy.mechanisms import gaussian_on_vector, private_quantile
 from streaming_pca.privacy.parameters import Charge, PrivacyParameters
-from streaming_pca.records import Batch
+from streaming_pca.records import Batch, evenly_spread
 
 __all__ = ["LARGEST_SHARE", "PrivateMean", "clipped_mean_sum"]
 
@@ -95,7 +95,6 @@ _GREATEST, _LEAST = 1e100, 1e-100
 _STEPS_PER_OCTAVE = 32
 _SPREAD = 0.5
 """Octaves that equal sizes are spread over, see :func:`_spread`."""
-_GOLDEN = (math.sqrt(5) - 1) / 2
 
 _SENSITIVITY = 2.0 * MEAN_RADIUS
 
@@ -311,5 +310,4 @@ def _spread(sizes: Vector, low: float, high: float) -> Vector:
     do records of size 0. The factors are public: multiples of the golden ratio,
     which fill the unit interval evenly from any start.
     """
-    position = np.modf(np.arange(len(sizes)) * _GOLDEN)[0]
-    return np.asarray(np.clip(sizes, low, high) * 2.0 ** (_SPREAD * position))
+    return np.asarray(np.clip(sizes, low, high) * 2.0 ** (_SPREAD * evenly_spread(len(sizes))))

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from streaming_pca.estimators.base import Card, Estimator, Options, Plan, State, Subspace
 from streaming_pca.estimators.contributions import block_sensitivity, block_sum
 from streaming_pca.linalg.lattice import MAX_RECORDS
-from streaming_pca.linalg.subspace import orthonormalise, ritz_pairs, stable_signs
+from streaming_pca.linalg.subspace import orthonormalise, ritz_pairs
 from streaming_pca.privacy.calibration import gaussian_rho, lattice_sigma, textbook_multiplier
 from streaming_pca.privacy.mechanisms import gaussian_on_symmetric_space
 from streaming_pca.records import Batch
@@ -64,13 +64,12 @@ class PrivateOjaOptions(Options):
 
 @dataclass(frozen=True)
 class PrivateOjaState(State):
-    """The iterate, the last noisy Q^T A Q, and the last release's rows."""
+    """The iterate, and the last noisy Q^T A Q."""
 
     basis: NDArray[np.float64]
     """(d', k), orthonormal columns."""
     inner: NDArray[np.float64]
     """(k, k) symmetric: Rayleigh quotients of ``basis`` as the last batch saw them."""
-    components: NDArray[np.float64] | None
 
 
 class PrivateOja(Estimator[PrivateOjaState, PrivateOjaOptions]):
@@ -124,7 +123,7 @@ class PrivateOja(Estimator[PrivateOjaState, PrivateOjaOptions]):
     def init(self, rng: np.random.Generator) -> PrivateOjaState:
         """A uniformly random basis."""
         basis = orthonormalise(rng.standard_normal((self.dim, self.k)))
-        return PrivateOjaState(0, 0, basis, np.zeros((self.k, self.k)), None)
+        return PrivateOjaState(0, 0, basis, np.zeros((self.k, self.k)))
 
     def _plan(self, state: PrivateOjaState) -> Plan:
         """B records, one Gaussian mechanism."""
@@ -174,12 +173,10 @@ class PrivateOja(Estimator[PrivateOjaState, PrivateOjaOptions]):
             records=state.records + len(batch),
             basis=basis,
             inner=(inner + inner.T) / 2,
-            components=self._release(state).components if state.batch else None,
         )
         return new, exact.clipped
 
     def _release(self, state: PrivateOjaState) -> Subspace:
         """The span of the iterate, turned to its Ritz vectors."""
         values, turn = ritz_pairs(state.inner, self.k)
-        components = stable_signs(np.ascontiguousarray((state.basis @ turn).T), state.components)
-        return Subspace(components, np.maximum(values, 0.0), None)
+        return Subspace((state.basis @ turn).T, np.maximum(values, 0.0), None)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from streaming_pca.estimators.registry import find
 from streaming_pca.records import Batch
+from tests.privacy.noise import SeededDoor
 
 CASES: dict[str, dict[str, Any]] = {
     "adaptive": {"estimator": "adaptive"},
@@ -31,43 +32,11 @@ CASES: dict[str, dict[str, Any]] = {
 """Parameters of PrivatePCA; every estimator is in at least one."""
 
 
-class SeededDoor:
-    """Independent noise of the right size, the same in each run of a test."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self._rng = np.random.default_rng(seed)
-
-    def rng(self) -> np.random.Generator:
-        return self._rng
-
-    def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
-        return np.rint(self.rng().normal(scale=scale, size=size)).astype(np.int64)
-
-    def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
-        return np.rint(self.rng().laplace(scale=scale, size=size)).astype(np.int64)
-
-    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
-        return int(np.argmax(scores + self.rng().exponential(scale, scores.size)))
-
-
 class RepeatingDoor(SeededDoor):
     """The same noise in every call, so that two fits are the same."""
 
     def rng(self) -> np.random.Generator:
         return np.random.default_rng(0)
-
-
-class SilentDoor:
-    """No noise at all."""
-
-    def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
-        return np.zeros(size, dtype=np.int64)
-
-    def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
-        return np.zeros(size, dtype=np.int64)
-
-    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
-        return int(np.argmax(scores))
 
 
 def spiked(m: int, d: int = 8, k: int = 2, mean: float = 0.0, seed: int = 0) -> NDArray[np.float64]:

@@ -14,7 +14,8 @@ from streaming_pca.configured_estimator import configure
 from streaming_pca.linalg.lattice import MAX_RECORDS
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
 from streaming_pca.privacy.randomness import replace_noise_door
-from tests.api.doors import CASES, RepeatingDoor, SeededDoor, SilentDoor, rows, spiked, turn, watched
+from tests.api.doors import CASES, RepeatingDoor, rows, spiked, turn, watched
+from tests.privacy.noise import ScriptedDoor, SeededDoor
 
 every_case = pytest.mark.parametrize("parameters", CASES.values(), ids=CASES)
 
@@ -54,7 +55,7 @@ def test_without_noise_and_clipping_it_is_pca() -> None:
     X = spiked(500, mean=1.0)
     # With a public radius it learns from every record; `adaptive` parts with some for its choice.
     pca = PrivatePCA(3, estimator="analyze-gauss", options={"clip_radius": 1e4})
-    with replace_noise_door(SilentDoor()):
+    with replace_noise_door(ScriptedDoor()):
         pca.fit(X)
     values, vectors = np.linalg.eigh(np.cov(X.T, bias=True))
     np.testing.assert_allclose(pca.explained_variance_, values[::-1][:3], rtol=1e-3)
@@ -102,7 +103,7 @@ def test_the_seed_alone_decides_the_order_of_records(parameters: dict[str, Any])
 @every_case
 def test_fit_is_partial_fit_on_its_batches(parameters: dict[str, Any]) -> None:
     parameters = {**parameters, "random_state": 4}
-    with replace_noise_door(SilentDoor()):
+    with replace_noise_door(ScriptedDoor()):
         with watched(parameters) as batches:
             whole = PrivatePCA(**parameters).fit(spiked(1000))
         parts = PrivatePCA(**parameters)
@@ -172,7 +173,7 @@ def test_a_factor_of_one_row_is_a_vector(parameters: dict[str, Any]) -> None:
 def test_a_factor_is_one_record_of_many_rows() -> None:
     factors = spiked(600).reshape(200, 3, 8)
     options = {"clip_radius": 1e4}
-    with replace_noise_door(SilentDoor()):
+    with replace_noise_door(ScriptedDoor()):
         pca = PrivatePCA(estimator="analyze-gauss", centering="none", options=options).fit(factors)
     assert pca.n_records_seen_ == 200
     # The matrix of a record is F^T F, so the second moment is three times that of the rows.

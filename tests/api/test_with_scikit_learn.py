@@ -15,7 +15,8 @@ from sklearn.preprocessing import FunctionTransformer
 
 from streaming_pca import PrivatePCA
 from streaming_pca.privacy.randomness import replace_noise_door
-from tests.api.doors import SeededDoor, spiked, turn
+from tests.api.doors import spiked, turn
+from tests.privacy.noise import SeededDoor
 
 NAMES = [f"feature {i}" for i in range(8)]
 

@@ -22,21 +22,9 @@ from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.privacy.randomness import replace_noise_door, utility_generator
 from streaming_pca.records import Batch, RecordKind
-from tests.privacy.noise import ScriptedDoor
+from tests.privacy.noise import ScriptedDoor, SeededDoor
 
 Floats = NDArray[np.float64]
-
-
-def noisy(seed: int) -> ScriptedDoor:
-    rng = np.random.default_rng(seed)
-    door = ScriptedDoor()
-
-    def laplace(size: int, scale: float) -> NDArray[np.int64]:
-        return np.rint(rng.laplace(scale=scale, size=size)).astype(np.int64)
-
-    door.noise = lambda size, scale: np.rint(rng.normal(scale=scale, size=size)).astype(np.int64)
-    door.discrete_laplace = laplace  # type: ignore[method-assign]
-    return door
 
 
 def make(
@@ -64,7 +52,7 @@ def start(estimator: AdaptivePCA) -> AdaptiveState:
 
 def learn(estimator: AdaptivePCA, batches: list[Batch], seed: int = 0) -> list[AdaptiveState]:
     states = [start(estimator)]
-    with replace_noise_door(noisy(seed)):
+    with replace_noise_door(SeededDoor(seed)):
         for batch in batches:
             states.append(estimator.update(states[-1], batch))
     return states[1:]
@@ -194,7 +182,7 @@ def test_each_record_is_read_by_one_mechanism(route: str, together: bool, m: int
 
         return call
 
-    with pytest.MonkeyPatch.context() as patch, replace_noise_door(noisy(0)):
+    with pytest.MonkeyPatch.context() as patch, replace_noise_door(SeededDoor(0)):
         for owner, name, place in (
             (CovarianceRoute, "sizes", 1),
             (CovarianceRoute, "pilot", 3),
@@ -222,7 +210,7 @@ def test_a_state_of_either_route_survives_its_bytes_and_goes_on_alike() -> None:
         batch = gaussian(3000, 10, 5)
         after = []
         for s in (state, again):
-            with replace_noise_door(noisy(3)):
+            with replace_noise_door(SeededDoor(3)):
                 after.append(encode_state(estimator.update(s, batch)))
         assert after[0] == after[1]
 
@@ -261,7 +249,7 @@ def test_nothing_stops_it(how: Any, route: str, d: int, k: int) -> None:
         for m in (1, 2, 3, 600):
             m += m % step
             batch = batches_of(what, d, kind, m)
-            for door in (ScriptedDoor(), noisy(0)):
+            for door in (ScriptedDoor(), SeededDoor(0)):
                 state = start(estimator)
                 with replace_noise_door(door):
                     for _ in range(2):

@@ -32,6 +32,7 @@ from streaming_pca.privacy.calibration import gaussian_delta
 from streaming_pca.privacy.parameters import PrivacyParameters, parse_rational
 from streaming_pca.privacy.randomness import replace_noise_door, utility_generator
 from streaming_pca.records import Batch, RecordKind
+from tests.privacy.noise import SeededDoor
 
 D = 5
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -56,22 +57,6 @@ CASES = [(name, centering) for name, all_of_it in CENTERINGS.items() for centeri
 MATRIX_CASES = [(name, RecordKind.MATRIX) for name in ESTIMATORS]
 
 every_case = pytest.mark.parametrize(("name", "how"), [*CASES, *MATRIX_CASES], ids=str)
-
-
-class SeededDoor:
-    """Reproducible noise of the right size, for comparing two runs."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.rng = np.random.default_rng(seed)
-
-    def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
-        return np.rint(self.rng.normal(scale=scale, size=size)).astype(np.int64)
-
-    def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
-        return np.rint(self.rng.laplace(scale=scale, size=size)).astype(np.int64)
-
-    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
-        return int(np.argmax(scores + self.rng.exponential(scale, scores.size)))
 
 
 class FixedDoor(SeededDoor):

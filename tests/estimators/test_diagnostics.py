@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from streaming_pca.estimators.base import Estimator
 from streaming_pca.estimators.diagnostics import Diagnostics
@@ -20,6 +19,7 @@ from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.privacy.randomness import replace_noise_door, utility_generator
 from streaming_pca.records import Batch, RecordKind
+from tests.privacy.noise import ScriptedDoor
 
 D = 3
 RADIUS = 4.0
@@ -31,23 +31,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "private-oja": {"clip_radius": RADIUS},
 }
 every_estimator = pytest.mark.parametrize("name", ESTIMATORS)
-
-
-class SilentDoor:
-    """No noise; remembers what was asked of it."""
-
-    def __init__(self) -> None:
-        self.laplace: list[tuple[int, float]] = []
-
-    def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
-        return np.zeros(size, dtype=np.int64)
-
-    def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
-        self.laplace.append((size, scale))
-        return np.zeros(size, dtype=np.int64)
-
-    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
-        return int(np.argmax(scores))
 
 
 def make(
@@ -72,7 +55,7 @@ def make(
 
 def counts(estimator: Estimator[Any, Any], batch: Batch) -> tuple[int, int]:
     state = estimator.init(utility_generator(3))
-    with replace_noise_door(SilentDoor()):
+    with replace_noise_door(ScriptedDoor()):
         found = estimator.update(state, batch).counts
     assert found is not None
     return int(found[0]), int(found[1])
@@ -161,10 +144,10 @@ def test_learning_and_counting_together_cost_the_promise(
 @every_estimator
 def test_the_noise_is_that_of_the_charge(name: str) -> None:
     made = make(name, 0.02, contributions=4)
-    door = SilentDoor()
+    door = ScriptedDoor()
     with replace_noise_door(door):
         made.update(made.init(utility_generator(3)), Batch.of_vectors(np.ones((8, D))))
-    ((size, scale),) = door.laplace
+    ((_, size, scale),) = (asked for asked in door.asked if asked[0] == "laplace")
     epsilon = Fraction(made.plan(made.init(utility_generator(3))).parameters["diagnostics"]["epsilon"])
     assert size == 2
     assert 2 / epsilon <= Fraction(scale) <= 2 / epsilon * (1 + Fraction(1, 10**11))
@@ -174,10 +157,10 @@ def test_the_noise_is_that_of_the_charge(name: str) -> None:
 def test_without_a_share_nothing_is_counted_and_all_goes_to_learning(name: str) -> None:
     made = make(name, 0.0)
     state = made.init(utility_generator(3))
-    door = SilentDoor()
+    door = ScriptedDoor()
     with replace_noise_door(door):
         assert made.update(state, Batch.of_vectors(np.ones((8, D)))).counts is None
-    assert door.laplace == []
+    assert not [asked for asked in door.asked if asked[0] == "laplace"]
     assert made.plan(state).charge.epsilon == 1
     assert "diagnostics" not in made.plan(state).parameters
 

@@ -31,6 +31,7 @@ from streaming_pca.privacy.mechanisms import gaussian_on_vector, private_quantil
 from streaming_pca.privacy.parameters import PrivacyParameters, parse_rational
 from streaming_pca.privacy.randomness import replace_noise_door, utility_generator
 from streaming_pca.records import Batch
+from tests.privacy.noise import ScriptedDoor
 
 D = 4
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -43,19 +44,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def test_every_estimator_is_in_this_suite() -> None:
     assert set(OPTIONS) == set(ESTIMATORS)
-
-
-class QuietDoor:
-    """No noise, and the best candidate."""
-
-    def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
-        return np.zeros(size, dtype=np.int64)
-
-    def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
-        return np.zeros(size, dtype=np.int64)
-
-    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
-        return int(np.argmax(scores))
 
 
 def preprocessing(dim: int = D, **more: Any) -> Preprocessing:
@@ -345,14 +333,14 @@ def test_the_error_is_that_of_the_noise() -> None:
 
 def test_without_noise_the_mean_is_that_of_the_clipped_records() -> None:
     x = shifted(4000, 2)
-    with replace_noise_door(QuietDoor()):
+    with replace_noise_door(ScriptedDoor()):
         mean, _ = private_mean().refresh(None, 0.0, Batch.of_vectors(x))
     np.testing.assert_allclose(mean, x.mean(axis=0), atol=0.4)
 
 
 def test_scaled_features_have_a_mean_in_units_of_the_data() -> None:
     x = shifted(4000, 3) * [1.0, 1e3, 1e6, 1e-3]
-    with replace_noise_door(QuietDoor()):
+    with replace_noise_door(ScriptedDoor()):
         pm = private_mean(scale=(1.0, 1e-3, 1e-6, 1e3))
         mean, _ = pm.refresh(None, 0.0, Batch.of_vectors(x))
     np.testing.assert_allclose(mean * [1.0, 1e-3, 1e-6, 1e3], 20 * np.resize([1.0, -1.0], D), atol=0.4)
@@ -392,7 +380,7 @@ def test_a_batch_is_learnt_about_the_mean_of_its_own_share(name: str) -> None:
     """Without noise: what the share showed is off the rest of the same batch."""
     estimator = make(name)
     start = estimator.init(utility_generator(0))
-    with replace_noise_door(QuietDoor()):
+    with replace_noise_door(ScriptedDoor()):
         state = estimator.update(start, Batch.of_vectors(shifted(4000, 1)))
         about = make(name).__class__(
             D,
@@ -527,7 +515,7 @@ def test_counts_are_of_all_records(name: str) -> None:
     estimator = make(name, share=0.5)
     rows = np.random.default_rng(0).standard_normal((4000, 1, D))
     records = [None if i % 4 == 0 else row for i, row in enumerate(rows)]
-    with replace_noise_door(QuietDoor()):
+    with replace_noise_door(ScriptedDoor()):
         state = estimator.update(estimator.init(utility_generator(0)), Batch.of_records(records, D))
     assert state.counts is not None
     assert state.counts[0] == 1000

@@ -17,7 +17,7 @@ from streaming_pca.estimators import sizes as sizes_module
 from streaming_pca.estimators.sizes import SizeDistribution, private_sizes
 from streaming_pca.privacy import mechanisms
 from streaming_pca.privacy.randomness import replace_noise_door, utility_generator
-from tests.privacy.noise import ScriptedDoor
+from tests.privacy.noise import ScriptedDoor, SeededDoor
 
 Floats = NDArray[np.float64]
 LOW, HIGH = 2.0**-40, 2.0**60
@@ -27,11 +27,6 @@ BIN = 2 ** (1 / 8)
 def found(sizes: Floats, low: float = LOW, high: float = HIGH, epsilon: float = 1.0) -> SizeDistribution:
     with replace_noise_door(ScriptedDoor()):
         return private_sizes(sizes, low, high, epsilon)
-
-
-def noisy(seed: int) -> ScriptedDoor:
-    rng = np.random.default_rng(seed)
-    return ScriptedDoor(lambda size, scale: np.rint(rng.laplace(scale=scale, size=size)).astype(np.int64))
 
 
 def histograms(
@@ -46,7 +41,7 @@ def histograms(
         seen.append((bins.copy(), n_bins, answer))
         return answer.copy()
 
-    with pytest.MonkeyPatch.context() as patch, replace_noise_door(noisy(0)):
+    with pytest.MonkeyPatch.context() as patch, replace_noise_door(SeededDoor(0)):
         patch.setattr(sizes_module, "laplace_histogram", call)
         private_sizes(sizes, LOW, HIGH, epsilon)
     return seen
@@ -90,7 +85,7 @@ anything = st.one_of(
 def test_any_sizes_and_any_noise_give_a_distribution(
     values: list[float], times: int, epsilon: float, span: tuple[float, float], seed: int
 ) -> None:
-    with replace_noise_door(noisy(seed)):
+    with replace_noise_door(SeededDoor(seed)):
         check(private_sizes(np.array(values * times), *span, epsilon))
 
 
@@ -187,7 +182,7 @@ def test_a_tail_in_the_noise_is_continued_as_it_was_last_seen() -> None:
     sizes = 2 * (1 - (np.arange(10_000) + 0.5) / 10_000) ** -0.5
     sizes = utility_generator(0).permutation(sizes)
     for seed in range(20):
-        with replace_noise_door(noisy(seed)):
+        with replace_noise_door(SeededDoor(seed)):
             distribution = private_sizes(sizes, LOW, HIGH, 1.0)
         for radius in (20.0, 60.0):
             # E (size - r)+ = 4/r, but for what is beyond 12 octaves of the median.
@@ -224,7 +219,7 @@ def test_null_records_have_no_size_and_are_counted_as_such() -> None:
 def test_hardly_any_records_still_give_a_radius(m: int) -> None:
     check(found(np.full(m, 3.0)))
     for seed in range(10):
-        with replace_noise_door(noisy(seed)):
+        with replace_noise_door(SeededDoor(seed)):
             check(private_sizes(np.full(m, 3.0), LOW, HIGH, 0.1))
 
 
@@ -261,7 +256,7 @@ def test_a_few_large_records_do_not_move_the_bulk() -> None:
     """With noise, of 30 fixed seeds: 10 records in 2000 at 2^50 times the size of the others."""
     sizes = utility_generator(3).permutation(np.concatenate([np.full(1990, 1.0), np.full(10, 2.0**50)]))
     for seed in range(30):
-        with replace_noise_door(noisy(seed)):
+        with replace_noise_door(SeededDoor(seed)):
             distribution = private_sizes(sizes, LOW, HIGH, 1.0)
         assert 1 <= distribution.quantile(0.5) <= BIN**2
         assert distribution.quantile(0.9) <= BIN**3

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streaming_pca.privacy.randomness import replace_noise_door
 from streaming_pca.records import Batch
@@ -26,6 +25,7 @@ from streaming_pca.service import clients, source
 from streaming_pca.service.checkpoint import CheckpointWriter
 from streaming_pca.service.worker import run_worker
 from streaming_pca.settings import Settings, StreamSettings
+from tests.privacy.noise import ScriptedDoor
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,6 @@ class Strike:
     when: Literal["before", "after"] = "after"
     nth: int = 1
     what: str = "SIGKILL"
-
-
-class NoNoise:
-    """A noise door that adds nothing, so that outputs are functions of the records."""
-
-    def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
-        return np.zeros(size, dtype=np.int64)
-
-    def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
-        return np.zeros(size, dtype=np.int64)
-
-    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
-        return int(np.argmax(scores))
 
 
 def install(strike: Strike, directory: Path) -> None:
@@ -111,7 +98,7 @@ def main(
     if telltale is not None:
         break_assembly(telltale)
     Path(directory, "started").touch()
-    with nullcontext() if noise else replace_noise_door(NoNoise()):
+    with nullcontext() if noise else replace_noise_door(ScriptedDoor()):
         status = run_worker([Settings(**each) for each in settings])
     Path(directory, "peak").write_text(str(peak_memory()))
     sys.exit(status)

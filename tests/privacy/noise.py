@@ -1,4 +1,4 @@
-"""A door without noise, and two-sided tests of the scale of noise.
+"""A door without noise, one with reproducible noise, and two-sided tests of the scale of noise.
 
 Every test of a scale is a chi-square or gamma test at level 2e-7, with so many
 draws that the same test misses noise of 0.7 or 1.3 times the scale with
@@ -39,6 +39,25 @@ class ScriptedDoor:
         self.asked.append(("noisy_max", scores.size, scale))
         self.scores = scores.copy()
         return int(np.argmax(scores))
+
+
+class SeededDoor:
+    """Independent noise of the right law and size, the same in each run of a test."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def rng(self) -> np.random.Generator:
+        return self._rng
+
+    def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
+        return np.rint(self.rng().normal(scale=scale, size=size)).astype(np.int64)
+
+    def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
+        return np.rint(self.rng().laplace(scale=scale, size=size)).astype(np.int64)
+
+    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
+        return int(np.argmax(scores + self.rng().exponential(scale, scores.size)))
 
 
 def acceptance(n: int, law: str) -> tuple[float, float]:
