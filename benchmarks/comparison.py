@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from benchmarks.rivals import LIBRARIES, OJA_RATES, Skipped, library_pca, oja
 from benchmarks.settings import Setting, Target
 from streaming_pca import PrivatePCA
-from streaming_pca.configured_estimator import configure
+from streaming_pca.configured_estimator import configure, records_to_take
 from streaming_pca.estimators.registry import ESTIMATORS, find
 from streaming_pca.experiments.flights import random_error
-from streaming_pca.linalg.lattice import MAX_RECORDS
 from streaming_pca.linalg.subspace import subspace_error
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.records import Batch
@@ -189,10 +188,7 @@ def _fit_in_order(setting: Setting, records: NDArray[np.float32], run: Run, seed
     first = 0
     with np.errstate(all="ignore"):
         while first < usable:
-            count, left = estimator.plan(state).count, usable - first
-            # As in `fit`: a last batch of a few records would be little but noise.
-            if 2 * left < 3 * count and left <= MAX_RECORDS:
-                count = left
+            count = records_to_take(estimator.plan(state).count, usable - first)
             state = estimator.update(state, Batch.of_vectors(records[first : first + count]))
             first += count
         return estimator.release(state).components

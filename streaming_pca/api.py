@@ -11,7 +11,13 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
-from streaming_pca.configured_estimator import changed_parameters, configure, utility_generator_of
+from streaming_pca.configured_estimator import (
+    changed_parameters,
+    configure,
+    records_to_take,
+    usable,
+    utility_generator_of,
+)
 from streaming_pca.estimators.base import Estimator, Plan
 from streaming_pca.fitted_attributes import ATTRIBUTES, fitted_attributes
 from streaming_pca.linalg.lattice import MAX_RECORDS
@@ -38,6 +44,9 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         k, at most the number of features d.
     epsilon, delta : float, default=1.0 and 1e-6
         The promise for each record; see Privacy below.
+    private : bool, default=True
+        False lets an estimator fit that is not private ("oja"): epsilon and delta then
+        count for nothing, and each record is charged infinity.
     estimator : str, default="adaptive"
         Which algorithm: an id that ``streaming-pca estimators`` lists.
     centering : {"augment", "pairs", "private-mean", "none"} or array of d numbers, default="augment"
@@ -83,6 +92,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         What ``transform`` subtracts, in units of X: the private mean for
         "augment" and "private-mean", the given centre for an array, zeros for "pairs" and "none",
         which learn no mean.
+    outcome_ : str
+        What the last batch came to, where the estimator may learn nothing from one.
     n_components_, n_features_in_ : int
     feature_names_in_ : (d,) str
         Where X had names for its columns.
@@ -129,6 +140,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         *,
         epsilon: float = 1.0,
         delta: float = 1e-6,
+        private: bool = True,
         estimator: str = DEFAULT_ESTIMATOR,
         centering: str | ArrayLike = "augment",
         bounds: tuple[ArrayLike, ArrayLike] | None = None,
@@ -139,6 +151,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         self.n_components = n_components
         self.epsilon = epsilon
         self.delta = delta
+        self.private = private
         self.estimator = estimator
         self.centering = centering
         self.bounds = bounds
@@ -164,16 +177,13 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         """
         array = self._checked(X, least=2)
         estimator = self._configured(array.shape[-1], len(array))
-        usable = self._usable(array, estimator)
+        n_usable = usable(array.shape, estimator)
         rng = self._begin(X, array, estimator, len(array))
-        order = rng.permutation(len(array))[:usable]
+        order = rng.permutation(len(array))[:n_usable]
         first = 0
-        while first < usable:
+        while first < n_usable:
             plan = estimator.plan(self._state)
-            count, left = plan.count, usable - first
-            # A last batch of a few records would be little but noise: the one before takes them.
-            if 2 * left < 3 * count and left <= MAX_RECORDS:
-                count = left
+            count = records_to_take(plan.count, n_usable - first)
             self._learn(array[order[first : first + count]], plan)
             first += count
         return self._show()
@@ -201,19 +211,11 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             estimator = self._unchanged()
         else:
             estimator = self._configured(array.shape[-1], None)
-        usable = self._usable(array, estimator)
+        n_usable = usable(array.shape, estimator)
         if not begun:
             self._begin(X, array, estimator, None)
-        self._learn(array[:usable], estimator.plan(self._state))
+        self._learn(array[:n_usable], estimator.plan(self._state))
         return self._show()
-
-    @staticmethod
-    def _usable(array: Rows, estimator: Estimator[Any, Any]) -> int:
-        """How many records can be learnt from: whole pairs, where they are paired."""
-        granularity = estimator.preprocessing.granularity
-        if granularity > 1 and array.shape[1:-1] not in ((), (1,)):
-            raise ValueError(f'centering = "pairs" needs records of one row each; X is {array.shape}')
-        return len(array) - len(array) % granularity
 
     def _configured(self, dim: int, n_records: int | None) -> Estimator[Any, Any]:
         parameters = self.get_params(deep=False)

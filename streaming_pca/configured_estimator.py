@@ -16,9 +16,16 @@ from streaming_pca.linalg.lattice import MAX_RECORDS
 from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.privacy.randomness import utility_generator
-from streaming_pca.settings import first_problem
+from streaming_pca.settings import check_private, first_problem, no_promise
 
-__all__ = ["MAX_FEATURES", "changed_parameters", "configure", "utility_generator_of"]
+__all__ = [
+    "MAX_FEATURES",
+    "changed_parameters",
+    "configure",
+    "records_to_take",
+    "usable",
+    "utility_generator_of",
+]
 
 MAX_FEATURES = 2**13
 """Up to here products of quantised records are exact; the same limit as for streams."""
@@ -37,6 +44,7 @@ def configure(
     bounds: Any,
     scale: Any,
     options: Any,
+    private: Any = True,
     n_records: int | None = None,
 ) -> Estimator[Any, Any]:
     """Make an estimator of vectors or factors.
@@ -45,7 +53,7 @@ def configure(
     ----------
     dim : int
         Features of the records.
-    n_components, epsilon, delta, estimator, centering, bounds, scale, options
+    n_components, epsilon, delta, estimator, centering, bounds, scale, options, private
         As :class:`~streaming_pca.api.PrivatePCA` takes them.
     n_records : int or None
         How many records there will be, where it is known: an estimator that has
@@ -65,8 +73,13 @@ def configure(
     if not isinstance(estimator, str):
         raise ValueError(f"estimator must be the id of one, not {estimator!r}")
     kind = find(estimator)
+    if not isinstance(private, (bool, np.bool_)):
+        raise ValueError(f"private must be True or False, not {_short(private)}")
+    check_private(kind.card, bool(private))
     try:
-        privacy = PrivacyParameters(epsilon=_number("epsilon", epsilon), delta=_number("delta", delta))
+        privacy = no_promise()
+        if private:
+            privacy = PrivacyParameters(epsilon=_number("epsilon", epsilon), delta=_number("delta", delta))
         preprocessing = Preprocessing(
             dim=dim, centering=_centering(centering), bounds=_bounds(bounds), scale=_scale(scale)
         )
@@ -92,6 +105,20 @@ def configure(
     except ValidationError as error:
         raise ValueError(f"options of {estimator}: {_line(first_problem(error))}") from None
     return kind(dim, k, privacy, preprocessing, made_options)
+
+
+def usable(shape: tuple[int, ...], estimator: Estimator[Any, Any]) -> int:
+    """How many of the records of an array can be learnt from: whole pairs, where they are paired."""
+    granularity = estimator.preprocessing.granularity
+    if granularity > 1 and shape[1:-1] not in ((), (1,)):
+        raise ValueError(f'centering = "pairs" needs records of one row each; X is {shape}')
+    return shape[0] - shape[0] % granularity
+
+
+def records_to_take(planned: int, left: int) -> int:
+    """Records of the next batch, of so many planned, where no others come than those that are left."""
+    # A last batch of a few records would be little but noise: the one before takes them.
+    return left if 2 * left < 3 * planned and left <= MAX_RECORDS else planned
 
 
 def changed_parameters(was: Estimator[Any, Any], now: Estimator[Any, Any]) -> list[str]:

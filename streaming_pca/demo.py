@@ -26,13 +26,13 @@ from streaming_pca.embedded import EmbeddedBroker
 from streaming_pca.experiments import flights
 from streaming_pca.linalg.subspace import subspace_error
 from streaming_pca.privacy.entries import Cap, Opened
+from streaming_pca.release import Release
 from streaming_pca.service.checkpoint import open_ledger
 from streaming_pca.service.clients import reading_consumer
 from streaming_pca.service.inspection import verify_ledger
 from streaming_pca.service.produce import send_records
 from streaming_pca.service.topics import create_topics, find_topics
 from streaming_pca.settings import Settings
-from streaming_pca.wire import Release
 
 __all__ = ["DemoFailed", "run_demo"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from streaming_pca.estimators.base import Estimator
+from streaming_pca.estimators.base import Card, Estimator
 from streaming_pca.estimators.diagnostics import MAX_SHARE
 from streaming_pca.estimators.registry import find
 from streaming_pca.kafka_settings import ConfigurationError, KafkaSettings, Section
@@ -36,7 +37,9 @@ __all__ = [
     "Settings",
     "StreamSettings",
     "WorkerSettings",
+    "check_private",
     "first_problem",
+    "no_promise",
 ]
 
 ENV_PREFIX = "STREAMING_PCA_"
@@ -94,9 +97,12 @@ class StreamSettings(Section):
     rank: int = Field(ge=1)
     """Dimension k of the subspace."""
     epsilon: float
-    """Of the promise for each unit of privacy, all releases together."""
+    """Of the promise for each unit of privacy, all releases together; `inf` where `private = false`."""
     delta: float
-    """Of the promise."""
+    """Of the promise; `inf` where `private = false`."""
+    private: bool = True
+    """false lets an estimator run that is not private: nothing is promised, every record is charged
+    infinity, and the cap of the input's ledger must be `inf,inf`."""
     privacy_unit: Literal["message", "row", "user"] = "message"
     """What the promise protects: a message with all its rows, each row of a message, or all messages
     of a user, who is the message's key."""
@@ -125,7 +131,7 @@ class StreamSettings(Section):
     """The estimator's own settings."""
     diagnostics_share: float = Field(default=0.02, ge=0, le=MAX_SHARE)
     """Share of epsilon that pays for noisy counts of null and of clipped records in each batch,
-    shown as metrics; 0 for none."""
+    shown as metrics; 0 for none, as always where `private = false`."""
     seed: int | None = None
     """Of utility randomness (an initial basis), never of noise."""
     lost_records: Literal["stop", "skip"] = "stop"
@@ -141,7 +147,7 @@ class StreamSettings(Section):
         # An environment variable of an option is text: what it means only the estimator knows.
         if not isinstance(options, dict):
             return options
-        return {name: _list_of_json(value) for name, value in options.items()}
+        return {name: _of_json(value) for name, value in options.items()}
 
     @model_validator(mode="after")
     def _check(self) -> StreamSettings:
@@ -182,6 +188,9 @@ class StreamSettings(Section):
 
     def _make(self) -> Estimator[Any, Any]:
         kind = find(self.estimator)
+        check_private(kind.card, self.private)
+        if not self.private and not self.epsilon == self.delta == math.inf:
+            raise ValueError("private = false promises nothing: set epsilon = inf and delta = inf")
         try:
             options = kind.options_type(**self.options)
         except ValidationError as error:
@@ -193,7 +202,9 @@ class StreamSettings(Section):
             self.rank,
             PrivacyParameters(
                 epsilon=self.epsilon, delta=self.delta, contributions=self.contributions_per_user
-            ),
+            )
+            if self.private
+            else no_promise(),
             Preprocessing(
                 dim=self.dim,
                 kind=self.record_kind,
@@ -202,7 +213,7 @@ class StreamSettings(Section):
                 scale=self.scale,
             ),
             options,
-            self.diagnostics_share,
+            self.diagnostics_share if self.private else 0.0,
         )
 
     @property
@@ -222,6 +233,9 @@ class StreamSettings(Section):
         # batches compose, and the proof of that has the counts cost the same share in each of them.
         of_users = ("contributions_per_user", "diagnostics_share") if self.privacy_unit == "user" else ()
         whole = self.model_dump(mode="json", include=set(names + more + of_users))
+        if not self.private:
+            # JSON has no infinity.
+            whole |= {"epsilon": "inf", "delta": "inf", "private": False}
         return {name: _digested(value) for name, value in whole.items()}
 
     @property
@@ -240,9 +254,30 @@ class StreamSettings(Section):
         return f"{self.name}.releases"
 
 
-def _list_of_json(value: Any) -> Any:
-    """A list that is written as JSON; anything else as it is."""
-    if not (isinstance(value, str) and value.startswith("[")):
+def check_private(card: Card, private: bool) -> None:
+    """Refuse an estimator that is not private unless that is meant, and a private one if it is.
+
+    Raises
+    ------
+    ValueError
+    """
+    if private and not card.private:
+        raise ValueError(
+            f"estimator {card.id!r} is not private: it runs only with private = false, "
+            "and then every record is charged infinity"
+        )
+    if card.private and not private:
+        raise ValueError(f"private = false is not for estimator {card.id!r}, which is private: remove it")
+
+
+def no_promise() -> PrivacyParameters:
+    """What an estimator is made with that is not private: it calibrates nothing by it."""
+    return PrivacyParameters(epsilon=1.0, delta=0.5)
+
+
+def _of_json(value: Any) -> Any:
+    """A list or a table that is written as JSON; anything else as it is."""
+    if not (isinstance(value, str) and value.startswith(("[", "{"))):
         return value
     try:
         return json.loads(value)

@@ -132,6 +132,8 @@ def _words(kind: Any) -> str:
         return _choice(_text(value) for value in args)
     if origin in (typing.Union, types.UnionType):
         return _choice(filter(None, (_words(arg) for arg in args)))
+    if origin is dict:
+        return "table"
     if origin is tuple and args[1:] == (...,):
         return f"list ({_words(args[0])})"
     if origin is tuple and len(args) == 2:

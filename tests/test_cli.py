@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streaming_pca.estimators.registry import ESTIMATORS
+
 CONFIG = """
 [kafka]
 bootstrap_servers = "{bootstrap}"
@@ -87,8 +89,10 @@ def closed_port() -> int:
 
 def test_estimators_are_listed_for_people_and_programs() -> None:
     cards = last_json(run("estimators", "--json"))
-    assert {card["id"] for card in cards} == {"adaptive", "analyze-gauss", "block", "private-oja"}
-    assert all(card["private"] and card["adjacency"] == "replace-one" for card in cards)
+    assert {card["id"] for card in cards} == ESTIMATORS.keys()
+    for card in cards:
+        assert card["private"] == (card["id"] != "oja")
+        assert card["adjacency"] == ("replace-one" if card["private"] else "none")
     assert "adaptive" in run("estimators").stdout
 
 
@@ -106,6 +110,7 @@ def test_estimators_are_listed_for_people_and_programs() -> None:
         ["stream", "resume"],
         ["stream", "retire"],
         ["audit"],
+        ["experiment"],
         ["demo"],
     ],
 )

@@ -18,7 +18,7 @@ from streaming_pca.settings_reference import every_setting, file_schema, markdow
 from tests.command import call
 from tests.test_cli import closed_port, one_line, run, write_config
 from tests.test_configuration import PASSWORD, SEVERAL
-from tests.test_settings import GOOD
+from tests.test_settings import GOOD, OJA
 
 Capture = pytest.CaptureFixture[str]
 README = Path(__file__).parents[1] / "README.md"
@@ -100,6 +100,29 @@ def test_topics_first_batch_and_memory_of_each_stream_are_shown(tmp_path: Path, 
     two_batches = 2 * 131_072 * (4 * 4 + 16)
     assert two_batches < memory["one_row_messages"] < memory["any_messages"]
     assert memory["any_messages"] > 2 * 131_072 * 64 * 4 * 8
+
+
+def test_a_stream_that_is_not_private_is_shown_with_its_infinite_charge(
+    tmp_path: Path, capfd: Capture
+) -> None:
+    config = written(tmp_path, OJA)
+    result = call(capfd, "config", "check", "--config", config, "--json")
+    (stream,) = json.loads(result.stdout, parse_constant=pytest.fail)["streams"]
+    assert stream["first_batch"]["charge"] == {"epsilon": "inf", "delta": "inf", "rho": "inf"}
+    assert stream["first_batch"]["noise_multiplier"] is None
+    assert stream["settings"]["stream.epsilon"] == {"value": "inf", "origin": "file"}
+    assert stream["settings"]["stream.private"] == {"value": False, "origin": "file"}
+    text = call(capfd, "config", "check", "--config", config)
+    assert text.returncode == 0, text.stderr
+    assert "epsilon inf" in text.stdout
+    assert not list(Draft202012Validator(file_schema()).iter_errors(tomllib.loads(OJA)))
+
+
+def test_no_finite_cap_is_opened_for_a_stream_that_is_not_private(tmp_path: Path, capfd: Capture) -> None:
+    # Before the broker is asked, and nothing answers at this address.
+    create = ("topics", "create", "--config", written(tmp_path, OJA), "--cap")
+    one_line(call(capfd, *create, "1,1e-6"), 2, "is not private", "charges infinity", "--cap inf,inf")
+    one_line(call(capfd, *create, "inf,1"), 2, "is not private", "--cap inf,inf")
 
 
 def test_memory_counts_the_state(tmp_path: Path, capfd: Capture) -> None:

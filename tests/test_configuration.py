@@ -55,6 +55,16 @@ SASL = {
 }
 OTHER = {("stream", "centering"): "none", ("stream", "options", "clip_radius"): "3"}
 OJA = OTHER | {("stream", "estimator"): "private-oja"}
+OTHERS = {("stream", "centering"): "none"}
+RADIUS = {("stream", "options", "clip_radius"): "3"}
+NORM = {("stream", "options", "clip_l2"): "3"}
+UNPROMISED = {
+    ("stream", "estimator"): "oja",
+    ("stream", "centering"): "none",
+    ("stream", "epsilon"): "inf",
+    ("stream", "delta"): "inf",
+}
+NO_PRIVACY = UNPROMISED | {("stream", "private"): "false"}
 CAP = {("stream", "cap", "epsilon"): "3", ("stream", "cap", "delta"): "1e-3"}
 
 Case = tuple[str, Any] | tuple[str, Any, dict[tuple[str, ...], str]]
@@ -74,6 +84,68 @@ def of_clipping(estimator: str) -> dict[tuple[str, ...], Case]:
         (estimator, "radius_range"): ("[1, 2]", (1.0, 2.0), named),
         (estimator, "half_life"): ("2500", 2500.0, named),
     }
+
+
+def of_rates(estimator: str, needed: dict[tuple[str, ...], str]) -> dict[tuple[str, ...], Case]:
+    """Cases of the learning rates."""
+    named = OTHERS | {("stream", "estimator"): estimator} | needed
+
+    def option(name: str) -> tuple[str, ...]:
+        return ("stream", "options", name)
+
+    guesses = {"noise_level": "1", "largest_eigenvalue": "9", "gap": "3"}
+    spectral = named | {option(name): value for name, value in guesses.items()}
+    return {
+        (estimator, "learning_rate"): ("0.5", 0.5, named),
+        (estimator, "offset"): ("3", 3.0, named),
+        (estimator, "decay_after"): ("9", 9, named),
+        (estimator, "decay_power"): ("0.25", 0.25, named),
+        (estimator, "schedule"): ("spectral-d", "spectral-d", spectral | {option("schedule"): "spectral"}),
+        **{
+            (estimator, name): ("2", 2.0, spectral | {option("schedule"): "spectral", option(name): "4"})
+            for name in guesses
+        },
+    }
+
+
+def of_adaptive_mean(estimator: str) -> dict[tuple[str, ...], Case]:
+    """Cases of what the estimators with an adaptive mean share."""
+    named = OTHERS | {("stream", "estimator"): estimator}
+    if estimator == "dp-pca":
+        named |= {("stream", "rank"): "1"}
+    known = named | {("stream", "options", "n_records"): "10000"}
+    return {
+        **of_rates(estimator, named),
+        (estimator, "n_records"): ("3000", 3000, named),
+        (estimator, "batch_rule"): ("sqrt n", "sqrt n", known),
+        (estimator, "batch_size"): ("100", 100, named),
+        (estimator, "tail_constant"): ("2", 2.0, named),
+        (estimator, "tail_exponent"): ("0.5", 0.5, named),
+        (estimator, "failure_probability"): ("0.1", 0.1, named),
+        (estimator, "range_constant"): ("3", 3.0, named),
+        (estimator, "accounting"): ("paper", "paper", named),
+    }
+
+
+def of_components(estimator: str, named: dict[tuple[str, ...], str]) -> dict[tuple[str, ...], Case]:
+    """The case of a component's own guesses, of two components or of one."""
+    few = named.get(("stream", "rank")) == "1"
+    text, expected = ("[3, 1]", (3.0, 1.0)) if few else ("[3, 2, 1]", (3.0, 2.0, 1.0))
+    spectral = {
+        ("stream", "estimator"): estimator,
+        ("stream", "options", "schedule"): "spectral",
+        ("stream", "options", "noise_level"): "1",
+        ("stream", "options", "eigenvalues"): "[9, 1]" if few else "[9, 2, 1]",
+    }
+    return {(estimator, "eigenvalues"): (text, expected, named | spectral)}
+
+
+def of_own(
+    estimator: str, needed: dict[tuple[str, ...], str], cases: dict[str, tuple[str, Any]]
+) -> dict[tuple[str, ...], Case]:
+    """Cases of an estimator's own options."""
+    named = OTHERS | {("stream", "estimator"): estimator} | needed
+    return {(estimator, name): (text, value, named) for name, (text, value) in cases.items()}
 
 
 # What the variable holds, what the setting then is, and what else must be set for it to be valid.
@@ -110,6 +182,7 @@ CASES: dict[tuple[str, ...], Case] = {
     ("stream", "scale"): ("[1, 2, 3, 4]", (1.0, 2.0, 3.0, 4.0)),
     ("stream", "estimator"): ("private-oja", "private-oja", OTHER),
     ("stream", "diagnostics_share"): ("0.1", 0.1),
+    ("stream", "private"): ("false", False, UNPROMISED),
     ("stream", "seed"): ("7", 7),
     ("stream", "lost_records"): ("skip", "skip"),
     ("stream", "cap", "epsilon"): ("1/3", "1/3", CAP),
@@ -130,13 +203,76 @@ CASES: dict[tuple[str, ...], Case] = {
     **of_clipping("block"),
     ("adaptive", "route"): ("block", "block"),
     ("block", "oversampling"): ("2", 2, {("stream", "estimator"): "block"}),
+    **of_rates("private-oja", RADIUS),
     ("private-oja", "clip_radius"): ("2.5", 2.5, OJA),
     ("private-oja", "batch_size"): ("100", 100, OJA),
-    ("private-oja", "learning_rate"): ("0.5", 0.5, OJA),
-    ("private-oja", "offset"): ("3", 3.0, OJA),
-    ("private-oja", "decay_after"): ("9", 9, OJA),
-    ("private-oja", "decay_power"): ("0.25", 0.25, OJA),
     ("private-oja", "calibration"): ("analytic", "analytic", OJA),
+    **of_adaptive_mean("adadpo"),
+    **of_adaptive_mean("tadadpo"),
+    **of_own(
+        "tadadpo",
+        {},
+        {
+            "warm_estimator": ("adaptive", "adaptive"),
+            "warm_records": ("5000", 5000),
+            "warm_options": ('{"batch_size": 50}', {"batch_size": 50}),
+            "radius_constant": ("2", 2.0),
+        },
+    ),
+    **of_adaptive_mean("k-dp-pca"),
+    **of_components("k-dp-pca", OTHERS),
+    **of_own("k-dp-pca", {}, {"steps_per_component": ("3", 3)}),
+    **of_adaptive_mean("dp-pca"),
+    **of_components("dp-pca", OTHERS | {("stream", "rank"): "1"}),
+    **of_own("dp-pca", {("stream", "rank"): "1"}, {"steps_per_component": ("3", 3)}),
+    **of_rates("k-dp-ojas", RADIUS),
+    **of_components("k-dp-ojas", OTHERS | RADIUS),
+    **of_own(
+        "k-dp-ojas",
+        RADIUS,
+        {
+            "clip_radius": ("2.5", 2.5),
+            "batch_size": ("100", 100),
+            "n_records": ("3000", 3000),
+            "noise_multiplier": ("9", 9.0),
+        },
+    ),
+    **of_own(
+        "adaptive-power",
+        RADIUS,
+        {
+            "clip_radius": ("2.5", 2.5),
+            "rounds": ("3", 3),
+            "octaves": ("9", 9),
+            "n_records": ("3000", 3000),
+            "batch_size": ("100", 100),
+            "failure_probability": ("0.1", 0.1),
+        },
+    ),
+    **of_own(
+        "noisy-power",
+        NORM,
+        {
+            "clip_l2": ("2.5", 2.5),
+            "clip_l1": ("7", 7.0),
+            "batch_size": ("100", 100),
+            "iterations": ("3", 3),
+            "oversampling": ("1", 1),
+        },
+    ),
+    **of_own(
+        "output-perturbation",
+        RADIUS,
+        {
+            "clip_radius": ("2.5", 2.5),
+            "batch_size": ("100", 100),
+            "gap_share": ("0.3", 0.3),
+            "variance_share": ("0.1", 0.1),
+            "gap_noise": ("laplace", "laplace"),
+        },
+    ),
+    **of_rates("oja", NO_PRIVACY),
+    **of_own("oja", NO_PRIVACY, {"n_records": ("3000", 3000), "batch_size": ("100", 100)}),
 }
 
 
@@ -170,7 +306,12 @@ def test_every_setting_has_an_environment_variable(
     text, expected, *more = case_of(setting)
     for path, value in (more[0] if more else {}).items():
         monkeypatch.setenv(variable_of(path), value)
-    assert value_of(load()[0], setting.path) != expected, "the case would hold without the variable"
+    if setting.path == ("stream", "private"):
+        # What it allows is refused without it.
+        with pytest.raises(ConfigurationError, match="private = false"):
+            load()
+    else:
+        assert value_of(load()[0], setting.path) != expected, "the case would hold without the variable"
     monkeypatch.setenv(setting.variable, text)
     assert value_of(load()[0], setting.path) == expected
 

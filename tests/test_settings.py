@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from streaming_pca.configuration import load_settings
+from streaming_pca.privacy.parameters import Charge
 from streaming_pca.settings import ConfigurationError
 
 GOOD = """
@@ -74,7 +77,7 @@ def test_a_user_may_count_as_often_as_the_estimator_is_calibrated_for(tmp_path: 
         (('name = "s"', 'name = "a b"'), "name must be"),
         (
             ("dim = 4", "dim = 4\nestimator = 'magic'"),
-            "no estimator 'magic'; known: adaptive, analyze-gauss, block, private-oja",
+            "no estimator 'magic'; known: adadpo, adaptive, ",
         ),
         (("dim = 4", "dim = 4\nestimator = 'private-oja'"), "clip_radius: must be set"),
         (("dim = 4", "dim = 4\nbounds = [5, -5]"), "lower below upper"),
@@ -95,6 +98,55 @@ def test_a_wrong_setting_is_named_in_one_line(tmp_path: Path, change: tuple[str,
     line = str(caught.value)
     assert expected in line
     assert "\n" not in line
+
+
+OJA = GOOD.replace("epsilon = 1.0\ndelta = 1e-6", "epsilon = inf\ndelta = inf")
+OJA += "private = false\nestimator = 'oja'\ncentering = 'none'\n"
+
+
+def test_a_stream_that_is_not_private_promises_nothing(tmp_path: Path) -> None:
+    stream = load(tmp_path, OJA).stream
+    assert stream.made.plan(stream.made.init(np.random.default_rng(0))).charge == Charge.unbounded()
+    assert stream.made.diagnostics is None
+    promise = json.loads(json.dumps(stream.promise, allow_nan=False))
+    assert {name: promise[name] for name in ("epsilon", "delta", "private")} == {
+        "epsilon": "inf",
+        "delta": "inf",
+        "private": False,
+    }
+    # What other streams have promised is as it was: a changed promise is refused.
+    assert "private" not in load(tmp_path, GOOD).stream.promise
+    assert load(tmp_path, GOOD + "private = true\n").stream.promise == load(tmp_path, GOOD).stream.promise
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (OJA.replace("private = false\n", ""), "estimator 'oja' is not private: it runs only with private ="),
+        (OJA.replace("private = false", "private = true"), "estimator 'oja' is not private"),
+        (GOOD + "estimator = 'oja'\n", "estimator 'oja' is not private"),
+        (GOOD + "private = false\n", "private = false is not for estimator 'adaptive', which is private"),
+        (OJA.replace("epsilon = inf", "epsilon = 1.0"), "set epsilon = inf and delta = inf"),
+        (OJA.replace("delta = inf", "delta = 1.0"), "set epsilon = inf and delta = inf"),
+        (OJA.replace("epsilon = inf", "epsilon = nan"), "set epsilon = inf and delta = inf"),
+        (OJA.replace("'none'", "'augment'"), 'oja cannot use centering = "augment"'),
+        (OJA.replace("'none'", "'private-mean'"), 'oja cannot use centering = "private-mean"'),
+        (OJA.replace("private = false", "private = 'perhaps'"), "stream.private: "),
+    ],
+)
+def test_what_is_not_private_is_meant(tmp_path: Path, text: str, expected: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(tmp_path, text)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_table_among_the_options_may_come_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMING_PCA_STREAM__OPTIONS__WARM_OPTIONS", '{"batch_size": 512}')
+    stream = load(tmp_path, GOOD + "estimator = 'tadadpo'\ncentering = 'none'\n").stream
+    assert stream.made.options.warm_options == {"batch_size": 512}
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

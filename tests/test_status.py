@@ -29,12 +29,12 @@ from streaming_pca.privacy.entries import (
     entry_hash,
 )
 from streaming_pca.privacy.parameters import Charge
+from streaming_pca.release import ACCURACY
 from streaming_pca.service.checkpoint import open_ledger
 from streaming_pca.service.clients import group_consumer
 from streaming_pca.service.status import describe_status
 from streaming_pca.service.topics import create_topics, find_topics
 from streaming_pca.settings import Settings
-from streaming_pca.wire import ACCURACY
 from tests.command import call
 from tests.kafka.stream import wait_for
 from tests.test_cli import closed_port, one_line, run
@@ -170,7 +170,11 @@ def test_batches_releases_and_charges_are_those_of_the_ledger(written: Written) 
     a, b = written.status()
     assert a["batches"] == {"committed": 2, "abandoned": 1, "released": 2}
     assert a["records"] == 14
-    assert a["last_release"] == {"batch": 3, "created": "2026-01-03T00:00:00.000+00:00"}
+    assert a["last_release"] == {
+        "batch": 3,
+        "created": "2026-01-03T00:00:00.000+00:00",
+        "outcome": None,
+    }
     assert a["accuracy"] == {"explained_variance": [2.5], **dict.fromkeys(ACCURACY)}
     assert a["charged"] == {
         "by_stream": {"epsilon": "1", "delta": "1/1000000"},
@@ -294,6 +298,16 @@ def test_what_the_last_release_says_of_its_accuracy_is_shown(written: Written, c
     text = call(capfd, "status", "--config", written.config)
     found = [line[16:] for line in text.stdout.splitlines() if line.startswith("  explained ")]
     assert found == ["2.5 ± 0.12; of 10 ± 0.4 (25%); angle ≤ 3.2° (95%, noise alone)", "2.5"]
+
+
+def test_what_the_last_batch_came_to_is_shown(written: Written, capfd: Capture) -> None:
+    written.records(10, 0)
+    written.reserve("a", 1, (0, 0, 5))
+    written.answer("a", 1, version=3, outcome="no-scale")
+    a, _ = written.status()
+    assert a["last_release"]["outcome"] == "no-scale"
+    text = call(capfd, "status", "--config", written.config)
+    assert "  last release  batch 1, 2026-01-01T00:00:00.000+00:00, no-scale" in text.stdout.splitlines()
 
 
 def test_a_stream_without_topics_is_a_problem_and_the_others_are_shown(

@@ -19,12 +19,12 @@ from kafka import KafkaProducer
 
 from streaming_pca.cli.accuracy import explained_text
 from streaming_pca.embedded import EmbeddedBroker
+from streaming_pca.release import Release
 from streaming_pca.service import following
 from streaming_pca.service.clients import BrokerUnreachable
 from streaming_pca.service.following import FollowedRelease, NotARelease, follow_releases, last_release
 from streaming_pca.service.topics import TopicError
 from streaming_pca.settings import KafkaSettings
-from streaming_pca.wire import Release
 from tests.command import call
 from tests.kafka.test_broker import create
 from tests.test_cli import closed_port, one_line, run
@@ -132,6 +132,7 @@ def test_it_starts_with_the_latest_release_and_its_angle_to_the_one_before(
         "total_variance_error": None,
         "angle_bound": None,
         "created": "2026-01-03T00:00:00.000+00:00",
+        "outcome": None,
     }
 
 
@@ -155,6 +156,14 @@ def test_the_stream_is_named_by_its_file(capfd: Capture, published: Published, t
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["batch"] == 1
     one_line(call(capfd, "watch", "--config", config), 2, f"(a, {name}, c): name one with --stream")
+
+
+def test_what_a_batch_came_to_is_shown(capfd: Capture, published: Published) -> None:
+    published(release(1, version=3, outcome="learnt"), release(2, version=3, outcome="no-gap"))
+    lines = published.watch(capfd, "--from-beginning", "--count", 2)
+    assert [line["outcome"] for line in lines] == ["learnt", "no-gap"]
+    result = call(capfd, "watch", *published.arguments(), "--from-beginning", "--count", 2)
+    assert [line.partition("  2.5")[2] for line in result.stdout.splitlines()[1:]] == ["; learnt", "; no-gap"]
 
 
 def test_text_has_a_line_a_release_with_the_angle_in_degrees(capfd: Capture, published: Published) -> None:

@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from streaming_pca.estimators.base import Subspace
+from streaming_pca.estimators.outcome import Outcome
 from streaming_pca.privacy.users import hash_users
 from streaming_pca.records import RecordKind
+from streaming_pca.release import ACCURACY, Release
 from streaming_pca.service.publisher import make_release
 from streaming_pca.settings import StreamSettings
 from streaming_pca.wire import (
-    ACCURACY,
     Checkpoint,
     MalformedCheckpoint,
     PayloadCodec,
-    Release,
     decode_checkpoint,
     encode_checkpoint,
 )
@@ -351,7 +351,7 @@ def test_a_release_of_version_1_is_read_and_has_nothing_of_version_2() -> None:
         {"angle_bound": -0.1},
         {"angle_bound": 1.6},
         {"angle_bound": math.nan},
-        {"version": 3},
+        {"version": 4},
         {"angle": 0.1},
     ],
 )
@@ -376,6 +376,87 @@ def test_a_subspace_that_says_how_exact_it_is_is_published_as_version_2() -> Non
     # Not null, and so unknown, in its JSON: the estimator is at fault.
     with pytest.raises(ValidationError):
         make_release(stream, replace(plain, total_variance=math.nan), 1, 10)
+
+
+PLAIN = StreamSettings(name="s", input="in", dim=2, rank=1, epsilon=1.0, delta=1e-6)
+NOT_PRIVATE = StreamSettings(
+    name="s",
+    input="in",
+    dim=2,
+    rank=1,
+    epsilon=math.inf,
+    delta=math.inf,
+    private=False,
+    estimator="oja",
+    centering="none",
+)
+
+
+def test_an_outcome_makes_version_3_and_nothing_else_does_to_a_private_stream() -> None:
+    plain = Subspace(np.array([[0.6, 0.8]]), np.array([2.0]), None)
+    for outcome in Outcome:
+        data = make_release(PLAIN, replace(plain, outcome=outcome), 1, 10)
+        assert json.loads(data) | {"version": 3, "outcome": outcome.value} == json.loads(data)
+        assert "private" not in json.loads(data)
+        release = Release.from_bytes(data)
+        assert (release.version, release.outcome, release.private) == (3, outcome.value, True)
+        assert release.to_bytes() == data
+    exact = make_release(PLAIN, replace(plain, outcome=Outcome.LEARNT, angle_bound=0.5), 1, 10)
+    assert (Release.from_bytes(exact).version, Release.from_bytes(exact).angle_bound) == (3, 0.5)
+
+
+def test_releases_of_versions_1_and_2_have_the_bytes_that_they_had() -> None:
+    head = (
+        '{"schema_name":"streaming-pca.release","version":%d,"kind":"subspace","stream":"s","batch":1,'
+        '"records":10,"dim":2,"rank":1,"estimator":"adaptive","components":[[0.6,0.8]],'
+        '"explained_variance":[2.0],%s"mean":null,"epsilon":1.0,"delta":1e-6,"adjacency":"replace-one",'
+        '"privacy_unit":"message","feature_names":null,"created":"%s"}'
+    )
+    plain = Subspace(np.array([[0.6, 0.8]]), np.array([2.0]), None)
+    for subspace, version, said in (
+        (plain, 1, ""),
+        (replace(plain, angle_bound=0.5), 2, '"angle_bound":0.5,'),
+    ):
+        data = make_release(PLAIN, subspace, 1, 10)
+        created = Release.from_bytes(data).created
+        assert data.decode() == head % (version, said, created)
+
+
+def test_a_stream_that_is_not_private_promises_nothing() -> None:
+    data = make_release(NOT_PRIVATE, Subspace(np.array([[0.6, 0.8]]), np.array([2.0]), None), 1, 10)
+    found = json.loads(data, parse_constant=pytest.fail)
+    assert {name: found[name] for name in ("version", "private", "epsilon", "delta", "adjacency")} == {
+        "version": 3,
+        "private": False,
+        "epsilon": None,
+        "delta": None,
+        "adjacency": "none",
+    }
+    assert "outcome" not in found
+    assert Release.from_bytes(data).to_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"version": 2, "outcome": "learnt"}, "version 2 is private, and has no outcome"),
+        ({"version": 1, "private": False, **dict.fromkeys(ACCURACY)}, "version 1 is private"),
+        ({"version": 3, "private": False}, "epsilon and delta are null"),
+        ({"version": 3, "private": False, "epsilon": None}, "epsilon and delta are null"),
+        ({"version": 2, "delta": None}, "epsilon and delta are null"),
+        ({"version": 3, "outcome": "Learnt!"}, "match pattern"),
+        ({"version": 3, "outcome": ""}, "match pattern"),
+        ({"version": 3, "outcome": "x" * 65}, "match pattern"),
+    ],
+)
+def test_a_release_that_contradicts_itself_is_none(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=f"not a release: .*{words}"):
+        Release.from_bytes(json.dumps(accurate(**changes)).encode())
+
+
+def test_an_outcome_of_times_to_come_is_read() -> None:
+    data = json.dumps(accurate(version=3, outcome="no-such-word-yet")).encode()
+    assert Release.from_bytes(data).outcome == "no-such-word-yet"
 
 
 def test_a_message_key_leaves_the_codec_as_a_keyed_hash_only() -> None:

@@ -15,6 +15,7 @@ from streaming_pca.cli import (
     config,
     demo,
     estimators,
+    experiment,
     ledger,
     produce,
     status,
@@ -45,6 +46,7 @@ app.command()(status.status)
 app.add_typer(config.app, name="config")
 app.command()(estimators.estimators)
 app.command()(audit.audit)
+app.command()(experiment.experiment)
 app.command()(demo.demo)
 
 
@@ -69,6 +71,7 @@ def main() -> NoReturn:
 def _status_of(error: Exception) -> int | None:
     """Exit status of an error that a user can mend; None for a bug."""
     from streaming_pca.embedded import EmbeddedBrokerUnavailable
+    from streaming_pca.experiments.results import ExperimentError
     from streaming_pca.privacy.audit import AuditError
     from streaming_pca.privacy.errors import ParameterError
     from streaming_pca.service.clients import BrokerUnreachable
@@ -84,6 +87,7 @@ def _status_of(error: Exception) -> int | None:
         | ConfigurationError
         | CopyError
         | EmbeddedBrokerUnavailable
+        | ExperimentError
         | ParameterError
         | RecordFileError
         | TopicError

@@ -47,7 +47,7 @@ def _print(facts: dict[str, Any]) -> None:
         "standing": f"{facts['standing']}, {_leader(facts['leader'])}",
         "batches": ", ".join(f"{number} {name}" for name, number in batches.items()),
         "records": str(facts["records"]),
-        "last release": "none" if release is None else f"batch {release['batch']}, {release['created']}",
+        "last release": "none" if release is None else _release(release),
         **({} if release is None else {"explained": explained_text(facts["accuracy"])}),
         "lag": f"{lag['total']} offsets in {len(lag['partitions'])} partitions of {facts['input']}",
         **_charges(facts),
@@ -56,6 +56,11 @@ def _print(facts: dict[str, Any]) -> None:
     out.print(facts["stream"], markup=False, highlight=False, soft_wrap=True)
     for name, value in rows.items():
         out.print(f"  {name:<13} {value}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _release(release: dict[str, Any]) -> str:
+    outcome = "" if release["outcome"] is None else f", {release['outcome']}"
+    return f"batch {release['batch']}, {release['created']}{outcome}"
 
 
 def _leader(leader: dict[str, Any] | None) -> str:

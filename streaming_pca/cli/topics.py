@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -26,7 +27,11 @@ StreamOption = Annotated[
 def topics_create(
     config: ConfigOption,
     cap: Annotated[
-        str, typer.Option(help="EPSILON,DELTA that no record may ever pass, by all jobs together.")
+        str,
+        typer.Option(
+            help="EPSILON,DELTA that no record may ever pass, by all jobs together; "
+            "inf,inf for none, which a stream that is not private needs."
+        ),
     ],
     partitions: Annotated[int, typer.Option(min=1, help="Partitions of the input topic.")] = 3,
     replication: Annotated[
@@ -86,6 +91,8 @@ def topics_create(
             f"delta {format_rational(opened.cap.delta)} ({opened.filter} composition)",
             highlight=False,
         )
+        if opened.cap.epsilon == math.inf or opened.cap.delta >= 1:
+            out.print("such a cap protects no record: a job may charge it anything", highlight=False)
 
 
 @app.command("check")

@@ -149,6 +149,7 @@ def _facts(item: FollowedRelease) -> dict[str, Any]:
         "principal_angle": item.principal_angle,
         **release.accuracy,
         "created": release.created,
+        "outcome": release.outcome,
     }
 
 
@@ -157,7 +158,10 @@ def _cells(item: FollowedRelease) -> tuple[str, ...]:
 
     release = item.release
     angle = "-" if item.principal_angle is None else f"{math.degrees(item.principal_angle):.3f}°"
-    return str(release.batch), str(release.records), angle, release.created, explained_text(release.accuracy)
+    said = explained_text(release.accuracy)
+    if release.outcome is not None:
+        said = f"{said}; {release.outcome}"
+    return str(release.batch), str(release.records), angle, release.created, said
 
 
 def _print_line(cells: tuple[str, ...]) -> None:

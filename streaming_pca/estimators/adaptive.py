@@ -115,6 +115,7 @@ class AdaptivePCA(Estimator[AdaptiveState, AdaptiveOptions]):
     )
     options_type: ClassVar[type[AdaptiveOptions]] = AdaptiveOptions
     state_type: ClassVar[type[AdaptiveState]] = AdaptiveState
+    centerings: ClassVar[tuple[str, ...]] = ("augment", *Estimator.centerings)
 
     def init(self, rng: np.random.Generator) -> AdaptiveState:
         """No records; a uniformly random basis for the block route to start from."""

@@ -77,6 +77,7 @@ class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):
     )
     options_type: ClassVar[type[AnalyzeGaussOptions]] = AnalyzeGaussOptions
     state_type: ClassVar[type[AnalyzeGaussState]] = AnalyzeGaussState
+    centerings: ClassVar[tuple[str, ...]] = ("augment", *Estimator.centerings)
 
     def init(self, rng: np.random.Generator) -> AnalyzeGaussState:
         """No records, zero matrix; needs no randomness."""

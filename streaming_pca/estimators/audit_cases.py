@@ -18,6 +18,9 @@ floats     is the answer a double that float noise on the float sum can give?
 radius     a record among those that the clip radius is found on
 mean       with ``centering = "private-mean"``, one in the share that finds the mean
 =========  ==================================================================
+
+Estimators whose records meet several mechanisms have cases of their own
+(:mod:`~streaming_pca.estimators.audit_composed`).
 """
 
 from __future__ import annotations
@@ -29,18 +32,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.estimators.audit_composed import COMPOSED_CASES
 from streaming_pca.estimators.audit_setups import (
     SETUPS,
     AnyEstimator,
     Matrix,
     Record,
     Setup,
+    case_of,
     claim_of,
     counts_epsilon,
     made,
 )
 from streaming_pca.estimators.registry import ESTIMATORS
-from streaming_pca.privacy.audit import AuditError, Case, Claim, mu_of_pure, repeated
+from streaming_pca.privacy.audit import AuditError, Case, Claim, mu_of_pure
 from streaming_pca.privacy.audit_mechanisms import MECHANISM_CASES, mechanism_cases
 from streaming_pca.privacy.calibration import CalibrationError
 from streaming_pca.privacy.errors import ParameterError
@@ -126,7 +131,7 @@ def estimator_cases(
     Parameters
     ----------
     estimator_type : type
-        Its setup is found by its card's id.
+        Its setup, or its own cases, are found by its card's id.
     epsilon, delta : float
     cut : callable
         Where the next batch of a stream ends.
@@ -134,9 +139,11 @@ def estimator_cases(
     Raises
     ------
     AuditError
-        If the estimator has no setup.
+        If the estimator has neither a setup nor cases of its own.
     """
     name = estimator_type.card.id
+    if name in COMPOSED_CASES:
+        return COMPOSED_CASES[name](estimator_type, epsilon, delta)
     if name not in SETUPS:
         raise AuditError(
             f"{name} has no worst-case neighbours yet: add its Setup to estimators/audit_setups.py"
@@ -173,7 +180,7 @@ def _mean(setup: Setup, estimator_type: type[AnyEstimator], epsilon: float, delt
 
     mu = 1 / float(plan.parameters["mean"]["sigma_over_sensitivity"])
     claim = Claim(float(plan.charge.epsilon), float(plan.charge.delta), mu)
-    return Case(f"{estimator.card.id}/mean", estimator.card.id, claim, repeated(run))
+    return case_of(estimator, "mean", claim, run)
 
 
 def _make(
@@ -229,9 +236,8 @@ def _case(
             state = after
         return score
 
-    name = estimator.card.id
     claim = Claim(counts, 0.0, mu_of_pure(counts)) if counts else claim_of(plan, probe.contributions)
-    return Case(f"{name}/{probe.name}", name, claim, repeated(run))
+    return case_of(estimator, probe.name, claim, run)
 
 
 def _clipped(setup: Setup, state: Any, record: Record) -> Matrix:
@@ -261,7 +267,10 @@ def find_cases(estimator: str | None, mechanism: str | None, epsilon: float, del
     if estimator is not None and estimator not in ESTIMATORS:
         raise AuditError(f"no estimator {estimator!r}; known: {', '.join(sorted(ESTIMATORS))}")
     mechanisms = sorted(MECHANISM_CASES) if everything else [] if mechanism is None else [mechanism]
-    estimators = sorted(ESTIMATORS) if everything else [] if estimator is None else [estimator]
+    private = sorted(id_ for id_, kind in ESTIMATORS.items() if kind.card.private)
+    if estimator is not None and estimator not in private:
+        raise AuditError(f"{estimator} is not private: there is nothing to audit")
+    estimators = private if everything else [] if estimator is None else [estimator]
     cases: list[Case] = []
     try:
         for name in mechanisms:

@@ -25,9 +25,11 @@ __all__ = [
     "Matrix",
     "Record",
     "Setup",
+    "case_of",
     "claim_of",
     "counts_epsilon",
     "made",
+    "oja_answer",
     "unreachable",
 ]
 
@@ -90,6 +92,11 @@ def counts_epsilon(plan: Plan) -> float:
     return float(parse_rational(counts["epsilon"])) if counts else 0.0
 
 
+def case_of(estimator: AnyEstimator, kind: str, claim: Claim, run: Callable[[bool], float]) -> Case:
+    """A case of an estimator, named by the kind of its neighbours."""
+    return Case(f"{estimator.card.id}/{kind}", estimator.card.id, claim, repeated(run))
+
+
 def made(
     estimator_type: type[AnyEstimator],
     dim: int,
@@ -149,7 +156,7 @@ def _radius(estimator_type: type[AnyEstimator], epsilon: float, delta: float) ->
         return math.log(estimator.update(start, batches[second]).covariance.noise)
 
     claim = Claim(charge, 0.0, mu_of_pure(charge))
-    return Case(f"{estimator.card.id}/radius", estimator.card.id, claim, repeated(run))
+    return case_of(estimator, "radius", claim, run)
 
 
 def _floats(estimator_type: type[AnyEstimator], epsilon: float, delta: float) -> Case:
@@ -168,7 +175,7 @@ def _floats(estimator_type: type[AnyEstimator], epsilon: float, delta: float) ->
         after = estimator.update(start, batches[second]).covariance
         return -float(np.count_nonzero(unreachable(after.moment * after.weight, exact)))
 
-    return Case(f"{estimator.card.id}/floats", estimator.card.id, claim_of(plan), repeated(run))
+    return case_of(estimator, "floats", claim_of(plan), run)
 
 
 def unreachable(answers: Matrix, sums: Matrix) -> NDArray[np.bool_]:
@@ -237,7 +244,7 @@ def _block_route(estimator_type: type[AnyEstimator], epsilon: float, delta: floa
         return float(np.sum(_block_answer(estimator, start, after, count) * difference))
 
     claim = claim_of(estimator.plan(start))
-    return [Case(f"{estimator.card.id}/block", estimator.card.id, claim, repeated(run))]
+    return [case_of(estimator, "block", claim, run)]
 
 
 # Private Oja.
@@ -245,7 +252,7 @@ def _block_route(estimator_type: type[AnyEstimator], epsilon: float, delta: floa
 _RATE = 1e-2
 
 
-def _oja_answer(estimator: AnyEstimator, before: Any, after: Any, transformed: int) -> Matrix:
+def oja_answer(estimator: AnyEstimator, before: Any, after: Any, transformed: int) -> Matrix:
     """The noisy sum M m, from B = orth(Q + eta M) and the inner B^T Q (Q^T M) Q^T B.
 
     Q + eta M = B T, so Q^T B T = I + eta Q^T M.
@@ -291,7 +298,7 @@ SETUPS: dict[str, Setup] = {
         options=lambda batch: {"batch_size": batch, "clip_radius": 1.0, "learning_rate": _RATE},
         worst=lambda state, kind: _basis_worst(state.basis, kind),
         contribution=lambda state, matrix: matrix @ state.basis,
-        answer=_oja_answer,
+        answer=oja_answer,
         sensitivity={RecordKind.FACTOR: 2.0, RecordKind.MATRIX: 2.0},
     ),
 }

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from streaming_pca.estimators.diagnostics import Diagnostics
 from streaming_pca.estimators.mean import LARGEST_SHARE, PrivateMean
+from streaming_pca.estimators.outcome import Outcome
 from streaming_pca.linalg.subspace import stable_signs
 from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy.parameters import Charge, PrivacyParameters
@@ -40,6 +41,9 @@ class State:
     """Records behind it."""
     components: NDArray[np.float64] | None = field(default=None, kw_only=True)
     """(k, d) rows that were released before the last batch: the signs of later ones follow them."""
+    outcome: str | None = field(default=None, kw_only=True)
+    """What the last batch came to, an :class:`~streaming_pca.estimators.outcome.Outcome`; None before
+    any, and where the algorithm learns from every batch."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,9 @@ class Subspace:
         Radians, in [0, pi/2]: with probability 0.95 over the noise, the largest
         principal angle to the subspace that the same clipped sums would have
         given without noise is at most this. pi/2 says nothing.
+    outcome : Outcome or None
+        What the last batch came to; None before any, and where the algorithm
+        learns from every batch.
     """
 
     components: Matrix
@@ -99,6 +106,7 @@ class Subspace:
     total_variance: float | None = None
     total_variance_error: float | None = None
     angle_bound: float | None = None
+    outcome: Outcome | None = None
 
 
 @dataclass(frozen=True)
@@ -163,6 +171,13 @@ class Estimator(ABC, Generic[S, O]):
     card: ClassVar[Card]
     options_type: ClassVar[type[Options]]
     state_type: ClassVar[type[State]]
+    centerings: ClassVar[tuple[str, ...]] = ("private-mean", "pairs", "none")
+    """Which ways to centre it can use, besides a public vector, which all can. "augment" gives one
+    direction to the constant: only for those that take it out of the subspace again."""
+
+    in_parts: ClassVar[bool] = False
+    """Whether each of a user's batches costs a part of the promise, by basic composition. What else such
+    a batch may hold must cost no more: with bounds that compose together, a mix would pass the promise."""
 
     def __init__(
         self,
@@ -175,12 +190,32 @@ class Estimator(ABC, Generic[S, O]):
     ) -> None:
         if not 1 <= k <= dim:
             raise ValueError(f"rank must lie between 1 and dim = {dim}, not {k}")
+        centering = preprocessing.centering
+        if isinstance(centering, str) and centering not in self.centerings:
+            known = ", ".join(f'"{name}"' for name in self.centerings)
+            raise ValueError(f'{self.card.id} cannot use centering = "{centering}": use {known} or a vector')
         self.dim, self.k = dim, k
         self.diagnostics = Diagnostics(privacy, diagnostics_share) if diagnostics_share else None
         self.privacy = privacy if self.diagnostics is None else self.diagnostics.rest
         self.preprocessing, self.options = preprocessing, options
-        centred = preprocessing.centering == "private-mean"
-        self.private_mean = PrivateMean(self.privacy, preprocessing) if centred else None
+        centred = centering == "private-mean"
+        self.private_mean = PrivateMean(self._privacy_of_mean, preprocessing) if centred else None
+
+    @property
+    def _privacy_of_mean(self) -> PrivacyParameters:
+        """What the mean's mechanisms may cost: any mix of them and the estimator's keeps the promise."""
+        if not self.in_parts:
+            return self.privacy
+        epsilon, delta = self.privacy.of_each_batch
+        return PrivacyParameters(epsilon=epsilon, delta=delta)
+
+    def _charge_of_mean(self, private_mean: PrivateMean) -> Charge:
+        """Of the mean in all batches that a unit of privacy may enter."""
+        charge = private_mean.charge
+        if not self.in_parts or charge.rho is None:
+            return charge
+        # Each of them was calibrated to its part of epsilon and delta: rhos add up.
+        return charge.model_copy(update={"rho": self.privacy.contributions * charge.rho})
 
     @abstractmethod
     def init(self, rng: np.random.Generator) -> S:
@@ -195,7 +230,7 @@ class Estimator(ABC, Generic[S, O]):
             plan = replace(
                 plan,
                 least=min(least, plan.count),
-                charge=plan.charge | self.private_mean.charge,
+                charge=plan.charge | self._charge_of_mean(self.private_mean),
                 parameters=plan.parameters | {"mean": self.private_mean.parameters},
             )
         if self.diagnostics is None:
@@ -257,7 +292,11 @@ class Estimator(ABC, Generic[S, O]):
         """The current subspace: post-processing of the state."""
         subspace = self._release(state)
         rows = np.ascontiguousarray(subspace.components)
-        subspace = replace(subspace, components=stable_signs(rows, state.components))
+        subspace = replace(
+            subspace,
+            components=stable_signs(rows, state.components),
+            outcome=None if state.outcome is None else Outcome(state.outcome),
+        )
         if self.private_mean is None:
             return subspace
         mean = self.private_mean.start if state.mean is None else state.mean

@@ -138,6 +138,7 @@ class BlockPCA(Estimator[BlockState, BlockOptions]):
     )
     options_type: ClassVar[type[BlockOptions]] = BlockOptions
     state_type: ClassVar[type[BlockState]] = BlockState
+    centerings: ClassVar[tuple[str, ...]] = ("augment", *Estimator.centerings)
 
     def init(self, rng: np.random.Generator) -> BlockState:
         """A uniformly random basis."""

@@ -57,6 +57,7 @@ __all__ = [
     "covariance_unit",
     "record_sizes",
     "residual_sizes",
+    "transformed",
 ]
 
 _SQRT2_UP = math.nextafter(math.sqrt(2), 2)
@@ -87,7 +88,7 @@ def block_sensitivity(kind: RecordKind) -> float:
     return 2.0 * _block_radius(kind)
 
 
-def _transformed(preprocessing: Preprocessing, block: Batch) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def transformed(preprocessing: Preprocessing, block: Batch) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Starts and float64 rows of a block's transformed records."""
     if preprocessing.kind is RecordKind.MATRIX:
         block = _whole_matrices(block)
@@ -111,7 +112,7 @@ def record_sizes(batch: Batch, preprocessing: Preprocessing) -> NDArray[np.float
     """
 
     def kernel(block: Batch) -> NDArray[np.float64]:
-        starts, rows = _transformed(preprocessing, block)
+        starts, rows = transformed(preprocessing, block)
         out = np.zeros(len(starts) - 1)
         record_squared_norms(rows, starts, out)
         return out if batch.kind is RecordKind.FACTOR else np.sqrt(out)
@@ -129,7 +130,7 @@ def residual_sizes(
     basis, centre = np.ascontiguousarray(basis), np.ascontiguousarray(centre)
 
     def kernel(block: Batch) -> NDArray[np.float64]:
-        starts, rows = _transformed(preprocessing, block)
+        starts, rows = transformed(preprocessing, block)
         out = np.zeros(len(starts) - 1)
         residual_norms(rows, starts, batch.kind is RecordKind.MATRIX, basis, centre, out)
         return out
@@ -154,7 +155,7 @@ class _Covariance:
         self.shape: tuple[int, ...] = (self.dim * self.dim + 1,)
 
     def __call__(self, block: Batch) -> NDArray[np.int64]:
-        starts, rows = _transformed(self.preprocessing, block)
+        starts, rows = transformed(self.preprocessing, block)
         z = np.empty_like(rows)
         if self.preprocessing.kind is RecordKind.MATRIX:
             clipped = quantise_matrices(rows, starts, self.per_unit, z)
@@ -194,7 +195,7 @@ class _Block:
         self.shape: tuple[int, ...] = (basis.size + 1,)
 
     def __call__(self, block: Batch) -> NDArray[np.int64]:
-        starts, rows = _transformed(self.preprocessing, block)
+        starts, rows = transformed(self.preprocessing, block)
         z = np.empty_like(rows)
         if self.preprocessing.kind is RecordKind.MATRIX:
             quantise_matrices(rows, starts, math.inf, z)
@@ -231,7 +232,7 @@ class _CentredBlock:
             self.centre = np.ldexp(np.ascontiguousarray(self.lattice_centre), -20) * radius
 
     def __call__(self, block: Batch) -> NDArray[np.int64]:
-        starts, rows = _transformed(self.preprocessing, block)
+        starts, rows = transformed(self.preprocessing, block)
         z = np.empty_like(rows)
         total = np.zeros(self.basis.shape, dtype=np.int64)
         if self.preprocessing.kind is RecordKind.MATRIX:
@@ -268,7 +269,7 @@ class _TightBlock:
         self.centre = centre
 
     def __call__(self, block: Batch) -> NDArray[np.int64]:
-        starts, rows = _transformed(self.preprocessing, block)
+        starts, rows = transformed(self.preprocessing, block)
         total = np.zeros(self.basis.shape, dtype=np.int64)
         of_matrices = self.preprocessing.kind is RecordKind.MATRIX
         clipped = sum_residuals(rows, starts, of_matrices, self.basis, self.centre, self.per_unit, total)

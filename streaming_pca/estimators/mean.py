@@ -37,6 +37,9 @@ multiplier of its sums, g' the largest part of delta that c of its
 discretisation gaps take, g that of c of the mean's. By
 :func:`~streaming_pca.privacy.calibration.lattice_sigma` g and g' are at most delta/2.
 
+(An estimator whose batch has r mechanisms on one record has z' sqrt(r) in each: as one of z' together.
+One whose batches cost a part of the promise each has a mean that does too.)
+
 - z' >= z: a mix is no worse than c Gaussians of multiplier z, which are (epsilon,
   delta/2 - g), and its gaps take max(g, g') <= delta/2.
 - z' < z: a mix is no worse than c of z', which are (epsilon, delta - g'), and its

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from streaming_pca.estimators.base import Card, Estimator, Options, Plan, State, Subspace
+from streaming_pca.estimators.base import Card, Estimator, Plan, State, Subspace
 from streaming_pca.estimators.contributions import block_sensitivity, block_sum
+from streaming_pca.estimators.learning_rates import LearningRates
 from streaming_pca.linalg.lattice import MAX_RECORDS
 from streaming_pca.linalg.subspace import orthonormalise, ritz_pairs
 from streaming_pca.privacy.calibration import gaussian_rho, lattice_sigma, textbook_multiplier
@@ -21,7 +22,7 @@ from streaming_pca.records import Batch
 __all__ = ["PrivateOja", "PrivateOjaOptions", "PrivateOjaState"]
 
 
-class PrivateOjaOptions(Options):
+class PrivateOjaOptions(LearningRates):
     """Settings of :class:`PrivateOja`; the paper's inputs (003, line 128)."""
 
     sizing: ClassVar[frozenset[str]] = frozenset({"batch_size"})
@@ -30,16 +31,6 @@ class PrivateOjaOptions(Options):
     """R, for ``|A_i Q|_F``; in squared units of the records, public. No default can be right."""
     batch_size: int = Field(default=4096, ge=2, le=MAX_RECORDS)
     """Records B of a batch."""
-    learning_rate: float = Field(default=1.0, gt=0)
-    """c of eta_t = c / (t + offset), the family of 003 appendix F.2, in
-    inverse squared units of the records."""
-    offset: float = Field(default=10.0, ge=0)
-    """Of the steps t in eta_t: keeps the first ones small."""
-    decay_after: int | None = Field(default=None, ge=1)
-    """From step tau = ``decay_after`` on, eta_t is multiplied by
-    ``((tau + offset)/(t + offset))**decay_power``."""
-    decay_power: float = Field(default=0.5, ge=0)
-    """See ``decay_after``."""
     calibration: Literal["paper", "analytic"] = "paper"
     """The printed noise multiplier, or the smallest one; the same promise."""
 
@@ -53,13 +44,6 @@ class PrivateOjaOptions(Options):
     def largest_batch(self) -> int:
         """The most records that any plan asks for."""
         return self.batch_size
-
-    def rate(self, t: int) -> float:
-        """eta_t, t from 1."""
-        eta = self.learning_rate / (t + self.offset)
-        if self.decay_after is not None and t > self.decay_after:
-            eta *= ((self.decay_after + self.offset) / (t + self.offset)) ** self.decay_power
-        return eta
 
 
 @dataclass(frozen=True)
@@ -112,14 +96,6 @@ class PrivateOja(Estimator[PrivateOjaState, PrivateOjaOptions]):
     options_type: ClassVar[type[PrivateOjaOptions]] = PrivateOjaOptions
     state_type: ClassVar[type[PrivateOjaState]] = PrivateOjaState
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if self.preprocessing.centering == "augment":
-            raise ValueError(
-                'private-oja cannot use centering = "augment": '
-                'use "private-mean", "pairs", "none" or a vector'
-            )
-
     def init(self, rng: np.random.Generator) -> PrivateOjaState:
         """A uniformly random basis."""
         basis = orthonormalise(rng.standard_normal((self.dim, self.k)))
@@ -165,7 +141,7 @@ class PrivateOja(Estimator[PrivateOjaState, PrivateOjaOptions]):
         exact = block_sum(batch, self.preprocessing, state.basis, self.options.clip_radius)
         noisy = gaussian_on_symmetric_space(exact.total, state.basis, self._sigma())
         mean = noisy * (exact.unit / max(len(batch) // self.preprocessing.units, 1))
-        step = self.options.rate(state.batch + 1)
+        step = self.options.rate(state.batch + 1, self.dim, state.records + len(batch))
         basis = orthonormalise(state.basis + step * mean)
         inner = basis.T @ state.basis @ (state.basis.T @ mean) @ (state.basis.T @ basis)
         new = PrivateOjaState(

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from streaming_pca.estimators.adaptive import AdaptivePCA
-from streaming_pca.estimators.analyze_gauss import AnalyzeGauss
 from streaming_pca.estimators.base import Estimator
-from streaming_pca.estimators.block import BlockPCA
-from streaming_pca.estimators.private_oja import PrivateOja
+from streaming_pca.estimators.oja import OjaPCA
+from streaming_pca.estimators.tadadpo import TadaDPO
+from streaming_pca.estimators.warm_starts import WARM_STARTS
 
 __all__ = ["ESTIMATORS", "find"]
 
+_OTHERS: tuple[type[Estimator[Any, Any]], ...] = (OjaPCA, TadaDPO)
+
 ESTIMATORS: dict[str, type[Estimator[Any, Any]]] = {
-    e.card.id: e for e in (AdaptivePCA, AnalyzeGauss, BlockPCA, PrivateOja)
+    e.card.id: e for e in sorted((*WARM_STARTS.values(), *_OTHERS), key=lambda e: e.card.id)
 }
 
 

@@ -66,6 +66,7 @@ from numpy.typing import NDArray
 
 from streaming_pca.linalg.clipping import matrix_scale, product_norm_squared, units_of_image
 from streaming_pca.linalg.lattice import MATRIX_RADIUS, RADIUS
+from streaming_pca.linalg.products import record_image
 from streaming_pca.linalg.rounding import (
     COUNTED_AS_CLIPPED,
     NO_EXPONENT,
@@ -255,28 +256,6 @@ def _add_residual(
 
 
 @njit(cache=True, nogil=True)
-def _times(a: NDArray[np.float64], b: NDArray[np.float64], out: NDArray[np.float64]) -> None:
-    """out = a b; every entry is summed in the order of b's rows."""
-    out[:, :] = 0.0
-    for i in range(a.shape[0]):
-        for j in range(a.shape[1]):
-            v = a[i, j]
-            for c in range(b.shape[1]):
-                out[i, c] += v * b[j, c]
-
-
-@njit(cache=True, nogil=True)
-def _transposed_times(a: NDArray[np.float64], b: NDArray[np.float64], out: NDArray[np.float64]) -> None:
-    """out = a^T b; every entry is summed in the order of the rows."""
-    out[:, :] = 0.0
-    for i in range(a.shape[0]):
-        for j in range(a.shape[1]):
-            v = a[i, j]
-            for c in range(b.shape[1]):
-                out[j, c] += v * b[i, c]
-
-
-@njit(cache=True, nogil=True)
 def sum_residuals(
     rows: NDArray[np.float64],
     starts: NDArray[np.int64],
@@ -317,13 +296,9 @@ def sum_residuals(
         image[:, :] = 0.0
         if e == NO_EXPONENT or not scale_down(x, e, scaled) < math.inf:
             e = 0
-        elif of_matrices:
-            _times(scaled, basis, image)
         else:
-            seen = np.empty((x.shape[0], k))
-            _times(scaled, basis, seen)
-            _transposed_times(scaled, seen, image)
-            e = 2 * e
+            record_image(scaled, of_matrices, basis, image)
+            e = e if of_matrices else 2 * e
         if _add_residual(image, 1.0, e, centre, per_unit, radius, residual, total):
             clipped += 1
     return clipped

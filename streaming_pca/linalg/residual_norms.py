@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from streaming_pca.linalg.centred import _times, _transposed_times
+from streaming_pca.linalg.products import record_image
 
 __all__ = ["residual_norms"]
 
@@ -40,14 +40,7 @@ def residual_norms(
     image = np.empty((d, k))
     for i in range(starts.shape[0] - 1):
         x = rows[starts[i] : starts[i + 1]]
-        image[:, :] = 0.0
-        if of_matrices:
-            if x.shape[0] > 0:
-                _times(x, basis, image)
-        else:
-            seen = np.empty((x.shape[0], k))
-            _times(x, basis, seen)
-            _transposed_times(x, seen, image)
+        record_image(x, of_matrices, basis, image)
         total = 0.0
         for j in range(d):
             for c in range(k):

@@ -1,4 +1,4 @@
-"""The exact price of Gaussian noise, evaluated at high precision.
+"""The exact price of Gaussian noise, and of zCDP, evaluated at high precision.
 
 :class:`~streaming_pca.privacy.parameters.Charge` reads a float as the decimal
 that prints it, so ``epsilon`` and ``delta`` are taken as the smaller of float
@@ -11,6 +11,7 @@ import math
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 from scipy.special import ndtri
 
 from streaming_pca.privacy.errors import (
@@ -20,7 +21,7 @@ from streaming_pca.privacy.errors import (
     require_positive,
 )
 
-__all__ = ["gaussian_delta", "gaussian_multiplier", "pure_epsilon"]
+__all__ = ["gaussian_delta", "gaussian_multiplier", "greatest_rho", "pure_epsilon"]
 
 # What a charge can hold, and less noise than it allows: further out, arguments outgrow the evaluations.
 _GREATEST_EPSILON = 1e12
@@ -158,6 +159,45 @@ def pure_epsilon(multiplier: float) -> float:
         while mpmath.mpf(epsilon) > exact or mpmath.mpf(repr(epsilon)) > exact:
             epsilon = math.nextafter(epsilon, 0.0)
     return epsilon
+
+
+@lru_cache(maxsize=1024, typed=True)
+def greatest_rho(epsilon: float, delta: float) -> float:
+    """Largest rho for which every rho-zCDP mechanism is (epsilon, delta)-DP, to a part in 10**4.
+
+    Returns
+    -------
+    float
+        Rounded down.
+
+    Raises
+    ------
+    ParameterError
+        If a parameter is out of its range.
+    CalibrationError
+        If epsilon is too small for a float to hold such a rho.
+
+    Notes
+    -----
+    Canonne, Kamath and Steinke 2020, Corollary 13: for every alpha > 1, rho-zCDP
+    gives delta = exp((alpha - 1)(alpha rho - epsilon)) (1 - 1/alpha)^alpha/(alpha - 1).
+    Solved for rho; any alpha is sound, so a grid will do.
+    """
+    _check_epsilon(epsilon)
+    require_open_unit("delta", delta)
+    import mpmath
+
+    orders = 1 + np.exp(np.linspace(-14.0, 40.0, 20_001))
+    tails = math.log(delta) + np.log(orders - 1) - orders * np.log1p(-1 / orders)
+    best = float(orders[np.argmax((epsilon + tails / (orders - 1)) / orders)])
+    with mpmath.workdps(_DIGITS):
+        e, d = (min(mpmath.mpf(repr(x)), mpmath.mpf(x)) for x in (float(epsilon), float(delta)))
+        a = mpmath.mpf(best)
+        tail = mpmath.log(d) + mpmath.log(a - 1) - a * mpmath.log1p(-1 / a)
+        rho = float((e + tail / (a - 1)) / a * (1 - mpmath.mpf(10) ** -12))
+    if not rho > 0:
+        raise CalibrationError(f"epsilon = {epsilon:g} is too small for zCDP: raise epsilon or delta")
+    return rho
 
 
 def _check_epsilon(epsilon: float) -> None:

@@ -21,8 +21,12 @@ from streaming_pca.privacy.audit import AuditError, Case, Claim, mu_of_pure, rep
 from streaming_pca.privacy.calibration import lattice_sigma
 from streaming_pca.privacy.mechanisms import (
     AboveThreshold,
+    NoiseAhead,
     gaussian_histogram,
     gaussian_histogram_argmax,
+    gaussian_modes,
+    gaussian_modes_threshold,
+    gaussian_on_message,
     gaussian_on_symmetric,
     gaussian_on_symmetric_space,
     gaussian_on_vector,
@@ -31,6 +35,7 @@ from streaming_pca.privacy.mechanisms import (
     laplace_scale,
     private_quantile,
     stability_histogram,
+    stability_modes,
     stability_threshold,
 )
 
@@ -120,6 +125,18 @@ def _draw_and_exit(writing: int, answer: Callable[[bool], float], n: int) -> Non
 def _vector(epsilon: float, delta: float) -> list[Case]:
     difference = np.array([2 * _STEP, -_STEP, _STEP], dtype=np.int64)
     return _gaussian_cases("gaussian_on_vector", epsilon, delta, difference, 3.0, gaussian_on_vector)
+
+
+def _message(epsilon: float, delta: float) -> list[Case]:
+    difference = np.array([_STEP, -_STEP], dtype=np.int64)
+    return _gaussian_cases(
+        "gaussian_on_message",
+        epsilon,
+        delta,
+        difference,
+        2.0,
+        lambda message, sigma: gaussian_on_message(message, NoiseAhead(1, message.size, sigma), sigma),
+    )
 
 
 def _symmetric(epsilon: float, delta: float) -> list[Case]:
@@ -242,6 +259,42 @@ def _laplace_histogram(epsilon: float, delta: float) -> list[Case]:
     return [Case("laplace_histogram", "laplace_histogram", claim, repeated(answer))]
 
 
+def _gaussian_modes(epsilon: float, delta: float) -> list[Case]:
+    """A record moves from the one full bin to the other, in each of many histograms."""
+    histograms = 16
+    _, rho, _ = _two_bins(epsilon, delta)
+    enough = gaussian_modes_threshold(histograms, rho, delta) + math.ceil(20 * math.sqrt(histograms / rho))
+    inputs = _full_bins(histograms, enough)
+
+    def answer(second: bool) -> float:
+        return float(gaussian_modes(inputs[second], rho, delta).bins.sum() - histograms // 2)
+
+    # At these scales discrete and rounded noise are near; delta is for bins of one record.
+    gap = 2 * histograms * _distance_to_rounded(math.sqrt(histograms / rho))
+    claim = Claim(epsilon, delta, math.sqrt(2 * rho), gap)
+    return [Case("gaussian_modes", "gaussian_modes", claim, repeated(answer))]
+
+
+def _stability_modes(epsilon: float, delta: float) -> list[Case]:
+    """A record leaves the one full bin for the other."""
+    inputs = _full_bins(1, stability_threshold(epsilon, delta) + math.ceil(20 / epsilon))
+
+    def answer(second: bool) -> float:
+        return float(stability_modes(inputs[second], epsilon, delta).bins[0])
+
+    # No mu: an event of probability delta may tell everything.
+    return [Case("stability_modes", "stability_modes", Claim(epsilon, delta, math.inf), repeated(answer))]
+
+
+def _full_bins(histograms: int, enough: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Bins 0 and 1 of each histogram: one more in the first, or one more in the second."""
+    first, second = (
+        np.repeat(np.array([0, 1], dtype=np.int32), counts)
+        for counts in ((enough + 1, enough), (enough, enough + 1))
+    )
+    return np.tile(first, (histograms, 1)), np.tile(second, (histograms, 1))
+
+
 def _two_bins(epsilon: float, delta: float) -> tuple[tuple[Integers, Integers], float, Claim]:
     """A record changes bins; the rho-zCDP that implies (epsilon, delta).
 
@@ -285,6 +338,7 @@ def _above_threshold(epsilon: float, delta: float) -> list[Case]:
 
 MECHANISM_CASES: dict[str, Callable[[float, float], list[Case]]] = {
     "gaussian_on_vector": _vector,
+    "gaussian_on_message": _message,
     "gaussian_on_symmetric": _symmetric,
     "gaussian_on_symmetric_space": _symmetric_space,
     "laplace_on_vector": _laplace,
@@ -293,6 +347,8 @@ MECHANISM_CASES: dict[str, Callable[[float, float], list[Case]]] = {
     "gaussian_histogram": _histogram,
     "gaussian_histogram_argmax": _argmax,
     "laplace_histogram": _laplace_histogram,
+    "gaussian_modes": _gaussian_modes,
+    "stability_modes": _stability_modes,
     "AboveThreshold": _above_threshold,
 }
 """By the names in ``privacy.mechanisms``; a mechanism without a case fails a test."""

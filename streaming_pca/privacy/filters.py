@@ -32,7 +32,9 @@ argument.) All batches of all such jobs, in whatever order they interleave and
 however each was chosen from earlier answers, are sqrt(sum M_j^2)-GDP, the
 counts apart (Dong, Roth and Su 2022, Theorem 3.2 and
 Corollary 3.3; that a cap on this sum holds adaptively: Smith and Thakurta 2022).
-That is the trade-off of independent Gaussians, one a job, for which adding
+(Estimators with ``in_parts`` have batches that cost (epsilon_j/c_j, delta_j/c_j) each, which add up to
+the job's charge in any order, by basic composition with the rest; so has output perturbation
+a part of delta.) That is the trade-off of independent Gaussians, one a job, for which adding
 (epsilon_j, delta_j) is basic composition and adding rhos is zCDP's. So the rule
 that adds the jobs' largest charges is a filter for users as it is for records.
 """
@@ -47,7 +49,7 @@ from functools import lru_cache
 from streaming_pca.privacy.entries import Cap, OffsetSpan, Opened
 from streaming_pca.privacy.parameters import Charge, format_rational
 
-__all__ = ["BudgetExceeded", "approximate", "within_cap"]
+__all__ = ["BudgetExceeded", "approximate", "left_of", "within_cap"]
 
 _LONGEST = 60
 
@@ -135,6 +137,13 @@ def within_cap(spent: Charge, cap: Cap, rule: str) -> bool:
         if low > most:
             return False
         digits *= 2
+
+
+def left_of(cap: Fraction | float, spent: Fraction | float) -> Fraction | float:
+    """What a cap leaves, of the same type: an infinite one has room for infinity too."""
+    if cap == math.inf:
+        return cap
+    return cap - spent if spent < cap else type(cap)(0)
 
 
 def approximate(value: Fraction | float) -> str:

@@ -160,6 +160,15 @@ class PrivacyParameters(BaseModel):
             raise ValueError(f"contributions must be at least 1, not {self.contributions}")
         return self
 
+    @property
+    def of_each_batch(self) -> tuple[float, float]:
+        """(epsilon, delta) that ``contributions`` batches may cost each, by basic composition."""
+        if self.contributions == 1:
+            return self.epsilon, self.delta
+        # A little less than the part, so that roundings cannot add up to more than the whole.
+        part = (1 - 1e-12) / self.contributions
+        return self.epsilon * part, self.delta * part
+
     def charge(self, rho: Fraction | float | None = None) -> Charge:
         """The whole promise as one charge."""
         return Charge(epsilon=parse_rational(self.epsilon), delta=parse_rational(self.delta), rho=rho)

@@ -1,9 +1,9 @@
 """The two doors to randomness. Nothing else in the package draws a random number.
 
-The *secret* door yields privacy noise from OpenDP's exact integer samplers,
-fed by the operating system's generator; it cannot be seeded. The *utility*
+The *secret* door yields privacy noise from OpenDP's exact integer samplers and
+secret permutations, fed by the operating system's generator; it cannot be seeded. The *utility*
 door yields reproducible numbers for things whose privacy does not rest on
-them: an initial basis, a permutation of rows.
+them: an initial basis, the order of rows in an experiment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["NoiseDoor", "noise_door", "replace_noise_door", "secret_salt", "util
 
 
 class NoiseDoor(Protocol):
-    """Samplers of integer noise."""
+    """Samplers of integer noise, and of secret orders."""
 
     def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
         """``size`` independent draws, P(j) proportional to exp(-j**2/(2 scale**2))."""
@@ -37,6 +37,9 @@ class NoiseDoor(Protocol):
 
     def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
         """Index of the largest score after permute-and-flip's exponential noise of ``scale``."""
+
+    def permutation(self, n: int) -> NDArray[np.int64]:
+        """A uniformly random order of 0 to n - 1."""
 
 
 class _SecretDoor:
@@ -70,6 +73,14 @@ class _SecretDoor:
 
     def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
         return int(self._measurement("noisy_max", scale)(scores.tolist()))
+
+    def permutation(self, n: int) -> NDArray[np.int64]:
+        # The order of independent uniform keys is uniform given that no two are equal.
+        while True:
+            keys = np.frombuffer(secrets.token_bytes(16 * n), dtype=np.uint64).reshape(n, 2)
+            order = np.lexsort((keys[:, 1], keys[:, 0]))
+            if not np.any(np.all(keys[order[1:]] == keys[order[:-1]], axis=1)):
+                return order.astype(np.int64)
 
 
 _door: NoiseDoor = _SecretDoor()

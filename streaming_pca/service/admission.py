@@ -87,6 +87,13 @@ def check_room(stream: StreamSettings, cap: Cap, rule: Literal["basic", "zcdp"])
         charge = estimator.plan(estimator.init(utility_generator(stream.seed))).charge
     except ParameterError as error:
         raise StreamRefused(f"stream {stream.name!r} cannot be calibrated: {error}") from None
+    if not within_cap(charge, cap, rule) and not stream.private:
+        raise StreamRefused(
+            f"stream {stream.name!r} is not private (private = false) and charges infinity, which the cap "
+            f"of ledger {stream.ledger_topic!r}, epsilon {format_rational(cap.epsilon)}, "
+            f"delta {format_rational(cap.delta)}, does not allow: read an input topic whose ledger was "
+            "opened for that (`streaming-pca topics create --cap inf,inf`)"
+        )
     if not within_cap(charge, cap, rule):
         asked = f"epsilon {format_rational(charge.epsilon)}, delta {format_rational(charge.delta)}"
         if rule == "zcdp":

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from streaming_pca.estimators.base import State
 from streaming_pca.estimators.state_bytes import encode_state
+from streaming_pca.release import Release
 from streaming_pca.service.publisher import make_release
 from streaming_pca.service.source import Taken
 from streaming_pca.service.user_log import Step, UserLog
 from streaming_pca.settings import StreamSettings
-from streaming_pca.wire import Release
 
 __all__ = ["Answer", "answer_batch"]
 

@@ -32,6 +32,7 @@ from streaming_pca.privacy.entries import (
 from streaming_pca.privacy.ledger import Standing
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.randomness import secret_salt
+from streaming_pca.release import Release
 from streaming_pca.service.admission import check_admission, check_opened
 from streaming_pca.service.answer import Answer
 from streaming_pca.service.clients import transactional_producer
@@ -42,7 +43,7 @@ from streaming_pca.service.recovery import LedgerMismatch, Recovery, recover
 from streaming_pca.service.state_topic import StateReader, send_state
 from streaming_pca.service.user_log import UserLog
 from streaming_pca.settings import KafkaSettings, StreamSettings
-from streaming_pca.wire import Checkpoint, Release, encode_checkpoint
+from streaming_pca.wire import Checkpoint, encode_checkpoint
 
 __all__ = ["BudgetExceededByAnother", "CheckpointWriter", "TakenOver", "open_ledger"]
 

@@ -14,12 +14,13 @@ from kafka.errors import KafkaError
 
 from streaming_pca.privacy.entries import Released, decode_entry
 from streaming_pca.privacy.ledger import Ledger
+from streaming_pca.release import Release
 from streaming_pca.service.backup import committed_values
 from streaming_pca.service.clients import BrokerUnreachable, admin_client
 from streaming_pca.service.copy_file import Copy
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.settings import KafkaSettings
-from streaming_pca.wire import Release, decode_checkpoint
+from streaming_pca.wire import decode_checkpoint
 
 __all__ = ["check_newest"]
 

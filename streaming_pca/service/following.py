@@ -13,10 +13,10 @@ from kafka import TopicPartition
 from kafka.errors import KafkaError, OffsetOutOfRangeError
 
 from streaming_pca.linalg.subspace import principal_angle
+from streaming_pca.release import Release
 from streaming_pca.service.clients import BrokerUnreachable, reading_consumer
 from streaming_pca.service.topics import TopicError
 from streaming_pca.settings import KafkaSettings
-from streaming_pca.wire import Release
 
 __all__ = ["FollowedRelease", "NotARelease", "follow_releases", "last_release"]
 

@@ -23,7 +23,7 @@ from streaming_pca.privacy.entries import (
     Retired,
     decode_entry,
 )
-from streaming_pca.privacy.filters import approximate, within_cap
+from streaming_pca.privacy.filters import approximate, left_of, within_cap
 from streaming_pca.privacy.ledger import Ledger
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.verify import Report, verify_log
@@ -167,11 +167,7 @@ def describe_left(spent: Charge, opened: Opened) -> dict[str, str]:
     if opened.filter == "zcdp":
         return {"rho": approximate(_rho_left(spent, opened))}
     pairs = {"epsilon": (opened.cap.epsilon, spent.epsilon), "delta": (opened.cap.delta, spent.delta)}
-    return {name: approximate(_left(*pair)) for name, pair in pairs.items()}
-
-
-def _left(cap: Fraction | float, spent: Fraction | float) -> Fraction | float:
-    return cap - spent if spent < cap else Fraction(0)
+    return {name: approximate(left_of(*pair)) for name, pair in pairs.items()}
 
 
 def _rho_left(spent: Charge, opened: Opened) -> Fraction | float:

@@ -22,8 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from streaming_pca.estimators.outcome import Outcome
+from streaming_pca.privacy.filters import left_of
 from streaming_pca.privacy.ledger import Ledger
-from streaming_pca.wire import Release
+from streaming_pca.release import Release
 
 __all__ = ["Metrics", "StreamMetrics"]
 
@@ -67,6 +69,11 @@ class Metrics:
         self.total_variance_error = gauge(
             "total_variance_error",
             "Standard error of that total variance, from the noise alone.",
+        )
+        self.outcomes = counter(
+            "batch_outcomes",
+            "Releases by what their batch came to, where the estimator may learn nothing from one.",
+            "outcome",
         )
         self.ledger_entries = gauge("ledger_entries", "Entries of the input's ledger.")
         self.rebalances = Counter(
@@ -163,6 +170,11 @@ class StreamMetrics:
                 metric.remove(self._stream)
             else:
                 metric.labels(self._stream).set(value)
+        if release.outcome is not None:
+            # The others too: one that is not there yet cannot be told from one that is broken.
+            for outcome in Outcome:
+                self._all.outcomes.labels(self._stream, outcome.value)
+            self._all.outcomes.labels(self._stream, release.outcome).inc()
 
     def ledger(self, ledger: Ledger, entries: int) -> None:
         """Show what the ledger says of the input's records."""
@@ -176,13 +188,9 @@ class StreamMetrics:
         show = self._all
         show.charged_epsilon.labels(self._stream).set(epsilon)
         show.charged_delta.labels(self._stream).set(delta)
-        show.remaining_epsilon.labels(self._stream).set(_left(float(cap.epsilon), epsilon))
-        show.remaining_delta.labels(self._stream).set(_left(float(cap.delta), delta))
+        show.remaining_epsilon.labels(self._stream).set(float(left_of(float(cap.epsilon), epsilon)))
+        show.remaining_delta.labels(self._stream).set(float(left_of(float(cap.delta), delta)))
         show.ledger_entries.labels(self._stream).set(entries)
-
-
-def _left(cap: float, spent: float) -> float:
-    return cap - spent if spent < cap else 0.0
 
 
 def _zcdp_epsilon(rho: Fraction | float | None, delta: Fraction | float) -> float:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from streaming_pca.estimators.base import Subspace
+from streaming_pca.release import ACCURACY, Release
 from streaming_pca.settings import StreamSettings
-from streaming_pca.wire import ACCURACY, Release
 
 __all__ = ["Progress", "make_release"]
 
@@ -42,8 +42,10 @@ def make_release(stream: StreamSettings, subspace: Subspace, batch: int, records
         If what the subspace says about its accuracy is not finite or out of its range.
     """
     accuracy = _accuracy(subspace)
+    outcome = None if subspace.outcome is None else subspace.outcome.value
+    third = outcome is not None or not stream.private
     return Release(
-        version=2 if accuracy else 1,
+        version=3 if third else 2 if accuracy else 1,
         stream=stream.name,
         batch=batch,
         records=records,
@@ -53,13 +55,15 @@ def make_release(stream: StreamSettings, subspace: Subspace, batch: int, records
         components=subspace.components.tolist(),
         explained_variance=subspace.explained_variance.tolist(),
         mean=None if subspace.mean is None else subspace.mean.tolist(),
-        epsilon=stream.epsilon,
-        delta=stream.delta,
-        adjacency="replace-one",
+        private=stream.private,
+        epsilon=stream.epsilon if stream.private else None,
+        delta=stream.delta if stream.private else None,
+        adjacency=stream.made.card.adjacency,
         privacy_unit=stream.privacy_unit,
         contributions_per_user=stream.contributions_per_user if stream.privacy_unit == "user" else None,
         feature_names=None if stream.feature_names is None else list(stream.feature_names),
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        outcome=outcome,
         **accuracy,
     ).to_bytes()
 

@@ -18,6 +18,7 @@ from streaming_pca.estimators.state_bytes import decode_state
 from streaming_pca.privacy.entries import Reserved
 from streaming_pca.privacy.ledger import Standing
 from streaming_pca.privacy.randomness import utility_generator
+from streaming_pca.release import Release
 from streaming_pca.service.answer import answer_batch
 from streaming_pca.service.checkpoint import CheckpointWriter, TakenOver
 from streaming_pca.service.clients import BrokerUnreachable
@@ -31,7 +32,6 @@ from streaming_pca.service.source import Source, Taken, codec_of
 from streaming_pca.service.threads import Room, Threads, first_of
 from streaming_pca.service.topics import Topics, input_topic_id
 from streaming_pca.settings import Settings
-from streaming_pca.wire import Release
 
 __all__ = ["Session"]
 
@@ -318,13 +318,12 @@ class Session:
             ) from None
         with self._metrics.commit():
             await self._exchange(writer, "commit", writer.commit, reserved, taken.positions, answer)
-        new = answer.state
         self._metrics.committed(reserved.count)
-        diagnostics = self._stream.made.diagnostics
-        if diagnostics is not None and new.counts is not None:
-            self._metrics.counted(new.counts, diagnostics.error)
+        diagnostics, counts = self._stream.made.diagnostics, answer.state.counts
+        if diagnostics is not None and counts is not None:
+            self._metrics.counted(counts, diagnostics.error)
         await self._publish(writer)
-        return new
+        return answer.state
 
     async def _abandon(self, writer: CheckpointWriter, reserved: Reserved, reason: str) -> None:
         await self._exchange(writer, "abandon", writer.abandon, reserved, reason)
@@ -339,9 +338,8 @@ class Session:
         self.made_progress = True
         release = Release.from_bytes(data)
         self._metrics.published(release)
-        self._log.info(
-            "batch %d released, %d records", release.batch, release.records, extra={"batch": release.batch}
-        )
+        what = "batch %d released, %d records" + (f", {release.outcome}" if release.outcome else "")
+        self._log.info(what, release.batch, release.records, extra={"batch": release.batch})
         if self._on_release is not None:
             self._on_release(Progress(release.batch, release.records, data))
 

@@ -43,7 +43,7 @@ def describe_status(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
     list of dict
         ``stream``, ``input`` and ``problem``; and, unless there is a problem:
         ``standing``; ``leader`` (None where the broker does not tell);
-        ``batches``; ``records``; ``last_release``; ``accuracy``, what that says
+        ``batches``; ``records``; ``last_release``, with its batch's outcome; ``accuracy``, what that says
         of its variances and of its errors; ``lag``, in offsets, which transaction
         markers take too; ``charged``, the most that any record was charged, by
         this stream and by all jobs; ``left``, for the record that was charged
@@ -102,7 +102,8 @@ class _Reader:
             "leader": self._leader(settings.worker.group, stream.state_topic),
             "batches": {"committed": job.committed, "abandoned": job.abandoned, "released": job.released},
             "records": job.records_committed,
-            "last_release": release and {"batch": release.batch, "created": release.created},
+            "last_release": release
+            and {"batch": release.batch, "created": release.created, "outcome": release.outcome},
             "accuracy": release and release.accuracy,
             "lag": self._lag(stream, job),
             **_charges(replay.ledger, job),

@@ -53,6 +53,7 @@ import math
 import numpy as np
 
 from streaming_pca.estimators.base import Subspace
+from streaming_pca.estimators.outcome import Outcome
 from streaming_pca.estimators.state_bytes import encode_state
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.privacy.users import SHARDS
@@ -111,6 +112,7 @@ def release_bytes(stream: StreamSettings) -> int:
         total_variance=longest,
         total_variance_error=-longest,
         angle_bound=-longest,
+        outcome=max(Outcome, key=len),
     )
     return len(make_release(stream, largest, 2**63, 2**63))
 

@@ -105,6 +105,8 @@ class _Stream:
         """Take the election's word."""
         if leads and not self._leading.is_set():
             self._log.info("leading stream %s", self.settings.stream.name)
+            if not self.settings.stream.private:
+                self._log.warning("the stream is not private: its releases promise nothing")
             self._leading.set()
         elif not leads and self._leading.is_set():
             self._log.info("no longer leading stream %s", self.settings.stream.name)

@@ -29,7 +29,43 @@ CASES: dict[str, dict[str, Any]] = {
         "options": {"clip_radius": 1.0, "learning_rate": 5.0},
     },
 }
-"""Parameters of PrivatePCA; every estimator is in at least one."""
+"""Parameters of PrivatePCA."""
+
+QUIET: dict[str, dict[str, Any]] = {
+    "adadpo": {"estimator": "adadpo", "centering": "none", "options": {"batch_size": 200}},
+    "adadpo-pairs": {"estimator": "adadpo", "centering": "pairs", "options": {"batch_size": 200}},
+    "adaptive-power": {
+        "estimator": "adaptive-power",
+        "centering": "none",
+        "options": {"batch_size": 100, "clip_radius": 1.0},
+    },
+    "dp-pca": {"estimator": "dp-pca", "n_components": 1, "centering": "none", "options": {"batch_size": 200}},
+    "k-dp-ojas": {
+        "estimator": "k-dp-ojas",
+        "centering": "none",
+        "options": {"batch_size": 100, "clip_radius": 1.0},
+    },
+    "k-dp-pca": {"estimator": "k-dp-pca", "centering": "none", "options": {"batch_size": 200}},
+    "noisy-power": {
+        "estimator": "noisy-power",
+        "centering": "none",
+        "options": {"batch_size": 200, "clip_l2": 1.0},
+    },
+    "output-perturbation": {
+        "estimator": "output-perturbation",
+        "centering": "none",
+        "options": {"batch_size": 200, "clip_radius": 1.0},
+    },
+    "oja": {"estimator": "oja", "private": False, "centering": "none", "options": {"learning_rate": 5.0}},
+    "oja-pairs": {"estimator": "oja", "private": False, "centering": "pairs"},
+    "tadadpo": {
+        "estimator": "tadadpo",
+        "centering": "none",
+        "options": {"batch_size": 200, "warm_records": 150, "warm_estimator": "block"},
+    },
+}
+"""The same where two fits on the same records may agree: without noise, or where nothing was learnt.
+With those of CASES, every estimator is in at least one."""
 
 
 class RepeatingDoor(SeededDoor):

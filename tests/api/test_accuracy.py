@@ -13,6 +13,7 @@ import pytest
 
 from streaming_pca import PrivatePCA
 from streaming_pca.estimators.base import State, Subspace
+from streaming_pca.estimators.outcome import Outcome
 from streaming_pca.estimators.registry import find
 from tests.api.doors import spiked
 
@@ -64,6 +65,15 @@ def test_a_model_shows_what_its_release_says() -> None:
     assert (model.total_variance_, model.total_variance_error_) == (16.0, 1.5)
     assert model.explained_variance_ratio_.tolist() == [0.375, 0.125]
     assert model.angle_bound_ == 0.1
+
+
+def test_a_model_shows_what_its_last_batch_came_to() -> None:
+    for outcome in Outcome:
+        with saying(outcome=outcome):
+            model = pca().fit(spiked(100))
+        assert type(model.outcome_) is str
+        assert model.outcome_ == outcome.value
+    assert not hasattr(pca().fit(spiked(100)), "outcome_")
 
 
 def test_what_is_not_known_is_absent() -> None:

@@ -16,7 +16,7 @@ from sklearn.utils.estimator_checks import (
 from streaming_pca import PrivatePCA
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.privacy.randomness import replace_noise_door
-from tests.api.doors import CASES, RepeatingDoor
+from tests.api.doors import CASES, QUIET, RepeatingDoor
 
 TWO_FITS = "it compares two fits on the same records, and no seed may make privacy noise repeat"
 IMPOSSIBLE = {
@@ -52,7 +52,9 @@ def test_a_check_passes(estimator: PrivatePCA, check: Callable[[PrivatePCA], Non
     check(estimator)
 
 
-@pytest.mark.parametrize("estimator", JUDGED, ids=CASES)
+@pytest.mark.parametrize(
+    "estimator", JUDGED + [JudgedPCA(**parameters) for parameters in QUIET.values()], ids=[*CASES, *QUIET]
+)
 def test_with_noise_that_repeats_every_check_passes(estimator: PrivatePCA) -> None:
     with replace_noise_door(RepeatingDoor()):
         results = check_estimator(estimator, on_skip=None)
@@ -87,4 +89,4 @@ def test_as_scikit_learn_sees_it_one_check_fails_and_the_others_that_compare_fit
 
 
 def test_every_estimator_is_judged() -> None:
-    assert {parameters["estimator"] for parameters in CASES.values()} == ESTIMATORS.keys()
+    assert {parameters["estimator"] for parameters in (CASES | QUIET).values()} == ESTIMATORS.keys()

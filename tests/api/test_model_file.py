@@ -20,9 +20,9 @@ from streaming_pca import PrivatePCA
 from streaming_pca.estimators.state_bytes import state_values
 from streaming_pca.model_file import ModelFileError
 from streaming_pca.privacy.randomness import replace_noise_door
-from tests.api.doors import CASES, RepeatingDoor, spiked
+from tests.api.doors import CASES, QUIET, RepeatingDoor, spiked
 
-every_case = pytest.mark.parametrize("parameters", CASES.values(), ids=CASES)
+every_case = pytest.mark.parametrize("parameters", (CASES | QUIET).values(), ids=CASES | QUIET)
 
 
 def through_file(pca: PrivatePCA, folder: Path) -> PrivatePCA:
@@ -87,6 +87,7 @@ def test_parameters_come_back_whatever_they_are_made_of(tmp_path: Path) -> None:
         "n_components": 3,
         "epsilon": 0.1,
         "delta": 1e-7,
+        "private": True,
         "estimator": "adaptive",
         "centering": [0.1] * 8,
         "bounds": [-2.0, np.linspace(1, 2, 8).tolist()],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,17 @@ def test_every_record_is_charged_the_promise_once(parameters: dict[str, Any]) ->
     assert isinstance(pca.privacy_spent_, Charge)
     assert (pca.privacy_spent_.epsilon, pca.privacy_spent_.delta) == (Fraction(3, 10), Fraction(1, 10**5))
     assert pca.n_records_seen_ == 220
+
+
+def test_without_privacy_every_record_is_charged_infinity(tmp_path: Path) -> None:
+    pca = PrivatePCA(estimator="oja", private=False, centering="none").fit(spiked(100))
+    assert pca.privacy_spent_ == Charge.unbounded()
+    pca.save(tmp_path / "model.npz")
+    copy = PrivatePCA.load(tmp_path / "model.npz")
+    assert (copy.private, copy.privacy_spent_) == (False, Charge.unbounded())
+    # That it is not private must be said of every model anew.
+    with pytest.raises(ValueError, match="'oja' is not private"):
+        copy.set_params(private=True).partial_fit(spiked(50))
 
 
 @every_case

@@ -36,12 +36,13 @@ from streaming_pca.privacy.entries import (
 )
 from streaming_pca.privacy.ledger import Ledger, Phase
 from streaming_pca.privacy.verify import verify_log
+from streaming_pca.release import Release
 from streaming_pca.service.checkpoint import open_ledger
 from streaming_pca.service.clients import plain_producer
 from streaming_pca.service.state_topic import is_part
 from streaming_pca.service.topics import create_topics, find_topics
 from streaming_pca.settings import KafkaSettings, Settings
-from streaming_pca.wire import Checkpoint, Release, decode_checkpoint
+from streaming_pca.wire import Checkpoint, decode_checkpoint
 from tests.kafka import child
 
 T = TypeVar("T")

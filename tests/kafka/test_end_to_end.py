@@ -17,7 +17,6 @@ from kafka.admin import ConfigResource, NewTopic
 
 from streaming_pca.api import DEFAULT_ESTIMATOR
 from streaming_pca.embedded import free_port
-from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.privacy.entries import Abandoned, OffsetRange, Reserved
 from streaming_pca.settings import KafkaSettings, Settings
 from tests.kafka.stream import OCTETS, Child, Stream, check_books, ranges_of
@@ -96,7 +95,7 @@ def test_factors_are_records_of_several_rows(make_stream: MakeStream) -> None:
     assert np.linalg.norm(found.T @ found - exact.T @ exact) < 1e-3
 
 
-@pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
+@pytest.mark.parametrize("estimator", ["adaptive", "analyze-gauss", "block", "private-oja"])
 def test_symmetric_matrices_are_records(make_stream: MakeStream, estimator: str) -> None:
     options: dict[str, Any] = {"n_records": 40, "n_batches": 2}
     if estimator == "private-oja":
@@ -491,7 +490,7 @@ def test_a_ledger_that_lost_entries_is_refused(make_stream: MakeStream) -> None:
 
 def test_a_failing_estimator_gives_no_answer_and_no_explanation(make_stream: MakeStream) -> None:
     # A step so long that the iterate overflows and no eigenvectors can be found.
-    oja = {**OJA, "options": OJA["options"] | {"learning_rate": 1e308, "offset": 0.0}}
+    oja = {**OJA, "options": OJA["options"] | {"learning_rate": 1e200, "offset": 0.0, "clip_radius": 1e200}}
     stream = make_stream(**oja)
     stream.produce_vectors(stream.vectors(250) * 100)
     for batch in (1, 2):

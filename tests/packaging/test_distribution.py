@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 AT_TOP = ["CHANGELOG.md", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml"]
-DATA_SUFFIXES = {".css", ".html", ".js", ".md", ".svg", ".typed"}
+DATA_SUFFIXES = {".css", ".html", ".js", ".md", ".png", ".svg", ".typed"}
 VERSION = streaming_pca.__version__
 
 CLIENT = """
@@ -120,7 +120,7 @@ def test_the_wheel_is_the_package_and_nothing_else(built: Distributions) -> None
     assert metadata["Version"] == VERSION
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Description-Content-Type"] == "text/markdown"
-    assert set(metadata.get_all("Provides-Extra", [])) == {"arrow", "demo", "test"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {"arrow", "demo", "experiments", "test"}
 
 
 def test_the_sdist_has_the_sources_without_the_tests(built: Distributions) -> None:

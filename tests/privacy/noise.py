@@ -40,6 +40,10 @@ class ScriptedDoor:
         self.scores = scores.copy()
         return int(np.argmax(scores))
 
+    def permutation(self, n: int) -> NDArray[np.int64]:
+        self.asked.append(("permutation", n, 0.0))
+        return np.arange(n, dtype=np.int64)
+
 
 class SeededDoor:
     """Independent noise of the right law and size, the same in each run of a test."""
@@ -58,6 +62,9 @@ class SeededDoor:
 
     def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
         return int(np.argmax(scores + self.rng().exponential(scale, scores.size)))
+
+    def permutation(self, n: int) -> NDArray[np.int64]:
+        return self.rng().permutation(n).astype(np.int64)
 
 
 def acceptance(n: int, law: str) -> tuple[float, float]:

@@ -62,7 +62,8 @@ ALLOWED_USES = {
     ("embedded.py", "uuid.uuid4"): "the name of a throw-away broker",
 }
 DOOR = "privacy/randomness.py"
-MECHANISMS = {f"privacy/mechanisms/{name}.py" for name in ("gaussian", "laplace", "quantile", "threshold")}
+DRAWING = ("gaussian", "laplace", "quantile", "shuffled", "threshold")
+MECHANISMS = {f"privacy/mechanisms/{name}.py" for name in DRAWING}
 
 
 def modules() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from streaming_pca.privacy.entries import Cap
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.admission import check_admission, check_room
 from streaming_pca.service.errors import StreamRefused
+from streaming_pca.service.inspection import describe_left
 from streaming_pca.settings import StreamSettings
 from tests.privacy.test_ledger import Writer, span
 
@@ -64,6 +66,49 @@ def test_each_estimator_is_held_against_the_cap(how: dict[str, Any]) -> None:
     check_admission(stream, Writer(1, "1e-6").ledger)
     with pytest.raises(StreamRefused, match="below what one batch"):
         check_admission(stream, Writer("0.999", "1e-6").ledger)
+
+
+OJA: dict[str, Any] = {
+    "estimator": "oja",
+    "private": False,
+    "epsilon": math.inf,
+    "delta": math.inf,
+    "centering": "none",
+    "options": {},
+}
+
+
+@pytest.mark.parametrize("rule", ["basic", "zcdp"])
+@pytest.mark.parametrize("unit", ["message", "user"])
+def test_a_stream_that_is_not_private_needs_an_infinite_cap(rule: Any, unit: str) -> None:
+    stream = a_stream(**OJA, privacy_unit=unit)
+    check_admission(stream, Writer("inf", "inf", rule).ledger)
+    for cap in (("1000", "1"), ("1e12", "inf")):
+        with pytest.raises(StreamRefused) as refusal:
+            check_admission(stream, Writer(*cap, rule).ledger)
+        line = str(refusal.value)
+        assert "\n" not in line
+        assert "stream 's' is not private (private = false) and charges infinity, which the cap" in line
+        assert "--cap inf,inf" in line
+
+
+@pytest.mark.parametrize("rule", ["basic", "zcdp"])
+def test_beside_a_stream_that_is_not_private_others_have_room(rule: Any) -> None:
+    log = Writer("inf", "inf", rule)
+    oja = a_stream(**OJA, name="oja")
+    charge = check_room(oja, Cap(epsilon="inf", delta="inf"), rule)
+    assert charge == Charge.unbounded()
+    for batch in (span(0, 5), span(5, 9)):
+        assert log.reserve("oja", batch, charge=charge, promise=oja.promise).accepted
+        assert log.abandon("oja").accepted
+    check_admission(oja, log.ledger)
+    check_admission(a_stream(privacy_unit="user"), log.ledger)
+    assert (
+        describe_left(log.ledger.spent(0, 0), log.ledger.opened)["rho" if rule == "zcdp" else "epsilon"]
+        == "inf"
+    )
+    with pytest.raises(StreamRefused, match=r"stream.epsilon is 1.0, but the ledger has promised 'inf'"):
+        check_admission(a_stream(name="oja"), log.ledger)
 
 
 def test_what_jobs_of_users_left_of_the_cap_is_too_little_for_any_record() -> None:

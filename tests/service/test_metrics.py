@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from streaming_pca.estimators.outcome import Outcome
 from streaming_pca.privacy.entries import Cap, OffsetRange, Opened, Reserved
 from streaming_pca.privacy.ledger import Ledger
 from streaming_pca.privacy.parameters import Charge
+from streaming_pca.release import Release
 from streaming_pca.service.metrics import Metrics
-from streaming_pca.wire import Release
 from tests.test_wire import ACCURATE, accurate
 
 
@@ -70,6 +71,30 @@ def test_under_zcdp_the_largest_rho_is_shown_whatever_the_epsilons_are() -> None
 def test_a_cap_that_no_float_holds_is_no_error(delta: str) -> None:
     found = shown("zcdp", ("100", delta), *([] if delta == "0" else [(0, 5, charge("1", "0", "1/100"))]))
     assert 0 <= found["charged_epsilon"] < 100
+
+
+def test_an_infinite_charge_leaves_infinity_under_an_infinite_cap() -> None:
+    for rule in ("basic", "zcdp"):
+        found = shown(rule, ("inf", "inf"), (0, 5, Charge.unbounded()))
+        names = ("charged_epsilon", "charged_delta", "remaining_epsilon", "remaining_delta")
+        assert [found[name] for name in names] == [math.inf] * 4, rule
+
+
+def test_outcomes_are_counted_as_releases_tell_them() -> None:
+    metrics = Metrics()
+    stream, other = metrics.of("s"), metrics.of("other")
+    other.published(Release(**accurate()))
+    assert b"batch_outcomes_total{" not in metrics.text()
+    for outcome in ("no-scale", "learnt", "learnt"):
+        stream.published(Release(**accurate(version=3, outcome=outcome)))
+    lines = metrics.text().decode().splitlines()
+    found = {line for line in lines if line.startswith("streaming_pca_batch_outcomes_total{")}
+    counts = {"learnt": 2.0, "no-scale": 1.0, "no-gap": 0.0, "too-few-records": 0.0}
+    assert counts.keys() == set(Outcome)
+    assert found == {
+        f'streaming_pca_batch_outcomes_total{{outcome="{name}",stream="s"}} {count}'
+        for name, count in counts.items()
+    }
 
 
 def test_no_process_metrics_are_shown() -> None:

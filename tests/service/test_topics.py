@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -28,16 +29,30 @@ from streaming_pca.wire import Checkpoint, encode_checkpoint
 MIB = 2**20
 DIM = 60
 OPTIONS: dict[str, dict[str, Any]] = {
+    "adadpo": {"batch_size": 1000},
     "adaptive": {"n_records": 3000, "n_batches": 3},
+    "adaptive-power": {"batch_size": 1000, "clip_radius": 1.0},
     "analyze-gauss": {"n_records": 3000, "n_batches": 3},
     "block": {"n_records": 3000, "n_batches": 3, "oversampling": 5},
+    "dp-pca": {"batch_size": 1000},
+    "k-dp-ojas": {"batch_size": 1000, "clip_radius": 1.0},
+    "k-dp-pca": {"batch_size": 1000},
+    "noisy-power": {"batch_size": 1000, "clip_l2": 1.0},
+    "oja": {"batch_size": 1000},
+    "output-perturbation": {"batch_size": 1000, "clip_radius": 1.0},
     "private-oja": {"batch_size": 1000, "clip_radius": 1.0},
+    "tadadpo": {"batch_size": 1000, "warm_records": 4000, "warm_estimator": "analyze-gauss"},
 }
+NOT_PRIVATE: dict[str, Any] = {"private": False, "epsilon": math.inf, "delta": math.inf}
 KAFKA = KafkaSettings(bootstrap_servers="kafka-1:9092,kafka-2:9092")
 
 
 def stream_of(estimator: str = "adaptive", **more: Any) -> StreamSettings:
     tree: dict[str, Any] = {"name": "s", "input": "in", "dim": DIM, "rank": 7, "epsilon": 1.0, "delta": 1e-6}
+    if not ESTIMATORS[estimator].card.private:
+        tree |= NOT_PRIVATE
+    if estimator == "dp-pca":
+        tree |= {"rank": 1}
     return StreamSettings(**(tree | {"estimator": estimator, "options": OPTIONS[estimator]} | more))
 
 
@@ -48,13 +63,22 @@ def test_every_estimator_has_a_size() -> None:
 @pytest.mark.parametrize(
     ("estimator", "centering"),
     [
+        ("adadpo", "private-mean"),
         ("adaptive", "augment"),
         ("adaptive", "private-mean"),
         ("analyze-gauss", "augment"),
         ("analyze-gauss", "none"),
         ("block", "augment"),
         ("block", "none"),
+        ("adaptive-power", "private-mean"),
+        ("dp-pca", "private-mean"),
+        ("k-dp-ojas", "private-mean"),
+        ("k-dp-pca", "private-mean"),
+        ("noisy-power", "private-mean"),
+        ("oja", "none"),
+        ("output-perturbation", "private-mean"),
         ("private-oja", "private-mean"),
+        ("tadadpo", "private-mean"),
     ],
 )
 def test_what_a_batch_commits_fits_the_size_that_topics_are_made_for(estimator: str, centering: str) -> None:

@@ -21,6 +21,7 @@ from scipy import stats
 
 from streaming_pca.estimators import audit_cases, block_route, covariance_route, private_oja
 from streaming_pca.estimators.analyze_gauss import AnalyzeGauss, AnalyzeGaussState
+from streaming_pca.estimators.audit_composed import COMPOSED_CASES
 from streaming_pca.estimators.audit_setups import SETUPS, unreachable
 from streaming_pca.estimators.contributions import covariance_sum
 from streaming_pca.estimators.covariance_route import covariance_sigma
@@ -47,7 +48,14 @@ PURE_EPSILON = 2.0
 """Direct bounds on epsilon need e^epsilon times as many trials."""
 
 # Helpers of mechanisms, and an error: they release nothing.
-NO_MECHANISMS = {"laplace_scale", "stability_threshold", "AlreadyFired"}
+NO_MECHANISMS = {
+    "AlreadyFired",
+    "NoiseAhead",
+    "gaussian_modes_threshold",
+    "laplace_scale",
+    "secret_permutation",
+    "stability_threshold",
+}
 
 GAUSSIAN_TRIALS, PURE_TRIALS = 700, 2000
 TRIALS = {
@@ -56,11 +64,20 @@ TRIALS = {
     "gaussian_histogram": 2000,
     "gaussian_histogram_argmax": 2000,
     "laplace_histogram": 4000,
+    "gaussian_modes": 3000,
+    "stability_modes": 8000,
     "private_quantile/replay": 2000,
     "replay": 300,
     "stream": 360,
     "counts": 1600,
     "radius": 1000,
+    "range": 500,
+    "search": 2000,
+    "order": 4000,
+    "adadpo": 1400,
+    "dp-pca": 1400,
+    "k-dp-pca": 1400,
+    "tadadpo": 1400,
 }
 """By case, by kind of neighbours or by mechanism, where others than the two above are needed."""
 
@@ -83,7 +100,7 @@ def cases_of_estimator(name: str, **parameters: Any) -> dict[str, Case]:
     kind = parameters.pop("kind", ESTIMATORS[name])
     cases = audit_cases.estimator_cases(kind, GAUSSIAN_EPSILON, DELTA, **parameters)
     small = audit_cases.estimator_cases(kind, PURE_EPSILON, DELTA, **parameters)
-    pure = ("/radius", "/counts")
+    pure = ("/radius", "/counts", "/range")
     chosen = [b if b.id.endswith(pure) else a for a, b in zip(cases, small, strict=True)]
     return {case.id.split("/")[1]: case for case in chosen}
 
@@ -117,6 +134,9 @@ class NumpyDoor:
     def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
         return int(np.argmax(scores + self.rng.exponential(self.factor * scale, scores.size)))
 
+    def permutation(self, n: int) -> NDArray[np.int64]:
+        return self.rng.permutation(n)
+
 
 class HalfOfTheRealDoor(NumpyDoor):
     """OpenDP's own noise, of half the scale."""
@@ -133,7 +153,9 @@ class HalfOfTheRealDoor(NumpyDoor):
 
 
 def test_every_estimator_and_every_mechanism_has_its_worst_case() -> None:
-    assert SETUPS.keys() == ESTIMATORS.keys()
+    assert not SETUPS.keys() & COMPOSED_CASES.keys()
+    private = {name for name, kind in ESTIMATORS.items() if kind.card.private}
+    assert SETUPS.keys() | COMPOSED_CASES.keys() == private
     assert MECHANISM_CASES.keys() == set(mechanisms.__all__) - NO_MECHANISMS
 
 
@@ -152,7 +174,7 @@ def test_no_mechanism_is_refuted(name: str) -> None:
         assert not finding.refuted, case.id
 
 
-@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize("name", [*SETUPS, *COMPOSED_CASES])
 def test_no_estimator_is_refuted(name: str) -> None:
     for case in cases_of_estimator(name).values():
         finding = audit(case, trials_of(case))
@@ -163,7 +185,7 @@ def test_the_worst_cases_are_nearly_as_bad_as_the_claims() -> None:
     """A case that tells little would let anything pass. Fixed noise; the bounds miss less than two fifths."""
     with replace_noise_door(NumpyDoor()):
         tight = [cases_of_mechanism(n)[0] for n in MECHANISM_CASES if n.startswith("gaussian_on")]
-        for name in SETUPS:
+        for name in (*SETUPS, *COMPOSED_CASES):
             cases = cases_of_estimator(name)
             tight += [cases[kind] for kind in ("sum", "matrix", "block") if kind in cases]
         for case in tight:
@@ -210,7 +232,15 @@ def test_half_the_noise_of_an_alarm_is_caught() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["stability_histogram", "gaussian_histogram", "gaussian_histogram_argmax", "laplace_histogram"]
+    "name",
+    [
+        "stability_histogram",
+        "gaussian_histogram",
+        "gaussian_histogram_argmax",
+        "laplace_histogram",
+        "gaussian_modes",
+        "stability_modes",
+    ],
 )
 def test_half_the_noise_of_a_histogram_is_caught(name: str) -> None:
     case = cases_of_mechanism(name)[0]
@@ -229,6 +259,20 @@ KINDS = ["sum", "matrix", "pairs", "user", "mean"]
     ("name", "kind"), [*((name, kind) for name in SETUPS for kind in KINDS), ("adaptive", "block")]
 )
 def test_half_the_noise_of_an_estimator_is_caught(name: str, kind: str) -> None:
+    case = cases_of_estimator(name)[kind]
+    half_is_caught(case, *gaussian_rates(2 * case.claim.mu))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, kind) for name in COMPOSED_CASES for kind in ("sum", "matrix")),
+        *((name, "paper") for name in ("adadpo", "dp-pca", "k-dp-pca", "tadadpo")),
+        ("k-dp-ojas", "order"),
+        ("output-perturbation", "projector"),
+    ],
+)
+def test_half_the_noise_of_a_composed_sum_is_caught(name: str, kind: str) -> None:
     case = cases_of_estimator(name)[kind]
     half_is_caught(case, *gaussian_rates(2 * case.claim.mu))
 

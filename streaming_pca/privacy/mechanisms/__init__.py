@@ -22,14 +22,24 @@ from streaming_pca.privacy.mechanisms.histogram import (
     stability_threshold,
 )
 from streaming_pca.privacy.mechanisms.laplace import laplace_on_vector, laplace_scale
+from streaming_pca.privacy.mechanisms.modes import (
+    gaussian_modes,
+    gaussian_modes_threshold,
+    stability_modes,
+)
 from streaming_pca.privacy.mechanisms.quantile import private_quantile
+from streaming_pca.privacy.mechanisms.shuffled import NoiseAhead, gaussian_on_message, secret_permutation
 from streaming_pca.privacy.mechanisms.threshold import AboveThreshold, AlreadyFired
 
 __all__ = [
     "AboveThreshold",
     "AlreadyFired",
+    "NoiseAhead",
     "gaussian_histogram",
     "gaussian_histogram_argmax",
+    "gaussian_modes",
+    "gaussian_modes_threshold",
+    "gaussian_on_message",
     "gaussian_on_symmetric",
     "gaussian_on_symmetric_space",
     "gaussian_on_vector",
@@ -37,6 +47,8 @@ __all__ = [
     "laplace_on_vector",
     "laplace_scale",
     "private_quantile",
+    "secret_permutation",
     "stability_histogram",
+    "stability_modes",
     "stability_threshold",
 ]

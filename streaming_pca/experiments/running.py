@@ -1,0 +1,196 @@
+"""Runs an experiment: every method on the same draws, by plan and update as a stream would; resumes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from streaming_pca.configured_estimator import configure, records_to_take
+from streaming_pca.estimators.base import Estimator
+from streaming_pca.estimators.outcome import Outcome
+from streaming_pca.estimators.registry import ESTIMATORS
+from streaming_pca.experiments.experiment import FIRST_SEED, Experiment, Row, Table, row_key
+from streaming_pca.experiments.methods import Method
+from streaming_pca.experiments.results import ResultFile
+from streaming_pca.experiments.settings import Draw, Measure, Setting, error
+
+__all__ = ["Fit", "Work", "fit", "left_to_do", "run"]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What became of one method on one draw.
+
+    Attributes
+    ----------
+    error : float or None
+        None where the method refused.
+    seconds : float or None
+    learnt : float or None
+        Share of the batches that were learnt from.
+    batches : int or None
+    note : str
+        Why it refused.
+    """
+
+    error: float | None = None
+    seconds: float | None = None
+    learnt: float | None = None
+    batches: int | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The methods that are still to run on one draw."""
+
+    setting: Setting
+    seed: int
+    methods: tuple[Method, ...]
+
+
+def fit(method: Method, draw: Draw, measure: Measure) -> Fit:
+    """Run a method over all records of a draw, in their order."""
+    setting = draw.setting
+    begun = time.perf_counter()
+    try:
+        estimator = _configured(method, setting)
+        state = estimator.init(draw.start())
+        # What no noise scale or batch size can give is refused here.
+        estimator.plan(state)
+    except ValueError as refusal:
+        return Fit(note=" ".join(str(refusal).split()))
+    first = batches = learnt = 0
+    with np.errstate(all="ignore"):
+        while first < setting.n:
+            count = records_to_take(estimator.plan(state).count, setting.n - first)
+            state = estimator.update(state, draw.batch(first, count))
+            first += count
+            batches += 1
+            learnt += state.outcome in (None, Outcome.LEARNT.value)
+        components = estimator.release(state).components
+    seconds = time.perf_counter() - begun
+    return Fit(error(measure, setting, components, draw), seconds, learnt / batches, batches)
+
+
+def _configured(method: Method, setting: Setting) -> Estimator[Any, Any]:
+    if method.id not in ESTIMATORS:
+        raise ValueError(f"no estimator {method.id!r}")
+    return configure(
+        setting.dim,
+        n_components=setting.k,
+        epsilon=setting.epsilon,
+        delta=setting.delta,
+        estimator=method.id,
+        centering="none",
+        bounds=None,
+        scale=None,
+        private=method.private,
+        options=method.options_for(setting),
+        n_records=setting.n,
+    )
+
+
+def left_to_do(experiment: Experiment, seeds: Sequence[int], rows: Sequence[Row]) -> list[Work]:
+    """What no row answers yet, draw by draw: all settings with the first seed, then with the next."""
+    done = {(row.key, row.seed) for row in rows if row.error is not None}
+    work = []
+    for seed in seeds:
+        for setting in experiment.settings():
+            keys = {row_key(setting, method): method for method in experiment.methods}
+            missing = tuple(
+                method
+                for key, method in keys.items()
+                if (key, seed) not in done and method.runs_on(setting, seed - FIRST_SEED)
+            )
+            if missing:
+                work.append(Work(setting, seed, missing))
+    return work
+
+
+def run(
+    experiment: Experiment,
+    seeds: Sequence[int],
+    file: ResultFile,
+    jobs: int = 1,
+    progress: Callable[[Setting, Method], None] = lambda setting, method: None,
+) -> Table:
+    """Run what is missing, add it to the file, and return the table of all of it.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    seeds : sequence of int
+    file : ResultFile
+        Rows that are there are not run again; rows of settings or options that the
+        experiment no longer has are dropped in the end.
+    jobs : int
+        Draws worked on at once, by as many threads: kernels release the interpreter's lock.
+    progress : callable
+        Told of each fit that is done.
+    """
+    places_of = {
+        setting: [
+            (panel.key, x) for panel in experiment.panels for x, there in panel.points if there == setting
+        ]
+        for setting in experiment.settings()
+    }
+    stopped = threading.Event()
+
+    def do(work: Work) -> None:
+        draw = Draw(work.setting, work.seed)
+        for method in work.methods:
+            if stopped.is_set():
+                return
+            found = fit(method, draw, experiment.measure)
+            places = places_of[work.setting]
+            row = Row(
+                panel="",
+                x=0.0,
+                method=method.key,
+                seed=work.seed,
+                error=found.error,
+                seconds=found.seconds,
+                learnt=found.learnt,
+                batches=found.batches,
+                key=row_key(work.setting, method),
+                note=found.note,
+            )
+            file.append(replace(row, panel=panel, x=x) for panel, x in places)
+            progress(work.setting, method)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting: set[Future[None]] = {
+            pool.submit(do, work) for work in left_to_do(experiment, seeds, file.rows)
+        }
+        try:
+            while waiting:
+                ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    future.result()
+        except BaseException:
+            stopped.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    file.replace(_current(experiment, file.rows))
+    return Table(experiment, [row for row in file.rows if row.seed in seeds])
+
+
+def _current(experiment: Experiment, rows: Sequence[Row]) -> list[Row]:
+    """The rows that the experiment has as it is now, in its order."""
+    found = {(row.key, row.seed): row for row in rows}
+    seeds = sorted({row.seed for row in rows})
+    return [
+        replace(row, panel=panel.key, x=x, method=method.key)
+        for panel in experiment.panels
+        for x, setting in panel.points
+        for method in experiment.methods
+        for seed in seeds
+        if (row := found.get((row_key(setting, method), seed))) is not None
+    ]

@@ -1,0 +1,58 @@
+"""Products of small matrices, compiled, every entry summed in a fixed order.
+
+A record's image must be a function of that record alone, bit for bit, which what BLAS
+makes of many records is not. No ``fastmath``, for the same reason.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+__all__ = ["record_image", "times", "transposed_times"]
+
+Floats = NDArray[np.float64]
+
+
+@njit(cache=True, nogil=True)
+def times(a: Floats, b: Floats, out: Floats) -> None:
+    """out = a b; every entry is summed in the order of b's rows."""
+    out[:, :] = 0.0
+    for i in range(a.shape[0]):
+        for j in range(a.shape[1]):
+            v = a[i, j]
+            for c in range(b.shape[1]):
+                out[i, c] += v * b[j, c]
+
+
+@njit(cache=True, nogil=True)
+def transposed_times(a: Floats, b: Floats, out: Floats) -> None:
+    """out = a^T b; every entry is summed in the order of the rows."""
+    out[:, :] = 0.0
+    for i in range(a.shape[0]):
+        for j in range(a.shape[1]):
+            v = a[i, j]
+            for c in range(b.shape[1]):
+                out[j, c] += v * b[i, c]
+
+
+@njit(cache=True, nogil=True)
+def record_image(x: Floats, of_matrices: bool, basis: Floats, image: Floats) -> None:
+    """image = A Q of one record, every entry summed in a fixed order; 0 for a null one.
+
+    Parameters
+    ----------
+    x : (r, d) float64
+        A itself, or F with A = F^T F; r may be 0.
+    of_matrices : bool
+        Whether it is A.
+    basis, image : (d, k) float64, C order
+        What overflows is inf or NaN.
+    """
+    if of_matrices:
+        times(x, basis, image)
+        return
+    seen = np.empty((x.shape[0], basis.shape[1]))
+    times(x, basis, seen)
+    transposed_times(x, seen, image)

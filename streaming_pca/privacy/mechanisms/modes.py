@@ -1,0 +1,234 @@
+"""The fullest bin of each of many histograms over the same records."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+from scipy.special import log_ndtr, ndtri_exp
+
+from streaming_pca.privacy.errors import ParameterError, require_open_unit, require_positive
+from streaming_pca.privacy.mechanisms.gaussian import gaussian_on_vector
+from streaming_pca.privacy.mechanisms.histogram import stability_threshold
+from streaming_pca.privacy.mechanisms.laplace import laplace_on_vector, laplace_scale
+
+__all__ = ["NOWHERE", "Modes", "count_bins", "gaussian_modes", "gaussian_modes_threshold", "stability_modes"]
+
+NOWHERE = -(2**31)
+"""A bin that is never counted: that of null records, of what is no number or too large."""
+
+_DENSE = 4096
+_TABLES = 4
+
+
+@dataclass(frozen=True)
+class Modes:
+    """The fullest bin of each histogram.
+
+    Attributes
+    ----------
+    bins : (n,) int64
+        0 where none is known.
+    found : (n,) bool
+        Whether any bin's noisy count passed the threshold.
+    """
+
+    bins: NDArray[np.int64]
+    found: NDArray[np.bool_]
+
+
+def stability_modes(bins: NDArray[np.int32], epsilon: float, delta: float) -> Modes:
+    """The fullest bin of each of n histograms, each (epsilon, delta)-DP by itself.
+
+    Parameters
+    ----------
+    bins : (n, m) int32
+        By histogram, each record's bin: a function of that record alone;
+        :data:`NOWHERE` where it counts nowhere. Any other int32 is a bin: nothing need be
+        known of them.
+    epsilon, delta : float
+        Of one histogram.
+
+    Raises
+    ------
+    ParameterError
+        If a parameter is out of its range or ``bins`` is no matrix of int32.
+
+    Notes
+    -----
+    Released: for each histogram the bin with the largest noisy count of those
+    that reach :func:`~streaming_pca.privacy.mechanisms.histogram.stability_threshold`,
+    a post-processing of ``stability_histogram``, whose proof holds for each.
+    Adjacency: replace-one; a record is in one bin of each of the n histograms, so
+    together they cost (n epsilon, n delta) by basic composition.
+    """
+    threshold = stability_threshold(epsilon, delta)
+    owners, keys, counts = _present(bins)
+    noisy = laplace_on_vector(counts, laplace_scale(2, epsilon))
+    return _fullest(len(bins), owners, keys, noisy, threshold)
+
+
+def gaussian_modes_threshold(n: int, rho: float, delta: float) -> int:
+    """Smallest noisy count that :func:`gaussian_modes` shows.
+
+    Raises
+    ------
+    ParameterError
+        If a parameter is out of its range.
+
+    Notes
+    -----
+    The least integer t with n P(1 + N >= t) <= delta, N a discrete Gaussian of
+    the mechanism's scale s, by P(N >= m) <= P(N(0, s^2) >= m - 1) (Canonne,
+    Kamath and Steinke 2020, Proposition 25): t >= 2 - s Phi^-1(delta/n).
+    """
+    require_open_unit("delta", delta)
+    scale = _scale(n, rho)
+    tail = math.log(delta) - math.log(n)
+    # 1e-9 covers the roundings of the inverse and of the decimal that prints delta.
+    z = -float(ndtri_exp(tail - 1e-9)) * (1 + 1e-9)
+    needed: int = math.ceil(2 + scale * z)
+    if not needed < 2**52 or log_ndtr(-z) > tail:
+        raise ParameterError(f"rho = {rho!r} is too small for counts to be shown")
+    return max(needed, 2)
+
+
+def gaussian_modes(bins: NDArray[np.int32], rho: float, delta: float) -> Modes:
+    """The fullest bin of each of n histograms, all of them together rho-zCDP but for delta.
+
+    Parameters
+    ----------
+    bins : (n, m) int32
+        As for :func:`stability_modes`.
+    rho, delta : float
+        Of all histograms together.
+
+    Raises
+    ------
+    ParameterError
+        If a parameter is out of its range or ``bins`` is no matrix of int32.
+
+    Notes
+    -----
+    Released: for each histogram the bin with the largest noisy count of those
+    that reach t = :func:`gaussian_modes_threshold`; noise is drawn for bins that hold
+    a record, a discrete Gaussian of variance s^2 = n/rho each. Adjacency:
+    replace-one, under which in each histogram one count falls by one and
+    another rises by one.
+
+    Let X and Y be neighbours, and run both on the bins of X or Y. On the bins that hold
+    records of both, the noisy counts are a Gaussian mechanism whose inputs
+    differ by at most sqrt(2n) in L2: (2n)/(2 s^2) = rho-zCDP (Theorem 14 there).
+    A bin that holds a record of X alone holds one only, that of the replaced
+    record, so there are at most n of them, and the probability that any is
+    shown is at most n P(1 + N >= t) <= delta. Let M' be the mechanism that
+    never shows bins of one side alone: between X and Y it is rho-zCDP, and
+    on each side M is within total variation delta of it in the one direction that
+    counts: P(M(X) in S) <= P(M'(X) in S) + delta, and P(M'(Y) in S) <=
+    P(M(Y) in S) + delta. So if rho-zCDP gives (epsilon, delta'), M is
+    (epsilon, delta' + (1 + e^epsilon) delta)-DP.
+
+    Source: the stability histogram (Bun, Nissim and Stemmer 2019) with Gaussian noise.
+    """
+    threshold = gaussian_modes_threshold(len(bins), rho, delta)
+    owners, keys, counts = _present(bins)
+    return _fullest(len(bins), owners, keys, gaussian_on_vector(counts, _scale(len(bins), rho)), threshold)
+
+
+def _scale(n: int, rho: float) -> float:
+    require_positive("rho", rho)
+    if n < 1:
+        raise ParameterError("bins must name at least one histogram")
+    return math.nextafter(math.sqrt(n / rho) * (1 + 1e-15), math.inf)
+
+
+def _fullest(
+    n: int, owners: NDArray[np.int64], keys: NDArray[np.int64], noisy: NDArray[np.int64], threshold: int
+) -> Modes:
+    bins, found = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=bool)
+    shown = noisy >= threshold
+    owners, keys, noisy = owners[shown], keys[shown], noisy[shown]
+    # The fullest of a histogram last, of equal ones the lowest: which of them tells nothing.
+    order = np.lexsort((-keys, noisy, owners))
+    bins[owners[order]] = keys[order]
+    found[owners] = True
+    return Modes(bins, found)
+
+
+def _present(bins: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Histogram, bin and count of every bin that holds a record, in the order of both."""
+    if not isinstance(bins, np.ndarray) or bins.dtype != np.int32 or bins.ndim != 2:
+        raise ParameterError("bins must be a matrix of int32, a row a histogram")
+    return count_bins(np.ascontiguousarray(bins))
+
+
+@njit(cache=True, nogil=True)
+def count_bins(
+    bins: NDArray[np.int32],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Histogram, bin and count of every bin that holds a record, by histogram and bin; (n, m) bins."""
+    n, m = bins.shape
+    size = 16 * n
+    owners, keys, counts = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
+    held = 0
+    # Four tables, taken in turn, as an increment waits for the last of the same place; NOWHERE comes last.
+    dense = np.zeros((_TABLES, _DENSE + 1), np.int32)
+    for i in range(n):
+        low: Any = 0
+        high: Any = 0
+        any_at_all = False
+        for j in range(m):
+            b = np.int64(bins[i, j])
+            if b != NOWHERE:
+                if not any_at_all:
+                    low, high, any_at_all = b, b, True
+                low, high = min(low, b), max(high, b)
+        if not any_at_all:
+            continue
+        if high - low < _DENSE:
+            dense[:, : high - low + 1] = 0
+            whole = m - m % _TABLES
+            for j in range(0, whole, _TABLES):
+                for table in range(_TABLES):
+                    b = np.int64(bins[i, j + table])
+                    dense[table, b - low if b != NOWHERE else _DENSE] += 1
+            for j in range(whole, m):
+                b = np.int64(bins[i, j])
+                dense[0, b - low if b != NOWHERE else _DENSE] += 1
+            counts_of = dense[:, : high - low + 1].sum(axis=0)
+            found = np.flatnonzero(counts_of)
+            of_found = counts_of[found].astype(np.int64)
+            found = found + low
+        else:
+            ordered = np.sort(bins[i])
+            found = np.empty(m, np.int64)
+            of_found = np.zeros(m, np.int64)
+            last = -1
+            for j in range(m):
+                b = np.int64(ordered[j])
+                if b == NOWHERE:
+                    continue
+                if last < 0 or found[last] != b:
+                    last += 1
+                    found[last] = b
+                of_found[last] += 1
+            found, of_found = found[: last + 1], of_found[: last + 1]
+        while held + len(found) > size:
+            size *= 2
+            owners, keys, counts = _grown(owners, size), _grown(keys, size), _grown(counts, size)
+        owners[held : held + len(found)] = i
+        keys[held : held + len(found)] = found
+        counts[held : held + len(found)] = of_found
+        held += len(found)
+    return owners[:held].copy(), keys[:held].copy(), counts[:held].copy()
+
+
+@njit(cache=True, nogil=True)
+def _grown(values: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    out = np.empty(size, np.int64)
+    out[: len(values)] = values
+    return out

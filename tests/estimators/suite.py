@@ -1,0 +1,304 @@
+"""Estimators made for tests, and their mechanisms watched.
+
+A new estimator joins by its id in ESTIMATORS and its options in OPTIONS.
+Mechanisms are watched where estimators call them: by the names that
+`privacy.mechanisms` exports, in every module of `streaming_pca.estimators`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from streaming_pca.estimators.base import Estimator, State, Subspace
+from streaming_pca.estimators.registry import ESTIMATORS, find
+from streaming_pca.linalg.subspace import orthonormalise
+from streaming_pca.preprocessing import Preprocessing
+from streaming_pca.privacy import mechanisms
+from streaming_pca.privacy.parameters import PrivacyParameters
+from streaming_pca.privacy.randomness import replace_noise_door, utility_generator
+from streaming_pca.records import Batch, RecordKind
+from tests.privacy.noise import SeededDoor
+
+D = 5
+OPTIONS: dict[str, dict[str, Any]] = {
+    "adadpo": {"batch_size": 64, "learning_rate": 0.5, "range_constant": 8.0},
+    "adaptive": {"first_batch": 64, "max_batch": 256},
+    "adaptive-power": {
+        "clip_radius": 8.0,
+        "batch_size": 64,
+        "rounds": 2,
+        "octaves": 12,
+        "failure_probability": 0.5,
+    },
+    "analyze-gauss": {"first_batch": 64, "max_batch": 256},
+    "block": {"first_batch": 64, "max_batch": 256},
+    "dp-pca": {"batch_size": 64, "learning_rate": 0.5, "steps_per_component": 1, "range_constant": 8.0},
+    "k-dp-pca": {"batch_size": 64, "learning_rate": 0.5, "steps_per_component": 1, "range_constant": 8.0},
+    "k-dp-ojas": {"clip_radius": 2.0, "batch_size": 40, "learning_rate": 0.5},
+    "noisy-power": {"clip_l2": 1.5, "batch_size": 64, "iterations": 2, "oversampling": 1},
+    "oja": {"batch_size": 64, "learning_rate": 0.5},
+    "output-perturbation": {"clip_radius": 3.0, "batch_size": 4096, "gap_share": 0.5},
+    "private-oja": {"clip_radius": 2.0, "batch_size": 64, "learning_rate": 0.5},
+    "tadadpo": {
+        "batch_size": 64,
+        "learning_rate": 0.5,
+        "range_constant": 8.0,
+        "warm_estimator": "private-oja",
+        "warm_records": 50,
+        "warm_options": {"clip_radius": 2.0, "batch_size": 64, "learning_rate": 0.5},
+    },
+}
+# The largest rank, where there is one.
+RANKS = {"dp-pca": 1}
+# The epsilon for which batches of a hundred records are enough for anything; 1 for all others.
+LOOSE = dict.fromkeys(("adadpo", "adaptive-power", "dp-pca", "k-dp-pca", "tadadpo"), 16.0)
+# Mechanisms that one record meets, where their costs compose: 1 for all others.
+MEETS = {
+    "adadpo": 2,
+    # Two rounds, each a sum and up to thirteen answers of one AboveThreshold.
+    "adaptive-power": 26,
+    "dp-pca": 2,
+    "k-dp-pca": 2,
+    "noisy-power": 2,
+    "output-perturbation": 3,
+    "tadadpo": 2,
+}
+# A null record is a matrix of zeros there: it counts in histograms, and has a message of its own.
+NULLS_COUNT = {"adadpo", "adaptive-power", "dp-pca", "k-dp-ojas", "k-dp-pca", "tadadpo"}
+# Of which each of a user's batches costs a part of the promise.
+IN_PARTS = {name for name, estimator in ESTIMATORS.items() if estimator.in_parts}
+# Whose charge has no rho: with some probability below delta, an answer may tell all.
+UNCLAIMED = {*IN_PARTS, "output-perturbation"} - {"k-dp-ojas"}
+# Instead of the above where the radius must not depend on the records.
+PUBLIC_RADIUS: dict[str, dict[str, Any]] = {
+    "adaptive": {"clip_radius": 3.0, "route": "covariance"},
+    "analyze-gauss": {"clip_radius": 3.0},
+    "block": {"clip_radius": 3.0},
+}
+CENTERINGS: dict[str, list[Any]] = {
+    name: [*estimator.centerings, (0.5,) * D] for name, estimator in ESTIMATORS.items()
+}
+CASES = [(name, centering) for name, all_of_it in CENTERINGS.items() for centering in all_of_it]
+MATRIX_CASES = [(name, RecordKind.MATRIX) for name in ESTIMATORS]
+
+EVERY_CASE = [*CASES, *MATRIX_CASES]
+every_case = pytest.mark.parametrize(("name", "how"), EVERY_CASE, ids=str)
+PRIVATE_CASES = [(name, how) for name, how in EVERY_CASE if find(name).card.private]
+private_case = pytest.mark.parametrize(("name", "how"), PRIVATE_CASES, ids=str)
+
+
+class FixedDoor(SeededDoor):
+    """No noise; the same candidate whatever the scores, as one output of the mechanism."""
+
+    def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
+        return np.zeros(size, dtype=np.int64)
+
+    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
+        return scores.size // 2
+
+
+class ClosedDoor:
+    """Fails when anything is drawn."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was drawn")
+
+
+# Batches as large as the tests of utility want them.
+LARGE = {"max_batch": 40_000}
+
+
+def make(
+    name: str,
+    how: Any = "none",
+    *,
+    dim: int = D,
+    k: int = 2,
+    epsilon: float | None = None,
+    delta: float = 1e-6,
+    contributions: int = 1,
+    public: dict[str, Any] | None = None,
+    **options: Any,
+) -> Estimator[Any, Any]:
+    kind = RecordKind.MATRIX if how is RecordKind.MATRIX else RecordKind.FACTOR
+    centering = "none" if kind is RecordKind.MATRIX else how
+    if not isinstance(centering, str):
+        centering = (0.5,) * dim if len(centering) != dim else centering
+    estimator = find(name)
+    if 1 <= k <= dim:
+        k = min(k, RANKS.get(name, k))
+    return estimator(
+        dim,
+        k,
+        PrivacyParameters(
+            epsilon=LOOSE.get(name, 1.0) if epsilon is None else epsilon,
+            delta=delta,
+            contributions=contributions,
+        ),
+        Preprocessing(dim=dim, kind=kind, centering=centering, **(public or {})),
+        estimator.options_type(**{**OPTIONS[name], **options}),
+    )
+
+
+def made(
+    kind: type[Estimator[Any, Any]],
+    dim: int,
+    k: int,
+    how: Any = "none",
+    *,
+    epsilon: float = 1.0,
+    delta: float = 1e-6,
+    contributions: int = 1,
+    share: float = 0.0,
+    **options: Any,
+) -> Any:
+    """An estimator of vectors centred in some way, or of matrices, by its class and its own options."""
+    of_matrices = how is RecordKind.MATRIX
+    return kind(
+        dim,
+        k,
+        PrivacyParameters(epsilon=epsilon, delta=delta, contributions=contributions),
+        Preprocessing(
+            dim=dim,
+            kind=RecordKind.MATRIX if of_matrices else RecordKind.FACTOR,
+            centering="none" if of_matrices else how,
+        ),
+        kind.options_type(**options),
+        share,
+    )
+
+
+def spiked(m: int, d: int, k: int, seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Rows with k directions of variance 9 among ones of 0.01, and those directions."""
+    rng = utility_generator(seed)
+    truth = orthonormalise(rng.standard_normal((d, k)))
+    return 3 * rng.standard_normal((m, k)) @ truth.T + 0.1 * rng.standard_normal((m, d)), truth.T
+
+
+def records(estimator: Estimator[Any, Any], m: int, seed: int = 0) -> list[Any]:
+    """Anisotropic records, one in ten null."""
+    rng = np.random.default_rng(seed)
+    d = estimator.dim
+    out: list[Any] = []
+    for _ in range(m):
+        x = rng.standard_normal((1, d)) * np.linspace(2, 0.3, d)
+        if rng.random() < 0.1:
+            out.append(None)
+        else:
+            out.append(x.T @ x - 0.1 * np.eye(d) if estimator.kind is RecordKind.MATRIX else x)
+    return out
+
+
+def pack(estimator: Estimator[Any, Any], items: list[Any]) -> Batch:
+    return Batch.of_records(items, estimator.dim, estimator.kind)
+
+
+def start(estimator: Estimator[Any, Any]) -> Any:
+    return estimator.init(utility_generator(7))
+
+
+def run(estimator: Estimator[Any, Any], batches: list[list[Any]], door: Any = None) -> State:
+    state = start(estimator)
+    with replace_noise_door(door or SeededDoor()):
+        for items in batches:
+            state = estimator.update(state, pack(estimator, items))
+    return state
+
+
+# What has no private input, or is watched where it is asked.
+PUBLIC = {
+    "AboveThreshold",
+    "AlreadyFired",
+    "NoiseAhead",
+    "gaussian_modes_threshold",
+    "laplace_scale",
+    "stability_threshold",
+}
+
+
+class Call(NamedTuple):
+    """One call of a mechanism."""
+
+    name: str
+    values: NDArray[Any]
+    """Its private input."""
+    args: tuple[Any, ...]
+    answer: Any
+
+
+@contextmanager
+def watched(answers: list[Any] | None = None) -> Iterator[list[Call]]:
+    """Every call of a mechanism by an estimator; with ``answers``, these instead of its own."""
+    seen: list[Call] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in mechanisms.__all__:
+            original = getattr(mechanisms, name)
+
+            def call(values: Any, *args: Any, name: str = name, original: Any = original) -> Any:
+                exact = _as_array(values)
+                answer = original(values, *args) if answers is None else answers[len(seen)]
+                seen.append(Call(name, exact, args, answer))
+                return answer.copy() if isinstance(answer, np.ndarray) else answer
+
+            for module in [m for n, m in sys.modules.items() if n.startswith("streaming_pca.estimators.")]:
+                if getattr(module, name, None) is original and name not in PUBLIC:
+                    patch.setattr(module, name, call)
+
+        asked = mechanisms.AboveThreshold.ask
+
+        def ask(self: mechanisms.AboveThreshold, query: int) -> bool:
+            answer = asked(self, query) if answers is None else bool(answers[len(seen)])
+            seen.append(Call("AboveThreshold", _as_array(query), (), answer))
+            return answer
+
+        patch.setattr(mechanisms.AboveThreshold, "ask", ask)
+        yield seen
+
+
+def _as_array(values: Any) -> NDArray[Any]:
+    """A copy of a mechanism's input; keys of a histogram, which may be None, as objects."""
+    return np.array(values, dtype=object if isinstance(values, list) else None)
+
+
+def mechanism_inputs(
+    estimator: Estimator[Any, Any], items: list[Any], answers: list[Any] | None = None
+) -> list[Call]:
+    """What one update's mechanisms are asked, given what they answer."""
+    state, batch = start(estimator), pack(estimator, items)
+    with replace_noise_door(SeededDoor()), watched(answers) as seen:
+        estimator.update(state, batch)
+    assert answers is None or len(seen) == len(answers)
+    return seen
+
+
+def differing(a: Call, b: Call) -> int:
+    """Squared distance of two sums in lattice units; records that differ, of numbers a record."""
+    assert (a.name, a.values.shape, repr(a.args)) == (b.name, b.values.shape, repr(b.args))
+    if a.name.startswith("gaussian_on"):
+        return sum((int(x) - int(y)) ** 2 for x, y in zip(a.values.flat, b.values.flat, strict=True))
+    changed = a.values != b.values
+    if a.name.endswith("_modes"):
+        # A row a histogram, a column a record.
+        return int(np.count_nonzero(changed.any(axis=0)))
+    if a.name == "AboveThreshold":
+        return abs(int(a.values) - int(b.values))
+    return int(np.count_nonzero(changed))
+
+
+def check_subspace(estimator: Estimator[Any, Any], release: Subspace) -> None:
+    assert release.components.shape == (estimator.k, estimator.dim)
+    gram = release.components @ release.components.T
+    np.testing.assert_allclose(gram, np.eye(estimator.k), atol=1e-12)
+    assert release.explained_variance.shape == (estimator.k,)
+    assert (release.explained_variance >= 0).all()
+    assert (np.diff(release.explained_variance) <= 0).all()
+    if release.mean is not None:
+        assert release.mean.shape == (estimator.dim,)
+        assert np.isfinite(release.mean).all()

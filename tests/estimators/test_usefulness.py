@@ -1,0 +1,262 @@
+"""What estimators are good for, one at a time, most of them with secret noise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from streaming_pca.estimators.base import Estimator, Subspace
+from streaming_pca.estimators.batching import GrowingBatches
+from streaming_pca.estimators.registry import ESTIMATORS, find
+from streaming_pca.linalg.lattice import MAX_RECORDS
+from streaming_pca.linalg.subspace import subspace_error
+from streaming_pca.privacy.randomness import replace_noise_door
+from streaming_pca.records import Batch, RecordKind
+from tests.estimators.suite import (
+    LARGE,
+    D,
+    FixedDoor,
+    check_subspace,
+    make,
+    records,
+    run,
+    spiked,
+    start,
+    watched,
+)
+
+# One estimator at a time.
+
+
+def test_private_oja_needs_a_radius() -> None:
+    with pytest.raises(ValueError, match="clip_radius"):
+        find("private-oja").options_type()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"radius_range": (1.0, 1.0)},
+        {"radius_range": (0.0, 1.0)},
+        {"clip_radius": 1e300},
+        {"clip_radius": 0.0},
+    ],
+)
+def test_analyze_gauss_refuses_radii_that_are_none(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="radius"):
+        make("analyze-gauss", **options)
+
+
+@pytest.mark.parametrize("bound", [1e-160, 1e160])
+def test_extreme_bounds_leave_a_radius_to_find(bound: float) -> None:
+    estimator = make("analyze-gauss", public={"bounds": (-bound, bound)})
+    check_subspace(estimator, estimator.release(run(estimator, [records(estimator, 100)])))
+
+
+def test_analyze_gauss_finds_its_radius_on_records_that_enter_nothing_else() -> None:
+    estimator = make("analyze-gauss", "none")
+    with watched() as seen:
+        state: Any = run(estimator, [records(estimator, 1000)], FixedDoor())
+    assert [call.name for call in seen] == ["laplace_histogram", "laplace_histogram", "gaussian_on_symmetric"]
+    looked = seen[0].values.size + seen[1].values.size
+    assert looked + state.covariance.weight == 1000
+    assert 0 < looked <= 200
+
+
+@pytest.mark.parametrize("where", ["all alike", "one far above", "all above the range", "all null", "three"])
+def test_a_radius_is_found_on_any_sizes(where: str) -> None:
+    """In one bin, with a record above every other, above every bin, without a size, too few for a bin.
+
+    Without noise: what would be wrong here would be so in most runs.
+    """
+    x = np.ones((4000, D))
+    sizes = {"one far above": (2.0**-10, 2.0**40), "all above the range": (1e-6, 1.0)}.get(where)
+    x[7] *= 1e6 if where == "one far above" else 1
+    x = np.full_like(x, np.nan) if where == "all null" else x[:3] if where == "three" else x
+    estimator = make("analyze-gauss", k=1, **({"radius_range": sizes} if sizes else {}))
+    with watched() as seen, replace_noise_door(FixedDoor()):
+        state = estimator.update(start(estimator), Batch.of_vectors(x))
+    release = estimator.release(state)
+    check_subspace(estimator, release)
+    if where in ("all alike", "one far above"):
+        # The trace is 5, and bins are 1/8 octave: no clip, and a radius no larger than need be.
+        # What seems cut off is put back as far as a bin is wide.
+        assert release.explained_variance[0] == pytest.approx(5, rel=0.09)
+        noise = state.covariance.noise**0.5 / (seen[-1].args[-1] / 2**40 / state.covariance.weight)
+        assert 4.9 < noise < 5 * 2 ** (2 / 8)
+    if where == "all above the range":
+        # The tail is looked at from the last bin on, so even these need no clip.
+        assert 0.99 < release.explained_variance[0] < 5.01
+
+
+def test_growing_batches_add_up_to_a_known_number() -> None:
+    for n_records in (2, 3, 17, 1000, 336_776, 1_000_001):
+        for n_batches, growth in ((1, 1.6), (9, 1.6), (10, 1.0), (3000, 1.6), (3000, 64.0)):
+            batching = GrowingBatches(n_records=n_records, n_batches=n_batches, growth=growth)
+            sizes, i = [], 0
+            while sum(sizes) < n_records:
+                sizes.append(batching.count(i))
+                i += 1
+            assert sum(sizes) == n_records
+            assert len(sizes) <= n_batches
+            assert all(size % 2 == 0 for size in sizes[:-1])
+
+
+def test_growing_batches_grow_to_their_limit() -> None:
+    batching = GrowingBatches(first_batch=100, growth=1.5, max_batch=1000)
+    sizes = [batching.count(i) for i in range(10)]
+    assert sizes[:3] == [100, 150, 224]
+    assert sizes[-1] == batching.count(10**9) == 1000
+    assert sizes == sorted(sizes)
+    assert GrowingBatches(first_batch=100, growth=1.0).count(10**12) == 100
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"first_batch": 100, "max_batch": 50}, {"n_records": MAX_RECORDS * 3, "n_batches": 2}, {"growth": 0.9}],
+)
+def test_batches_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"max_batch|n_batches|growth"):
+        GrowingBatches(**options)
+
+
+# Utility, with real secret noise.
+
+
+def learn(estimator: Estimator[Any, Any], x: NDArray[np.float64]) -> Subspace:
+    """All records, in the batches that the estimator plans."""
+    state, taken = start(estimator), 0
+    while taken < len(x):
+        count = min(estimator.plan(state).count, len(x) - taken)
+        state = estimator.update(state, Batch.of_vectors(x[taken : taken + count]))
+        taken += count
+    return estimator.release(state)
+
+
+def test_analyze_gauss_finds_a_spiked_subspace() -> None:
+    """Noise on the mean is sqrt(2) R z/n, below 0.05 an entry for R = 64 and z = 4.3.
+
+    The spectral norm of an 8 x 8 symmetric matrix of such entries passes 0.5
+    with probability below 1e-12 (3 sqrt(8) + 7 deviations are less than that);
+    with a gap of at least 5 the error is then at most sqrt(2) 2 0.5/5 = 0.28.
+    The median of 400 traces is missed by 50 ranks with probability below 1e-8.
+    """
+    x, truth = spiked(20_000, 8, 2, 1)
+    estimator = make("analyze-gauss", dim=8, first_batch=20_000, clip_quantile=0.5, **LARGE)
+    assert subspace_error(learn(estimator, x).components, truth) < 0.3
+
+
+def test_private_oja_finds_a_spiked_subspace() -> None:
+    """Noise on a batch's mean is 2 R z/B = 2 20 1.2/4000 = 0.012 an entry, for z(4, 1e-6) < 1.2.
+
+    Twelve deviations of its norm on 8 x 2 entries, 0.2, are small against the
+    gap of 4 or more that is left after clipping: so are the errors.
+    """
+    x, truth = spiked(48_000, 8, 2, 2)
+    estimator = make(
+        "private-oja", dim=8, epsilon=4.0, clip_radius=20.0, batch_size=4000, learning_rate=5.0, offset=0.0
+    )
+    assert subspace_error(learn(estimator, x).components, truth) < 0.2
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_matrices_do_as_well_as_their_factors(name: str) -> None:
+    """As above; clipped at a Frobenius norm of 64, noise of 2 64 1.2/4000 = 0.04 an entry at most."""
+    x, truth = spiked(16_000, 8, 2, 3)
+    # Without the logarithm of its radius, which wants more records than these.
+    adaptive = {
+        "batch_size": 4000,
+        "learning_rate": 1.0,
+        "offset": 0.0,
+        "tail_exponent": 0.0,
+        "range_constant": 16.0,
+    }
+    options = {
+        "adadpo": adaptive,
+        "adaptive": {"first_batch": 4000, **LARGE},
+        "adaptive-power": {"clip_radius": 64.0, "rounds": 3, "batch_size": 4000},
+        "analyze-gauss": {"first_batch": 4000, "clip_radius": 64.0, **LARGE},
+        "block": {"first_batch": 4000, **LARGE},
+        "dp-pca": adaptive,
+        "k-dp-pca": {**adaptive, "steps_per_component": 2},
+        "k-dp-ojas": {"clip_radius": 20.0, "batch_size": 4000, "learning_rate": 0.2, "offset": 100.0},
+        "noisy-power": {"clip_l2": 8.0, "batch_size": 4000},
+        "oja": {"batch_size": 4000, "learning_rate": 1.0},
+        "output-perturbation": {"clip_radius": 64.0, "batch_size": 4000},
+        "private-oja": {"clip_radius": 64.0, "batch_size": 4000, "learning_rate": 5.0, "offset": 0.0},
+        "tadadpo": {
+            **adaptive,
+            "learning_rate": 0.05,
+            "warm_estimator": "analyze-gauss",
+            "warm_records": 8000,
+            "warm_options": {"clip_radius": 64.0},
+        },
+    }[name]
+    estimator = make(name, RecordKind.MATRIX, dim=8, epsilon=4.0, **options)
+    state = start(estimator)
+    for part in np.split(x, 4):
+        rows = (part[:, :, None] * part[:, None, :]).reshape(-1, 8)
+        starts = np.arange(0, len(rows) + 1, 8, dtype=np.int64)
+        state = estimator.update(state, Batch(rows, starts, RecordKind.MATRIX))
+    # Of those that find fewer than two: how far these are from the plane.
+    inside = np.linalg.norm(estimator.release(state).components @ truth.T)
+    assert math.sqrt(2 * max(estimator.k - inside**2, 0.0)) < 0.3
+
+
+def shifted(m: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Spiked rows far from the origin, their exact leading directions and mean."""
+    x, _ = spiked(m, 8, 2, 4)
+    x = x + 2.5 * np.resize([1.0, -1.0], 8)
+    mean = x.mean(axis=0)
+    return x, np.linalg.svd(x - mean, full_matrices=False)[2][:2], mean
+
+
+@pytest.mark.parametrize("centering", ["augment", "pairs", "vector"])
+def test_centring_removes_a_large_mean(centering: str) -> None:
+    """Noise on the mean moment is sqrt(2) R z/n < 0.0045 an entry: R < 300, z(16, 1e-6) < 0.42.
+
+    "augment" multiplies that of its constant by the mean's squared norm, 50:
+    0.23, and six deviations of all its terms are below 1.7. With a gap of 8.9
+    the error is then below sqrt(2) 1.7/8.9 = 0.27. The other two have less. A
+    bin's noise has a scale of 2/16: of the 1,500 records that the tail is counted
+    on, its quantile of 0.99 is missed by 7 with probability below 1e-20, and what a
+    clip of 2% of the records takes from the mean is below 0.03. (A radius that the
+    estimator chooses weighs the subspace alone: in 2 draws of 1,000 it is
+    the median, and the mean is then up to 0.3 off.)
+    """
+    x, truth, mean = shifted(40_000)
+    how: Any = tuple(mean.tolist()) if centering == "vector" else centering
+    options = {"first_batch": 40_000, "clip_quantile": 0.99, **LARGE}
+    estimator = make("analyze-gauss", how, dim=8, epsilon=16.0, **options)
+    release = learn(estimator, x)
+    assert subspace_error(release.components, truth) < 0.3
+    if centering == "augment":
+        assert release.mean is not None
+        assert np.abs(release.mean - mean).max() < 0.15
+    else:
+        assert release.mean is None
+
+
+def test_without_centring_a_large_mean_hides_the_subspace() -> None:
+    x, truth, _ = shifted(20_000)
+    estimator = make("analyze-gauss", "none", dim=8, epsilon=16.0, first_batch=20_000, **LARGE)
+    assert subspace_error(learn(estimator, x).components, truth) > 0.5
+
+
+def test_private_oja_with_pairs_removes_a_large_mean() -> None:
+    x, truth, _ = shifted(48_000)
+    estimator = make(
+        "private-oja",
+        "pairs",
+        dim=8,
+        epsilon=8.0,
+        clip_radius=20.0,
+        batch_size=6000,
+        learning_rate=5.0,
+        offset=0.0,
+    )
+    assert subspace_error(learn(estimator, x).components, truth) < 0.2

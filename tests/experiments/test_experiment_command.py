@@ -1,0 +1,122 @@
+"""`streaming-pca experiment` as a user meets it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streaming_pca.estimators.registry import ESTIMATORS
+from streaming_pca.experiments.catalogue import EXPERIMENTS
+from streaming_pca.experiments.methods import METHODS, OURS, REFERENCES
+from streaming_pca.experiments.running import _configured
+from tests.command import call
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_quick_experiment_gives_rows_a_picture_and_a_verdict(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    result = call(capfd, "experiment", name, "--quick", "--out", tmp_path, "--json")
+    assert result.returncode == 0, result.stderr
+    facts = json.loads(result.stdout)
+    assert facts["verdict"] in ("reproduced", "partly", "not reproduced", "not judged")
+    experiment = EXPERIMENTS[name](True)
+    found = rows(tmp_path / f"{name}-quick.csv")
+    places = sum(len(panel.points) for panel in experiment.panels)
+    # A refused method has its rows too, without an error.
+    for method in experiment.methods:
+        of_it = [row for row in found if row["method"] == method.key]
+        assert len(of_it) == 2 * places or (method.most_seeds and 1 <= len(of_it) < 2 * places)
+    for ours in (*OURS, *REFERENCES):
+        assert sum(bool(row["error"]) for row in found if row["method"] == ours) == 2 * places
+    assert {row["method"] for row in found if not row["error"]} == set(facts["refused"])
+    picture = tmp_path / f"{name}-quick.png"
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert 5_000 < picture.stat().st_size < 100_000
+
+    again = call(capfd, "experiment", name, "--quick", "--out", tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.startswith(f"{name} (quick: too small to judge): {facts['verdict']}: ")
+    assert len(again.stdout.strip().splitlines()) == 1
+    assert rows(tmp_path / f"{name}-quick.csv") == found
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_is_whole(name: str, quick: bool) -> None:
+    experiment = EXPERIMENTS[name](quick)
+    assert experiment.name == name
+    keys = [panel.key for panel in experiment.panels]
+    assert len(set(keys)) == len(keys)
+    methods = {method.key for method in experiment.methods}
+    assert methods >= {*OURS, *REFERENCES}
+    for setting in experiment.settings():
+        # What README.md promises of memory, for each of two draws at once.
+        assert setting.bytes < 0.7e9
+        for method in experiment.methods:
+            if method.runs_on(setting, 0) and method.id in ESTIMATORS:
+                _configured(method, setting)
+    for panel in experiment.panels:
+        xs = [x for x, _ in panel.points]
+        assert xs == sorted(set(xs))
+        assert len(xs) >= 2
+
+
+def test_every_method_is_an_estimator() -> None:
+    assert {method.id for method in METHODS.values()} <= set(ESTIMATORS)
+
+
+def test_its_help_has_examples(capfd: pytest.CaptureFixture[str]) -> None:
+    result = call(capfd, "experiment", "--help")
+    assert result.returncode == 0
+    assert "streaming-pca experiment adadpo-fig1 --quick" in " ".join(result.stdout.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["fig1"], "no experiment 'fig1'; known: adadpo-fig1, adadpo-fig2, "),
+        (["adadpo-fig1", "--seeds", 0], "--seeds must be at least 1, not 0"),
+        (["adadpo-fig1", "--jobs", -1], "--jobs must be at least 1, not -1"),
+    ],
+)
+def test_bad_input_is_one_line(
+    capfd: pytest.CaptureFixture[str], arguments: list[Any], expected: str
+) -> None:
+    result = call(capfd, "experiment", *arguments)
+    assert result.returncode == 2
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    assert expected in line
+    assert result.stdout == ""
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    result = call(capfd, "experiment", "adadpo-fig2", "--quick", "--out", tmp_path / "file")
+    assert result.returncode == 2
+    (line,) = result.stderr.strip().splitlines()
+    assert "error: --out" in line
+
+
+def test_without_matplotlib_the_error_names_the_extra_before_any_work(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = call(capfd, "experiment", "adadpo-fig2", "--quick", "--out", tmp_path)
+    assert result.returncode == 2
+    assert "pip install 'streaming-pca[experiments]'" in result.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,213 @@
+"""Every estimator runs in the service: records in, releases out, charged, through a take-over.
+
+All are streams of one process and of one input topic. Its cap is infinite, for one of them is not private.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streaming_pca.estimators.outcome import Outcome
+from streaming_pca.estimators.registry import ESTIMATORS
+from streaming_pca.privacy.entries import Reserved
+from streaming_pca.privacy.parameters import Charge
+from streaming_pca.release import Release
+from streaming_pca.service.inspection import describe_ledger, describe_spent, verify_ledger
+from streaming_pca.service.status import describe_status
+from tests.command import call
+from tests.kafka.stream import Child, Stream, check_books, wait_for
+
+DIM, RANK = 6, 2
+BATCH = 200
+NOT_PRIVATE: dict[str, Any] = {"private": False, "epsilon": math.inf, "delta": math.inf}
+# At epsilon 1 these want batches of thousands.
+FIRM: dict[str, Any] = {"epsilon": 10.0, "delta": 1e-3}
+LOOSE: dict[str, Any] = {"epsilon": 100.0, "delta": 1e-3}
+RANGED: dict[str, Any] = {"batch_size": BATCH, "range_constant": 100.0}
+
+TABLE: dict[str, dict[str, Any]] = {
+    "adadpo": {"options": RANGED, **LOOSE},
+    "adaptive": {"options": {"first_batch": BATCH, "growth": 1.0}},
+    "adaptive-power": {"options": {"batch_size": BATCH, "clip_radius": 20.0}, **FIRM},
+    "analyze-gauss": {"options": {"first_batch": BATCH, "growth": 1.0}},
+    "block": {"options": {"first_batch": BATCH, "growth": 1.0}},
+    "dp-pca": {"options": RANGED, "rank": 1, **LOOSE},
+    "k-dp-ojas": {"options": {"batch_size": BATCH, "clip_radius": 20.0}},
+    "k-dp-pca": {"options": RANGED, **LOOSE},
+    "noisy-power": {"options": {"batch_size": BATCH, "clip_l2": 5.0}, **FIRM},
+    "oja": {"options": {"batch_size": BATCH}, **NOT_PRIVATE},
+    "output-perturbation": {"options": {"batch_size": BATCH, "clip_radius": 20.0}, **FIRM},
+    "private-oja": {"options": {"batch_size": BATCH, "clip_radius": 20.0}},
+    "tadadpo": {"options": {**RANGED, "warm_records": BATCH, "warm_options": RANGED}, **LOOSE},
+}
+"""Settings of a stream, by the id of its estimator: all batches have ``BATCH`` records."""
+
+NO_OUTCOMES = {"adaptive", "analyze-gauss", "block", "oja", "private-oja"}
+"""The others may learn nothing from a batch. With these settings each learns from four or five of five."""
+
+FIRST, LATER = 2, 3
+"""Batches whose records are there when the first worker leads, and that come when it is gone."""
+
+
+def test_every_estimator_is_in_the_table() -> None:
+    assert ESTIMATORS.keys() <= TABLE.keys()
+
+
+@pytest.fixture
+def streams(kafka_bootstrap: str, unique_name: Callable[[str], str], tmp_path: Path) -> list[Stream]:
+    """One for each estimator, all of the first one's input."""
+    made: list[Stream] = []
+    group = unique_name("workers")
+    for name in ESTIMATORS:
+        how: dict[str, Any] = {"centering": "none", "dim": DIM, "rank": RANK, "estimator": name}
+        stream = Stream.make(
+            kafka_bootstrap,
+            unique_name(name),
+            tmp_path,
+            partitions=2,
+            cap=None if made else ("inf", "inf"),
+            input=made[0].settings.stream.input if made else None,
+            worker={"group": group, "stop_when_done": False},
+            **(how | TABLE[name]),
+        )
+        made.append(stream)
+    return made
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_every_estimator_runs_through_a_take_over(
+    streams: list[Stream], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    topic = streams[0].settings.stream.input
+    kafka = streams[0].settings.kafka
+    streams[0].produce_vectors(streams[0].vectors(FIRST * BATCH))
+    settings = [s.settings for s in streams]
+    first = Child(settings, tmp_path / "first")
+    second = None
+    try:
+        wait_for("first releases", lambda: batches_of(first) >= len(streams) or first.status() is not None)
+        assert first.status() is None, first.log
+        assert first.log.count("the stream is not private") == 1
+        first.signal(signal.SIGKILL)
+        first.ends()
+        before = {s.settings.stream.name: s.release_values() for s in streams}
+        streams[0].produce_vectors(streams[0].vectors(LATER * BATCH, seed=1))
+        second = Child(settings, tmp_path / "second")
+        wait_for(
+            "later releases",
+            lambda: (
+                all(len(s.release_values()) == FIRST + LATER for s in streams) or second.status() is not None
+            ),
+        )
+        second.signal(signal.SIGTERM)
+        assert second.ends() == 0, second.log
+    finally:
+        for child in filter(None, (first, second)):
+            child.destroy()
+    for log in (first.log, second.log):
+        assert "Traceback" not in log, log
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(check_books, streams))
+    report = verify_ledger(kafka, topic)
+    assert report.ok, report.problems
+    assert report.jobs == tuple(sorted(s.settings.stream.name for s in streams))
+    assert (report.to_json()["max_epsilon"], report.max_delta) == ("inf", math.inf)
+    spent = describe_spent(kafka, topic, 0, 0)
+    assert (spent["spent"], spent["left"]) == ({"epsilon": "inf", "delta": "inf"},) * 2
+    for stream in streams:
+        check_stream(stream, before[stream.settings.stream.name], spent["jobs"])
+    check_commands(streams, tmp_path, capfd)
+
+
+def batches_of(child: Child) -> int:
+    """First batches that a process has released."""
+    return child.log.count("batch 1 released, ")
+
+
+def check_stream(stream: Stream, before: list[bytes], spent: dict[str, dict[str, str]]) -> None:
+    """What it published and what that cost; ``before`` was published before the take-over."""
+    settings = stream.settings.stream
+    values = stream.release_values()
+    assert values[: len(before)] == before
+    releases = [Release.from_bytes(value) for value in values]
+    assert [r.batch for r in releases] == list(range(1, len(releases) + 1))
+    for release in releases:
+        assert (release.estimator, release.dim, release.rank) == (settings.estimator, DIM, settings.rank)
+        components = np.array(release.components)
+        np.testing.assert_allclose(components @ components.T, np.eye(settings.rank), atol=1e-9)
+        assert np.isfinite(release.explained_variance).all()
+        assert release.outcome is None or release.outcome in set(Outcome)
+        assert release.private == settings.private
+    outcomes = [r.outcome for r in releases]
+    if settings.estimator in NO_OUTCOMES:
+        assert outcomes == [None] * len(releases)
+    else:
+        # Once at least: that does not hang on the noise.
+        assert "learnt" in outcomes
+    charges = {e.charge for e in stream.own(Reserved)}
+    if not settings.private:
+        assert charges == {Charge.unbounded()}
+        assert spent[settings.name] == {"epsilon": "inf", "delta": "inf"}
+        assert (releases[-1].version, releases[-1].epsilon, releases[-1].delta) == (3, None, None)
+        assert json.loads(values[-1])["epsilon"] is None
+        # Nothing is hidden by noise: five batches show the two strong directions of six.
+        assert np.linalg.norm(np.array(releases[-1].components)[:, :2]) > 1.3
+    else:
+        for charge in charges:
+            assert float(charge.epsilon) <= settings.epsilon * (1 + 1e-12)
+            assert float(charge.delta) <= settings.delta * (1 + 1e-12)
+        assert releases[-1].epsilon == settings.epsilon
+
+
+def check_commands(streams: list[Stream], directory: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What the command line makes of an infinite charge is valid JSON, and text."""
+    kafka, topic = streams[0].settings.kafka, streams[0].settings.stream.input
+    entries = describe_ledger(kafka, topic)["entries"]
+    assert {"inf"} < {entry["epsilon"] for entry in entries if entry["kind"] == "RESERVED"}
+    where = ("--bootstrap", kafka.bootstrap_servers, "--input", topic)
+    shown = call(capfd, "ledger", "show", *where, "--json")
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout, parse_constant=pytest.fail)["cap"] == {"epsilon": "inf", "delta": "inf"}
+    spent = call(capfd, "ledger", "spent", *where, "--partition", 0, "--offset", 0)
+    assert (spent.returncode, "inf" in spent.stdout) == (0, True), spent.stderr
+    verified = call(capfd, "ledger", "verify", *where, "--json")
+    assert verified.returncode == 0, verified.stderr
+    assert json.loads(verified.stdout, parse_constant=pytest.fail)["max_epsilon"] == "inf"
+    for facts in describe_status([s.settings for s in streams]):
+        assert facts["problem"] is None
+        json.dumps(facts, allow_nan=False)
+        assert facts["left"] == {"epsilon": "inf", "delta": "inf"}
+        assert facts["last_release"]["outcome"] in {None, *Outcome}
+
+
+@pytest.mark.kafka
+def test_a_stream_that_is_not_private_is_refused_under_a_finite_cap(
+    kafka_bootstrap: str, unique_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    how: dict[str, Any] = {"centering": "none", "estimator": "oja", **NOT_PRIVATE}
+    options = {"batch_size": BATCH}
+    stream = Stream.make(
+        kafka_bootstrap, unique_name("capped"), tmp_path, cap=("inf", "1"), options=options, **how
+    )
+    stream.produce_vectors(stream.vectors(BATCH))
+    worker = stream.start()
+    try:
+        assert worker.ends() == 2
+    finally:
+        stream.destroy()
+    assert "is not private (private = false) and charges infinity, which the cap" in worker.log
+    assert "--cap inf,inf" in worker.log
+    assert "Traceback" not in worker.log
+    assert stream.own(Reserved) == []
+    assert stream.releases() == []
