@@ -194,6 +194,8 @@ class Estimator(ABC, Generic[S, O]):
         if isinstance(centering, str) and centering not in self.centerings:
             known = ", ".join(f'"{name}"' for name in self.centerings)
             raise ValueError(f'{self.card.id} cannot use centering = "{centering}": use {known} or a vector')
+        if diagnostics_share and not self.card.private:
+            raise ValueError(f"{self.card.id} is not private: no share of a promise can pay for diagnostics")
         self.dim, self.k = dim, k
         self.diagnostics = Diagnostics(privacy, diagnostics_share) if diagnostics_share else None
         self.privacy = privacy if self.diagnostics is None else self.diagnostics.rest

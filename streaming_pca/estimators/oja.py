@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,11 +93,6 @@ class OjaPCA(Estimator[OjaState, OjaOptions]):
     options_type: ClassVar[type[OjaOptions]] = OjaOptions
     state_type: ClassVar[type[OjaState]] = OjaState
     centerings: ClassVar[tuple[str, ...]] = ("pairs", "none")
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if self.diagnostics is not None:
-            raise ValueError("oja is not private: no share of a promise can pay for diagnostics")
 
     def init(self, rng: np.random.Generator) -> OjaState:
         """A uniformly random basis."""
