@@ -41,7 +41,14 @@ from streaming_pca.service.checkpoint import open_ledger
 from streaming_pca.service.clients import plain_producer
 from streaming_pca.service.state_topic import is_part
 from streaming_pca.service.topics import create_topics, find_topics
-from streaming_pca.settings import KafkaSettings, Settings
+from streaming_pca.settings import (
+    HttpSettings,
+    KafkaSettings,
+    LogSettings,
+    Settings,
+    StreamSettings,
+    WorkerSettings,
+)
 from streaming_pca.wire import Checkpoint, decode_checkpoint
 from tests.kafka import child
 
@@ -194,17 +201,15 @@ class Stream:
         } | stream
         if "growth" in find(base.get("estimator", DEFAULT_ESTIMATOR)).options_type.model_fields:
             base["options"] = {"growth": 1.0, **base["options"]}
-        settings = Settings(
+        # A group of its own: a worker of another test that was killed must not hold up this election.
+        manners = {"group": f"workers-{name}", "tick_seconds": 0.05, "stop_when_done": True}
+        # `Settings(...)` goes through the environment. Threads make streams, and pytest changes it meanwhile.
+        settings = Settings.model_construct(
             kafka=KafkaSettings(bootstrap_servers=bootstrap, session_timeout_ms=session_ms),
-            stream=base,
-            # A group of its own: a worker of another test that was killed must not hold up this election.
-            worker={
-                "group": f"workers-{name}",
-                "tick_seconds": 0.05,
-                "stop_when_done": True,
-                **(worker or {}),
-            },
-            http={"enabled": False},
+            stream=StreamSettings(**base),
+            worker=WorkerSettings(**(manners | dict(worker or {}))),
+            http=HttpSettings(enabled=False),
+            log=LogSettings(),
         )
         create_topics(settings.kafka, settings.stream, partitions, 1)
         made = cls(settings, "", partitions, directory / name)
@@ -227,9 +232,9 @@ class Stream:
 
     def changed(self, section: str = "stream", **changes: Any) -> Settings:
         """These settings with some of one section changed."""
-        tree = self.settings.model_dump(mode="json")
-        tree[section] |= changes
-        return Settings(**tree)
+        before = getattr(self.settings, section)
+        after = type(before)(**(before.model_dump(mode="json") | changes))
+        return self.settings.model_copy(update={section: after})
 
     # -- records -----------------------------------------------------------
 
