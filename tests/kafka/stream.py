@@ -41,14 +41,7 @@ from streaming_pca.service.checkpoint import open_ledger
 from streaming_pca.service.clients import plain_producer
 from streaming_pca.service.state_topic import is_part
 from streaming_pca.service.topics import create_topics, find_topics
-from streaming_pca.settings import (
-    HttpSettings,
-    KafkaSettings,
-    LogSettings,
-    Settings,
-    StreamSettings,
-    WorkerSettings,
-)
+from streaming_pca.settings import HttpSettings, KafkaSettings, Settings, StreamSettings, WorkerSettings
 from streaming_pca.wire import Checkpoint, decode_checkpoint
 from tests.kafka import child
 
@@ -209,7 +202,6 @@ class Stream:
             stream=StreamSettings(**base),
             worker=WorkerSettings(**(manners | dict(worker or {}))),
             http=HttpSettings(enabled=False),
-            log=LogSettings(),
         )
         create_topics(settings.kafka, settings.stream, partitions, 1)
         made = cls(settings, "", partitions, directory / name)
