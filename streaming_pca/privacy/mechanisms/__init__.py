@@ -7,7 +7,14 @@ record of the input is replaced by another, or by the null record.
 
 Errors are about public parameters, types and shapes, never about values that
 depend on records.
+
+Those of :mod:`~streaming_pca.privacy.mechanisms.modes` are imported when they are asked
+for: they are compiled, and a producer of reports has no use for the compiler.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from streaming_pca.privacy.mechanisms.gaussian import (
     gaussian_on_symmetric,
@@ -22,14 +29,16 @@ from streaming_pca.privacy.mechanisms.histogram import (
     stability_threshold,
 )
 from streaming_pca.privacy.mechanisms.laplace import laplace_on_vector, laplace_scale
-from streaming_pca.privacy.mechanisms.modes import (
-    gaussian_modes,
-    gaussian_modes_threshold,
-    stability_modes,
-)
 from streaming_pca.privacy.mechanisms.quantile import private_quantile
 from streaming_pca.privacy.mechanisms.shuffled import NoiseAhead, gaussian_on_message, secret_permutation
 from streaming_pca.privacy.mechanisms.threshold import AboveThreshold, AlreadyFired
+
+if TYPE_CHECKING:
+    from streaming_pca.privacy.mechanisms.modes import (
+        gaussian_modes,
+        gaussian_modes_threshold,
+        stability_modes,
+    )
 
 __all__ = [
     "AboveThreshold",
@@ -52,3 +61,13 @@ __all__ = [
     "stability_modes",
     "stability_threshold",
 ]
+
+_COMPILED = frozenset({"gaussian_modes", "gaussian_modes_threshold", "stability_modes"})
+
+
+def __getattr__(name: str) -> Any:
+    if name in _COMPILED:
+        from streaming_pca.privacy.mechanisms import modes
+
+        return getattr(modes, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
