@@ -103,8 +103,8 @@ class LocalGaussian:
     as at once, as the draws are independent. Division by S^2 and rounding to
     float32 come after the noise: they are post-processing.
 
-    *Cost.* Some 11 microseconds a number, in one thread: 14 ms at d = 50, 0.2 s at
-    d = 200, 6 s at d = 1000, 22 s at d = 2000. Memory is that of the report, and 10 MB.
+    *Cost.* Some 11 microseconds a number, in one thread: 15 ms at d = 50, 0.25 s at
+    d = 200, 6 s at d = 1000, 22 s at d = 2000. Memory is that of the report, and 20 MB.
 
     Mends
     -----

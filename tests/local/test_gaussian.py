@@ -144,7 +144,7 @@ def test_the_noise_has_the_stated_scale_on_the_diagonal_and_off_it() -> None:
     """The system's own noise, two-sided at level 2e-7 each; 0.7 or 1.3 times the scale fails."""
     x = np.array([0.6, 0.0, -0.8, *np.zeros(27)])
     mechanism = LocalGaussian(EPSILON, DELTA)
-    reports = np.array([mechanism.privatize(x) for _ in range(16)], dtype=np.float64)
+    reports = np.array([mechanism.privatize(x) for _ in range(40)], dtype=np.float64)
     noise = reports - pack_symmetric(np.outer(x, x))
     diagonal = np.eye(30, dtype=bool)[np.triu_indices(30)]
     for part in (noise[:, diagonal], noise[:, ~diagonal]):
