@@ -220,7 +220,13 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     def _configured(self, dim: int, n_records: int | None) -> Estimator[Any, Any]:
         parameters = self.get_params(deep=False)
         del parameters["random_state"]
-        return configure(dim, n_records=n_records, **parameters)
+        estimator = configure(dim, n_records=n_records, **parameters)
+        if estimator.card.releases == "tensor":
+            raise ValueError(
+                f"{estimator.card.id} finds the components of a tensor, which span no subspace of their own: "
+                "take another estimator, or run it as a stream"
+            )
+        return estimator
 
     def _unchanged(self) -> Estimator[Any, Any]:
         """The model's estimator, if the parameters are still those that it was made with."""

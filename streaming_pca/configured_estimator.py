@@ -76,6 +76,11 @@ def configure(
     if not isinstance(private, (bool, np.bool_)):
         raise ValueError(f"private must be True or False, not {_short(private)}")
     check_private(kind.card, bool(private))
+    if kind.card.local:
+        raise ValueError(
+            f"{estimator} learns from reports that producers have made private (streaming_pca.local): "
+            "run it as a stream, or take another estimator"
+        )
     try:
         privacy = no_promise()
         if private:

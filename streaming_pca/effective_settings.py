@@ -147,7 +147,10 @@ def _memory(stream: StreamSettings, state: State) -> dict[str, int]:
     """Bounds: with any messages, and, of factors, with one row a message of the stream's number type."""
     state_bytes = sum(a.nbytes for a in state_values(state).values() if isinstance(a, np.ndarray))
     fixed = _STATES * state_bytes + _BLOCKS_BYTES + _FETCH_BYTES
-    records = stream.made.options.largest_batch
+    records = stream.made.largest_batch
+    if stream.record_kind is RecordKind.LOCAL:
+        report = 4 * stream.record_kind.width(stream.dim)
+        return {"any_messages": fixed + 3 * records * (report + _ROW_BYTES)}
     matrices = stream.record_kind is RecordKind.MATRIX
     most_rows = stream.dim if matrices else stream.max_rows
     bounds = {"any_messages": fixed + 3 * records * most_rows * (stream.dim * 8 + _ROW_BYTES)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import zipfile
 from collections.abc import Callable, Mapping
@@ -14,8 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from streaming_pca.estimators.base import Estimator, State, Subspace
-from streaming_pca.estimators.state_bytes import decode_state, encode_state, state_values
-from streaming_pca.privacy.randomness import utility_generator
+from streaming_pca.estimators.fitting_state import decode_fitting_state
+from streaming_pca.estimators.state_bytes import encode_state
 
 __all__ = ["ModelFileError", "decode_model_state", "read_model", "write_model"]
 
@@ -123,32 +122,9 @@ def decode_model_state(estimator: Estimator[Any, Any], data: bytes) -> State:
     ValueError, or anything else
         If the bytes are no such state.
     """
-    state: State = decode_state(estimator.state_type, data)
-    # Without any record a state has its lasting shapes already; seed and noise do not matter to them.
-    fresh = estimator.init(utility_generator(0))
-    known = state_values(fresh)
-    for name, value in state_values(state).items():
-        _check_value(name, value, known[name])
-    estimator.plan(state)
+    state = decode_fitting_state(estimator, data)
     _check_release(estimator, estimator.release(state))
     return state
-
-
-def _check_value(name: str, value: Any, fresh: Any) -> None:
-    if isinstance(value, np.ndarray) and value.dtype == np.uint8:
-        # Bytes of another state, which get longer; what is in them shows when they are read.
-        fits = isinstance(fresh, np.ndarray) and fresh.dtype == value.dtype and value.ndim == 1
-    elif isinstance(value, np.ndarray):
-        fits = value.dtype == np.float64 if fresh is None else value.dtype == fresh.dtype
-        fits = fits and (fresh is None or value.shape == fresh.shape)
-        fits = fits and bool(np.isfinite(value).all())
-    elif value is None or fresh is None:
-        fits = True
-    else:
-        fits = type(value) is type(fresh) and (not isinstance(value, int) or value >= 0)
-        fits = fits and (not isinstance(value, float) or not math.isnan(value))
-    if not fits:
-        raise ValueError(f"{name} of the state does not fit the estimator")
 
 
 def _check_release(estimator: Estimator[Any, Any], release: Subspace) -> None:

@@ -59,9 +59,11 @@ class Preprocessing(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Preprocessing:
-        if self.kind is RecordKind.MATRIX:
+        if self.kind is not RecordKind.FACTOR:
             if self.centering != "none" or self.bounds is not None or self.scale is not None:
-                raise ValueError("records of kind 'matrix' need centering = \"none\" and no bounds or scale")
+                raise ValueError(
+                    f"records of kind '{self.kind}' need centering = \"none\" and no bounds or scale"
+                )
             return self
         if not isinstance(self.centering, str):
             self._vector("centering", self.centering)
@@ -151,6 +153,8 @@ class Preprocessing(BaseModel):
         if self.centering == "private-mean" and self.centre is None:
             raise ValueError('centering = "private-mean" has no centre yet: use about(mean)')
         rows = np.ascontiguousarray(batch.rows, dtype=np.float64)
+        if self.kind is RecordKind.LOCAL:
+            return Batch(rows, batch.starts, batch.kind)
         if self.kind is RecordKind.MATRIX:
             # Symmetric to the last bit, as a mechanism that reads one triangle needs it.
             a = rows.reshape(-1, self.dim, self.dim)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from streaming_pca.linalg.lattice import BLOCK
+from streaming_pca.linalg.packed import dim_of_packed, packed_size
 
 __all__ = ["Batch", "RecordKind", "SumKernel", "evenly_spread", "is_symmetric"]
 
@@ -25,10 +26,17 @@ class RecordKind(StrEnum):
 
     ``FACTOR``: r >= 1 rows F with A = F^T F; a vector is a factor of one row.
     ``MATRIX``: a symmetric d x d matrix A, possibly indefinite.
+    ``LOCAL``: a report: the packed upper triangle of a d x d matrix to which its producer has added
+    the noise of a promise (:mod:`streaming_pca.local`). No mechanism reads it: it is an answer of one.
     """
 
     FACTOR = "factor"
     MATRIX = "matrix"
+    LOCAL = "local"
+
+    def width(self, dim: int) -> int:
+        """Numbers in a row of a record of ``dim`` features."""
+        return packed_size(dim) if self is RecordKind.LOCAL else dim
 
 
 def is_symmetric(matrix: NDArray[np.floating]) -> bool:
@@ -68,7 +76,7 @@ class Batch:
     Attributes
     ----------
     rows : (n, d) float32 or float64
-        Rows of all records, one after the other.
+        Rows of all records, one after the other; of reports (n, d (d + 1)/2), one a record.
     starts : (m + 1,) int64
         Record i is ``rows[starts[i]:starts[i + 1]]``; the null record has no rows.
     kind : RecordKind
@@ -84,7 +92,8 @@ class Batch:
     @property
     def dim(self) -> int:
         """Number of features d."""
-        return int(self.rows.shape[1])
+        width = int(self.rows.shape[1])
+        return dim_of_packed(width) if self.kind is RecordKind.LOCAL else width
 
     @classmethod
     def of_vectors(cls, x: ArrayLike) -> Batch:
@@ -112,7 +121,7 @@ class Batch:
             lengths.append(0 if record is None else len(record))
             if record is not None:
                 parts.append(record)
-        rows = np.concatenate(parts) if parts else np.zeros((0, dim))
+        rows = np.concatenate(parts) if parts else np.zeros((0, kind.width(dim)))
         return cls(rows, np.cumsum(lengths, dtype=np.int64), kind)
 
     def keeping(self, counted: NDArray[np.bool_]) -> Batch:
@@ -172,7 +181,10 @@ class Batch:
         while first < len(self):
             last = min(first + limit, len(self))
             # Entries, not records, bound a block's memory; halve until it fits.
-            while last - first > 2 and (self.starts[last] - self.starts[first]) * self.dim > _BLOCK_ENTRIES:
+            while (
+                last - first > 2
+                and (self.starts[last] - self.starts[first]) * self.rows.shape[1] > _BLOCK_ENTRIES
+            ):
                 last = first + max(2, (last - first) // 4 * 2)
             yield self._slice(first, last)
             first = last

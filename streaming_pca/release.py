@@ -23,10 +23,12 @@ class Release(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     schema_name: Literal["streaming-pca.release"] = "streaming-pca.release"
-    version: Literal[1, 2, 3] = 1
-    """2 where it says how exact it is, 3 where it has an outcome or is not private: readers of
-    version 1 refuse fields that they do not know."""
-    kind: Literal["subspace"] = "subspace"
+    version: Literal[1, 2, 3, 4] = 1
+    """2 where it says how exact it is, 3 where it has an outcome or is not private, 4 where it is a
+    tensor's, has a support, or was learnt from reports: readers of version 1 refuse fields that they
+    do not know."""
+    kind: Literal["subspace", "tensor"] = "subspace"
+    """What the components are: of a subspace, orthonormal rows; of a tensor, unit rows with weights."""
     stream: str
     batch: int
     """The ledger's number of the batch that it came with."""
@@ -36,7 +38,12 @@ class Release(BaseModel):
     rank: int
     estimator: str
     components: list[list[float]]
-    """k rows of d numbers, orthonormal, by decreasing explained variance."""
+    """k rows of d numbers, orthonormal, by decreasing explained variance; of a tensor, of length 1, by
+    decreasing weight."""
+    weights: list[Finite] | None = None
+    """k weights of a tensor's components."""
+    support: list[Annotated[int, Field(ge=0)]] | None = None
+    """Indices of the features that a sparse estimator takes for those that matter, ascending."""
     explained_variance: list[float]
     explained_variance_error: list[StandardError] | None = None
     """k standard errors, from the noise alone."""
@@ -49,6 +56,8 @@ class Release(BaseModel):
     mean: list[float] | None
     private: bool = True
     """Left out where it is true. Not private: nothing is promised, epsilon and delta are null."""
+    local: bool = False
+    """Left out where it is false. Local: each report has kept epsilon and delta since it was made."""
     epsilon: float | None
     delta: float | None
     adjacency: str
@@ -70,22 +79,41 @@ class Release(BaseModel):
             raise ValueError(f"version 1 has none of {', '.join(ACCURACY)}")
         if self.version < 3 and (self.outcome is not None or not self.private):
             raise ValueError(f"version {self.version} is private, and has no outcome")
+        if self.version < 4 and (self.kind == "tensor" or self.local or self.support is not None):
+            raise ValueError(f"version {self.version} is a subspace, not local, and has no support")
+        self._check_tensor()
         if any((value is not None) != self.private for value in (self.epsilon, self.delta)):
             raise ValueError("epsilon and delta are null where it is not private, and only there")
         if self.explained_variance_error is not None and len(self.explained_variance_error) != self.rank:
             raise ValueError(f"explained_variance_error does not have {self.rank} numbers")
         return self
 
+    def _check_tensor(self) -> None:
+        if (self.weights is not None) != (self.kind == "tensor"):
+            raise ValueError("a tensor has weights, a subspace has none")
+        if self.weights is not None and len(self.weights) != self.rank:
+            raise ValueError(f"weights does not have {self.rank} numbers")
+        if self.support is not None and max(self.support, default=0) >= self.dim:
+            raise ValueError(f"support names a feature above {self.dim - 1}")
+
     @property
     def accuracy(self) -> dict[str, Any]:
-        """Explained variances, and what it says of its errors; None where it does not."""
-        return {name: getattr(self, name) for name in ("explained_variance", *ACCURACY)}
+        """Explained variances, and what it says of its errors; None where it does not.
+
+        Weights and a support where it has them.
+        """
+        found = {name: getattr(self, name) for name in ("explained_variance", *ACCURACY)}
+        more = {name: getattr(self, name) for name in ("weights", "support")}
+        return found | {name: value for name, value in more.items() if value is not None}
 
     def to_bytes(self) -> bytes:
         """The message's value."""
-        optional = ("contributions_per_user", "outcome", *ACCURACY)
+        optional = ("contributions_per_user", "outcome", "weights", "support", *ACCURACY)
         unsaid = {name for name in optional if getattr(self, name) is None}
-        return self.model_dump_json(exclude=unsaid | ({"private"} if self.private else set())).encode()
+        usual = {
+            name for name, value in (("private", True), ("local", False)) if getattr(self, name) is value
+        }
+        return self.model_dump_json(exclude=unsaid | usual).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Release:

@@ -22,6 +22,7 @@ from streaming_pca.estimators.diagnostics import MAX_SHARE
 from streaming_pca.estimators.registry import find
 from streaming_pca.kafka_settings import ConfigurationError, KafkaSettings, Section
 from streaming_pca.linalg.lattice import MAX_RECORDS
+from streaming_pca.local.promise import promise_header
 from streaming_pca.preprocessing import Numbers, Preprocessing
 from streaming_pca.privacy.entries import Cap
 from streaming_pca.privacy.parameters import PrivacyParameters
@@ -97,7 +98,8 @@ class StreamSettings(Section):
     rank: int = Field(ge=1)
     """Dimension k of the subspace."""
     epsilon: float
-    """Of the promise for each unit of privacy, all releases together; `inf` where `private = false`."""
+    """Of the promise for each unit of privacy, all releases together; `inf` where `private = false`.
+    For `record_kind = "local"`: what every report keeps already."""
     delta: float
     """Of the promise; `inf` where `private = false`."""
     private: bool = True
@@ -109,7 +111,8 @@ class StreamSettings(Section):
     contributions_per_user: int = Field(default=1, ge=1, le=65535)
     """Batches that one user may count in, with one message each; for `privacy_unit = "user"` only."""
     record_kind: RecordKind = RecordKind.FACTOR
-    """Vectors and factors F (A = F^T F), or symmetric matrices."""
+    """Vectors and factors F (A = F^T F), symmetric matrices, or reports that producers have made private
+    themselves."""
     feature_names: tuple[str, ...] | None = None
     """Names of the d features, carried into releases."""
     dtype: Literal["float32", "float64"] = "float32"
@@ -131,7 +134,7 @@ class StreamSettings(Section):
     """The estimator's own settings."""
     diagnostics_share: float = Field(default=0.02, ge=0, le=MAX_SHARE)
     """Share of epsilon that pays for noisy counts of null and of clipped records in each batch,
-    shown as metrics; 0 for none, as always where `private = false`."""
+    shown as metrics; 0 for none, as always where `private = false` and for `record_kind = "local"`."""
     seed: int | None = None
     """Of utility randomness (an initial basis), never of noise."""
     lost_records: Literal["stop", "skip"] = "stop"
@@ -156,6 +159,8 @@ class StreamSettings(Section):
                 raise ValueError(f"{field} must be 1 to 200 letters, digits, '.', '_' or '-'")
         self._check_names()
         self._made = self._make()
+        if self.record_kind is RecordKind.LOCAL:
+            self._check_local()
         if self.privacy_unit == "row":
             self._check_rows()
         if self.privacy_unit != "user" and self.contributions_per_user != 1:
@@ -171,6 +176,12 @@ class StreamSettings(Section):
         if "" in names or len(set(names)) < len(names):
             raise ValueError("feature_names must be distinct and not empty")
 
+    def _check_local(self) -> None:
+        if self.privacy_unit != "message":
+            raise ValueError('record_kind = "local" has a promise for each message: privacy_unit = "message"')
+        if self.dtype != "float32":
+            raise ValueError('record_kind = "local" has reports of float32 numbers: dtype = "float32"')
+
     def _check_rows(self) -> None:
         if self.record_kind is not RecordKind.FACTOR:
             raise ValueError('privacy_unit = "row" needs record_kind = "factor"')
@@ -179,7 +190,7 @@ class StreamSettings(Section):
                 'privacy_unit = "row" does not go with centering = "pairs", which pairs messages: '
                 'take "augment", or a public centre'
             )
-        rows = self.made.options.largest_batch * self.max_rows
+        rows = self.made.largest_batch * self.max_rows
         if rows > MAX_RECORDS:
             raise ValueError(
                 f"a batch could hold {rows} rows, of {MAX_RECORDS} at most: lower max_rows, "
@@ -213,7 +224,7 @@ class StreamSettings(Section):
                 scale=self.scale,
             ),
             options,
-            self.diagnostics_share if self.private else 0.0,
+            self.diagnostics_share if self.private and not kind.card.local else 0.0,
         )
 
     @property
@@ -236,7 +247,17 @@ class StreamSettings(Section):
         if not self.private:
             # JSON has no infinity.
             whole |= {"epsilon": "inf", "delta": "inf", "private": False}
+        if self.record_kind is RecordKind.LOCAL:
+            # Kept by the producers, report by report; this stream's batches cost nothing.
+            whole |= {"local": True}
         return {name: _digested(value) for name, value in whole.items()}
+
+    @property
+    def local_promise(self) -> bytes | None:
+        """What each report's header says of the promise that it keeps; None for other records."""
+        if self.record_kind is not RecordKind.LOCAL:
+            return None
+        return promise_header(self.epsilon, self.delta)
 
     @property
     def ledger_topic(self) -> str:

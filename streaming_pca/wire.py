@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.arrow import find_pyarrow, rows_of_arrow
+from streaming_pca.local.promise import PROMISE_HEADER
 from streaming_pca.payloads import rows_of_json, rows_of_npy
 from streaming_pca.privacy.users import hash_users
 from streaming_pca.records import RecordKind, is_symmetric
@@ -64,11 +65,18 @@ class PayloadCodec:
         What a record is: a whole payload ("user" too), or each of its rows.
     user_key : bytes or None
         For unit user: what messages' keys are hashed with.
+    promise : bytes or None
+        For records of kind local: what the header ``local-promise`` of a report must say.
     arrow : bool
         Whether pyarrow is installed. Without it Arrow payloads are null.
 
     Notes
     -----
+    A report, the record of kind local, is nobody's secret any more, but a record
+    without noise on the same topic is. So nothing counts as a report but what says
+    that it is one: octets of d (d + 1)/2 float32 whose headers name the kind, and
+    the promise that the stream has made of it.
+
     Where each row is a record, two streams are neighbours if one row holds
     something else. Then the number of rows must not change, nor any other row.
     So what a message says is of two sorts:
@@ -94,11 +102,14 @@ class PayloadCodec:
     max_rows: int = 64
     unit: PrivacyUnit = "message"
     user_key: bytes | None = field(default=None, repr=False)
+    promise: bytes | None = None
     _pyarrow: Any | None = field(init=False, repr=False, compare=False, default_factory=find_pyarrow)
 
     def __post_init__(self) -> None:
         if self.unit == "row" and self.kind is RecordKind.MATRIX:
             raise ValueError("a row is no matrix: unit row needs records of kind factor")
+        if (self.promise is not None) != (self.kind is RecordKind.LOCAL):
+            raise ValueError("records of kind local, and no others, have a promise")
 
     @property
     def arrow(self) -> bool:
@@ -138,6 +149,8 @@ class PayloadCodec:
         if kind is not None and kind != self.kind.encode():
             return None
         content_type = headers.get("content-type", OCTETS.encode()).decode("ascii").split(";")[0].strip()
+        if self.kind is RecordKind.LOCAL:
+            return self._report(value, content_type, headers)
         if len(value) > self._most_bytes(content_type):
             return None
         if content_type == OCTETS:
@@ -155,6 +168,15 @@ class PayloadCodec:
         else:
             return None
         return self._shaped(array)
+
+    def _report(self, value: bytes, content_type: str, headers: Mapping[str, bytes]) -> Rows | None:
+        """The one row of a report."""
+        said = (headers.get("record-kind"), headers.get(PROMISE_HEADER))
+        size = 4 * self.kind.width(self.dim)
+        if content_type != OCTETS or said != (self.kind.encode(), self.promise) or len(value) != size:
+            return None
+        # A copy: the message may go.
+        return np.frombuffer(value, dtype=_DTYPES["float32"]).astype(np.float32).reshape(1, -1)
 
     @property
     def _most_rows(self) -> int:
@@ -196,7 +218,11 @@ class PayloadCodec:
         decoded = [self.decode(message) for message in messages]
         lengths = np.array([0 if rows is None else len(rows) for rows in decoded], dtype=np.int64)
         present = [rows for rows in decoded if rows is not None]
-        return np.concatenate(present) if present else np.zeros((0, self.dim), np.float32), lengths
+        return np.concatenate(present or [self._no_rows]), lengths
+
+    @property
+    def _no_rows(self) -> Rows:
+        return np.zeros((0, self.kind.width(self.dim)), np.float32)
 
     def users_of(self, messages: Sequence[Message]) -> NDArray[np.uint64] | None:
         """Keyed hashes (n, 2) of the messages' keys, for unit user; a key itself goes no further.

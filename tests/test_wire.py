@@ -351,7 +351,7 @@ def test_a_release_of_version_1_is_read_and_has_nothing_of_version_2() -> None:
         {"angle_bound": -0.1},
         {"angle_bound": 1.6},
         {"angle_bound": math.nan},
-        {"version": 4},
+        {"version": 5},
         {"angle": 0.1},
     ],
 )

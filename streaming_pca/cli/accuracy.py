@@ -17,7 +17,9 @@ _SHOWN = 6
 
 
 def explained_text(said: Mapping[str, Any]) -> str:
-    """One line: explained variances, their share of the total, the bound on the angle.
+    """One line: explained variances, their share of the total, the bound on the angle, the support.
+
+    Of a tensor the weights stand for the variances.
 
     Parameters
     ----------
@@ -25,10 +27,13 @@ def explained_text(said: Mapping[str, Any]) -> str:
         As :attr:`Release.accuracy <streaming_pca.wire.Release.accuracy>`; what is
         None is left out.
     """
+    if "weights" in said:
+        return f"weights {_variances(said['weights'], None)}"
     explained = said["explained_variance"]
     variances = _variances(explained, said["explained_variance_error"])
     share = _share(explained, said["total_variance"], said["total_variance_error"])
-    return "; ".join(filter(None, (variances, share, _angle(said["angle_bound"]))))
+    support = f"{len(said['support'])} features" if "support" in said else None
+    return "; ".join(filter(None, (variances, share, _angle(said["angle_bound"]), support)))
 
 
 def _variances(explained: Sequence[float], errors: Sequence[float] | None) -> str:

@@ -21,9 +21,10 @@ def estimators(as_json: JsonOption = False) -> None:
         print_json([dataclasses.asdict(card) for card in cards])
         return
     table = Table()
-    for name in ("id", "what", "source", "private", "adjacency", "needs"):
+    for name in ("id", "what", "source", "private", "adjacency", "releases", "needs"):
         table.add_column(name)
     for card in cards:
-        private = "yes" if card.private else "NO"
-        table.add_row(card.id, card.summary, card.source, private, card.adjacency, card.needs)
+        private = ("at the producer" if card.local else "yes") if card.private else "NO"
+        cells = (card.id, card.summary, card.source, private, card.adjacency, card.releases, card.needs)
+        table.add_row(*cells)
     out.print(table)

@@ -6,7 +6,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +80,8 @@ class Subspace:
     Attributes
     ----------
     components : (k, d) float64
-        Orthonormal rows, by decreasing explained variance.
+        Orthonormal rows, by decreasing explained variance. Of a tensor: unit rows,
+        by decreasing weight, each with the sign that its weight has.
     explained_variance : (k,) float64
     mean : (d,) float64 or None
         In units of the scaled features.
@@ -97,6 +98,10 @@ class Subspace:
     outcome : Outcome or None
         What the last batch came to; None before any, and where the algorithm
         learns from every batch.
+    weights : (k,) float64 or None
+        Of a tensor: lambda_i of lambda_1 v_1 (x) v_1 (x) v_1 + ..., decreasing.
+    support : tuple of int or None
+        The features that a sparse estimator takes for those that matter, ascending.
     """
 
     components: Matrix
@@ -107,11 +112,32 @@ class Subspace:
     total_variance_error: float | None = None
     angle_bound: float | None = None
     outcome: Outcome | None = None
+    weights: Matrix | None = None
+    support: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Card:
-    """How an estimator introduces itself."""
+    """How an estimator introduces itself.
+
+    Attributes
+    ----------
+    id, name : str
+        Of the estimator, and of its class.
+    source : str
+        Paper and algorithm.
+    adjacency : str
+        "none" where nothing is promised.
+    private : bool
+    needs : str
+        What it wants of the stream, or of the data.
+    summary : str
+    local : bool
+        Whether the promise is kept by the producers: records are reports
+        (:attr:`RecordKind.LOCAL`), and batches are charged nothing.
+    releases : {"subspace", "tensor"}
+        What a release is.
+    """
 
     id: str
     name: str
@@ -120,6 +146,8 @@ class Card:
     private: bool
     needs: str
     summary: str
+    local: bool = False
+    releases: Literal["subspace", "tensor"] = "subspace"
 
 
 class Options(BaseModel):
@@ -175,6 +203,9 @@ class Estimator(ABC, Generic[S, O]):
     """Which ways to centre it can use, besides a public vector, which all can. "augment" gives one
     direction to the constant: only for those that take it out of the subspace again."""
 
+    kinds: ClassVar[frozenset[RecordKind]] = frozenset({RecordKind.FACTOR, RecordKind.MATRIX})
+    """The kinds of records that it can read."""
+
     in_parts: ClassVar[bool] = False
     """Whether each of a user's batches costs a part of the promise, by basic composition. What else such
     a batch may hold must cost no more: with bounds that compose together, a mix would pass the promise."""
@@ -190,12 +221,19 @@ class Estimator(ABC, Generic[S, O]):
     ) -> None:
         if not 1 <= k <= dim:
             raise ValueError(f"rank must lie between 1 and dim = {dim}, not {k}")
+        if preprocessing.kind not in self.kinds:
+            kinds = " or ".join(f'"{kind}"' for kind in sorted(self.kinds))
+            raise ValueError(
+                f'{self.card.id} cannot read records of kind "{preprocessing.kind}": it reads {kinds}'
+            )
         centering = preprocessing.centering
         if isinstance(centering, str) and centering not in self.centerings:
             known = ", ".join(f'"{name}"' for name in self.centerings)
             raise ValueError(f'{self.card.id} cannot use centering = "{centering}": use {known} or a vector')
         if diagnostics_share and not self.card.private:
             raise ValueError(f"{self.card.id} is not private: no share of a promise can pay for diagnostics")
+        if diagnostics_share and self.card.local:
+            raise ValueError(f"{self.card.id} reads reports, which are public: there is nothing to diagnose")
         self.dim, self.k = dim, k
         self.diagnostics = Diagnostics(privacy, diagnostics_share) if diagnostics_share else None
         self.privacy = privacy if self.diagnostics is None else self.diagnostics.rest
@@ -294,9 +332,12 @@ class Estimator(ABC, Generic[S, O]):
         """The current subspace: post-processing of the state."""
         subspace = self._release(state)
         rows = np.ascontiguousarray(subspace.components)
+        if self.card.releases == "subspace":
+            # The sign of a tensor's component means something.
+            rows = stable_signs(rows, state.components)
         subspace = replace(
             subspace,
-            components=stable_signs(rows, state.components),
+            components=rows,
             outcome=None if state.outcome is None else Outcome(state.outcome),
         )
         if self.private_mean is None:
@@ -315,6 +356,11 @@ class Estimator(ABC, Generic[S, O]):
             raise ValueError(f"records have {batch.dim} features, expected {self.dim}")
         if batch.kind is not self.preprocessing.kind:
             raise ValueError(f"records are of kind {batch.kind}, expected {self.preprocessing.kind}")
+
+    @property
+    def largest_batch(self) -> int:
+        """The most records that any plan asks for."""
+        return int(self.options.largest_batch)
 
     @property
     def kind(self) -> RecordKind:

@@ -11,7 +11,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from streaming_pca.estimators.adadpo import AdaDPO, AdaDPOOptions, AdaDPOState
 from streaming_pca.estimators.base import Card, Estimator, Options, Plan, Subspace
-from streaming_pca.estimators.state_bytes import decode_state, encode_state
+from streaming_pca.estimators.fitting_state import decode_fitting_state
+from streaming_pca.estimators.state_bytes import encode_state
 from streaming_pca.estimators.warm_starts import WARM_STARTS
 from streaming_pca.linalg.subspace import orthonormalise
 from streaming_pca.privacy.parameters import PrivacyParameters
@@ -176,7 +177,7 @@ class TadaDPO(AdaDPO):
     def _warm_state(self, state: TadaDPOState) -> Any:
         """The start's state, with the records that this one has counted."""
         assert state.warm is not None
-        return replace(decode_state(self.warm.state_type, state.warm.tobytes()), records=state.records)
+        return replace(decode_fitting_state(self.warm, state.warm.tobytes()), records=state.records)
 
     def _removed(self, basis: NDArray[np.float64]) -> NDArray[np.float64]:
         """(d, k): the basis itself."""

@@ -10,6 +10,7 @@ from streaming_pca.privacy.filters import within_cap
 from streaming_pca.privacy.ledger import BudgetExceeded, Ledger, Standing
 from streaming_pca.privacy.parameters import Charge, format_rational
 from streaming_pca.privacy.randomness import utility_generator
+from streaming_pca.records import RecordKind
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.settings import StreamSettings
 
@@ -53,6 +54,7 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
         raise StreamRefused(
             f"{name!r} is a job with charges for releases made elsewhere: choose a new stream.name"
         )
+    _check_input(stream, ledger)
     promised = job.promise
     if promised is None:
         _check_first_batch(stream, ledger)
@@ -105,6 +107,23 @@ def check_room(stream: StreamSettings, cap: Cap, rule: Literal["basic", "zcdp"])
             "or open the ledger of an input topic with a higher cap (`streaming-pca topics create --cap`)"
         )
     return charge
+
+
+def _check_input(stream: StreamSettings, ledger: Ledger) -> None:
+    """Refuse records where reports are read, and reports where records are.
+
+    Reports are charged nothing: a topic of both would show records as if they had noise.
+    """
+    of_reports = stream.record_kind is RecordKind.LOCAL
+    for name, job in ledger.jobs.items():
+        if job.promise is None or (job.promise.get("record_kind") == RecordKind.LOCAL) == of_reports:
+            continue
+        there, here = ("records", "reports") if of_reports else ("reports", "records")
+        raise StreamRefused(
+            f"topic {stream.input!r} holds {there}, as stream {name!r} reads it, and stream {stream.name!r} "
+            f"(stream.record_kind = {str(stream.record_kind)!r}) would read {here}: give it an input topic "
+            "of its own"
+        )
 
 
 def _check_first_batch(stream: StreamSettings, ledger: Ledger) -> None:

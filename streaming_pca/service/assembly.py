@@ -140,7 +140,7 @@ def interleave(parts: list[list[Chunk]], granularity: int, dim: int, kind: Recor
     np.cumsum(lengths[order], out=starts[1:])
     places = np.empty(len(lengths), dtype=np.int64)
     places[order] = starts[:-1]
-    rows: NDArray[np.floating] = np.empty((int(starts[-1]), dim), dtype=dtype)
+    rows: NDArray[np.floating] = np.empty((int(starts[-1]), kind.width(dim)), dtype=dtype)
     done = 0
     for part in parts:
         while part:

@@ -12,7 +12,7 @@ import numpy as np
 from kafka import TopicPartition
 from kafka.errors import KafkaError, OffsetOutOfRangeError
 
-from streaming_pca.linalg.subspace import principal_angle
+from streaming_pca.linalg.subspace import orthonormalise, principal_angle
 from streaming_pca.release import Release
 from streaming_pca.service.clients import BrokerUnreachable, reading_consumer
 from streaming_pca.service.topics import TopicError
@@ -216,6 +216,10 @@ def _check(release: Release) -> None:
 def _angle(before: Release | None, release: Release) -> float | None:
     if before is None or before.dim != release.dim:
         return None
+    if "tensor" in (before.kind, release.kind):
+        # Components of a tensor need not be orthogonal: what is compared is their spans.
+        first, second = (orthonormalise(np.array(r.components).T).T for r in (before, release))
+        return principal_angle(first, second)
     return principal_angle(np.array(before.components), np.array(release.components))
 
 

@@ -43,9 +43,12 @@ def make_release(stream: StreamSettings, subspace: Subspace, batch: int, records
     """
     accuracy = _accuracy(subspace)
     outcome = None if subspace.outcome is None else subspace.outcome.value
+    card = stream.made.card
     third = outcome is not None or not stream.private
+    fourth = card.local or card.releases == "tensor"
     return Release(
-        version=3 if third else 2 if accuracy else 1,
+        version=4 if fourth else 3 if third else 2 if accuracy else 1,
+        kind=card.releases,
         stream=stream.name,
         batch=batch,
         records=records,
@@ -53,12 +56,15 @@ def make_release(stream: StreamSettings, subspace: Subspace, batch: int, records
         rank=stream.rank,
         estimator=stream.estimator,
         components=subspace.components.tolist(),
+        weights=None if subspace.weights is None else subspace.weights.tolist(),
+        support=None if subspace.support is None else list(subspace.support),
         explained_variance=subspace.explained_variance.tolist(),
         mean=None if subspace.mean is None else subspace.mean.tolist(),
         private=stream.private,
+        local=card.local,
         epsilon=stream.epsilon if stream.private else None,
         delta=stream.delta if stream.private else None,
-        adjacency=stream.made.card.adjacency,
+        adjacency=card.adjacency,
         privacy_unit=stream.privacy_unit,
         contributions_per_user=stream.contributions_per_user if stream.privacy_unit == "user" else None,
         feature_names=None if stream.feature_names is None else list(stream.feature_names),

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from streaming_pca.estimators.base import Plan, State
-from streaming_pca.estimators.state_bytes import decode_state
+from streaming_pca.estimators.fitting_state import decode_fitting_state
 from streaming_pca.privacy.entries import Reserved
 from streaming_pca.privacy.ledger import Standing
 from streaming_pca.privacy.randomness import utility_generator
@@ -135,14 +135,14 @@ class Session:
 
     # -- learning ----------------------------------------------------------
 
-    def _decoded(self, state_type: type[State], data: bytes) -> State:
+    def _decoded(self, data: bytes) -> State:
         """The state that the stream stands at, or one line on why it cannot go on from there."""
         try:
-            return decode_state(state_type, data)
+            return decode_fitting_state(self._stream.made, data)
         except (TypeError, ValueError, KeyError) as error:
             raise StreamRefused(
-                f"the state of stream {self._stream.name!r} is of another estimator or release: go on with"
-                " what wrote it, or give the stream a new name (its records stay charged)"
+                f"the state of stream {self._stream.name!r} is of another release or of other stream.options:"
+                " go on with what wrote it, or give the stream a new name (its records stay charged)"
             ) from error
 
     async def _learn(self, writer: CheckpointWriter, found: TakenOver) -> bool:
@@ -156,7 +156,7 @@ class Session:
         state: State = (
             estimator.init(utility_generator(self._stream.seed))
             if checkpoint is None
-            else self._decoded(estimator.state_type, checkpoint.state)
+            else self._decoded(checkpoint.state)
         )
         if found.recovery.action is Action.RESUME:
             state = await self._resume(writer, state, found)

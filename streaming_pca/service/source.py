@@ -57,6 +57,7 @@ def codec_of(stream: StreamSettings, users: UserLog | None) -> PayloadCodec:
         stream.max_rows,
         stream.privacy_unit,
         None if users is None else users.key,
+        stream.local_promise,
     )
 
 

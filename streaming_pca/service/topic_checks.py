@@ -11,7 +11,7 @@ from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import ConfigResource, OffsetSpec
 from kafka.errors import KafkaError
 
-from streaming_pca.service.topic_sizes import MESSAGE_OVERHEAD, release_bytes
+from streaming_pca.service.topic_sizes import MESSAGE_OVERHEAD, record_bytes, release_bytes
 from streaming_pca.settings import KafkaSettings, StreamSettings
 
 __all__ = ["REQUIRED", "Problem", "broker_settings", "problems_of", "replica_problems"]
@@ -155,6 +155,8 @@ def _least_message(stream: StreamSettings, role: str, n_partitions: int) -> int:
             return _CHUNK_BYTES
         case "releases":
             return release_bytes(stream) + MESSAGE_OVERHEAD
+        case "input" if record := record_bytes(stream):
+            return record + MESSAGE_OVERHEAD
     return 0
 
 

@@ -57,6 +57,7 @@ from streaming_pca.estimators.outcome import Outcome
 from streaming_pca.estimators.state_bytes import encode_state
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.privacy.users import SHARDS
+from streaming_pca.records import RecordKind
 from streaming_pca.service.publisher import make_release
 from streaming_pca.settings import StreamSettings
 
@@ -64,6 +65,7 @@ __all__ = [
     "LEDGER_BYTES_A_BATCH",
     "MESSAGE_OVERHEAD",
     "commit_bytes",
+    "record_bytes",
     "release_bytes",
     "state_bound",
     "state_topic_config",
@@ -113,8 +115,19 @@ def release_bytes(stream: StreamSettings) -> int:
         total_variance_error=-longest,
         angle_bound=-longest,
         outcome=max(Outcome, key=len),
+        weights=np.full(k, longest) if stream.made.card.releases == "tensor" else None,
+        support=tuple(range(d)) if stream.made.card.local else None,
     )
     return len(make_release(stream, largest, 2**63, 2**63))
+
+
+def record_bytes(stream: StreamSettings) -> int:
+    """The bytes of a record that has only one size: a report, or a matrix as octets; else 0."""
+    if stream.record_kind is RecordKind.LOCAL:
+        return 4 * stream.record_kind.width(stream.dim)
+    if stream.record_kind is RecordKind.MATRIX:
+        return stream.dim**2 * np.dtype(stream.dtype).itemsize
+    return 0
 
 
 def commit_bytes(stream: StreamSettings) -> int:
@@ -134,8 +147,7 @@ def _delta_bytes(stream: StreamSettings) -> int:
     """The most that one batch adds to the table of users."""
     if stream.privacy_unit != "user":
         return 0
-    records: int = stream.made.options.largest_batch
-    return _DELTA_BYTES * records + _PART_OVERHEAD
+    return _DELTA_BYTES * stream.made.largest_batch + _PART_OVERHEAD
 
 
 def table_bytes(stream: StreamSettings, users: int) -> int:

@@ -16,6 +16,7 @@ from streaming_pca.service.topic_checks import REQUIRED, Problem, broker_setting
 from streaming_pca.service.topic_sizes import (
     MESSAGE_OVERHEAD,
     commit_bytes,
+    record_bytes,
     release_bytes,
     state_topic_config,
     whole_mib,
@@ -60,6 +61,16 @@ def _durable(replication: int) -> dict[str, str]:
     return {"min.insync.replicas": "2"} if replication >= 3 else {}
 
 
+def input_topic(stream: StreamSettings, partitions: int, replication: int) -> NewTopic:
+    """How the topic of a stream's records is made."""
+    configs = REQUIRED["input"] | _durable(replication)
+    record = record_bytes(stream) + MESSAGE_OVERHEAD
+    if record > 2**20:
+        # More than a broker takes unasked.
+        configs |= {"max.message.bytes": str(whole_mib(record))}
+    return NewTopic(stream.input, partitions, replication, topic_configs=configs)
+
+
 def ledger_topic(name: str, replication: int) -> NewTopic:
     """How a ledger topic is made."""
     configs = REQUIRED["ledger"] | {"max.message.bytes": str(_LEDGER_MESSAGE)}
@@ -93,9 +104,9 @@ def create_topics(
         If the broker refuses, or a release cannot fit into a message.
     """
     _check_release(kafka, stream, release_bytes(stream))
-    configs = REQUIRED["input"] | _durable(replication)
-    records = NewTopic(stream.input, partitions, replication, topic_configs=configs)
-    return ensure_topics(kafka, [records, *written_topics(stream, replication)])
+    return ensure_topics(
+        kafka, [input_topic(stream, partitions, replication), *written_topics(stream, replication)]
+    )
 
 
 def written_topics(stream: StreamSettings, replication: int) -> list[NewTopic]:
