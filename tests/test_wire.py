@@ -91,6 +91,59 @@ def test_a_symmetric_matrix_is_read_where_the_stream_says_so() -> None:
     assert codec.decode(message(X.tobytes())) is None
 
 
+REPORT = np.array([1.0, 2, 3, -4, 5, 6], "<f4")
+REPORTS = PayloadCodec(DIM, RecordKind.LOCAL, promise=b"1.0,1e-06")
+
+
+def report(value: bytes = REPORT.tobytes(), content_type: str | None = None, **headers: str) -> Message:
+    said = {"record_kind": "local", "local_promise": "1.0,1e-06"} | headers
+    return message(value, content_type, **{name: text for name, text in said.items() if text})
+
+
+def test_a_report_is_one_row_that_keeps_its_bits() -> None:
+    forged = np.array([1.0, np.float32(1e-40), -0.0, 3e38, 5, 6], "<f4")
+    for numbers in (REPORT, forged):
+        for content_type in (None, "application/octet-stream"):
+            rows = REPORTS.decode(report(numbers.tobytes(), content_type))
+            assert rows is not None
+            assert (rows.dtype, rows.shape, rows.tobytes()) == (np.float32, (1, 6), numbers.tobytes())
+    rows, lengths = REPORTS.decode_many([report(), message(REPORT.tobytes()), report()])
+    assert (rows.shape, lengths.tolist()) == ((2, 6), [1, 0, 1])
+    rows, lengths = REPORTS.decode_many([message(None)])
+    assert (rows.shape, lengths.tolist()) == ((0, 6), [0])
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        message(REPORT.tobytes()),
+        report(record_kind=""),
+        report(record_kind="factor"),
+        report(local_promise=""),
+        report(local_promise="1.0,1e-07"),
+        report(local_promise="1,1e-06"),
+        report(REPORT[:3].tobytes()),
+        report(np.zeros(12, "<f4").tobytes()),
+        report(REPORT.astype("<f8").tobytes(), dtype="float64"),
+        report(np.array([1, 2, np.nan, 4, 5, 6], "<f4").tobytes()),
+        report(npy(REPORT), "application/x-npy"),
+        report(b""),
+    ],
+    ids=str,
+)
+def test_what_does_not_say_that_it_is_a_report_of_this_promise_is_null(sent: Message) -> None:
+    """A record without noise above all: reports are charged nothing."""
+    assert REPORTS.decode(sent) is None
+    assert REPORTS.decode_many([sent])[1].tolist() == [0]
+
+
+def test_reports_have_a_promise_and_nothing_else_has() -> None:
+    with pytest.raises(ValueError, match="records of kind local, and no others, have a promise"):
+        PayloadCodec(DIM, RecordKind.LOCAL)
+    with pytest.raises(ValueError, match="records of kind local, and no others, have a promise"):
+        PayloadCodec(DIM, promise=b"1.0,1e-06")
+
+
 NULL = {
     "nothing": message(None),
     "empty": message(b""),
@@ -473,3 +526,46 @@ def test_a_message_key_leaves_the_codec_as_a_keyed_hash_only() -> None:
     assert not np.isin(users[users.any(axis=1)], other).any()
     assert PayloadCodec(DIM).users_of(messages) is None
     assert "ssss" not in repr(codec)
+
+
+def of_a_tensor(**changes: Any) -> dict[str, Any]:
+    """A tensor's release, as plain data."""
+    return accurate(version=4, kind="tensor", weights=[0.5], **dict.fromkeys(ACCURACY)) | changes
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        of_a_tensor(),
+        accurate(version=4, local=True, support=[0, 1]),
+        accurate(version=4, support=[]),
+    ],
+)
+def test_a_release_of_version_4_round_trips_and_older_ones_have_nothing_of_it(values: dict[str, Any]) -> None:
+    release = Release(**values)
+    assert Release.from_bytes(release.to_bytes()) == release
+    told = {name for name in ("weights", "support", "local") if name in json.loads(release.to_bytes())}
+    assert told == {name for name in ("weights", "support", "local") if values.get(name) is not None}
+    for name in ("weights", "support"):
+        assert (name in release.accuracy) == (name in told)
+    for version in (1, 2, 3):
+        with pytest.raises(ValidationError):
+            Release(**values | {"version": version})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"weights": None}, "a tensor has weights, a subspace has none"),
+        ({"kind": "subspace"}, "a tensor has weights, a subspace has none"),
+        ({"weights": [1.0, 2.0]}, "weights does not have 1 numbers"),
+        ({"weights": [math.inf]}, "finite"),
+        ({"support": [2]}, "support names a feature above 1"),
+        ({"support": [-1]}, "greater than or equal to 0"),
+        ({"kind": "matrix"}, "subspace"),
+    ],
+    ids=str,
+)
+def test_a_tensor_that_cannot_be_is_no_release(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        Release(**of_a_tensor(**changes))

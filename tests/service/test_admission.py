@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -135,3 +136,56 @@ def test_a_stream_that_has_batches_is_not_held_against_its_own_charge() -> None:
     reserve(log, stream)
     check_admission(stream, log.ledger)
     assert log.ledger.everywhere == Charge(epsilon=1, delta="1e-6", rho=log.ledger.everywhere.rho)
+
+
+LOCAL: dict[str, Any] = {
+    "estimator": "local-gaussian",
+    "record_kind": "local",
+    "centering": "none",
+    "options": {},
+}
+
+
+def test_reports_are_charged_nothing_and_the_promise_says_who_keeps_it() -> None:
+    stream = a_stream(**LOCAL)
+    assert check_room(stream, Cap(epsilon=0, delta=0), "basic") == Charge.nothing()
+    assert check_room(stream, Cap(epsilon=0, delta=0), "zcdp") == Charge.nothing()
+    check_admission(stream, Writer(0, 0).ledger)
+    assert stream.promise["local"] is True
+    assert "local" not in a_stream().promise
+    assert a_stream().local_promise is None
+    assert stream.local_promise == b"1.0,1e-06"
+
+
+def test_a_topic_has_reports_or_records() -> None:
+    """A record that passed for a report would be shown without noise, and uncharged."""
+    log = Writer("10", "1e-5")
+    reserve(log, a_stream(**LOCAL, name="reports"))
+    check_admission(a_stream(**LOCAL, name="more"), log.ledger)
+    with pytest.raises(
+        StreamRefused, match=r"topic 'in' holds reports, as stream 'reports' reads it, and .*own"
+    ):
+        check_admission(a_stream(), log.ledger)
+    log = Writer("10", "1e-5")
+    reserve(log, a_stream(name="records"))
+    with pytest.raises(StreamRefused, match="topic 'in' holds records, as stream 'records' reads it, and"):
+        check_admission(a_stream(**LOCAL, name="more"), log.ledger)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"privacy_unit": "row"}, 'privacy_unit = "message"'),
+        ({"privacy_unit": "user"}, 'privacy_unit = "message"'),
+        ({"dtype": "float64"}, 'dtype = "float32"'),
+        ({"centering": "augment"}, "records of kind 'local' need centering = \"none\""),
+        ({"record_kind": "factor"}, 'local-gaussian cannot read records of kind "factor": it reads "local"'),
+        (
+            {"estimator": "adaptive"},
+            'adaptive cannot read records of kind "local": it reads "factor" or "matrix"',
+        ),
+    ],
+)
+def test_settings_that_no_report_has_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        a_stream(**LOCAL | changes)
