@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from streaming_pca.estimators.registry import ESTIMATORS
+from streaming_pca.local.audit_cases import LOCAL_CASES
 from streaming_pca.privacy.audit_mechanisms import MECHANISM_CASES
 from streaming_pca.privacy.calibration import gaussian_delta
 from streaming_pca.privacy.randomness import replace_noise_door
@@ -45,7 +46,7 @@ def test_all_are_audited_where_none_is_named(capfd: pytest.CaptureFixture[str]) 
     facts = json.loads(result.stdout)
     audited = {case["id"].split("/")[0] for case in facts["cases"]}
     private = {name for name, kind in ESTIMATORS.items() if kind.card.private}
-    assert audited == private | MECHANISM_CASES.keys()
+    assert audited == private | MECHANISM_CASES.keys() | LOCAL_CASES.keys()
     # Not every mechanism claims a mu.
     assert {None} < {case["mu"] for case in facts["cases"]}
     assert facts["epsilon_lower_bound"] <= max(case["epsilon_lower_bound"] for case in facts["cases"])
@@ -92,7 +93,10 @@ def test_its_help_has_examples(capfd: pytest.CaptureFixture[str]) -> None:
             ["--estimator", "pca"],
             "no estimator 'pca'; known: adadpo, adaptive, adaptive-power, analyze-gauss, block, dp-pca",
         ),
-        (["--mechanism", "laplace"], "no mechanism 'laplace'; known: AboveThreshold, gaussian_"),
+        (
+            ["--mechanism", "laplace"],
+            "no mechanism 'laplace'; known: AboveThreshold, LocalGaussian, gaussian_",
+        ),
         (["--trials", 10], "10 trials can refute nothing of AboveThreshold at epsilon = 1: raise them to"),
         (["--trials", -1], "-1 trials can refute nothing"),
         (["--epsilon", 40, "--mechanism", "private_quantile"], "or lower epsilon"),

@@ -45,8 +45,9 @@ from streaming_pca.estimators.audit_setups import (
     made,
 )
 from streaming_pca.estimators.registry import ESTIMATORS
+from streaming_pca.local.audit_cases import LOCAL_CASES
 from streaming_pca.privacy.audit import AuditError, Case, Claim, mu_of_pure
-from streaming_pca.privacy.audit_mechanisms import MECHANISM_CASES, mechanism_cases
+from streaming_pca.privacy.audit_mechanisms import MECHANISM_CASES
 from streaming_pca.privacy.calibration import CalibrationError
 from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.privacy.parameters import PrivacyParameters
@@ -266,7 +267,10 @@ def find_cases(estimator: str | None, mechanism: str | None, epsilon: float, del
     everything = estimator is None and mechanism is None
     if estimator is not None and estimator not in ESTIMATORS:
         raise AuditError(f"no estimator {estimator!r}; known: {', '.join(sorted(ESTIMATORS))}")
-    mechanisms = sorted(MECHANISM_CASES) if everything else [] if mechanism is None else [mechanism]
+    known = MECHANISM_CASES | LOCAL_CASES
+    if mechanism is not None and mechanism not in known:
+        raise AuditError(f"no mechanism {mechanism!r}; known: {', '.join(sorted(known))}")
+    mechanisms = sorted(known) if everything else [] if mechanism is None else [mechanism]
     private = sorted(id_ for id_, kind in ESTIMATORS.items() if kind.card.private)
     if estimator is not None and estimator not in private:
         raise AuditError(f"{estimator} is not private: there is nothing to audit")
@@ -274,7 +278,7 @@ def find_cases(estimator: str | None, mechanism: str | None, epsilon: float, del
     cases: list[Case] = []
     try:
         for name in mechanisms:
-            cases += mechanism_cases(name, epsilon, delta)
+            cases += known[name](epsilon, delta)
         for name in estimators:
             cases += estimator_cases(ESTIMATORS[name], epsilon, delta)
     except (CalibrationError, ParameterError) as error:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from streaming_pca.privacy.audit import AuditError, Case, Claim, mu_of_pure, repeated
+from streaming_pca.privacy.audit import Case, Claim, mu_of_pure, repeated
 from streaming_pca.privacy.calibration import lattice_sigma
 from streaming_pca.privacy.mechanisms import (
     AboveThreshold,
@@ -39,26 +39,12 @@ from streaming_pca.privacy.mechanisms import (
     stability_threshold,
 )
 
-__all__ = ["MECHANISM_CASES", "mechanism_cases"]
+__all__ = ["MECHANISM_CASES", "replayed"]
 
 Integers = NDArray[np.int64]
 
 _STEP = 2**20
 """Distance of neighbouring sums, about: far above the lattice, as in the estimators."""
-
-
-def mechanism_cases(name: str, epsilon: float, delta: float) -> list[Case]:
-    """The cases of one mechanism at a promise.
-
-    Raises
-    ------
-    AuditError
-        If there is no such mechanism.
-    """
-    if name not in MECHANISM_CASES:
-        known = ", ".join(sorted(MECHANISM_CASES))
-        raise AuditError(f"no mechanism {name!r}; known: {known}")
-    return MECHANISM_CASES[name](epsilon, delta)
 
 
 def _gaussian_cases(
@@ -81,11 +67,11 @@ def _gaussian_cases(
 
     return [
         Case(subject, subject, claim, repeated(answer)),
-        Case(f"{subject}/replay", subject, claim, _replayed(answer)),
+        Case(f"{subject}/replay", subject, claim, replayed(answer)),
     ]
 
 
-def _replayed(answer: Callable[[bool], float]) -> Callable[[bool, int], NDArray[np.float64]]:
+def replayed(answer: Callable[[bool], float]) -> Callable[[bool, int], NDArray[np.float64]]:
     """Scores less those that a copy of this process draws for the first neighbour.
 
     The difference is a post-processing by whoever draws independent noise, as
@@ -170,7 +156,7 @@ def _laplace(epsilon: float, delta: float) -> list[Case]:
 
     return [
         Case("laplace_on_vector", "laplace_on_vector", claim, repeated(answer)),
-        Case("laplace_on_vector/replay", "laplace_on_vector", claim, _replayed(answer)),
+        Case("laplace_on_vector/replay", "laplace_on_vector", claim, replayed(answer)),
     ]
 
 
@@ -189,7 +175,7 @@ def _quantile(epsilon: float, delta: float) -> list[Case]:
 
     return [
         Case("private_quantile", "private_quantile", claim, repeated(answer)),
-        Case("private_quantile/replay", "private_quantile", claim, _replayed(_ranked(epsilon))),
+        Case("private_quantile/replay", "private_quantile", claim, replayed(_ranked(epsilon))),
     ]
 
 

@@ -37,7 +37,7 @@ from streaming_pca.privacy.audit import (
     epsilon_bound,
     mu_bound,
 )
-from streaming_pca.privacy.audit_mechanisms import MECHANISM_CASES, mechanism_cases
+from streaming_pca.privacy.audit_mechanisms import MECHANISM_CASES
 from streaming_pca.privacy.randomness import NoiseDoor, noise_door, replace_noise_door
 from streaming_pca.records import Batch
 
@@ -90,9 +90,9 @@ def trials_of(case: Case) -> int:
 
 
 def cases_of_mechanism(name: str) -> list[Case]:
-    gaussian = mechanism_cases(name, GAUSSIAN_EPSILON, DELTA)
+    gaussian = MECHANISM_CASES[name](GAUSSIAN_EPSILON, DELTA)
     is_gaussian = name.startswith("gaussian")
-    return gaussian if is_gaussian else mechanism_cases(name, PURE_EPSILON, DELTA)
+    return gaussian if is_gaussian else MECHANISM_CASES[name](PURE_EPSILON, DELTA)
 
 
 def cases_of_estimator(name: str, **parameters: Any) -> dict[str, Case]:
@@ -457,7 +457,7 @@ def test_the_door_is_the_real_one() -> None:
 def test_a_claim_of_a_mechanism_follows_its_parameters() -> None:
     """Cases are made at the promise that was asked for; no other is audited in its name."""
     for name in MECHANISM_CASES:
-        for case in mechanism_cases(name, 0.5, 1e-5):
+        for case in MECHANISM_CASES[name](0.5, 1e-5):
             assert case.subject == name
             assert isinstance(case.claim, Claim)
             assert case.claim.epsilon == 0.5
