@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PrivatePCA", "__version__"]
 
-__version__ = "0.5.0"
+__version__ = "0.6.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -45,8 +45,10 @@ def _check_value(name: str, value: Any, fresh: Any) -> None:
         # Bytes of another state, which get longer; what is in them shows when they are read.
         fits = isinstance(fresh, np.ndarray) and fresh.dtype == value.dtype and value.ndim == 1
     elif isinstance(value, np.ndarray):
-        fits = value.dtype == np.float64 if fresh is None else value.dtype == fresh.dtype
-        fits = fits and (fresh is None or value.shape == fresh.shape)
+        if fresh is None:
+            fits = value.dtype in (np.float64, np.int64)
+        else:
+            fits = (value.dtype, value.shape) == (fresh.dtype, fresh.shape)
         fits = fits and bool(np.isfinite(value).all())
     elif value is None or fresh is None:
         fits = True

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streaming_pca.estimators.adaptive import AdaptivePCA
 from streaming_pca.estimators.fitting_state import decode_fitting_state
 from streaming_pca.estimators.state_bytes import encode_state
-from tests.estimators.suite import every_case, make, records, run
+from tests.estimators.suite import every_case, made, make, records, run
 
 
 @every_case
@@ -19,6 +20,12 @@ def test_an_estimator_goes_on_from_its_own_states(name: str, how: Any, batches: 
     data = encode_state(run(estimator, [records(estimator, 80, i) for i in range(batches)]))
     again = decode_fitting_state(make(name, how), data)
     assert encode_state(again) == data
+
+
+def test_a_state_with_noisy_counts_fits() -> None:
+    estimator = made(AdaptivePCA, 5, 2, "augment", share=0.1)
+    data = encode_state(run(estimator, [records(estimator, 80)]))
+    assert decode_fitting_state(estimator, data).counts is not None
 
 
 @pytest.mark.parametrize(

@@ -363,6 +363,24 @@ def test_a_changed_promise_is_refused(make_stream: MakeStream) -> None:
     assert stream.run(stream.changed("worker", tick_seconds=0.1))
 
 
+def test_a_state_of_other_options_is_refused_before_a_batch_is_reserved(make_stream: MakeStream) -> None:
+    """What is charged comes from the options, what is released from the state: they must be of one shape."""
+    options = {"clip_l2": 10.0, "batch_size": 100, "oversampling": 2}
+    stream = make_stream(estimator="noisy-power", centering="none", options=options)
+    stream.produce_vectors(stream.vectors(100))
+    worker = stream.start()
+    worker.says("batch 1 released")
+    worker.signal(15)
+    assert worker.ends() == 0
+    before = stream.entries()
+    stream.produce_vectors(stream.vectors(100, seed=1))
+    changed = stream.changed(options=options | {"oversampling": 1})
+    line = refusal(stream.start(changed), 2)
+    assert "is of another release or of other stream.options: go on with what wrote it" in line
+    assert stream.entries() == before
+    check_books(stream)
+
+
 def test_a_missing_topic_is_named(make_stream: MakeStream) -> None:
     stream = make_stream()
     settings = stream.settings
