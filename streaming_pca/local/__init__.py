@@ -4,7 +4,17 @@ The local model trusts nobody but the user's own device. It needs NumPy, OpenDP 
 mpmath, and of this package what imports nothing else.
 """
 
+from streaming_pca.local.accountant import AccountantError, AlreadySpent, LocalAccountant
 from streaming_pca.local.gaussian import MAX_DIM, LocalGaussian, noise_sigma
 from streaming_pca.local.promise import promise_header, report_headers
 
-__all__ = ["MAX_DIM", "LocalGaussian", "noise_sigma", "promise_header", "report_headers"]
+__all__ = [
+    "MAX_DIM",
+    "AccountantError",
+    "AlreadySpent",
+    "LocalAccountant",
+    "LocalGaussian",
+    "noise_sigma",
+    "promise_header",
+    "report_headers",
+]

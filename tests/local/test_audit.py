@@ -16,7 +16,7 @@ from tests.privacy.noise import SeededDoor
 from tests.statistical.test_audit import gaussian_rates, power
 
 EPSILON, DELTA = 8.0, 1e-6
-TRIALS = 2000
+TRIALS = 4000
 
 ONE, REPLAYED = LOCAL_CASES["LocalGaussian"](EPSILON, DELTA)
 PRINTED = math.sqrt(2 * math.log(1.25 / DELTA)) / EPSILON

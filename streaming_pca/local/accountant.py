@@ -1,0 +1,237 @@
+"""What each user has spent on reports: a small file that outlives its producer."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+
+from streaming_pca.privacy.errors import ParameterError, require_open_unit, require_positive
+from streaming_pca.privacy.randomness import secret_salt
+
+__all__ = ["AccountantError", "AlreadySpent", "LocalAccountant"]
+
+_APPLICATION = 0x6C706361
+_VERSION = 1
+_SCHEMA = """
+    CREATE TABLE secret (salt BLOB NOT NULL);
+    CREATE TABLE spent (
+        topic TEXT NOT NULL, user BLOB NOT NULL, epsilon TEXT NOT NULL, delta TEXT NOT NULL,
+        PRIMARY KEY (topic, user)
+    ) WITHOUT ROWID;
+"""
+
+
+class AccountantError(Exception):
+    """The accountant's file cannot be used; one line that names it."""
+
+
+class AlreadySpent(Exception):
+    """A user's promise for a topic does not allow another report."""
+
+
+class LocalAccountant:
+    """Keeps users from reporting to a topic more often than their promise allows.
+
+    Two reports of one user are together twice as telling as one: their epsilons
+    and deltas add up. Whoever makes reports asks here first.
+
+    Parameters
+    ----------
+    path : Path or str
+        An SQLite file, made where there is none, for its owner to read alone.
+    timeout : float
+        Seconds to wait for other processes that use the file.
+
+    Raises
+    ------
+    AccountantError
+        If the file is something else, or cannot be opened.
+
+    Notes
+    -----
+    :meth:`spend` is on the disk before it returns, so before any noise is drawn.
+    A report that is then not sent, or a process that is killed, leaves its
+    charge: never less is recorded than was sent. Processes may share the file
+    on one machine: each charge is one transaction, which reads and writes under
+    the lock of the file.
+
+    Users are not in the file by name, but as HMAC-SHA256 of their key under a
+    secret salt. The salt is in the file: without the file nobody can look for a
+    user, but who holds it can try names. Sums are exact: a float counts as
+    the decimal that prints it, as everywhere in this package.
+
+    The cap is for one topic and one file. Reports of the same data to two
+    topics, or with two files, add up, and nothing here knows.
+    """
+
+    def __init__(self, path: Path | str, timeout: float = 30.0) -> None:
+        self.path = Path(path)
+        with self._errors():
+            # Not to be read by others, not even for the moment between making it and changing its mode.
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+            self._connection = sqlite3.connect(self.path, timeout=timeout, isolation_level=None)
+            try:
+                # On the disk with each commit, whatever the system's SQLite was built with.
+                self._connection.execute("PRAGMA synchronous = EXTRA")
+                self._salt = self._prepare()
+            except BaseException:
+                self._connection.close()
+                raise
+
+    def __enter__(self) -> LocalAccountant:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the file to others."""
+        self._connection.close()
+
+    def spend(
+        self,
+        user: bytes,
+        topic: str,
+        epsilon: float,
+        delta: float,
+        cap: tuple[float, float] | None = None,
+    ) -> None:
+        """Charge a user for one report, durably; before its noise is drawn.
+
+        Parameters
+        ----------
+        user : bytes
+            A key that is the user's in all files and processes.
+        topic : str
+            Where the report goes.
+        epsilon, delta : float
+            The report's promise.
+        cap : (epsilon, delta), optional
+            What the user may spend on the topic altogether; by default one such report.
+
+        Raises
+        ------
+        AlreadySpent
+            If the user has not so much left. Nothing was charged.
+        ParameterError
+            If the promise is none, or is above the cap.
+        AccountantError
+            If the file cannot be read or written.
+        """
+        cost, most = self._amounts(epsilon, delta, cap)
+        digest = self._digest(user)
+        with self._transaction() as connection:
+            before = self._spent(connection, topic, digest)
+            after = tuple(a + b for a, b in zip(before, cost, strict=True))
+            if any(a > m for a, m in zip(after, most, strict=True)):
+                raise AlreadySpent(
+                    f"{self.path}: a user has spent ({float(before[0])!r}, {float(before[1])!r}) "
+                    f"of ({float(most[0])!r}, {float(most[1])!r}) on {topic!r} already: "
+                    f"no report of ({epsilon!r}, {delta!r}) is left"
+                )
+            connection.execute(
+                "INSERT OR REPLACE INTO spent VALUES (?, ?, ?, ?)",
+                (topic, digest, str(after[0]), str(after[1])),
+            )
+
+    def spent(self, user: bytes, topic: str) -> tuple[Fraction, Fraction]:
+        """Epsilon and delta that a user has spent on a topic.
+
+        Raises
+        ------
+        AccountantError
+            If the file cannot be read.
+        """
+        with self._errors():
+            return self._spent(self._connection, topic, self._digest(user))
+
+    def allows(
+        self,
+        user: bytes,
+        topic: str,
+        epsilon: float,
+        delta: float,
+        reports: int = 1,
+        cap: tuple[float, float] | None = None,
+    ) -> bool:
+        """Whether a user has so many reports left; charges nothing, and another process may be faster.
+
+        Raises
+        ------
+        ParameterError, AccountantError
+            As :meth:`spend`.
+        """
+        cost, most = self._amounts(epsilon, delta, cap)
+        before = self.spent(user, topic)
+        return all(b + reports * c <= m for b, c, m in zip(before, cost, most, strict=True))
+
+    @staticmethod
+    def _amounts(
+        epsilon: float, delta: float, cap: tuple[float, float] | None
+    ) -> tuple[tuple[Fraction, Fraction], tuple[Fraction, Fraction]]:
+        for e, d in ((epsilon, delta), cap or (epsilon, delta)):
+            require_positive("epsilon", e)
+            require_open_unit("delta", d)
+        cost = _exact(epsilon), _exact(delta)
+        most = cost if cap is None else (_exact(cap[0]), _exact(cap[1]))
+        if any(c > m for c, m in zip(cost, most, strict=True)):
+            raise ParameterError(f"a report of ({epsilon!r}, {delta!r}) is above the cap of {cap!r}")
+        return cost, most
+
+    def _digest(self, user: bytes) -> bytes:
+        return hmac.digest(self._salt, user, hashlib.sha256)
+
+    @staticmethod
+    def _spent(connection: sqlite3.Connection, topic: str, digest: bytes) -> tuple[Fraction, Fraction]:
+        found = connection.execute(
+            "SELECT epsilon, delta FROM spent WHERE topic = ? AND user = ?", (topic, digest)
+        ).fetchone()
+        return (Fraction(0), Fraction(0)) if found is None else (Fraction(found[0]), Fraction(found[1]))
+
+    def _prepare(self) -> bytes:
+        """The salt of the file, which is made ready if it is new."""
+        with self._transaction() as connection:
+            (application,) = connection.execute("PRAGMA application_id").fetchone()
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if not (application or version or tables):
+                for statement in _SCHEMA.split(";"):
+                    connection.execute(statement)
+                connection.execute("INSERT INTO secret VALUES (?)", (secret_salt(),))
+                connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+                connection.execute(f"PRAGMA user_version = {_VERSION}")
+            elif (application, version) != (_APPLICATION, _VERSION):
+                raise AccountantError(f"{self.path}: is no accountant's file of this version")
+            (salt,) = connection.execute("SELECT salt FROM secret").fetchone()
+            return bytes(salt)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing, alone with the file, and on the disk at the end."""
+        with self._errors():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise AccountantError(f"{self.path}: cannot be used as the accountant's file: {reason}") from None
+
+
+def _exact(number: float) -> Fraction:
+    return Fraction(repr(float(number)))
