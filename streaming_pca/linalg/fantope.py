@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.linalg import eigh, eigvalsh
 
 __all__ = [
+    "FantopeIterate",
     "FantopeSolution",
     "fantope_projection",
     "fantope_weights",
@@ -35,21 +36,42 @@ _UNBALANCED = 3.0
 
 
 @dataclass(frozen=True)
-class FantopeSolution:
-    """What maximises <S, X> - penalty |X|_1, and how well; it is zero outside of ``features``.
+class FantopeIterate:
+    """Where the iteration stands; all is zero outside of ``features``.
 
     Attributes
     ----------
     features : (m,) int64, ascending
         Of the d features, those in play.
-    feasible : (m, m) float64
-        X: in the Fantope.
     sparse : (m, m) float64
         Y: entries that are zero are exactly so. Differs from X by the primal residual.
     dual : (m, m) float64
         Z, entries within the penalty: S - Z has its k leading eigenvectors in the optimum.
     step : float
-        The augmented Lagrangian's, at the end.
+        The augmented Lagrangian's.
+    """
+
+    features: Indices
+    sparse: Matrix
+    dual: Matrix
+    step: float
+
+    def largest(self, count: int) -> FantopeIterate:
+        """The same of the ``count`` features with the largest weights Y_ii, at most."""
+        order = np.argsort(-np.diagonal(self.sparse), kind="stable")
+        kept = np.sort(order[:count])
+        block = np.ix_(kept, kept)
+        return FantopeIterate(self.features[kept], self.sparse[block], self.dual[block], self.step)
+
+
+@dataclass(frozen=True)
+class FantopeSolution(FantopeIterate):
+    """What maximises <S, X> - penalty |X|_1, and how well.
+
+    Attributes
+    ----------
+    feasible : (m, m) float64
+        X: in the Fantope.
     iterations : int
     converged : bool
         Whether both residuals fell below the tolerance before the iterations ended.
@@ -58,11 +80,7 @@ class FantopeSolution:
         ``feasible`` by more (but for rounding).
     """
 
-    features: Indices
     feasible: Matrix
-    sparse: Matrix
-    dual: Matrix
-    step: float
     iterations: int
     converged: bool
     gap: float
@@ -182,7 +200,7 @@ def sparse_subspace(
     k: int,
     penalty: float,
     *,
-    start: FantopeSolution | None = None,
+    start: FantopeIterate | None = None,
     tolerance: float = 1e-5,
     max_iterations: int = 1000,
 ) -> FantopeSolution:
@@ -195,7 +213,7 @@ def sparse_subspace(
     k : int
     penalty : float
         At least 0, in units of S. lambda in 002.
-    start : FantopeSolution, optional
+    start : FantopeIterate, optional
         Of a similar problem: the iteration goes on from there. Changes what is found
         by no more than the tolerance.
     tolerance : float
@@ -249,4 +267,4 @@ def sparse_subspace(
     value = float(np.sum(s * feasible)) - penalty * float(np.abs(feasible).sum())
     m = len(s)
     bound = float(eigvalsh(s - dual, subset_by_index=[m - k, m - 1]).sum())
-    return FantopeSolution(features, feasible, sparse, dual, step, iteration, converged, bound - value)
+    return FantopeSolution(features, sparse, dual, step, feasible, iteration, converged, bound - value)
