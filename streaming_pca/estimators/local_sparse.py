@@ -1,0 +1,214 @@
+"""Sparse PCA of locally private reports: the penalised Fantope programme on their mean."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from streaming_pca.estimators.base import Card, Subspace
+from streaming_pca.estimators.local_reports import (
+    LocalEstimator,
+    LocalOptions,
+    LocalState,
+    errors_along,
+)
+from streaming_pca.linalg.fantope import FantopeIterate, noise_penalty, sparse_subspace
+from streaming_pca.linalg.packed import pack_symmetric, packed_size, unpack_symmetric
+from streaming_pca.linalg.subspace import ritz_pairs
+from streaming_pca.records import Batch
+
+__all__ = ["SparseLocalOptions", "SparseLocalPCA", "SparseLocalState"]
+
+_ROOM = 512
+"""Most features of a start: beyond, its matrices would make the state much larger."""
+
+_SEEN = 10.0
+"""Tolerances of the solution from which on a feature's weight counts: less may be 0."""
+
+
+class SparseLocalOptions(LocalOptions):
+    """Settings of :class:`SparseLocalPCA`."""
+
+    penalty_constant: float = Field(default=0.75, gt=0, le=100, allow_inf_nan=False)
+    """The penalty, in units of what no entry of the mean's noise exceeds but with probability 0.05.
+    More finds fewer features; 1 is what the theorems ask for."""
+    tolerance: float = Field(default=1e-5, ge=1e-9, le=1e-2)
+    """Of the solver's residuals, relative to the largest variance."""
+    max_iterations: int = Field(default=300, ge=1, le=100_000)
+    """Of the solver, for each batch; the next batch goes on from there."""
+
+
+@dataclass(frozen=True)
+class FantopeRoom:
+    """A solver's iterate in arrays of one size, however many features are in play."""
+
+    features: NDArray[np.int64]
+    """(r,) ascending, then -1."""
+    sparse: NDArray[np.float64]
+    """(r (r + 1)/2,) packed, then 0."""
+    dual: NDArray[np.float64]
+    """The same."""
+    step: float
+
+    @classmethod
+    def empty(cls, dim: int) -> FantopeRoom:
+        """No features, with room for :data:`_ROOM`, or all."""
+        room = min(dim, _ROOM)
+        size = packed_size(room)
+        return cls(np.full(room, -1, dtype=np.int64), np.zeros(size), np.zeros(size), 1.0)
+
+    def holding(self, iterate: FantopeIterate) -> FantopeRoom:
+        """As much of an iterate as there is room for."""
+        kept = iterate.largest(len(self.features))
+        features = np.full_like(self.features, -1)
+        features[: len(kept.features)] = kept.features
+        return FantopeRoom(features, self._filled(kept.sparse), self._filled(kept.dual), kept.step)
+
+    def _filled(self, matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+        array = np.zeros_like(self.sparse)
+        array[: packed_size(len(matrix))] = pack_symmetric(matrix)
+        return array
+
+    @property
+    def iterate(self) -> FantopeIterate | None:
+        """None where there is none."""
+        m = int(np.count_nonzero(self.features >= 0))
+        if not m:
+            return None
+        sparse, dual = (unpack_symmetric(array[: packed_size(m)], m) for array in (self.sparse, self.dual))
+        return FantopeIterate(self.features[:m], sparse, dual, self.step)
+
+
+@dataclass(frozen=True)
+class SparseLocalState(LocalState):
+    """The reports' sum, what was found in their mean, and where the solver stands."""
+
+    weights: NDArray[np.float64]
+    """(d,) diagonal of the sparse solution: 0 for features that do not matter."""
+    room: FantopeRoom
+    iterations: int = field(default=0, kw_only=True)
+    """Of the solver, for the last batch."""
+    gap: float = field(default=0.0, kw_only=True)
+    """By which its solution may miss the optimum, in units of the variances."""
+
+
+class SparseLocalPCA(LocalEstimator[SparseLocalState, SparseLocalOptions]):
+    """002, Algorithm 2: sparse PCA of the mean of reports, for more features than reports can tell apart.
+
+    ==========  ==================================================================
+    lines 1-3   the producer: :class:`streaming_pca.local.LocalGaussian`
+    line 4      ``update``, by :func:`~streaming_pca.linalg.report_sums.add_reports`
+    lines 5-12  ``update``, by :func:`~streaming_pca.linalg.fantope.sparse_subspace`
+    line 13     ``update``: the k leading eigenvectors of Y
+    ==========  ==================================================================
+
+    Mends
+    -----
+    - Noise, and the clip: as in :class:`~.local_gaussian.LocalGaussianPCA`.
+    - Penalty. Printed: O(sqrt(log p/n)), and in Theorem 5 a constant of unknown
+      quantities. Here ``penalty_constant`` times what the mean's known noise does not
+      exceed in any entry, but with probability 0.05: :func:`~.fantope.noise_penalty`.
+    - Step and end: printed are a constant rho and a loop without end. Here the step
+      balances the residuals, and the iteration ends by them; the state has its gap,
+      from a dual solution.
+    - Streaming: the solver starts from where it ended after the last batch, so what
+      is found depends on how the stream is cut within its tolerance.
+    - Variances: the rows are turned to the Ritz vectors of the mean, without the
+      penalty. The subspace is that of line 13.
+    - Support: the features whose weight Y_ii exceeds ten tolerances; Theorem 5 says
+      when they are the true ones.
+
+    Privacy
+    -------
+    No mechanism runs here, and a batch is charged nothing: see
+    :class:`~.local_reports.LocalEstimator`.
+
+    Cost
+    ----
+    A report has 2 d (d + 1) bytes, of which the state has twice that. The
+    solver works on the features whose entries pass the penalty, a few dozen by
+    default: 0.1 s a batch at d = 2000, most of it for the scan. A penalty_constant that lets
+    all d in costs an eigendecomposition of order d for each iteration.
+    """
+
+    card = Card(
+        id="local-sparse",
+        name="SparseLocalPCA",
+        source="002 Algorithm 2",
+        adjacency="replace-one",
+        private=True,
+        needs='reports of producers (record_kind = "local"), and a subspace that few features span',
+        summary="local model: sparse subspace of the mean of private reports, and its features",
+        local=True,
+    )
+    options_type: ClassVar[type[SparseLocalOptions]] = SparseLocalOptions
+    state_type: ClassVar[type[SparseLocalState]] = SparseLocalState
+
+    def init(self, rng: np.random.Generator) -> SparseLocalState:
+        """No reports, and the first axes; needs no randomness."""
+        d, k = self.dim, self.k
+        nothing = np.zeros(packed_size(d))
+        return SparseLocalState(
+            0, 0, nothing, 0, np.eye(k, d), np.zeros(k), np.zeros(d), FantopeRoom.empty(d)
+        )
+
+    def _update(self, state: SparseLocalState, batch: Batch) -> tuple[SparseLocalState, int]:
+        """Add the reports, and solve for their mean; no report is clipped."""
+        total, reports = self._added(state, batch)
+        new = replace(
+            state,
+            batch=state.batch + 1,
+            records=state.records + len(batch),
+            total=total,
+            reports=reports,
+        )
+        return self._solved(new) if reports else new, 0
+
+    def _solved(self, state: SparseLocalState) -> SparseLocalState:
+        """The state with the solution for its mean."""
+        mean = self._mean(state.total, state.reports)
+        options = self.options
+        found = sparse_subspace(
+            mean,
+            self.k,
+            options.penalty_constant * noise_penalty(self.dim, self._mean_sigma(state.reports)),
+            start=state.room.iterate,
+            tolerance=options.tolerance,
+            max_iterations=options.max_iterations,
+        )
+        rows = found.components(self.k, self.dim)
+        variances, turn = ritz_pairs(rows @ mean @ rows.T, self.k)
+        weights = np.zeros(self.dim)
+        weights[found.features] = np.diagonal(found.sparse)
+        return replace(
+            state,
+            basis=np.ascontiguousarray(turn.T @ rows),
+            variances=variances,
+            trace=float(np.trace(mean)),
+            weights=weights,
+            room=state.room.holding(found),
+            iterations=found.iterations,
+            gap=found.gap,
+        )
+
+    def _release(self, state: SparseLocalState) -> Subspace:
+        """What was found, and what the known noise says of its variances."""
+        variances = np.maximum(state.variances, 0.0)
+        if not state.reports:
+            return Subspace(state.basis, variances, None)
+        sigma = self._mean_sigma(state.reports)
+        seen = np.flatnonzero(state.weights > _SEEN * self.options.tolerance)
+        return Subspace(
+            state.basis,
+            variances,
+            None,
+            explained_variance_error=errors_along(state.basis, sigma),
+            total_variance=max(state.trace, 0.0),
+            total_variance_error=sigma * math.sqrt(self.dim),
+            support=tuple(int(i) for i in seen),
+        )
