@@ -7,11 +7,13 @@ from typing import Any
 from streaming_pca.estimators.base import Estimator
 from streaming_pca.estimators.oja import OjaPCA
 from streaming_pca.estimators.tadadpo import TadaDPO
+from streaming_pca.estimators.tensor_online import OnlineTensorPower
+from streaming_pca.estimators.tensor_private import PrivateTensorPower
 from streaming_pca.estimators.warm_starts import WARM_STARTS
 
 __all__ = ["ESTIMATORS", "find"]
 
-_OTHERS: tuple[type[Estimator[Any, Any]], ...] = (OjaPCA, TadaDPO)
+_OTHERS: tuple[type[Estimator[Any, Any]], ...] = (OjaPCA, OnlineTensorPower, PrivateTensorPower, TadaDPO)
 
 ESTIMATORS: dict[str, type[Estimator[Any, Any]]] = {
     e.card.id: e for e in sorted((*WARM_STARTS.values(), *_OTHERS), key=lambda e: e.card.id)

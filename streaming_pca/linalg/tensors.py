@@ -34,6 +34,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.linalg.subspace import ritz_pairs
+
 __all__ = [
     "Whitening",
     "deflated",
@@ -206,14 +208,24 @@ class Whitening:
 
     Attributes
     ----------
-    whiten : (d, k) float64
-        W = U S^(-1/2), for a second moment of top-k eigenpairs (U, S): W^T M W = I.
-    unwhiten : (d, k) float64
-        B = U S^(1/2): B W^T is the projection on the span of U.
+    basis : (d, k) float64
+        U, orthonormal columns: leading eigenvectors of a second moment M.
+    roots : (k,) float64, above 0
+        S^(1/2), roots of their eigenvalues.
     """
 
-    whiten: Floats
-    unwhiten: Floats
+    basis: Floats
+    roots: Floats
+
+    @property
+    def whiten(self) -> Floats:
+        """W = U S^(-1/2), (d, k): W^T M W = I."""
+        return self.basis / self.roots
+
+    @property
+    def unwhiten(self) -> Floats:
+        """B = U S^(1/2), (d, k): B W^T is the projection on the span of U."""
+        return self.basis * self.roots
 
 
 def whitening_of(moment: Floats, k: int, floor: float) -> Whitening:
@@ -232,10 +244,8 @@ def whitening_of(moment: Floats, k: int, floor: float) -> Whitening:
     -------
     Whitening
     """
-    values, vectors = np.linalg.eigh((moment + moment.T) / 2)
-    roots = np.sqrt(np.maximum(values[::-1][:k], floor))
-    top = np.ascontiguousarray(vectors[:, ::-1][:, :k])
-    return Whitening(top / roots, top * roots)
+    values, basis = ritz_pairs(moment, k)
+    return Whitening(basis, np.sqrt(np.maximum(values, floor)))
 
 
 def unwhitened(whitening: Whitening, weights: Floats, components: Floats) -> tuple[Floats, Floats]:
