@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from streaming_pca.estimators.audit_setups import AnyEstimator, Matrix, Record, case_of, made, oja_answer
+from streaming_pca.estimators.audit_tensor import tensor_cases
 from streaming_pca.estimators.outcome import Outcome
 from streaming_pca.privacy.audit import Case, Claim, mu_of_pure
 from streaming_pca.privacy.parameters import PrivacyParameters
@@ -353,5 +354,6 @@ COMPOSED_CASES: dict[str, Callable[[type[AnyEstimator], float, float], list[Case
     "noisy-power": _noisy_power,
     "output-perturbation": _output_perturbation,
     "tadadpo": _adaptive_mean(_block_answer),
+    "tensor-private": tensor_cases,
 }
 """By id; the other private estimators have a Setup."""

@@ -9,11 +9,20 @@ from streaming_pca.estimators.local_gaussian import LocalGaussianPCA
 from streaming_pca.estimators.local_sparse import SparseLocalPCA
 from streaming_pca.estimators.oja import OjaPCA
 from streaming_pca.estimators.tadadpo import TadaDPO
+from streaming_pca.estimators.tensor_online import OnlineTensorPower
+from streaming_pca.estimators.tensor_private import PrivateTensorPower
 from streaming_pca.estimators.warm_starts import WARM_STARTS
 
 __all__ = ["ESTIMATORS", "find"]
 
-_OTHERS: tuple[type[Estimator[Any, Any]], ...] = (LocalGaussianPCA, OjaPCA, SparseLocalPCA, TadaDPO)
+_OTHERS: tuple[type[Estimator[Any, Any]], ...] = (
+    LocalGaussianPCA,
+    OjaPCA,
+    OnlineTensorPower,
+    PrivateTensorPower,
+    SparseLocalPCA,
+    TadaDPO,
+)
 
 ESTIMATORS: dict[str, type[Estimator[Any, Any]]] = {
     e.card.id: e for e in sorted((*WARM_STARTS.values(), *_OTHERS), key=lambda e: e.card.id)

@@ -39,7 +39,7 @@ from streaming_pca.privacy.audit import (
 )
 from streaming_pca.privacy.audit_mechanisms import MECHANISM_CASES
 from streaming_pca.privacy.randomness import NoiseDoor, noise_door, replace_noise_door
-from streaming_pca.records import Batch
+from streaming_pca.records import Batch, RecordKind
 
 DELTA = 1e-6
 GAUSSIAN_EPSILON = 8.0
@@ -187,7 +187,9 @@ def test_the_worst_cases_are_nearly_as_bad_as_the_claims() -> None:
         tight = [cases_of_mechanism(n)[0] for n in MECHANISM_CASES if n.startswith("gaussian_on")]
         for name in (*SETUPS, *COMPOSED_CASES):
             cases = cases_of_estimator(name)
-            tight += [cases[kind] for kind in ("sum", "matrix", "block") if kind in cases]
+            tight += [
+                cases[kind] for kind in ("sum", "matrix", "block", "whitened", "moment") if kind in cases
+            ]
         for case in tight:
             finding = audit(case, trials_of(case))
             assert finding.mu_lower_bound > case.claim.mu * 3 / 5, case.id
@@ -266,10 +268,13 @@ def test_half_the_noise_of_an_estimator_is_caught(name: str, kind: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        *((name, kind) for name in COMPOSED_CASES for kind in ("sum", "matrix")),
+        *((name, "sum") for name in COMPOSED_CASES),
+        *((name, "matrix") for name in COMPOSED_CASES if RecordKind.MATRIX in ESTIMATORS[name].kinds),
         *((name, "paper") for name in ("adadpo", "dp-pca", "k-dp-pca", "tadadpo")),
         ("k-dp-ojas", "order"),
         ("output-perturbation", "projector"),
+        ("tensor-private", "whitened"),
+        ("tensor-private", "moment"),
     ],
 )
 def test_half_the_noise_of_a_composed_sum_is_caught(name: str, kind: str) -> None:

@@ -1,0 +1,152 @@
+"""Images of tensors, deflation, whitening, and the power method of 001, Algorithm 1."""
+
+from __future__ import annotations
+
+import itertools
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from streaming_pca.linalg.subspace import orthonormalise
+from streaming_pca.linalg.tensors import (
+    deflated,
+    enough_restarts,
+    enough_steps,
+    image_values,
+    images_of_rows,
+    images_of_tensor,
+    normalised,
+    random_starts,
+    robust_tensor_power,
+    sum_of_cubes,
+    symmetrised,
+    unwhitened,
+    whitening_of,
+)
+
+
+def orthonormal_rows(d: int, k: int, seed: int = 0) -> np.ndarray:
+    return orthonormalise(np.random.default_rng(seed).standard_normal((d, k))).T
+
+
+def test_images_of_rows_are_those_of_their_dense_moment() -> None:
+    rng = np.random.default_rng(1)
+    rows, candidates = rng.standard_normal((30, 4)), random_starts(rng, 4, 3)
+    dense = np.einsum("na,nb,nc->abc", rows, rows, rows)
+    images = images_of_rows(rows, candidates)
+    np.testing.assert_allclose(images, images_of_tensor(dense, candidates))
+    direct = np.einsum("abc,bl,cl->al", dense, candidates, candidates)
+    np.testing.assert_allclose(images, direct)
+    values = np.einsum("abc,al,bl,cl->l", dense, candidates, candidates, candidates)
+    np.testing.assert_allclose(image_values(images, candidates), values)
+
+
+def test_images_of_rows_form_no_tensor() -> None:
+    rows, candidates = np.ones((8, 400)), np.ones((400, 5))
+    tracemalloc.start()
+    images_of_rows(rows, candidates)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 400 * 400 * 8 / 10
+
+
+def test_deflation_takes_the_cubes_off() -> None:
+    rng = np.random.default_rng(2)
+    tensor = symmetrised(rng.standard_normal((5, 5, 5)))
+    weights, components = np.array([2.0, -0.5]), random_starts(rng, 5, 2).T
+    candidates = random_starts(rng, 5, 4)
+    images = deflated(images_of_tensor(tensor, candidates), candidates, weights, components)
+    smaller = tensor - sum_of_cubes(weights, components)
+    np.testing.assert_allclose(images, images_of_tensor(smaller, candidates), atol=1e-12)
+    nothing = deflated(images, candidates, weights[:0], components[:0])
+    np.testing.assert_array_equal(nothing, images)
+
+
+def test_symmetrised_tensors_equal_their_transposes_bit_for_bit() -> None:
+    tensor = symmetrised(np.random.default_rng(3).standard_normal((6, 6, 6)) * 1e3)
+    for order in itertools.permutations(range(3)):
+        np.testing.assert_array_equal(tensor, tensor.transpose(order))
+    np.testing.assert_allclose(symmetrised(tensor), tensor)
+
+
+def test_what_has_no_direction_leaves_the_candidate() -> None:
+    candidates = random_starts(np.random.default_rng(4), 3, 4)
+    images = np.array([[0.0, 3e200, np.inf, 1e-310], [0.0, 4e200, 1.0, 0.0], [0.0, 0.0, 1.0, 0.0]])
+    unit = normalised(images, candidates)
+    np.testing.assert_array_equal(unit[:, [0, 2]], candidates[:, [0, 2]])
+    np.testing.assert_allclose(unit[:, 1], [0.6, 0.8, 0.0])
+    np.testing.assert_allclose(unit[:, 3], [1.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(("d", "k"), [(12, 3), (6, 6), (1, 1)])
+def test_components_of_an_orthogonal_tensor_are_found(d: int, k: int) -> None:
+    truth = orthonormal_rows(d, k)
+    weights = np.linspace(1.0, 0.5, k)
+    tensor = sum_of_cubes(weights, truth)
+    found, components = robust_tensor_power(
+        tensor, k, enough_restarts(k), enough_steps(d), np.random.default_rng(5)
+    )
+    overlaps = components @ truth.T
+    order = np.argmax(overlaps, axis=1)
+    assert sorted(order) == list(range(k))
+    # Signs too: a weight is that of v, and -v has the opposite one.
+    np.testing.assert_allclose(overlaps[np.arange(k), order], 1.0, atol=1e-6)
+    np.testing.assert_allclose(found, weights[order], atol=1e-6)
+
+
+def test_noise_within_the_bound_of_theorem_2_2_moves_components_by_no_more() -> None:
+    d, k = 40, 3
+    truth = orthonormal_rows(d, k)
+    weights = np.array([1.0, 0.75, 0.5])
+    noise = symmetrised(np.random.default_rng(6).standard_normal((d, d, d)))
+    candidates = random_starts(np.random.default_rng(7), d, 200)
+    # |E(I, u, u)| is the theorem's epsilon, here C_1 lambda_min/sqrt(k) with C_1 = 0.1;
+    # round noise has |E(v, u, u)| about epsilon/sqrt(d), within C_0 lambda_min/d.
+    epsilon = 0.1 * weights.min() / np.sqrt(k)
+    noise *= epsilon / np.linalg.norm(images_of_tensor(noise, candidates), axis=0).max()
+    tensor = sum_of_cubes(weights, truth) + noise
+    found, components = robust_tensor_power(tensor, k, 30, enough_steps(d), np.random.default_rng(8))
+    np.testing.assert_allclose(found, weights, atol=2 * epsilon)
+    assert (np.linalg.norm(components - truth, axis=1) <= 4 * epsilon / weights).all()
+
+
+def test_a_tensor_has_three_equal_axes_and_at_most_as_many_components() -> None:
+    rng = np.random.default_rng(0)
+    with pytest.raises(ValueError, match="shape"):
+        robust_tensor_power(np.zeros((2, 2, 3)), 1, 1, 1, rng)
+    with pytest.raises(ValueError, match="between 1 and 2, not 3"):
+        robust_tensor_power(np.zeros((2, 2, 2)), 3, 1, 1, rng)
+
+
+def test_whitening_makes_independent_components_orthogonal_and_takes_them_back() -> None:
+    rng = np.random.default_rng(9)
+    d, k = 8, 3
+    shares = np.array([0.5, 0.3, 0.2])
+    means = np.abs(rng.standard_normal((k, d)))
+    moment = (shares[:, None] * means).T @ means
+    whitening = whitening_of(moment, k, 1e-9)
+    np.testing.assert_allclose(whitening.whiten.T @ moment @ whitening.whiten, np.eye(k), atol=1e-9)
+    small = means @ whitening.whiten
+    gram = small @ small.T * np.sqrt(np.outer(shares, shares))
+    np.testing.assert_allclose(gram, np.eye(k), atol=1e-9)
+    tensor = sum_of_cubes(shares, small)
+    found = robust_tensor_power(tensor, k, 20, 30, rng)
+    weights, components = unwhitened(whitening, *found)
+    sizes = np.linalg.norm(means, axis=1)
+    order = np.argmax(components @ (means / sizes[:, None]).T, axis=1)
+    assert sorted(order) == list(range(k))
+    np.testing.assert_allclose(components, (means / sizes[:, None])[order], atol=1e-6)
+    np.testing.assert_allclose(weights, (shares * sizes**3)[order], rtol=1e-6)
+
+
+def test_whitening_does_not_blow_up_what_is_below_the_floor() -> None:
+    whitening = whitening_of(np.diag([4.0, 1e-12, -1.0]), 3, 0.25)
+    np.testing.assert_allclose(np.linalg.norm(whitening.whiten, axis=0), [0.5, 2.0, 2.0])
+    np.testing.assert_allclose(np.linalg.norm(whitening.unwhiten, axis=0), [2.0, 0.5, 0.5])
+
+
+def test_restarts_and_steps_grow_as_the_theorem_asks() -> None:
+    assert enough_restarts(1) == 10
+    assert enough_restarts(20) == 120
+    assert enough_steps(1) < enough_steps(100) == 20
