@@ -48,10 +48,12 @@ TABLE: dict[str, dict[str, Any]] = {
     "output-perturbation": {"options": {"batch_size": BATCH, "clip_radius": 20.0}, **FIRM},
     "private-oja": {"options": {"batch_size": BATCH, "clip_radius": 20.0}},
     "tadadpo": {"options": {**RANGED, "warm_records": BATCH, "warm_options": RANGED}, **LOOSE},
+    "tensor-online": {"options": {"batch_size": BATCH, "steps": 1}, **NOT_PRIVATE},
+    "tensor-private": {"options": {"batch_size": BATCH, "steps": 1, "clip_radius": 10.0}},
 }
 """Settings of a stream, by the id of its estimator: all batches have ``BATCH`` records."""
 
-NO_OUTCOMES = {"adaptive", "analyze-gauss", "block", "oja", "private-oja"}
+NO_OUTCOMES = {"adaptive", "analyze-gauss", "block", "oja", "private-oja", "tensor-online", "tensor-private"}
 """The others may learn nothing from a batch. With these settings each learns from four or five of five."""
 
 FIRST, LATER = 2, 3
@@ -59,7 +61,8 @@ FIRST, LATER = 2, 3
 
 
 def test_every_estimator_is_in_the_table() -> None:
-    assert ESTIMATORS.keys() <= TABLE.keys()
+    # Those of reports are in test_local_model: one topic has no two kinds of records.
+    assert {name for name, estimator in ESTIMATORS.items() if not estimator.card.local} == TABLE.keys()
 
 
 @pytest.fixture
@@ -67,7 +70,7 @@ def streams(kafka_bootstrap: str, unique_name: Callable[[str], str], tmp_path: P
     """One for each estimator, all of the first one's input."""
     made: list[Stream] = []
     group = unique_name("workers")
-    for name in ESTIMATORS:
+    for name in TABLE:
         how: dict[str, Any] = {"centering": "none", "dim": DIM, "rank": RANK, "estimator": name}
         stream = Stream.make(
             kafka_bootstrap,
@@ -97,7 +100,7 @@ def test_every_estimator_runs_through_a_take_over(
     try:
         wait_for("first releases", lambda: batches_of(first) >= len(streams) or first.status() is not None)
         assert first.status() is None, first.log
-        assert first.log.count("the stream is not private") == 1
+        assert first.log.count("the stream is not private") == 2
         first.signal(signal.SIGKILL)
         first.ends()
         before = {s.settings.stream.name: s.release_values() for s in streams}
@@ -145,7 +148,12 @@ def check_stream(stream: Stream, before: list[bytes], spent: dict[str, dict[str,
     for release in releases:
         assert (release.estimator, release.dim, release.rank) == (settings.estimator, DIM, settings.rank)
         components = np.array(release.components)
-        np.testing.assert_allclose(components @ components.T, np.eye(settings.rank), atol=1e-9)
+        gram = components @ components.T
+        tensor = settings.made.card.releases == "tensor"
+        assert (release.kind, release.version) == ("tensor", 4) if tensor else ("subspace", release.version)
+        np.testing.assert_allclose(
+            np.diagonal(gram) if tensor else gram, 1.0 if tensor else np.eye(len(gram)), atol=1e-9
+        )
         assert np.isfinite(release.explained_variance).all()
         assert release.outcome is None or release.outcome in set(Outcome)
         assert release.private == settings.private
@@ -159,10 +167,11 @@ def check_stream(stream: Stream, before: list[bytes], spent: dict[str, dict[str,
     if not settings.private:
         assert charges == {Charge.unbounded()}
         assert spent[settings.name] == {"epsilon": "inf", "delta": "inf"}
-        assert (releases[-1].version, releases[-1].epsilon, releases[-1].delta) == (3, None, None)
+        assert (releases[-1].version >= 3, releases[-1].epsilon, releases[-1].delta) == (True, None, None)
         assert json.loads(values[-1])["epsilon"] is None
         # Nothing is hidden by noise: five batches show the two strong directions of six.
-        assert np.linalg.norm(np.array(releases[-1].components)[:, :2]) > 1.3
+        if settings.estimator == "oja":
+            assert np.linalg.norm(np.array(releases[-1].components)[:, :2]) > 1.3
     else:
         for charge in charges:
             assert float(charge.epsilon) <= settings.epsilon * (1 + 1e-12)

@@ -16,12 +16,15 @@ from streaming_pca.records import Batch
 from streaming_pca.service.publisher import make_release
 from streaming_pca.service.topic_checks import replica_problems
 from streaming_pca.service.topic_sizes import (
+    MESSAGE_OVERHEAD,
     commit_bytes,
+    record_bytes,
     release_bytes,
     state_bound,
     state_topic_config,
     table_bytes,
 )
+from streaming_pca.service.topics import input_topic
 from streaming_pca.service.user_log import UserLog
 from streaming_pca.settings import KafkaSettings, StreamSettings
 from streaming_pca.wire import Checkpoint, encode_checkpoint
@@ -37,11 +40,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dp-pca": {"batch_size": 1000},
     "k-dp-ojas": {"batch_size": 1000, "clip_radius": 1.0},
     "k-dp-pca": {"batch_size": 1000},
+    "local-gaussian": {"batch_size": 1000},
+    "local-sparse": {"batch_size": 1000},
     "noisy-power": {"batch_size": 1000, "clip_l2": 1.0},
     "oja": {"batch_size": 1000},
     "output-perturbation": {"batch_size": 1000, "clip_radius": 1.0},
     "private-oja": {"batch_size": 1000, "clip_radius": 1.0},
     "tadadpo": {"batch_size": 1000, "warm_records": 4000, "warm_estimator": "analyze-gauss"},
+    "tensor-online": {"batch_size": 1000},
+    "tensor-private": {"batch_size": 1000, "clip_radius": 1.0},
 }
 NOT_PRIVATE: dict[str, Any] = {"private": False, "epsilon": math.inf, "delta": math.inf}
 KAFKA = KafkaSettings(bootstrap_servers="kafka-1:9092,kafka-2:9092")
@@ -53,6 +60,10 @@ def stream_of(estimator: str = "adaptive", **more: Any) -> StreamSettings:
         tree |= NOT_PRIVATE
     if estimator == "dp-pca":
         tree |= {"rank": 1}
+    if ESTIMATORS[estimator].card.local:
+        tree |= {"record_kind": "local", "centering": "none"}
+    if ESTIMATORS[estimator].card.releases == "tensor":
+        tree |= {"centering": "none"}
     return StreamSettings(**(tree | {"estimator": estimator, "options": OPTIONS[estimator]} | more))
 
 
@@ -74,11 +85,15 @@ def test_every_estimator_has_a_size() -> None:
         ("dp-pca", "private-mean"),
         ("k-dp-ojas", "private-mean"),
         ("k-dp-pca", "private-mean"),
+        ("local-gaussian", "none"),
+        ("local-sparse", "none"),
         ("noisy-power", "private-mean"),
         ("oja", "none"),
         ("output-perturbation", "private-mean"),
         ("private-oja", "private-mean"),
         ("tadadpo", "private-mean"),
+        ("tensor-online", "none"),
+        ("tensor-private", "private-mean"),
     ],
 )
 def test_what_a_batch_commits_fits_the_size_that_topics_are_made_for(estimator: str, centering: str) -> None:
@@ -87,7 +102,9 @@ def test_what_a_batch_commits_fits_the_size_that_topics_are_made_for(estimator: 
     made, rng = stream.made, np.random.default_rng(0)
     state = made.init(np.random.default_rng(0))
     for batch in (1, 2):
-        state = made.update(state, Batch.of_vectors(rng.standard_normal((1000, DIM)).astype("<f4")))
+        width = stream.record_kind.width(DIM)
+        rows = rng.standard_normal((1000, width)).astype("<f4")
+        state = made.update(state, Batch(rows, np.arange(1001), stream.record_kind))
         release = make_release(stream, made.release(state), batch, state.records)
         positions = dict.fromkeys(range(1000), 2**40)
         data, _ = encode_checkpoint(
@@ -95,6 +112,25 @@ def test_what_a_batch_commits_fits_the_size_that_topics_are_made_for(estimator: 
         )
         assert len(release) <= release_bytes(stream) <= 2 * len(release)
         assert len(data) <= commit_bytes(stream) <= len(data) + 3 * len(release) + 2**16
+
+
+@pytest.mark.parametrize(
+    ("how", "size"),
+    [
+        ({}, None),
+        ({"estimator": "local-gaussian", "dim": 700}, None),
+        ({"estimator": "local-gaussian", "dim": 2000}, 8 * MIB),
+        ({"estimator": "block", "record_kind": "matrix", "centering": "none", "dim": 500}, None),
+        ({"estimator": "block", "record_kind": "matrix", "centering": "none", "dim": 1000}, 4 * MIB),
+    ],
+    ids=str,
+)
+def test_an_input_topic_takes_records_of_one_size(how: dict[str, Any], size: int | None) -> None:
+    """Brokers take messages of 1 MiB unasked."""
+    stream = stream_of(**how)
+    configs = input_topic(stream, 3, 1).topic_configs
+    assert configs.get("max.message.bytes") == (None if size is None else str(size))
+    assert record_bytes(stream) <= (size or MIB) - MESSAGE_OVERHEAD
 
 
 def test_no_release_is_longer_than_stated() -> None:
@@ -129,7 +165,7 @@ def test_segments_hold_a_commit_and_the_bound_is_four_commits() -> None:
 
 def test_users_add_what_their_table_takes_and_nothing_where_they_are_not_the_unit() -> None:
     by_message, by_user = stream_of(), stream_of(privacy_unit="user")
-    largest = by_user.made.options.largest_batch
+    largest = by_user.made.largest_batch
     assert 0 < commit_bytes(by_user) - commit_bytes(by_message) - 16 * largest < 4096
     assert table_bytes(by_message, 10**7) == 0
     table = table_bytes(by_user, 10**7)
