@@ -72,6 +72,7 @@ def _status_of(error: Exception) -> int | None:
     """Exit status of an error that a user can mend; None for a bug."""
     from streaming_pca.embedded import EmbeddedBrokerUnavailable
     from streaming_pca.experiments.results import ExperimentError
+    from streaming_pca.local.accountant import AccountantError, AlreadySpent
     from streaming_pca.privacy.audit import AuditError
     from streaming_pca.privacy.errors import ParameterError
     from streaming_pca.service.clients import BrokerUnreachable
@@ -83,7 +84,9 @@ def _status_of(error: Exception) -> int | None:
     if isinstance(error, BrokerUnreachable):
         return 4
     mistakes = (
-        AuditError
+        AccountantError
+        | AlreadySpent
+        | AuditError
         | ConfigurationError
         | CopyError
         | EmbeddedBrokerUnavailable

@@ -4,45 +4,30 @@ from __future__ import annotations
 
 import io
 import json
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from kafka.errors import KafkaError, KafkaTimeoutError
 from numpy.typing import NDArray
 
 from streaming_pca.arrow import ArrowMissing, need_pyarrow, stream_of_rows
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.records import RecordKind
-from streaming_pca.service.clients import BrokerUnreachable, admin_client, plain_producer
 from streaming_pca.service.record_files import RecordFile, RecordFileError
-from streaming_pca.service.topics import TopicError
+from streaming_pca.service.sending import Outgoing, Produced, send_messages
 from streaming_pca.settings import ConfigurationError, KafkaSettings, StreamSettings
 from streaming_pca.wire import ARROW, JSON, NPY, OCTETS
 
-__all__ = ["ContentType", "Produced", "RecordFileError", "arrange", "encoder_of", "send_records"]
+__all__ = ["ContentType", "RecordFileError", "arrange", "encoder_of", "send_records"]
 
 ContentType = Literal["octets", "npy", "json", "arrow"]
 
 _CONTENT_TYPES: dict[ContentType, str] = {"octets": OCTETS, "npy": NPY, "json": JSON, "arrow": ARROW}
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
 _REPORT_EVERY = 1000
-_MAX_UNSENT = 50_000
 _BLOCK_ENTRIES = 2**20
 """Numbers that are held of a file at once, but for one message's."""
-
-
-@dataclass(frozen=True)
-class Produced:
-    """What was sent."""
-
-    messages: int
-    rows: int
-    seconds: float
-    topic: str
 
 
 def arrange(
@@ -193,55 +178,15 @@ def send_records(
         records = RecordFile.of_array(records)
     encode = encoder_of(content_type, dtype)
     headers = [("content-type", _CONTENT_TYPES[content_type].encode())]
-    total = -(-len(records) // rows_per_message)
     order = None if shuffle is None else utility_generator(shuffle).permutation(len(records))
-    count = _count_partitions(kafka, topic)
-    producer = plain_producer(kafka)
-    started = time.monotonic()
-    failures: list[BaseException] = []
-    sent = rows_sent = 0
-    try:
-        keys = records.keys(order)
-        for rows in _messages(records, rows_per_message, order):
-            future = producer.send(
-                topic, value=encode(rows), key=next(keys), partition=sent % count, headers=headers
-            )
-            future.add_errback(failures.append)
-            sent += 1
-            rows_sent += len(rows)
-            if failures:
-                raise failures[0]
-            if progress is not None and sent % _REPORT_EVERY == 0:
-                progress(_REPORT_EVERY)
-            _keep_rate(started, sent, rate)
-            # The embedded broker tells the end of a partition as one past the *first* record of
-            # its last batch: a last batch of one record makes that the true end.
-            if sent % _MAX_UNSENT == 0 or sent == total - count:
-                producer.flush(timeout=60)
-        producer.flush(timeout=60)
-        if failures:
-            raise failures[0]
-    except (KafkaError, KafkaTimeoutError) as error:
-        raise BrokerUnreachable(f"sending to {topic!r} failed after {sent} messages: {error}") from None
-    finally:
-        producer.close(timeout=5)
-    if progress is not None:
-        progress(sent % _REPORT_EVERY)
-    return Produced(sent, rows_sent, time.monotonic() - started, topic)
-
-
-def _count_partitions(kafka: KafkaSettings, topic: str) -> int:
-    # A producer would wait a minute for a topic that is missing.
-    admin = admin_client(kafka)
-    try:
-        (found,) = admin.describe_topics([topic])
-    except KafkaError as error:
-        raise BrokerUnreachable(f"the broker would not describe {topic!r}: {error}") from None
-    finally:
-        admin.close()
-    if found["error_code"] or not found["partitions"]:
-        raise TopicError(f"topic {topic!r} is missing: create it with `streaming-pca topics create`")
-    return len(found["partitions"])
+    keys = records.keys(order)
+    outgoing = (
+        Outgoing(encode(rows), next(keys), len(rows)) for rows in _messages(records, rows_per_message, order)
+    )
+    total = -(-len(records) // rows_per_message)
+    return send_messages(
+        kafka, topic, outgoing, total, headers, rate=rate, progress=progress, progress_every=_REPORT_EVERY
+    )
 
 
 def _messages(
@@ -256,10 +201,3 @@ def _messages(
         else:
             for first in range(0, len(block), rows_per_message):
                 yield block[first : first + rows_per_message]
-
-
-def _keep_rate(started: float, sent: int, rate: float | None) -> None:
-    if rate is not None:
-        ahead = sent / rate - (time.monotonic() - started)
-        if ahead > 0.005:
-            time.sleep(ahead)
