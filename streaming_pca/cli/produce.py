@@ -201,6 +201,8 @@ def _produce_reports(
         )
     records = arrange_vectors(open_records(file, key), settings.stream)
     _tell_order(records)
+    if local.accountant is None:
+        err.print("no --local-accountant: nothing keeps a row from being reported again", markup=False)
     opened = nullcontext() if local.accountant is None else LocalAccountant(local.accountant)
     with progress_bar() as progress, opened as accountant:
         task = progress.add_task("privatizing", total=len(records))

@@ -76,7 +76,8 @@ class LocalGaussian:
     ParameterError
         If a parameter is out of its range.
     CalibrationError
-        If the promise needs less noise than the lattice resolves, or more than 64 bits hold.
+        If the promise needs less noise than the lattice resolves, or more than 64 bits
+        hold: at delta = 1e-6 below epsilon = 1e-4 or above 25, at 1e-12 above 13.
 
     Notes
     -----

@@ -135,6 +135,10 @@ def test_promises_that_cannot_be_kept_are_refused() -> None:
                 make(epsilon, delta)
     with pytest.raises(CalibrationError, match="raise epsilon"):
         noise_sigma(1e-7, 1e-9)
+    with pytest.raises(CalibrationError, match="raise delta or lower epsilon"):
+        noise_sigma(40.0, 1e-6)
+    for epsilon, delta in ((1e-4, 1e-6), (25.0, 1e-6), (13.0, 1e-12)):
+        assert noise_sigma(epsilon, delta) > 0
     for radius in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ParameterError, match="radius"):
             LocalGaussian(1, 1e-6, radius)

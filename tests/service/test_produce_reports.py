@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from kafka.admin import NewTopic
 
-from streaming_pca.estimators.analyze_gauss import AnalyzeGauss
 from streaming_pca.linalg.packed import pack_symmetric, packed_size
 from streaming_pca.local import AlreadySpent, LocalAccountant, LocalGaussian
 from streaming_pca.privacy.randomness import replace_noise_door
@@ -43,14 +42,9 @@ RECORDS = RecordFile.of_array(X, "x.npy")
 NOWHERE = KafkaSettings(bootstrap_servers="127.0.0.1:1")
 
 
-@pytest.fixture(autouse=True)
-def an_estimator_of_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AnalyzeGauss, "kinds", frozenset({RecordKind.LOCAL, RecordKind.FACTOR}))
-
-
 def stream(**changes: Any) -> StreamSettings:
     base: dict[str, Any] = {"name": "s", "input": "in", "dim": 3, "rank": 1, "epsilon": 1.0, "delta": 1e-6}
-    local = {"record_kind": "local", "centering": "none", "estimator": "analyze-gauss"}
+    local = {"record_kind": "local", "centering": "none", "estimator": "local-gaussian"}
     return StreamSettings(**(base | local | changes))
 
 
@@ -114,7 +108,11 @@ def test_the_promise_is_the_streams() -> None:
 @pytest.mark.parametrize(
     ("settings", "options", "expected"),
     [
-        ({"record_kind": "factor"}, (), 'record_kind = "factor" takes no reports: set record_kind = "local"'),
+        (
+            {"record_kind": "factor", "estimator": "analyze-gauss"},
+            (),
+            'record_kind = "factor" takes no reports: set record_kind = "local"',
+        ),
         ({}, (2.0,), r"--local-epsilon 2\.0 is not stream\.epsilon = 1\.0"),
         ({}, (1.0, 1e-5), r"--local-delta 1e-05 is not stream\.delta = 1e-06"),
         ({}, (None, None, 0.0), "radius"),
@@ -363,7 +361,7 @@ def config_of_reports(folder: Path, bootstrap: str, topic: str) -> Path:
         bootstrap,
         "s",
         ('input = "s-in"', f'input = "{topic}"'),
-        ("dim = 6", 'dim = 2\nrecord_kind = "local"\ncentering = "none"\nestimator = "analyze-gauss"'),
+        ("dim = 6", 'dim = 2\nrecord_kind = "local"\ncentering = "none"\nestimator = "local-gaussian"'),
         ("rank = 2", "rank = 1"),
         ("bounds = [-6, 6]\n", ""),
         ("n_records = 3000\nn_batches = 2\n", ""),
