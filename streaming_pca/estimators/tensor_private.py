@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from streaming_pca.estimators.base import Card, Estimator, Plan, State, Subspace
 from streaming_pca.estimators.contributions import covariance_sensitivity, covariance_sum
@@ -30,24 +30,11 @@ class PrivateTensorOptions(TensorOptions):
     clip_radius: float = Field(ge=1e-70, le=1e70)
     """R: records are scaled down to a Euclidean norm of at most this; public, in units of the
     records. No default can be right."""
-    unit: Literal["record"] = "record"
-    """What neighbours differ in. "entry", one entry of the tensor, is for a tensor that is given:
-    :func:`streaming_pca.estimators.given_tensor.private_tensor_power`."""
     whitening: bool = True
     """Whether the first batch finds a whitening: for components that are independent but not
     orthogonal, and for a search in k dimensions instead of d. It needs memory for a d x d matrix."""
     whitened_radius: float | None = Field(default=None, ge=1e-3, le=1e6)
     """The clip of whitened records. Left out: 2 sqrt(k); their mean squared norm is k."""
-
-    @field_validator("unit", mode="before")
-    @classmethod
-    def _in_a_stream(cls, value: Any) -> Any:
-        if value == "entry":
-            raise ValueError(
-                'a stream has records: unit = "entry" is for a given tensor,'
-                " by streaming_pca.estimators.given_tensor.private_tensor_power"
-            )
-        return value
 
     def whitened_radius_of(self, k: int) -> float:
         """The clip of whitened records at this rank."""

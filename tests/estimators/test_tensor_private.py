@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from streaming_pca.estimators.contributions import covariance_sensitivity
 from streaming_pca.estimators.state_bytes import decode_state, encode_state
@@ -306,13 +305,6 @@ def test_data_that_show_nothing_release_nothing_but_noise(items: list[Any], whit
 
 
 # What is refused.
-
-
-def test_entries_are_no_unit_of_a_stream() -> None:
-    with pytest.raises(ValidationError, match="private_tensor_power"):
-        PrivateTensorOptions(clip_radius=1.0, unit="entry")
-    with pytest.raises(ValidationError, match="record"):
-        PrivateTensorOptions(clip_radius=1.0, unit="user")
 
 
 @pytest.mark.parametrize("centering", ["augment", "pairs"])
