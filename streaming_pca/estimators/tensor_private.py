@@ -79,7 +79,8 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
       clip W^T x to ``whitened_radius`` and search in k dimensions. That W^T x
       may be near any vector of that ball, so the sensitivity is as above with that
       radius. Components are taken back by B = U S^(1/2).
-    - The end, and components not found yet: see :mod:`~.tensor_search`.
+    - The end, and components not found yet: see :mod:`~.tensor_search`. Where there is a
+      whitening, their fill is orthonormal in the whitened space.
     - A record is one row x: a factor of more rows counts as null.
     - Where a model says x = h + noise, E[x (x) x (x) x] has terms of the noise's
       second moment and of E[h]; a centre, or three views of h, are the remedy.
