@@ -288,6 +288,7 @@ CASES: dict[tuple[str, ...], Case] = {
             **TENSOR,
             "clip_radius": ("2.5", 2.5),
             "whitening": ("false", False),
+            "whitening_records": ("5000", 5000),
             "whitened_radius": ("3", 3.0),
         },
     ),

@@ -206,6 +206,19 @@ def test_noise_is_the_charge_s_whatever_the_batch_answers(whitening: bool, contr
     assert answers == (["second-moment"] if whitening else ["images"]) + ["images"] * 3
 
 
+def test_the_first_batch_may_be_longer_than_the_others() -> None:
+    estimator = make(3, 2, batch_size=100, whitening_records=1000)
+    assert estimator.options.largest_batch == 1000
+    state = start(estimator)
+    plans = [estimator.plan(state)]
+    with replace_noise_door(SeededDoor()):
+        plans.append(estimator.plan(estimator.update(state, Batch.of_vectors(np.eye(3)))))
+    assert [(plan.count, plan.least) for plan in plans] == [(1000, 250), (100, 25)]
+    without = make(3, 2, batch_size=100, whitening_records=1000, whitening=False)
+    assert without.plan(start(without)).count == without.options.largest_batch == 100
+    assert make(3, 2, batch_size=100).plan(state).count == 100
+
+
 def test_a_whole_stream_depends_on_noise_and_records_alone() -> None:
     rng = np.random.default_rng(6)
     estimator = make(4, 2, restarts=2, steps=2)
