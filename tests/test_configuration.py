@@ -148,6 +148,13 @@ def of_own(
     return {(estimator, name): (text, value, named) for name, (text, value) in cases.items()}
 
 
+TENSOR: dict[str, tuple[str, Any]] = {
+    "batch_size": ("100", 100),
+    "restarts": ("5", 5),
+    "steps": ("7", 7),
+    "window": ("9", 9),
+}
+
 # What the variable holds, what the setting then is, and what else must be set for it to be valid.
 CASES: dict[tuple[str, ...], Case] = {
     ("kafka", "bootstrap_servers"): ("a:1,b:2", "a:1,b:2"),
@@ -273,6 +280,18 @@ CASES: dict[tuple[str, ...], Case] = {
     ),
     **of_rates("oja", NO_PRIVACY),
     **of_own("oja", NO_PRIVACY, {"n_records": ("3000", 3000), "batch_size": ("100", 100)}),
+    **of_own("tensor-online", NO_PRIVACY | {("stream", "estimator"): "tensor-online"}, TENSOR),
+    **of_own(
+        "tensor-private",
+        RADIUS,
+        {
+            **TENSOR,
+            "clip_radius": ("2.5", 2.5),
+            "whitening": ("false", False),
+            "whitening_records": ("5000", 5000),
+            "whitened_radius": ("3", 3.0),
+        },
+    ),
 }
 
 

@@ -268,8 +268,7 @@ def private_tensor_power(
     ValueError
         If the tensor is none, or a parameter is out of its range.
     CalibrationError
-        If the promise asks for less noise than the lattice can carry, or if the printed
-        noise is less than the promise needs.
+        If the lattice is too coarse for the promise, or too narrow.
 
     Notes
     -----

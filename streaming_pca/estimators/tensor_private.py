@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from streaming_pca.estimators.base import Card, Estimator, Plan, State, Subspace
 from streaming_pca.estimators.contributions import covariance_sensitivity, covariance_sum
 from streaming_pca.estimators.tensor_release import tensor_of
 from streaming_pca.estimators.tensor_search import TensorOptions, TensorSearch, single_rows
 from streaming_pca.estimators.tensor_sums import IMAGE_SENSITIVITY, Space, image_sum
+from streaming_pca.linalg.lattice import MAX_RECORDS
 from streaming_pca.linalg.subspace import orthonormalise
 from streaming_pca.linalg.tensors import Whitening, unwhitened, whitening_of
 from streaming_pca.privacy.calibration import gaussian_rho, lattice_sigma
@@ -27,27 +28,30 @@ __all__ = ["PrivateTensorOptions", "PrivateTensorPower", "PrivateTensorState"]
 class PrivateTensorOptions(TensorOptions):
     """Settings of :class:`PrivateTensorPower`."""
 
+    sizing: ClassVar[frozenset[str]] = frozenset({"batch_size", "whitening_records"})
+
     clip_radius: float = Field(ge=1e-70, le=1e70)
     """R: records are scaled down to a Euclidean norm of at most this; public, in units of the
     records. No default can be right."""
-    unit: Literal["record"] = "record"
-    """What neighbours differ in. "entry", one entry of the tensor, is for a tensor that is given:
-    :func:`streaming_pca.estimators.given_tensor.private_tensor_power`."""
     whitening: bool = True
     """Whether the first batch finds a whitening: for components that are independent but not
     orthogonal, and for a search in k dimensions instead of d. It needs memory for a d x d matrix."""
+    whitening_records: int | None = Field(default=None, ge=2, le=MAX_RECORDS)
+    """Records of that first batch. Left out: as many as of every other. Its error stays, while
+    that of the search averages out: more of them are worth waiting for."""
     whitened_radius: float | None = Field(default=None, ge=1e-3, le=1e6)
     """The clip of whitened records. Left out: 2 sqrt(k); their mean squared norm is k."""
 
-    @field_validator("unit", mode="before")
-    @classmethod
-    def _in_a_stream(cls, value: Any) -> Any:
-        if value == "entry":
-            raise ValueError(
-                'a stream has records: unit = "entry" is for a given tensor,'
-                " by streaming_pca.estimators.given_tensor.private_tensor_power"
-            )
-        return value
+    @property
+    def largest_batch(self) -> int:
+        """The most records that any plan asks for."""
+        return max(self.batch_size, self.first_batch)
+
+    @property
+    def first_batch(self) -> int:
+        """Records of the first batch."""
+        first = self.whitening_records if self.whitening else None
+        return self.batch_size if first is None else first
 
     def whitened_radius_of(self, k: int) -> float:
         """The clip of whitened records at this rank."""
@@ -92,7 +96,8 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
       clip W^T x to ``whitened_radius`` and search in k dimensions. That W^T x
       may be near any vector of that ball, so the sensitivity is as above with that
       radius. Components are taken back by B = U S^(1/2).
-    - The end, and components not found yet: see :mod:`~.tensor_search`.
+    - The end, and components not found yet: see :mod:`~.tensor_search`. Where there is a
+      whitening, their fill is orthonormal in the whitened space.
     - A record is one row x: a factor of more rows counts as null.
     - Where a model says x = h + noise, E[x (x) x (x) x] has terms of the noise's
       second moment and of E[h]; a centre, or three views of h, are the remedy.
@@ -146,9 +151,10 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
         if options.whitening:
             parameters["whitened_radius"] = options.whitened_radius_of(self.k)
         # The noise of a step does not shrink with its batch: a quarter of n is the least that is worth one.
-        least = max(options.batch_size // 4, 1)
+        count = options.batch_size if state.batch else options.first_batch
+        least = max(count // 4, 1)
         charge = self.privacy.charge(self.privacy.contributions * gaussian_rho(self._multiplier))
-        return Plan(options.batch_size, least, 1, charge, parameters)
+        return Plan(count, least, 1, charge, parameters)
 
     def _whitens(self, state: PrivateTensorState) -> bool:
         return self.options.whitening and state.batch == 0

@@ -62,8 +62,8 @@ class TensorOptions(Options):
     restarts: int | None = Field(default=None, ge=1, le=1000)
     """L: candidates for a component. Left out: 2 k log k, at least 10 (Theorem 2.2)."""
     steps: int | None = Field(default=None, ge=1, le=1000)
-    """R: power steps, and so batches, for a component. Left out: 2 log2(n) + 6 in n dimensions
-    (Theorem 2.2): all of them, or the rank where whitening has reduced them to it."""
+    """R: power steps, and so batches, for a component. Left out: 2 log2(dim) + 6 (Theorem 2.2), with
+    the rank in the place of dim where a whitening has reduced the search to it."""
     window: int = Field(default=64, ge=1, le=2**20)
     """Batches that a component is averaged over, once all are found."""
 

@@ -48,6 +48,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "output-perturbation": {"clip_radius": 40.0, "batch_size": 4000},
     "private-oja": {"clip_radius": 20.0, "batch_size": 4000, "learning_rate": 5.0, "offset": 0.0},
     "tadadpo": {"batch_size": 4000},
+    "tensor-private": {"clip_radius": 6.0, "batch_size": 4000, "whitening": False},
 }
 CENTRED = [name for name, kind in ESTIMATORS.items() if "private-mean" in kind.centerings]
 """Those that can use a private mean."""

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from streaming_pca.estimators.contributions import covariance_sensitivity
 from streaming_pca.estimators.state_bytes import decode_state, encode_state
@@ -207,6 +206,19 @@ def test_noise_is_the_charge_s_whatever_the_batch_answers(whitening: bool, contr
     assert answers == (["second-moment"] if whitening else ["images"]) + ["images"] * 3
 
 
+def test_the_first_batch_may_be_longer_than_the_others() -> None:
+    estimator = make(3, 2, batch_size=100, whitening_records=1000)
+    assert estimator.options.largest_batch == 1000
+    state = start(estimator)
+    plans = [estimator.plan(state)]
+    with replace_noise_door(SeededDoor()):
+        plans.append(estimator.plan(estimator.update(state, Batch.of_vectors(np.eye(3)))))
+    assert [(plan.count, plan.least) for plan in plans] == [(1000, 250), (100, 25)]
+    without = make(3, 2, batch_size=100, whitening_records=1000, whitening=False)
+    assert without.plan(start(without)).count == without.options.largest_batch == 100
+    assert make(3, 2, batch_size=100).plan(state).count == 100
+
+
 def test_a_whole_stream_depends_on_noise_and_records_alone() -> None:
     rng = np.random.default_rng(6)
     estimator = make(4, 2, restarts=2, steps=2)
@@ -306,13 +318,6 @@ def test_data_that_show_nothing_release_nothing_but_noise(items: list[Any], whit
 
 
 # What is refused.
-
-
-def test_entries_are_no_unit_of_a_stream() -> None:
-    with pytest.raises(ValidationError, match="private_tensor_power"):
-        PrivateTensorOptions(clip_radius=1.0, unit="entry")
-    with pytest.raises(ValidationError, match="record"):
-        PrivateTensorOptions(clip_radius=1.0, unit="user")
 
 
 @pytest.mark.parametrize("centering", ["augment", "pairs"])
