@@ -35,7 +35,7 @@ _SEEN = 10.0
 class SparseLocalOptions(LocalOptions):
     """Settings of :class:`SparseLocalPCA`."""
 
-    penalty_constant: float = Field(default=0.75, gt=0, le=100, allow_inf_nan=False)
+    penalty_constant: float = Field(default=0.6, gt=0, le=100, allow_inf_nan=False)
     """The penalty, in units of what no entry of the mean's noise exceeds but with probability 0.05.
     More finds fewer features; 1 is what the theorems ask for."""
     refit: bool = True
