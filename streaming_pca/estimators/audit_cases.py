@@ -274,7 +274,7 @@ def find_cases(estimator: str | None, mechanism: str | None, epsilon: float, del
     private = sorted(id_ for id_, kind in ESTIMATORS.items() if kind.card.private and not kind.card.local)
     if estimator is not None and estimator not in private:
         if ESTIMATORS[estimator].card.local:
-            raise AuditError(f"{estimator} runs no mechanism: its producers do, see --mechanism LocalGaussian")
+            raise AuditError(f"{estimator} runs no mechanism: its producers do: --mechanism LocalGaussian")
         raise AuditError(f"{estimator} is not private: there is nothing to audit")
     estimators = private if everything else [] if estimator is None else [estimator]
     cases: list[Case] = []

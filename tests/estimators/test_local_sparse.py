@@ -118,12 +118,12 @@ def test_variances_are_those_of_the_mean_without_the_penalty() -> None:
 def test_a_start_with_too_many_features_keeps_the_weightiest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_sparse, "_ROOM", 8)
     estimator, batch, _, features = stream(8000, 2)
-    first, second = batch.split([4000, 4000])
+    first, second = batch.split([7900, 100])
     before = learnt(estimator, first)
+    assert set(before.room.features) > set(features)
     assert before.room.features.shape == (8,)
-    assert set(before.room.features[before.room.features >= 0]) >= set(features[:S]) - {-1}
     assert encode_state(decode_fitting_state(estimator, encode_state(before))) == encode_state(before)
     cold = estimator.update(replace(before, room=FantopeRoom.empty(D)), second)
     warm = estimator.update(before, second)
-    assert warm.iterations <= cold.iterations
+    assert warm.iterations < cold.iterations
     assert subspace_error(warm.basis, cold.basis) < 1e-3

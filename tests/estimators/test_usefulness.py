@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from streaming_pca.estimators.base import Estimator, Subspace
 from streaming_pca.estimators.batching import GrowingBatches
-from streaming_pca.estimators.registry import ESTIMATORS, find
+from streaming_pca.estimators.registry import find
 from streaming_pca.linalg.lattice import MAX_RECORDS
 from streaming_pca.linalg.subspace import subspace_error
 from streaming_pca.privacy.randomness import replace_noise_door
 from streaming_pca.records import Batch, RecordKind
 from tests.estimators.suite import (
     LARGE,
+    MATRIX_CASES,
     D,
     FixedDoor,
     check_subspace,
