@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-from scipy.linalg import eigh
 
 from streaming_pca.estimators.base import Card, Subspace
 from streaming_pca.estimators.local_reports import (
@@ -17,6 +16,7 @@ from streaming_pca.estimators.local_reports import (
     errors_along,
 )
 from streaming_pca.estimators.uncertainty import angle_bound_of_covariance
+from streaming_pca.linalg.eigenpairs import leading_eigenpairs
 from streaming_pca.linalg.packed import packed_size
 from streaming_pca.records import Batch
 
@@ -94,11 +94,10 @@ class LocalGaussianPCA(LocalEstimator[LocalGaussianState, LocalGaussianOptions])
         if reports:
             mean = self._mean(total, reports)
             trace = float(np.trace(mean))
-            last = max(self.dim - self.k - 1, 0)
-            values, vectors = eigh(mean, subset_by_index=[last, self.dim - 1], check_finite=False)
-            basis = np.ascontiguousarray(vectors[:, ::-1][:, : self.k].T)
-            variances = values[::-1][: self.k].copy()
-            after = float(values[0]) if self.k < self.dim else 0.0
+            values, vectors = leading_eigenpairs(mean, min(self.k + 1, self.dim))
+            basis = np.ascontiguousarray(vectors[:, : self.k].T)
+            variances = values[: self.k].copy()
+            after = float(values[-1]) if self.k < self.dim else 0.0
         new = LocalGaussianState(
             batch=state.batch + 1,
             records=state.records + len(batch),

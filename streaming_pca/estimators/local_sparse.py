@@ -17,6 +17,7 @@ from streaming_pca.estimators.local_reports import (
     LocalState,
     errors_along,
 )
+from streaming_pca.linalg.eigenpairs import leading_eigenpairs
 from streaming_pca.linalg.fantope import FantopeIterate, noise_penalty, sparse_subspace
 from streaming_pca.linalg.packed import pack_symmetric, packed_size, unpack_symmetric
 from streaming_pca.linalg.subspace import ritz_pairs
@@ -34,9 +35,12 @@ _SEEN = 10.0
 class SparseLocalOptions(LocalOptions):
     """Settings of :class:`SparseLocalPCA`."""
 
-    penalty_constant: float = Field(default=0.75, gt=0, le=100, allow_inf_nan=False)
+    penalty_constant: float = Field(default=0.6, gt=0, le=100, allow_inf_nan=False)
     """The penalty, in units of what no entry of the mean's noise exceeds but with probability 0.05.
     More finds fewer features; 1 is what the theorems ask for."""
+    refit: bool = True
+    """The variances and directions are those of the mean on the features that were found, which no
+    penalty biases; else those of the sparse solution, as printed."""
     tolerance: float = Field(default=1e-5, ge=1e-9, le=1e-2)
     """Of the solver's residuals, relative to the largest variance."""
     max_iterations: int = Field(default=300, ge=1, le=100_000)
@@ -88,8 +92,8 @@ class FantopeRoom:
 class SparseLocalState(LocalState):
     """The reports' sum, what was found in their mean, and where the solver stands."""
 
-    weights: NDArray[np.float64]
-    """(d,) diagonal of the sparse solution: 0 for features that do not matter."""
+    support: NDArray[np.float64]
+    """(d,) 1 for features that matter, else 0."""
     room: FantopeRoom
     iterations: int = field(default=0, kw_only=True)
     """Of the solver, for the last batch."""
@@ -104,7 +108,7 @@ class SparseLocalPCA(LocalEstimator[SparseLocalState, SparseLocalOptions]):
     lines 1-3   the producer: :class:`streaming_pca.local.LocalGaussian`
     line 4      ``update``, by :func:`~streaming_pca.linalg.report_sums.add_reports`
     lines 5-12  ``update``, by :func:`~streaming_pca.linalg.fantope.sparse_subspace`
-    line 13     ``update``: the k leading eigenvectors of Y
+    line 13     ``update``: see Refit
     ==========  ==================================================================
 
     Mends
@@ -118,8 +122,12 @@ class SparseLocalPCA(LocalEstimator[SparseLocalState, SparseLocalOptions]):
       from a dual solution.
     - Streaming: the solver starts from where it ended after the last batch, so what
       is found depends on how the stream is cut within its tolerance.
-    - Variances: the rows are turned to the Ritz vectors of the mean, without the
-      penalty. The subspace is that of line 13.
+    - Refit. Line 13 takes the eigenvectors of Y, which the penalty bends: with
+      the penalty that finds the right features, that can cost more than sparsity
+      gains. Here, unless ``refit = false``, the penalty only chooses the features, and
+      the eigenvectors are those of the mean on them.
+    - Variances: those of the mean, without the penalty, along the rows, which are turned
+      to its Ritz vectors.
     - Support: the features whose weight Y_ii exceeds ten tolerances; Theorem 5 says
       when they are the true ones.
 
@@ -181,16 +189,21 @@ class SparseLocalPCA(LocalEstimator[SparseLocalState, SparseLocalOptions]):
             tolerance=options.tolerance,
             max_iterations=options.max_iterations,
         )
-        rows = found.components(self.k, self.dim)
+        seen = found.support(_SEEN * options.tolerance)
+        if options.refit and len(seen) >= self.k:
+            rows = np.zeros((self.k, self.dim))
+            rows[:, seen] = leading_eigenpairs(mean[np.ix_(seen, seen)], self.k)[1].T
+        else:
+            rows = found.components(self.k, self.dim)
         variances, turn = ritz_pairs(rows @ mean @ rows.T, self.k)
-        weights = np.zeros(self.dim)
-        weights[found.features] = np.diagonal(found.sparse)
+        support = np.zeros(self.dim)
+        support[seen] = 1.0
         return replace(
             state,
             basis=np.ascontiguousarray(turn.T @ rows),
             variances=variances,
             trace=float(np.trace(mean)),
-            weights=weights,
+            support=support,
             room=state.room.holding(found),
             iterations=found.iterations,
             gap=found.gap,
@@ -202,7 +215,6 @@ class SparseLocalPCA(LocalEstimator[SparseLocalState, SparseLocalOptions]):
         if not state.reports:
             return Subspace(state.basis, variances, None)
         sigma = self._mean_sigma(state.reports)
-        seen = np.flatnonzero(state.weights > _SEEN * self.options.tolerance)
         return Subspace(
             state.basis,
             variances,
@@ -210,5 +222,5 @@ class SparseLocalPCA(LocalEstimator[SparseLocalState, SparseLocalOptions]):
             explained_variance_error=errors_along(state.basis, sigma),
             total_variance=max(state.trace, 0.0),
             total_variance_error=sigma * math.sqrt(self.dim),
-            support=tuple(int(i) for i in seen),
+            support=tuple(int(i) for i in np.flatnonzero(state.support)),
         )

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import eigh, eigvalsh
+
+from streaming_pca.linalg.eigenpairs import leading_eigenpairs
 
 __all__ = [
     "FantopeIterate",
@@ -27,9 +28,6 @@ __all__ = [
 
 Matrix = NDArray[np.float64]
 Indices = NDArray[np.int64]
-
-_FULL = 128
-"""Up to this size all eigenpairs cost no more than some of them."""
 
 _UNBALANCED = 3.0
 """Ratio of the residuals at which the step doubles or halves."""
@@ -91,10 +89,8 @@ class FantopeSolution(FantopeIterate):
 
     def components(self, k: int, dim: int) -> Matrix:
         """The k leading eigenvectors of Y as rows (k, dim); 002, Algorithm 2, line 13."""
-        m = len(self.features)
-        _, vectors = eigh(self.sparse, subset_by_index=[m - k, m - 1])
         rows = np.zeros((k, dim))
-        rows[:, self.features] = vectors[:, ::-1].T
+        rows[:, self.features] = leading_eigenpairs(self.sparse, k)[1].T
         return rows
 
 
@@ -152,15 +148,12 @@ def fantope_projection(matrix: Matrix, k: int) -> Matrix:
 def _projected(matrix: Matrix, k: int, guess: int) -> tuple[Matrix, int]:
     """The projection, and its rank; ``guess`` eigenpairs are tried first."""
     m = len(matrix)
-    count = m if m <= _FULL else min(max(guess, k + 1), m)
+    count = min(max(guess, k + 1), m)
     while True:
-        if count == m:
-            values, vectors = eigh(matrix, check_finite=False)
-        else:
-            values, vectors = eigh(matrix, check_finite=False, subset_by_index=[m - count, m - 1])
+        values, vectors = leading_eigenpairs(matrix, count)
         weights = fantope_weights(values, k)
         # Where the least of these has no weight, those below it have none.
-        if count == m or weights[0] == 0.0:
+        if count == m or weights[-1] == 0.0:
             break
         count = min(2 * count, m)
     kept = weights > 0
@@ -239,7 +232,7 @@ def sparse_subspace(
     """
     features = features_in_play(matrix, k, penalty)
     s = np.ascontiguousarray(matrix[np.ix_(features, features)])
-    scale = float(np.abs(eigvalsh(s)).max()) or 1.0
+    scale = float(np.abs(np.linalg.eigvalsh(s)).max()) or 1.0
     sparse, dual = np.zeros_like(s), np.clip(s, -penalty, penalty)
     step = scale
     if start is not None:
@@ -265,6 +258,5 @@ def sparse_subspace(
             elif change > _UNBALANCED * primal:
                 step /= 2
     value = float(np.sum(s * feasible)) - penalty * float(np.abs(feasible).sum())
-    m = len(s)
-    bound = float(eigvalsh(s - dual, subset_by_index=[m - k, m - 1]).sum())
+    bound = float(np.linalg.eigvalsh(s - dual)[-k:].sum())
     return FantopeSolution(features, sparse, dual, step, feasible, iteration, converged, bound - value)

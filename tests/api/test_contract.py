@@ -97,4 +97,8 @@ def test_as_scikit_learn_sees_it_one_check_fails_and_the_others_that_compare_fit
 
 
 def test_every_estimator_is_judged() -> None:
-    assert {parameters["estimator"] for parameters in (CASES | QUIET).values()} == ESTIMATORS.keys()
+    # But for those that read what producers have made private, and those that release no subspace.
+    judged = {
+        name for name, kind in ESTIMATORS.items() if not kind.card.local and kind.card.releases == "subspace"
+    }
+    assert {parameters["estimator"] for parameters in (CASES | QUIET).values()} == judged

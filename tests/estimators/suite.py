@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from streaming_pca.estimators.base import Estimator, State, Subspace
 from streaming_pca.estimators.registry import ESTIMATORS, find
+from streaming_pca.linalg.packed import pack_symmetric
 from streaming_pca.linalg.subspace import orthonormalise
+from streaming_pca.local import noise_sigma
 from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy import mechanisms
 from streaming_pca.privacy.parameters import PrivacyParameters
@@ -42,6 +44,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dp-pca": {"batch_size": 64, "learning_rate": 0.5, "steps_per_component": 1, "range_constant": 8.0},
     "k-dp-pca": {"batch_size": 64, "learning_rate": 0.5, "steps_per_component": 1, "range_constant": 8.0},
     "k-dp-ojas": {"clip_radius": 2.0, "batch_size": 40, "learning_rate": 0.5},
+    "local-gaussian": {"batch_size": 64},
+    "local-sparse": {"batch_size": 64},
     "noisy-power": {"clip_l2": 1.5, "batch_size": 64, "iterations": 2, "oversampling": 1},
     "oja": {"batch_size": 64, "learning_rate": 0.5},
     "output-perturbation": {"clip_radius": 3.0, "batch_size": 4096, "gap_share": 0.5},
@@ -85,7 +89,9 @@ PUBLIC_RADIUS: dict[str, dict[str, Any]] = {
     "block": {"clip_radius": 3.0},
 }
 CENTERINGS: dict[str, list[Any]] = {
-    name: [*estimator.centerings, (0.5,) * D] for name, estimator in ESTIMATORS.items()
+    name: [*estimator.centerings, (0.5,) * D]
+    for name, estimator in ESTIMATORS.items()
+    if RecordKind.FACTOR in estimator.kinds
 }
 CASES = [(name, centering) for name, all_of_it in CENTERINGS.items() for centering in all_of_it]
 MATRIX_CASES = [
@@ -93,10 +99,16 @@ MATRIX_CASES = [
     for name, estimator in ESTIMATORS.items()
     if RecordKind.MATRIX in estimator.kinds
 ]
+LOCAL_CASES = [
+    (name, RecordKind.LOCAL) for name, estimator in ESTIMATORS.items() if RecordKind.LOCAL in estimator.kinds
+]
 
-EVERY_CASE = [*CASES, *MATRIX_CASES]
+EVERY_CASE = [*CASES, *MATRIX_CASES, *LOCAL_CASES]
 every_case = pytest.mark.parametrize(("name", "how"), EVERY_CASE, ids=str)
-PRIVATE_CASES = [(name, how) for name, how in EVERY_CASE if find(name).card.private]
+# Those with mechanisms of their own: a report's is its producer's.
+PRIVATE_CASES = [
+    (name, how) for name, how in EVERY_CASE if find(name).card.private and not find(name).card.local
+]
 private_case = pytest.mark.parametrize(("name", "how"), PRIVATE_CASES, ids=str)
 
 
@@ -133,11 +145,13 @@ def make(
     public: dict[str, Any] | None = None,
     **options: Any,
 ) -> Estimator[Any, Any]:
-    kind = RecordKind.MATRIX if how is RecordKind.MATRIX else RecordKind.FACTOR
-    centering = "none" if kind is RecordKind.MATRIX else how
+    estimator = find(name)
+    kind = how if isinstance(how, RecordKind) else RecordKind.FACTOR
+    if kind not in estimator.kinds and how == "none":
+        kind = RecordKind.LOCAL
+    centering = how if kind is RecordKind.FACTOR else "none"
     if not isinstance(centering, str):
         centering = (0.5,) * dim if len(centering) != dim else centering
-    estimator = find(name)
     if 1 <= k <= dim:
         k = min(k, RANKS.get(name, k))
     return estimator(
@@ -197,6 +211,10 @@ def records(estimator: Estimator[Any, Any], m: int, seed: int = 0) -> list[Any]:
         x = rng.standard_normal((1, d)) * np.linspace(2, 0.3, d)
         if rng.random() < 0.1:
             out.append(None)
+        elif estimator.kind is RecordKind.LOCAL:
+            report = pack_symmetric(x.T @ x / (x @ x.T))
+            noise = noise_sigma(estimator.privacy.epsilon, estimator.privacy.delta)
+            out.append((report + noise * rng.standard_normal(report.shape))[None])
         else:
             out.append(x.T @ x - 0.1 * np.eye(d) if estimator.kind is RecordKind.MATRIX else x)
     return out

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from streaming_pca.estimators.base import Estimator, Subspace
 from streaming_pca.estimators.batching import GrowingBatches
-from streaming_pca.estimators.registry import ESTIMATORS, find
+from streaming_pca.estimators.registry import find
 from streaming_pca.linalg.lattice import MAX_RECORDS
 from streaming_pca.linalg.subspace import subspace_error
 from streaming_pca.privacy.randomness import replace_noise_door
 from streaming_pca.records import Batch, RecordKind
 from tests.estimators.suite import (
     LARGE,
+    MATRIX_CASES,
     D,
     FixedDoor,
     check_subspace,
@@ -163,7 +164,7 @@ def test_private_oja_finds_a_spiked_subspace() -> None:
     assert subspace_error(learn(estimator, x).components, truth) < 0.2
 
 
-@pytest.mark.parametrize("name", [n for n, e in ESTIMATORS.items() if RecordKind.MATRIX in e.kinds])
+@pytest.mark.parametrize("name", [name for name, _ in MATRIX_CASES])
 def test_matrices_do_as_well_as_their_factors(name: str) -> None:
     """As above; clipped at a Frobenius norm of 64, noise of 2 64 1.2/4000 = 0.04 an entry at most."""
     x, truth = spiked(16_000, 8, 2, 3)
