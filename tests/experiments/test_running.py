@@ -10,8 +10,16 @@ import pytest
 
 from streaming_pca.experiments import drawing, running, tuning
 from streaming_pca.experiments.claims import Beats, Changes, Ratio, Slope, Steeper
-from streaming_pca.experiments.drawing import half_width
-from streaming_pca.experiments.experiment import FIRST_SEED, Experiment, Panel, Row, Table, row_key, slope
+from streaming_pca.experiments.experiment import (
+    FIRST_SEED,
+    Experiment,
+    Panel,
+    Row,
+    Table,
+    half_width,
+    row_key,
+    slope,
+)
 from streaming_pca.experiments.methods import METHODS, Method
 from streaming_pca.experiments.results import ExperimentError, ResultFile
 from streaming_pca.experiments.running import left_to_do, run
@@ -63,7 +71,7 @@ def test_every_method_runs_at_every_place_with_every_seed(tmp_path: Path) -> Non
     # One fit, shown in two places.
     assert table.errors("a", "adaptive", 2_000.0) == table.errors("b", "adaptive", 0.1)
     lines = (tmp_path / "x.csv").read_text().splitlines()
-    assert lines[0] == "panel,x,method,seed,error,seconds,learnt,batches,key,note"
+    assert lines[0] == "panel,x,method,seed,error,seconds,learnt,batches,key,note,paper"
     assert len(lines) == 1 + 3 * 2 * 2
 
 
@@ -147,7 +155,7 @@ def test_the_reference_is_not_private_and_far_better(tmp_path: Path) -> None:
 )
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "x.csv"
-    path.write_text(text.replace("HEAD", "panel,x,method,seed,error,seconds,learnt,batches,key,note"))
+    path.write_text(text.replace("HEAD", "panel,x,method,seed,error,seconds,learnt,batches,key,note,paper"))
     before = path.read_text()
     with pytest.raises(ExperimentError, match=expected):
         ResultFile(path)
