@@ -158,9 +158,9 @@ class Changes:
 class Trend:
     """A method's error falls, or rises, at every step along the axis.
 
-    Steps between two places where it is no better than a random subspace say nothing, even in the
-    claimed direction: a random subspace's error rises with k and with d by itself. And of first and last
-    place the confidence intervals must be apart.
+    A step counts where the confidence intervals of its two ends are apart. Where a random subspace's
+    error moves too, as it does with k and d, one of the ends must be below 0.9 of it: a method that
+    found nothing follows it.
     """
 
     method: str
@@ -174,19 +174,19 @@ class Trend:
         xs = list(line)
         if len(xs) < 2:
             return Comparison(NOT_JUDGED, f"{what} (did not run)")
+        halves = {x: half_width(table.errors(self.panel, self.method, x)) for x in xs}
         steps = list(itertools.pairwise(xs))
-        right = [
-            (line[b] > line[a]) == self.rises
-            for a, b in steps
-            if min(line[a] / chance[a], line[b] / chance[b]) < _LEARNT
-        ]
-        text = f"{what} at {sum(right)} of {len(steps)} steps, from {line[xs[0]]:.3g} to {line[xs[-1]]:.3g}"
-        if len(right) < len(steps):
-            text += f"; near a random subspace at {len(steps) - len(right)}"
-        apart = abs(line[xs[-1]] - line[xs[0]]) > sum(
-            half_width(table.errors(self.panel, self.method, x)) for x in (xs[0], xs[-1])
-        )
-        return Comparison(_share(sum(right), len(steps)) if apart else NOT_REPRODUCED, text)
+        right = apart = 0
+        for a, b in steps:
+            rise = (line[b] - line[a]) * (1 if self.rises else -1)
+            moves = not math.isclose(chance[a], chance[b])
+            shown = not moves or min(line[a] / chance[a], line[b] / chance[b]) < _LEARNT
+            right += rise > 0
+            apart += shown and rise > halves[a] + halves[b]
+        text = f"{what} at {right} of {len(steps)} steps, from {line[xs[0]]:.3g} to {line[xs[-1]]:.3g}"
+        if apart < right:
+            text += f"; {right - apart} of them no more than chance"
+        return Comparison(_share(apart, len(steps)), text)
 
 
 @dataclass(frozen=True)

