@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from streaming_pca.experiments.claims import Across, Slope, Trend
 from streaming_pca.experiments.experiment import Claim, Experiment, Panel
-from streaming_pca.experiments.local_methods import DENSE, SPARSE
+from streaming_pca.experiments.local_methods import DENSE, NOISY, SPARSE
 from streaming_pca.experiments.moments import MODEL, MomentSetting
 from streaming_pca.experiments.stand_ins import STAND_INS
 
@@ -83,7 +83,7 @@ def ldp_fig1(quick: bool) -> Experiment:
         "the target subspace",
         measure="subspace",
         panels=panels,
-        methods=DENSE,
+        methods=NOISY,
         claims=(*_trends(panels, _GAUSSIAN, rises=False), *_across(s)),
         seeds=s.seeds,
         unlike=_SETS_UNLIKE,
@@ -107,7 +107,7 @@ def ldp_fig2(quick: bool) -> Experiment:
         "target subspace",
         measure="subspace",
         panels=panels,
-        methods=DENSE,
+        methods=NOISY,
         claims=(*_trends(panels, _GAUSSIAN, rises=False), *_across(s)),
         seeds=s.seeds,
         unlike=_SETS_UNLIKE,

@@ -21,7 +21,7 @@ from streaming_pca.linalg.fantope import noise_penalty, sparse_subspace
 from streaming_pca.linalg.subspace import ritz_pairs
 from streaming_pca.local import noise_sigma
 
-__all__ = ["DENSE", "LOCAL_METHODS", "SPARSE", "LocalMethod", "leading", "leading_sparse"]
+__all__ = ["DENSE", "LOCAL_METHODS", "NOISY", "SPARSE", "LocalMethod", "leading", "leading_sparse"]
 
 Matrix = NDArray[np.float64]
 
@@ -115,4 +115,6 @@ LOCAL_METHODS: dict[str, LocalMethod] = {method.key: method for method in _TABLE
 """Every method by its key, in the order of the legends."""
 
 DENSE = tuple(LOCAL_METHODS[key] for key in ("local-gaussian", "local-gaussian-printed", "pca"))
+NOISY = tuple(method for method in DENSE if method.private)
+"""Where the target is the whole set's own: PCA of all of it has no error."""
 SPARSE = tuple(LOCAL_METHODS[key] for key in ("local-gaussian", "local-sparse", "pca"))

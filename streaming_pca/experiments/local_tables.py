@@ -45,7 +45,7 @@ def _panel(name: str, errors: dict[float, float], by: str, quick: bool) -> Panel
     found = STAND_INS[name]
     width = min(_QUICK_FEATURES if quick else _FEATURES, found.dim)
 
-    cut = "" if width == found.dim else f", of which the {width} most energetic"
+    cut = "" if width == found.dim else f", cut to {width}"
 
     def at(x: float) -> MomentSetting:
         epsilon, s = (x, 20) if by == "epsilon" else (2.0, int(x))

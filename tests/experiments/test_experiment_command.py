@@ -27,7 +27,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 def always_there(experiment: Experiment) -> tuple[str, ...]:
     """What every figure of its model has."""
     if all(isinstance(method, LocalMethod) for method in experiment.methods):
-        return ("local-gaussian", "pca")
+        return ("local-gaussian",)
     return (*OURS, *REFERENCES)
 
 

@@ -195,7 +195,7 @@ def test_a_quick_table_has_the_papers_numbers_and_says_what_replaced_the_data(
     assert result.returncode == 0, result.stderr
     head, replaced, *table = result.stdout.strip().splitlines()
     assert head.startswith("ldp-table1 (quick: too small to judge): ")
-    assert replaced.startswith("replaced: Colon cancer by a generator of 60 x 2,000, of which the 60 ")
+    assert replaced.startswith("replaced: Colon cancer by a generator of 60 x 2,000, cut to 60: ")
     assert table[0].split() == ["data", "at", "method", "paper", "ours"]
     assert [line.split()[-4] for line in table[1:]] == ["2.449", "3.058", "3.228", "1.441", "2.023", "2.508"]
     with (tmp_path / "ldp-table1-quick.csv").open(newline="") as file:
