@@ -87,7 +87,7 @@ def _table(
         claims=(*(Trend(_METHOD, panel.key, rises) for panel in panels), Levels(_METHOD, 0.1)),
         seeds=_QUICK_SEEDS if quick else _SEEDS,
         unlike=f"delta, which the paper does not say, is {DELTA:g}; the features are cut to the most "
-        "energetic, for time; what is compared with is the best of fifty runs of a truncated power iteration",
+        "energetic, for time; the target is the best of fifty runs of a fixed-point iteration",
         replaced="; ".join(f"{STAND_INS[panel.key].label} by a {panel.data}" for panel in panels)
         + f"; added: {easiest.title}, {STAND_INS[easiest.key].words}",
     )
