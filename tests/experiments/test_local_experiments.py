@@ -202,7 +202,7 @@ def test_a_quick_table_has_the_papers_numbers_and_says_what_replaced_the_data(
         rows = list(csv.DictReader(file))
     of_paper = {(row["panel"], row["x"], row["paper"]) for row in rows if row["method"] == "local-sparse"}
     assert ("isolet5", "20.0", "2.023") in of_paper
-    assert {row["paper"] for row in rows if row["method"] == "pca"} == {""}
+    assert {row["paper"] for row in rows if row["method"] == "local-gaussian"} == {""}
 
     facts = json.loads(call(capfd, "experiment", "ldp-table1", "--quick", "--out", tmp_path, "--json").stdout)
     assert facts["fits"] == 0
