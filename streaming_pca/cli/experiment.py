@@ -27,15 +27,17 @@ def experiment(
     """Regenerate a figure of a paper: NAME.csv, NAME.png, and a line that compares it with the paper's words.
 
     adadpo-fig1 to 3 are of paper 003, kdppca-fig1 to 4 of 004, adaptive-power-coherence,
-    -n and -epsilon of 000. A run takes up what NAME.csv holds already. In full all take
-    hours; streaming_pca/experiments/README.md shows what they gave.
+    -n and -epsilon of 000, ldp-fig1 to 4, ldp-table1 and -table2 of 002. What stands for data
+    that could not be had is said, and a table has the paper's numbers beside ours. A run takes
+    up what NAME.csv holds already. In full all take hours; streaming_pca/experiments/README.md
+    shows what they gave.
 
     [dim]Examples: streaming-pca experiment adadpo-fig1 --quick
     streaming-pca experiment kdppca-fig2 --seeds 3 --out figures --json[/]
     """
     from streaming_pca.experiments.catalogue import find_experiment
     from streaming_pca.experiments.drawing import check_matplotlib, draw
-    from streaming_pca.experiments.experiment import FIRST_SEED
+    from streaming_pca.experiments.experiment import FIRST_SEED, beside_the_papers
     from streaming_pca.experiments.results import ExperimentError, ResultFile
     from streaming_pca.experiments.running import left_to_do, run
 
@@ -68,16 +70,22 @@ def experiment(
                 "csv": str(file.path),
                 "png": str(picture),
                 "refused": refused,
+                "replaced": found.replaced,
+                "unlike": found.unlike,
                 "points": _points(table),
             }
         )
         return
     head = f"{name}{' (quick: too small to judge)' if quick else ''}: {comparison.verdict}"
-    out.print(f"{head}: {comparison.text}", markup=False, highlight=False, soft_wrap=True)
+    lines = [f"{head}: {comparison.text}"]
+    if found.replaced:
+        lines.append(f"replaced: {found.replaced}")
+    for line in (*lines, *beside_the_papers(table)):
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _points(table: Any) -> list[dict[str, Any]]:
-    from streaming_pca.experiments.drawing import half_width
+    from streaming_pca.experiments.experiment import half_width
 
     return [
         {
@@ -88,6 +96,7 @@ def _points(table: Any) -> list[dict[str, Any]]:
             "half_width": half_width(table.errors(panel.key, method.key, x)),
             "seeds": len(table.errors(panel.key, method.key, x)),
             "learnt": table.learnt(panel.key, method.key, x),
+            "paper": panel.printed.get((method.key, x)),
         }
         for panel in table.experiment.panels
         for x, _ in panel.points

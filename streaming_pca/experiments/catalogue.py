@@ -8,6 +8,8 @@ from streaming_pca.experiments.adadpo_figures import adadpo_fig1, adadpo_fig2, a
 from streaming_pca.experiments.adaptive_power_figures import power_coherence, power_epsilon, power_n
 from streaming_pca.experiments.experiment import Experiment
 from streaming_pca.experiments.kdppca_figures import kdppca_fig1, kdppca_fig2, kdppca_fig3, kdppca_fig4
+from streaming_pca.experiments.local_figures import ldp_fig1, ldp_fig2, ldp_fig3, ldp_fig4
+from streaming_pca.experiments.local_tables import ldp_table1, ldp_table2
 from streaming_pca.experiments.results import ExperimentError
 
 __all__ = ["EXPERIMENTS", "find_experiment"]
@@ -23,6 +25,12 @@ EXPERIMENTS: dict[str, Callable[[bool], Experiment]] = {
     "adaptive-power-coherence": power_coherence,
     "adaptive-power-n": power_n,
     "adaptive-power-epsilon": power_epsilon,
+    "ldp-fig1": ldp_fig1,
+    "ldp-fig2": ldp_fig2,
+    "ldp-fig3": ldp_fig3,
+    "ldp-fig4": ldp_fig4,
+    "ldp-table1": ldp_table1,
+    "ldp-table2": ldp_table2,
 }
 """Every experiment by its name: in full, or (True) in its quick form."""
 

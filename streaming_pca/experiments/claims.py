@@ -7,6 +7,7 @@ of them: partly.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from dataclasses import dataclass
@@ -18,10 +19,11 @@ from streaming_pca.experiments.experiment import (
     REPRODUCED,
     Comparison,
     Table,
+    half_width,
     slope,
 )
 
-__all__ = ["Beats", "Changes", "Ratio", "Slope", "Steeper"]
+__all__ = ["Across", "Beats", "Changes", "Levels", "Ratio", "Slope", "Steeper", "Trend"]
 
 _LEARNT = 0.9
 """Of a random subspace's error: above it nothing was learnt."""
@@ -150,6 +152,93 @@ class Changes:
         factor = math.exp(_log_ratio(errors[-1], errors[0]))
         text = f"{self.method} {self.claimed} along {axis} (last over first {factor:.2g})"
         return Comparison(REPRODUCED if self.low <= factor <= self.high else NOT_REPRODUCED, text)
+
+
+@dataclass(frozen=True)
+class Trend:
+    """A method's error falls, or rises, at every step along the axis.
+
+    A step counts where the confidence intervals of its two ends are apart. Where a random subspace's
+    error moves too, as it does with k and d, one of the ends must be below 0.9 of it: a method that
+    found nothing follows it.
+    """
+
+    method: str
+    panel: str
+    rises: bool
+
+    def compare(self, table: Table) -> Comparison:
+        line, chance = table.line(self.panel, self.method), table.random(self.panel)
+        panel = table.panel(self.panel)
+        what = f"{self.method} {'rises' if self.rises else 'falls'} along {panel.axis} ({panel.title})"
+        xs = list(line)
+        if len(xs) < 2:
+            return Comparison(NOT_JUDGED, f"{what} (did not run)")
+        halves = {x: half_width(table.errors(self.panel, self.method, x)) for x in xs}
+        steps = list(itertools.pairwise(xs))
+        right = apart = 0
+        for a, b in steps:
+            rise = (line[b] - line[a]) * (1 if self.rises else -1)
+            moves = not math.isclose(chance[a], chance[b])
+            shown = not moves or min(line[a] / chance[a], line[b] / chance[b]) < _LEARNT
+            right += rise > 0
+            apart += shown and rise > halves[a] + halves[b]
+        text = f"{what} at {right} of {len(steps)} steps, from {line[xs[0]]:.3g} to {line[xs[-1]]:.3g}"
+        if apart < right:
+            text += f"; {right - apart} of them no more than chance"
+        return Comparison(_share(apart, len(steps)), text)
+
+
+@dataclass(frozen=True)
+class Across:
+    """A method's error rises from panel to panel, at every place that they share."""
+
+    method: str
+    panels: tuple[str, ...]
+    what: str
+
+    def compare(self, table: Table) -> Comparison:
+        right = judged = learnt = 0
+        for low, high in itertools.pairwise(self.panels):
+            a, b = table.line(low, self.method), table.line(high, self.method)
+            for x in a:
+                if x in b:
+                    found = min(a[x] / table.random(low)[x], b[x] / table.random(high)[x]) < _LEARNT
+                    judged, learnt, right = judged + 1, learnt + found, right + (found and b[x] > a[x])
+        text = f"{self.method} rises with {self.what} at {right} of {judged} points"
+        if not judged:
+            return Comparison(NOT_JUDGED, f"{text} (did not run)")
+        if learnt < judged:
+            text += f"; near a random subspace at {judged - learnt}"
+        return Comparison(_share(right, judged), text)
+
+
+@dataclass(frozen=True)
+class Levels:
+    """A method's errors are within a share of the paper's numbers, and below a random subspace's."""
+
+    method: str
+    within: float
+
+    def compare(self, table: Table) -> Comparison:
+        ratios, won, learnt = [], 0, 0
+        for panel in table.experiment.panels:
+            chance = table.random(panel.key)
+            for x, error in table.line(panel.key, self.method).items():
+                paper = panel.printed.get((self.method, x))
+                if paper is None:
+                    continue
+                ratios.append(error / paper)
+                found = error < _LEARNT * chance[x]
+                learnt += found
+                won += found and abs(error / paper - 1) <= self.within
+        what = f"{self.method} within {self.within:.0%} of the paper's numbers"
+        if not ratios:
+            return Comparison(NOT_JUDGED, f"{what} (did not run)")
+        text = f"{what} at {won} of {len(ratios)} (ratios {min(ratios):.2f} to {max(ratios):.2f})"
+        if learnt < len(ratios):
+            text += f"; near a random subspace at {len(ratios) - learnt}"
+        return Comparison(_share(won, len(ratios)), text)
 
 
 def _log_ratio(a: float, b: float) -> float:

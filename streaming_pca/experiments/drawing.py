@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import io
-import math
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import stdtrit
 
-from streaming_pca.experiments.experiment import Experiment, Panel, Table
+from streaming_pca.experiments.experiment import Experiment, Panel, Table, half_width
 from streaming_pca.experiments.methods import OURS
 from streaming_pca.experiments.results import ExperimentError
 from streaming_pca.experiments.settings import MEASURES
@@ -21,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["check_matplotlib", "draw", "half_width"]
+__all__ = ["check_matplotlib", "draw"]
 
 # Okabe and Ito's colours, apart to all eyes: one for relatives, which dashes and markers tell apart.
 _RED, _ORANGE, _PINK, _SKY, _GREEN, _BLUE = "#D55E00", "#E69F00", "#CC79A7", "#56B4E9", "#009E73", "#0072B2"
@@ -40,9 +37,14 @@ _LINES = {
     "oja": ("grey", "--", "."),
     "adaptive": ("black", "-", "*"),
     "block": ("black", "--", "h"),
+    "local-gaussian": (_BLUE, "-", "o"),
+    "local-gaussian-printed": (_BLUE, ":", "o"),
+    "local-sparse": (_RED, "-", "s"),
+    "pca": ("grey", "-.", "x"),
 }
 _LEAST_SHOWN = 1e-14
 _COLUMNS = 3
+_LONG = 10_000_000
 _LEAST_SEEDS = 3
 """Fewer say nothing of an interval: at two it is 25 standard errors wide."""
 
@@ -53,14 +55,6 @@ def check_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError:
         raise ExperimentError("figures need matplotlib: pip install 'streaming-pca[experiments]'") from None
-
-
-def half_width(errors: Sequence[float]) -> float:
-    """Half of the 95% confidence interval of the mean, by Student's t; 0 for a single error."""
-    if len(errors) < 2:
-        return 0.0
-    quantile = float(stdtrit(len(errors) - 1, 0.975))
-    return quantile * statistics.stdev(errors) / math.sqrt(len(errors))
 
 
 def draw(experiment: Experiment, table: Table, file: Path) -> None:
@@ -122,6 +116,10 @@ def _draw_panel(ax: Axes, experiment: Experiment, table: Table, panel: Panel) ->
         if all(len(table.errors(panel.key, method.key, x)) >= _LEAST_SEEDS for x in line):
             ax.fill_between(xs, low, high, color=style["color"], alpha=0.15, linewidth=0)
         shown += line.values()
+    if panel.printed:
+        places, numbers = [x for _, x in panel.printed], list(panel.printed.values())
+        ax.plot(places, numbers, label="the paper's number", color="black", linestyle="", marker="*")
+        shown += numbers
     chance = table.random(panel.key)
     ax.plot(
         list(chance),
@@ -141,6 +139,8 @@ def _style(key: str) -> dict[str, Any]:
 
 
 def _tick(x: float, position: int | None = None) -> str:
+    if x >= _LONG:
+        return f"{x:.0e}".replace("e+", "e")
     return f"{x:,.0f}" if x >= 1000 else f"{x:.3g}"
 
 

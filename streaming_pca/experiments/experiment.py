@@ -7,12 +7,13 @@ import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from streaming_pca.experiments.methods import Method
-from streaming_pca.experiments.settings import Measure, Setting, random_error
+from scipy.special import stdtrit
+
+from streaming_pca.experiments.settings import Measure
 
 __all__ = [
     "FIRST_SEED",
@@ -20,10 +21,14 @@ __all__ = [
     "Claim",
     "Comparison",
     "Experiment",
+    "Line",
     "Panel",
+    "Place",
     "Row",
     "Table",
     "Verdict",
+    "beside_the_papers",
+    "half_width",
     "row_key",
     "slope",
 ]
@@ -37,6 +42,44 @@ Verdict = str
 REPRODUCED, PARTLY, NOT_REPRODUCED, NOT_JUDGED = "reproduced", "partly", "not reproduced", "not judged"
 
 
+class Place(Protocol):
+    """What a panel has at a point of its axis: a setting of the k-PCA papers, or of the local model."""
+
+    @property
+    def n(self) -> int: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+
+    def as_json(self) -> dict[str, Any]: ...
+
+    def draw(self, seed: int) -> Any: ...
+
+    def random_error(self, measure: Measure) -> float: ...
+
+
+class Line(Protocol):
+    """A method, as figures know it: an estimator that is run on records, or one's last step."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def id(self) -> str: ...
+    @property
+    def private(self) -> bool: ...
+    @property
+    def most_seeds(self) -> int | None: ...
+
+    def runs_on(self, setting: Any, number: int) -> bool: ...
+
+    def options_for(self, setting: Any) -> dict[str, Any]: ...
+
+
 @dataclass(frozen=True)
 class Panel:
     """A plot: settings along an axis.
@@ -46,17 +89,23 @@ class Panel:
     key : str
         As the CSV names it.
     title, axis : str
-    points : tuple of (float, Setting)
+    points : tuple of (float, Place)
         The place on the axis, and the setting there.
     log : bool
         Whether the axis is logarithmic.
+    printed : mapping
+        From a method's key and a place on the axis to the number that the paper has there.
+    data : str
+        What stands for the paper's data, where that could not be had.
     """
 
     key: str
     title: str
     axis: str
-    points: tuple[tuple[float, Setting], ...]
+    points: tuple[tuple[float, Place], ...]
     log: bool = True
+    printed: Mapping[tuple[str, float], float] = field(default_factory=dict)
+    data: str = ""
 
 
 class Claim(Protocol):
@@ -79,12 +128,14 @@ class Experiment:
     measure : str
         What is plotted: :data:`~streaming_pca.experiments.settings.MEASURES`.
     panels : tuple of Panel
-    methods : tuple of Method
+    methods : tuple of Line
     claims : tuple of Claim
     seeds : int
         Of a run that names no number.
     unlike : str
         In what it differs from the paper's figure, and why.
+    replaced : str
+        Which data of the paper could not be had, and what stands for them.
     """
 
     name: str
@@ -92,12 +143,13 @@ class Experiment:
     words: str
     measure: Measure
     panels: tuple[Panel, ...]
-    methods: tuple[Method, ...]
+    methods: tuple[Line, ...]
     claims: tuple[Claim, ...]
     seeds: int
     unlike: str
+    replaced: str = ""
 
-    def settings(self) -> tuple[Setting, ...]:
+    def settings(self) -> tuple[Place, ...]:
         """Every setting once."""
         return tuple(dict.fromkeys(setting for panel in self.panels for _, setting in panel.points))
 
@@ -119,6 +171,8 @@ class Row:
         Of setting, estimator and options together: :func:`row_key`.
     note : str
         Why it was refused.
+    paper : float or None
+        What the paper has there.
     """
 
     panel: str
@@ -131,9 +185,10 @@ class Row:
     batches: int | None
     key: str
     note: str = ""
+    paper: float | None = None
 
 
-def row_key(setting: Setting, method: Method) -> str:
+def row_key(setting: Place, method: Line) -> str:
     """Hexadecimal digits that change with the setting, the estimator or its options."""
     what = [setting.as_json(), method.id, method.options_for(setting)]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:KEY_DIGITS]
@@ -195,7 +250,7 @@ class Table:
 
     def random(self, panel: str) -> dict[float, float]:
         """What a random subspace scores along an axis."""
-        return {x: random_error(self.experiment.measure, s) for x, s in self.panel(panel).points}
+        return {x: s.random_error(self.experiment.measure) for x, s in self.panel(panel).points}
 
     def best(self, panel: str, x: float) -> str | None:
         """The private method with the least mean error."""
@@ -223,6 +278,29 @@ class Table:
         counts = sorted(((best.count(key), key) for key in set(best)), reverse=True)
         shown = ", ".join(f"{key} {count}" for count, key in counts)
         return f"least private error, of {len(best)} points: {shown or 'none'}"
+
+
+def beside_the_papers(table: Table) -> list[str]:
+    """The paper's numbers and ours, a line each under a heading; nothing where it has none."""
+    cells = [("data", "at", "method", "paper", "ours")]
+    for panel in table.experiment.panels:
+        for (method, x), number in panel.printed.items():
+            errors = table.errors(panel.key, method, x)
+            ours = f"{statistics.fmean(errors):.3f} ± {half_width(errors):.3f}" if errors else "none"
+            cells.append((panel.title, f"{panel.axis} = {x:g}", method, f"{number:.3f}", ours))
+    if len(cells) == 1:
+        return []
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    padded = (zip(row, widths, strict=True) for row in cells)
+    return ["  ".join(f"{cell:{width}}" for cell, width in row).rstrip() for row in padded]
+
+
+def half_width(errors: Sequence[float]) -> float:
+    """Half of the 95% confidence interval of the mean, by Student's t; 0 for a single error."""
+    if len(errors) < 2:
+        return 0.0
+    quantile = float(stdtrit(len(errors) - 1, 0.975))
+    return quantile * statistics.stdev(errors) / math.sqrt(len(errors))
 
 
 def slope(line: dict[float, float]) -> float | None:

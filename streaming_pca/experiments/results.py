@@ -105,4 +105,5 @@ def _row(cells: dict[str, str]) -> Row:
         batches=int(cells["batches"]) if cells["batches"] else None,
         key=cells["key"],
         note=cells["note"] or "",
+        paper=number("paper"),
     )

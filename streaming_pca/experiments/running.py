@@ -15,10 +15,21 @@ from streaming_pca.configured_estimator import configure, records_to_take
 from streaming_pca.estimators.base import Estimator
 from streaming_pca.estimators.outcome import Outcome
 from streaming_pca.estimators.registry import ESTIMATORS
-from streaming_pca.experiments.experiment import FIRST_SEED, Experiment, Row, Table, row_key
+from streaming_pca.experiments.experiment import (
+    FIRST_SEED,
+    Experiment,
+    Line,
+    Panel,
+    Place,
+    Row,
+    Table,
+    row_key,
+)
+from streaming_pca.experiments.local_methods import LocalMethod
 from streaming_pca.experiments.methods import Method
+from streaming_pca.experiments.moments import MomentDraw
 from streaming_pca.experiments.results import ResultFile
-from streaming_pca.experiments.settings import Draw, Measure, Setting, error
+from streaming_pca.experiments.settings import Measure, Setting, error
 
 __all__ = ["Fit", "Work", "fit", "left_to_do", "run"]
 
@@ -50,13 +61,15 @@ class Fit:
 class Work:
     """The methods that are still to run on one draw."""
 
-    setting: Setting
+    setting: Place
     seed: int
-    methods: tuple[Method, ...]
+    methods: tuple[Line, ...]
 
 
-def fit(method: Method, draw: Draw, measure: Measure) -> Fit:
-    """Run a method over all records of a draw, in their order."""
+def fit(method: Any, draw: Any, measure: Measure) -> Fit:
+    """Run a method over all records of a draw, in their order; or, in the local model, on their mean."""
+    if isinstance(method, LocalMethod):
+        return _fit_moment(method, draw, measure)
     setting = draw.setting
     begun = time.perf_counter()
     try:
@@ -77,6 +90,12 @@ def fit(method: Method, draw: Draw, measure: Measure) -> Fit:
         components = estimator.release(state).components
     seconds = time.perf_counter() - begun
     return Fit(error(measure, setting, components, draw), seconds, learnt / batches, batches)
+
+
+def _fit_moment(method: LocalMethod, draw: MomentDraw, measure: Measure) -> Fit:
+    begun = time.perf_counter()
+    components = method.components(draw)
+    return Fit(draw.error(measure, components), time.perf_counter() - begun, learnt=1.0, batches=1)
 
 
 def _configured(method: Method, setting: Setting) -> Estimator[Any, Any]:
@@ -119,7 +138,7 @@ def run(
     seeds: Sequence[int],
     file: ResultFile,
     jobs: int = 1,
-    progress: Callable[[Setting, Method], None] = lambda setting, method: None,
+    progress: Callable[[Place, Line], None] = lambda setting, method: None,
 ) -> Table:
     """Run what is missing, add it to the file, and return the table of all of it.
 
@@ -136,15 +155,13 @@ def run(
         Told of each fit that is done.
     """
     places_of = {
-        setting: [
-            (panel.key, x) for panel in experiment.panels for x, there in panel.points if there == setting
-        ]
+        setting: [(panel, x) for panel in experiment.panels for x, there in panel.points if there == setting]
         for setting in experiment.settings()
     }
     stopped = threading.Event()
 
     def do(work: Work) -> None:
-        draw = Draw(work.setting, work.seed)
+        draw = work.setting.draw(work.seed)
         for method in work.methods:
             if stopped.is_set():
                 return
@@ -162,7 +179,7 @@ def run(
                 key=row_key(work.setting, method),
                 note=found.note,
             )
-            file.append(replace(row, panel=panel, x=x) for panel, x in places)
+            file.append(_at(row, panel, x) for panel, x in places)
             progress(work.setting, method)
 
     with ThreadPoolExecutor(jobs) as pool:
@@ -182,12 +199,17 @@ def run(
     return Table(experiment, [row for row in file.rows if row.seed in seeds])
 
 
+def _at(row: Row, panel: Panel, x: float) -> Row:
+    """The same fit, shown at a place."""
+    return replace(row, panel=panel.key, x=x, paper=panel.printed.get((row.method, x)))
+
+
 def _current(experiment: Experiment, rows: Sequence[Row]) -> list[Row]:
     """The rows that the experiment has as it is now, in its order."""
     found = {(row.key, row.seed): row for row in rows}
     seeds = sorted({row.seed for row in rows})
     return [
-        replace(row, panel=panel.key, x=x, method=method.key)
+        _at(replace(row, method=method.key), panel, x)
         for panel in experiment.panels
         for x, setting in panel.points
         for method in experiment.methods

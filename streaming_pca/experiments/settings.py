@@ -134,6 +134,14 @@ class Setting:
         """Everything that records depend on besides the seed."""
         return asdict(self)
 
+    def draw(self, seed: int) -> Draw:
+        """One seed's records."""
+        return Draw(self, seed)
+
+    def random_error(self, measure: Measure) -> float:
+        """What a uniformly random subspace scores."""
+        return random_error(measure, self)
+
 
 class Draw:
     """One seed's records of a setting.

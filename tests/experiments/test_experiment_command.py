@@ -12,6 +12,8 @@ import pytest
 
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.experiments.catalogue import EXPERIMENTS
+from streaming_pca.experiments.experiment import Experiment
+from streaming_pca.experiments.local_methods import LOCAL_METHODS, LocalMethod
 from streaming_pca.experiments.methods import METHODS, OURS, REFERENCES
 from streaming_pca.experiments.running import _configured
 from tests.command import call
@@ -20,6 +22,13 @@ from tests.command import call
 def rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def always_there(experiment: Experiment) -> tuple[str, ...]:
+    """What every figure of its model has."""
+    if all(isinstance(method, LocalMethod) for method in experiment.methods):
+        return ("local-gaussian",)
+    return (*OURS, *REFERENCES)
 
 
 @pytest.mark.slow
@@ -38,7 +47,7 @@ def test_a_quick_experiment_gives_rows_a_picture_and_a_verdict(
     for method in experiment.methods:
         of_it = [row for row in found if row["method"] == method.key]
         assert len(of_it) == 2 * places or (method.most_seeds and 1 <= len(of_it) < 2 * places)
-    for ours in (*OURS, *REFERENCES):
+    for ours in always_there(experiment):
         assert sum(bool(row["error"]) for row in found if row["method"] == ours) == 2 * places
     assert {row["method"] for row in found if not row["error"]} == set(facts["refused"])
     picture = tmp_path / f"{name}-quick.png"
@@ -48,7 +57,8 @@ def test_a_quick_experiment_gives_rows_a_picture_and_a_verdict(
     again = call(capfd, "experiment", name, "--quick", "--out", tmp_path)
     assert again.returncode == 0, again.stderr
     assert again.stdout.startswith(f"{name} (quick: too small to judge): {facts['verdict']}: ")
-    assert len(again.stdout.strip().splitlines()) == 1
+    printed = sum(len(panel.printed) for panel in experiment.panels)
+    assert len(again.stdout.strip().splitlines()) == 1 + bool(experiment.replaced) + bool(printed) + printed
     assert rows(tmp_path / f"{name}-quick.csv") == found
 
 
@@ -60,12 +70,15 @@ def test_an_experiment_is_whole(name: str, quick: bool) -> None:
     keys = [panel.key for panel in experiment.panels]
     assert len(set(keys)) == len(keys)
     methods = {method.key for method in experiment.methods}
-    assert methods >= {*OURS, *REFERENCES}
+    assert methods >= set(always_there(experiment))
     for setting in experiment.settings():
         # What README.md promises of memory, for each of two draws at once.
         assert setting.bytes < 0.7e9
         for method in experiment.methods:
-            if method.runs_on(setting, 0) and method.id in ESTIMATORS:
+            if isinstance(method, LocalMethod):
+                # What a method is given is what its estimator would be given.
+                assert method.id in ESTIMATORS or not method.private
+            elif method.runs_on(setting, 0) and method.id in ESTIMATORS:
                 _configured(method, setting)
     for panel in experiment.panels:
         xs = [x for x, _ in panel.points]
@@ -74,7 +87,8 @@ def test_an_experiment_is_whole(name: str, quick: bool) -> None:
 
 
 def test_every_method_is_an_estimator() -> None:
-    assert {method.id for method in METHODS.values()} <= set(ESTIMATORS)
+    ours = [method for method in LOCAL_METHODS.values() if method.private]
+    assert {method.id for method in (*METHODS.values(), *ours)} <= set(ESTIMATORS)
 
 
 def test_its_help_has_examples(capfd: pytest.CaptureFixture[str]) -> None:

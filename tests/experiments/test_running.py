@@ -9,9 +9,18 @@ from typing import Any
 import pytest
 
 from streaming_pca.experiments import drawing, running, tuning
-from streaming_pca.experiments.claims import Beats, Changes, Ratio, Slope, Steeper
-from streaming_pca.experiments.drawing import half_width
-from streaming_pca.experiments.experiment import FIRST_SEED, Experiment, Panel, Row, Table, row_key, slope
+from streaming_pca.experiments.claims import Beats, Changes, Ratio, Slope, Steeper, Trend
+from streaming_pca.experiments.experiment import (
+    FIRST_SEED,
+    Experiment,
+    Panel,
+    Row,
+    Table,
+    half_width,
+    row_key,
+    slope,
+)
+from streaming_pca.experiments.local_methods import LOCAL_METHODS
 from streaming_pca.experiments.methods import METHODS, Method
 from streaming_pca.experiments.results import ExperimentError, ResultFile
 from streaming_pca.experiments.running import left_to_do, run
@@ -63,7 +72,7 @@ def test_every_method_runs_at_every_place_with_every_seed(tmp_path: Path) -> Non
     # One fit, shown in two places.
     assert table.errors("a", "adaptive", 2_000.0) == table.errors("b", "adaptive", 0.1)
     lines = (tmp_path / "x.csv").read_text().splitlines()
-    assert lines[0] == "panel,x,method,seed,error,seconds,learnt,batches,key,note"
+    assert lines[0] == "panel,x,method,seed,error,seconds,learnt,batches,key,note,paper"
     assert len(lines) == 1 + 3 * 2 * 2
 
 
@@ -147,7 +156,7 @@ def test_the_reference_is_not_private_and_far_better(tmp_path: Path) -> None:
 )
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "x.csv"
-    path.write_text(text.replace("HEAD", "panel,x,method,seed,error,seconds,learnt,batches,key,note"))
+    path.write_text(text.replace("HEAD", "panel,x,method,seed,error,seconds,learnt,batches,key,note,paper"))
     before = path.read_text()
     with pytest.raises(ExperimentError, match=expected):
         ResultFile(path)
@@ -186,6 +195,10 @@ def table_of(lines: dict[str, list[float]], measure: str = "subspace") -> Table:
         (Steeper("a", ("b",), "n"), {"a": [1, 4, 16], "b": [1, 2, 4]}, "not reproduced", "+0.60"),
         (Ratio("a", "b", "n", True), {"a": [1, 1, 1], "b": [1, 2, 4]}, "reproduced", "from 1 to 0.25"),
         (Ratio("a", "b", "n", False), {"a": [1, 1, 1], "b": [1, 2, 4]}, "not reproduced", "from 1 to 0.25"),
+        (Trend("a", "n", rises=False), {"a": [1, 0.5, 0.1]}, "reproduced", "2 of 2 steps"),
+        (Trend("a", "n", rises=False), {"a": [1, 0.5, 0.6]}, "partly", "1 of 2 steps"),
+        (Trend("a", "n", rises=True), {"a": [1, 0.5, 0.4]}, "not reproduced", "0 of 2 steps"),
+        (Trend("a", "n", rises=True), {}, "not judged", "did not run"),
         (Changes("a", "n", 0.0, 0.5, "falls"), {"a": [1, 1, 0.1]}, "reproduced", "0.1"),
         (Changes("a", "n", 0.0, 0.5, "falls"), {"a": [1, 0.1, 1]}, "not reproduced", "1"),
         (Changes("a", "n", 0.0, 0.5, "falls"), {}, "not judged", "did not run"),
@@ -237,7 +250,7 @@ def test_tuning_puts_the_best_candidate_first(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_every_method_has_a_line_of_its_own() -> None:
-    assert set(drawing._LINES) == set(METHODS)
+    assert set(drawing._LINES) == {*METHODS, *LOCAL_METHODS}
     # These two are never in one figure with the two that they look like.
     apart = {key: line for key, line in drawing._LINES.items() if key not in ("dp-pca", "adaptive-power")}
     assert len(set(apart.values())) == len(apart)
