@@ -110,7 +110,9 @@ def test_what_a_batch_commits_fits_the_size_that_topics_are_made_for(estimator: 
         data, _ = encode_checkpoint(
             Checkpoint("0" * 36, "s", batch, positions, secret_salt(), encode_state(state), release)
         )
-        assert len(release) <= release_bytes(stream) <= 2 * len(release)
+        # Zeros, of which a sparse release is full, are short.
+        short = 4 if estimator == "local-sparse" else 2
+        assert len(release) <= release_bytes(stream) <= short * len(release)
         assert len(data) <= commit_bytes(stream) <= len(data) + 3 * len(release) + 2**16
 
 
