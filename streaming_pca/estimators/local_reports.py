@@ -38,7 +38,7 @@ class LocalOptions(Options):
 
     batch_size: int | None = Field(default=None, ge=1, le=MAX_RECORDS)
     """Reports between two releases; what is learnt does not depend on it, but for rounding. By
-    default 4096, or what 512 MiB hold: 6710 reports at 200 features, 67 at 2000."""
+    default 4096, or what 512 MiB hold if that is fewer: 268 at 1000 features, 67 at 2000."""
 
     @property
     def largest_batch(self) -> int:
