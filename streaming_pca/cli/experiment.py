@@ -28,7 +28,8 @@ def experiment(
 
     adadpo-fig1 to 3 are of paper 003, kdppca-fig1 to 4 of 004, adaptive-power-coherence,
     -n and -epsilon of 000, ldp-fig1 to 4, ldp-table1 and -table2 of 002. What stands for data
-    that could not be had is said, and a table has the paper's numbers beside ours. A run takes
+    that could not be had is said, and a table has the paper's numbers beside ours. tensor-fig1 and
+    -scaling are of 001; topics finds topics of real text with private tensors. A run takes
     up what NAME.csv holds already. In full all take hours; streaming_pca/experiments/README.md
     shows what they gave.
 
@@ -56,6 +57,7 @@ def experiment(
     picture = folder / f"{stem}.png"
     draw(found, table, picture)
     comparison = table.compare()
+    told = found.told() if found.told else []
     refused = {method: note for method, note in table.refused.items() if note}
     if as_json:
         print_json(
@@ -72,6 +74,7 @@ def experiment(
                 "refused": refused,
                 "replaced": found.replaced,
                 "unlike": found.unlike,
+                "told": told,
                 "points": _points(table),
             }
         )
@@ -80,7 +83,7 @@ def experiment(
     lines = [f"{head}: {comparison.text}"]
     if found.replaced:
         lines.append(f"replaced: {found.replaced}")
-    for line in (*lines, *beside_the_papers(table)):
+    for line in (*lines, *beside_the_papers(table), *told):
         out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -11,6 +11,8 @@ from streaming_pca.experiments.kdppca_figures import kdppca_fig1, kdppca_fig2, k
 from streaming_pca.experiments.local_figures import ldp_fig1, ldp_fig2, ldp_fig3, ldp_fig4
 from streaming_pca.experiments.local_tables import ldp_table1, ldp_table2
 from streaming_pca.experiments.results import ExperimentError
+from streaming_pca.experiments.tensor_figures import tensor_fig1, tensor_scaling
+from streaming_pca.experiments.topics import topics
 
 __all__ = ["EXPERIMENTS", "find_experiment"]
 
@@ -31,6 +33,9 @@ EXPERIMENTS: dict[str, Callable[[bool], Experiment]] = {
     "ldp-fig4": ldp_fig4,
     "ldp-table1": ldp_table1,
     "ldp-table2": ldp_table2,
+    "tensor-fig1": tensor_fig1,
+    "tensor-scaling": tensor_scaling,
+    "topics": topics,
 }
 """Every experiment by its name: in full, or (True) in its quick form."""
 

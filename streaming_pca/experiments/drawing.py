@@ -42,6 +42,20 @@ _LINES = {
     "local-sparse": (_RED, "-", "s"),
     "pca": ("grey", "-.", "x"),
 }
+_TENSOR_LINES = {
+    "tensor-power": (_BLUE, "-", "o"),
+    "tensor-entry": (_RED, "-", "o"),
+    "tensor-entry-printed": (_RED, ":", "o"),
+    "input-perturbation": (_BLUE, "-", "D"),
+    "tensor-private": (_GREEN, "-", "v"),
+    "tensor-private-unwhitened": (_GREEN, "--", "P"),
+    "tensor-online": ("grey", "--", "."),
+    "nmf": (_ORANGE, "-", "s"),
+    "package-means": ("grey", ":", "x"),
+}
+"""Of experiments that have no subspaces."""
+_SHARES = {"failure": "chance", "impurity": "one topic for all"}
+"""Measures that are shares, and what the worst is."""
 _LEAST_SHOWN = 1e-14
 _COLUMNS = 3
 _LONG = 10_000_000
@@ -127,13 +141,16 @@ def _draw_panel(ax: Axes, experiment: Experiment, table: Table, panel: Panel) ->
         linestyle=(0, (1, 3)),
         color="grey",
         linewidth=1,
-        label="random subspace",
+        label=_SHARES.get(experiment.measure, "random subspace"),
     )
     _scale(ax, panel, shown)
+    if experiment.measure in _SHARES:
+        ax.set_yscale("linear")
+        ax.set_ylim(-0.03, 1.03 * max(shown))
 
 
 def _style(key: str) -> dict[str, Any]:
-    colour, line, marker = _LINES[key]
+    colour, line, marker = {**_LINES, **_TENSOR_LINES}[key]
     width = 1.8 if key in OURS else 1.2
     return {"color": colour, "linestyle": line, "marker": marker, "linewidth": width, "markersize": 5}
 

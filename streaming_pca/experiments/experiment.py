@@ -7,7 +7,7 @@ import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -136,6 +136,8 @@ class Experiment:
         In what it differs from the paper's figure, and why.
     replaced : str
         Which data of the paper could not be had, and what stands for them.
+    told : callable or None
+        Makes lines that are printed after the comparison.
     """
 
     name: str
@@ -148,6 +150,7 @@ class Experiment:
     seeds: int
     unlike: str
     replaced: str = ""
+    told: Callable[[], list[str]] | None = None
 
     def settings(self) -> tuple[Place, ...]:
         """Every setting once."""
@@ -269,7 +272,9 @@ class Table:
         if verdicts == {NOT_JUDGED, NOT_REPRODUCED}:
             verdict = NOT_REPRODUCED
         said = [f"{comparison.text}: {comparison.verdict}" for comparison in found]
-        return Comparison(verdict, "; ".join([*said, self._winners()]))
+        if any(method.private for method in self.experiment.methods):
+            said.append(self._winners())
+        return Comparison(verdict, "; ".join(said))
 
     def _winners(self) -> str:
         """How often each private method had the least error."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streaming_pca.configured_estimator import configure, records_to_take
 from streaming_pca.estimators.base import Estimator
@@ -26,12 +27,11 @@ from streaming_pca.experiments.experiment import (
     row_key,
 )
 from streaming_pca.experiments.local_methods import LocalMethod
-from streaming_pca.experiments.methods import Method
-from streaming_pca.experiments.moments import MomentDraw
 from streaming_pca.experiments.results import ResultFile
-from streaming_pca.experiments.settings import Measure, Setting, error
+from streaming_pca.experiments.settings import Measure
+from streaming_pca.experiments.tensor_methods import WholeMethod
 
-__all__ = ["Fit", "Work", "fit", "left_to_do", "run"]
+__all__ = ["Fit", "Work", "fit", "left_to_do", "released", "run"]
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class Work:
 
 
 def fit(method: Any, draw: Any, measure: Measure) -> Fit:
-    """Run a method over all records of a draw, in their order; or, in the local model, on their mean."""
-    if isinstance(method, LocalMethod):
-        return _fit_moment(method, draw, measure)
+    """Run a method over all records of a draw, in their order; or on their mean, or on a draw as a whole."""
+    if isinstance(method, (LocalMethod, WholeMethod)):
+        return _fit_whole(method, draw, measure)
     setting = draw.setting
     begun = time.perf_counter()
     try:
@@ -79,26 +79,37 @@ def fit(method: Any, draw: Any, measure: Measure) -> Fit:
         estimator.plan(state)
     except ValueError as refusal:
         return Fit(note=" ".join(str(refusal).split()))
+    components, learnt, batches = _streamed(estimator, state, draw)
+    seconds = time.perf_counter() - begun
+    return Fit(draw.error(measure, components), seconds, learnt / batches, batches)
+
+
+def released(method: Line, draw: Any) -> NDArray[np.float64]:
+    """The components (k, d) of an estimator at the end of a draw."""
+    estimator = _configured(method, draw.setting)
+    return _streamed(estimator, estimator.init(draw.start()), draw)[0]
+
+
+def _streamed(estimator: Estimator[Any, Any], state: Any, draw: Any) -> tuple[NDArray[np.float64], int, int]:
+    """Components, and of how many batches something was learnt, of how many."""
     first = batches = learnt = 0
     with np.errstate(all="ignore"):
-        while first < setting.n:
-            count = records_to_take(estimator.plan(state).count, setting.n - first)
+        while first < draw.setting.n:
+            count = records_to_take(estimator.plan(state).count, draw.setting.n - first)
             state = estimator.update(state, draw.batch(first, count))
             first += count
             batches += 1
             learnt += state.outcome in (None, Outcome.LEARNT.value)
-        components = estimator.release(state).components
-    seconds = time.perf_counter() - begun
-    return Fit(error(measure, setting, components, draw), seconds, learnt / batches, batches)
+        return estimator.release(state).components, learnt, batches
 
 
-def _fit_moment(method: LocalMethod, draw: MomentDraw, measure: Measure) -> Fit:
+def _fit_whole(method: LocalMethod | WholeMethod, draw: Any, measure: Measure) -> Fit:
     begun = time.perf_counter()
     components = method.components(draw)
     return Fit(draw.error(measure, components), time.perf_counter() - begun, learnt=1.0, batches=1)
 
 
-def _configured(method: Method, setting: Setting) -> Estimator[Any, Any]:
+def _configured(method: Line, setting: Any) -> Estimator[Any, Any]:
     if method.id not in ESTIMATORS:
         raise ValueError(f"no estimator {method.id!r}")
     return configure(

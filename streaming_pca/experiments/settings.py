@@ -21,14 +21,16 @@ from streaming_pca.records import Batch
 __all__ = ["MEASURES", "Draw", "Family", "Measure", "Setting", "error", "random_error"]
 
 Family = Literal["spiked", "gaussian", "coherent"]
-Measure = Literal["subspace", "energy", "sine"]
+Measure = Literal["subspace", "energy", "sine", "failure", "impurity"]
 
 MEASURES: dict[Measure, str] = {
     "subspace": "error |UU$^T$ - VV$^T$|$_F$",
     "energy": "utility lost, 1 - ⟨UU$^T$, Σ⟩ / ⟨VV$^T$, Σ⟩",
     "sine": "sin$^2$ of the angle to $v_1$",
+    "failure": "share of trials that fail",
+    "impurity": "1 - purity of topics",
 }
-"""What a figure shows, by the paper: 003 (F.3), 004 (Definition 1), 000 (Theorem 1.1)."""
+"""What a figure shows, by the paper: 003 (F.3), 004 (Definition 1), 000 (Theorem 1.1), 001 (A)."""
 
 NO_CLIPPING = 0.01
 """Probability with which the papers' radii clip anything: their zeta."""
@@ -178,6 +180,10 @@ class Draw:
     def start(self) -> np.random.Generator:
         """Utility randomness of an estimator: the same for all on this draw."""
         return self._generator(_START)
+
+    def error(self, measure: Measure, components: NDArray[np.float64]) -> float:
+        """How far components (k, d) are from the truth."""
+        return error(measure, self.setting, components, self)
 
     def _generator(self, use: int, number: int = 0) -> np.random.Generator:
         return utility_generator((self._seed << 64) | (use << 32) | number)
