@@ -129,7 +129,7 @@ def spectrum(d: int, seed: int) -> tuple[Floats, Floats]:
     return x[rng.permutation(2 * d)], vectors
 
 
-@pytest.mark.parametrize("kind", list(RecordKind))
+@pytest.mark.parametrize("kind", [RecordKind.FACTOR, RecordKind.MATRIX])
 def test_rounds_without_noise_converge_to_the_exact_subspace(kind: RecordKind) -> None:
     d, k = 8, 3
     x, vectors = spectrum(d, 0)

@@ -146,7 +146,7 @@ def test_neighbours_differ_by_at_most_the_sensitivity_in_integers(name: str, dat
             assert sum(int(v) ** 2 for v in s.total.flat) <= Fraction(bound) ** 2, sum_name
 
 
-@pytest.mark.parametrize("kind", RecordKind)
+@pytest.mark.parametrize("kind", [RecordKind.FACTOR, RecordKind.MATRIX])
 def test_some_neighbours_reach_the_covariance_sensitivity(kind: RecordKind) -> None:
     p = Preprocessing(dim=2, kind=kind, centering="none")
     if kind is RecordKind.FACTOR:
@@ -158,7 +158,7 @@ def test_some_neighbours_reach_the_covariance_sensitivity(kind: RecordKind) -> N
 
 
 @pytest.mark.parametrize("ratio", [None, 20.0, 1.0, 0.05, 0.01, 1e-6])
-@pytest.mark.parametrize("kind", RecordKind)
+@pytest.mark.parametrize("kind", [RecordKind.FACTOR, RecordKind.MATRIX])
 def test_some_neighbours_reach_the_block_sensitivity(kind: RecordKind, ratio: float | None) -> None:
     """Two outliers on opposite sides of the centre, for every ratio of R and |C|."""
     p = Preprocessing(dim=3, kind=kind, centering="none")
@@ -176,7 +176,7 @@ def test_some_neighbours_reach_the_block_sensitivity(kind: RecordKind, ratio: fl
 
 
 @pytest.mark.parametrize("magnitude", [1e-200, 1e-100, 1.0, 1e100, 1e200])
-@pytest.mark.parametrize("kind", RecordKind)
+@pytest.mark.parametrize("kind", [RecordKind.FACTOR, RecordKind.MATRIX])
 @pytest.mark.parametrize("sum_name", ["covariance", "block", "about a centre", "tightly about a centre"])
 def test_sums_are_accurate_at_every_magnitude(sum_name: str, kind: RecordKind, magnitude: float) -> None:
     """Neither norms nor their squares overflow or underflow on the way."""
@@ -207,7 +207,7 @@ def test_sums_are_accurate_at_every_magnitude(sum_name: str, kind: RecordKind, m
     np.testing.assert_allclose(s.total * (s.unit / magnitude), wanted, atol=5e-3)
 
 
-@pytest.mark.parametrize("kind", RecordKind)
+@pytest.mark.parametrize("kind", [RecordKind.FACTOR, RecordKind.MATRIX])
 @pytest.mark.parametrize("ratio", [3.0, 0.05, 0.01, 1e-6])
 def test_a_null_record_contributes_the_clipped_centre_turned_round(kind: RecordKind, ratio: float) -> None:
     p = Preprocessing(dim=3, kind=kind, centering="none")
@@ -322,7 +322,7 @@ def digest_of_all_sums() -> str:
     """Totals and counts of a mixed batch, by every kernel; the same in any process."""
     rng = np.random.default_rng(11)
     digest = hashlib.sha256()
-    for kind in RecordKind:
+    for kind in (RecordKind.FACTOR, RecordKind.MATRIX):
         p = Preprocessing(dim=9, kind=kind, centering="none")
         batch: list[Any] = [None]
         for i in range(12):
@@ -367,7 +367,7 @@ def test_no_kernel_may_reorder_or_fuse(module: ModuleType) -> None:
         assert not kernel.targetoptions.get("parallel")
 
 
-@pytest.mark.parametrize("kind", RecordKind)
+@pytest.mark.parametrize("kind", [RecordKind.FACTOR, RecordKind.MATRIX])
 def test_sizes_are_traces_of_factors_and_norms_of_matrices(kind: RecordKind) -> None:
     p = Preprocessing(dim=2, kind=kind, centering="none")
     a = np.array([[1.0, 2.0], [2.0, -4.0]])

@@ -32,10 +32,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "output-perturbation": {"clip_radius": RADIUS},
     "private-oja": {"clip_radius": RADIUS},
     "tadadpo": {"warm_estimator": "analyze-gauss", "warm_options": {"clip_radius": RADIUS}},
+    "tensor-private": {"clip_radius": RADIUS**0.5, "whitening": False},
 }
 # They learn from no batch as small as those here, and so clip nothing: counted in their own tests.
 OTHERS = {"adadpo", "adaptive-power", "dp-pca", "k-dp-ojas", "k-dp-pca"}
 every_estimator = pytest.mark.parametrize("name", OPTIONS)
+of_matrices = pytest.mark.parametrize("name", [n for n in OPTIONS if RecordKind.MATRIX in find(n).kinds])
+of_pairs = pytest.mark.parametrize("name", [n for n in OPTIONS if "pairs" in find(n).centerings])
 
 
 def make(
@@ -78,14 +81,14 @@ def test_null_and_clipped_vectors_are_counted(name: str) -> None:
     assert counts(make(name), Batch.of_vectors(x)) == (2, 2)
 
 
-@every_estimator
+@of_matrices
 def test_null_and_clipped_matrices_are_counted(name: str) -> None:
     made = make(name, kind=RecordKind.MATRIX)
     items = [np.diag([3.0, 0, 0]), None, np.diag([4.1, 0, -1]), np.diag([-5.0, 0, 0]), np.zeros((D, D))]
     assert counts(made, Batch.of_records(items, D, RecordKind.MATRIX)) == (1, 2)
 
 
-@every_estimator
+@of_pairs
 def test_a_pair_is_clipped_once_and_null_records_are_counted_one_by_one(name: str) -> None:
     x = np.array([[9.0, 0, 0], [-9, 0, 0], [1, 0, 0], [np.nan, 0, 0], [5, 5, 5], [5, 5, 5]])
     assert counts(make(name, centering="pairs"), Batch.of_vectors(x)) == (1, 1)
@@ -117,8 +120,10 @@ records = st.one_of(
 )
 
 
-@every_estimator
-@pytest.mark.parametrize("centering", ["none", "pairs"])
+@pytest.mark.parametrize(
+    ("name", "centering"),
+    [(n, c) for n in OPTIONS for c in ("none", "pairs") if c in find(n).centerings],
+)
 @settings(max_examples=60, deadline=None)
 @given(items=st.lists(records, min_size=6, max_size=6), place=st.integers(0, 5), new=records)
 def test_a_replaced_record_moves_the_counts_by_at_most_two(

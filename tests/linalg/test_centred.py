@@ -129,7 +129,7 @@ def test_a_weighted_residual_is_within_the_radius_and_close_to_the_exact_one(dat
         assert distance(found, wanted) <= 2 * allowed * RADIUS**2
 
 
-@pytest.mark.parametrize("kind", RecordKind)
+@pytest.mark.parametrize("kind", [RecordKind.FACTOR, RecordKind.MATRIX])
 @many
 @given(data=st.data())
 def test_a_rounded_residual_is_within_the_radius_and_close_to_the_exact_one(
@@ -164,7 +164,7 @@ def test_a_rounded_residual_is_within_the_radius_and_close_to_the_exact_one(
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.06, 0.04, 1e-3, 1e-6])
-@pytest.mark.parametrize("kind", RecordKind)
+@pytest.mark.parametrize("kind", [RecordKind.FACTOR, RecordKind.MATRIX])
 def test_records_near_the_centre_keep_their_residuals(kind: RecordKind, ratio: float) -> None:
     """At R = 1e-6 |C|, 20 bits of a record would be 15 R."""
     rng = np.random.default_rng(2)
