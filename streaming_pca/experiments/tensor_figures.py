@@ -156,7 +156,7 @@ def tensor_scaling(quick: bool) -> Experiment:
             Transition("input-perturbation", entries, 0.7, 1.3, "d^1"),
             Transition("tensor-online", streams, -1.0, 2.2, "at most d^2"),
         ),
-        seeds=2 if quick else 5,
+        seeds=2 if quick else 10,
         unlike="001 has no figure of its Algorithms 2 and 3: this is what the theorems say. All three "
         "components are asked for, where Theorem 4.2 is about the first; in any order, as Theorem 2.2 has it",
     )
