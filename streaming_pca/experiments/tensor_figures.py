@@ -127,7 +127,7 @@ def tensor_scaling(quick: bool) -> Experiment:
     dims = (10, 20) if quick else (20, 40, 80)
     weights = (100.0, 3_200.0) if quick else (100.0, 200.0, 400.0, 800.0, 1_600.0, 3_200.0)
     record_dims = (10, 20) if quick else (25, 50, 100)
-    ns = (3_000, 30_000) if quick else (3_000, 10_000, 30_000, 100_000)
+    ns = (3_000, 30_000) if quick else (1_000, 3_000, 10_000, 30_000, 100_000)
     given = tuple(
         Panel(
             f"entry-d{dim}", f"a given tensor, an entry protected, d = {dim}", "λ₁ at ε = 1",
