@@ -4,9 +4,10 @@
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
-# Two processes: many tests wait for a broker, some with a limit. A file's tests share one. One thread of
+# Two processes: many tests wait for a broker, some with a limit. A file's tests share one; the longest files
+# come first (tests/conftest.py), so that both end together. One thread of
 # BLAS in each: where more of them than cores wait for one another a small product takes many times as long.
-PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
 	"$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1 && echo "$$p" && break; done)

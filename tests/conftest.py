@@ -42,8 +42,25 @@ def kafka_is_required() -> bool:
     return os.environ.get("REQUIRE_KAFKA", "") not in ("", "0")
 
 
+_LONG = (
+    "tests/kafka/",
+    "tests/deploy/",
+    "tests/estimators/test_conformance.py",
+    "tests/statistical/",
+    "tests/estimators/",
+    "tests/api/",
+    "tests/experiments/",
+)
+"""Where tests take longest, the longest first: two processes that share files must not end with one."""
+
+
+def _length(item: pytest.Item) -> int:
+    return next((i for i, path in enumerate(_LONG) if item.nodeid.startswith(path)), len(_LONG))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_length)
     # A fixture implies its marker, so that `-m "not kafka"` cannot miss a test.
     for item in items:
         for fixture, marker in _MARKERS.items():

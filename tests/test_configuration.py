@@ -58,6 +58,7 @@ OJA = OTHER | {("stream", "estimator"): "private-oja"}
 OTHERS = {("stream", "centering"): "none"}
 RADIUS = {("stream", "options", "clip_radius"): "3"}
 NORM = {("stream", "options", "clip_l2"): "3"}
+REPORTS = {("stream", "centering"): "none", ("stream", "record_kind"): "local"}
 UNPROMISED = {
     ("stream", "estimator"): "oja",
     ("stream", "centering"): "none",
@@ -290,6 +291,18 @@ CASES: dict[tuple[str, ...], Case] = {
             "whitening": ("false", False),
             "whitening_records": ("5000", 5000),
             "whitened_radius": ("3", 3.0),
+        },
+    ),
+    **of_own("local-gaussian", REPORTS, {"batch_size": ("100", 100)}),
+    **of_own(
+        "local-sparse",
+        REPORTS,
+        {
+            "batch_size": ("100", 100),
+            "penalty_constant": ("0.9", 0.9),
+            "refit": ("false", False),
+            "tolerance": ("1e-4", 1e-4),
+            "max_iterations": ("50", 50),
         },
     ),
 }

@@ -2,7 +2,7 @@
 
 A stream gives an estimator reports one by one. Here the mean of n of them is drawn at once
 (:mod:`streaming_pca.experiments.moments`), and a method is the estimator's own last step, with its
-default options; tests hold it against the estimator's release.
+default options but for one; tests hold it against the estimator's release.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ __all__ = ["DENSE", "LOCAL_METHODS", "NOISY", "SPARSE", "LocalMethod", "leading"
 
 Matrix = NDArray[np.float64]
 
-_OPTIONS = SparseLocalOptions()
+_OPTIONS = SparseLocalOptions(refit=False)
+"""As printed: the estimator refits on the features that it found, which is ours."""
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def test_a_method_is_the_last_step_of_its_estimator(key: str, step: int) -> None
         k,
         PrivacyParameters(epsilon=8.0, delta=1e-4),
         Preprocessing(dim=dim, kind=RecordKind.LOCAL, centering="none"),
-        ESTIMATORS[LOCAL_METHODS[key].id].options_type(),
+        ESTIMATORS[LOCAL_METHODS[key].id].options_type.model_validate({"refit": False} if step else {}),
     )
     state = estimator.init(np.random.default_rng(0))
     state = estimator.update(state, Batch(rows, np.arange(n + 1, dtype=np.int64), RecordKind.LOCAL))
