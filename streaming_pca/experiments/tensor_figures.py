@@ -127,7 +127,7 @@ def tensor_scaling(quick: bool) -> Experiment:
     dims = (10, 20) if quick else (20, 40, 80)
     weights = (100.0, 3_200.0) if quick else (100.0, 200.0, 400.0, 800.0, 1_600.0, 3_200.0)
     record_dims = (10, 20) if quick else (25, 50, 100)
-    ns = (3_000, 30_000) if quick else (3_000, 10_000, 30_000, 100_000)
+    ns = (3_000, 30_000) if quick else (1_000, 3_000, 10_000, 30_000, 100_000)
     given = tuple(
         Panel(
             f"entry-d{dim}", f"a given tensor, an entry protected, d = {dim}", "λ₁ at ε = 1",
@@ -156,7 +156,7 @@ def tensor_scaling(quick: bool) -> Experiment:
             Transition("input-perturbation", entries, 0.7, 1.3, "d^1"),
             Transition("tensor-online", streams, -1.0, 2.2, "at most d^2"),
         ),
-        seeds=2 if quick else 5,
+        seeds=2 if quick else 10,
         unlike="001 has no figure of its Algorithms 2 and 3: this is what the theorems say. All three "
         "components are asked for, where Theorem 4.2 is about the first; in any order, as Theorem 2.2 has it",
     )

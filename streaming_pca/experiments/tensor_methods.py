@@ -142,8 +142,10 @@ def _online(setting: MixtureSetting) -> dict[str, Any]:
 
 
 def _whitened(setting: MixtureSetting) -> dict[str, Any]:
-    """A whitening and three components of three steps: few batches, as noise does not shrink with theirs."""
-    return {"clip_radius": 1.0, "batch_size": _batch(setting.n, 10), "steps": 3}
+    """A third for the whitening; three components of three steps: few batches, as noise does not shrink."""
+    first = _batch(setting.n, 3)
+    rest = _batch(setting.n - first, 9)
+    return {"clip_radius": 1.0, "whitening_records": first, "batch_size": rest, "steps": 3}
 
 
 def _unwhitened(setting: MixtureSetting) -> dict[str, Any]:

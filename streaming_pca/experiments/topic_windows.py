@@ -12,10 +12,9 @@ computed from other records. Packages change: other versions give a few more win
 from __future__ import annotations
 
 import functools
-import importlib.util
 import re
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Final
 
@@ -104,12 +103,13 @@ def _counts(package: str) -> NDArray[np.float64]:
 
 
 def _files(package: str) -> list[Path]:
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
+    try:
+        installed = distribution(_DISTRIBUTIONS[PACKAGES.index(package)])
+    except PackageNotFoundError:
         raise ExperimentError(
             f"the text of {package} is a part of this experiment: pip install 'streaming-pca[experiments]'"
-        )
-    root = Path(spec.origin).parent
+        ) from None
+    root = Path(str(installed.locate_file(package)))
     every = (file.relative_to(root) for file in root.rglob("*.py"))
     # By its parts, so that the order does not depend on the system's.
     return [root.joinpath(*parts) for parts in sorted(file.parts for file in every)]
