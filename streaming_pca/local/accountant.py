@@ -69,15 +69,17 @@ class LocalAccountant:
     the decimal that prints it, as everywhere in this package.
 
     The cap is for one topic and one file. Reports of the same data to two
-    topics, or with two files, add up, and nothing here knows.
+    topics, with two files, or after an older copy of the file was put back, add
+    up, and nothing here knows.
     """
 
     def __init__(self, path: Path | str, timeout: float = 30.0) -> None:
         self.path = Path(path)
         with self._errors():
-            _make_unless_there(self.path)
             # Absolute: SQLite has names of its own, such as ":memory:", for what is on no disk.
-            self._connection = sqlite3.connect(self.path.absolute(), timeout=timeout, isolation_level=None)
+            real = os.path.realpath(self.path)
+            _make_unless_there(real)
+            self._connection = sqlite3.connect(real, timeout=timeout, isolation_level=None)
             try:
                 # On the disk with each commit, whatever the system's SQLite was built with.
                 self._connection.execute("PRAGMA synchronous = EXTRA")
@@ -239,7 +241,7 @@ def _exact(number: float) -> Fraction:
     return Fraction(repr(float(number)))
 
 
-def _make_unless_there(path: Path) -> None:
+def _make_unless_there(path: str) -> None:
     """An empty file that no other user of the machine can read, not even for a moment."""
     # A process that closes a file gives up its locks on it, those of its other connections too:
     # a file that may be in use is not opened here, and one that is being made is not in use yet.

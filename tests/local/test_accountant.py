@@ -132,6 +132,13 @@ def test_a_charge_keeps_its_lock_when_its_process_opens_the_file_again(path: Pat
         assert other.stdout == "database is locked\n"
 
 
+def test_a_link_to_a_file_that_is_not_there_makes_it_for_its_owner_alone(path: Path) -> None:
+    link = path.with_name("link")
+    link.symlink_to(path)
+    LocalAccountant(link).close()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_no_name_is_a_file_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with LocalAccountant(":memory:") as accountant:
