@@ -6,8 +6,9 @@ import hashlib
 import hmac
 import os
 import sqlite3
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from streaming_pca.privacy.randomness import secret_salt
 __all__ = ["AccountantError", "AlreadySpent", "LocalAccountant"]
 
 _APPLICATION = 0x6C706361
+_making = threading.Lock()
 _VERSION = 1
 _SCHEMA = """
     CREATE TABLE secret (salt BLOB NOT NULL);
@@ -67,15 +69,17 @@ class LocalAccountant:
     the decimal that prints it, as everywhere in this package.
 
     The cap is for one topic and one file. Reports of the same data to two
-    topics, or with two files, add up, and nothing here knows.
+    topics, with two files, or after an older copy of the file was put back, add
+    up, and nothing here knows.
     """
 
     def __init__(self, path: Path | str, timeout: float = 30.0) -> None:
         self.path = Path(path)
         with self._errors():
-            # Not to be read by others, not even for the moment between making it and changing its mode.
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
-            self._connection = sqlite3.connect(self.path, timeout=timeout, isolation_level=None)
+            # Absolute: SQLite has names of its own, such as ":memory:", for what is on no disk.
+            real = os.path.realpath(self.path)
+            _make_unless_there(real)
+            self._connection = sqlite3.connect(real, timeout=timeout, isolation_level=None)
             try:
                 # On the disk with each commit, whatever the system's SQLite was built with.
                 self._connection.execute("PRAGMA synchronous = EXTRA")
@@ -235,3 +239,11 @@ class LocalAccountant:
 
 def _exact(number: float) -> Fraction:
     return Fraction(repr(float(number)))
+
+
+def _make_unless_there(path: str) -> None:
+    """An empty file that no other user of the machine can read, not even for a moment."""
+    # A process that closes a file gives up its locks on it, those of its other connections too:
+    # a file that may be in use is not opened here, and one that is being made is not in use yet.
+    with _making, suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))

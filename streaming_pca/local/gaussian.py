@@ -168,7 +168,8 @@ class LocalGaussian:
             raise ParameterError(
                 f"a record is a vector of 1 to {MAX_DIM} numbers, not {values.dtype} of shape {values.shape}"
             )
-        with np.errstate(over="ignore"):
+        # A warning of what overflows, or of a signalling NaN, would tell of x, and may be made an error.
+        with np.errstate(all="ignore"):
             z = unit_ball_integers(values.astype(np.float64), 1 / self._unit)
         dim = z.size
         report = np.empty(packed_size(dim), dtype=np.float32)

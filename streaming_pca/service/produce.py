@@ -48,6 +48,10 @@ def arrange(
     ------
     RecordFileError, ConfigurationError
     """
+    if stream.record_kind is RecordKind.LOCAL:
+        raise ConfigurationError(
+            f'{stream.name}: record_kind = "local" takes reports: a record would be there for all to see'
+        )
     if records.dim != stream.dim:
         raise RecordFileError(
             f"{records.path}: records have {records.dim} features, the stream's dim is {stream.dim}: "

@@ -95,6 +95,9 @@ def arrange_vectors(records: RecordFile, stream: StreamSettings) -> RecordFile:
 def users_of(records: RecordFile) -> list[bytes]:
     """Whose each row is: its key's, or where the file has no keys that row's own.
 
+    A key is the user as it stands, so that one who was charged from Python, or by
+    another program with the same file of the accountant, is known here.
+
     Raises
     ------
     RecordFileError
@@ -107,7 +110,7 @@ def users_of(records: RecordFile) -> list[bytes]:
     for row, key in enumerate(records.keys(), start=1):
         if key is None:
             raise RecordFileError(f"{records.path}: row {row} has no key, so nobody to charge for its report")
-        users.append(b"key " + key)
+        users.append(key)
     return users
 
 

@@ -114,6 +114,39 @@ def test_a_file_that_another_process_holds_is_one_line(path: Path) -> None:
         accountant.spend(b"ada", "in", *ONE)
 
 
+BEGINNER = """
+import sqlite3, sys
+try:
+    sqlite3.connect(sys.argv[1], timeout=0, isolation_level=None).execute("BEGIN IMMEDIATE")
+except sqlite3.OperationalError as error:
+    print(error)
+"""
+
+
+def test_a_charge_keeps_its_lock_when_its_process_opens_the_file_again(path: Path) -> None:
+    """POSIX drops all locks of a process on a file as soon as it closes any descriptor of it."""
+    with LocalAccountant(path) as accountant, accountant._transaction():
+        with pytest.raises(AccountantError, match="locked"):
+            LocalAccountant(path, timeout=0.0)
+        other = subprocess.run([sys.executable, "-c", BEGINNER, str(path)], stdout=subprocess.PIPE, text=True)
+        assert other.stdout == "database is locked\n"
+
+
+def test_a_link_to_a_file_that_is_not_there_makes_it_for_its_owner_alone(path: Path) -> None:
+    link = path.with_name("link")
+    link.symlink_to(path)
+    LocalAccountant(link).close()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_no_name_is_a_file_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with LocalAccountant(":memory:") as accountant:
+        accountant.spend(b"ada", "in", *ONE)
+    with LocalAccountant(":memory:") as accountant, pytest.raises(AlreadySpent):
+        accountant.spend(b"ada", "in", *ONE)
+
+
 SPENDER = """
 import sys
 from streaming_pca.local import AlreadySpent, LocalAccountant

@@ -64,6 +64,13 @@ def test_a_record_that_is_not_finite_is_reported_as_null(bad: float) -> None:
     assert np.std(LocalGaussian(EPSILON, DELTA).privatize([bad] * 20)) > 1
 
 
+@pytest.mark.filterwarnings("error")
+def test_no_warning_tells_of_a_record() -> None:
+    signalling = np.array([0x7FA00000, 0], np.uint32).view(np.float32)
+    for x in (signalling, np.array([1e300, 5e-324]), np.array([np.longdouble("1e4000"), 1])):
+        exact_report(x)
+
+
 def test_a_report_is_of_the_upper_triangle() -> None:
     x = np.array([0.5, -0.25, 0.125])
     report = exact_report(x)

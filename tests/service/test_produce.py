@@ -328,6 +328,7 @@ FACTORS = RecordFile.of_array(np.zeros((4, 3, 2)), "x.npy")
 MATRIX = {"record_kind": "matrix", "centering": "none"}
 KEYED = replace(VECTORS, row_keys=lambda: iter([b"a"] * 12))
 USER = {"privacy_unit": "user"}
+LOCAL = {"record_kind": "local", "centering": "none", "estimator": "local-gaussian", "options": {}}
 
 
 @pytest.mark.parametrize(
@@ -366,6 +367,7 @@ def test_records_are_arranged_as_the_stream_wants_them(
         (FACTORS, {"max_rows": 2}, {}, r"3 rows a message .*max_rows = 2"),
         (VECTORS, MATRIX, {}, r'record_kind is "matrix": expected the shape \(records, 2, 2\)'),
         (FACTORS, MATRIX, {}, "expected the shape"),
+        (VECTORS, LOCAL, {}, r'record_kind = "local" takes reports'),
     ],
 )
 def test_records_that_would_all_be_null_are_not_sent(

@@ -254,6 +254,12 @@ def test_an_interrupted_file_goes_on_where_it_stopped(
     assert len({float(v) for v in np.concatenate([first, rest])[:, 0]}) == 7
 
 
+def test_a_user_who_was_charged_from_python_has_spent(accountant: LocalAccountant) -> None:
+    accountant.spend(b"ada", "in", *ONE)
+    users = users_of(keyed(b"ada", b"bob", b"eve", b"ada"))
+    assert without_spent(users, accountant, "in", LocalGaussian(*ONE)).tolist() == [1, 2]
+
+
 def test_a_row_is_its_own_user_where_the_file_has_no_keys() -> None:
     assert len(set(users_of(RECORDS))) == 4
     assert set(users_of(RECORDS)).isdisjoint(users_of(replace(RECORDS, path="y.npy")))
