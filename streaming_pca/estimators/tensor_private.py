@@ -137,7 +137,9 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
         """Random candidates."""
         search = TensorSearch.start(rng, self._search_dim, self.k, self.options.restarts_of(self.k))
         basis = orthonormalise(rng.standard_normal((self.dim, self.k)))
-        return PrivateTensorState(0, 0, Whitening(basis, np.ones(self.k)), search)
+        # Of no width without one: a state of the other option has another shape.
+        width = self.k if self.options.whitening else 0
+        return PrivateTensorState(0, 0, Whitening(basis[:, :width], np.ones(width)), search)
 
     def _plan(self, state: PrivateTensorState) -> Plan:
         """One batch, one Gaussian mechanism."""

@@ -8,59 +8,23 @@ default options but for one; tests hold it against the estimator's release.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.estimators.local_sparse import SparseLocalOptions
-from streaming_pca.experiments.moments import MomentDraw, MomentSetting
+from streaming_pca.experiments.moments import MomentDraw
+from streaming_pca.experiments.whole_methods import WholeMethod
 from streaming_pca.linalg.fantope import noise_penalty, sparse_subspace
 from streaming_pca.linalg.subspace import ritz_pairs
 from streaming_pca.local import noise_sigma
 
-__all__ = ["DENSE", "LOCAL_METHODS", "NOISY", "SPARSE", "LocalMethod", "leading", "leading_sparse"]
+__all__ = ["DENSE", "LOCAL_METHODS", "NOISY", "SPARSE", "leading", "leading_sparse"]
 
 Matrix = NDArray[np.float64]
 
 _OPTIONS = SparseLocalOptions(refit=False)
 """As printed: the estimator refits on the features that it found, which is ours."""
-
-
-@dataclass(frozen=True)
-class LocalMethod:
-    """A line of the local model's figures.
-
-    Attributes
-    ----------
-    key, label : str
-        As the CSV, and as the paper, names it.
-    id : str
-        Of the estimator whose step it is.
-    components : callable
-        From a draw to rows (k, d).
-    private : bool
-    most_seeds : int or None
-        Of a full run; None: all.
-    """
-
-    key: str
-    label: str
-    id: str
-    components: Callable[[MomentDraw], Matrix]
-    private: bool = True
-    most_seeds: int | None = None
-
-    def runs_on(self, setting: Any, number: int) -> bool:
-        """Whether it is run in the trial of this number, from 0."""
-        return self.most_seeds is None or number < self.most_seeds
-
-    def options_for(self, setting: MomentSetting) -> dict[str, Any]:
-        """What a row's key depends on besides the setting."""
-        options = _OPTIONS.model_dump() if self.id == "local-sparse" else {}
-        return {"method": self.key, **options}
 
 
 def printed_sigma(epsilon: float, delta: float) -> float:
@@ -106,13 +70,19 @@ def _pca(draw: MomentDraw) -> Matrix:
 
 
 _TABLE = (
-    LocalMethod("local-gaussian", "Local Gaussian", "local-gaussian", _gaussian),
-    LocalMethod("local-gaussian-printed", "Local Gaussian, printed noise", "local-gaussian", _printed),
-    LocalMethod("local-sparse", "Local Gaussian, high dimension", "local-sparse", _sparse),
-    LocalMethod("pca", "PCA (not private)", "pca", _pca, private=False),
+    WholeMethod("local-gaussian", "Local Gaussian", "local-gaussian", _gaussian),
+    WholeMethod("local-gaussian-printed", "Local Gaussian, printed noise", "local-gaussian", _printed),
+    WholeMethod(
+        "local-sparse",
+        "Local Gaussian, high dimension",
+        "local-sparse",
+        _sparse,
+        options=_OPTIONS.model_dump(),
+    ),
+    WholeMethod("pca", "PCA (not private)", "pca", _pca, private=False),
 )
 
-LOCAL_METHODS: dict[str, LocalMethod] = {method.key: method for method in _TABLE}
+LOCAL_METHODS: dict[str, WholeMethod] = {method.key: method for method in _TABLE}
 """Every method by its key, in the order of the legends."""
 
 DENSE = tuple(LOCAL_METHODS[key] for key in ("local-gaussian", "local-gaussian-printed", "pca"))

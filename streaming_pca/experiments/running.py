@@ -26,10 +26,9 @@ from streaming_pca.experiments.experiment import (
     Table,
     row_key,
 )
-from streaming_pca.experiments.local_methods import LocalMethod
 from streaming_pca.experiments.results import ResultFile
 from streaming_pca.experiments.settings import Measure
-from streaming_pca.experiments.tensor_methods import WholeMethod
+from streaming_pca.experiments.whole_methods import WholeMethod
 
 __all__ = ["Fit", "Work", "fit", "left_to_do", "released", "run"]
 
@@ -68,7 +67,7 @@ class Work:
 
 def fit(method: Any, draw: Any, measure: Measure) -> Fit:
     """Run a method over all records of a draw, in their order; or on their mean, or on a draw as a whole."""
-    if isinstance(method, (LocalMethod, WholeMethod)):
+    if isinstance(method, WholeMethod):
         return _fit_whole(method, draw, measure)
     setting = draw.setting
     begun = time.perf_counter()
@@ -103,7 +102,7 @@ def _streamed(estimator: Estimator[Any, Any], state: Any, draw: Any) -> tuple[ND
         return estimator.release(state).components, learnt, batches
 
 
-def _fit_whole(method: LocalMethod | WholeMethod, draw: Any, measure: Measure) -> Fit:
+def _fit_whole(method: WholeMethod, draw: Any, measure: Measure) -> Fit:
     begun = time.perf_counter()
     components = method.components(draw)
     return Fit(draw.error(measure, components), time.perf_counter() - begun, learnt=1.0, batches=1)

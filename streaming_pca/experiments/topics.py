@@ -21,8 +21,9 @@ from streaming_pca.experiments.experiment import (
     Table,
 )
 from streaming_pca.experiments.settings import Measure
-from streaming_pca.experiments.tensor_methods import RecordMethod, WholeMethod
+from streaming_pca.experiments.tensor_methods import RecordMethod
 from streaming_pca.experiments.topic_windows import PACKAGES, VOCABULARY, WINDOW, Windows, versions, windows
+from streaming_pca.experiments.whole_methods import WholeMethod
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.records import Batch
 

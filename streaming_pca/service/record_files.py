@@ -252,7 +252,8 @@ def _read_csv(
             try:
                 row = np.array(line, dtype=np.float64)
             except ValueError:
-                if number == 1:
+                # Numbers and empty cells alone are somebody's record, not names of columns.
+                if number == 1 and any(_is_text(cell) for cell in line):
                     names = tuple(name.strip() for name in line)
                     continue
                 raise RecordFileError(f"{path}, line {number}: is no list of numbers") from None
@@ -265,6 +266,15 @@ def _read_csv(
     if not rows:
         raise RecordFileError(f"{path}: holds no records")
     return np.stack(rows), names, keys
+
+
+def _is_text(cell: str) -> bool:
+    """Whether a cell is neither empty nor a number."""
+    try:
+        float(cell.strip() or 0)
+    except ValueError:
+        return True
+    return False
 
 
 class _Parquet:

@@ -33,6 +33,8 @@ def test_a_state_with_noisy_counts_fits() -> None:
     [
         ("noisy-power", {"oversampling": 2}, {"oversampling": 1}),
         ("block", {"oversampling": 2}, {"oversampling": 1}),
+        ("tensor-private", {"k": 5, "whitening": True}, {"k": 5, "whitening": False}),
+        ("tensor-online", {"restarts": 10}, {"restarts": 11}),
         (
             "tadadpo",
             {"warm_records": 500},

@@ -13,9 +13,10 @@ import pytest
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.experiments.catalogue import EXPERIMENTS
 from streaming_pca.experiments.experiment import Experiment
-from streaming_pca.experiments.local_methods import LOCAL_METHODS, LocalMethod
+from streaming_pca.experiments.local_methods import LOCAL_METHODS
 from streaming_pca.experiments.methods import METHODS, OURS, REFERENCES
 from streaming_pca.experiments.running import _configured
+from streaming_pca.experiments.whole_methods import WholeMethod
 from tests.command import call
 
 # Those of tensors have tests of their own.
@@ -29,7 +30,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def always_there(experiment: Experiment) -> tuple[str, ...]:
     """What every figure of its model has."""
-    if all(isinstance(method, LocalMethod) for method in experiment.methods):
+    if all(isinstance(method, WholeMethod) for method in experiment.methods):
         return ("local-gaussian",)
     return (*OURS, *REFERENCES)
 
@@ -78,7 +79,7 @@ def test_an_experiment_is_whole(name: str, quick: bool) -> None:
         # What README.md promises of memory, for each of two draws at once.
         assert setting.bytes < 0.7e9
         for method in experiment.methods:
-            if isinstance(method, LocalMethod):
+            if isinstance(method, WholeMethod):
                 # What a method is given is what its estimator would be given.
                 assert method.id in ESTIMATORS or not method.private
             elif method.runs_on(setting, 0) and method.id in ESTIMATORS:

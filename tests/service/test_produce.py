@@ -217,6 +217,7 @@ def test_a_file_without_names_is_taken_as_it_is(tmp_path: Path) -> None:
         ("x.csv", b"1,2\n3\n", "line 2: has 1 numbers, the lines before have 2"),
         ("x.csv", b"a,b\n3\n", "line 2: has 1 numbers, the lines before have 2"),
         ("x.csv", b"1,2\n3,b\n", "line 2: is no list of numbers"),
+        ("x.csv", b"1,,2\n3,4,5\n", "line 1: is no list of numbers"),
         ("x.csv", b"", "holds no records"),
         ("x.csv", b"a,b\n", "holds no records"),
         ("x.csv", b"\xff\xfe", "cannot be read as numbers"),
