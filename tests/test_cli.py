@@ -93,7 +93,12 @@ def test_estimators_are_listed_for_people_and_programs() -> None:
     for card in cards:
         assert card["private"] == (card["id"] not in {"oja", "tensor-online"})
         assert card["adjacency"] == ("replace-one" if card["private"] else "none")
-    assert "adaptive" in run("estimators").stdout
+        assert {"source", "needs", "summary", "local", "releases"} < card.keys()
+        assert all(card[name] for name in ("source", "needs", "summary"))
+    # The 16 of the design, and the half of the default that has an id of its own.
+    assert len(cards) == 17
+    shown = run("estimators").stdout
+    assert all(f"{card['id']} " in shown for card in cards)
 
 
 @pytest.mark.parametrize(
