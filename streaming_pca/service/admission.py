@@ -116,7 +116,12 @@ def _check_input(stream: StreamSettings, ledger: Ledger) -> None:
     """
     of_reports = stream.record_kind is RecordKind.LOCAL
     for name, job in ledger.jobs.items():
-        if job.promise is None or (job.promise.get("record_kind") == RecordKind.LOCAL) == of_reports:
+        # What this stream has promised itself is compared with all else of its promise.
+        if (
+            name == stream.name
+            or job.promise is None
+            or (job.promise.get("record_kind") == RecordKind.LOCAL) == of_reports
+        ):
             continue
         there, here = ("records", "reports") if of_reports else ("reports", "records")
         raise StreamRefused(

@@ -170,6 +170,10 @@ def test_a_topic_has_reports_or_records() -> None:
     reserve(log, a_stream(name="records"))
     with pytest.raises(StreamRefused, match="topic 'in' holds records, as stream 'records' reads it, and"):
         check_admission(a_stream(**LOCAL, name="more"), log.ledger)
+    with pytest.raises(
+        StreamRefused, match=r"stream.record_kind is 'local', but the ledger has promised 'factor'"
+    ):
+        check_admission(a_stream(**LOCAL, name="records"), log.ledger)
 
 
 @pytest.mark.parametrize(
