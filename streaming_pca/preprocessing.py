@@ -153,8 +153,6 @@ class Preprocessing(BaseModel):
         if self.centering == "private-mean" and self.centre is None:
             raise ValueError('centering = "private-mean" has no centre yet: use about(mean)')
         rows = np.ascontiguousarray(batch.rows, dtype=np.float64)
-        if self.kind is RecordKind.LOCAL:
-            return Batch(rows, batch.starts, batch.kind)
         if self.kind is RecordKind.MATRIX:
             # Symmetric to the last bit, as a mechanism that reads one triangle needs it.
             a = rows.reshape(-1, self.dim, self.dim)

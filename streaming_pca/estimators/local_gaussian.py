@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -13,12 +13,10 @@ from streaming_pca.estimators.local_reports import (
     LocalEstimator,
     LocalOptions,
     LocalState,
-    errors_along,
 )
 from streaming_pca.estimators.uncertainty import angle_bound_of_covariance
 from streaming_pca.linalg.eigenpairs import leading_eigenpairs
 from streaming_pca.linalg.packed import packed_size
-from streaming_pca.records import Batch
 
 __all__ = ["LocalGaussianOptions", "LocalGaussianPCA", "LocalGaussianState"]
 
@@ -87,46 +85,27 @@ class LocalGaussianPCA(LocalEstimator[LocalGaussianState, LocalGaussianOptions])
         nothing = np.zeros(packed_size(self.dim))
         return LocalGaussianState(0, 0, nothing, 0, np.eye(self.k, self.dim), np.zeros(self.k))
 
-    def _update(self, state: LocalGaussianState, batch: Batch) -> tuple[LocalGaussianState, int]:
-        """Add the reports, and find the subspace of the mean; no report is clipped."""
-        total, reports = self._added(state, batch)
-        basis, variances, after, trace = state.basis, state.variances, 0.0, 0.0
-        if reports:
-            mean = self._mean(total, reports)
-            trace = float(np.trace(mean))
-            values, vectors = leading_eigenpairs(mean, min(self.k + 1, self.dim))
-            basis = np.ascontiguousarray(vectors[:, : self.k].T)
-            variances = values[: self.k].copy()
-            after = float(values[-1]) if self.k < self.dim else 0.0
-        new = LocalGaussianState(
-            batch=state.batch + 1,
-            records=state.records + len(batch),
-            total=total,
-            reports=reports,
-            basis=basis,
-            variances=variances,
-            trace=trace,
-            next_variance=after,
+    def _solved(self, state: LocalGaussianState) -> LocalGaussianState:
+        """The state with the leading eigenpairs of its mean."""
+        mean = self._mean(state.total, state.reports)
+        values, vectors = leading_eigenpairs(mean, min(self.k + 1, self.dim))
+        return replace(
+            state,
+            basis=np.ascontiguousarray(vectors[:, : self.k].T),
+            variances=values[: self.k].copy(),
+            trace=float(np.trace(mean)),
+            next_variance=float(values[-1]) if self.k < self.dim else 0.0,
         )
-        return new, 0
 
     def _release(self, state: LocalGaussianState) -> Subspace:
         """The leading eigenvectors, and what the known noise says of them."""
-        variances = np.maximum(state.variances, 0.0)
+        found = super()._release(state)
         if not state.reports:
-            return Subspace(state.basis, variances, None)
-        sigma = self._mean_sigma(state.reports)
+            return found
         # The bound reads the two eigenvalues around the gap, and d.
         values = np.full(self.dim, state.next_variance)
         values[: self.k] = state.variances
-        return Subspace(
-            state.basis,
-            variances,
-            None,
-            explained_variance_error=errors_along(state.basis, sigma),
-            total_variance=max(state.trace, 0.0),
-            total_variance_error=sigma * math.sqrt(self.dim),
-            # Of <N, C> the variance is at most 2 sigma^2 |C|_F^2: that of isotropic noise, this on the
-            # diagonal and sigma off it. No more is used of the noise.
-            angle_bound=angle_bound_of_covariance(values, self.k, math.sqrt(2) * sigma),
-        )
+        # Of <N, C> the variance is at most 2 sigma^2 |C|_F^2: that of isotropic noise, this on the
+        # diagonal and sigma off it. No more is used of the noise.
+        sigma = math.sqrt(2) * self._mean_sigma(state.reports)
+        return replace(found, angle_bound=angle_bound_of_covariance(values, self.k, sigma))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from abc import abstractmethod
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, TypeVar
 
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from streaming_pca.estimators.base import Estimator, Options, Plan, State
+from streaming_pca.estimators.base import Estimator, Options, Plan, State, Subspace
 from streaming_pca.linalg.lattice import MAX_RECORDS
 from streaming_pca.linalg.packed import packed_size, unpack_symmetric
 from streaming_pca.linalg.report_sums import add_reports
@@ -39,11 +40,6 @@ class LocalOptions(Options):
     batch_size: int | None = Field(default=None, ge=1, le=MAX_RECORDS)
     """Reports between two releases; what is learnt does not depend on it, but for rounding. By
     default 4096, or what 512 MiB hold if that is fewer: 268 at 1000 features, 67 at 2000."""
-
-    @property
-    def largest_batch(self) -> int:
-        """The most records that any plan asks for."""
-        return _MOST_REPORTS if self.batch_size is None else self.batch_size
 
 
 @dataclass(frozen=True)
@@ -103,11 +99,37 @@ class LocalEstimator(Estimator[S, O]):
         parameters = {"mechanism": "none", "local_sigma": self.sigma}
         return Plan(self.largest_batch, 1, 1, Charge.nothing(), parameters)
 
-    def _added(self, state: S, batch: Batch) -> tuple[Matrix, int]:
-        """The sum of all reports that count, and their number, with the batch's."""
+    def _update(self, state: S, batch: Batch) -> tuple[S, int]:
+        """Add the reports, and find what their mean shows; no report is clipped."""
         total = np.array(state.total)
-        limit = 1.0 + _FAR * self.sigma
-        return total, state.reports + add_reports(batch.rows, limit, total)
+        counted = add_reports(batch.rows, 1.0 + _FAR * self.sigma, total)
+        new = replace(
+            state,
+            batch=state.batch + 1,
+            records=state.records + len(batch),
+            total=total,
+            reports=state.reports + counted,
+        )
+        return self._solved(new) if new.reports else new, 0
+
+    @abstractmethod
+    def _solved(self, state: S) -> S:
+        """The state with what is found in the mean of its reports, of which there are some."""
+
+    def _release(self, state: S) -> Subspace:
+        """What was found, and what the known noise says of its variances."""
+        variances = np.maximum(state.variances, 0.0)
+        if not state.reports:
+            return Subspace(state.basis, variances, None)
+        sigma = self._mean_sigma(state.reports)
+        return Subspace(
+            state.basis,
+            variances,
+            None,
+            explained_variance_error=errors_along(state.basis, sigma),
+            total_variance=max(state.trace, 0.0),
+            total_variance_error=sigma * math.sqrt(self.dim),
+        )
 
     def _mean(self, total: Matrix, reports: int) -> Matrix:
         """(d, d): the mean report, as a matrix."""

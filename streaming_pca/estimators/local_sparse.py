@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -15,13 +14,11 @@ from streaming_pca.estimators.local_reports import (
     LocalEstimator,
     LocalOptions,
     LocalState,
-    errors_along,
 )
 from streaming_pca.linalg.eigenpairs import leading_eigenpairs
 from streaming_pca.linalg.fantope import FantopeIterate, noise_penalty, sparse_subspace
 from streaming_pca.linalg.packed import pack_symmetric, packed_size, unpack_symmetric
 from streaming_pca.linalg.subspace import ritz_pairs
-from streaming_pca.records import Batch
 
 __all__ = ["SparseLocalOptions", "SparseLocalPCA", "SparseLocalState"]
 
@@ -166,18 +163,6 @@ class SparseLocalPCA(LocalEstimator[SparseLocalState, SparseLocalOptions]):
             0, 0, nothing, 0, np.eye(k, d), np.zeros(k), np.zeros(d), FantopeRoom.empty(d)
         )
 
-    def _update(self, state: SparseLocalState, batch: Batch) -> tuple[SparseLocalState, int]:
-        """Add the reports, and solve for their mean; no report is clipped."""
-        total, reports = self._added(state, batch)
-        new = replace(
-            state,
-            batch=state.batch + 1,
-            records=state.records + len(batch),
-            total=total,
-            reports=reports,
-        )
-        return self._solved(new) if reports else new, 0
-
     def _solved(self, state: SparseLocalState) -> SparseLocalState:
         """The state with the solution for its mean."""
         mean = self._mean(state.total, state.reports)
@@ -211,17 +196,8 @@ class SparseLocalPCA(LocalEstimator[SparseLocalState, SparseLocalOptions]):
         )
 
     def _release(self, state: SparseLocalState) -> Subspace:
-        """What was found, and what the known noise says of its variances."""
-        variances = np.maximum(state.variances, 0.0)
+        """What was found, and the features that it was found on."""
+        found = super()._release(state)
         if not state.reports:
-            return Subspace(state.basis, variances, None)
-        sigma = self._mean_sigma(state.reports)
-        return Subspace(
-            state.basis,
-            variances,
-            None,
-            explained_variance_error=errors_along(state.basis, sigma),
-            total_variance=max(state.trace, 0.0),
-            total_variance_error=sigma * math.sqrt(self.dim),
-            support=tuple(int(i) for i in np.flatnonzero(state.support)),
-        )
+            return found
+        return replace(found, support=tuple(int(i) for i in np.flatnonzero(state.support)))

@@ -165,30 +165,21 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
     def _multiplier(self) -> float:
         """The largest that any answer needs: so a user's batches may hold any mix of them."""
         columns = max(self.options.restarts_of(self.k), self.k)
-        needed = [self._least_sigma(IMAGE_SENSITIVITY, self._search_dim * columns) / IMAGE_SENSITIVITY]
+        needed = [self._sigma(IMAGE_SENSITIVITY, self._search_dim * columns) / IMAGE_SENSITIVITY]
         if self.options.whitening:
             sensitivity = covariance_sensitivity(self.kind)
-            needed.append(self._least_sigma(sensitivity, self.dim**2) / sensitivity)
+            needed.append(self._sigma(sensitivity, self.dim**2) / sensitivity)
         # Upwards of what the quotients may have lost.
         return max(needed) * (1 + 2.0**-50)
 
-    def _least_sigma(self, sensitivity: float, coordinates: int) -> float:
+    def _sigma(self, sensitivity: float, coordinates: int, multiplier: float | None = None) -> float:
+        """Scale at a multiplier, checked against what this answer needs; without one the least."""
         return lattice_sigma(
             self.privacy.epsilon,
             self.privacy.delta,
             sensitivity,
             float(coordinates),
-            contributions=self.privacy.contributions,
-        )
-
-    def _sigma(self, sensitivity: float, coordinates: int) -> float:
-        """Scale at the common multiplier, checked against what this answer needs."""
-        return lattice_sigma(
-            self.privacy.epsilon,
-            self.privacy.delta,
-            sensitivity,
-            float(coordinates),
-            self._multiplier,
+            multiplier,
             contributions=self.privacy.contributions,
         )
 
@@ -206,7 +197,9 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
             options.whitened_radius_of(self.k),
         )
         exact = image_sum(batch, space, queries)
-        noisy = gaussian_on_vector(exact.total, self._sigma(exact.sensitivity, queries.size))
+        noisy = gaussian_on_vector(
+            exact.total, self._sigma(exact.sensitivity, queries.size, self._multiplier)
+        )
         images = np.multiply(noisy, exact.unit / max(len(batch), 1), dtype=np.float64)
         search = state.search.learn(images, options.steps_in(self._search_dim), options.window)
         return replace(reached, search=search), exact.clipped
@@ -214,7 +207,7 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
     def _whitening(self, batch: Batch) -> tuple[Whitening, int]:
         radius = self.options.clip_radius**2
         exact = covariance_sum(single_rows(batch), self.preprocessing, radius)
-        sigma = self._sigma(exact.sensitivity, self.dim**2)
+        sigma = self._sigma(exact.sensitivity, self.dim**2, self._multiplier)
         per_record = exact.unit / max(len(batch), 1)
         moment = gaussian_on_symmetric(exact.total, sigma) * per_record
         # The norm of a symmetric matrix of noise, variances sigma^2 on and sigma^2/2 off the diagonal.

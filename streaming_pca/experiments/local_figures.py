@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from streaming_pca.experiments.claims import Across, Slope, Trend
@@ -126,6 +126,16 @@ def _across(s: _Sets) -> tuple[Claim, ...]:
     )
 
 
+def _as_printed(by_n: Sequence[Panel], method: str) -> tuple[Claim, ...]:
+    """What the words of figures 3 and 4 say; ``by_n``: a panel for each k."""
+    return (
+        *_trends(by_n, method, rises=False),
+        Across(method, tuple(panel.key for panel in by_n), "k"),
+        Trend(method, "p", rises=True),
+        Trend(method, "epsilon", rises=False),
+    )
+
+
 def ldp_fig3(quick: bool) -> Experiment:
     """The printed settings, and, as nothing can be learnt there, others where the rate shows."""
     p, k, epsilon, n = (20, 2, 0.5, 100_000) if quick else (40, 10, 0.5, 100_000)
@@ -169,10 +179,7 @@ def ldp_fig3(quick: bool) -> Experiment:
         panels=(*printed, *rates),
         methods=DENSE,
         claims=(
-            *_trends(printed[:2], _GAUSSIAN, rises=False),
-            Across(_GAUSSIAN, tuple(panel.key for panel in printed[:2]), "k"),
-            Trend(_GAUSSIAN, "p", rises=True),
-            Trend(_GAUSSIAN, "epsilon", rises=False),
+            *_as_printed(printed[:2], _GAUSSIAN),
             Slope(_GAUSSIAN, "rate-n", -0.6, -0.4, "-1/2"),
             # The sum runs over k(p - k) angles, not k p: less than 1/2 for k near p.
             Slope(_GAUSSIAN, "rate-k", 0.2, 0.7, "+1/2"),
@@ -230,10 +237,7 @@ def ldp_fig4(quick: bool) -> Experiment:
         panels=(*printed, *rates),
         methods=SPARSE,
         claims=(
-            *_trends(printed[:2], _SPARSE, rises=False),
-            Across(_SPARSE, tuple(panel.key for panel in printed[:2]), "k"),
-            Trend(_SPARSE, "p", rises=True),
-            Trend(_SPARSE, "epsilon", rises=False),
+            *_as_printed(printed[:2], _SPARSE),
             Slope(_SPARSE, "rate-n", -0.65, -0.4, "-1/2"),
             Slope(_SPARSE, "rate-s", 0.0, 1.1, "at most +1"),
             Slope(_SPARSE, "rate-p", 0.0, 0.3, "sqrt(log p), near 0.1"),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from streaming_pca.estimators.given_tensor import Calibration, private_tensor_power
 from streaming_pca.experiments.tensor_settings import MixtureSetting, TensorDraw, TensorSetting
-from streaming_pca.experiments.whole_methods import WholeMethod
+from streaming_pca.experiments.whole_methods import PlacedMethod, WholeMethod
 from streaming_pca.linalg.tensors import enough_restarts, enough_steps, robust_tensor_power
 from streaming_pca.privacy.calibration import gaussian_multiplier
 from streaming_pca.privacy.parameters import PrivacyParameters
@@ -23,35 +23,16 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class RecordMethod:
+class RecordMethod(PlacedMethod):
     """A line of a figure that runs an estimator over records: what options it has is said by the place.
 
     Attributes
     ----------
-    key, label : str
-    id : str
-        Of the estimator.
     options : callable
         From the place to the estimator's options.
-    private : bool
-    most_seeds : int or None
-    place : type or None
-        The kind of place that it runs on; None: all.
     """
 
-    key: str
-    label: str
-    id: str
     options: Callable[[Any], dict[str, Any]]
-    private: bool = True
-    most_seeds: int | None = None
-    place: type | None = None
-
-    def runs_on(self, setting: Any, number: int) -> bool:
-        """Whether it is run on a place, in the trial of this number, from 0."""
-        if self.place is not None and not isinstance(setting, self.place):
-            return False
-        return self.most_seeds is None or number < self.most_seeds
 
     def options_for(self, setting: Any) -> dict[str, Any]:
         """Those of the place."""

@@ -46,13 +46,10 @@ def noise_sigma(epsilon: float, delta: float) -> float:
     CalibrationError
         If the lattice is too coarse for so little noise, or 64 bits too few for so much.
     """
-    # A power of two divides exactly.
-    return _sigma_in_lattice_units(epsilon, delta) / RADIUS**2
-
-
-def _sigma_in_lattice_units(epsilon: float, delta: float) -> float:
     # One scale for all dimensions: at (1, 1e-6) the largest adds 1e-19 to delta.
-    return lattice_sigma(epsilon, delta, _SENSITIVITY, float(packed_size(MAX_DIM)))
+    sigma = lattice_sigma(epsilon, delta, _SENSITIVITY, float(packed_size(MAX_DIM)))
+    # A power of two divides exactly.
+    return sigma / RADIUS**2
 
 
 class LocalGaussian:
@@ -133,12 +130,11 @@ class LocalGaussian:
 
     def __init__(self, epsilon: float, delta: float, radius: float = 1.0) -> None:
         self.epsilon, self.delta, self.radius = epsilon, delta, radius
-        self._lattice_sigma = _sigma_in_lattice_units(epsilon, delta)
+        self.sigma = noise_sigma(epsilon, delta)
         try:
             self._unit = lattice_unit(radius, RADIUS)
         except ValueError as error:
             raise ParameterError(str(error)) from None
-        self.sigma = noise_sigma(epsilon, delta)
 
     def __repr__(self) -> str:
         return f"LocalGaussian(epsilon={self.epsilon!r}, delta={self.delta!r}, radius={self.radius!r})"
@@ -177,7 +173,7 @@ class LocalGaussian:
         while row < dim:
             rows = range(row, min(dim, row + max(1, _BLOCK_ENTRIES // (dim - row))))
             exact = np.concatenate([z[i] * z[i:] for i in rows])
-            noisy = gaussian_on_vector(exact, self._lattice_sigma)
+            noisy = gaussian_on_vector(exact, self.sigma * RADIUS**2)
             report[first : first + exact.size] = noisy / float(RADIUS**2)
             first, row = first + exact.size, rows.stop
         return report

@@ -19,7 +19,7 @@ from streaming_pca.service.sending import Outgoing, Produced, send_messages
 from streaming_pca.settings import ConfigurationError, KafkaSettings, StreamSettings
 from streaming_pca.wire import ARROW, JSON, NPY, OCTETS
 
-__all__ = ["ContentType", "RecordFileError", "arrange", "encoder_of", "send_records"]
+__all__ = ["ContentType", "RecordFileError", "arrange", "arrange_features", "encoder_of", "send_records"]
 
 ContentType = Literal["octets", "npy", "json", "arrow"]
 
@@ -28,6 +28,21 @@ _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.d
 _REPORT_EVERY = 1000
 _BLOCK_ENTRIES = 2**20
 """Numbers that are held of a file at once, but for one message's."""
+
+
+def arrange_features(records: RecordFile, stream: StreamSettings) -> RecordFile:
+    """The records with the features that the stream has, in its order.
+
+    Raises
+    ------
+    RecordFileError
+    """
+    if records.dim != stream.dim:
+        raise RecordFileError(
+            f"{records.path}: records have {records.dim} features, the stream's dim is {stream.dim}: "
+            "set stream.dim, or send another file"
+        )
+    return records if stream.feature_names is None else records.with_features(stream.feature_names)
 
 
 def arrange(
@@ -52,13 +67,7 @@ def arrange(
         raise ConfigurationError(
             f'{stream.name}: record_kind = "local" takes reports: a record would be there for all to see'
         )
-    if records.dim != stream.dim:
-        raise RecordFileError(
-            f"{records.path}: records have {records.dim} features, the stream's dim is {stream.dim}: "
-            "set stream.dim, or send another file"
-        )
-    if stream.feature_names is not None:
-        records = records.with_features(stream.feature_names)
+    records = arrange_features(records, stream)
     if len(records.shape) == 3 and (factors or rows_per_message > 1):
         raise ConfigurationError(
             f"{records.path} holds factors of {records.shape[1]} rows, one a message: "

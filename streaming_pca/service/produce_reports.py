@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from streaming_pca.linalg.packed import packed_size
 from streaming_pca.local.accountant import AlreadySpent, LocalAccountant
-from streaming_pca.local.gaussian import MAX_DIM, LocalGaussian
+from streaming_pca.local.gaussian import LocalGaussian
 from streaming_pca.local.promise import report_headers
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.records import RecordKind
 from streaming_pca.service.clients import MAX_MESSAGE_BYTES
+from streaming_pca.service.produce import arrange_features
 from streaming_pca.service.record_files import RecordFile, RecordFileError
 from streaming_pca.service.sending import Outgoing, Produced, send_messages
 from streaming_pca.settings import ConfigurationError, KafkaSettings, StreamSettings
@@ -78,18 +79,14 @@ def arrange_vectors(records: RecordFile, stream: StreamSettings) -> RecordFile:
         raise RecordFileError(
             f"{records.path}: holds factors of {records.shape[1]} rows, and a report is of one vector"
         )
-    if records.dim != stream.dim:
-        raise RecordFileError(
-            f"{records.path}: records have {records.dim} features, the stream's dim is {stream.dim}: "
-            "set stream.dim, or send another file"
-        )
+    records = arrange_features(records, stream)
     size = 4 * packed_size(stream.dim)
-    if stream.dim > MAX_DIM or size + _OVERHEAD > MAX_MESSAGE_BYTES:
+    if size + _OVERHEAD > MAX_MESSAGE_BYTES:
         raise ConfigurationError(
             f"stream.dim = {stream.dim} makes reports of {size / 2**20:.0f} MiB, "
             f"and a message holds {MAX_MESSAGE_BYTES // 2**20} MiB: lower stream.dim"
         )
-    return records if stream.feature_names is None else records.with_features(stream.feature_names)
+    return records
 
 
 def users_of(records: RecordFile) -> list[bytes]:
