@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
+from streaming_pca.linalg.public_map import PublicMap
 from streaming_pca.records import Batch, RecordKind
 
 __all__ = ["Preprocessing"]
@@ -132,6 +133,31 @@ class Preprocessing(BaseModel):
         with np.errstate(over="ignore"):
             return float(np.sum((reach * scale) ** 2)) + (self.centering == "augment")
 
+    def public_map(self) -> PublicMap:
+        """The same as :meth:`apply`, for kernels that transform factors while they read them.
+
+        Raises
+        ------
+        ValueError
+            If the centring is "private-mean" and there is no centre yet.
+        """
+        self._check_centre()
+        nothing = np.zeros(0)
+        lower = upper = shift = factor = nothing
+        if self.bounds is not None:
+            lower, upper = (self._vector("bounds", b).copy() for b in self.bounds)
+        if self.centre is not None:
+            shift = self._vector("centre", self.centre)
+        elif not isinstance(self.centering, str):
+            shift = self._vector("centering", self.centering)
+        if self.scale is not None:
+            factor = self._vector("scale", self.scale).copy()
+        return PublicMap(lower, upper, shift, factor, self.centering == "pairs", self.centering == "augment")
+
+    def _check_centre(self) -> None:
+        if self.centering == "private-mean" and self.centre is None:
+            raise ValueError('centering = "private-mean" has no centre yet: use about(mean)')
+
     def apply(self, batch: Batch) -> Batch:
         """Transform a block of records.
 
@@ -150,8 +176,7 @@ class Preprocessing(BaseModel):
         ValueError
             If the centring is "private-mean" and there is no centre yet.
         """
-        if self.centering == "private-mean" and self.centre is None:
-            raise ValueError('centering = "private-mean" has no centre yet: use about(mean)')
+        self._check_centre()
         rows = np.ascontiguousarray(batch.rows, dtype=np.float64)
         if self.kind is RecordKind.MATRIX:
             # Symmetric to the last bit, as a mechanism that reads one triangle needs it.

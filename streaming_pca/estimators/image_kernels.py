@@ -1,0 +1,211 @@
+"""Block sums of factors: what the compiled kernels are told, and their exact totals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.linalg.image_sums import Centre, image_sizes, new_sums, sum_images
+from streaming_pca.linalg.lattice import quantise_centre
+from streaming_pca.linalg.public_map import PublicMap
+from streaming_pca.linalg.strips import MIXED
+from streaming_pca.linalg.tiles import Frame, frame_of, new_tile
+from streaming_pca.linalg.threads import shared_out
+from streaming_pca.preprocessing import Preprocessing
+from streaming_pca.records import Batch
+
+__all__ = ["FactorImages", "factor_sizes"]
+
+Matrix = NDArray[np.float64]
+
+_LEAST_SHARE = 2**20
+"""Entries of the records that are worth a thread: a tenth of a millisecond."""
+
+NO_CENTRE = Centre(np.zeros((0, 0)), 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """B, and what C' is of it."""
+
+    frame: Frame
+    centre: Centre
+
+
+def _columns(basis: Matrix, augmented: bool) -> _Columns:
+    return _Columns(frame_of(basis, basis.shape[1], augmented), NO_CENTRE)
+
+
+def _columns_about(basis: Matrix, centre: Matrix, lattice_centre: Matrix, scale: float, augmented: bool) -> _Columns:
+    """B = Q and as few columns more as C needs; M, and how far C' is from B M.
+
+    The centre is Q M and what is outside the basis, D. Where D is of rank 1, or
+    nearly nothing, C' = B M costs one column or none; else D's own columns are multiplied.
+
+    Parameters
+    ----------
+    basis, centre : (d', k) float64
+    lattice_centre : (d', k) float64
+        C', integers, near ``scale * centre``.
+    """
+    k = basis.shape[1]
+    inside = basis.T @ centre
+    added = centre - basis @ inside
+    rest = np.eye(k)
+    # Squares of singular values: what is below 2**-21 of the centre may be rounding.
+    values, vectors = np.linalg.eigh(added.T @ added)
+    needed = int(np.count_nonzero(values > (2.0**-21 * np.linalg.norm(centre)) ** 2))
+    if needed <= min(_FEW, k - 1):
+        leading = vectors[:, k - needed :]
+        added, rest = added @ leading, leading.T
+    lengths = np.linalg.norm(added, axis=0)
+    lengths[lengths == 0] = 1.0
+    columns = np.concatenate([basis, added / lengths], axis=1)
+    mix = scale * np.concatenate([inside, rest * lengths[:, None]])
+    frame = frame_of(columns, k, augmented)
+    off = lattice_centre - columns @ mix
+    per_column = float(np.linalg.norm(np.linalg.norm(columns, axis=0) @ np.abs(mix)))
+    # |z E| <= |z| times E's largest singular value, made safe from what float64 lost.
+    spread = float(np.linalg.eigvalsh(off.T @ off)[-1]) + 2.0**-40 * float(np.vdot(off, off))
+    rounding = 2.0**-50 * (len(columns) + len(mix)) * per_column
+    error = np.sqrt(max(spread, 0.0)) + frame.image_error * per_column + rounding
+    # Rounded up by more than any order of adding can lose.
+    squared = float(np.vdot(lattice_centre, lattice_centre)) * (1 + (lattice_centre.size + 8) * 2.0**-52)
+    padded = np.zeros((len(mix), -(-k // MIXED) * MIXED))
+    padded[:, :k] = mix
+    return _Columns(frame, Centre(padded, squared, float(error)))
+
+
+_FEW = 2
+"""Columns outside the basis that are worth a decomposition."""
+
+
+def public_map(preprocessing: Preprocessing) -> PublicMap:
+    """What kernels apply to rows as they read them."""
+    return preprocessing.public_map()
+
+
+def _readable(batch: Batch) -> NDArray[np.floating]:
+    """The rows as kernels read them: aligned, in C order, no copy if they are already; not writable,
+    so that payloads and arrays use the same compiled kernels."""
+    rows = np.require(batch.rows, requirements=["C", "A"])
+    if rows.dtype not in (np.float32, np.float64):
+        rows = rows.astype(np.float64)
+    view = rows.view()
+    view.flags.writeable = False
+    return view
+
+
+def _longest(batch: Batch) -> int:
+    return int(np.diff(batch.starts).max(initial=1))
+
+
+class FactorImages:
+    """Sum of clip(A Q - C) over factors, as a kernel of :meth:`Batch.sum`."""
+
+    limit = 2**62
+    whole = True
+
+    def __init__(
+        self,
+        preprocessing: Preprocessing,
+        basis: Matrix,
+        per_unit: float,
+        centre: Matrix | None = None,
+        radius: float = 1.0,
+    ) -> None:
+        self.how = preprocessing.public_map()
+        self.plain = self.how.plain
+        self.per_unit = per_unit
+        self.step = preprocessing.units
+        self.basis_shape = basis.shape
+        self.shape: tuple[int, ...] = (basis.size + 1,)
+        self.centre: Matrix | None = None
+        self.lattice_centre: NDArray[np.int64] | None = None
+        if centre is None:
+            columns = _columns(basis, self.how.augmented)
+        else:
+            lattice_centre = quantise_centre(centre, radius)
+            columns = _columns_about(basis, centre, lattice_centre, 2.0**20 / radius, self.how.augmented)
+            self.centre = np.ldexp(np.ascontiguousarray(lattice_centre), -20) * radius
+            self.lattice_centre = lattice_centre.astype(np.int64)
+        self.frame, self.of_centre = columns.frame, columns.centre
+
+    def __call__(self, batch: Batch) -> NDArray[np.int64]:
+        rows, longest = _readable(batch), _longest(batch)
+        parts = shared_out(
+            len(batch),
+            lambda first, last: self._part(rows, batch.starts, first, last, longest),
+            self.step,
+            max(_LEAST_SHARE // max(batch.rows.shape[1] * longest, 1), 1),
+        )
+        out = np.zeros(self.shape, dtype=np.int64)
+        total = out[:-1].reshape(self.basis_shape)
+        weights = 0
+        for part, clipped, weight in parts:
+            total += part.T
+            out[-1] += clipped
+            weights += weight
+        if self.lattice_centre is not None:
+            total -= weights * self.lattice_centre
+        return out
+
+    def _part(
+        self, rows: NDArray[np.floating], starts: NDArray[np.int64], first: int, last: int, longest: int
+    ) -> tuple[NDArray[np.int64], int, int]:
+        tile = new_tile(self.frame, longest)
+        sums = new_sums(self.frame, tile, self.how.augmented)
+        room = np.empty((0 if self.plain else tile.rows, rows.shape[1]))
+        clipped, weights = sum_images(
+            rows,
+            starts,
+            first,
+            last,
+            self.how,
+            self.plain,
+            self.frame,
+            self.of_centre,
+            self.frame.norm_margin,
+            self.per_unit,
+            tile,
+            sums,
+            room,
+        )
+        return sums.total, clipped, weights
+
+
+def factor_sizes(batch: Batch, preprocessing: Preprocessing, basis: Matrix, centre: Matrix) -> Matrix:
+    """|A Q - C|_F of every factor, -1 where float32 images tell too little of it."""
+    how = preprocessing.public_map()
+    scale = float(np.linalg.norm(centre))
+    scale = scale if 1e-200 < scale < 1e200 else 1.0
+    columns = _columns_about(basis, centre, quantise_centre(centre, scale), 2.0**20 / scale, how.augmented)
+    rows, longest = _readable(batch), _longest(batch)
+    step = preprocessing.units
+    out = np.empty(len(batch) // step)
+
+    def part(first: int, last: int) -> None:
+        tile = new_tile(columns.frame, longest)
+        sums = new_sums(columns.frame, tile, how.augmented)
+        room = np.empty((0 if how.plain else tile.rows, rows.shape[1]))
+        image_sizes(
+            rows,
+            batch.starts,
+            first,
+            last,
+            how,
+            how.plain,
+            columns.frame,
+            columns.centre,
+            2.0**40 / scale,
+            tile,
+            sums,
+            room,
+            out[first // step : last // step],
+        )
+
+    least = max(_LEAST_SHARE // max(batch.rows.shape[1] * longest, 1), 1)
+    shared_out(len(batch), part, step, least)
+    return np.where(out < 0, out, out * (scale * 2.0**-40))

@@ -1,0 +1,550 @@
+"""Clipped sums of A Q - C over factors: one pass over the records, in integers that add up exactly.
+
+A record's contribution is the integer matrix z^T u - w C', where z is its rounded
+direction, u its image scaled, clipped and rounded, C' the centre in units of R 2**-60
+and w its weight in units of 2**-20; without a centre, z^T u. Both are clipped to R in
+Frobenius norm, which is RADIUS**2 units.
+
+The bound, checked for every record in numbers that carry their errors
+-----------------------------------------------------------------------
+|z^T u - w C'|**2 = |z^T u|**2 - 2 w <u, z C'> + w**2 |C'|**2.
+
+- |z^T u|**2 is |z|**2 |u|**2 for one row, with |z|**2 rounded up
+  (:mod:`~streaming_pca.linalg.tiles`). For r rows it is the sum of (z_i z_j)(u_i u_j), exact
+  integers, of r**2 products: within (r**2 + 2) 2**-53 |z|**2 |u|**2. Beyond
+  ``_GRAM_ROWS`` rows it is the norm of the product itself, whose entries are exact.
+- z C' is not a third product where C' is near B M, for the columns B that z was multiplied
+  by anyway: it is y M, off by at most |z| e with e = |C' - B M| + image_error
+  sum |B_b| |M_b| (``centre_error``). So <u, z C'> is off by |z| |u| e at most.
+- Every other operation is off by 2**-53 of its result: with n = d k + r k, all of them by less
+  than (n + 8) 2**-53 (|z| |u| + w |C'|)**2; twice that is added.
+
+The sum of all that is compared with RADIUS**4; a record that fails adds nothing. None
+does: it was scaled to a radius that is less by what the roundings of u (sqrt(r k)/2 cells, which |z|
+carries) and w (1/2, which |C'| carries) can add, and by the errors above. So a record
+beyond the radius ends up below it by a few parts in 10**6 (with a centre of 20 R: by
+1 part in 10**3).
+
+Exactness: |u| <= 2**25, so the entries of 2**8 records' z^T u sum to at most
+2**8 2**20.1 2**25 < 2**53.2; |z| is 2**20 + sqrt(r d)/2 at most, and |u| is held below
+2**24.8: 2**53. They are added in float64, and every 2**8 records as int64.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from streaming_pca.linalg.lattice import RADIUS
+from streaming_pca.linalg.public_map import PublicMap, map_record
+from streaming_pca.linalg.strips import MIXED, MOST_COLUMNS, ROWS, add_products, mix_columns, row_dot
+from streaming_pca.linalg.tiles import Frame, Tile, fill_images, put_records
+from streaming_pca.linalg.vectors import LANES
+
+__all__ = ["Centre", "Sums", "image_sizes", "new_sums", "sum_images"]
+
+Floats = NDArray[np.float64]
+
+WEIGHT = 2.0**20
+"""Weight 1."""
+MOST_IMAGE = 2.0**24.5
+RECORDS_PER_FLUSH = 2**8
+
+_BOUND = float(RADIUS) ** 2
+_FAR = 2.0**80
+"""Norm in units, 2**40 R: a record so far away has a weight of 0 for the centre."""
+_COUNTED = 1.0 + 2.0**-16
+"""A norm above this many radii counts as clipped: those of norm R exactly do not, by chance."""
+_GRAM_ROWS = 64
+_CANCELLED = 2.0**-10
+"""Of a squared residual, what is left of its terms: below, float32 images tell too little."""
+
+
+class Centre(NamedTuple):
+    """What the kernel knows of C'.
+
+    Attributes
+    ----------
+    mix : (columns, k) float64
+        M: C' is near B M. Padded with columns of zeros to a multiple of 4. Without a centre (0, 0).
+    squared : float
+        |C'|**2, rounded up.
+    error : float
+        e: |z C' - y M| <= |z| e.
+    """
+
+    mix: Floats
+    squared: float
+    error: float
+
+
+class Sums(NamedTuple):
+    """Room for sums and for what is computed of a tile.
+
+    ``exact`` (groups * group, strips * 16) and ``of_ones`` (groups * group,) are float64 sums of up to
+    2**8 records, ``total`` (k, d') int64 those of all; u is (groups, T, group), ``own`` as ``exact``.
+    """
+
+    group: int
+    groups: int
+    exact: Floats
+    of_ones: Floats
+    own: Floats
+    total: NDArray[np.int64]
+    u: Floats
+    overlaps: Floats
+    squares: Floats
+    crosses: Floats
+    factors: Floats
+
+
+def new_sums(frame: Frame, tile: Tile, augmented: bool) -> Sums:
+    """Room, zeroed."""
+    groups = -(-frame.k // MOST_COLUMNS)
+    group = -(-frame.k // groups)
+    padded = frame.strips * LANES
+    return Sums(
+        group,
+        groups,
+        np.zeros(groups * group * padded),
+        np.zeros(groups * group),
+        np.zeros(groups * group * padded),
+        np.zeros((frame.k, frame.d + augmented), dtype=np.int64),
+        np.zeros(groups * group * tile.rows),
+        np.zeros(-(-frame.k // MIXED) * MIXED * tile.rows),
+        np.zeros(tile.rows),
+        np.zeros(tile.rows),
+        np.zeros(tile.rows),
+    )
+
+
+@njit(cache=True, nogil=True)
+def _strip_sums(tile: Tile, frame: Frame, sums: Sums, first: int, count: int, into: Floats) -> None:
+    """Add z^T u of the tile's rows from ``first`` on to ``into``."""
+    strips = (frame.d + LANES - 1) // LANES
+    stride = (tile.rows + 1) * LANES
+    padded = strips * LANES
+    for s in range(strips):
+        for g in range(sums.groups):
+            add_products(
+                tile.z,
+                s * stride + first * LANES,
+                sums.u,
+                (g * tile.rows + first) * sums.group,
+                sums.group,
+                count,
+                into,
+                g * sums.group * padded + s * LANES,
+                padded,
+            )
+
+
+@njit(cache=True, nogil=True)
+def _product_squared(tile: Tile, frame: Frame, sums: Sums, a: int, b: int) -> float:
+    """|z^T u|**2 of the record in rows a to b of the tile, rounded up; u is in ``sums.u``."""
+    r, k = b - a, frame.k
+    of_z = of_u = total = 0.0
+    for i in range(a, b):
+        of_z += tile.squares[i]
+        for c in range(k):
+            v = sums.u[((c // sums.group) * tile.rows + i) * sums.group + c % sums.group]
+            of_u += v * v
+    if r > _GRAM_ROWS:
+        sums.own[:] = 0.0
+        _strip_sums(tile, frame, sums, a, r, sums.own)
+        for v in sums.own:
+            total += v * v
+        for c in range(k):
+            one = 0.0
+            for i in range(a, b):
+                place = ((c // sums.group) * tile.rows + i) * sums.group + c % sums.group
+                one += tile.ones[i] * sums.u[place]
+            total += one * one
+        return total + (float(sums.own.size) + r * k + 8.0) * 2.0**-52 * of_z * of_u
+    strips = (frame.d + LANES - 1) // LANES
+    stride = (tile.rows + 1) * LANES
+    for i in range(a, b):
+        for j in range(a, i + 1):
+            of_rows = row_dot(tile.z, i * LANES, j * LANES, stride, strips) + tile.ones[i] * tile.ones[j]
+            of_images = 0.0
+            for c in range(k):
+                place = (c // sums.group) * tile.rows * sums.group + c % sums.group
+                of_images += sums.u[place + i * sums.group] * sums.u[place + j * sums.group]
+            total += of_rows * of_images * (1.0 if i == j else 2.0)
+    return total + (r * r + k + 8.0) * 2.0**-52 * of_z * of_u
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _shrunk(
+    product: float,
+    squares: float,
+    norm: float,
+    cross: float,
+    units: float,
+    cells: float,
+    n: float,
+    centre: Centre,
+) -> tuple[float, float, bool]:
+    """What scales an image, the weight, and whether the record was made smaller.
+
+    Parameters
+    ----------
+    product, squares, norm, cross : float
+        |z^T y|**2, |y|**2, |z| and <y, z C'>, the first and third rounded up.
+    units : float
+        t with t z^T y = A Q in lattice units; may be inf.
+    cells : float
+        r k, the numbers of the image.
+    n : float
+        d k + r k.
+    centre : Centre
+    """
+    whole = WEIGHT if centre.mix.size > 0 else 0.0
+    size = math.sqrt(product)
+    t = 0.0
+    if size > 0.0:
+        t = min(units, _FAR / size)
+    else:
+        norm = cells = 0.0
+    image = t * math.sqrt(squares)
+    reach = whole * math.sqrt(centre.squared)
+    plain = max((t * size) ** 2 - 2.0 * whole * t * cross + reach * reach, 0.0)
+    slack = 2.0 * whole * image * norm * centre.error
+    slack += (n + 16.0) * 2.0**-52 * (image * norm + reach) ** 2
+    clipped = math.sqrt(plain) > _BOUND * _COUNTED
+    length = math.sqrt(plain + slack)
+    roundings = 0.5 * (math.sqrt(cells) * norm + math.sqrt(centre.squared)) * (1.0 + 2.0**-10)
+    limit = max(_BOUND * (1.0 - 2.0**-30) - roundings, 0.0)
+    shrink = min(1.0, limit / length)
+    most = MOST_IMAGE - math.sqrt(cells)
+    if image * shrink > most:
+        shrink = most / image
+        clipped = clipped or shrink * _COUNTED < 1.0
+    return t * shrink, np.rint(shrink * whole), clipped
+
+
+@njit(cache=True, nogil=True)
+def _within(
+    product: float, squares: float, norm: float, cross: float, weight: float, n: float, centre: Centre
+) -> bool:
+    """Whether |z^T u - w C'| is within the radius, whatever was rounded on the way; False for NaN."""
+    image = math.sqrt(squares)
+    total = product - 2.0 * weight * cross + weight * weight * centre.squared
+    total += 2.0 * weight * image * norm * centre.error
+    total += (n + 16.0) * 2.0**-52 * (image * norm + weight * math.sqrt(centre.squared)) ** 2
+    return image <= MOST_IMAGE and total <= _BOUND * _BOUND
+
+
+@njit(cache=True, nogil=True)
+def _overlap(tile: Tile, frame: Frame, sums: Sums, centre: Centre, n: int) -> None:
+    """y M of n rows, and each row's |y|**2 and <y, y M>."""
+    rows, y, overlaps = tile.rows, tile.y, sums.overlaps
+    squares, crosses = sums.squares[:n], sums.crosses[:n]
+    squares[:] = 0.0
+    crosses[:] = 0.0
+    with_centre = centre.mix.size > 0
+    if with_centre:
+        width = centre.mix.shape[1]
+        for c in range(0, width, MIXED):
+            for i in range(0, n, ROWS):
+                mix_columns(y, i, rows, centre.mix, c, width, frame.columns, overlaps, c * rows + i, rows)
+    for c in range(frame.k):
+        of_column = y[c * rows : c * rows + n]
+        o = overlaps[c * rows : c * rows + n]
+        for i in range(n):
+            squares[i] += of_column[i] * of_column[i]
+        if with_centre:
+            for i in range(n):
+                crosses[i] += of_column[i] * o[i]
+
+
+@njit(cache=True, nogil=True)
+def _place_images(tile: Tile, frame: Frame, sums: Sums, n: int) -> None:
+    """u = rint(factor y) of n rows, and each row's |u|**2 and <u, y M>."""
+    squares, crosses, factors = sums.squares[:n], sums.crosses[:n], sums.factors[:n]
+    squares[:] = 0.0
+    crosses[:] = 0.0
+    for c in range(frame.k):
+        y = tile.y[c * tile.rows : c * tile.rows + n]
+        o = sums.overlaps[c * tile.rows : c * tile.rows + n]
+        for i in range(n):
+            y[i] = np.rint(y[i] * factors[i])
+        for i in range(n):
+            squares[i] += y[i] * y[i]
+            crosses[i] += y[i] * o[i]
+        first = (c // sums.group) * tile.rows * sums.group + c % sums.group
+        for i in range(n):
+            sums.u[first + i * sums.group] = y[i]
+
+
+@njit(cache=True, nogil=True)
+def _copy_images(tile: Tile, frame: Frame, sums: Sums, a: int, b: int) -> None:
+    """Put y of rows a to b where u is to be."""
+    for c in range(frame.k):
+        first = (c // sums.group) * tile.rows * sums.group + c % sums.group
+        for i in range(a, b):
+            sums.u[first + i * sums.group] = tile.y[c * tile.rows + i]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _units(scale: float, e: int, per_unit: float) -> float:
+    """t with t z^T y = A Q in lattice units; may be inf."""
+    t = per_unit / (scale * scale)
+    return t if e == 0 else math.ldexp(math.ldexp(t, e), e)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _clip_tile(
+    tile: Tile, frame: Frame, sums: Sums, centre: Centre, margin: float, per_unit: float, records: int
+) -> tuple[int, int]:
+    """Clip the tile's records: u and weights. Returns how many were clipped, and the weights' sum."""
+    rows = tile.begins[records]
+    _overlap(tile, frame, sums, centre, rows)
+    clipped = 0
+    total_weight = 0
+    weights = np.empty(records)
+    for i in range(records):
+        a, b = tile.begins[i], tile.begins[i + 1]
+        norm = squares = cross = 0.0
+        for j in range(a, b):
+            norm += tile.squares[j]
+            squares += sums.squares[j]
+            cross += sums.crosses[j]
+        norm *= margin
+        product = norm * squares
+        if b - a > 1:
+            _copy_images(tile, frame, sums, a, b)
+            product = _product_squared(tile, frame, sums, a, b)
+        cells = float((b - a) * frame.k)
+        factor, weights[i], smaller = _shrunk(
+            product,
+            squares,
+            math.sqrt(norm),
+            cross,
+            _units(tile.scales[i], tile.exponents[i], per_unit),
+            cells,
+            cells + float((frame.d + 1) * frame.k),
+            centre,
+        )
+        clipped += smaller
+        for j in range(a, b):
+            sums.factors[j] = factor
+    _place_images(tile, frame, sums, rows)
+    for i in range(records):
+        a, b = tile.begins[i], tile.begins[i + 1]
+        norm = squares = cross = 0.0
+        for j in range(a, b):
+            norm += tile.squares[j]
+            squares += sums.squares[j]
+            cross += sums.crosses[j]
+        norm *= margin
+        product = norm * squares
+        if b - a > 1:
+            product = _product_squared(tile, frame, sums, a, b)
+        n = float((b - a + frame.d + 1) * frame.k)
+        if _within(product, squares, math.sqrt(norm), cross, weights[i], n, centre):
+            total_weight += np.int64(weights[i])
+        else:
+            for g in range(sums.groups):
+                sums.u[(g * tile.rows + a) * sums.group : (g * tile.rows + b) * sums.group] = 0.0
+    return clipped, total_weight
+
+
+@njit(cache=True, nogil=True)
+def _flush(frame: Frame, sums: Sums) -> None:
+    padded = (frame.d + LANES - 1) // LANES * LANES
+    for c in range(frame.k):
+        exact = sums.exact[c * padded : c * padded + frame.d]
+        total = sums.total[c]
+        for j in range(frame.d):
+            total[j] += np.int64(exact[j])
+        exact[:] = 0.0
+        if total.size > frame.d:
+            total[frame.d] += np.int64(sums.of_ones[c])
+            sums.of_ones[c] = 0.0
+
+
+@njit(cache=True, nogil=True)
+def _load_tile(
+    rows: NDArray[np.floating],
+    starts: NDArray[np.int64],
+    first: int,
+    last: int,
+    how: PublicMap,
+    plain: bool,
+    tile: Tile,
+    room: Floats,
+    places: NDArray[np.int64],
+) -> tuple[int, int]:
+    """Fill the tile from record ``first`` on; returns the next record, and how many are in the tile.
+
+    ``places`` gets the number of each, counted from ``first``; those that are missing are null.
+    """
+    begins, offsets = tile.begins, tile.offsets
+    d = rows.shape[1]
+    step = 2 if how.pairs else 1
+    records = slot = 0
+    i = first
+    while i < last:
+        a, b = starts[i], starts[i + step]
+        r = b - a
+        if how.pairs:
+            r = 1 if r == 2 and starts[i + 1] == a + 1 else 0
+        if slot + r > tile.rows or records == RECORDS_PER_FLUSH:
+            break
+        i += step
+        if r == 0:
+            continue
+        places[records] = (i - first) // step - 1
+        if plain:
+            for j in range(r):
+                offsets[slot + j] = (a + j) * d
+        else:
+            map_record(rows[a:b], how, room[slot : slot + r])
+            for j in range(r):
+                offsets[slot + j] = (slot + j) * d
+        begins[records] = slot
+        records += 1
+        slot += r
+        begins[records] = slot
+    one = 1.0 if how.augmented else 0.0
+    if plain:
+        put_records(rows, tile, records, one)
+    else:
+        put_records(room, tile, records, one)
+    return i, records
+
+
+@njit(cache=True, nogil=True)
+def sum_images(
+    rows: NDArray[np.floating],
+    starts: NDArray[np.int64],
+    first: int,
+    last: int,
+    how: PublicMap,
+    plain: bool,
+    frame: Frame,
+    centre: Centre,
+    margin: float,
+    per_unit: float,
+    tile: Tile,
+    sums: Sums,
+    room: Floats,
+) -> tuple[int, int]:
+    """Add the contributions of records ``first`` to ``last`` to ``sums.total``, less w C'.
+
+    Parameters
+    ----------
+    rows : (n, d) float32 or float64
+    starts : (m + 1,) int64
+        Record i is ``rows[starts[i]:starts[i + 1]]``.
+    how : PublicMap
+    plain : bool
+        Whether it leaves features alone.
+    frame, centre
+        Q and C'.
+    margin : float
+        Of squared norms.
+    per_unit : float
+        Lattice units per squared unit of the data.
+    tile, sums
+        Room; the tile has room for the longest record.
+    room : (T, d) float64
+        For mapped rows; what has no use where ``plain``.
+
+    Returns
+    -------
+    (int, int)
+        Records that were made smaller, and the sum of all weights.
+    """
+    places = np.empty(tile.rows, dtype=np.int64)
+    clipped = weights = present = 0
+    waiting = 0
+    i = first
+    while i < last:
+        i, records = _load_tile(rows, starts, i, last, how, plain, tile, room, places)
+        if records == 0:
+            continue
+        present += records
+        n = tile.begins[records]
+        fill_images(tile, frame, n)
+        more, weight = _clip_tile(tile, frame, sums, centre, margin, per_unit, records)
+        clipped += more
+        weights += weight
+        waiting += records
+        if waiting > RECORDS_PER_FLUSH:
+            _flush(frame, sums)
+            waiting = records
+        _strip_sums(tile, frame, sums, 0, n, sums.exact)
+        if how.augmented:
+            for c in range(frame.k):
+                first_u = (c // sums.group) * tile.rows * sums.group + c % sums.group
+                for j in range(n):
+                    sums.of_ones[c] += tile.ones[j] * sums.u[first_u + j * sums.group]
+    _flush(frame, sums)
+    if centre.mix.size > 0:
+        # Null records: no image, and the centre's clipped weight each.
+        nulls = (last - first) // (2 if how.pairs else 1) - present
+        _, weight, smaller = _shrunk(
+            0.0, 0.0, 0.0, 0.0, 0.0, 0.0, float((frame.d + 1) * frame.k), centre
+        )
+        if _within(0.0, 0.0, 0.0, 0.0, weight, float((frame.d + 1) * frame.k), centre):
+            weights += nulls * np.int64(weight)
+        clipped += nulls * np.int64(smaller)
+    return clipped, weights
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def image_sizes(
+    rows: NDArray[np.floating],
+    starts: NDArray[np.int64],
+    first: int,
+    last: int,
+    how: PublicMap,
+    plain: bool,
+    frame: Frame,
+    centre: Centre,
+    per_unit: float,
+    tile: Tile,
+    sums: Sums,
+    room: Floats,
+    out: Floats,
+) -> None:
+    """|A Q - C'| of each record, in lattice units, into ``out``; -1 where too little of it is left to tell."""
+    places = np.empty(tile.rows, dtype=np.int64)
+    step = 2 if how.pairs else 1
+    reach = WEIGHT * math.sqrt(centre.squared)
+    out[:] = reach
+    i = first
+    while i < last:
+        begin = (i - first) // step
+        i, records = _load_tile(rows, starts, i, last, how, plain, tile, room, places)
+        if records == 0:
+            continue
+        n = tile.begins[records]
+        fill_images(tile, frame, n)
+        _overlap(tile, frame, sums, centre, n)
+        for j in range(records):
+            a, b = tile.begins[j], tile.begins[j + 1]
+            norm = squares = cross = 0.0
+            for row in range(a, b):
+                norm += tile.squares[row]
+                squares += sums.squares[row]
+                cross += sums.crosses[row]
+            product = norm * squares
+            if b - a > 1:
+                _copy_images(tile, frame, sums, a, b)
+                product = _product_squared(tile, frame, sums, a, b)
+            t = _units(tile.scales[j], tile.exponents[j], per_unit)
+            far = t * t * product
+            plain_sum = far - 2.0 * WEIGHT * t * cross + reach * reach
+            terms = t * t * norm * squares + reach * reach
+            # Written so that NaN is told apart.
+            if plain_sum >= _CANCELLED * terms and terms < math.inf:
+                out[begin + places[j]] = math.sqrt(plain_sum)
+            else:
+                out[begin + places[j]] = -1.0

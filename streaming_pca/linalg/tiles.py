@@ -1,0 +1,273 @@
+"""Tiles: some records at a time, mapped, normalised and rounded, with their images, in the caches.
+
+A record F of r rows becomes z, about 2**20 F/|F|_F, rounded to integers, and its
+image y = z B for the columns B of a :class:`Frame`. With F = f z (f a number), A Q =
+F^T F Q is f**2 z^T y for those of B that are Q.
+
+Error analysis, v = 2**-24, rows of s strips
+--------------------------------------------
+- z: one product in float32 and the rounding to an integer, of numbers below
+  2**20.1: integers below 2**24, which float32 holds. Whatever they are, they are what is
+  summed: what follows about norms is of z itself.
+- |z_i|**2, of each row: within (s/4 + 4) v relatively; ``norm_margin`` covers twice
+  that, so |z|**2 times it is not below the truth.
+- y: chains of 32 strips at most, each within (32 + 4) v of the sum of its products'
+  magnitudes, added in float64; B was rounded to float32, another v: ``image_error`` is more than
+  twice that, and |y_c - z B_c| <= image_error |z| |B_c|.
+
+What a tile makes of a record depends on that record and on public numbers alone, bit for
+bit: on no other record, place, tile or thread, and not on whether the same values came as float32 or
+as float64.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from streaming_pca.linalg.lattice import RADIUS
+from streaming_pca.linalg.rounding import NO_EXPONENT, exponent, scale_down
+from streaming_pca.linalg.strips import CHAIN, COLUMNS, ROWS, add_dots, round_row, squared_norm
+from streaming_pca.linalg.vectors import LANES
+
+__all__ = ["Frame", "Tile", "fill_images", "frame_of", "new_tile", "put_records"]
+
+Floats = NDArray[np.float64]
+
+_RADIUS = float(RADIUS)
+_LEAST, _MOST = 2.0**-80, 2.0**100
+"""Squared norms between which float32 squares neither underflow nor overflow to any effect."""
+
+_TILE_ENTRIES = 2**17
+_LEAST_ROWS, _MOST_ROWS = 64, 256
+_GROUP = 16
+
+
+class Frame(NamedTuple):
+    """The columns B that records are multiplied by: Q, and others that a centre is made of.
+
+    Attributes
+    ----------
+    d, k : int
+        Features of a mapped row without the constant, and columns of Q.
+    columns : int
+        Of B, the first k of which are Q's.
+    packed : float32
+        B in strips: entry j of column c at ``(j // 16) * width * 16 + c * 16 + j % 16``.
+    width : int
+        ``columns``, made even.
+    constants : (width,) float64
+        B's row for the constant, where there is one.
+    """
+
+    d: int
+    k: int
+    columns: int
+    packed: NDArray[np.float32]
+    width: int
+    constants: Floats
+
+    @property
+    def strips(self) -> int:
+        """Strips of a row."""
+        return -(-self.d // LANES)
+
+    @property
+    def norm_margin(self) -> float:
+        """Factor that makes a sum of squares no smaller than the truth."""
+        return 1 + (self.strips / 4 + 8) * 2.0**-23
+
+    @property
+    def image_error(self) -> float:
+        """Bound of |y_c - z B_c|/(|z| |B_c|)."""
+        return (min(self.strips, CHAIN) + 8) * 2.0**-23
+
+
+def frame_of(columns: Floats, k: int, augmented: bool) -> Frame:
+    """Pack columns (d', c) whose first k are Q.
+
+    Parameters
+    ----------
+    columns : (d', c) float64
+    k : int
+    augmented : bool
+        Whether the last row is the constant's.
+    """
+    d = len(columns) - augmented
+    count = columns.shape[1]
+    width = -(-count // COLUMNS) * COLUMNS
+    strips = -(-d // LANES)
+    padded = np.zeros((strips * LANES, width), dtype=np.float32)
+    padded[:d, :count] = columns[:d]
+    packed = np.ascontiguousarray(padded.reshape(strips, LANES, width).transpose(0, 2, 1)).ravel()
+    constants = np.zeros(width)
+    if augmented:
+        constants[:count] = columns[d]
+    return Frame(d, k, count, packed, width, constants)
+
+
+class Tile(NamedTuple):
+    """Room for some rows and what is computed of them; a column's numbers of all rows are neighbours.
+
+    Attributes
+    ----------
+    rows : int
+        T: how many there is room for, a multiple of 8.
+    z : float32
+        As :mod:`~streaming_pca.linalg.strips` says.
+    ones : (T,) float64
+        The rounded constant of each row, 0 where there is none.
+    squares : (T,) float64
+        |z_i|**2, constant included.
+    y : (width T,) float64
+        Images.
+    begins : (T + 1,) int64
+        First row of each record, and one behind the last.
+    offsets : (T,) int64
+        Where each row begins in its source.
+    scales : (T,) float64
+    exponents : (T,) int64
+        scale and e of each record: z is rint(scale 2**-e F).
+    """
+
+    rows: int
+    z: NDArray[np.float32]
+    ones: Floats
+    squares: Floats
+    y: Floats
+    begins: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    scales: Floats
+    exponents: NDArray[np.int64]
+
+
+def tile_rows(d: int, longest: int) -> int:
+    """T for rows of d features and records of at most ``longest`` rows: what a cache holds."""
+    fitting = min(max(_TILE_ENTRIES // max(d, 1), _LEAST_ROWS), _MOST_ROWS)
+    return -(-max(fitting, longest) // ROWS) * ROWS
+
+
+def new_tile(frame: Frame, longest: int) -> Tile:
+    """Room for ``tile_rows`` rows."""
+    rows = tile_rows(frame.d, longest)
+    return Tile(
+        rows,
+        np.zeros(frame.strips * (rows + 1) * LANES, dtype=np.float32),
+        np.zeros(rows),
+        np.zeros(rows),
+        np.zeros(frame.width * rows),
+        np.zeros(rows + 1, dtype=np.int64),
+        np.zeros(rows, dtype=np.int64),
+        np.zeros(rows),
+        np.zeros(rows, dtype=np.int64),
+    )
+
+
+@njit(cache=True, nogil=True)
+def _put_extreme(source: NDArray[np.floating], tile: Tile, record: int, one: float) -> None:
+    """Normalise and round a record of any magnitude; zeros where it is null: of zeros, or not finite."""
+    a, b = tile.begins[record], tile.begins[record + 1]
+    r, d = b - a, source.shape[1]
+    stride = (tile.rows + 1) * LANES
+    flat = source.reshape(-1)
+    values = np.empty((r, d + 1))
+    for i in range(r):
+        for j in range(d):
+            values[i, j] = flat[tile.offsets[a + i] + j]
+        values[i, d] = one
+    e = exponent(values)
+    size = 0.0
+    if e != NO_EXPONENT:
+        size = scale_down(values, e, values)
+    if size < math.inf and size > 0.0:
+        tile.scales[record] = np.float64(np.float32(_RADIUS / math.sqrt(size)))
+        tile.exponents[record] = e
+        one = values[0, d]
+    else:
+        values[:, :] = 0.0
+        tile.scales[record] = 1.0
+        one = 0.0
+    scale = tile.scales[record]
+    features = np.ascontiguousarray(values[:, :d])
+    rounded = np.rint(scale * one)
+    for i in range(r):
+        square = round_row(features, i * d, d, scale, tile.z, (a + i) * LANES, stride)
+        tile.squares[a + i] = square + rounded * rounded
+        tile.ones[a + i] = rounded
+
+
+@njit(cache=True, nogil=True)
+def put_records(source: NDArray[np.floating], tile: Tile, records: int, one: float) -> None:
+    """Normalise and round the records whose rows ``tile.begins`` and ``tile.offsets`` name.
+
+    Fills ``z``, ``ones``, ``squares``, ``scales`` and ``exponents``: z of a record is
+    rint(scale 2**-e F); zeros for a null one.
+
+    Parameters
+    ----------
+    source : (n, d) float32 or float64, C order
+    tile : Tile
+    records : int
+        How many.
+    one : float
+        The constant behind each row; 0 for none.
+    """
+    z, ones, squares, offsets = tile.z, tile.ones, tile.squares, tile.offsets
+    begins, scales, exponents = tile.begins, tile.scales, tile.exponents
+    d = source.shape[1]
+    stride = (tile.rows + 1) * LANES
+    # In groups, so that one record's norm, root and quotient need not wait for another's
+    # and its entries are still in the nearest cache when they are rounded.
+    for first in range(0, records, _GROUP):
+        last = min(first + _GROUP, records)
+        for j in range(begins[first], begins[last]):
+            squares[j] = squared_norm(source, offsets[j], d)
+        for i in range(first, last):
+            size = 0.0
+            for j in range(begins[i], begins[i + 1]):
+                size += squares[j] + one * one
+            # Written so that NaN is extreme.
+            if size >= _LEAST and size <= _MOST:
+                scales[i] = np.float64(np.float32(_RADIUS / math.sqrt(size)))
+                exponents[i] = 0
+            else:
+                scales[i] = 0.0
+        for i in range(first, last):
+            scale = scales[i]
+            if scale == 0.0:
+                exponents[i] = 0
+                _put_extreme(source, tile, i, one)
+                continue
+            rounded = np.rint(scale * one)
+            for j in range(begins[i], begins[i + 1]):
+                square = round_row(source, offsets[j], d, scale, z, j * LANES, stride)
+                squares[j] = square + rounded * rounded
+                ones[j] = rounded
+
+
+@njit(cache=True, nogil=True)
+def fill_images(tile: Tile, frame: Frame, n: int) -> None:
+    """y = z B of the first n rows."""
+    strips = (frame.d + LANES - 1) // LANES
+    stride = (tile.rows + 1) * LANES
+    z, y, packed = tile.z, tile.y, frame.packed
+    width, rows = frame.width, tile.rows
+    for c in range(width):
+        of_column = y[c * rows : (c + 1) * rows]
+        constant = frame.constants[c]
+        if constant == 0.0:
+            of_column[:] = 0.0
+        else:
+            for i in range(rows):
+                of_column[i] = tile.ones[i] * constant
+    for s in range(0, strips, CHAIN):
+        some = min(CHAIN, strips - s)
+        for i in range(0, n, ROWS):
+            z0 = s * stride + i * LANES
+            for c in range(0, width, COLUMNS):
+                q0 = (s * width + c) * LANES
+                add_dots(z, z0, stride, packed, q0, width * LANES, some, y, c * rows + i, rows)

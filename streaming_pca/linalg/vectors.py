@@ -1,0 +1,199 @@
+"""Vectors of the processor, for kernels whose every operation must stand in a fixed order.
+
+A compiler keeps sums of floats in their written order, which for a plain loop
+means one at a time. These helpers write LLVM's vector instructions instead:
+sixteen chains side by side, fused multiply-adds where they are asked for and
+nowhere else. What they compute has the same bits on every processor; one that has no
+such registers works through them in parts.
+
+All take numba's ``builder``, and work on pointers and offsets in entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+__all__ = [
+    "DOUBLE",
+    "DOUBLES",
+    "FLOAT",
+    "FLOATS",
+    "HALF",
+    "INDEX",
+    "LANES",
+    "constant",
+    "data_of",
+    "fma",
+    "fold",
+    "horizontal_sum",
+    "load",
+    "load_first",
+    "loop",
+    "rint",
+    "shifted",
+    "shuffle",
+    "splat",
+    "store",
+    "zeros",
+]
+
+LANES = 16
+"""Features of a strip: as many float32 as the widest register holds."""
+
+FLOAT, DOUBLE, INDEX = ir.FloatType(), ir.DoubleType(), ir.IntType(64)
+FLOATS = ir.VectorType(FLOAT, LANES)
+HALF = ir.VectorType(FLOAT, LANES // 2)
+DOUBLES = ir.VectorType(DOUBLE, LANES // 2)
+_I32 = ir.IntType(32)
+
+Builder, Value = Any, Any
+
+
+def constant(value: int) -> Value:
+    """An index."""
+    return ir.Constant(INDEX, value)
+
+
+def zeros(vector: Any) -> Value:
+    """A vector of zeros."""
+    return ir.Constant(vector, [0.0] * vector.count)
+
+
+def data_of(context: Any, builder: Builder, signature: Any, args: Sequence[Value], place: int) -> Value:
+    """Pointer to the first entry of the array that is argument ``place``."""
+    return context.make_array(signature.args[place])(context, builder, args[place]).data
+
+
+def shifted(builder: Builder, offset: Value, by: int) -> Value:
+    """``offset + by``."""
+    return builder.add(offset, constant(by)) if by else offset
+
+
+def _place(builder: Builder, base: Value, offset: Value, kind: Any) -> Value:
+    return builder.bitcast(builder.gep(base, [offset]), kind.as_pointer())
+
+
+def _width(vector: Any) -> int:
+    return 4 if vector.element == FLOAT else 8
+
+
+def load(builder: Builder, base: Value, offset: Value, vector: Any) -> Value:
+    """The vector that begins at ``offset``; aligned as its entries are."""
+    return builder.load(_place(builder, base, offset, vector), align=_width(vector), typ=vector)
+
+
+def store(builder: Builder, value: Value, base: Value, offset: Value) -> None:
+    """Write a vector from ``offset`` on."""
+    builder.store(value, _place(builder, base, offset, value.type), align=_width(value.type))
+
+
+def load_first(builder: Builder, base: Value, offset: Value, vector: Any, count: Value) -> Value:
+    """The first ``count`` entries from ``offset`` on, zeros after them; nothing behind them is read."""
+    lanes = ir.Constant(ir.VectorType(INDEX, vector.count), list(range(vector.count)))
+    mask = builder.icmp_signed("<", lanes, splat(builder, count, lanes.type))
+    place = _place(builder, base, offset, vector)
+    kind = "f32" if vector.element == FLOAT else "f64"
+    function = cgutils.get_or_insert_function(
+        builder.module,
+        ir.FunctionType(vector, [place.type, _I32, mask.type, vector]),
+        f"llvm.masked.load.v{vector.count}{kind}.p0",
+    )
+    return builder.call(function, [place, ir.Constant(_I32, _width(vector)), mask, zeros(vector)])
+
+
+def _call(builder: Builder, name: str, *operands: Value) -> Value:
+    vector = operands[0].type
+    kind = "f32" if vector.element == FLOAT else "f64"
+    function = cgutils.get_or_insert_function(
+        builder.module,
+        ir.FunctionType(vector, [vector] * len(operands)),
+        f"llvm.{name}.v{vector.count}{kind}",
+    )
+    return builder.call(function, operands)
+
+
+def fma(builder: Builder, a: Value, b: Value, c: Value) -> Value:
+    """a b + c, rounded once."""
+    return _call(builder, "fma", a, b, c)
+
+
+def rint(builder: Builder, a: Value) -> Value:
+    """To the nearest integer, halves to the even one."""
+    return _call(builder, "rint", a)
+
+
+def splat(builder: Builder, scalar: Value, vector: Any) -> Value:
+    """The same number in every lane."""
+    undefined = ir.Constant(vector, ir.Undefined)
+    first = builder.insert_element(undefined, scalar, ir.Constant(_I32, 0))
+    return shuffle(builder, first, undefined, [0] * vector.count)
+
+
+def shuffle(builder: Builder, a: Value, b: Value, places: Sequence[int]) -> Value:
+    """Entries of a and b, which follow each other, by place."""
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, len(places)), list(places)))
+
+
+def fold(builder: Builder, vectors: Sequence[Value]) -> Value:
+    """Sums of sixteen vectors' entries, as one vector; each sum is a tree of halves."""
+    width = LANES // 2
+    while len(vectors) > 1:
+        starts = range(0, LANES, 2 * width)
+        low = [s + i for s in starts for i in range(width)]
+        high = [s + width + i for s in starts for i in range(width)]
+        vectors = [
+            builder.fadd(
+                shuffle(builder, a, b, low + [LANES + i for i in low]),
+                shuffle(builder, a, b, high + [LANES + i for i in high]),
+            )
+            for a, b in zip(vectors[::2], vectors[1::2], strict=True)
+        ]
+        width //= 2
+    return vectors[0]
+
+
+def horizontal_sum(builder: Builder, vector: Value) -> Value:
+    """Sum of a vector's entries, a tree of halves."""
+    width = vector.type.count
+    while width > 1:
+        width //= 2
+        halves = (
+            shuffle(builder, vector, vector, range(first, first + width)) for first in (0, width)
+        )
+        vector = builder.fadd(*halves)
+    return builder.extract_element(vector, ir.Constant(_I32, 0))
+
+
+def loop(
+    builder: Builder,
+    count: Value,
+    carried: Sequence[Value],
+    body: Callable[[Value, Sequence[Value]], Sequence[Value]],
+) -> list[Value]:
+    """``carried = body(i, carried)`` for i from 0 to ``count`` - 1, in registers."""
+    before = builder.block
+    head, after = (builder.append_basic_block(name) for name in ("loop", "done"))
+    builder.cbranch(builder.icmp_signed(">", count, constant(0)), head, after)
+    builder.position_at_end(head)
+    i = builder.phi(INDEX)
+    inside = [builder.phi(value.type) for value in carried]
+    results = body(i, inside)
+    step = builder.add(i, constant(1))
+    end = builder.block
+    builder.cbranch(builder.icmp_signed("<", step, count), head, after)
+    i.add_incoming(constant(0), before)
+    i.add_incoming(step, end)
+    builder.position_at_end(after)
+    outside = []
+    for at_start, phi, result in zip(carried, inside, results, strict=True):
+        phi.add_incoming(at_start, before)
+        phi.add_incoming(result, end)
+        final = builder.phi(result.type)
+        final.add_incoming(at_start, before)
+        final.add_incoming(result, end)
+        outside.append(final)
+    return outside
