@@ -1,12 +1,14 @@
-"""What the benchmarks' command lines share: errors of one line, and numbers with a least value."""
+"""What the benchmarks' command lines share: errors of one line, and types that say what is wrong."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
-__all__ = ["Parser", "whole"]
+__all__ = ["Parser", "telling", "whole"]
+
+T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
@@ -25,3 +27,15 @@ def whole(least: int) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+def telling(read: Callable[[str], T]) -> Callable[[str], T]:
+    """The same as a type of arguments: argparse hides what other ValueErrors say."""
+
+    def told(text: str) -> T:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return told
