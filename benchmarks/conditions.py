@@ -38,11 +38,12 @@ def noise_source() -> Iterator[None]:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers depend on besides the code."""
+    """What the numbers depend on besides the code; the load is the last minute's, this process included."""
     blas = [pool for pool in threadpool_info() if pool["user_api"] == "blas" and "numpy" in pool["filepath"]]
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "blas": [f"{pool['internal_api']} {pool['version']} {pool.get('architecture', '')}" for pool in blas],

@@ -118,15 +118,15 @@ def measured(
     ----------
     contenders : mapping of str to callable
     repeats : int, optional
-        Turns of every contender. Left out: by ``effort``, from its first turn.
+        Turns of every contender. Left out: by ``effort``, from the faster of its first two calls.
     effort : Effort
     clock, rest : callable
         Of :func:`interleaved`.
     """
-    for call in contenders.values():
-        call()
+    warm = interleaved(contenders, 1, clock=clock, rest=rest)
     times = interleaved(contenders, 1, clock=clock, rest=rest)
-    left = {name: (repeats or effort.turns(first)) - 1 for name, (first,) in times.items()}
+    # One of them may have compiled, or met another process.
+    left = {n: (repeats or effort.turns(min(warm[n][0], times[n][0]))) - 1 for n in contenders}
     for name, more in interleaved(contenders, left, clock=clock, rest=rest).items():
         times[name].extend(more)
     return times

@@ -41,6 +41,7 @@ def test_the_last_line_has_a_row_for_every_dtype_and_number_of_threads() -> None
         assert row["update_of"] == "private-oja"
         assert row["bits_of_one_thread"] is True
         assert row["ratio_to_floor"] == pytest.approx(row["seconds"]["sum"] / row["seconds"]["floor"])
+        assert all(0 < least <= row["seconds"][name] for name, least in row["fastest_seconds"].items())
     assert [row["kernel"] for row in found["mean"]] == list(mean_kernels.KERNELS)
     assert all(row["compiled_ns"] > 0 and row["ratio"] > 0 for row in found["mean"])
     assert "60x6x2, float64" in done.stderr

@@ -60,7 +60,7 @@ def test_the_first_call_is_not_counted(stage: Stage) -> None:
     assert times == {"a": [1.0, 1.0], "b": [2.0, 2.0]}
 
 
-def test_the_first_turn_says_how_many_follow(stage: Stage) -> None:
+def test_the_faster_of_two_first_calls_says_how_many_turns_there_are(stage: Stage) -> None:
     effort = Effort(total=1.0, least=2, most=6, patience=9.0, fewest=1)
     quick, middling, slow = (
         stage.call(name, seconds) for name, seconds in (("q", 0.1), ("m", 0.3), ("s", 8))
