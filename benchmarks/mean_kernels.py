@@ -1,0 +1,63 @@
+"""The compiled kernels of the adaptive mean, beside numpy doing the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.timing import Call, Effort, measured, medians
+from streaming_pca.linalg.images import COORDINATE_RADIUS, bin_coordinates, sum_clamped
+from streaming_pca.privacy.mechanisms.modes import count_bins
+
+__all__ = ["KERNELS", "measure"]
+
+_RADIUS, _WIDTH = 3.0, 0.5
+
+
+def _clamp(values: NDArray[np.float64]) -> tuple[Call, Call]:
+    centre, total = np.zeros(values.shape[1]), np.zeros(values.shape[1], dtype=np.int64)
+
+    def by_numpy() -> object:
+        units = np.clip(values / _RADIUS, -1, 1) * COORDINATE_RADIUS
+        return np.rint(units).astype(np.int64).sum(axis=0)
+
+    return lambda: sum_clamped(values, centre, _RADIUS, total), by_numpy
+
+
+def _histogram(values: NDArray[np.float64]) -> tuple[Call, Call]:
+    bins = np.empty(values.shape[::-1], dtype=np.int32)
+
+    def compiled() -> object:
+        bin_coordinates(values, _WIDTH, bins)
+        return count_bins(bins)
+
+    def by_numpy() -> object:
+        places = np.floor(values / _WIDTH).astype(np.int64)
+        places -= places.min()
+        return [np.bincount(column) for column in places.T]
+
+    return compiled, by_numpy
+
+
+KERNELS: dict[str, Callable[[NDArray[np.float64]], tuple[Call, Call]]] = {
+    "clamped sum": _clamp,
+    "histogram": _histogram,
+}
+"""How to make a call of the kernel, and one of numpy, with values (m, n)."""
+
+
+def measure(records: int, coordinates: int, repeats: int | None, effort: Effort) -> list[dict[str, Any]]:
+    """How many times as fast each kernel is, and median nanoseconds an element of both."""
+    values = np.random.default_rng(0).standard_normal((records, coordinates))
+    rows = []
+    for name, kernel in KERNELS.items():
+        pair = dict(zip(("compiled", "numpy"), kernel(values), strict=True))
+        found = medians(measured(pair, repeats, effort))
+        compiled, by_numpy = (seconds / values.size * 1e9 for seconds in found.values())
+        rows.append(
+            {"kernel": name, "ratio": by_numpy / compiled, "compiled_ns": compiled, "numpy_ns": by_numpy}
+        )
+    return rows

@@ -1,0 +1,160 @@
+"""Records of a shape, and what is timed on them: the exact sums, whole updates, their floor, a rival."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.timing import Call
+from streaming_pca.estimators.adaptive import AdaptiveOptions, AdaptivePCA
+from streaming_pca.estimators.base import Estimator
+from streaming_pca.estimators.contributions import block_sum, residual_sizes
+from streaming_pca.estimators.private_oja import PrivateOja, PrivateOjaOptions
+from streaming_pca.linalg.lattice import MAX_RECORDS, LatticeSum
+from streaming_pca.linalg.subspace import orthonormalise
+from streaming_pca.preprocessing import Preprocessing
+from streaming_pca.privacy.parameters import PrivacyParameters
+from streaming_pca.records import Batch
+
+__all__ = ["DTYPES", "Shape", "Workload", "update"]
+
+DTYPES = ("float32", "float64")
+
+_PRIVACY = PrivacyParameters(epsilon=1.0, delta=1e-6)
+_QUANTILE = 0.9
+"""Of the records' sizes, where the clip radius is: one in ten is clipped."""
+_LOOKED_AT = 512
+
+
+class Shape(NamedTuple):
+    """Records m of d features, and the rank k."""
+
+    m: int
+    d: int
+    k: int
+
+    def __str__(self) -> str:
+        return "x".join(map(str, self))
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """Of ``MxDxK``; ValueError says what is wrong."""
+        numbers = text.split("x")
+        if len(numbers) != 3 or not all(n.isdecimal() for n in numbers):
+            raise ValueError(f"must be MxDxK, as in 4096x256x8, not {text}")
+        shape = cls(*map(int, numbers))
+        shape.check()
+        return shape
+
+    def check(self) -> None:
+        """Raise ValueError unless m records of d features can have k components."""
+        if not 1 <= self.k <= min(self.m, self.d):
+            raise ValueError(f"{self}: K must lie between 1 and the smaller of M and D")
+        if self.m > MAX_RECORDS:
+            raise ValueError(f"{self}: a batch may hold {MAX_RECORDS} records at most")
+
+
+class Workload:
+    """A batch of spiked records, with a public basis, clip radii and a centre.
+
+    Parameters
+    ----------
+    shape : Shape
+    dtype : {"float32", "float64"}
+        Of the batch. The values are the same, so the sums have to be, too.
+    """
+
+    def __init__(self, shape: Shape, dtype: str) -> None:
+        self.shape = shape
+        m, d, k = shape
+        rng = np.random.default_rng(0)
+        self.rows = rng.standard_normal((m, d), dtype=np.float32)
+        self.rows[:, :k] *= 3
+        self.rows += np.float32(0.1)
+        self.batch = Batch.of_vectors(self.rows.astype(dtype))
+        self.basis = orthonormalise(rng.standard_normal((d, k)))
+        self.plain = Preprocessing(dim=d, centering="none")
+        self.augmented = Preprocessing(dim=d, centering="augment")
+        self.radius = self._radius(self.plain, self.basis, np.zeros_like(self.basis))
+
+    def _radius(self, preprocessing: Preprocessing, basis: NDArray[Any], centre: NDArray[Any]) -> float:
+        part = next(self.batch.blocks(_LOOKED_AT))
+        return float(np.quantile(residual_sizes(part, preprocessing, basis, centre), _QUANTILE))
+
+    @cached_property
+    def sums(self) -> dict[str, Callable[[], LatticeSum]]:
+        """The exact sums: of A Q, of A Q - C, and of that with the constant's axis, the default's.
+
+        Made once: the centres come from BLAS, whose bits depend on its threads.
+        """
+        d, k = self.basis.shape
+        x = self.rows.astype(np.float64)
+        whole_basis = np.zeros((d + 1, k + 1))
+        whole_basis[:d, :k], whole_basis[d, k] = self.basis, 1.0
+        whole = np.concatenate([x, np.ones((len(x), 1))], axis=1)
+        centre = x.T @ (x @ self.basis) / len(x)
+        whole_centre = whole.T @ (whole @ whole_basis) / len(x)
+        radius = self._radius(self.plain, self.basis, centre)
+        whole_radius = self._radius(self.augmented, whole_basis, whole_centre)
+        return {
+            "sum": lambda: block_sum(self.batch, self.plain, self.basis, self.radius),
+            "centred": lambda: block_sum(self.batch, self.plain, self.basis, radius, centre),
+            "augmented": lambda: block_sum(
+                self.batch, self.augmented, whole_basis, whole_radius, whole_centre
+            ),
+        }
+
+    def floor(self) -> Call:
+        """The two products that any such sum needs, by BLAS in float32, whatever the records' type."""
+        rows = self.rows
+        # In C order OpenBLAS takes one thread.
+        basis = np.asfortranarray(self.basis, dtype=np.float32)
+
+        def call() -> object:
+            image = rows @ basis
+            return image.T @ rows
+
+        return call
+
+    def oja(self) -> PrivateOja:
+        """Private Oja's for these records."""
+        _, d, k = self.shape
+        return PrivateOja(d, k, _PRIVACY, self.plain, PrivateOjaOptions(clip_radius=self.radius))
+
+    def default(self) -> AdaptivePCA:
+        """The default estimator on its block route."""
+        _, d, k = self.shape
+        return AdaptivePCA(d, k, _PRIVACY, self.augmented, AdaptiveOptions(route="block"))
+
+    def orthonormalisation(self) -> Call:
+        """Of a (d, k) sum."""
+        total = self._total()
+        return lambda: orthonormalise(total)
+
+    def step(self) -> Call:
+        """What stands against a rival that is not private: sum and orthonormalisation, no noise."""
+        return lambda: orthonormalise(self._total())
+
+    def _total(self) -> NDArray[np.float64]:
+        exact = block_sum(self.batch, self.plain, self.basis, self.radius)
+        return np.asarray(exact.total * exact.unit)
+
+    def incremental_pca(self) -> Call:
+        """scikit-learn's step on the same float32 records, after its first, which is another."""
+        from sklearn.decomposition import IncrementalPCA
+
+        rival = IncrementalPCA(n_components=self.shape.k).partial_fit(self.rows)
+        return lambda: rival.partial_fit(self.rows)
+
+
+def update(estimator: Estimator[Any, Any], batch: Batch) -> Call:
+    """A whole update, noise and all, from the state that the same batch has led to.
+
+    A first batch is another thing: the default cuts it into rounds.
+    """
+    state = estimator.update(estimator.init(np.random.default_rng(0)), batch)
+    return lambda: estimator.update(state, batch)
