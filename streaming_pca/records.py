@@ -61,12 +61,16 @@ def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class SumKernel(Protocol):
-    """Maps a block of at most ``limit`` records to its exact integer sum."""
+    """Maps a block of at most ``limit`` records to its exact integer sum.
+
+    ``whole`` tells that it makes no copies of the records' rows, so that blocks would save no memory.
+    """
 
     shape: tuple[int, ...]
     limit: int
+    whole: bool
 
-    def __call__(self, block: Batch) -> NDArray[np.int64]: ...
+    def __call__(self, block: Batch, /) -> NDArray[np.int64]: ...
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,11 @@ class Batch:
         rows = self.rows[np.repeat(counted, lengths)]
         return Batch(rows, _starts(np.where(counted, lengths, 0)), self.kind)
 
+    def only(self, chosen: NDArray[np.bool_]) -> Batch:
+        """The chosen records (m,) alone, in their order; a copy."""
+        lengths = np.diff(self.starts)
+        return Batch(self.rows[np.repeat(chosen, lengths)], _starts(lengths[chosen]), self.kind)
+
     def split(self, counts: Sequence[int]) -> tuple[Batch, ...]:
         """Disjoint parts of the given numbers of records, by position; no copy."""
         if sum(counts) != len(self) or min(counts, default=0) < 0:
@@ -164,12 +173,7 @@ class Batch:
         rank[np.argsort(keys, kind="stable")] = np.arange(groups)
         ends = np.cumsum([-(-count // granularity) for count in counts])
         part = np.repeat(np.searchsorted(ends, rank, side="right"), granularity)[: len(self)]
-        lengths = np.diff(self.starts)
-        parts = []
-        for i in range(len(counts)):
-            chosen = part == i
-            parts.append(Batch(self.rows[np.repeat(chosen, lengths)], _starts(lengths[chosen]), self.kind))
-        return tuple(parts)
+        return tuple(self.only(part == i) for i in range(len(counts)))
 
     def _slice(self, first: int, last: int) -> Batch:
         a, b = self.starts[first], self.starts[last]
@@ -191,6 +195,8 @@ class Batch:
 
     def sum(self, kernel: SumKernel) -> NDArray[np.int64]:
         """Exact sum of the kernel's contributions; the same bits for any cut into blocks."""
+        if kernel.whole:
+            return kernel(self)
         total = np.zeros(kernel.shape, dtype=np.int64)
         for block in self.blocks(kernel.limit):
             total += kernel(block)

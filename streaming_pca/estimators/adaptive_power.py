@@ -215,6 +215,7 @@ class _Filtered:
     """What a block adds to the sum."""
 
     limit = BLOCK
+    whole = False
 
     def __init__(
         self, estimator: AdaptivePowerMethod, iterate: Floats, removed: Floats, theta: float

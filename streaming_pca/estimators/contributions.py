@@ -21,20 +21,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.linalg.centred import (
-    BLOCK_OF_WEIGHTED,
-    frobenius_norm,
-    sum_matrix_residuals,
-    sum_residuals,
-    weigh_residuals,
-)
-from streaming_pca.linalg.clipping import (
-    quantise_factors,
-    quantise_images,
-    quantise_matrices,
-    quantise_matrix_images,
-    record_squared_norms,
-)
+from streaming_pca.estimators.image_kernels import FactorImages, MatrixImages, factor_sizes, matrix_sizes
+from streaming_pca.linalg.centred import frobenius_norm, sum_residuals
+from streaming_pca.linalg.clipping import quantise_factors, quantise_matrices, record_squared_norms
 from streaming_pca.linalg.lattice import (
     BLOCK,
     MATRIX_RADIUS,
@@ -42,8 +31,6 @@ from streaming_pca.linalg.lattice import (
     RADIUS,
     LatticeSum,
     lattice_unit,
-    quantise_basis,
-    quantise_centre,
 )
 from streaming_pca.linalg.residual_norms import residual_norms
 from streaming_pca.preprocessing import Preprocessing
@@ -128,14 +115,24 @@ def residual_sizes(
     Each is a function of its record alone, computed in a fixed order.
     """
     basis, centre = np.ascontiguousarray(basis), np.ascontiguousarray(centre)
+    of_matrices = batch.kind is RecordKind.MATRIX
+    if of_matrices:
+        sizes = matrix_sizes(batch, basis, centre)
+    else:
+        sizes = factor_sizes(batch, preprocessing, basis, centre)
+    unknown = sizes < 0
+    if not unknown.any():
+        return sizes
 
     def kernel(block: Batch) -> NDArray[np.float64]:
         starts, rows = transformed(preprocessing, block)
         out = np.zeros(len(starts) - 1)
-        residual_norms(rows, starts, batch.kind is RecordKind.MATRIX, basis, centre, out)
+        residual_norms(rows, starts, of_matrices, basis, centre, out)
         return out
 
-    return batch.map(kernel)
+    # What is left of these records beside the centre is too little for float32 images.
+    sizes[unknown] = batch.only(np.repeat(unknown, preprocessing.units)).map(kernel)
+    return sizes
 
 
 def _vector(total: NDArray[np.floating] | NDArray[np.int64], clipped: int) -> NDArray[np.int64]:
@@ -148,6 +145,7 @@ def _vector(total: NDArray[np.floating] | NDArray[np.int64], clipped: int) -> ND
 
 class _Covariance:
     limit = BLOCK
+    whole = False
 
     def __init__(self, preprocessing: Preprocessing, per_unit: float) -> None:
         self.preprocessing, self.per_unit = preprocessing, per_unit
@@ -185,76 +183,11 @@ def covariance_sum(batch: Batch, preprocessing: Preprocessing, radius: float) ->
     return _summed(batch, kernel, (d, d), unit, covariance_sensitivity(preprocessing.kind))
 
 
-class _Block:
-    limit = 2**10
-    """Images of many rows reach 2**23: 2**10 * 2**20 * 2**23 == 2**53."""
-
-    def __init__(self, preprocessing: Preprocessing, basis: NDArray[np.float64], per_unit: float) -> None:
-        self.preprocessing, self.per_unit = preprocessing, per_unit
-        self.basis = quantise_basis(basis)
-        self.shape: tuple[int, ...] = (basis.size + 1,)
-
-    def __call__(self, block: Batch) -> NDArray[np.int64]:
-        starts, rows = transformed(self.preprocessing, block)
-        z = np.empty_like(rows)
-        if self.preprocessing.kind is RecordKind.MATRIX:
-            quantise_matrices(rows, starts, math.inf, z)
-            y = z @ self.basis
-            clipped = quantise_matrix_images(rows, z, y, starts, self.per_unit)
-            return _vector(y.reshape(-1, *self.basis.shape).sum(axis=0), clipped)
-        quantise_factors(rows, starts, math.inf, z)
-        y = z @ self.basis
-        clipped = quantise_images(rows, z, y, starts, self.per_unit)
-        return _vector(z.T @ y, clipped)
-
-
-class _CentredBlock:
-    """Residuals of rounded records about a centre that R is not far below."""
-
-    limit = 2**10
-
-    def __init__(
-        self,
-        preprocessing: Preprocessing,
-        basis: NDArray[np.float64],
-        per_unit: float,
-        centre: NDArray[np.float64],
-        radius: float,
-    ) -> None:
-        self.preprocessing, self.per_unit = preprocessing, per_unit
-        self.basis = quantise_basis(basis)
-        self.shape: tuple[int, ...] = (basis.size + 1,)
-        self.centre = centre
-        if preprocessing.kind is RecordKind.FACTOR:
-            self.lattice_centre = quantise_centre(centre, radius)
-            exact = sum(int(v) ** 2 for v in self.lattice_centre.flat)
-            self.centre_squared = math.nextafter(float(exact), math.inf)
-            self.centre = np.ldexp(np.ascontiguousarray(self.lattice_centre), -20) * radius
-
-    def __call__(self, block: Batch) -> NDArray[np.int64]:
-        starts, rows = transformed(self.preprocessing, block)
-        z = np.empty_like(rows)
-        total = np.zeros(self.basis.shape, dtype=np.int64)
-        if self.preprocessing.kind is RecordKind.MATRIX:
-            quantise_matrices(rows, starts, math.inf, z)
-            y = z @ self.basis
-            clipped = sum_matrix_residuals(rows, z, y, starts, self.centre, self.per_unit, total)
-            return _vector(total, clipped)
-        quantise_factors(rows, starts, math.inf, z)
-        y, overlaps = z @ self.basis, z @ self.lattice_centre
-        weights = np.empty(len(starts) - 1, dtype=np.int64)
-        clipped = weigh_residuals(rows, z, y, overlaps, starts, self.per_unit, self.centre_squared, weights)
-        for first in range(0, len(weights), BLOCK_OF_WEIGHTED):
-            a, b = starts[first], starts[min(first + BLOCK_OF_WEIGHTED, len(weights))]
-            total += (z[a:b].T @ y[a:b]).astype(np.int64)
-        total -= int(weights.sum()) * self.lattice_centre.astype(np.int64)
-        return _vector(total, clipped)
-
-
 class _TightBlock:
     """Residuals about a centre that R is far below: they are rounded, not the records."""
 
     limit = 2**10
+    whole = False
 
     def __init__(
         self,
@@ -311,30 +244,35 @@ def block_sum(
         If the centre is not finite or not of the basis' shape.
     """
     unit = lattice_unit(radius, _block_radius(preprocessing.kind))
-    kernel: _Block | _CentredBlock | _TightBlock
-    used = None
-    if centre is None:
-        kernel = _Block(preprocessing, basis, 1 / unit)
-    else:
-        kernel = _about(preprocessing, basis, 1 / unit, centre, radius)
-        used = kernel.centre
-    return _summed(batch, kernel, basis.shape, unit, block_sensitivity(preprocessing.kind), used)
+    kernel = _block_kernel(preprocessing, basis, 1 / unit, centre, radius)
+    sensitivity = block_sensitivity(preprocessing.kind)
+    return _summed(batch, kernel, basis.shape, unit, sensitivity, kernel.centre)
 
 
-def _about(
+def _block_kernel(
     preprocessing: Preprocessing,
     basis: NDArray[np.float64],
     per_unit: float,
-    centre: NDArray[np.float64],
+    centre: NDArray[np.float64] | None,
     radius: float,
-) -> _CentredBlock | _TightBlock:
-    """The kernel for a centre: by R and |C|, never by a record."""
-    if centre.shape != basis.shape or not np.all(np.isfinite(centre)):
-        raise ValueError(f"the centre must be finite, of the basis' shape {basis.shape}")
-    centre = np.ascontiguousarray(centre, dtype=np.float64)
-    if radius < _TIGHT * frobenius_norm(centre):
-        return _TightBlock(preprocessing, basis, per_unit, centre)
-    return _CentredBlock(preprocessing, basis, per_unit, centre, radius)
+) -> FactorImages | MatrixImages | _TightBlock:
+    """The kernel for a kind and a centre: by R and |C|, never by a record."""
+    _check_basis(basis)
+    if centre is not None:
+        if centre.shape != basis.shape or not np.all(np.isfinite(centre)):
+            raise ValueError(f"the centre must be finite, of the basis' shape {basis.shape}")
+        centre = np.ascontiguousarray(centre, dtype=np.float64)
+        if radius < _TIGHT * frobenius_norm(centre):
+            return _TightBlock(preprocessing, basis, per_unit, centre)
+    if preprocessing.kind is RecordKind.MATRIX:
+        return MatrixImages(basis, per_unit, centre)
+    return FactorImages(preprocessing, basis, per_unit, centre, radius)
+
+
+def _check_basis(basis: NDArray[np.float64]) -> None:
+    """Columns that are far too long would void the headroom of exact sums."""
+    if not np.all(np.einsum("ij,ij->j", basis, basis) <= 1.01):
+        raise ValueError("the basis must be finite and have orthonormal columns")
 
 
 def _summed(

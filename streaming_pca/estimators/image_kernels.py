@@ -1,22 +1,25 @@
-"""Block sums of factors: what the compiled kernels are told, and their exact totals."""
+"""Block sums: what the compiled kernels are told, and their exact totals."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.linalg.centred import frobenius_norm
 from streaming_pca.linalg.image_sums import Centre, image_sizes, new_sums, sum_images
 from streaming_pca.linalg.lattice import quantise_centre
-from streaming_pca.linalg.public_map import PublicMap
-from streaming_pca.linalg.strips import MIXED
-from streaming_pca.linalg.tiles import Frame, frame_of, new_tile
+from streaming_pca.linalg.matrix_sums import matrix_rows, sum_matrix_images
+from streaming_pca.linalg.strip_products import MIXED
 from streaming_pca.linalg.threads import shared_out
+from streaming_pca.linalg.tiles import Frame, frame_of, new_tile
+from streaming_pca.linalg.vectors import LANES
 from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.records import Batch
 
-__all__ = ["FactorImages", "factor_sizes"]
+__all__ = ["FactorImages", "MatrixImages", "factor_sizes", "matrix_sizes"]
 
 Matrix = NDArray[np.float64]
 
@@ -38,7 +41,7 @@ def _columns(basis: Matrix, augmented: bool) -> _Columns:
     return _Columns(frame_of(basis, basis.shape[1], augmented), NO_CENTRE)
 
 
-def _columns_about(basis: Matrix, centre: Matrix, lattice_centre: Matrix, scale: float, augmented: bool) -> _Columns:
+def _columns_about(basis: Matrix, centre: Matrix, lattice_centre: Matrix, augmented: bool) -> _Columns:
     """B = Q and as few columns more as C needs; M, and how far C' is from B M.
 
     The centre is Q M and what is outside the basis, D. Where D is of rank 1, or
@@ -46,9 +49,11 @@ def _columns_about(basis: Matrix, centre: Matrix, lattice_centre: Matrix, scale:
 
     Parameters
     ----------
-    basis, centre : (d', k) float64
+    basis : (d', k) float64
+    centre : (d', k) float64
+        C in units of R.
     lattice_centre : (d', k) float64
-        C', integers, near ``scale * centre``.
+        C', integers, near 2**20 C.
     """
     k = basis.shape[1]
     inside = basis.T @ centre
@@ -63,7 +68,7 @@ def _columns_about(basis: Matrix, centre: Matrix, lattice_centre: Matrix, scale:
     lengths = np.linalg.norm(added, axis=0)
     lengths[lengths == 0] = 1.0
     columns = np.concatenate([basis, added / lengths], axis=1)
-    mix = scale * np.concatenate([inside, rest * lengths[:, None]])
+    mix = np.ldexp(np.concatenate([inside, rest * lengths[:, None]]), 20)
     frame = frame_of(columns, k, augmented)
     off = lattice_centre - columns @ mix
     per_column = float(np.linalg.norm(np.linalg.norm(columns, axis=0) @ np.abs(mix)))
@@ -80,11 +85,6 @@ def _columns_about(basis: Matrix, centre: Matrix, lattice_centre: Matrix, scale:
 
 _FEW = 2
 """Columns outside the basis that are worth a decomposition."""
-
-
-def public_map(preprocessing: Preprocessing) -> PublicMap:
-    """What kernels apply to rows as they read them."""
-    return preprocessing.public_map()
 
 
 def _readable(batch: Batch) -> NDArray[np.floating]:
@@ -128,12 +128,14 @@ class FactorImages:
             columns = _columns(basis, self.how.augmented)
         else:
             lattice_centre = quantise_centre(centre, radius)
-            columns = _columns_about(basis, centre, lattice_centre, 2.0**20 / radius, self.how.augmented)
+            columns = _columns_about(basis, centre / radius, lattice_centre, self.how.augmented)
             self.centre = np.ldexp(np.ascontiguousarray(lattice_centre), -20) * radius
             self.lattice_centre = lattice_centre.astype(np.int64)
         self.frame, self.of_centre = columns.frame, columns.centre
 
     def __call__(self, batch: Batch) -> NDArray[np.int64]:
+        if len(batch) % self.step:
+            raise ValueError("pairs need an even number of records")
         rows, longest = _readable(batch), _longest(batch)
         parts = shared_out(
             len(batch),
@@ -176,12 +178,17 @@ class FactorImages:
         return sums.total, clipped, weights
 
 
+def _scale_of(centre: Matrix) -> float:
+    """What a centre is divided by: its norm, but 1 for zeros and nothing that is hard on floats."""
+    scale = frobenius_norm(centre)
+    return min(max(scale, 1e-250), 1e300) if scale > 0 else 1.0
+
+
 def factor_sizes(batch: Batch, preprocessing: Preprocessing, basis: Matrix, centre: Matrix) -> Matrix:
     """|A Q - C|_F of every factor, -1 where float32 images tell too little of it."""
     how = preprocessing.public_map()
-    scale = float(np.linalg.norm(centre))
-    scale = scale if 1e-200 < scale < 1e200 else 1.0
-    columns = _columns_about(basis, centre, quantise_centre(centre, scale), 2.0**20 / scale, how.augmented)
+    scale = _scale_of(centre)
+    columns = _columns_about(basis, centre / scale, quantise_centre(centre, scale), how.augmented)
     rows, longest = _readable(batch), _longest(batch)
     step = preprocessing.units
     out = np.empty(len(batch) // step)
@@ -209,3 +216,70 @@ def factor_sizes(batch: Batch, preprocessing: Preprocessing, basis: Matrix, cent
     least = max(_LEAST_SHARE // max(batch.rows.shape[1] * longest, 1), 1)
     shared_out(len(batch), part, step, least)
     return np.where(out < 0, out, out * (scale * 2.0**-40))
+
+
+class _MatrixWork:
+    """What the kernel of matrices is told, and room for it."""
+
+    def __init__(self, basis: Matrix, per_unit: float, centre: Matrix | None) -> None:
+        self.frame = frame_of(basis, basis.shape[1], False)
+        self.per_unit = per_unit
+        self.height, self.padded = matrix_rows(len(basis))
+        d, k = basis.shape
+        self.centre = np.zeros(0)
+        if centre is not None:
+            columns = np.zeros((k, self.padded))
+            columns[:, :d] = centre.T * per_unit
+            self.centre = columns.ravel()
+
+    def run(self, batch: Batch, rows: NDArray[np.floating], first: int, last: int, sizes: Matrix) -> Any:
+        """Totals (d, k) and the number of clipped records; or the norms, in lattice units."""
+        frame = self.frame
+        z = np.zeros(frame.strips * (self.height + 1) * LANES, dtype=np.float32)
+        y = np.zeros(frame.width * self.padded)
+        total = np.zeros(frame.k * self.padded, dtype=np.int64)
+        how = (frame, self.centre, self.per_unit, self.height, self.padded)
+        clipped = sum_matrix_images(rows, batch.starts, first, last, *how, z, y, total, sizes)
+        return total.reshape(frame.k, self.padded)[:, : frame.d].T, clipped
+
+
+class MatrixImages:
+    """Sum of clip(A Q - C) over symmetric matrices, as a kernel of :meth:`Batch.sum`."""
+
+    limit = 2**62
+    whole = True
+
+    def __init__(self, basis: Matrix, per_unit: float, centre: Matrix | None = None) -> None:
+        self.work = _MatrixWork(basis, per_unit, centre)
+        self.basis_shape = basis.shape
+        self.shape: tuple[int, ...] = (basis.size + 1,)
+        self.centre = centre
+
+    def __call__(self, batch: Batch) -> NDArray[np.int64]:
+        rows = _readable(batch)
+        parts = shared_out(
+            len(batch),
+            lambda first, last: self.work.run(batch, rows, first, last, np.zeros(0)),
+            least=max(_LEAST_SHARE // max(batch.dim**2, 1), 1),
+        )
+        out = np.zeros(self.shape, dtype=np.int64)
+        total = out[:-1].reshape(self.basis_shape)
+        for part, clipped in parts:
+            total += part
+            out[-1] += clipped
+        return out
+
+
+def matrix_sizes(batch: Batch, basis: Matrix, centre: Matrix) -> Matrix:
+    """|A Q - C|_F of every symmetric matrix, -1 where float32 images tell too little of it."""
+    scale = _scale_of(centre)
+    work = _MatrixWork(basis, 2.0**26 / scale, centre)
+    rows = _readable(batch)
+    out = np.empty(len(batch))
+
+    def part(first: int, last: int) -> None:
+        if first < last:
+            work.run(batch, rows, first, last, out[first:last])
+
+    shared_out(len(batch), part, least=max(_LEAST_SHARE // max(batch.dim**2, 1), 1))
+    return np.where(out < 0, out, out * (scale * 2.0**-26))

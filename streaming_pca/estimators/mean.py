@@ -104,6 +104,7 @@ _SENSITIVITY = 2.0 * MEAN_RADIUS
 
 class _MeanSum:
     limit = BLOCK
+    whole = False
 
     def __init__(self, preprocessing: Preprocessing, per_unit: float) -> None:
         self.preprocessing, self.per_unit = preprocessing, per_unit

@@ -140,6 +140,7 @@ def quantise_squares(overlaps: Matrix, per_unit: float) -> None:
 
 class _Images:
     limit = BLOCK
+    whole = False
 
     def __init__(self, space: Space, candidates: Matrix, joint: float) -> None:
         self.space, self.per_unit = space, RADIUS / joint

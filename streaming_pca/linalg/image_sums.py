@@ -41,11 +41,11 @@ from numpy.typing import NDArray
 
 from streaming_pca.linalg.lattice import RADIUS
 from streaming_pca.linalg.public_map import PublicMap, map_record
-from streaming_pca.linalg.strips import MIXED, MOST_COLUMNS, ROWS, add_products, mix_columns, row_dot
+from streaming_pca.linalg.strip_products import MIXED, MOST_COLUMNS, ROWS, add_products, mix_columns, row_dot
 from streaming_pca.linalg.tiles import Frame, Tile, fill_images, put_records
 from streaming_pca.linalg.vectors import LANES
 
-__all__ = ["Centre", "Sums", "image_sizes", "new_sums", "sum_images"]
+__all__ = ["COUNTED_AS_CLIPPED", "Centre", "Sums", "image_sizes", "new_sums", "sum_images"]
 
 Floats = NDArray[np.float64]
 
@@ -57,7 +57,7 @@ RECORDS_PER_FLUSH = 2**8
 _BOUND = float(RADIUS) ** 2
 _FAR = 2.0**80
 """Norm in units, 2**40 R: a record so far away has a weight of 0 for the centre."""
-_COUNTED = 1.0 + 2.0**-16
+COUNTED_AS_CLIPPED = 1.0 + 2.0**-16
 """A norm above this many radii counts as clipped: those of norm R exactly do not, by chance."""
 _GRAM_ROWS = 64
 _CANCELLED = 2.0**-10
@@ -215,7 +215,7 @@ def _shrunk(
     plain = max((t * size) ** 2 - 2.0 * whole * t * cross + reach * reach, 0.0)
     slack = 2.0 * whole * image * norm * centre.error
     slack += (n + 16.0) * 2.0**-52 * (image * norm + reach) ** 2
-    clipped = math.sqrt(plain) > _BOUND * _COUNTED
+    clipped = math.sqrt(plain) > _BOUND * COUNTED_AS_CLIPPED
     length = math.sqrt(plain + slack)
     roundings = 0.5 * (math.sqrt(cells) * norm + math.sqrt(centre.squared)) * (1.0 + 2.0**-10)
     limit = max(_BOUND * (1.0 - 2.0**-30) - roundings, 0.0)
@@ -223,7 +223,7 @@ def _shrunk(
     most = MOST_IMAGE - math.sqrt(cells)
     if image * shrink > most:
         shrink = most / image
-        clipped = clipped or shrink * _COUNTED < 1.0
+        clipped = clipped or shrink * COUNTED_AS_CLIPPED < 1.0
     return t * shrink, np.rint(shrink * whole), clipped
 
 
@@ -347,7 +347,7 @@ def _clip_tile(
             product = _product_squared(tile, frame, sums, a, b)
         n = float((b - a + frame.d + 1) * frame.k)
         if _within(product, squares, math.sqrt(norm), cross, weights[i], n, centre):
-            total_weight += np.int64(weights[i])
+            total_weight += int(weights[i])
         else:
             for g in range(sums.groups):
                 sums.u[(g * tile.rows + a) * sums.group : (g * tile.rows + b) * sums.group] = 0.0
@@ -489,12 +489,10 @@ def sum_images(
     if centre.mix.size > 0:
         # Null records: no image, and the centre's clipped weight each.
         nulls = (last - first) // (2 if how.pairs else 1) - present
-        _, weight, smaller = _shrunk(
-            0.0, 0.0, 0.0, 0.0, 0.0, 0.0, float((frame.d + 1) * frame.k), centre
-        )
-        if _within(0.0, 0.0, 0.0, 0.0, weight, float((frame.d + 1) * frame.k), centre):
-            weights += nulls * np.int64(weight)
-        clipped += nulls * np.int64(smaller)
+        _, of_null, smaller = _shrunk(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, float((frame.d + 1) * frame.k), centre)
+        if _within(0.0, 0.0, 0.0, 0.0, of_null, float((frame.d + 1) * frame.k), centre):
+            weights += nulls * int(of_null)
+        clipped += nulls * int(smaller)
     return clipped, weights
 
 
@@ -514,7 +512,7 @@ def image_sizes(
     room: Floats,
     out: Floats,
 ) -> None:
-    """|A Q - C'| of each record, in lattice units, into ``out``; -1 where too little of it is left to tell."""
+    """|A Q - C'| of each record, in lattice units, into ``out``; -1 where too little is left to tell."""
     places = np.empty(tile.rows, dtype=np.int64)
     step = 2 if how.pairs else 1
     reach = WEIGHT * math.sqrt(centre.squared)

@@ -1,9 +1,9 @@
-"""Rows in strips of sixteen features, and the products of many rows at once: what registers work on.
+"""Rows in strips of sixteen features: their norms, and their rounding into tiles.
 
 A tile holds up to T rows as float32 integers, strip by strip: entry j of row i
 is ``z[(j // 16) * (T + 1) * 16 + i * 16 + j % 16]``. So a strip of neighbouring rows
-is contiguous, which both products want, and strips of one row are no power of two
-apart, which caches want.
+is contiguous, which the products of :mod:`~streaming_pca.linalg.strip_products` want, and
+strips of one row are no power of two apart, which caches want.
 
 Each function is one loop of vector instructions in a fixed order
 (:mod:`~streaming_pca.linalg.vectors`): what it makes of a row is a function of that
@@ -17,7 +17,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from streaming_pca.linalg.vectors import (
     DOUBLE,
@@ -26,11 +25,13 @@ from streaming_pca.linalg.vectors import (
     FLOATS,
     HALF,
     LANES,
+    Builder,
+    Value,
     constant,
     data_of,
     fma,
-    fold,
     horizontal_sum,
+    intrinsic,
     load,
     load_first,
     loop,
@@ -42,37 +43,10 @@ from streaming_pca.linalg.vectors import (
     zeros,
 )
 
-__all__ = [
-    "CHAIN",
-    "COLUMNS",
-    "MIXED",
-    "MOST_COLUMNS",
-    "ROWS",
-    "add_dots",
-    "add_products",
-    "mix_columns",
-    "round_row",
-    "row_dot",
-    "scale_row",
-    "squared_norm",
-]
-
-ROWS, COLUMNS = 8, 2
-"""Rows and columns whose products :func:`add_dots` holds in registers."""
-
-MIXED = 4
-"""Columns that :func:`mix_columns` makes at a time."""
-
-CHAIN = 32
-"""Strips whose products are added in float32, one after the other, before float64 takes over."""
+__all__ = ["round_row", "scale_row", "squared_norm"]
 
 _CHAINS = 4
-MOST_COLUMNS = 12
-"""Columns whose two vectors of sums fit into 32 registers with two of rows."""
-
 _WIDE = ir.VectorType(DOUBLE, LANES)
-
-Builder, Value = Any, Any
 
 
 def _read(builder: Builder, base: Value, offset: Value, count: Value | None, element: Any) -> list[Value]:
@@ -193,163 +167,3 @@ are the same, rounded to float32 once.
 
 scale_row = intrinsic(_row_putter(rounded=False))
 """The same without rounding to integers."""
-
-
-@intrinsic
-def add_dots(
-    typing: Any, z: Any, z0: Any, z_stride: Any, q: Any, q0: Any, q_stride: Any, strips: Any, y: Any, y0: Any, y_stride: Any
-) -> Any:
-    """Add products of 8 rows and 2 columns over some strips to y.
-
-    ``add_dots(z, z0, z_stride, q, q0, q_stride, strips, y, y0, y_stride)``: y of row
-    i and column c, at ``y0 + c * y_stride + i``, float64, grows by the product of
-    the row at ``z0 + 16 i`` and the column at ``q0 + 16 c``; strides are those of
-    strips in z and q. Products are chains of ``strips`` fused steps in
-    float32, in sixteen lanes that a tree adds: (strips + 4) 2**-24 of the sum of the
-    products' magnitudes.
-    """
-
-    def codegen(context: Any, builder: Builder, signature: Any, args: Any) -> Value:
-        rows, columns, out = (data_of(context, builder, signature, args, i) for i in (0, 3, 7))
-        z0, z_stride, q0, q_stride, strips, y0, y_stride = (args[i] for i in (1, 2, 4, 5, 6, 8, 9))
-
-        def body(strip: Value, totals: Sequence[Value]) -> list[Value]:
-            z_place = builder.add(z0, builder.mul(strip, z_stride))
-            q_place = builder.add(q0, builder.mul(strip, q_stride))
-            q = [load(builder, columns, shifted(builder, q_place, LANES * c), FLOATS) for c in range(COLUMNS)]
-            results = list(totals)
-            for i in range(ROWS):
-                v = load(builder, rows, shifted(builder, z_place, LANES * i), FLOATS)
-                for c in range(COLUMNS):
-                    results[c * ROWS + i] = fma(builder, v, q[c], totals[c * ROWS + i])
-            return results
-
-        totals = loop(builder, strips, [zeros(FLOATS)] * (ROWS * COLUMNS), body)
-        sums = fold(builder, totals)
-        for c in range(COLUMNS):
-            of_column = shuffle(builder, sums, sums, range(ROWS * c, ROWS * (c + 1)))
-            place = builder.add(y0, builder.mul(y_stride, constant(c)))
-            before = load(builder, out, place, DOUBLES)
-            store(builder, builder.fadd(before, builder.fpext(of_column, DOUBLES)), out, place)
-        return context.get_dummy_value()
-
-    i = types.int64
-    return types.void(z, i, i, q, i, i, i, y, i, i), codegen
-
-
-@intrinsic
-def add_products(
-    typing: Any, z: Any, z0: Any, u: Any, u0: Any, columns: Any, count: Any, s: Any, s0: Any, s_stride: Any
-) -> Any:
-    """Add the products of many rows' strip and their numbers to the columns' sums.
-
-    ``add_products(z, z0, u, u0, columns, count, s, s0, s_stride)``: the rows' strip
-    begins at z0, their numbers u (count, columns) at u0, and column c's sixteen sums
-    at ``s0 + c * s_stride``; 12 columns at most, nothing is done for more. In float64: exact
-    while the sums are integers below 2**53.
-    """
-
-    def codegen(context: Any, builder: Builder, signature: Any, args: Any) -> Value:
-        rows, factors, out = (data_of(context, builder, signature, args, i) for i in (0, 2, 6))
-        z0, u0, columns, count, s0, s_stride = (args[i] for i in (1, 3, 4, 5, 7, 8))
-
-        def add(width: int) -> None:
-            places = []
-            for c in range(width):
-                first = builder.add(s0, builder.mul(s_stride, constant(c)))
-                places += [first, shifted(builder, first, LANES // 2)]
-
-            def body(i: Value, totals: Sequence[Value]) -> list[Value]:
-                place = builder.add(z0, builder.mul(i, constant(LANES)))
-                halves = [
-                    builder.fpext(load(builder, rows, shifted(builder, place, first), HALF), DOUBLES)
-                    for first in (0, LANES // 2)
-                ]
-                u_place = builder.add(u0, builder.mul(i, constant(width)))
-                results = []
-                for c in range(width):
-                    pointer = builder.gep(factors, [shifted(builder, u_place, c)])
-                    weight = splat(builder, builder.load(pointer, typ=DOUBLE), DOUBLES)
-                    results += [fma(builder, v, weight, totals[2 * c + h]) for h, v in enumerate(halves)]
-                return results
-
-            totals = loop(builder, count, [load(builder, out, place, DOUBLES) for place in places], body)
-            for total, place in zip(totals, places, strict=True):
-                store(builder, total, out, place)
-
-        after = builder.append_basic_block("after")
-        choice = builder.switch(columns, after)
-        for width in range(1, MOST_COLUMNS + 1):
-            block = builder.append_basic_block(f"columns{width}")
-            choice.add_case(constant(width), block)
-            builder.position_at_end(block)
-            add(width)
-            builder.branch(after)
-        builder.position_at_end(after)
-        return context.get_dummy_value()
-
-    i = types.int64
-    return types.void(z, i, u, i, i, i, s, i, i), codegen
-
-
-@intrinsic
-def mix_columns(
-    typing: Any, y: Any, y0: Any, y_stride: Any, mix: Any, m0: Any, m_stride: Any, columns: Any, o: Any, o0: Any, o_stride: Any
-) -> Any:
-    """Products of 8 rows' images and 4 columns of a small matrix, in float64.
-
-    ``mix_columns(y, y0, y_stride, mix, m0, m_stride, columns, o, o0, o_stride)``: o of row i
-    and column c, at ``o0 + c * o_stride + i``, becomes the sum over b of y at
-    ``y0 + b * y_stride + i`` times mix at ``m0 + b * m_stride + c``.
-    """
-
-    def codegen(context: Any, builder: Builder, signature: Any, args: Any) -> Value:
-        images, factors, out = (data_of(context, builder, signature, args, i) for i in (0, 3, 7))
-        y0, y_stride, m0, m_stride, columns, o0, o_stride = (args[i] for i in (1, 2, 4, 5, 6, 8, 9))
-
-        def body(b: Value, totals: Sequence[Value]) -> list[Value]:
-            v = load(builder, images, builder.add(y0, builder.mul(b, y_stride)), DOUBLES)
-            place = builder.add(m0, builder.mul(b, m_stride))
-            results = []
-            for c, total in enumerate(totals):
-                pointer = builder.gep(factors, [shifted(builder, place, c)])
-                results.append(fma(builder, v, splat(builder, builder.load(pointer, typ=DOUBLE), DOUBLES), total))
-            return results
-
-        totals = loop(builder, columns, [zeros(DOUBLES)] * MIXED, body)
-        for c, total in enumerate(totals):
-            store(builder, total, out, builder.add(o0, builder.mul(o_stride, constant(c))))
-        return context.get_dummy_value()
-
-    i = types.int64
-    return types.void(y, i, i, mix, i, i, i, o, i, i), codegen
-
-
-@intrinsic
-def row_dot(typing: Any, z: Any, a: Any, b: Any, stride: Any, strips: Any) -> Any:
-    """``row_dot(z, a, b, stride, strips)``: product of the rows of z that begin at a and b.
-
-    In float64: exact for integers of norm 2**26 at most.
-    """
-
-    def codegen(context: Any, builder: Builder, signature: Any, args: Any) -> Value:
-        base = data_of(context, builder, signature, args, 0)
-
-        def body(strip: Value, totals: Sequence[Value]) -> list[Value]:
-            shift = builder.mul(strip, args[3])
-            results = []
-            for h, first in enumerate((0, LANES // 2)):
-                u, v = (
-                    builder.fpext(
-                        load(builder, base, shifted(builder, builder.add(start, shift), first), HALF), DOUBLES
-                    )
-                    for start in args[1:3]
-                )
-                results.append(fma(builder, u, v, totals[h]))
-            return results
-
-        low, high = loop(builder, args[4], [zeros(DOUBLES)] * 2, body)
-        return horizontal_sum(builder, builder.fadd(low, high))
-
-    i = types.int64
-    return types.float64(z, i, i, i, i), codegen

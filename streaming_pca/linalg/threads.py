@@ -9,6 +9,7 @@ ranges of records, and add up integers: any number of threads has the same resul
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -90,7 +91,7 @@ def shared_out(
     ranges = min(thread_count(), max(total // max(least, 1), 1))
     groups = -(-total // granularity)
     cuts = [min(groups * i // ranges * granularity, total) for i in range(ranges + 1)]
-    parts = [(a, b) for a, b in zip(cuts, cuts[1:], strict=False) if a < b]
+    parts = [(a, b) for a, b in itertools.pairwise(cuts) if a < b]
     if len(parts) <= 1:
         return [work(a, b) for a, b in parts]
     pool = _shared_pool(len(parts) - 1)

@@ -31,15 +31,16 @@ from numpy.typing import NDArray
 
 from streaming_pca.linalg.lattice import RADIUS
 from streaming_pca.linalg.rounding import NO_EXPONENT, exponent, scale_down
-from streaming_pca.linalg.strips import CHAIN, COLUMNS, ROWS, add_dots, round_row, squared_norm
+from streaming_pca.linalg.strip_products import CHAIN, COLUMNS, ROWS, add_dots
+from streaming_pca.linalg.strips import round_row, squared_norm
 from streaming_pca.linalg.vectors import LANES
 
-__all__ = ["Frame", "Tile", "fill_images", "frame_of", "new_tile", "put_records"]
+__all__ = ["LEAST_NORM", "MOST_NORM", "Frame", "Tile", "fill_images", "frame_of", "new_tile", "put_records"]
 
 Floats = NDArray[np.float64]
 
 _RADIUS = float(RADIUS)
-_LEAST, _MOST = 2.0**-80, 2.0**100
+LEAST_NORM, MOST_NORM = 2.0**-80, 2.0**100
 """Squared norms between which float32 squares neither underflow nor overflow to any effect."""
 
 _TILE_ENTRIES = 2**17
@@ -231,7 +232,7 @@ def put_records(source: NDArray[np.floating], tile: Tile, records: int, one: flo
             for j in range(begins[i], begins[i + 1]):
                 size += squares[j] + one * one
             # Written so that NaN is extreme.
-            if size >= _LEAST and size <= _MOST:
+            if size >= LEAST_NORM and size <= MOST_NORM:
                 scales[i] = np.float64(np.float32(_RADIUS / math.sqrt(size)))
                 exponents[i] = 0
             else:

@@ -12,8 +12,9 @@ All take numba's ``builder``, and work on pointers and offsets in entries.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
+import numba.extending
 from llvmlite import ir
 from numba.core import cgutils
 
@@ -25,11 +26,14 @@ __all__ = [
     "HALF",
     "INDEX",
     "LANES",
+    "Builder",
+    "Value",
     "constant",
     "data_of",
     "fma",
     "fold",
     "horizontal_sum",
+    "intrinsic",
     "load",
     "load_first",
     "loop",
@@ -50,7 +54,15 @@ HALF = ir.VectorType(FLOAT, LANES // 2)
 DOUBLES = ir.VectorType(DOUBLE, LANES // 2)
 _I32 = ir.IntType(32)
 
-Builder, Value = Any, Any
+Builder: TypeAlias = Any
+Value: TypeAlias = Any
+
+_cgutils: Any = cgutils
+
+
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """numba's; typed as what it makes, which takes no typing context."""
+    return numba.extending.intrinsic(function)
 
 
 def constant(value: int) -> Value:
@@ -97,7 +109,7 @@ def load_first(builder: Builder, base: Value, offset: Value, vector: Any, count:
     mask = builder.icmp_signed("<", lanes, splat(builder, count, lanes.type))
     place = _place(builder, base, offset, vector)
     kind = "f32" if vector.element == FLOAT else "f64"
-    function = cgutils.get_or_insert_function(
+    function = _cgutils.get_or_insert_function(
         builder.module,
         ir.FunctionType(vector, [place.type, _I32, mask.type, vector]),
         f"llvm.masked.load.v{vector.count}{kind}.p0",
@@ -108,7 +120,7 @@ def load_first(builder: Builder, base: Value, offset: Value, vector: Any, count:
 def _call(builder: Builder, name: str, *operands: Value) -> Value:
     vector = operands[0].type
     kind = "f32" if vector.element == FLOAT else "f64"
-    function = cgutils.get_or_insert_function(
+    function = _cgutils.get_or_insert_function(
         builder.module,
         ir.FunctionType(vector, [vector] * len(operands)),
         f"llvm.{name}.v{vector.count}{kind}",
@@ -161,9 +173,7 @@ def horizontal_sum(builder: Builder, vector: Value) -> Value:
     width = vector.type.count
     while width > 1:
         width //= 2
-        halves = (
-            shuffle(builder, vector, vector, range(first, first + width)) for first in (0, width)
-        )
+        halves = (shuffle(builder, vector, vector, range(first, first + width)) for first in (0, width))
         vector = builder.fadd(*halves)
     return builder.extract_element(vector, ir.Constant(_I32, 0))
 
