@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from streaming_pca.linalg.public_map import PublicMap
 from streaming_pca.records import Batch, RecordKind
 
-__all__ = ["Preprocessing"]
+__all__ = ["Preprocessing", "transformed"]
 
 
 def _listed(value: Any) -> Any:
@@ -133,8 +133,10 @@ class Preprocessing(BaseModel):
         with np.errstate(over="ignore"):
             return float(np.sum((reach * scale) ** 2)) + (self.centering == "augment")
 
-    def public_map(self) -> PublicMap:
-        """The same as :meth:`apply`, for kernels that transform factors while they read them.
+    def public_map(self) -> PublicMap | None:
+        """The same as :meth:`apply`, for kernels that transform records while they read them.
+
+        None where :meth:`apply` is more than a map of features: then kernels read what it makes.
 
         Raises
         ------
@@ -225,3 +227,20 @@ def _drop_overflow(batch: Batch) -> Batch:
     lengths = np.where(bad, 0, np.diff(batch.starts))
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     return Batch(np.ascontiguousarray(batch.rows[~bad[owner]]), starts, batch.kind)
+
+
+def transformed(preprocessing: Preprocessing, block: Batch) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Starts and float64 rows of a block's transformed records."""
+    if preprocessing.kind is RecordKind.MATRIX:
+        block = _whole_matrices(block)
+    transformed = preprocessing.apply(block)
+    return transformed.starts, np.asarray(transformed.rows, dtype=np.float64)
+
+
+def _whole_matrices(block: Batch) -> Batch:
+    """Make records null that are not d rows: reshaped with the others, one would spill into the next."""
+    lengths = np.diff(block.starts)
+    whole = lengths == block.dim
+    if np.all(whole | (lengths == 0)):
+        return block
+    return block.keeping(whole)

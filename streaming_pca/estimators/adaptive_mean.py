@@ -51,7 +51,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.estimators.contributions import transformed
 from streaming_pca.estimators.outcome import Outcome
 from streaming_pca.linalg.images import (
     COORDINATE_RADIUS,
@@ -61,7 +60,7 @@ from streaming_pca.linalg.images import (
     top_eigenvalue,
 )
 from streaming_pca.linalg.lattice import BLOCK
-from streaming_pca.preprocessing import Preprocessing
+from streaming_pca.preprocessing import Preprocessing, transformed
 from streaming_pca.privacy.analytic import greatest_rho
 from streaming_pca.privacy.calibration import lattice_sigma, textbook_multiplier
 from streaming_pca.privacy.errors import ParameterError

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from streaming_pca.estimators.base import Card, Options, Plan
-from streaming_pca.estimators.contributions import transformed
 from streaming_pca.estimators.deflation import Deflation, DeflationState, Learnt
 from streaming_pca.estimators.outcome import Outcome
 from streaming_pca.linalg.lattice import BLOCK, MATRIX_RADIUS, MAX_RECORDS
 from streaming_pca.linalg.rounding import clip_and_round
+from streaming_pca.preprocessing import transformed
 from streaming_pca.privacy.calibration import gaussian_rho, lattice_sigma, pure_epsilon
 from streaming_pca.privacy.mechanisms import AboveThreshold, gaussian_on_vector
 from streaming_pca.records import Batch, RecordKind

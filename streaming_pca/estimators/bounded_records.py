@@ -22,10 +22,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from streaming_pca.estimators.contributions import transformed
 from streaming_pca.linalg.lattice import BLOCK
 from streaming_pca.linalg.rounding import COUNTED_AS_CLIPPED, NO_EXPONENT, exponent, scale_down
-from streaming_pca.preprocessing import Preprocessing
+from streaming_pca.preprocessing import Preprocessing, transformed
 from streaming_pca.records import Batch, RecordKind
 
 __all__ = ["BoundedRecords", "scale_records"]
@@ -106,6 +105,9 @@ class BoundedRecords(Preprocessing):
         out = np.empty_like(rows)
         scale_records(rows, block.starts, *self._bounds, out)
         return Batch(out, block.starts, block.kind)
+
+    def public_map(self) -> None:
+        """None: a record is scaled by its norms."""
 
     @classmethod
     def of(cls, preprocessing: Preprocessing, clip_l2: float, clip_l1: float | None) -> BoundedRecords:

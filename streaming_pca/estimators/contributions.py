@@ -33,7 +33,7 @@ from streaming_pca.linalg.lattice import (
     lattice_unit,
 )
 from streaming_pca.linalg.residual_norms import residual_norms
-from streaming_pca.preprocessing import Preprocessing
+from streaming_pca.preprocessing import Preprocessing, transformed
 from streaming_pca.records import Batch, RecordKind, SumKernel
 
 __all__ = [
@@ -44,7 +44,6 @@ __all__ = [
     "covariance_unit",
     "record_sizes",
     "residual_sizes",
-    "transformed",
 ]
 
 _SQRT2_UP = math.nextafter(math.sqrt(2), 2)
@@ -75,23 +74,6 @@ def block_sensitivity(kind: RecordKind) -> float:
     return 2.0 * _block_radius(kind)
 
 
-def transformed(preprocessing: Preprocessing, block: Batch) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Starts and float64 rows of a block's transformed records."""
-    if preprocessing.kind is RecordKind.MATRIX:
-        block = _whole_matrices(block)
-    transformed = preprocessing.apply(block)
-    return transformed.starts, np.asarray(transformed.rows, dtype=np.float64)
-
-
-def _whole_matrices(block: Batch) -> Batch:
-    """Make records null that are not d rows: reshaped with the others, one would spill into the next."""
-    lengths = np.diff(block.starts)
-    whole = lengths == block.dim
-    if np.all(whole | (lengths == 0)):
-        return block
-    return block.keeping(whole)
-
-
 def record_sizes(batch: Batch, preprocessing: Preprocessing) -> NDArray[np.float64]:
     """The number that :func:`covariance_sum` clips: trace of a factor's matrix, |A|_F of a matrix.
 
@@ -117,7 +99,7 @@ def residual_sizes(
     basis, centre = np.ascontiguousarray(basis), np.ascontiguousarray(centre)
     of_matrices = batch.kind is RecordKind.MATRIX
     if of_matrices:
-        sizes = matrix_sizes(batch, basis, centre)
+        sizes = matrix_sizes(batch, preprocessing, basis, centre)
     else:
         sizes = factor_sizes(batch, preprocessing, basis, centre)
     unknown = sizes < 0
@@ -265,7 +247,7 @@ def _block_kernel(
         if radius < _TIGHT * frobenius_norm(centre):
             return _TightBlock(preprocessing, basis, per_unit, centre)
     if preprocessing.kind is RecordKind.MATRIX:
-        return MatrixImages(basis, per_unit, centre)
+        return MatrixImages(preprocessing, basis, per_unit, centre)
     return FactorImages(preprocessing, basis, per_unit, centre, radius)
 
 

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from streaming_pca.estimators.base import Card, Plan
-from streaming_pca.estimators.contributions import transformed
 from streaming_pca.estimators.deflation import ComponentRates, Deflation, DeflationState, Learnt
 from streaming_pca.estimators.mean import LARGEST_SHARE
 from streaming_pca.estimators.outcome import Outcome
@@ -20,6 +19,7 @@ from streaming_pca.linalg.sequential_oja import (
     move_by_message,
     oja_message,
 )
+from streaming_pca.preprocessing import transformed
 from streaming_pca.privacy.calibration import gaussian_rho
 from streaming_pca.privacy.mechanisms import NoiseAhead, gaussian_on_message, secret_permutation
 from streaming_pca.privacy.shuffling import shuffled_sigma

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,18 +11,19 @@ from streaming_pca.linalg.centred import frobenius_norm
 from streaming_pca.linalg.image_sums import Centre, image_sizes, new_sums, sum_images
 from streaming_pca.linalg.lattice import quantise_centre
 from streaming_pca.linalg.matrix_sums import matrix_rows, sum_matrix_images
+from streaming_pca.linalg.public_map import NO_MAP
 from streaming_pca.linalg.strip_products import MIXED
 from streaming_pca.linalg.threads import shared_out
 from streaming_pca.linalg.tiles import Frame, frame_of, new_tile
 from streaming_pca.linalg.vectors import LANES
-from streaming_pca.preprocessing import Preprocessing
+from streaming_pca.preprocessing import Preprocessing, transformed
 from streaming_pca.records import Batch
 
 __all__ = ["FactorImages", "MatrixImages", "factor_sizes", "matrix_sizes"]
 
 Matrix = NDArray[np.float64]
 
-_LEAST_SHARE = 2**20
+_LEAST_SHARE = 2**18
 """Entries of the records that are worth a thread: a tenth of a millisecond."""
 
 NO_CENTRE = Centre(np.zeros((0, 0)), 0.0, 0.0)
@@ -87,26 +87,47 @@ _FEW = 2
 """Columns outside the basis that are worth a decomposition."""
 
 
-def _readable(batch: Batch) -> NDArray[np.floating]:
-    """The rows as kernels read them: aligned, in C order, no copy if they are already; not writable,
-    so that payloads and arrays use the same compiled kernels."""
-    rows = np.require(batch.rows, requirements=["C", "A"])
-    if rows.dtype not in (np.float32, np.float64):
-        rows = rows.astype(np.float64)
-    view = rows.view()
-    view.flags.writeable = False
-    return view
+class _Records:
+    """How kernels read records: as they came, through a public map, or as ``apply`` makes them."""
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        self.preprocessing = preprocessing
+        how = preprocessing.public_map()
+        self.whole = how is not None
+        self.how = NO_MAP if how is None else how
+        self.step = 1 if how is None else preprocessing.units
+
+    def read(self, batch: Batch) -> tuple[NDArray[np.floating], NDArray[np.int64]]:
+        """Rows and starts: aligned and in C order, no copy if they are.
+
+        Not writable, so that payloads and arrays use the same compiled kernels.
+        """
+        if len(batch) % self.preprocessing.units:
+            raise ValueError("pairs need an even number of records")
+        rows, starts = batch.rows, batch.starts
+        if not self.whole:
+            starts, rows = transformed(self.preprocessing, batch)
+        if rows.dtype not in (np.float32, np.float64):
+            rows = rows.astype(np.float64)
+        view = np.require(rows, requirements=["C", "A"]).view()
+        view.flags.writeable = False
+        return view, starts
 
 
-def _longest(batch: Batch) -> int:
-    return int(np.diff(batch.starts).max(initial=1))
+def _longest(starts: NDArray[np.int64]) -> int:
+    """Rows of the longest record, or 1."""
+    return int(np.diff(starts).max(initial=1))
+
+
+def _worth_a_thread(rows: NDArray[np.floating], rows_of_a_record: int) -> int:
+    """Records whose entries take a tenth of a millisecond."""
+    return max(_LEAST_SHARE // max(int(rows.shape[1]) * rows_of_a_record, 1), 1)
 
 
 class FactorImages:
     """Sum of clip(A Q - C) over factors, as a kernel of :meth:`Batch.sum`."""
 
-    limit = 2**62
-    whole = True
+    limit = 2**12
 
     def __init__(
         self,
@@ -116,32 +137,30 @@ class FactorImages:
         centre: Matrix | None = None,
         radius: float = 1.0,
     ) -> None:
-        self.how = preprocessing.public_map()
-        self.plain = self.how.plain
+        self.records = _Records(preprocessing)
+        self.whole = self.records.whole
         self.per_unit = per_unit
-        self.step = preprocessing.units
         self.basis_shape = basis.shape
         self.shape: tuple[int, ...] = (basis.size + 1,)
         self.centre: Matrix | None = None
         self.lattice_centre: NDArray[np.int64] | None = None
         if centre is None:
-            columns = _columns(basis, self.how.augmented)
+            columns = _columns(basis, self.records.how.augmented)
         else:
             lattice_centre = quantise_centre(centre, radius)
-            columns = _columns_about(basis, centre / radius, lattice_centre, self.how.augmented)
+            columns = _columns_about(basis, centre / radius, lattice_centre, self.records.how.augmented)
             self.centre = np.ldexp(np.ascontiguousarray(lattice_centre), -20) * radius
             self.lattice_centre = lattice_centre.astype(np.int64)
         self.frame, self.of_centre = columns.frame, columns.centre
 
     def __call__(self, batch: Batch) -> NDArray[np.int64]:
-        if len(batch) % self.step:
-            raise ValueError("pairs need an even number of records")
-        rows, longest = _readable(batch), _longest(batch)
+        rows, starts = self.records.read(batch)
+        longest = _longest(starts)
         parts = shared_out(
-            len(batch),
-            lambda first, last: self._part(rows, batch.starts, first, last, longest),
-            self.step,
-            max(_LEAST_SHARE // max(batch.rows.shape[1] * longest, 1), 1),
+            len(starts) - 1,
+            lambda first, last: self._part(rows, starts, first, last, longest),
+            self.records.step,
+            _worth_a_thread(rows, longest),
         )
         out = np.zeros(self.shape, dtype=np.int64)
         total = out[:-1].reshape(self.basis_shape)
@@ -158,15 +177,16 @@ class FactorImages:
         self, rows: NDArray[np.floating], starts: NDArray[np.int64], first: int, last: int, longest: int
     ) -> tuple[NDArray[np.int64], int, int]:
         tile = new_tile(self.frame, longest)
-        sums = new_sums(self.frame, tile, self.how.augmented)
-        room = np.empty((0 if self.plain else tile.rows, rows.shape[1]))
+        sums = new_sums(self.frame, tile, self.records.how.augmented)
+        how = self.records.how
+        room = np.empty((0 if how.plain else tile.rows, rows.shape[1]))
         clipped, weights = sum_images(
             rows,
             starts,
             first,
             last,
-            self.how,
-            self.plain,
+            how,
+            how.plain,
             self.frame,
             self.of_centre,
             self.frame.norm_margin,
@@ -186,42 +206,49 @@ def _scale_of(centre: Matrix) -> float:
 
 def factor_sizes(batch: Batch, preprocessing: Preprocessing, basis: Matrix, centre: Matrix) -> Matrix:
     """|A Q - C|_F of every factor, -1 where float32 images tell too little of it."""
-    how = preprocessing.public_map()
+    records = _Records(preprocessing)
+    how = records.how
     scale = _scale_of(centre)
     columns = _columns_about(basis, centre / scale, quantise_centre(centre, scale), how.augmented)
-    rows, longest = _readable(batch), _longest(batch)
-    step = preprocessing.units
-    out = np.empty(len(batch) // step)
 
-    def part(first: int, last: int) -> None:
-        tile = new_tile(columns.frame, longest)
-        sums = new_sums(columns.frame, tile, how.augmented)
-        room = np.empty((0 if how.plain else tile.rows, rows.shape[1]))
-        image_sizes(
-            rows,
-            batch.starts,
-            first,
-            last,
-            how,
-            how.plain,
-            columns.frame,
-            columns.centre,
-            2.0**40 / scale,
-            tile,
-            sums,
-            room,
-            out[first // step : last // step],
-        )
+    def of_block(block: Batch) -> Matrix:
+        rows, starts = records.read(block)
+        longest = _longest(starts)
+        out = np.empty((len(starts) - 1) // records.step)
 
-    least = max(_LEAST_SHARE // max(batch.rows.shape[1] * longest, 1), 1)
-    shared_out(len(batch), part, step, least)
-    return np.where(out < 0, out, out * (scale * 2.0**-40))
+        def part(first: int, last: int) -> None:
+            tile = new_tile(columns.frame, longest)
+            sums = new_sums(columns.frame, tile, how.augmented)
+            room = np.empty((0 if how.plain else tile.rows, rows.shape[1]))
+            image_sizes(
+                rows,
+                starts,
+                first,
+                last,
+                how,
+                how.plain,
+                columns.frame,
+                columns.centre,
+                2.0**40 / scale,
+                tile,
+                sums,
+                room,
+                out[first // records.step : last // records.step],
+            )
+
+        shared_out(len(starts) - 1, part, records.step, _worth_a_thread(rows, longest))
+        return np.where(out < 0, out, out * (scale * 2.0**-40))
+
+    return of_block(batch) if records.whole else batch.map(of_block)
 
 
 class _MatrixWork:
     """What the kernel of matrices is told, and room for it."""
 
-    def __init__(self, basis: Matrix, per_unit: float, centre: Matrix | None) -> None:
+    def __init__(
+        self, preprocessing: Preprocessing, basis: Matrix, per_unit: float, centre: Matrix | None
+    ) -> None:
+        self.records = _Records(preprocessing)
         self.frame = frame_of(basis, basis.shape[1], False)
         self.per_unit = per_unit
         self.height, self.padded = matrix_rows(len(basis))
@@ -232,35 +259,44 @@ class _MatrixWork:
             columns[:, :d] = centre.T * per_unit
             self.centre = columns.ravel()
 
-    def run(self, batch: Batch, rows: NDArray[np.floating], first: int, last: int, sizes: Matrix) -> Any:
+    def run(
+        self,
+        rows: NDArray[np.floating],
+        starts: NDArray[np.int64],
+        first: int,
+        last: int,
+        sizes: Matrix,
+    ) -> tuple[NDArray[np.int64], int]:
         """Totals (d, k) and the number of clipped records; or the norms, in lattice units."""
         frame = self.frame
         z = np.zeros(frame.strips * (self.height + 1) * LANES, dtype=np.float32)
         y = np.zeros(frame.width * self.padded)
         total = np.zeros(frame.k * self.padded, dtype=np.int64)
         how = (frame, self.centre, self.per_unit, self.height, self.padded)
-        clipped = sum_matrix_images(rows, batch.starts, first, last, *how, z, y, total, sizes)
+        clipped = sum_matrix_images(rows, starts, first, last, *how, z, y, total, sizes)
         return total.reshape(frame.k, self.padded)[:, : frame.d].T, clipped
 
 
 class MatrixImages:
     """Sum of clip(A Q - C) over symmetric matrices, as a kernel of :meth:`Batch.sum`."""
 
-    limit = 2**62
-    whole = True
+    limit = 2**12
 
-    def __init__(self, basis: Matrix, per_unit: float, centre: Matrix | None = None) -> None:
-        self.work = _MatrixWork(basis, per_unit, centre)
+    def __init__(
+        self, preprocessing: Preprocessing, basis: Matrix, per_unit: float, centre: Matrix | None = None
+    ) -> None:
+        self.work = _MatrixWork(preprocessing, basis, per_unit, centre)
+        self.whole = self.work.records.whole
         self.basis_shape = basis.shape
         self.shape: tuple[int, ...] = (basis.size + 1,)
         self.centre = centre
 
     def __call__(self, batch: Batch) -> NDArray[np.int64]:
-        rows = _readable(batch)
+        rows, starts = self.work.records.read(batch)
         parts = shared_out(
             len(batch),
-            lambda first, last: self.work.run(batch, rows, first, last, np.zeros(0)),
-            least=max(_LEAST_SHARE // max(batch.dim**2, 1), 1),
+            lambda first, last: self.work.run(rows, starts, first, last, np.zeros(0)),
+            least=_worth_a_thread(rows, batch.dim),
         )
         out = np.zeros(self.shape, dtype=np.int64)
         total = out[:-1].reshape(self.basis_shape)
@@ -270,16 +306,19 @@ class MatrixImages:
         return out
 
 
-def matrix_sizes(batch: Batch, basis: Matrix, centre: Matrix) -> Matrix:
+def matrix_sizes(batch: Batch, preprocessing: Preprocessing, basis: Matrix, centre: Matrix) -> Matrix:
     """|A Q - C|_F of every symmetric matrix, -1 where float32 images tell too little of it."""
     scale = _scale_of(centre)
-    work = _MatrixWork(basis, 2.0**26 / scale, centre)
-    rows = _readable(batch)
-    out = np.empty(len(batch))
+    work = _MatrixWork(preprocessing, basis, 2.0**26 / scale, centre)
 
-    def part(first: int, last: int) -> None:
-        if first < last:
-            work.run(batch, rows, first, last, out[first:last])
+    def of_block(block: Batch) -> Matrix:
+        rows, starts = work.records.read(block)
+        out = np.empty(len(block))
 
-    shared_out(len(batch), part, least=max(_LEAST_SHARE // max(batch.dim**2, 1), 1))
-    return np.where(out < 0, out, out * (scale * 2.0**-26))
+        def part(first: int, last: int) -> None:
+            work.run(rows, starts, first, last, out[first:last])
+
+        shared_out(len(block), part, least=_worth_a_thread(rows, block.dim))
+        return np.where(out < 0, out, out * (scale * 2.0**-26))
+
+    return of_block(batch) if work.records.whole else batch.map(of_block)

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from streaming_pca.estimators.base import Card, Estimator, Plan, State, Subspace
-from streaming_pca.estimators.contributions import transformed
 from streaming_pca.estimators.learning_rates import LearningRates
 from streaming_pca.linalg.lattice import BLOCK, MAX_RECORDS
 from streaming_pca.linalg.sequential_oja import oja_steps
 from streaming_pca.linalg.subspace import orthonormalise, ritz_pairs
+from streaming_pca.preprocessing import transformed
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.records import Batch, RecordKind
 

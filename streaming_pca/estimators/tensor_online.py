@@ -8,11 +8,11 @@ from typing import ClassVar
 import numpy as np
 
 from streaming_pca.estimators.base import Card, Estimator, Plan, State, Subspace
-from streaming_pca.estimators.contributions import transformed
 from streaming_pca.estimators.tensor_release import tensor_of
 from streaming_pca.estimators.tensor_search import TensorOptions, TensorSearch, single_rows
 from streaming_pca.linalg.lattice import BLOCK
 from streaming_pca.linalg.tensors import images_of_rows
+from streaming_pca.preprocessing import transformed
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.records import Batch, RecordKind
 

@@ -49,13 +49,12 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from streaming_pca.estimators.contributions import transformed
 from streaming_pca.estimators.tensor_search import single_rows
 from streaming_pca.linalg.clipping import quantise_factors
 from streaming_pca.linalg.lattice import BLOCK, MAX_RECORDS, RADIUS, LatticeSum, lattice_unit, quantise_basis
 from streaming_pca.linalg.rounding import clip_and_round
 from streaming_pca.linalg.tensors import Whitening
-from streaming_pca.preprocessing import Preprocessing
+from streaming_pca.preprocessing import Preprocessing, transformed
 from streaming_pca.records import Batch
 
 __all__ = ["IMAGE_SENSITIVITY", "Space", "image_sum", "joint_radius"]

@@ -9,7 +9,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-__all__ = ["PublicMap", "map_row"]
+__all__ = ["NO_MAP", "PublicMap", "map_record"]
 
 Floats = NDArray[np.float64]
 
@@ -32,6 +32,12 @@ class PublicMap(NamedTuple):
     def plain(self) -> bool:
         """Whether features stay as they are."""
         return not (self.lower.size or self.shift.size or self.factor.size or self.pairs)
+
+
+_NOTHING = np.zeros(0)
+
+NO_MAP = PublicMap(_NOTHING, _NOTHING, _NOTHING, _NOTHING, False, False)
+"""Of rows that are to stay as they are."""
 
 
 @njit(cache=True, nogil=True)
