@@ -9,23 +9,38 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_info, threadpool_limits
+from threadpoolctl import ThreadpoolController, threadpool_info, threadpool_limits
 
-__all__ = ["machine", "noise_source", "with_threads"]
+from benchmarks.timing import Call
+from streaming_pca.linalg.threads import limited_threads
+
+__all__ = ["in_blas_threads", "machine", "noise_source", "with_threads"]
 
 
 @contextlib.contextmanager
 def with_threads(count: int) -> Iterator[None]:
-    """Let whatever computes here have so many threads: the one place that says it.
+    """Let the project's kernels have so many threads, and BLAS one: what its commands ask for.
 
-    Parameters
-    ----------
-    count : int
-        Of the BLAS of numpy and of scipy, and of OpenMP. Pools of this project
-        belong here too.
+    Two pools on the same cores cost far more than they gain.
     """
-    with threadpool_limits(count):
+    with threadpool_limits(1), limited_threads(count):
         yield
+
+
+def in_blas_threads(call: Call, count: int) -> Call:
+    """The same call with so many threads for BLAS (numpy's and scipy's), and one for it after that."""
+    pools = [pool for pool in ThreadpoolController().lib_controllers if pool.user_api == "blas"]
+
+    def limited() -> object:
+        for pool in pools:
+            pool.set_num_threads(count)
+        try:
+            return call()
+        finally:
+            for pool in pools:
+                pool.set_num_threads(1)
+
+    return limited
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from benchmarks import mean_kernels
 from benchmarks.command import Parser, telling, whole
-from benchmarks.conditions import machine, noise_source, with_threads
+from benchmarks.conditions import in_blas_threads, machine, noise_source, with_threads
 from benchmarks.timing import QUICK, THOROUGH, Effort, measured, medians
 from benchmarks.workload import DTYPES, Shape, Workload, update
 
@@ -58,13 +58,13 @@ def measure(
         with with_threads(count), noise_source():
             _compare(expected, _totals(work), f"{shape}, {dtype}, {count} threads")
             contenders = {
-                "floor": work.floor(),
+                "floor": in_blas_threads(work.floor(), count),
                 **work.sums,
                 "orthonormalise": work.orthonormalisation(),
                 "oja_update": update(work.oja(), work.batch),
                 "default_update": update(work.default(), work.batch),
                 "step": work.step(),
-                "incremental_pca": work.incremental_pca(),
+                "incremental_pca": in_blas_threads(work.incremental_pca(), count),
             }
             times = measured(contenders, repeats, effort)
         rows.append(_row(shape, dtype, count, times))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["QUICK", "THOROUGH", "Effort", "idle", "interleaved", "measured", "medians"]
+__all__ = ["QUICK", "THOROUGH", "Call", "Effort", "idle", "interleaved", "measured", "medians"]
 
 Call = Callable[[], object]
 Clock = Callable[[], float]

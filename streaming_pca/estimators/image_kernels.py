@@ -35,40 +35,47 @@ class _Columns:
 
     frame: Frame
     centre: Centre
+    lattice_centre: Matrix | None = None
+    """C', integers: near 2**20 C."""
 
 
 def _columns(basis: Matrix, augmented: bool) -> _Columns:
     return _Columns(frame_of(basis, basis.shape[1], augmented), NO_CENTRE)
 
 
-def _columns_about(basis: Matrix, centre: Matrix, lattice_centre: Matrix, augmented: bool) -> _Columns:
-    """B = Q and as few columns more as C needs; M, and how far C' is from B M.
+def _columns_about(basis: Matrix, centre: Matrix, augmented: bool, leave_out: float = 0.0) -> _Columns:
+    """B = Q and as few columns more as C needs; C', M, and how far C' is from B M.
 
-    The centre is Q M and what is outside the basis, D. Where D is of rank 1, or
-    nearly nothing, C' = B M costs one column or none; else D's own columns are multiplied.
+    The centre is Q M and what is outside the basis, D. Where D is near a matrix of rank 2
+    or less, C = B M costs as many columns; else D's own columns are multiplied.
 
     Parameters
     ----------
     basis : (d', k) float64
     centre : (d', k) float64
         C in units of R.
-    lattice_centre : (d', k) float64
-        C', integers, near 2**20 C.
+    leave_out : float
+        What of D may be left out of C', in units of R, beyond what may be rounding.
     """
     k = basis.shape[1]
     inside = basis.T @ centre
-    added = centre - basis @ inside
-    rest = np.eye(k)
-    # Squares of singular values: what is below 2**-21 of the centre may be rounding.
-    values, vectors = np.linalg.eigh(added.T @ added)
-    needed = int(np.count_nonzero(values > (2.0**-21 * np.linalg.norm(centre)) ** 2))
+    outside = centre - basis @ inside
+    added, rest = outside, np.eye(k)
+    # Squares of singular values; the sum of all up to each.
+    values, vectors = np.linalg.eigh(outside.T @ outside)
+    left = np.cumsum(np.maximum(values, 0.0))
+    least = max(2.0**-21 * float(np.linalg.norm(centre)), leave_out)
+    needed = k - int(np.searchsorted(left, least**2, side="right"))
     if needed <= min(_FEW, k - 1):
         leading = vectors[:, k - needed :]
-        added, rest = added @ leading, leading.T
+        added, rest = outside @ leading, leading.T
+        if leave_out > 0:
+            centre = basis @ inside + added @ rest
     lengths = np.linalg.norm(added, axis=0)
     lengths[lengths == 0] = 1.0
     columns = np.concatenate([basis, added / lengths], axis=1)
     mix = np.ldexp(np.concatenate([inside, rest * lengths[:, None]]), 20)
+    lattice_centre = quantise_centre(centre, 1.0)
     frame = frame_of(columns, k, augmented)
     off = lattice_centre - columns @ mix
     per_column = float(np.linalg.norm(np.linalg.norm(columns, axis=0) @ np.abs(mix)))
@@ -80,11 +87,15 @@ def _columns_about(basis: Matrix, centre: Matrix, lattice_centre: Matrix, augmen
     squared = float(np.vdot(lattice_centre, lattice_centre)) * (1 + (lattice_centre.size + 8) * 2.0**-52)
     padded = np.zeros((len(mix), -(-k // MIXED) * MIXED))
     padded[:, :k] = mix
-    return _Columns(frame, Centre(padded, squared, float(error)))
+    return _Columns(frame, Centre(padded, squared, float(error)), lattice_centre)
 
 
 _FEW = 2
-"""Columns outside the basis that are worth a decomposition."""
+"""Columns outside the basis that cost less than all of the centre's."""
+
+_LEFT_OUT = 2.0**-3
+"""What of a centre outside a few columns, in units of R, is not worth a third product: a
+residual is at most as much longer. The sum is about the centre without it, which the caller gets."""
 
 
 class _Records:
@@ -147,10 +158,10 @@ class FactorImages:
         if centre is None:
             columns = _columns(basis, self.records.how.augmented)
         else:
-            lattice_centre = quantise_centre(centre, radius)
-            columns = _columns_about(basis, centre / radius, lattice_centre, self.records.how.augmented)
-            self.centre = np.ldexp(np.ascontiguousarray(lattice_centre), -20) * radius
-            self.lattice_centre = lattice_centre.astype(np.int64)
+            columns = _columns_about(basis, centre / radius, self.records.how.augmented, _LEFT_OUT)
+            assert columns.lattice_centre is not None
+            self.centre = np.ldexp(np.ascontiguousarray(columns.lattice_centre), -20) * radius
+            self.lattice_centre = columns.lattice_centre.astype(np.int64)
         self.frame, self.of_centre = columns.frame, columns.centre
 
     def __call__(self, batch: Batch) -> NDArray[np.int64]:
@@ -209,7 +220,7 @@ def factor_sizes(batch: Batch, preprocessing: Preprocessing, basis: Matrix, cent
     records = _Records(preprocessing)
     how = records.how
     scale = _scale_of(centre)
-    columns = _columns_about(basis, centre / scale, quantise_centre(centre, scale), how.augmented)
+    columns = _columns_about(basis, centre / scale, how.augmented)
 
     def of_block(block: Batch) -> Matrix:
         rows, starts = records.read(block)
