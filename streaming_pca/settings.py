@@ -62,6 +62,9 @@ class WorkerSettings(Section):
     """The longest that any one exchange with the broker may take."""
     give_up_seconds: float = Field(default=120.0, gt=0)
     """How long a worker tries to recover from broker trouble before it exits."""
+    threads: int | None = Field(default=None, ge=1, le=256)
+    """Threads of the compiled kernels, which share one pool; left out: the processors that this process
+    may use, 8 at most. Results do not depend on it."""
     stop_when_done: bool = False
     """Exit once ``options.n_records`` records are learnt (for a stream of known length)."""
 

@@ -129,12 +129,12 @@ def quantise_squares(overlaps: Matrix, per_unit: float) -> None:
     per_unit : float
         Lattice units per unit of the squares.
     """
+    squares = np.empty((1, overlaps.shape[1]))
     for i in range(overlaps.shape[0]):
-        row = overlaps[i : i + 1]
-        for j in range(row.shape[1]):
-            seen = row[0, j] * 2.0**-40
-            row[0, j] = seen * seen
-        clip_and_round(row, per_unit, 2.0**20, row)
+        for j in range(overlaps.shape[1]):
+            seen = overlaps[i, j] * 2.0**-40
+            squares[0, j] = seen * seen
+        clip_and_round(squares, per_unit, 2.0**20, overlaps[i : i + 1])
 
 
 class _Images:

@@ -80,14 +80,15 @@ def _add_residual(
     per_unit: float,
     radius: float,
     residual: NDArray[np.float64],
+    units: NDArray[np.float64],
     total: NDArray[np.int64],
 ) -> bool:
     """Add clip(ratio 2**e image - centre), on the lattice, to ``total``; tell whether it was clipped."""
     s = _subtract(image, ratio, e, centre, residual)
-    clipped = clip_and_round(residual, math.ldexp(per_unit, s), radius, residual)
+    clipped = clip_and_round(residual, math.ldexp(per_unit, s), radius, units)
     for i in range(total.shape[0]):
         for j in range(total.shape[1]):
-            total[i, j] += np.int64(residual[i, j])
+            total[i, j] += np.int64(units[i, j])
     return clipped
 
 
@@ -123,7 +124,7 @@ def sum_residuals(
     d, k = basis.shape
     radius = _MATRIX_RADIUS if of_matrices else _BLOCK_RADIUS
     image = np.empty((d, k))
-    residual = np.empty((d, k))
+    residual, units = np.empty((d, k)), np.empty((d, k))
     clipped = 0
     for i in range(starts.shape[0] - 1):
         x = rows[starts[i] : starts[i + 1]]
@@ -135,6 +136,6 @@ def sum_residuals(
         else:
             record_image(scaled, of_matrices, basis, image)
             e = e if of_matrices else 2 * e
-        if _add_residual(image, 1.0, e, centre, per_unit, radius, residual, total):
+        if _add_residual(image, 1.0, e, centre, per_unit, radius, residual, units, total):
             clipped += 1
     return clipped

@@ -2,56 +2,68 @@
 
 BLAS has a pool of its own, whose threads spin while they wait: two pools on the same cores cost
 a hundred times what they gain. So commands set BLAS to one thread before numpy is
-imported, and whoever imports the package does well to do the same
+imported (:mod:`streaming_pca.cli`), and whoever imports the package does well to do the same
 (``OPENBLAS_NUM_THREADS=1``). Kernels here release the interpreter's lock, share out whole
 ranges of records, and add up integers: any number of threads has the same result.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
-__all__ = ["limited_threads", "shared_out", "thread_count"]
+__all__ = ["limited_threads", "shared_out", "thread_count", "use_threads"]
 
 Result = TypeVar("Result")
 
-_VARIABLE = "STREAMING_PCA_THREADS"
-_limit: int | None = None
+_MOST = 8
+"""By default. Records come from memory, which more threads do not read faster."""
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+_chosen: int | None = None
 _pool: ThreadPoolExecutor | None = None
 
 
 def thread_count() -> int:
-    """Threads that a kernel may use: ``STREAMING_PCA_THREADS``, or the processors of this process.
+    """Threads that a kernel may use: the processors of this process, 8 at most, or what was chosen."""
+    if _chosen is not None:
+        return _chosen
+    affine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(affine, _quota(), _MOST)
 
-    Raises
-    ------
-    ValueError
-        If the variable is no number of at least 1.
-    """
-    if _limit is not None:
-        return _limit
-    given = os.environ.get(_VARIABLE)
-    if given is None:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if not given.isascii() or not given.isdigit() or int(given) < 1:
-        raise ValueError(f"{_VARIABLE}={given!r}: give a number of threads of at least 1")
-    return int(given)
+
+@functools.cache
+def _quota() -> int:
+    """Whole processors that a container may use."""
+    try:
+        most, period = _CPU_QUOTA.read_text(encoding="ascii").split()
+        return max(int(most) // int(period), 1)
+    except (OSError, ValueError):
+        # Not in a container, or one without a quota ("max").
+        return _MOST
+
+
+def use_threads(count: int | None) -> None:
+    """Let kernels use so many threads from now on; None for :func:`thread_count`'s own choice."""
+    global _chosen
+    _chosen = count
 
 
 @contextmanager
 def limited_threads(count: int) -> Iterator[None]:
-    """Use so many threads in the meantime, whatever the environment says."""
-    global _limit
-    before, _limit = _limit, count
+    """The same in the meantime."""
+    before = _chosen
+    use_threads(count)
     try:
         yield
     finally:
-        _limit = before
+        use_threads(before)
 
 
 def _shared_pool(threads: int) -> ThreadPoolExecutor:
