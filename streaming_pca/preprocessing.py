@@ -179,6 +179,7 @@ class Preprocessing(BaseModel):
             If the centring is "private-mean" and there is no centre yet.
         """
         self._check_centre()
+        batch = batch.packed()
         rows = np.ascontiguousarray(batch.rows, dtype=np.float64)
         if self.kind is RecordKind.MATRIX:
             # Symmetric to the last bit, as a mechanism that reads one triangle needs it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,11 +13,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from streaming_pca.linalg.lattice import BLOCK
 from streaming_pca.linalg.packed import dim_of_packed, packed_size
+from streaming_pca.linalg.threads import shared_out, thread_count
 
 __all__ = ["Batch", "RecordKind", "SumKernel", "evenly_spread", "is_symmetric"]
 
-_BLOCK_ENTRIES = 2**22
-"""Entries of a block: kernels' temporaries stay at 32 MiB each, whatever d is."""
+_BLOCK_ENTRIES = 2**20
+_LEAST_ROWS = 256
+"""Entries of a block, and its rows where they are long: kernels' temporaries stay at 8 MiB each, or at
+256 rows."""
+
+_LEAST_SHARE = 256
+"""Records that are worth a thread."""
 
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -63,7 +70,8 @@ def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 class SumKernel(Protocol):
     """Maps a block of at most ``limit`` records to its exact integer sum.
 
-    ``whole`` tells that it makes no copies of the records' rows, so that blocks would save no memory.
+    ``whole`` tells that it makes no copies of the records' rows, so that blocks would save no memory;
+    it has to mind :attr:`Batch.begins`.
     """
 
     shape: tuple[int, ...]
@@ -84,11 +92,15 @@ class Batch:
     starts : (m + 1,) int64
         Record i is ``rows[starts[i]:starts[i + 1]]``; the null record has no rows.
     kind : RecordKind
+    begins : (m,) int64, optional
+        Of records that were picked from others, whose rows they share: record i has as many rows
+        as ``starts`` says, from ``rows[begins[i]]`` on. :meth:`packed` is the same without.
     """
 
     rows: NDArray[np.floating]
     starts: NDArray[np.int64]
     kind: RecordKind = RecordKind.FACTOR
+    begins: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -128,16 +140,28 @@ class Batch:
         rows = np.concatenate(parts) if parts else np.zeros((0, kind.width(dim)))
         return cls(rows, np.cumsum(lengths, dtype=np.int64), kind)
 
-    def keeping(self, counted: NDArray[np.bool_]) -> Batch:
-        """The same batch with all records null but those that count (m,); each keeps its place."""
+    def packed(self) -> Batch:
+        """The same records, their rows one after the other; a copy where they are not yet."""
+        if self.begins is None:
+            return self
         lengths = np.diff(self.starts)
-        rows = self.rows[np.repeat(counted, lengths)]
-        return Batch(rows, _starts(np.where(counted, lengths, 0)), self.kind)
+        places = np.repeat(self.begins - self.starts[:-1], lengths) + np.arange(int(self.starts[-1]))
+        return Batch(self.rows[places], self.starts, self.kind)
+
+    def places(self) -> NDArray[np.int64]:
+        """Where each record's rows begin (m,)."""
+        return self.starts[:-1] if self.begins is None else self.begins
+
+    def keeping(self, counted: NDArray[np.bool_]) -> Batch:
+        """The same batch with all records null but those that count (m,), each in its place; no copy."""
+        if counted.all():
+            return self
+        lengths = np.where(counted, np.diff(self.starts), 0)
+        return Batch(self.rows, _starts(lengths), self.kind, self.places())
 
     def only(self, chosen: NDArray[np.bool_]) -> Batch:
-        """The chosen records (m,) alone, in their order; a copy."""
-        lengths = np.diff(self.starts)
-        return Batch(self.rows[np.repeat(chosen, lengths)], _starts(lengths[chosen]), self.kind)
+        """The chosen records (m,) alone, in their order; no copy."""
+        return Batch(self.rows, _starts(np.diff(self.starts)[chosen]), self.kind, self.places()[chosen])
 
     def split(self, counts: Sequence[int]) -> tuple[Batch, ...]:
         """Disjoint parts of the given numbers of records, by position; no copy."""
@@ -151,7 +175,7 @@ class Batch:
         return tuple(parts)
 
     def deal(self, counts: Sequence[int], granularity: int = 1) -> tuple[Batch, ...]:
-        """Disjoint parts of the given numbers of records, each spread evenly over the batch; copies.
+        """Disjoint parts of the given numbers of records, each spread evenly over the batch; no copy.
 
         Which record is in which part depends on its position alone. A stream that
         drifts looks alike in all parts.
@@ -177,34 +201,60 @@ class Batch:
 
     def _slice(self, first: int, last: int) -> Batch:
         a, b = self.starts[first], self.starts[last]
-        return Batch(self.rows[a:b], self.starts[first : last + 1] - a, self.kind)
+        starts = self.starts[first : last + 1] - a
+        if self.begins is None:
+            return Batch(self.rows[a:b], starts, self.kind)
+        return Batch(self.rows, starts, self.kind, self.begins[first:last])
 
     def blocks(self, limit: int) -> Iterator[Batch]:
-        """Consecutive parts of at most ``limit`` records, of an even number each but the last."""
+        """Consecutive parts of at most ``limit`` records, packed; of an even number each but the last."""
+        return (cut.packed() for cut in self._cuts(limit))
+
+    def _cuts(self, limit: int) -> Iterator[Batch]:
+        width = int(self.rows.shape[1])
+        entries = max(_BLOCK_ENTRIES, _LEAST_ROWS * width)
         first = 0
         while first < len(self):
             last = min(first + limit, len(self))
             # Entries, not records, bound a block's memory; halve until it fits.
-            while (
-                last - first > 2
-                and (self.starts[last] - self.starts[first]) * self.rows.shape[1] > _BLOCK_ENTRIES
-            ):
+            while last - first > 2 and (self.starts[last] - self.starts[first]) * width > entries:
                 last = first + max(2, (last - first) // 4 * 2)
             yield self._slice(first, last)
             first = last
 
+    def _shares(self, limit: int) -> list[Batch]:
+        """Blocks, at least one for each thread if they are worth it."""
+        share = -(-len(self) // thread_count())
+        limit = min(limit, max(share + share % 2, _LEAST_SHARE))
+        return list(self._cuts(limit))
+
     def sum(self, kernel: SumKernel) -> NDArray[np.int64]:
-        """Exact sum of the kernel's contributions; the same bits for any cut into blocks."""
+        """Exact sum of the kernel's contributions; the same bits for any cut into blocks, in any threads."""
         if kernel.whole:
             return kernel(self)
-        total = np.zeros(kernel.shape, dtype=np.int64)
-        for block in self.blocks(kernel.limit):
-            total += kernel(block)
-        return total
+        blocks = self._shares(kernel.limit)
+
+        def part(first: int, last: int) -> NDArray[np.int64]:
+            total = np.zeros(kernel.shape, dtype=np.int64)
+            for block in blocks[first:last]:
+                total += kernel(block.packed())
+            return total
+
+        # A thread has a total of its own.
+        least = 1 if math.prod(kernel.shape) <= _BLOCK_ENTRIES else len(blocks)
+        parts = shared_out(len(blocks), part, least=least) or [np.zeros(kernel.shape, dtype=np.int64)]
+        for more in parts[1:]:
+            parts[0] += more
+        return parts[0]
 
     def map(self, kernel: Callable[[Batch], NDArray[np.float64]]) -> NDArray[np.float64]:
         """Concatenated outputs of ``kernel``, one number a (transformed) record."""
-        return np.concatenate([kernel(b) for b in self.blocks(BLOCK)] or [np.zeros(0)])
+        blocks = self._shares(BLOCK)
+
+        def part(first: int, last: int) -> NDArray[np.float64]:
+            return np.concatenate([kernel(block.packed()) for block in blocks[first:last]])
+
+        return np.concatenate(shared_out(len(blocks), part) or [np.zeros(0)])
 
     def map_blocks(self, kernel: Callable[[Batch], object], n_blocks: int) -> list[object]:
         """``kernel`` of each of ``n_blocks`` parts, as equal in length as can be."""

@@ -167,6 +167,7 @@ def test_blocks_cover_the_batch_and_all_but_the_last_are_even(
 ) -> None:
     """A pair is never cut."""
     monkeypatch.setattr(records_module, "_BLOCK_ENTRIES", n_entries)
+    monkeypatch.setattr(records_module, "_LEAST_ROWS", 0)
     batch = Batch.of_records([*([None] * 5), *(np.ones((i % 5, 2)) * i for i in range(1, 47))], 2)
     blocks = list(batch.blocks(limit))
     assert [r for b in blocks for r in taken_apart(b)] == taken_apart(batch)
@@ -178,6 +179,7 @@ def test_blocks_cover_the_batch_and_all_but_the_last_are_even(
 class _RowSum:
     shape: tuple[int, ...] = (2,)
     limit = 4
+    whole = False
 
     def __call__(self, block: Batch) -> NDArray[np.int64]:
         return np.asarray(block.rows.sum(axis=0), dtype=np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,6 +99,23 @@ _LEFT_OUT = 2.0**-3
 residual is at most as much longer. The sum is about the centre without it, which the caller gets."""
 
 
+class Readable(NamedTuple):
+    """Record i has starts[i + 1] - starts[i] rows, from rows[begins[i]] on."""
+
+    rows: NDArray[np.floating]
+    begins: NDArray[np.int64]
+    starts: NDArray[np.int64]
+
+    @property
+    def longest(self) -> int:
+        """Rows of the longest record, or 1."""
+        return int(np.diff(self.starts).max(initial=1))
+
+    def worth_a_thread(self, rows_of_a_record: int) -> int:
+        """Records whose entries take a tenth of a millisecond."""
+        return max(_LEAST_SHARE // max(int(self.rows.shape[1]) * rows_of_a_record, 1), 1)
+
+
 class _Records:
     """How kernels read records: as they came, through a public map, or as ``apply`` makes them."""
 
@@ -108,31 +126,22 @@ class _Records:
         self.how = NO_MAP if how is None else how
         self.step = 1 if how is None else preprocessing.units
 
-    def read(self, batch: Batch) -> tuple[NDArray[np.floating], NDArray[np.int64]]:
-        """Rows and starts: aligned and in C order, no copy if they are.
+    def read(self, batch: Batch) -> Readable:
+        """The records' rows, and where each one's are: aligned and in C order, no copy if they are.
 
         Not writable, so that payloads and arrays use the same compiled kernels.
         """
         if len(batch) % self.preprocessing.units:
             raise ValueError("pairs need an even number of records")
-        rows, starts = batch.rows, batch.starts
+        rows, begins, starts = batch.rows, batch.places(), batch.starts
         if not self.whole:
             starts, rows = transformed(self.preprocessing, batch)
+            begins = starts[:-1]
         if rows.dtype not in (np.float32, np.float64):
             rows = rows.astype(np.float64)
         view = np.require(rows, requirements=["C", "A"]).view()
         view.flags.writeable = False
-        return view, starts
-
-
-def _longest(starts: NDArray[np.int64]) -> int:
-    """Rows of the longest record, or 1."""
-    return int(np.diff(starts).max(initial=1))
-
-
-def _worth_a_thread(rows: NDArray[np.floating], rows_of_a_record: int) -> int:
-    """Records whose entries take a tenth of a millisecond."""
-    return max(_LEAST_SHARE // max(int(rows.shape[1]) * rows_of_a_record, 1), 1)
+        return Readable(view, begins, starts)
 
 
 class FactorImages:
@@ -165,13 +174,13 @@ class FactorImages:
         self.frame, self.of_centre = columns.frame, columns.centre
 
     def __call__(self, batch: Batch) -> NDArray[np.int64]:
-        rows, starts = self.records.read(batch)
-        longest = _longest(starts)
+        records = self.records.read(batch)
+        longest = records.longest
         parts = shared_out(
-            len(starts) - 1,
-            lambda first, last: self._part(rows, starts, first, last, longest),
+            len(records.begins),
+            lambda first, last: self._part(records, first, last, longest),
             self.records.step,
-            _worth_a_thread(rows, longest),
+            records.worth_a_thread(longest),
         )
         out = np.zeros(self.shape, dtype=np.int64)
         total = out[:-1].reshape(self.basis_shape)
@@ -185,15 +194,14 @@ class FactorImages:
         return out
 
     def _part(
-        self, rows: NDArray[np.floating], starts: NDArray[np.int64], first: int, last: int, longest: int
+        self, records: Readable, first: int, last: int, longest: int
     ) -> tuple[NDArray[np.int64], int, int]:
         tile = new_tile(self.frame, longest)
         sums = new_sums(self.frame, tile, self.records.how.augmented)
         how = self.records.how
-        room = np.empty((0 if how.plain else tile.rows, rows.shape[1]))
+        room = np.empty((0 if how.plain else tile.rows, records.rows.shape[1]))
         clipped, weights = sum_images(
-            rows,
-            starts,
+            *records,
             first,
             last,
             how,
@@ -223,17 +231,16 @@ def factor_sizes(batch: Batch, preprocessing: Preprocessing, basis: Matrix, cent
     columns = _columns_about(basis, centre / scale, how.augmented)
 
     def of_block(block: Batch) -> Matrix:
-        rows, starts = records.read(block)
-        longest = _longest(starts)
-        out = np.empty((len(starts) - 1) // records.step)
+        read = records.read(block)
+        longest = read.longest
+        out = np.empty(len(read.begins) // records.step)
 
         def part(first: int, last: int) -> None:
             tile = new_tile(columns.frame, longest)
             sums = new_sums(columns.frame, tile, how.augmented)
-            room = np.empty((0 if how.plain else tile.rows, rows.shape[1]))
+            room = np.empty((0 if how.plain else tile.rows, read.rows.shape[1]))
             image_sizes(
-                rows,
-                starts,
+                *read,
                 first,
                 last,
                 how,
@@ -247,7 +254,7 @@ def factor_sizes(batch: Batch, preprocessing: Preprocessing, basis: Matrix, cent
                 out[first // records.step : last // records.step],
             )
 
-        shared_out(len(starts) - 1, part, records.step, _worth_a_thread(rows, longest))
+        shared_out(len(read.begins), part, records.step, read.worth_a_thread(longest))
         return np.where(out < 0, out, out * (scale * 2.0**-40))
 
     return of_block(batch) if records.whole else batch.map(of_block)
@@ -270,21 +277,26 @@ class _MatrixWork:
             columns[:, :d] = centre.T * per_unit
             self.centre = columns.ravel()
 
-    def run(
-        self,
-        rows: NDArray[np.floating],
-        starts: NDArray[np.int64],
-        first: int,
-        last: int,
-        sizes: Matrix,
-    ) -> tuple[NDArray[np.int64], int]:
+    def run(self, records: Readable, first: int, last: int, sizes: Matrix) -> tuple[NDArray[np.int64], int]:
         """Totals (d, k) and the number of clipped records; or the norms, in lattice units."""
         frame = self.frame
         z = np.zeros(frame.strips * (self.height + 1) * LANES, dtype=np.float32)
         y = np.zeros(frame.width * self.padded)
         total = np.zeros(frame.k * self.padded, dtype=np.int64)
-        how = (frame, self.centre, self.per_unit, self.height, self.padded)
-        clipped = sum_matrix_images(rows, starts, first, last, *how, z, y, total, sizes)
+        clipped = sum_matrix_images(
+            *records,
+            first,
+            last,
+            frame,
+            self.centre,
+            self.per_unit,
+            self.height,
+            self.padded,
+            z,
+            y,
+            total,
+            sizes,
+        )
         return total.reshape(frame.k, self.padded)[:, : frame.d].T, clipped
 
 
@@ -303,11 +315,11 @@ class MatrixImages:
         self.centre = centre
 
     def __call__(self, batch: Batch) -> NDArray[np.int64]:
-        rows, starts = self.work.records.read(batch)
+        records = self.work.records.read(batch)
         parts = shared_out(
             len(batch),
-            lambda first, last: self.work.run(rows, starts, first, last, np.zeros(0)),
-            least=_worth_a_thread(rows, batch.dim),
+            lambda first, last: self.work.run(records, first, last, np.zeros(0)),
+            least=records.worth_a_thread(batch.dim),
         )
         out = np.zeros(self.shape, dtype=np.int64)
         total = out[:-1].reshape(self.basis_shape)
@@ -323,13 +335,13 @@ def matrix_sizes(batch: Batch, preprocessing: Preprocessing, basis: Matrix, cent
     work = _MatrixWork(preprocessing, basis, 2.0**26 / scale, centre)
 
     def of_block(block: Batch) -> Matrix:
-        rows, starts = work.records.read(block)
+        read = work.records.read(block)
         out = np.empty(len(block))
 
         def part(first: int, last: int) -> None:
-            work.run(rows, starts, first, last, out[first:last])
+            work.run(read, first, last, out[first:last])
 
-        shared_out(len(block), part, least=_worth_a_thread(rows, block.dim))
+        shared_out(len(block), part, least=read.worth_a_thread(block.dim))
         return np.where(out < 0, out, out * (scale * 2.0**-26))
 
     return of_block(batch) if work.records.whole else batch.map(of_block)

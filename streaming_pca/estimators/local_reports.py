@@ -102,7 +102,7 @@ class LocalEstimator(Estimator[S, O]):
     def _update(self, state: S, batch: Batch) -> tuple[S, int]:
         """Add the reports, and find what their mean shows; no report is clipped."""
         total = np.array(state.total)
-        counted = add_reports(batch.rows, 1.0 + _FAR * self.sigma, total)
+        counted = add_reports(batch.packed().rows, 1.0 + _FAR * self.sigma, total)
         new = replace(
             state,
             batch=state.batch + 1,

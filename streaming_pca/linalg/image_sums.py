@@ -40,7 +40,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from streaming_pca.linalg.lattice import RADIUS
-from streaming_pca.linalg.public_map import PublicMap, map_record
+from streaming_pca.linalg.public_map import PublicMap, map_pair, map_row
 from streaming_pca.linalg.strip_products import MIXED, MOST_COLUMNS, ROWS, add_products, mix_columns, row_dot
 from streaming_pca.linalg.tiles import Frame, Tile, fill_images, put_records
 from streaming_pca.linalg.vectors import LANES
@@ -371,6 +371,7 @@ def _flush(frame: Frame, sums: Sums) -> None:
 @njit(cache=True, nogil=True)
 def _load_tile(
     rows: NDArray[np.floating],
+    begins: NDArray[np.int64],
     starts: NDArray[np.int64],
     first: int,
     last: int,
@@ -384,33 +385,33 @@ def _load_tile(
 
     ``places`` gets the number of each, counted from ``first``; those that are missing are null.
     """
-    begins, offsets = tile.begins, tile.offsets
+    slots, offsets = tile.begins, tile.offsets
     d = rows.shape[1]
     step = 2 if how.pairs else 1
     records = slot = 0
     i = first
     while i < last:
-        a, b = starts[i], starts[i + step]
-        r = b - a
+        a = begins[i]
+        r = starts[i + 1] - starts[i]
         if how.pairs:
-            r = 1 if r == 2 and starts[i + 1] == a + 1 else 0
+            r = 1 if r == 1 and starts[i + 2] - starts[i + 1] == 1 else 0
         if slot + r > tile.rows or records == RECORDS_PER_FLUSH:
             break
         i += step
         if r == 0:
             continue
         places[records] = (i - first) // step - 1
-        if plain:
+        if how.pairs:
+            map_pair(rows[a], rows[begins[i - 1]], how, room[slot])
+        elif not plain:
             for j in range(r):
-                offsets[slot + j] = (a + j) * d
-        else:
-            map_record(rows[a:b], how, room[slot : slot + r])
-            for j in range(r):
-                offsets[slot + j] = (slot + j) * d
-        begins[records] = slot
+                map_row(rows[a + j], how, room[slot + j])
+        for j in range(r):
+            offsets[slot + j] = (a + j if plain else slot + j) * d
+        slots[records] = slot
         records += 1
         slot += r
-        begins[records] = slot
+        slots[records] = slot
     one = 1.0 if how.augmented else 0.0
     if plain:
         put_records(rows, tile, records, one)
@@ -422,6 +423,7 @@ def _load_tile(
 @njit(cache=True, nogil=True)
 def sum_images(
     rows: NDArray[np.floating],
+    begins: NDArray[np.int64],
     starts: NDArray[np.int64],
     first: int,
     last: int,
@@ -440,8 +442,8 @@ def sum_images(
     Parameters
     ----------
     rows : (n, d) float32 or float64
-    starts : (m + 1,) int64
-        Record i is ``rows[starts[i]:starts[i + 1]]``.
+    begins, starts : (m,) and (m + 1,) int64
+        Record i has starts[i + 1] - starts[i] rows, from rows[begins[i]] on.
     how : PublicMap
     plain : bool
         Whether it leaves features alone.
@@ -466,7 +468,7 @@ def sum_images(
     waiting = 0
     i = first
     while i < last:
-        i, records = _load_tile(rows, starts, i, last, how, plain, tile, room, places)
+        i, records = _load_tile(rows, begins, starts, i, last, how, plain, tile, room, places)
         if records == 0:
             continue
         present += records
@@ -499,6 +501,7 @@ def sum_images(
 @njit(cache=True, nogil=True, error_model="numpy")
 def image_sizes(
     rows: NDArray[np.floating],
+    begins: NDArray[np.int64],
     starts: NDArray[np.int64],
     first: int,
     last: int,
@@ -520,7 +523,7 @@ def image_sizes(
     i = first
     while i < last:
         begin = (i - first) // step
-        i, records = _load_tile(rows, starts, i, last, how, plain, tile, room, places)
+        i, records = _load_tile(rows, begins, starts, i, last, how, plain, tile, room, places)
         if records == 0:
             continue
         n = tile.begins[records]

@@ -117,6 +117,7 @@ def _scaled_image(
 @njit(cache=True, nogil=True, error_model="numpy")
 def sum_matrix_images(
     rows: NDArray[np.floating],
+    begins: NDArray[np.int64],
     starts: NDArray[np.int64],
     first: int,
     last: int,
@@ -135,7 +136,8 @@ def sum_matrix_images(
     Parameters
     ----------
     rows : (n, d) float32 or float64
-    starts : (m + 1,) int64
+    begins, starts : (m,) and (m + 1,) int64
+        Record i has starts[i + 1] - starts[i] rows, from rows[begins[i]] on.
         A record of another number of rows than d is null.
     frame : Frame
         Q.
@@ -164,7 +166,7 @@ def sum_matrix_images(
     for i in range(first, last):
         t, e = 0.0, 0
         if starts[i + 1] - starts[i] == d:
-            t, e = _scaled_image(rows, starts[i], frame, height, padded, z, y)
+            t, e = _scaled_image(rows, begins[i], frame, height, padded, z, y)
         if t > 0.0:
             t *= per_unit
             t = t if e == 0 else math.ldexp(t, e)

@@ -9,7 +9,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-__all__ = ["NO_MAP", "PublicMap", "map_record"]
+__all__ = ["NO_MAP", "PublicMap", "map_pair", "map_row"]
 
 Floats = NDArray[np.float64]
 
@@ -59,13 +59,11 @@ def map_row(row: NDArray[np.floating], how: PublicMap, out: Floats) -> None:
 
 
 @njit(cache=True, nogil=True)
-def map_record(rows: NDArray[np.floating], how: PublicMap, out: Floats) -> None:
-    """Rows (r, d) of one record; of a pair's two rows, their scaled difference."""
-    for i in range(out.shape[0]):
-        map_row(rows[i], how, out[i])
-    if how.pairs:
-        other = np.empty(rows.shape[1])
-        map_row(rows[1], how, other)
-        half = math.sqrt(0.5)
-        for j in range(other.shape[0]):
-            out[0, j] = (out[0, j] - other[j]) * half
+def map_pair(first: NDArray[np.floating], second: NDArray[np.floating], how: PublicMap, out: Floats) -> None:
+    """The scaled difference of a pair's mapped rows (d,)."""
+    other = np.empty(out.shape[0])
+    map_row(first, how, out)
+    map_row(second, how, other)
+    half = math.sqrt(0.5)
+    for j in range(other.shape[0]):
+        out[j] = (out[j] - other[j]) * half
