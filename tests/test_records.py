@@ -13,7 +13,8 @@ from streaming_pca.records import Batch, RecordKind, is_symmetric
 
 
 def taken_apart(batch: Batch) -> list[list[list[float]]]:
-    return [batch.rows[a:b].tolist() for a, b in zip(batch.starts[:-1], batch.starts[1:], strict=True)]
+    packed = batch.packed()
+    return [packed.rows[a:b].tolist() for a, b in zip(packed.starts[:-1], packed.starts[1:], strict=True)]
 
 
 def mixed() -> Batch:
@@ -109,7 +110,7 @@ def test_dealt_parts_are_disjoint_complete_and_in_the_batchs_order(counts: list[
 def positions(n: int, counts: list[int], granularity: int = 1) -> list[NDArray[np.int64]]:
     """Which records of n are in each dealt part."""
     parts = Batch.of_vectors(np.arange(float(n))[:, None]).deal(counts, granularity)
-    return [p.rows[:, 0].astype(np.int64) for p in parts]
+    return [p.packed().rows[:, 0].astype(np.int64) for p in parts]
 
 
 @pytest.mark.parametrize(("n", "shares"), [(5_000, (0.05, 0.03)), (20_001, (0.05, 0.2, 0.01))])
@@ -145,7 +146,7 @@ def test_dealing_looks_at_positions_only(n: int) -> None:
     assert [len(p) for p in parts] == counts
     for part, everyone in zip(parts, plain, strict=True):
         assert np.array_equal(np.diff(part.starts) == 1, kept[everyone])
-        assert np.array_equal(part.rows[:, 0], everyone[kept[everyone]])
+        assert np.array_equal(part.packed().rows[:, 0], everyone[kept[everyone]])
 
 
 @pytest.mark.parametrize("counts", [[9], [11], [-1, 11], []])
@@ -210,3 +211,37 @@ def test_symmetry_is_judged_relative_to_the_largest_entry() -> None:
 def test_symmetry_of_extreme_matrices_is_judged_without_a_warning(entry: float) -> None:
     """pytest makes an error of every warning."""
     assert not is_symmetric(np.array([[0.0, entry], [-entry, 0.0]]))
+
+
+def test_picked_records_share_the_rows_that_they_were_picked_from() -> None:
+    batch = mixed()
+    chosen = np.arange(10) % 3 != 0
+    for picked in (batch.only(chosen), batch.keeping(chosen), *batch.deal([3, 7])):
+        assert picked.rows is batch.rows
+        assert picked.packed().begins is None
+        assert len(picked.packed().rows) == picked.starts[-1]
+    assert batch.packed() is batch
+    assert batch.keeping(np.ones(10, dtype=bool)) is batch
+
+
+def test_picking_from_picked_records_is_picking_from_lists() -> None:
+    rng = np.random.default_rng(0)
+    batch, wanted = mixed(), taken_apart(mixed())
+    for _ in range(200):
+        match rng.integers(4):
+            case 0:
+                chosen = rng.random(len(batch)) < 0.8
+                batch, wanted = batch.only(chosen), [r for r, c in zip(wanted, chosen, strict=True) if c]
+            case 1:
+                chosen = rng.random(len(batch)) < 0.9
+                batch = batch.keeping(chosen)
+                wanted = [r if c else [] for r, c in zip(wanted, chosen, strict=True)]
+            case 2:
+                first = int(rng.integers(len(batch) // 3 + 1))
+                batch, wanted = batch.split([first, len(batch) - first])[1], wanted[first:]
+            case _:
+                assert [r for b in batch.blocks(2) for r in taken_apart(b)] == wanted
+        assert taken_apart(batch) == wanted
+        assert all(b.begins is None for b in batch.blocks(4))
+        if len(batch) < 4:
+            batch, wanted = mixed(), taken_apart(mixed())

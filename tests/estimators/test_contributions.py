@@ -24,6 +24,7 @@ from streaming_pca.estimators.contributions import (
     covariance_sensitivity,
     covariance_sum,
     record_sizes,
+    residual_sizes,
 )
 from streaming_pca.linalg import centred, clipping, rounding
 from streaming_pca.linalg.centred import frobenius_norm
@@ -144,6 +145,36 @@ def test_neighbours_differ_by_at_most_the_sensitivity_in_integers(name: str, dat
         bound = RADIUS**2 if sum_name == "covariance" and p.kind is RecordKind.FACTOR else a.sensitivity / 2
         for s in alone:
             assert sum(int(v) ** 2 for v in s.total.flat) <= Fraction(bound) ** 2, sum_name
+
+
+@pytest.mark.parametrize("name", PREPROCESSINGS)
+def test_picked_records_have_the_sum_of_packed_ones(name: str) -> None:
+    p = Preprocessing(dim=D, **PREPROCESSINGS[name])
+    rng = np.random.default_rng(4)
+    records_: list[Any] = []
+    for i in range(400):
+        x = rng.standard_normal((D, D)) * 10.0 ** rng.uniform(-2, 2)
+        rows = 1 if p.units == 2 else 1 + i % 3
+        records_.append(None if i % 11 == 0 else x + x.T if p.kind is RecordKind.MATRIX else x[:rows])
+    batch = Batch.of_records(records_, D, p.kind)
+    chosen = np.repeat(rng.random(400 // p.units) < 0.5, p.units)
+    basis = basis_for(p.output_dim, 7)
+    centre = rng.standard_normal(basis.shape)
+    for picked in (batch.only(chosen), batch.keeping(chosen), *batch.deal([100, 300], p.units)):
+        packed = picked.packed()
+        assert np.array_equal(record_sizes(picked, p), record_sizes(packed, p))
+        assert np.array_equal(
+            residual_sizes(picked, p, basis, centre), residual_sizes(packed, p, basis, centre)
+        )
+        for kernel in (
+            lambda b: covariance_sum(b, p, 2.0),
+            lambda b: block_sum(b, p, basis, 2.0),
+            lambda b: block_sum(b, p, basis, 2.0, centre),
+            lambda b: block_sum(b, p, basis, 0.01, centre),
+        ):
+            a, b = kernel(picked), kernel(packed)
+            assert np.array_equal(a.total, b.total)
+            assert a.clipped == b.clipped
 
 
 @pytest.mark.parametrize("kind", [RecordKind.FACTOR, RecordKind.MATRIX])

@@ -163,7 +163,7 @@ def test_each_record_is_read_by_one_mechanism() -> None:
 
             patch.setattr(CovarianceRoute, name, call)
         estimator.update(estimator.init(utility_generator(0)), Batch.of_vectors(x))
-    read = [part.rows[:, 0].tolist() for part in parts]
+    read = [part.packed().rows[:, 0].tolist() for part in parts]
     assert len(read) == 3
     assert sorted(value for part in read for value in part) == x[:, 0].tolist()
     assert min(map(len, read)) >= 100
