@@ -10,9 +10,8 @@ The bound, checked for every record in numbers that carry their errors
 |z^T u - w C'|**2 = |z^T u|**2 - 2 w <u, z C'> + w**2 |C'|**2.
 
 - |z^T u|**2 is |z|**2 |u|**2 for one row, with |z|**2 rounded up
-  (:mod:`~streaming_pca.linalg.tiles`). For r rows it is the sum of (z_i z_j)(u_i u_j), exact
-  integers, of r**2 products: within (r**2 + 2) 2**-53 |z|**2 |u|**2. Beyond
-  ``_GRAM_ROWS`` rows it is the norm of the product itself, whose entries are exact.
+  (:mod:`~streaming_pca.linalg.tiles`). For several it is taken of the product itself, whose
+  entries are exact, rounded up.
 - z C' is not a third product where C' is near B M, for the columns B that z was multiplied
   by anyway: it is y M, off by at most |z| e with e = |C' - B M| + image_error
   sum |B_b| |M_b| (``centre_error``). So <u, z C'> is off by |z| |u| e at most.
@@ -41,7 +40,14 @@ from numpy.typing import NDArray
 
 from streaming_pca.linalg.lattice import RADIUS
 from streaming_pca.linalg.public_map import PublicMap, map_pair, map_row
-from streaming_pca.linalg.strip_products import MIXED, MOST_COLUMNS, ROWS, add_products, mix_columns, row_dot
+from streaming_pca.linalg.strip_products import (
+    MIXED,
+    MOST_COLUMNS,
+    ROWS,
+    add_products,
+    mix_columns,
+    square_sum,
+)
 from streaming_pca.linalg.tiles import Frame, Tile, fill_images, put_records
 from streaming_pca.linalg.vectors import LANES
 
@@ -59,7 +65,6 @@ _FAR = 2.0**80
 """Norm in units, 2**40 R: a record so far away has a weight of 0 for the centre."""
 COUNTED_AS_CLIPPED = 1.0 + 2.0**-16
 """A norm above this many radii counts as clipped: those of norm R exactly do not, by chance."""
-_GRAM_ROWS = 64
 _CANCELLED = 2.0**-10
 """Of a squared residual, what is left of its terms: below, float32 images tell too little."""
 
@@ -86,7 +91,8 @@ class Sums(NamedTuple):
     """Room for sums and for what is computed of a tile.
 
     ``exact`` (groups * group, strips * 16) and ``of_ones`` (groups * group,) are float64 sums of up to
-    2**8 records, ``total`` (k, d') int64 those of all; u is (groups, T, group), ``own`` as ``exact``.
+    2**8 records, ``own`` and ``own_of_ones`` those of one, ``total`` (k, d') int64 those of all; u is
+    (groups, T, group).
     """
 
     group: int
@@ -94,6 +100,7 @@ class Sums(NamedTuple):
     exact: Floats
     of_ones: Floats
     own: Floats
+    own_of_ones: Floats
     total: NDArray[np.int64]
     u: Floats
     overlaps: Floats
@@ -113,6 +120,7 @@ def new_sums(frame: Frame, tile: Tile, augmented: bool) -> Sums:
         np.zeros(groups * group * padded),
         np.zeros(groups * group),
         np.zeros(groups * group * padded),
+        np.zeros(groups * group),
         np.zeros((frame.k, frame.d + augmented), dtype=np.int64),
         np.zeros(groups * group * tile.rows),
         np.zeros(-(-frame.k // MIXED) * MIXED * tile.rows),
@@ -145,37 +153,21 @@ def _strip_sums(tile: Tile, frame: Frame, sums: Sums, first: int, count: int, in
 
 @njit(cache=True, nogil=True)
 def _product_squared(tile: Tile, frame: Frame, sums: Sums, a: int, b: int) -> float:
-    """|z^T u|**2 of the record in rows a to b of the tile, rounded up; u is in ``sums.u``."""
-    r, k = b - a, frame.k
-    of_z = of_u = total = 0.0
-    for i in range(a, b):
-        of_z += tile.squares[i]
-        for c in range(k):
-            v = sums.u[((c // sums.group) * tile.rows + i) * sums.group + c % sums.group]
-            of_u += v * v
-    if r > _GRAM_ROWS:
-        sums.own[:] = 0.0
-        _strip_sums(tile, frame, sums, a, r, sums.own)
-        for v in sums.own:
-            total += v * v
-        for c in range(k):
-            one = 0.0
-            for i in range(a, b):
-                place = ((c // sums.group) * tile.rows + i) * sums.group + c % sums.group
-                one += tile.ones[i] * sums.u[place]
-            total += one * one
-        return total + (float(sums.own.size) + r * k + 8.0) * 2.0**-52 * of_z * of_u
-    strips = (frame.d + LANES - 1) // LANES
-    stride = (tile.rows + 1) * LANES
-    for i in range(a, b):
-        for j in range(a, i + 1):
-            of_rows = row_dot(tile.z, i * LANES, j * LANES, stride, strips) + tile.ones[i] * tile.ones[j]
-            of_images = 0.0
-            for c in range(k):
-                place = (c // sums.group) * tile.rows * sums.group + c % sums.group
-                of_images += sums.u[place + i * sums.group] * sums.u[place + j * sums.group]
-            total += of_rows * of_images * (1.0 if i == j else 2.0)
-    return total + (r * r + k + 8.0) * 2.0**-52 * of_z * of_u
+    """|z^T u|**2 of the record in rows a to b of the tile, rounded up; u is in ``sums.u``.
+
+    Leaves z^T u in ``sums.own`` and its row for the constant in ``sums.own_of_ones``.
+    """
+    sums.own[:] = 0.0
+    _strip_sums(tile, frame, sums, a, b - a, sums.own)
+    total = square_sum(sums.own, 0, sums.own.size)
+    for c in range(frame.k):
+        place = (c // sums.group) * tile.rows * sums.group + c % sums.group
+        one = 0.0
+        for i in range(a, b):
+            one += tile.ones[i] * sums.u[place + i * sums.group]
+        sums.own_of_ones[c] = one
+        total += one * one
+    return float(total) * (1.0 + (float(sums.own.size) + frame.k + 8.0) * 2.0**-52)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -297,61 +289,83 @@ def _units(scale: float, e: int, per_unit: float) -> float:
     return t if e == 0 else math.ldexp(math.ldexp(t, e), e)
 
 
+@njit(cache=True, nogil=True)
+def _record_terms(tile: Tile, sums: Sums, a: int, b: int, margin: float) -> tuple[float, float, float]:
+    """|z|**2, rounded up, |u|**2 and <u, z C'> of the record in rows a to b (of y before it is u)."""
+    norm = squares = cross = 0.0
+    for j in range(a, b):
+        norm += tile.squares[j]
+        squares += sums.squares[j]
+        cross += sums.crosses[j]
+    return norm * margin, squares, cross
+
+
 @njit(cache=True, nogil=True, error_model="numpy")
-def _clip_tile(
-    tile: Tile, frame: Frame, sums: Sums, centre: Centre, margin: float, per_unit: float, records: int
-) -> tuple[int, int]:
-    """Clip the tile's records: u and weights. Returns how many were clipped, and the weights' sum."""
+def _scale_tile(
+    tile: Tile, frame: Frame, sums: Sums, centre: Centre, margin: float, per_unit: float, weights: Floats
+) -> int:
+    """u and weights of the tile's records, not checked yet; returns how many were made smaller."""
+    records = weights.size
     rows = tile.begins[records]
     _overlap(tile, frame, sums, centre, rows)
     clipped = 0
-    total_weight = 0
-    weights = np.empty(records)
     for i in range(records):
         a, b = tile.begins[i], tile.begins[i + 1]
-        norm = squares = cross = 0.0
-        for j in range(a, b):
-            norm += tile.squares[j]
-            squares += sums.squares[j]
-            cross += sums.crosses[j]
-        norm *= margin
+        norm, squares, cross = _record_terms(tile, sums, a, b, margin)
         product = norm * squares
         if b - a > 1:
             _copy_images(tile, frame, sums, a, b)
             product = _product_squared(tile, frame, sums, a, b)
         cells = float((b - a) * frame.k)
+        units = _units(tile.scales[i], tile.exponents[i], per_unit)
+        n = cells + float((frame.d + 1) * frame.k)
         factor, weights[i], smaller = _shrunk(
-            product,
-            squares,
-            math.sqrt(norm),
-            cross,
-            _units(tile.scales[i], tile.exponents[i], per_unit),
-            cells,
-            cells + float((frame.d + 1) * frame.k),
-            centre,
+            product, squares, math.sqrt(norm), cross, units, cells, n, centre
         )
         clipped += smaller
         for j in range(a, b):
             sums.factors[j] = factor
     _place_images(tile, frame, sums, rows)
+    return clipped
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _add_tile(tile: Tile, frame: Frame, sums: Sums, centre: Centre, margin: float, weights: Floats) -> int:
+    """Add the contributions that are within the radius to ``sums``; returns their weights' sum."""
+    records = weights.size
+    rows = tile.begins[records]
+    total_weight = 0
+    singles = False
     for i in range(records):
         a, b = tile.begins[i], tile.begins[i + 1]
-        norm = squares = cross = 0.0
-        for j in range(a, b):
-            norm += tile.squares[j]
-            squares += sums.squares[j]
-            cross += sums.crosses[j]
-        norm *= margin
-        product = norm * squares
-        if b - a > 1:
-            product = _product_squared(tile, frame, sums, a, b)
+        norm, squares, cross = _record_terms(tile, sums, a, b, margin)
+        several = b - a > 1
+        product = _product_squared(tile, frame, sums, a, b) if several else norm * squares
         n = float((b - a + frame.d + 1) * frame.k)
-        if _within(product, squares, math.sqrt(norm), cross, weights[i], n, centre):
+        within = _within(product, squares, math.sqrt(norm), cross, weights[i], n, centre)
+        if within:
             total_weight += int(weights[i])
-        else:
+        if several and within:
+            exact, of_ones = sums.exact, sums.of_ones
+            for j in range(exact.size):
+                exact[j] += sums.own[j]
+            for c in range(of_ones.size):
+                of_ones[c] += sums.own_of_ones[c]
+        if several or not within:
+            # It is added already, or must not be.
             for g in range(sums.groups):
                 sums.u[(g * tile.rows + a) * sums.group : (g * tile.rows + b) * sums.group] = 0.0
-    return clipped, total_weight
+        else:
+            singles = True
+    if singles:
+        _strip_sums(tile, frame, sums, 0, rows, sums.exact)
+        for c in range(frame.k):
+            place = (c // sums.group) * tile.rows * sums.group + c % sums.group
+            one = 0.0
+            for j in range(rows):
+                one += tile.ones[j] * sums.u[place + j * sums.group]
+            sums.of_ones[c] += one
+    return total_weight
 
 
 @njit(cache=True, nogil=True)
@@ -464,8 +478,8 @@ def sum_images(
         Records that were made smaller, and the sum of all weights.
     """
     places = np.empty(tile.rows, dtype=np.int64)
-    clipped = weights = present = 0
-    waiting = 0
+    all_weights = np.empty(tile.rows)
+    clipped = weights = present = waiting = 0
     i = first
     while i < last:
         i, records = _load_tile(rows, begins, starts, i, last, how, plain, tile, room, places)
@@ -474,19 +488,12 @@ def sum_images(
         present += records
         n = tile.begins[records]
         fill_images(tile, frame, n)
-        more, weight = _clip_tile(tile, frame, sums, centre, margin, per_unit, records)
-        clipped += more
-        weights += weight
+        clipped += _scale_tile(tile, frame, sums, centre, margin, per_unit, all_weights[:records])
         waiting += records
         if waiting > RECORDS_PER_FLUSH:
             _flush(frame, sums)
             waiting = records
-        _strip_sums(tile, frame, sums, 0, n, sums.exact)
-        if how.augmented:
-            for c in range(frame.k):
-                first_u = (c // sums.group) * tile.rows * sums.group + c % sums.group
-                for j in range(n):
-                    sums.of_ones[c] += tile.ones[j] * sums.u[first_u + j * sums.group]
+        weights += _add_tile(tile, frame, sums, centre, margin, all_weights[:records])
     _flush(frame, sums)
     if centre.mix.size > 0:
         # Null records: no image, and the centre's clipped weight each.

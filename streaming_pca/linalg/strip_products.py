@@ -44,7 +44,6 @@ __all__ = [
     "add_dots",
     "add_products",
     "mix_columns",
-    "row_dot",
     "square_sum",
 ]
 
@@ -247,33 +246,3 @@ def square_sum(typing: Any, x: Any, x0: Any, n: Any) -> Any:
         return horizontal_sum(builder, builder.fadd(low, high))
 
     return types.float64(x, types.int64, types.int64), codegen
-
-
-@intrinsic
-def row_dot(typing: Any, z: Any, a: Any, b: Any, stride: Any, strips: Any) -> Any:
-    """``row_dot(z, a, b, stride, strips)``: product of the rows of z that begin at a and b.
-
-    In float64: exact for integers of norm 2**26 at most.
-    """
-
-    def codegen(context: Any, builder: Builder, signature: Any, args: Any) -> Value:
-        base = data_of(context, builder, signature, args, 0)
-
-        def body(strip: Value, totals: Sequence[Value]) -> list[Value]:
-            shift = builder.mul(strip, args[3])
-            results = []
-            for h, first in enumerate((0, LANES // 2)):
-                u, v = (
-                    builder.fpext(
-                        load(builder, base, shifted(builder, builder.add(start, shift), first), HALF), DOUBLES
-                    )
-                    for start in args[1:3]
-                )
-                results.append(fma(builder, u, v, totals[h]))
-            return results
-
-        low, high = loop(builder, args[4], [zeros(DOUBLES)] * 2, body)
-        return horizontal_sum(builder, builder.fadd(low, high))
-
-    i = types.int64
-    return types.float64(z, i, i, i, i), codegen
