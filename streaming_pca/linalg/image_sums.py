@@ -1,32 +1,17 @@
 """Clipped sums of A Q - C over factors: one pass over the records, in integers that add up exactly.
 
 A record's contribution is the integer matrix z^T u - w C', where z is its rounded
-direction, u its image scaled, clipped and rounded, C' the centre in units of R 2**-60
+direction, u its image scaled, clipped and rounded, C' the centre in units of R 2**-20
 and w its weight in units of 2**-20; without a centre, z^T u. Both are clipped to R in
 Frobenius norm, which is RADIUS**2 units.
 
-The bound, checked for every record in numbers that carry their errors
------------------------------------------------------------------------
-|z^T u - w C'|**2 = |z^T u|**2 - 2 w <u, z C'> + w**2 |C'|**2.
+The bound is checked for every record, in numbers that carry their errors:
+:mod:`~streaming_pca.linalg.image_bounds`.
 
-- |z^T u|**2 is |z|**2 |u|**2 for one row, with |z|**2 rounded up
-  (:mod:`~streaming_pca.linalg.tiles`). For several it is taken of the product itself, whose
-  entries are exact, rounded up.
-- z C' is not a third product where C' is near B M, for the columns B that z was multiplied
-  by anyway: it is y M, off by at most |z| e with e = |C' - B M| + image_error
-  sum |B_b| |M_b| (``centre_error``). So <u, z C'> is off by |z| |u| e at most.
-- Every other operation is off by 2**-53 of its result: with n = d k + r k, all of them by less
-  than (n + 8) 2**-53 (|z| |u| + w |C'|)**2; twice that is added.
-
-The sum of all that is compared with RADIUS**4; a record that fails adds nothing. None
-does: it was scaled to a radius that is less by what the roundings of u (sqrt(r k)/2 cells, which |z|
-carries) and w (1/2, which |C'| carries) can add, and by the errors above. So a record
-beyond the radius ends up below it by a few parts in 10**6 (with a centre of 20 R: by
-1 part in 10**3).
-
-Exactness: |u| <= 2**25, so the entries of 2**8 records' z^T u sum to at most
-2**8 2**20.1 2**25 < 2**53.2; |z| is 2**20 + sqrt(r d)/2 at most, and |u| is held below
-2**24.8: 2**53. They are added in float64, and every 2**8 records as int64.
+Exactness: |z| is 2**20 + sqrt(r d)/2 at most, below 2**20.5, and |u| is held below 2**24.5. So the
+entries of 2**8 records' z^T u sum to at most 2**8 2**20.5 2**24.5 = 2**53: float64 adds
+them exactly, and every 2**8 records they are added to int64, which may wrap around on the way, as
+long as the sum of all contributions, 2**62 at most, does not.
 """
 
 from __future__ import annotations
@@ -38,7 +23,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from streaming_pca.linalg.lattice import RADIUS
+from streaming_pca.linalg.image_bounds import WEIGHT, Centre, is_within, scaled_down
 from streaming_pca.linalg.public_map import PublicMap, map_pair, map_row
 from streaming_pca.linalg.strip_products import (
     MIXED,
@@ -51,40 +36,13 @@ from streaming_pca.linalg.strip_products import (
 from streaming_pca.linalg.tiles import Frame, Tile, fill_images, put_records
 from streaming_pca.linalg.vectors import LANES
 
-__all__ = ["COUNTED_AS_CLIPPED", "Centre", "Sums", "image_sizes", "new_sums", "sum_images"]
+__all__ = ["Sums", "image_sizes", "new_sums", "sum_images"]
 
 Floats = NDArray[np.float64]
 
-WEIGHT = 2.0**20
-"""Weight 1."""
-MOST_IMAGE = 2.0**24.5
 RECORDS_PER_FLUSH = 2**8
-
-_BOUND = float(RADIUS) ** 2
-_FAR = 2.0**80
-"""Norm in units, 2**40 R: a record so far away has a weight of 0 for the centre."""
-COUNTED_AS_CLIPPED = 1.0 + 2.0**-16
-"""A norm above this many radii counts as clipped: those of norm R exactly do not, by chance."""
 _CANCELLED = 2.0**-10
 """Of a squared residual, what is left of its terms: below, float32 images tell too little."""
-
-
-class Centre(NamedTuple):
-    """What the kernel knows of C'.
-
-    Attributes
-    ----------
-    mix : (columns, k) float64
-        M: C' is near B M. Padded with columns of zeros to a multiple of 4. Without a centre (0, 0).
-    squared : float
-        |C'|**2, rounded up.
-    error : float
-        e: |z C' - y M| <= |z| e.
-    """
-
-    mix: Floats
-    squared: float
-    error: float
 
 
 class Sums(NamedTuple):
@@ -168,67 +126,6 @@ def _product_squared(tile: Tile, frame: Frame, sums: Sums, a: int, b: int) -> fl
         sums.own_of_ones[c] = one
         total += one * one
     return float(total) * (1.0 + (float(sums.own.size) + frame.k + 8.0) * 2.0**-52)
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _shrunk(
-    product: float,
-    squares: float,
-    norm: float,
-    cross: float,
-    units: float,
-    cells: float,
-    n: float,
-    centre: Centre,
-) -> tuple[float, float, bool]:
-    """What scales an image, the weight, and whether the record was made smaller.
-
-    Parameters
-    ----------
-    product, squares, norm, cross : float
-        |z^T y|**2, |y|**2, |z| and <y, z C'>, the first and third rounded up.
-    units : float
-        t with t z^T y = A Q in lattice units; may be inf.
-    cells : float
-        r k, the numbers of the image.
-    n : float
-        d k + r k.
-    centre : Centre
-    """
-    whole = WEIGHT if centre.mix.size > 0 else 0.0
-    size = math.sqrt(product)
-    t = 0.0
-    if size > 0.0:
-        t = min(units, _FAR / size)
-    else:
-        norm = cells = 0.0
-    image = t * math.sqrt(squares)
-    reach = whole * math.sqrt(centre.squared)
-    plain = max((t * size) ** 2 - 2.0 * whole * t * cross + reach * reach, 0.0)
-    slack = 2.0 * whole * image * norm * centre.error
-    slack += (n + 16.0) * 2.0**-52 * (image * norm + reach) ** 2
-    clipped = math.sqrt(plain) > _BOUND * COUNTED_AS_CLIPPED
-    length = math.sqrt(plain + slack)
-    roundings = 0.5 * (math.sqrt(cells) * norm + math.sqrt(centre.squared)) * (1.0 + 2.0**-10)
-    limit = max(_BOUND * (1.0 - 2.0**-30) - roundings, 0.0)
-    shrink = min(1.0, limit / length)
-    most = MOST_IMAGE - math.sqrt(cells)
-    if image * shrink > most:
-        shrink = most / image
-        clipped = clipped or shrink * COUNTED_AS_CLIPPED < 1.0
-    return t * shrink, np.rint(shrink * whole), clipped
-
-
-@njit(cache=True, nogil=True)
-def _within(
-    product: float, squares: float, norm: float, cross: float, weight: float, n: float, centre: Centre
-) -> bool:
-    """Whether |z^T u - w C'| is within the radius, whatever was rounded on the way; False for NaN."""
-    image = math.sqrt(squares)
-    total = product - 2.0 * weight * cross + weight * weight * centre.squared
-    total += 2.0 * weight * image * norm * centre.error
-    total += (n + 16.0) * 2.0**-52 * (image * norm + weight * math.sqrt(centre.squared)) ** 2
-    return image <= MOST_IMAGE and total <= _BOUND * _BOUND
 
 
 @njit(cache=True, nogil=True)
@@ -319,7 +216,7 @@ def _scale_tile(
         cells = float((b - a) * frame.k)
         units = _units(tile.scales[i], tile.exponents[i], per_unit)
         n = cells + float((frame.d + 1) * frame.k)
-        factor, weights[i], smaller = _shrunk(
+        factor, weights[i], smaller = scaled_down(
             product, squares, math.sqrt(norm), cross, units, cells, n, centre
         )
         clipped += smaller
@@ -342,7 +239,7 @@ def _add_tile(tile: Tile, frame: Frame, sums: Sums, centre: Centre, margin: floa
         several = b - a > 1
         product = _product_squared(tile, frame, sums, a, b) if several else norm * squares
         n = float((b - a + frame.d + 1) * frame.k)
-        within = _within(product, squares, math.sqrt(norm), cross, weights[i], n, centre)
+        within = is_within(product, squares, math.sqrt(norm), cross, weights[i], n, centre)
         if within:
             total_weight += int(weights[i])
         if several and within:
@@ -498,8 +395,10 @@ def sum_images(
     if centre.mix.size > 0:
         # Null records: no image, and the centre's clipped weight each.
         nulls = (last - first) // (2 if how.pairs else 1) - present
-        _, of_null, smaller = _shrunk(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, float((frame.d + 1) * frame.k), centre)
-        if _within(0.0, 0.0, 0.0, 0.0, of_null, float((frame.d + 1) * frame.k), centre):
+        _, of_null, smaller = scaled_down(
+            0.0, 0.0, 0.0, 0.0, 0.0, 0.0, float((frame.d + 1) * frame.k), centre
+        )
+        if is_within(0.0, 0.0, 0.0, 0.0, of_null, float((frame.d + 1) * frame.k), centre):
             weights += nulls * int(of_null)
         clipped += nulls * int(smaller)
     return clipped, weights

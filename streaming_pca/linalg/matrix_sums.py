@@ -21,7 +21,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from streaming_pca.linalg.image_sums import COUNTED_AS_CLIPPED
+from streaming_pca.linalg.image_bounds import COUNTED_AS_CLIPPED
 from streaming_pca.linalg.lattice import MATRIX_RADIUS
 from streaming_pca.linalg.rounding import NO_EXPONENT, exponent, scale_down
 from streaming_pca.linalg.strip_products import CHAIN, COLUMNS, ROWS, add_dots, square_sum
