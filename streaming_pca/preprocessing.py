@@ -147,13 +147,15 @@ class Preprocessing(BaseModel):
         nothing = np.zeros(0)
         lower = upper = shift = factor = nothing
         if self.bounds is not None:
-            lower, upper = (self._vector("bounds", b).copy() for b in self.bounds)
+            lower, upper = (self._vector("bounds", b) for b in self.bounds)
         if self.centre is not None:
             shift = self._vector("centre", self.centre)
         elif not isinstance(self.centering, str):
             shift = self._vector("centering", self.centering)
         if self.scale is not None:
-            factor = self._vector("scale", self.scale).copy()
+            factor = self._vector("scale", self.scale)
+        # Copies: kernels are compiled for arrays that stand by themselves.
+        lower, upper, shift, factor = (np.array(numbers) for numbers in (lower, upper, shift, factor))
         return PublicMap(lower, upper, shift, factor, self.centering == "pairs", self.centering == "augment")
 
     def _check_centre(self) -> None:
@@ -231,11 +233,16 @@ def _drop_overflow(batch: Batch) -> Batch:
 
 
 def transformed(preprocessing: Preprocessing, block: Batch) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Starts and float64 rows of a block's transformed records."""
+    """Starts and float64 rows of a block's transformed records.
+
+    The rows are not writable, so that payloads, which are not, use the same compiled kernels as others.
+    """
     if preprocessing.kind is RecordKind.MATRIX:
         block = _whole_matrices(block)
     transformed = preprocessing.apply(block)
-    return transformed.starts, np.asarray(transformed.rows, dtype=np.float64)
+    rows = np.asarray(transformed.rows, dtype=np.float64).view()
+    rows.flags.writeable = False
+    return transformed.starts, rows
 
 
 def _whole_matrices(block: Batch) -> Batch:
