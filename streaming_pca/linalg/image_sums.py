@@ -50,7 +50,9 @@ class Sums(NamedTuple):
 
     ``exact`` (groups * group, strips * 16) and ``of_ones`` (groups * group,) are float64 sums of up to
     2**8 records, ``own`` and ``own_of_ones`` those of one, ``total`` (k, d') int64 those of all; u is
-    (groups, T, group).
+    (groups, T, group). ``overlaps`` is y M, column by column; ``squares``, ``crosses`` and ``factors`` have
+    a number a row; ``terms`` (7, T) has what :func:`~streaming_pca.linalg.image_bounds.scaled_down`
+    reads of each record, and the factor that it says.
     """
 
     group: int
@@ -65,6 +67,7 @@ class Sums(NamedTuple):
     squares: Floats
     crosses: Floats
     factors: Floats
+    terms: Floats
 
 
 def new_sums(frame: Frame, tile: Tile, augmented: bool) -> Sums:
@@ -85,6 +88,7 @@ def new_sums(frame: Frame, tile: Tile, augmented: bool) -> Sums:
         np.zeros(tile.rows),
         np.zeros(tile.rows),
         np.zeros(tile.rows),
+        np.zeros((7, tile.rows)),
     )
 
 
@@ -205,7 +209,7 @@ def _scale_tile(
     records = weights.size
     rows = tile.begins[records]
     _overlap(tile, frame, sums, centre, rows)
-    clipped = 0
+    terms = sums.terms
     for i in range(records):
         a, b = tile.begins[i], tile.begins[i + 1]
         norm, squares, cross = _record_terms(tile, sums, a, b, margin)
@@ -213,15 +217,27 @@ def _scale_tile(
         if b - a > 1:
             _copy_images(tile, frame, sums, a, b)
             product = _product_squared(tile, frame, sums, a, b)
-        cells = float((b - a) * frame.k)
-        units = _units(tile.scales[i], tile.exponents[i], per_unit)
-        n = cells + float((frame.d + 1) * frame.k)
-        factor, weights[i], smaller = scaled_down(
-            product, squares, math.sqrt(norm), cross, units, cells, n, centre
+        terms[0, i], terms[1, i], terms[2, i], terms[3, i] = product, squares, norm, cross
+        terms[4, i] = _units(tile.scales[i], tile.exponents[i], per_unit)
+        terms[5, i] = float((b - a) * frame.k)
+    clipped = 0
+    # By itself, so that the compiler takes eight records at a time.
+    factors, others = terms[6], float((frame.d + 1) * frame.k)
+    for i in range(records):
+        factors[i], weights[i], smaller = scaled_down(
+            terms[0, i],
+            terms[1, i],
+            math.sqrt(terms[2, i]),
+            terms[3, i],
+            terms[4, i],
+            terms[5, i],
+            terms[5, i] + others,
+            centre,
         )
         clipped += smaller
-        for j in range(a, b):
-            sums.factors[j] = factor
+    for i in range(records):
+        for j in range(tile.begins[i], tile.begins[i + 1]):
+            sums.factors[j] = factors[i]
     _place_images(tile, frame, sums, rows)
     return clipped
 
