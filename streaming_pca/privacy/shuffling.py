@@ -77,7 +77,6 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
-from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from streaming_pca.privacy.analytic import gaussian_delta, gaussian_multiplier
@@ -328,6 +327,9 @@ def shuffled_multiplier(epsilon: float, delta: float, messages: int) -> float:
         low, high = high, high + 0.5
     if high == low:
         return local
+    # Here, as it takes 20 MB that workers of other estimators do without.
+    from scipy.optimize import brentq
+
     multiplier = 0.5 / math.exp(brentq(excess, low, high, xtol=3e-4, rtol=1e-6))
     while multiplier < local and not is_shuffle_private(epsilon, delta, multiplier, messages):
         multiplier *= 1 + 3e-4
