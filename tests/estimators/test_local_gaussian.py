@@ -151,7 +151,7 @@ def test_null_reports_keep_their_place_and_change_nothing_but_the_count(name: st
     some = reports_of(x, estimator.sigma, 2).keeping(np.arange(40) % 3 > 0)
     state = learnt(estimator, some)
     assert (state.records, state.reports) == (40, 26)
-    np.testing.assert_allclose(state.total, some.rows.astype(np.float64).sum(axis=0), atol=1e-9)
+    np.testing.assert_allclose(state.total, some.packed().rows.astype(np.float64).sum(axis=0), atol=1e-9)
 
 
 @pytest.mark.parametrize("name", LOCAL)
