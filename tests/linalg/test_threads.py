@@ -79,6 +79,8 @@ def test_work_that_is_shared_out_within_work_waits_for_no_thread_of_the_pool() -
         return sum(shared_out(6, lambda c, d: d - c))
 
     def whole() -> None:
+        # No more threads than these three wait for.
+        threads._forget_pool()
         with limited_threads(3):
             assert shared_out(3, outer) == [6, 6, 6]
 
