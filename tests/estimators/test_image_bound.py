@@ -314,7 +314,7 @@ def test_rows_may_lie_anywhere_in_memory(kind: Any, record_kind: RecordKind) -> 
 
 
 def test_sums_far_beyond_int64_on_the_way_are_exact() -> None:
-    """2**22 records of 21 R about a centre of 20 R: the images' sum passes 2**66, their difference is 2**62."""
+    """2**22 records of 21 R about a centre of 20 R: their images pass 2**66, the difference 2**62."""
     p = Preprocessing(dim=1, centering="none")
     centre = np.array([[19.9999]])
     one = block_sum(Batch.of_vectors(np.full((1, 1), math.sqrt(20.9998))), p, np.ones((1, 1)), 1.0, centre)
