@@ -58,6 +58,14 @@ class Preprocessing(BaseModel):
     scale: Numbers | None = None
     centre: tuple[float, ...] | None = None
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a class of which some kernels would read other records than the rest."""
+        super().__init_subclass__(**kwargs)
+        if "apply" in vars(cls) and "public_map" not in vars(cls):
+            raise TypeError(
+                f"{cls.__name__} has an apply of its own, and needs a public_map that says the same"
+            )
+
     @model_validator(mode="after")
     def _check(self) -> Preprocessing:
         if self.kind is not RecordKind.FACTOR:

@@ -120,7 +120,11 @@ class Readable(NamedTuple):
 class _Records:
     """How kernels read records: as they came, through a public map, or as ``apply`` makes them."""
 
-    def __init__(self, preprocessing: Preprocessing) -> None:
+    def __init__(self, preprocessing: Preprocessing, basis: Matrix) -> None:
+        if basis.ndim != 2 or len(basis) != preprocessing.output_dim:
+            raise ValueError(
+                f"a basis of shape {basis.shape} for records of {preprocessing.output_dim} features"
+            )
         self.preprocessing = preprocessing
         how = preprocessing.public_map()
         self.whole = how is not None
@@ -135,6 +139,9 @@ class _Records:
         if len(batch) % self.preprocessing.units:
             raise ValueError("pairs need an even number of records")
         rows, begins, starts = batch.rows, batch.places(), batch.starts
+        # Kernels read and write by this number, unchecked.
+        if rows.shape[1] != self.preprocessing.dim:
+            raise ValueError(f"records of {rows.shape[1]} features for {self.preprocessing.dim}")
         if not self.whole:
             starts, rows = transformed(self.preprocessing, batch)
             begins = starts[:-1]
@@ -158,7 +165,7 @@ class FactorImages:
         centre: Matrix | None = None,
         radius: float = 1.0,
     ) -> None:
-        self.records = _Records(preprocessing)
+        self.records = _Records(preprocessing, basis)
         self.whole = self.records.whole
         self.per_unit = per_unit
         self.basis_shape = basis.shape
@@ -226,7 +233,7 @@ def _scale_of(centre: Matrix) -> float:
 
 def factor_sizes(batch: Batch, preprocessing: Preprocessing, basis: Matrix, centre: Matrix) -> Matrix:
     """|A Q - C|_F of every factor, -1 where float32 images tell too little of it."""
-    records = _Records(preprocessing)
+    records = _Records(preprocessing, basis)
     how = records.how
     scale = _scale_of(centre)
     columns = _columns_about(basis, centre / scale, how.augmented)
@@ -267,7 +274,7 @@ class _MatrixWork:
     def __init__(
         self, preprocessing: Preprocessing, basis: Matrix, per_unit: float, centre: Matrix | None
     ) -> None:
-        self.records = _Records(preprocessing)
+        self.records = _Records(preprocessing, basis)
         self.frame = frame_of(basis, basis.shape[1], False)
         self.per_unit = per_unit
         self.height, self.padded = matrix_rows(len(basis))

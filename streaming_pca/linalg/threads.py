@@ -12,8 +12,9 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -28,6 +29,8 @@ _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 _chosen: int | None = None
 _pool: ThreadPoolExecutor | None = None
+_lock = threading.Lock()
+_here = threading.local()
 
 
 def thread_count() -> int:
@@ -66,19 +69,28 @@ def limited_threads(count: int) -> Iterator[None]:
         use_threads(before)
 
 
-def _shared_pool(threads: int) -> ThreadPoolExecutor:
+def _mark_thread() -> None:
+    _here.in_pool = True
+
+
+def _submitted(work: Callable[[int, int], Result], parts: Sequence[tuple[int, int]]) -> list[Future[Result]]:
+    """Hand parts to the pool, which has a thread for each of them.
+
+    Under the lock: no other caller replaces the pool, and ends it, in the meantime.
+    """
     global _pool
-    if _pool is None or _pool._max_workers < threads:
-        if _pool is not None:
-            _pool.shutdown(wait=False)
-        _pool = ThreadPoolExecutor(threads, thread_name_prefix="kernel")
-    return _pool
+    with _lock:
+        if _pool is None or _pool._max_workers < len(parts):
+            if _pool is not None:
+                _pool.shutdown(wait=False)
+            _pool = ThreadPoolExecutor(len(parts), thread_name_prefix="kernel", initializer=_mark_thread)
+        return [_pool.submit(work, a, b) for a, b in parts]
 
 
 def _forget_pool() -> None:
-    """A fork has none of its parent's threads."""
-    global _pool
-    _pool = None
+    """A fork has none of its parent's threads, and may have found the lock held by one."""
+    global _pool, _lock
+    _pool, _lock = None, threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -89,6 +101,9 @@ def shared_out(
     total: int, work: Callable[[int, int], Result], granularity: int = 1, least: int = 1
 ) -> list[Result]:
     """``work(first, last)`` of consecutive ranges that make up ``total``, one a thread.
+
+    All of them have ended when it returns or raises. Work that shares itself out again does
+    so in its own thread: the pool's others may be waiting for it.
 
     Parameters
     ----------
@@ -104,9 +119,11 @@ def shared_out(
     groups = -(-total // granularity)
     cuts = [min(groups * i // ranges * granularity, total) for i in range(ranges + 1)]
     parts = [(a, b) for a, b in itertools.pairwise(cuts) if a < b]
-    if len(parts) <= 1:
+    if len(parts) <= 1 or getattr(_here, "in_pool", False):
         return [work(a, b) for a, b in parts]
-    pool = _shared_pool(len(parts) - 1)
-    others = [pool.submit(work, a, b) for a, b in parts[1:]]
-    first = work(*parts[0])
+    others = _submitted(work, parts[1:])
+    try:
+        first = work(*parts[0])
+    finally:
+        wait(others)
     return [first, *(other.result() for other in others)]

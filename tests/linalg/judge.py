@@ -9,10 +9,16 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from streaming_pca.estimators.contributions import block_sum
+from streaming_pca.linalg.centred import frobenius_norm
+from streaming_pca.linalg.lattice import LatticeSum
+from streaming_pca.preprocessing import Preprocessing
+from streaming_pca.records import Batch, RecordKind
+
 Floats = NDArray[np.float64]
 # 60 digits, and exponents that no product of floats leaves.
 EXACT = Context(prec=60, Emin=-(10**6), Emax=10**6)
-EPS = Decimal(2) ** -20
+Exact = list[list[Decimal]]
 
 magnitudes = st.integers(-1074, 1023)
 mantissas = st.one_of(
@@ -91,6 +97,37 @@ def clipped(values: list[list[Decimal]], per_unit: Decimal, radius: int) -> list
     return [[v * scale for v in row] for row in values]
 
 
+def exact_image(x: Floats, basis: Floats, kind: RecordKind) -> Exact:
+    """A Q in 60 digits, of rows F with A = F^T F or of A itself."""
+    rows, q = decimals(x), decimals(basis)
+    seen = [
+        [sum((u * v for u, v in zip(r, c, strict=True)), Decimal(0)) for c in zip(*q, strict=True)]
+        for r in rows
+    ]
+    if kind is RecordKind.MATRIX:
+        return seen
+    return [
+        [sum((rows[i][j] * seen[i][c] for i in range(len(rows))), Decimal(0)) for c in range(len(q[0]))]
+        for j in range(len(q))
+    ]
+
+
+def minus(a: Exact, b: Floats) -> Exact:
+    return [[u - v for u, v in zip(r, s, strict=True)] for r, s in zip(a, decimals(b), strict=True)]
+
+
+def squared_total(total: NDArray[np.int64]) -> int:
+    """Squared norm of up to 2**20 integers."""
+    flat = np.ravel(total)
+    if np.abs(flat).max(initial=0) >= 2**41:
+        return sum(int(v) ** 2 for v in flat)
+    high = flat >> 20
+    low = flat - (high << 20)
+    # Each a sum of at most 2**42 a number.
+    terms = ((high, high, 40), (high, low, 21), (low, low, 0))
+    return sum(int(np.dot(a, b)) << shift for a, b, shift in terms)
+
+
 def distance(a: list[list[int]], b: list[list[Decimal]]) -> Decimal:
     return norm([[Decimal(x) - y for x, y in zip(r, s, strict=True)] for r, s in zip(a, b, strict=True)])
 
@@ -106,3 +143,26 @@ def basis_for(d: int, seed: int) -> Floats:
     if seed % 3 == 0:
         return np.eye(d)[:, rng.permutation(d)[:k]]
     return np.linalg.qr(rng.standard_normal((d, k)))[0]
+
+
+@st.composite
+def centres(draw: st.DrawFn, image: Exact) -> Floats:
+    """Anywhere, or so near to a record's image that nearly all digits cancel."""
+    d, k = len(image), len(image[0])
+    if draw(st.booleans()) and norm(image) < Decimal("1e300"):
+        near = np.array([[float(v) for v in row] for row in image])
+        return near * (1 + draw(st.sampled_from([0.0, 1e-15, 1e-9, -1e-6, 1e-3])))
+    return np.array(draw(entries(d * k))).reshape(d, k)
+
+
+@st.composite
+def radius_for(draw: st.DrawFn, centre: Floats, ratios: list[float]) -> float:
+    scale = frobenius_norm(centre) * draw(st.sampled_from(ratios))
+    return min(max(scale, 1e-250), 1e250)
+
+
+def the_sum(
+    x: Floats | None, kind: RecordKind, basis: Floats, radius: float, centre: Floats | None = None
+) -> LatticeSum:
+    p = Preprocessing(dim=len(basis), kind=kind, centering="none")
+    return block_sum(Batch.of_records([x], len(basis), kind), p, basis, radius, centre)

@@ -11,122 +11,32 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from streaming_pca.estimators.contributions import _CentredBlock, _TightBlock, block_sum
-from streaming_pca.linalg import centred
-from streaming_pca.linalg.centred import frobenius_norm, weigh_residuals
-from streaming_pca.linalg.clipping import quantise_factors
-from streaming_pca.linalg.lattice import (
-    MATRIX_RADIUS,
-    RADIUS,
-    LatticeSum,
-    lattice_unit,
-    quantise_basis,
-    quantise_centre,
-)
+from streaming_pca.estimators.contributions import _TightBlock, block_sum
+from streaming_pca.estimators.image_kernels import FactorImages, MatrixImages
+from streaming_pca.linalg.centred import frobenius_norm
+from streaming_pca.linalg.image_sums import RECORDS_PER_FLUSH
+from streaming_pca.linalg.lattice import MATRIX_RADIUS, RADIUS
 from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.records import Batch, RecordKind
 from tests.linalg.judge import (
     EXACT,
-    Floats,
     basis_for,
+    centres,
     clipped,
     decimals,
     distance,
-    entries,
+    exact_image,
     factors,
-    ints,
+    minus,
     norm,
-    one,
-    product,
+    radius_for,
     squared,
+    squared_total,
     symmetric,
+    the_sum,
 )
 
 many = settings(max_examples=300, deadline=None)
-Exact = list[list[Decimal]]
-
-
-def exact_image(x: Floats, basis: Floats, kind: RecordKind) -> Exact:
-    rows, q = decimals(x), decimals(basis)
-    seen = [
-        [sum((u * v for u, v in zip(r, c, strict=True)), Decimal(0)) for c in zip(*q, strict=True)]
-        for r in rows
-    ]
-    if kind is RecordKind.MATRIX:
-        return seen
-    return [
-        [sum((rows[i][j] * seen[i][c] for i in range(len(rows))), Decimal(0)) for c in range(len(q[0]))]
-        for j in range(len(q))
-    ]
-
-
-def minus(a: Exact, b: Floats) -> Exact:
-    return [[u - v for u, v in zip(r, s, strict=True)] for r, s in zip(a, decimals(b), strict=True)]
-
-
-@st.composite
-def centres(draw: st.DrawFn, image: Exact) -> Floats:
-    """Anywhere, or so near to a record's image that nearly all digits cancel."""
-    d, k = len(image), len(image[0])
-    if draw(st.booleans()) and norm(image) < Decimal("1e300"):
-        near = np.array([[float(v) for v in row] for row in image])
-        return near * (1 + draw(st.sampled_from([0.0, 1e-15, 1e-9, -1e-6, 1e-3])))
-    return np.array(draw(entries(d * k))).reshape(d, k)
-
-
-@st.composite
-def radius_for(draw: st.DrawFn, centre: Floats, ratios: list[float]) -> float:
-    scale = frobenius_norm(centre) * draw(st.sampled_from(ratios))
-    return min(max(scale, 1e-250), 1e250)
-
-
-def the_sum(x: Floats | None, kind: RecordKind, basis: Floats, radius: float, centre: Floats) -> LatticeSum:
-    p = Preprocessing(dim=len(basis), kind=kind, centering="none")
-    return block_sum(Batch.of_records([x], len(basis), kind), p, basis, radius, centre)
-
-
-@many
-@given(st.data())
-def test_a_weighted_residual_is_within_the_radius_and_close_to_the_exact_one(data: st.DataObject) -> None:
-    x = data.draw(factors())
-    basis = basis_for(x.shape[1], data.draw(st.integers(0, 10**6)))
-    q = quantise_basis(basis)
-    with localcontext(EXACT):
-        image = exact_image(x, np.ldexp(q, -20), RecordKind.FACTOR)
-        centre = data.draw(centres(image))
-        radius = data.draw(radius_for(centre, [0.05, math.nextafter(0.05, 1), 0.0501, 0.3, 1.0, 3.0, 1e9]))
-        assume(frobenius_norm(centre) <= 20 * radius)
-        unit = lattice_unit(radius, RADIUS**2)
-        c = quantise_centre(centre, radius)
-        z = np.empty_like(x)
-        quantise_factors(x, one(x), math.inf, z)
-        y, weights = z @ q, np.zeros(1, dtype=np.int64)
-        size = squared(ints(c))
-        weigh_residuals(x, z, y, z @ c, one(x), 1 / unit, math.nextafter(float(size), math.inf), weights)
-        w = int(weights[0])
-        zy = product(ints(z), ints(y))
-        found = [[u - w * v for u, v in zip(r, s, strict=True)] for r, s in zip(zy, ints(c), strict=True)]
-        assert squared(found) <= RADIUS**4
-        # What keeps the sum of a block exact.
-        assert 0 <= w <= 2**20
-        assert squared(ints(y)) <= 2**50
-        if len(x) > 1 and squared(ints(y)) > 2**48:
-            return  # Rows that cancel, held back by the cap on |y|: smaller, never larger.
-        per_unit = Decimal(1 / unit)
-        used = [[Decimal(v) * 2**20 for v in r] for r in ints(c)]
-        residual = [
-            [u * per_unit - v for u, v in zip(r, s, strict=True)] for r, s in zip(image, used, strict=True)
-        ]
-        wanted = clipped(residual, Decimal(1), RADIUS**2)
-        # The docstring's bound; a is the record's matrix after clipping, in units of R.
-        length = norm(residual)
-        weight = min(Decimal(1), Decimal(RADIUS**2) / length) if length else Decimal(1)
-        a = weight * norm(decimals(x)) ** 2 * per_unit / RADIUS**2
-        root = [Decimal(v).sqrt() for v in (x.size, c.size, y.size)]
-        weighing = (weight < 1) * norm(used) / RADIUS**2 / 2
-        allowed = Decimal(2) ** -20 * ((root[0] + root[1] + 4) * a + 2 * root[2] + weighing + 4)
-        # Clipping once more to keep the radius costs as much as the rounding did.
-        assert distance(found, wanted) <= 2 * allowed * RADIUS**2
 
 
 @pytest.mark.parametrize("kind", [RecordKind.FACTOR, RecordKind.MATRIX])
@@ -190,9 +100,10 @@ def test_records_near_the_centre_keep_their_residuals(kind: RecordKind, ratio: f
     assert error <= (2e-2 if ratio >= 0.05 else 1e-5)
 
 
-def test_the_way_is_chosen_by_public_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [RecordKind.FACTOR, RecordKind.MATRIX])
+def test_the_way_is_chosen_by_public_numbers(kind: RecordKind, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[str] = []
-    for kernel in (_CentredBlock, _TightBlock):
+    for kernel in (FactorImages, MatrixImages, _TightBlock):
 
         def watched(self: Any, block: Batch, call: Any = kernel.__call__) -> Any:
             used.append(type(self).__name__)
@@ -200,9 +111,13 @@ def test_the_way_is_chosen_by_public_numbers(monkeypatch: pytest.MonkeyPatch) ->
 
         monkeypatch.setattr(kernel, "__call__", watched)
     centre, basis = np.array([[3.0], [4.0]]), np.array([[0.6], [0.8]])
-    for radius, name in ((0.25, "_CentredBlock"), (math.nextafter(0.25, 0), "_TightBlock")):
-        for x in (None, np.array([[1e300, 0.0]]), np.array([[3.0, 4.0]]) / 5**0.5):
-            the_sum(x, RecordKind.FACTOR, basis, radius, centre)
+    near = np.array([[3.0, 4.0]]) / 5**0.5
+    far = np.array([[1e300, 0.0]])
+    wide = "FactorImages" if kind is RecordKind.FACTOR else "MatrixImages"
+    for radius, name in ((0.25, wide), (math.nextafter(0.25, 0), "_TightBlock")):
+        for x in (None, far, near):
+            record = x if x is None or kind is RecordKind.FACTOR else np.repeat(x, 2, axis=0)
+            the_sum(record, kind, basis, radius, centre)
         assert used == [name] * 3
         used.clear()
 
@@ -211,23 +126,9 @@ CANCELLING = np.array([[0.0, 1.0], [0.01, 0.0]])
 """F with |F| |F Q| a hundred times |A Q| for the first coordinate as Q."""
 
 
-def test_rows_that_cancel_are_held_back_where_a_block_would_not_be_exact() -> None:
-    basis, centre, radius = np.array([[1.0], [0.0]]), np.array([[1e-4], [0.0]]), 5e-6
-    q, c = quantise_basis(basis), quantise_centre(centre, radius)
-    z = np.empty_like(CANCELLING)
-    quantise_factors(CANCELLING, one(z), math.inf, z)
-    y, weights = z @ q, np.zeros(1, dtype=np.int64)
-    per_unit = 1 / lattice_unit(radius, RADIUS**2)
-    size = float(squared(ints(c)))
-    clipped_ = weigh_residuals(CANCELLING, z, y, z @ c, one(z), per_unit, size, weights)
-    assert clipped_ == 1
-    assert 0.99 * 2**50 <= squared(ints(y)) <= 2**50
-    assert centred.BLOCK_OF_WEIGHTED * RADIUS * 2**25 == 2**53
-
-
 @pytest.mark.parametrize("ratio", [0.05, 1.0, 0.01])
 def test_blocks_of_the_largest_products_are_exact(ratio: float) -> None:
-    """Records as large as 20 R beside the centre, and rows that cancel: |y| at its cap of 2**25."""
+    """Records as large as 20 R beside the centre, and rows that cancel: |u| at its cap of 2**24.5."""
     p = Preprocessing(dim=2, centering="none")
     basis = np.array([[0.8], [0.6]])
     x = np.array([[1.3, 0.7]])
@@ -240,7 +141,7 @@ def test_blocks_of_the_largest_products_are_exact(ratio: float) -> None:
     for f, q, c in cases:
         radius = ratio * frobenius_norm(c)
         single = the_sum(f, RecordKind.FACTOR, q, radius, c)
-        m = 20 * centred.BLOCK_OF_WEIGHTED + 3
+        m = 20 * RECORDS_PER_FLUSH + 3
         whole = block_sum(Batch.of_vectors(np.repeat(f[None], m, axis=0)), p, q, radius, c)
         assert whole.total.tolist() == [[m * int(v) for v in row] for row in single.total]
         assert whole.clipped == m * single.clipped
@@ -256,7 +157,7 @@ def test_long_records_stay_within_the_radius_and_are_not_dropped(d: int, k: int,
     for scale in (0.0, 1e-3, 1.0, 1e3, 1e150):
         x = scale * rng.standard_normal((1, d))
         s = the_sum(x, RecordKind.FACTOR, basis, ratio * frobenius_norm(centre), centre)
-        size = sum(int(v) ** 2 for v in s.total.flat)
+        size = squared_total(s.total)
         assert size <= RADIUS**4
         assert size >= 0.99 * RADIUS**4
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import math
 import os
+import shutil
+import subprocess
+import sys
 from decimal import Decimal, localcontext
 from pathlib import Path
 
@@ -12,19 +17,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import streaming_pca
 from streaming_pca.linalg import _drop_stale_kernels
-from streaming_pca.linalg.clipping import (
-    quantise_factors,
-    quantise_images,
-    quantise_matrices,
-    quantise_matrix_images,
-)
-from streaming_pca.linalg.lattice import MATRIX_RADIUS, RADIUS, lattice_unit, quantise_basis
+from streaming_pca.linalg.clipping import quantise_factors, quantise_matrices
+from streaming_pca.linalg.lattice import MATRIX_RADIUS, RADIUS, lattice_unit
 from tests.linalg.judge import (
-    EPS,
     EXACT,
     Floats,
-    basis_for,
     clipped,
     decimals,
     distance,
@@ -32,14 +31,12 @@ from tests.linalg.judge import (
     ints,
     norm,
     one,
-    product,
     radii,
     squared,
     symmetric,
 )
 
 many = settings(max_examples=300, deadline=None)
-some = settings(max_examples=120, deadline=None)
 
 
 @many
@@ -91,68 +88,6 @@ def test_a_clipped_matrix_is_within_the_radius_and_close_to_the_exact_one(data: 
         assert distance(found, clipped(exact, Decimal(per_unit), MATRIX_RADIUS)) <= allowed
 
 
-@many
-@given(st.data())
-def test_a_clipped_image_is_within_the_radius_and_close_to_the_exact_one(data: st.DataObject) -> None:
-    x = data.draw(factors())
-    basis = quantise_basis(basis_for(x.shape[1], data.draw(st.integers(0, 10**6))))
-    with localcontext(EXACT):
-        q = [[v * EPS for v in row] for row in decimals(basis)]
-        exact = decimals(x)
-        fq = [
-            [sum((a * b for a, b in zip(row, col, strict=True)), Decimal(0)) for col in zip(*q, strict=True)]
-            for row in exact
-        ]
-        size = norm(exact)
-        image = [
-            [sum((exact[i][j] * fq[i][c] for i in range(len(exact))), Decimal(0)) for c in range(len(q[0]))]
-            for j in range(len(q))
-        ]
-        radius = data.draw(radii(norm(image)))
-        unit = lattice_unit(radius, RADIUS**2)
-        z = np.empty_like(x)
-        quantise_factors(x, one(x), math.inf, z)
-        y = z @ basis
-        quantise_images(x, z, y, one(x), 1 / unit)
-        found = product(ints(z), ints(y))
-        assert squared(found) <= RADIUS**4
-        assert squared(ints(y)) <= 2**46
-        if len(x) > 1 and size * norm(fq) > 4 * Decimal(radius):
-            # Held back by the cap on |y|, which keeps a block's sum exact: smaller, never larger.
-            return
-        wanted = clipped(image, Decimal(1 / unit), RADIUS**2)
-        # z and y are each off by their roundings, 2**-20 of the record's and of the radius' size.
-        roundings = 2 * (Decimal(x.size).sqrt() + Decimal(y.size).sqrt() + 4) * EPS
-        allowed = roundings * (Decimal(RADIUS**2) + 2 * size * size / Decimal(unit))
-        assert distance(found, wanted) <= min(allowed, Decimal(2 * RADIUS**2))
-
-
-@many
-@given(st.data())
-def test_a_clipped_matrix_image_is_within_the_radius_and_close_to_the_exact_one(data: st.DataObject) -> None:
-    a = data.draw(symmetric())
-    basis = quantise_basis(basis_for(len(a), data.draw(st.integers(0, 10**6))))
-    with localcontext(EXACT):
-        q = [[v * EPS for v in row] for row in decimals(basis)]
-        exact = decimals(a)
-        image = [
-            [sum((u * v for u, v in zip(row, col, strict=True)), Decimal(0)) for col in zip(*q, strict=True)]
-            for row in exact
-        ]
-        radius = data.draw(radii(norm(image)))
-        unit = lattice_unit(radius, MATRIX_RADIUS)
-        m = np.empty_like(a)
-        quantise_matrices(a, one(a), math.inf, m)
-        y = m @ basis
-        quantise_matrix_images(a, m, y, one(a), 1 / unit)
-        found = ints(y)
-        assert squared(found) <= MATRIX_RADIUS**2
-        wanted = clipped(image, Decimal(1 / unit), MATRIX_RADIUS)
-        roundings = (Decimal(a.size).sqrt() * Decimal(basis.shape[1]).sqrt() + 3) * Decimal(2) ** -25
-        allowed = roundings * (MATRIX_RADIUS + norm(exact) / Decimal(unit)) + Decimal(y.size).sqrt() + 2
-        assert distance(found, wanted) <= min(allowed, Decimal(2 * MATRIX_RADIUS))
-
-
 @pytest.mark.parametrize("d", [1, 7, 200, 5000])
 def test_a_record_inside_the_radius_is_not_shrunk(d: int) -> None:
     x = np.random.default_rng(d).standard_normal((1, d))
@@ -179,21 +114,14 @@ def test_long_records_stay_within_the_radius_and_are_not_dropped(d: int) -> None
 def test_a_record_that_is_not_finite_contributes_nothing(poison: float) -> None:
     """The decoder makes it null; should it ever fail to, the kernels still do."""
     x = np.array([[1.0, poison, 2.0]])
-    basis = quantise_basis(np.eye(3)[:, :2])
     for per_unit in (1.0, math.inf):
         z = np.ones_like(x)
         quantise_factors(x, one(x), per_unit, z)
         assert not z.any()
-        y = z @ basis
-        quantise_images(x, z, y, one(x), 1.0)
-        assert not y.any()
         a = np.repeat(x, 3, axis=0)
         m = np.ones_like(a)
         quantise_matrices(a, one(a), per_unit, m)
         assert not m.any()
-        y = np.ones((3, 2))
-        quantise_matrix_images(a, m, y, one(a), 1.0)
-        assert not y.any()
 
 
 def test_kernels_older_than_any_source_are_compiled_anew(tmp_path: Path) -> None:
@@ -207,3 +135,36 @@ def test_kernels_older_than_any_source_are_compiled_anew(tmp_path: Path) -> None
     assert not old.exists()
     assert new.exists()
     assert source.exists()
+    called = tmp_path / "called"
+    called.mkdir()
+    (called / "clipping.py").touch()
+    os.utime(called / "clipping.py", (400, 400))
+    _drop_stale_kernels(tmp_path)
+    assert new.exists()
+    _drop_stale_kernels(tmp_path, called)
+    assert not new.exists()
+
+
+def test_kernels_of_estimators_that_call_these_are_compiled_anew(tmp_path: Path) -> None:
+    """An index that is older than the sources it was made of: gone once the package is imported."""
+    for name in ("bounded_records", "tensor_sums", "adaptive_power"):
+        source = inspect.getsource(importlib.import_module(f"streaming_pca.estimators.{name}"))
+        assert "from streaming_pca.linalg.rounding import" in source
+    package = tmp_path / "streaming_pca"
+    for folder in ("linalg", "estimators"):
+        shutil.copytree(
+            Path(streaming_pca.__file__).parent / folder,
+            package / folder,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+    cache = package / "estimators" / "__pycache__"
+    cache.mkdir()
+    stale = cache / "bounded_records.scale_records-35.py312.nbi"
+    stale.touch()
+    os.utime(stale, (100, 100))
+    subprocess.run(
+        [sys.executable, "-c", "import streaming_pca.linalg"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"},
+        check=True,
+    )
+    assert not stale.exists()

@@ -9,8 +9,11 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from streaming_pca import records as records_module
-from streaming_pca.estimators import contributions
-from streaming_pca.estimators.contributions import block_sum, covariance_sum
+from streaming_pca.estimators import contributions, image_kernels
+from streaming_pca.estimators.bounded_records import BoundedRecords
+from streaming_pca.estimators.contributions import block_sum, covariance_sum, residual_sizes
+from streaming_pca.linalg import tiles
+from streaming_pca.linalg.image_sums import MOST_IMAGE, RECORDS_PER_FLUSH
 from streaming_pca.linalg.lattice import (
     BLOCK,
     MATRIX_RADIUS,
@@ -20,6 +23,7 @@ from streaming_pca.linalg.lattice import (
     lattice_unit,
     quantise_basis,
 )
+from streaming_pca.linalg.threads import limited_threads
 from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.records import Batch, RecordKind
 
@@ -31,6 +35,10 @@ CASES: dict[str, dict[str, Any]] = {
     "pairs": {"centering": "pairs"},
     "vector": {"centering": tuple(np.linspace(-1, 1, D)), "bounds": (-3.0, 3.0), "scale": 0.7},
     "matrix": {"kind": RecordKind.MATRIX, "centering": "none"},
+    # Records that kernels cannot map by themselves.
+    "bounded": {"centering": "augment", "clip_l2": 2.0, "clip_l1": 3.0},
+    "bounded pairs": {"centering": "pairs", "clip_l2": 2.0},
+    "bounded matrix": {"kind": RecordKind.MATRIX, "centering": "none", "clip_l2": 2.0},
 }
 
 
@@ -73,7 +81,8 @@ def stream(p: Preprocessing, m: int, dtype: Any = np.float64) -> list[Any]:
 
 @pytest.fixture(params=CASES)
 def p(request: pytest.FixtureRequest) -> Preprocessing:
-    return Preprocessing(dim=D, **CASES[request.param])
+    case = CASES[request.param]
+    return (BoundedRecords if "clip_l2" in case else Preprocessing)(dim=D, **case)
 
 
 def test_any_order_gives_the_same_sum(p: Preprocessing) -> None:
@@ -91,7 +100,11 @@ def test_any_size_of_block_gives_the_same_sum(p: Preprocessing, monkeypatch: pyt
     whole = sums(batch, p)
     for limit in (2, 6, 64, 1000):
         monkeypatch.setattr(contributions._Covariance, "limit", limit)
-        for kernel in (contributions._Block, contributions._CentredBlock, contributions._TightBlock):
+        for kernel in (
+            image_kernels.FactorImages,
+            image_kernels.MatrixImages,
+            contributions._TightBlock,
+        ):
             monkeypatch.setattr(kernel, "limit", limit)
         assert same(sums(batch, p), whole)
     for n_entries in (1, 40, 1000):
@@ -100,13 +113,48 @@ def test_any_size_of_block_gives_the_same_sum(p: Preprocessing, monkeypatch: pyt
         assert same(sums(batch, p), whole)
 
 
-def test_any_number_of_threads_gives_the_same_sum(p: Preprocessing) -> None:
+def sizes(batch: Batch, p: Preprocessing) -> list[bytes]:
+    basis = np.linalg.qr(BASIS[: p.output_dim])[0]
+    centre = np.linspace(-4, 5, basis.size).reshape(basis.shape)
+    return [residual_sizes(batch, p, basis, c).tobytes() for c in (centre, 0 * centre, 1e4 * centre)]
+
+
+def test_any_tile_gives_the_same_sums_and_sizes(p: Preprocessing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So does any place in a tile, and any company."""
+    batch = Batch.of_records(stream(p, 700), D, p.kind)
+    whole, lengths = sums(batch, p), sizes(batch, p)
+    for least, most in ((1, 1), (8, 8), (8, 24), (64, 10_000)):
+        monkeypatch.setattr(tiles, "_TILE_ENTRIES", most * D)
+        monkeypatch.setattr(tiles, "_LEAST_ROWS", least)
+        monkeypatch.setattr(tiles, "_MOST_ROWS", most)
+        assert tiles.tile_rows(D, 1) == max(most, 8)
+        assert same(sums(batch, p), whole)
+        assert sizes(batch, p) == lengths
+
+
+def test_any_number_of_threads_gives_the_same_sum(p: Preprocessing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of BLAS, and of the kernels, which are made to believe that a few records are worth a thread."""
     batch = Batch.of_records(stream(p, 3000), D, p.kind)
-    with threadpool_limits(1):
-        whole = sums(batch, p)
+    with threadpool_limits(1), limited_threads(1):
+        whole, lengths = sums(batch, p), sizes(batch, p)
     for n in (2, 3, 8):
         with threadpool_limits(n):
             assert same(sums(batch, p), whole)
+    parts = []
+
+    def counted(*args: Any, shared_out: Any = image_kernels.shared_out, **kwargs: Any) -> Any:
+        found = shared_out(*args, **kwargs)
+        parts.append(len(found))
+        return found
+
+    monkeypatch.setattr(image_kernels, "_LEAST_SHARE", 1)
+    monkeypatch.setattr(image_kernels, "shared_out", counted)
+    for n in (1, 2, 3, 7):
+        parts.clear()
+        with limited_threads(n):
+            assert same(sums(batch, p), whole)
+            assert sizes(batch, p) == lengths
+        assert set(parts) == {n}
 
 
 def test_float32_and_float64_of_the_same_values_give_the_same_sum(p: Preprocessing) -> None:
@@ -181,14 +229,14 @@ def test_the_largest_sum_leaves_room_for_noise() -> None:
 
 
 def test_a_full_block_of_images_with_the_largest_products_is_exact() -> None:
-    """Rows that cancel in F^T F Q but not in |F| |F Q|: |y| at its cap of 2**23."""
+    """Rows that cancel in F^T F Q but not in |F| |F Q|: |u| at its cap of 2**24.5."""
     p = Preprocessing(dim=2, centering="none")
     f = np.array([[0.0, 1.0], [0.01, 0.0]])
     basis = np.array([[1.0], [0.0]])
     single = block_sum(Batch.of_vectors(f[None]), p, basis, 1e-12).total
-    assert int(single[0, 0]) == pytest.approx(2**43 * 0.01, rel=1e-3)
-    m = contributions._Block.limit
-    assert m * RADIUS * 2**23 == 2**53
+    assert int(single[0, 0]) == pytest.approx(2**44.5 * 0.01, rel=1e-3)
+    m = 4 * RECORDS_PER_FLUSH
+    assert RECORDS_PER_FLUSH * RADIUS * MOST_IMAGE == 2**52.5
     whole = block_sum(Batch.of_vectors(np.repeat(f[None], m, axis=0)), p, basis, 1e-12).total
     assert whole.tolist() == [[m * int(v) for v in row] for row in single]
 
@@ -197,7 +245,10 @@ def test_a_full_block_of_matrices_is_exact() -> None:
     p = Preprocessing(dim=2, kind=RecordKind.MATRIX, centering="none")
     batch = Batch.of_records([np.diag([1e300, 0.0])] * BLOCK, 2, RecordKind.MATRIX)
     assert covariance_sum(batch, p, 1.0).total.tolist() == [[BLOCK * MATRIX_RADIUS, 0], [0, 0]]
-    assert block_sum(batch, p, np.eye(2), 1.0).total.tolist() == [[BLOCK * MATRIX_RADIUS, 0], [0, 0]]
+    # Room for the roundings of eight padded rows of two columns: two units.
+    one = int(block_sum(batch._slice(0, 1), p, np.eye(2), 1.0).total[0, 0])
+    assert MATRIX_RADIUS - 4 <= one <= MATRIX_RADIUS
+    assert block_sum(batch, p, np.eye(2), 1.0).total.tolist() == [[BLOCK * one, 0], [0, 0]]
 
 
 def test_a_block_of_equal_records_is_a_multiple_of_one(p: Preprocessing) -> None:

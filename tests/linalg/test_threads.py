@@ -1,0 +1,145 @@
+"""The kernels' pool: ranges, failures, growth under other callers, work within work, forks."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from streaming_pca.linalg import threads
+from streaming_pca.linalg.threads import limited_threads, shared_out, thread_count
+
+
+def ran(work: Callable[[], object], limit: float = 20) -> None:
+    """Fail, rather than wait for ever, where a deadlock is."""
+    failed: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException as e:
+            failed.append(e)
+
+    thread = threading.Thread(target=guarded, daemon=True)
+    thread.start()
+    thread.join(limit)
+    assert not thread.is_alive(), "deadlock"
+    if failed:
+        raise failed[0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 16])
+@pytest.mark.parametrize("total", [0, 1, 2, 5, 14, 1001])
+@pytest.mark.parametrize("granularity", [1, 2, 8])
+@pytest.mark.parametrize("least", [1, 4, 10**6])
+def test_ranges_make_up_the_whole_in_order(count: int, total: int, granularity: int, least: int) -> None:
+    with limited_threads(count):
+        parts = shared_out(total, lambda a, b: (a, b), granularity, least)
+    assert len(parts) <= min(count, max(total // least, 1))
+    assert [i for a, b in parts for i in range(a, b)] == list(range(total))
+    assert all(a % granularity == 0 for a, _ in parts)
+
+
+def test_each_part_has_a_thread_of_its_own_and_the_caller_works_too() -> None:
+    meeting = threading.Barrier(5, timeout=20)
+
+    def work(a: int, b: int) -> str:
+        # All five are here at once, or this breaks.
+        meeting.wait()
+        return threading.current_thread().name
+
+    with limited_threads(5):
+        names = shared_out(5, work)
+    assert names[0] == threading.current_thread().name
+    assert len(set(names)) == 5
+
+
+@pytest.mark.parametrize("where", [0, 2])
+def test_what_fails_is_raised_when_nothing_is_at_work_any_more(where: int) -> None:
+    running = []
+
+    def work(a: int, b: int) -> None:
+        if a == where:
+            raise ZeroDivisionError
+        time.sleep(0.05)
+        running.append(a)
+
+    with limited_threads(4):
+        with pytest.raises(ZeroDivisionError):
+            shared_out(4, work)
+        assert sorted(running) == [i for i in range(4) if i != where]
+        assert shared_out(4, lambda a, b: a) == [0, 1, 2, 3]
+
+
+def test_work_that_is_shared_out_within_work_waits_for_no_thread_of_the_pool() -> None:
+    def outer(a: int, b: int) -> int:
+        return sum(shared_out(6, lambda c, d: d - c))
+
+    def whole() -> None:
+        # No more threads than these three wait for.
+        threads._forget_pool()
+        with limited_threads(3):
+            assert shared_out(3, outer) == [6, 6, 6]
+
+    ran(whole)
+
+
+def test_a_pool_that_grows_refuses_none_who_uses_it() -> None:
+    """Callers of 2 to 16 threads at once, from a fresh pool each time."""
+
+    def caller(wanted: int, failures: list[BaseException]) -> None:
+        try:
+            for _ in range(20):
+                assert sum(shared_out(wanted, lambda a, b: b - a)) == wanted
+        except BaseException as e:
+            failures.append(e)
+
+    def whole() -> None:
+        for _ in range(15):
+            threads._forget_pool()
+            failures: list[BaseException] = []
+            callers = [threading.Thread(target=caller, args=(n, failures)) for n in (2, 3, 5, 8, 16)]
+            for c in callers:
+                c.start()
+            for c in callers:
+                c.join()
+            assert not failures
+
+    with limited_threads(16):
+        ran(whole, 60)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_makes_a_pool_of_its_own_even_if_the_lock_was_held() -> None:
+    with limited_threads(4):
+        assert shared_out(4, lambda a, b: a) == [0, 1, 2, 3]
+        with threads._lock:
+            child = os.fork()
+            if child == 0:
+                right = False
+                try:
+                    ran(lambda: shared_out(4, lambda a, b: a))
+                    right = shared_out(4, lambda a, b: a) == [0, 1, 2, 3]
+                finally:
+                    os._exit(0 if right else 1)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert shared_out(4, lambda a, b: a) == [0, 1, 2, 3]
+
+
+def test_the_environment_names_a_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMING_PCA_THREADS", "3")
+    assert thread_count() == 3
+    with limited_threads(5):
+        assert thread_count() == 5
+    assert thread_count() == 3
+    for wrong in ("0", "-1", "two", "", "\u0663"):
+        monkeypatch.setenv("STREAMING_PCA_THREADS", wrong)
+        with pytest.raises(ValueError, match="STREAMING_PCA_THREADS"):
+            thread_count()
+    monkeypatch.delenv("STREAMING_PCA_THREADS")
+    assert thread_count() >= 1

@@ -1,0 +1,176 @@
+"""Tiles against exact integers: what norms and images may be off by, up to 20,000 features."""
+
+from __future__ import annotations
+
+import math
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import pytest
+from numba import njit
+from numpy.typing import NDArray
+
+from streaming_pca.linalg import image_sums, tiles
+from streaming_pca.linalg.image_sums import new_sums
+from streaming_pca.linalg.lattice import RADIUS
+from streaming_pca.linalg.tiles import Frame, Tile, fill_images, frame_of, new_tile, put_records
+from streaming_pca.linalg.vectors import LANES
+
+Array = NDArray[Any]
+V = 2.0**-24
+
+
+def filled(x: Array, columns: Array, augmented: bool = False) -> tuple[Frame, Tile, Array]:
+    """A tile of one-row records, with their images; and z as a matrix."""
+    frame = frame_of(columns, columns.shape[1], augmented)
+    tile = new_tile(frame, 1)
+    n = len(x)
+    assert n <= tile.rows
+    tile.begins[: n + 1] = np.arange(n + 1)
+    tile.offsets[:n] = np.arange(n) * x.shape[1]
+    put_records(np.ascontiguousarray(x), tile, n, float(augmented))
+    fill_images(tile, frame, n)
+    return frame, tile, rows_of(tile, frame)[:n, : frame.d]
+
+
+def rows_of(tile: Tile, frame: Frame) -> Array:
+    strips = tile.z.reshape(frame.strips, tile.rows + 1, LANES)[:, : tile.rows]
+    return strips.transpose(1, 0, 2).reshape(tile.rows, -1).astype(np.float64)
+
+
+def images_of(tile: Tile, frame: Frame) -> Array:
+    return tile.y.reshape(frame.width, tile.rows).T
+
+
+def exact_products(z: Array, column: Array) -> list[float]:
+    """Integers below 2**24 times float64: exact in two parts, added without rounding."""
+    high = column.astype(np.float32).astype(np.float64)
+    low = column - high
+    return [math.fsum([*(row * high), *(row * low)]) for row in z]
+
+
+def hard_rows(d: int) -> Array:
+    """Random ones, and those of which all entries are alike: every step of a chain rounds alike."""
+    rng = np.random.default_rng(d)
+    alike = np.repeat(1 + rng.random((24, 1)), d, axis=1)
+    few = np.where(np.arange(d) % 64 == rng.integers(0, 64), 1.0, rng.random((8, 1)) * 1e-2)
+    return np.concatenate([rng.standard_normal((8, d)), alike, few, alike * rng.choice([-1, 1], d)])
+
+
+@pytest.mark.parametrize("augmented", [False, True])
+@pytest.mark.parametrize("d", [1, 16, 17, 100, 1024, 5000, 20_000])
+def test_norms_are_within_the_stated_error(d: int, augmented: bool) -> None:
+    rows = hard_rows(d)
+    frame, tile, z = filled(rows, np.ones((d + augmented, 1)), augmented)
+    assert np.array_equal(z, np.rint(z))
+    assert np.abs(z).max() < 2**24
+    strips = frame.strips
+    worst = 0.0
+    for i, row in enumerate(z):
+        exact = sum(int(v) ** 2 for v in row) + int(tile.ones[i]) ** 2
+        assert exact <= (RADIUS + math.sqrt(d + 1) / 2 + RADIUS * (strips / 4 + 8) * V) ** 2
+        worst = max(worst, abs(tile.squares[i] / exact - 1))
+        # Twice what is stated is added, so that it is no smaller than the truth.
+        assert exact <= tile.squares[i] * frame.norm_margin
+    assert worst <= (strips / 4 + 4) * V
+    assert frame.norm_margin - 1 >= 2 * (strips / 4 + 4) * V
+    if d >= 5000:
+        # All roundings the same way come near to it: the error that is allowed for is there.
+        assert worst >= (strips / 4) * V / 16
+
+
+@pytest.mark.parametrize("d", [1, 16, 17, 100, 600, 1024, 5000, 20_000])
+def test_images_are_within_the_stated_error(d: int) -> None:
+    rng = np.random.default_rng(d)
+    rows = hard_rows(d)
+    columns = np.stack(
+        [
+            rng.standard_normal(d),
+            np.full(d, 1 / 3),
+            np.sign(rng.standard_normal(d)) * 1.1,
+            # A third of a cell of float32: rounding the column has its say.
+            np.full(d, 1 + 2.0**-24 - 2.0**-40),
+            np.where(rng.random(d) < 0.5, 1e3, 1e-3),
+        ],
+        axis=1,
+    )
+    columns /= np.linalg.norm(columns, axis=0)
+    frame, tile, z = filled(rows, columns)
+    found = images_of(tile, frame)[: len(rows)]
+    worst = 0.0
+    for c in range(columns.shape[1]):
+        for i, exact in enumerate(exact_products(z, columns[:, c])):
+            # As stated: relative to the sum of the products' magnitudes, with the rounding of the column.
+            magnitude = float(np.abs(z[i]) @ np.abs(columns[:, c]))
+            off = abs(found[i, c] - exact)
+            assert off <= (min(frame.strips, 32) + 5) * V * magnitude * (1 + 1e-3)
+            worst = max(worst, off / np.linalg.norm(z[i]) / np.linalg.norm(columns[:, c]))
+    assert 2 * worst <= frame.image_error
+    if d >= 600:
+        assert worst >= frame.image_error / 64
+
+
+def test_a_constant_is_multiplied_in_float64() -> None:
+    columns = np.linalg.qr(np.random.default_rng(0).standard_normal((6, 2)))[0]
+    frame, tile, z = filled(np.array([[1.0, 2.0, 3.0, 4.0, 5.0], [1e-30] * 5]), columns, augmented=True)
+    assert tile.ones[:2].tolist() == [round(RADIUS / math.sqrt(56)), RADIUS]
+    found = images_of(tile, frame)
+    for c in range(2):
+        exact = exact_products(z, columns[:5, c])[0] + tile.ones[0] * columns[5, c]
+        assert found[0, c] == pytest.approx(exact, abs=frame.image_error * RADIUS)
+        assert found[1, c] == RADIUS * columns[5, c]
+
+
+@pytest.fixture(scope="module")
+def ways() -> list[Any]:
+    """Lengths by the rows' products, and by the product: compiled with the number that decides moved away."""
+    function = image_sums._product_squared.py_func
+    return [
+        njit(FunctionType(function.__code__, {**vars(image_sums), "_GRAM_ROWS": most})) for most in (10**6, 0)
+    ]
+
+
+@pytest.mark.parametrize("r", [1, 2, 7, 63, 64, 65, 128, 300])
+@pytest.mark.parametrize(("d", "k"), [(1, 1), (17, 3), (64, 13), (100, 40)])
+def test_both_ways_to_the_length_of_a_product_bound_it(ways: list[Any], r: int, d: int, k: int) -> None:
+    """By the rows' products and by the product itself: not below the truth, and near it."""
+    rng = np.random.default_rng(r + 1000 * d)
+    k = min(k, d)
+    columns = np.linalg.qr(rng.standard_normal((d, k)))[0]
+    for cancelling in (False, True):
+        x = rng.standard_normal((r, d))
+        if cancelling and r > 1:
+            # z^T u of few rows is far shorter than |z| |u|.
+            x[1::2] = -x[: r // 2 * 2 : 2] * 1e-3
+            x[0] -= columns @ (columns.T @ x[0]) * (1 - 1e-6)
+        frame = frame_of(columns, k, False)
+        tile = new_tile(frame, r)
+        sums = new_sums(frame, tile, False)
+        tile.begins[1] = r
+        tile.offsets[:r] = np.arange(r) * d
+        put_records(x, tile, 1, 0.0)
+        fill_images(tile, frame, r)
+        u = np.rint(images_of(tile, frame)[:r, :k] * 3.7)
+        for c in range(k):
+            place = (c // sums.group) * tile.rows * sums.group + c % sums.group
+            sums.u[place : place + r * sums.group : sums.group] = u[:, c]
+        found = [way(tile, frame, sums, 0, r) for way in ways]
+        z = rows_of(tile, frame)[:r, :d]
+        products = (z.astype(np.int64).astype(object).T) @ u.astype(np.int64).astype(object)
+        exact = sum(int(v) ** 2 for v in products.ravel())
+        size = float(np.sum(z * z)) * float(np.sum(u * u))
+        for way, terms in zip(found, (r * r + k, len(sums.own) + r * k), strict=True):
+            assert exact <= way
+            assert way - exact <= 2 * (terms + 16.0) * 2.0**-52 * size
+        compiled = image_sums._product_squared(tile, frame, sums, 0, r)
+        assert compiled == found[0 if r <= 64 else 1]
+
+
+def test_a_tile_has_room_for_the_longest_record() -> None:
+    for d in (1, 200, 10_000, 10**6):
+        for longest in (1, 64, 65, 1000):
+            rows = tiles.tile_rows(d, longest)
+            assert rows >= longest
+            assert rows % 8 == 0
+    assert tiles.tile_rows(10**6, 1) * 10**6 <= 2**26
