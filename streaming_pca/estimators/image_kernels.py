@@ -147,6 +147,11 @@ class _Records:
             begins = starts[:-1]
         if rows.dtype not in (np.float32, np.float64):
             rows = rows.astype(np.float64)
+        lengths = np.diff(starts)
+        if min(lengths.min(initial=0), begins.min(initial=0)) < 0 or (begins + lengths).max(initial=0) > len(
+            rows
+        ):
+            raise ValueError(f"records of other rows than the {len(rows)} that there are")
         view = np.require(rows, requirements=["C", "A"]).view()
         view.flags.writeable = False
         return Readable(view, begins, starts)

@@ -14,6 +14,7 @@ from streaming_pca.estimators.contributions import block_sum
 from streaming_pca.estimators.image_kernels import FactorImages
 from streaming_pca.linalg import image_sums
 from streaming_pca.linalg.centred import frobenius_norm
+from streaming_pca.linalg.image_bounds import MOST_IMAGE
 from streaming_pca.linalg.lattice import MATRIX_RADIUS, RADIUS, lattice_unit
 from streaming_pca.linalg.vectors import LANES
 from streaming_pca.preprocessing import Preprocessing
@@ -215,8 +216,8 @@ def test_rows_that_cancel_are_held_back_where_a_sum_would_not_be_exact(about: fl
     assert single.clipped == 1
     if about is None:
         # |z^T u| = 0.01 |z| |u|.
-        assert abs(int(single.total[0, 0])) == pytest.approx(0.01 * RADIUS * image_sums.MOST_IMAGE, rel=1e-3)
-    most = (RADIUS + 2**10) * image_sums.MOST_IMAGE
+        assert abs(int(single.total[0, 0])) == pytest.approx(0.01 * RADIUS * MOST_IMAGE, rel=1e-3)
+    most = (RADIUS + 2**10) * MOST_IMAGE
     assert image_sums.RECORDS_PER_FLUSH * most <= 2**53
     m = 5 * image_sums.RECORDS_PER_FLUSH + 3
     p = Preprocessing(dim=2, centering="none")

@@ -20,7 +20,6 @@ from streaming_pca.linalg.strip_products import (
     add_dots,
     add_products,
     mix_columns,
-    row_dot,
     square_sum,
 )
 from streaming_pca.linalg.strips import round_row, scale_row, squared_norm
@@ -67,11 +66,6 @@ def _mix_columns(y, y0, y_stride, mix, m0, m_stride, columns, o, o0, o_stride): 
 @njit
 def _square_sum(x, x0, n):  # type: ignore[no-untyped-def]
     return square_sum(x, x0, n)
-
-
-@njit
-def _row_dot(z, a, b, stride, strips):  # type: ignore[no-untyped-def]
-    return row_dot(z, a, b, stride, strips)
 
 
 def spread(rng: np.random.Generator, size: Any, octaves: float = 6) -> Array:
@@ -222,7 +216,6 @@ def test_no_strips_add_nothing() -> None:
     _add_dots(np.ones(200, SINGLE), 0, 16, np.ones(64, SINGLE), 0, 32, 0, y, 0, 8)
     assert np.array_equal(y, np.arange(40.0))
     assert _square_sum(y, 0, 0) == 0.0
-    assert _row_dot(np.ones(16, SINGLE), 0, 0, 16, 0) == 0.0
 
 
 @pytest.mark.parametrize("columns", range(1, MOST_COLUMNS + 2))
@@ -273,26 +266,3 @@ def test_a_sum_of_squares_is_summed_in_its_order(vectors: int) -> None:
         chains[chain][lane] = fma(v, v, chains[chain][lane], DOUBLE)
     lanes = [(a + b) + (c + d) for a, b, c, d in zip(*chains, strict=True)]
     assert _square_sum(x, 3, vectors * half) == halved(lanes, DOUBLE)
-
-
-@pytest.mark.parametrize("strips", [1, 2, 9])
-def test_a_product_of_rows_is_summed_in_its_order_and_exact_for_integers(strips: int) -> None:
-    rng = np.random.default_rng(strips)
-    stride = 4 * LANES
-    z = np.full(strips * stride + 3, np.nan, dtype=SINGLE)
-    a, b = 3, 3 + 2 * LANES
-    for s in range(strips):
-        for row in (a, b):
-            z[row + s * stride : row + s * stride + LANES] = spread(rng, LANES)
-    total = [0.0] * LANES
-    for s in range(strips):
-        u, v = (z[row + s * stride :][:LANES].tolist() for row in (a, b))
-        total = [fma(x, y, t, DOUBLE) for x, y, t in zip(u, v, total, strict=True)]
-    half = LANES // 2
-    joined = [x + y for x, y in zip(total[:half], total[half:], strict=True)]
-    assert _row_dot(z, a, b, stride, strips) == halved(joined, DOUBLE)
-    z[:] = rng.integers(-(2**20), 2**20, z.size) // strips
-    exact = sum(
-        int(z[a + s * stride + j]) * int(z[b + s * stride + j]) for s in range(strips) for j in range(LANES)
-    )
-    assert int(_row_dot(z, a, b, stride, strips)) == exact

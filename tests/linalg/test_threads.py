@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -131,15 +132,18 @@ def test_a_fork_makes_a_pool_of_its_own_even_if_the_lock_was_held() -> None:
         assert shared_out(4, lambda a, b: a) == [0, 1, 2, 3]
 
 
-def test_the_environment_names_a_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STREAMING_PCA_THREADS", "3")
-    assert thread_count() == 3
+def test_a_container_has_the_processors_of_its_quota(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(threads, "_CPU_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(100)), raising=False)
+    for text, wanted in (("350000 100000", 3), ("50000 100000", 1), ("max 100000", 8), ("?", 8), (None, 8)):
+        if text is None:
+            (tmp_path / "cpu.max").unlink()
+        else:
+            (tmp_path / "cpu.max").write_text(text)
+        threads._quota.cache_clear()
+        assert thread_count() == wanted
     with limited_threads(5):
         assert thread_count() == 5
-    assert thread_count() == 3
-    for wrong in ("0", "-1", "two", "", "\u0663"):
-        monkeypatch.setenv("STREAMING_PCA_THREADS", wrong)
-        with pytest.raises(ValueError, match="STREAMING_PCA_THREADS"):
-            thread_count()
-    monkeypatch.delenv("STREAMING_PCA_THREADS")
-    assert thread_count() >= 1
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 7}, raising=False)
+    assert thread_count() == 2
+    threads._quota.cache_clear()

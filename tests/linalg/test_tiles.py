@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from types import FunctionType
 from typing import Any
 
 import numpy as np
 import pytest
-from numba import njit
 from numpy.typing import NDArray
 
 from streaming_pca.linalg import image_sums, tiles
@@ -122,19 +120,9 @@ def test_a_constant_is_multiplied_in_float64() -> None:
         assert found[1, c] == RADIUS * columns[5, c]
 
 
-@pytest.fixture(scope="module")
-def ways() -> list[Any]:
-    """Lengths by the rows' products, and by the product: compiled with the number that decides moved away."""
-    function = image_sums._product_squared.py_func
-    return [
-        njit(FunctionType(function.__code__, {**vars(image_sums), "_GRAM_ROWS": most})) for most in (10**6, 0)
-    ]
-
-
 @pytest.mark.parametrize("r", [1, 2, 7, 63, 64, 65, 128, 300])
 @pytest.mark.parametrize(("d", "k"), [(1, 1), (17, 3), (64, 13), (100, 40)])
-def test_both_ways_to_the_length_of_a_product_bound_it(ways: list[Any], r: int, d: int, k: int) -> None:
-    """By the rows' products and by the product itself: not below the truth, and near it."""
+def test_the_length_of_a_product_is_not_below_the_truth_and_near_it(r: int, d: int, k: int) -> None:
     rng = np.random.default_rng(r + 1000 * d)
     k = min(k, d)
     columns = np.linalg.qr(rng.standard_normal((d, k)))[0]
@@ -155,16 +143,11 @@ def test_both_ways_to_the_length_of_a_product_bound_it(ways: list[Any], r: int, 
         for c in range(k):
             place = (c // sums.group) * tile.rows * sums.group + c % sums.group
             sums.u[place : place + r * sums.group : sums.group] = u[:, c]
-        found = [way(tile, frame, sums, 0, r) for way in ways]
+        found = image_sums._product_squared(tile, frame, sums, 0, r)
         z = rows_of(tile, frame)[:r, :d]
         products = (z.astype(np.int64).astype(object).T) @ u.astype(np.int64).astype(object)
         exact = sum(int(v) ** 2 for v in products.ravel())
-        size = float(np.sum(z * z)) * float(np.sum(u * u))
-        for way, terms in zip(found, (r * r + k, len(sums.own) + r * k), strict=True):
-            assert exact <= way
-            assert way - exact <= 2 * (terms + 16.0) * 2.0**-52 * size
-        compiled = image_sums._product_squared(tile, frame, sums, 0, r)
-        assert compiled == found[0 if r <= 64 else 1]
+        assert exact <= found <= exact * (1 + 2 * (sums.own.size + k + 8) * 2.0**-52)
 
 
 def test_a_tile_has_room_for_the_longest_record() -> None:
