@@ -10,7 +10,7 @@ from tests.conftest import installation
 from tests.deploy.compose import Deployment
 from tests.deploy.dockerfile import Image
 from tests.deploy.tools import missing, tool
-from tests.kafka.broker import KafkaUnavailable
+from benchmarks.kafka_server import KafkaUnavailable
 
 
 @pytest.fixture(scope="session")
