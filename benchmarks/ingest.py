@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -39,7 +40,14 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.bare_consumer import librdkafka_is_there
-from benchmarks.running_worker import RunningWorker, apache_kafka, draw_records, make_stream, send
+from benchmarks.running_worker import (
+    ONE_BLAS_THREAD,
+    RunningWorker,
+    apache_kafka,
+    draw_records,
+    make_stream,
+    send,
+)
 from streaming_pca.configuration import load_settings
 from streaming_pca.records import Batch
 from streaming_pca.settings import StreamSettings
@@ -205,13 +213,17 @@ print(learn(load_settings(Path(sys.argv[1])).stream, int(sys.argv[2])))
 
 def _learning_alone(config: Path, rows: int) -> float:
     done = subprocess.run(
-        [sys.executable, "-c", _ALONE, str(config), str(rows)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", _ALONE, str(config), str(rows)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | ONE_BLAS_THREAD,
     )
     return float(done.stdout)
 
 
 def learn(stream: StreamSettings, rows: int, times: int = 2) -> float:
-    """Rows a second that the estimator learns from a batch in memory, after as many batches as the worker's."""
+    """Rows a second that the estimator learns from a batch in memory, once as many came as the worker had."""
     estimator = stream.made
     state = estimator.init(np.random.default_rng(0))
     batch = Batch.of_vectors(draw_records(rows, stream.dim, stream.rank))
@@ -282,9 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--json", action="store_true", help="the table on standard error, JSON on standard output"
-    )
+    parser.add_argument("--json", action="store_true", help="the table goes to standard error")
     parser.add_argument("--rows-per-message", type=int, nargs="+", default=[256, 1], metavar="R")
     parser.add_argument("--batch", type=int, default=65_536, help="records of a batch")
     parser.add_argument("--batches", type=int, default=6, help="measured, of each worker")

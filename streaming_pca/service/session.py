@@ -26,6 +26,7 @@ from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionL
 from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import StreamMetrics
 from streaming_pca.service.publisher import Progress
+from streaming_pca.service.reading import ReadingAhead
 from streaming_pca.service.recovery import Action
 from streaming_pca.service.snapshots import Feed, SnapshotClock
 from streaming_pca.service.source import Source, Taken, codec_of
@@ -78,6 +79,7 @@ class Session:
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._source: Source | None = None
+        self._ahead = ReadingAhead(self._read_ahead, self._news)
         self._feed: Feed | None = None
         self._reserved_at: float | None = None
         self.paused = False
@@ -214,6 +216,7 @@ class Session:
         taken = await self._take(writer, plan)
         if taken is None:
             return state
+        self._ahead.start()
         await self._check_topic()
         self._reserved_at = time.monotonic()
         reserved = await self._exchange(
@@ -224,13 +227,14 @@ class Session:
 
     async def _take(self, writer: CheckpointWriter, plan: Plan) -> Taken | None:
         """Wait for a batch; None when interrupted, or when the stream is paused or retired meanwhile."""
+        await self._ahead.stop()
         source = self._source
         assert source is not None
         source.aim(plan)
         looked = time.monotonic()
         while not self._interrupted:
             self._news.clear()
-            taken = await self._of_records("reading records", source.advance)
+            taken = await self._of_records("reading records", source.advance, room=Room.READING)
             if taken is not None:
                 return taken
             await first_of(self._news, seconds=_STANDING_SECONDS)
@@ -240,6 +244,11 @@ class Session:
                 if await self._exchange(writer, "reading the ledger", writer.standing) is not Standing.ACTIVE:
                     self.interrupt()
         return None
+
+    async def _read_ahead(self) -> bool:
+        """A step towards the batch after the one in hand; whether there is more to read now."""
+        assert self._source is not None
+        return await self._of_records("reading ahead", self._source.read_ahead, room=Room.READING)
 
     def _parameters(self, plan: Plan) -> dict[str, Any]:
         """What RESERVED carries: all that the batch's answer depends on, but the records and the state."""
@@ -365,6 +374,7 @@ class Session:
             self._feed,
             skip_lost,
             stream.max_wait_seconds,
+            stream.made.largest_batch,
             deadline=60.0,
         )
         if self._interrupted:
@@ -372,12 +382,21 @@ class Session:
         return self._source
 
     async def _close_source(self) -> None:
-        source, self._source = self._source, None
-        if source is not None:
-            await self._of_records("closing the input", source.close, deadline=30.0)
+        source = self._source
+        if source is None:
+            return
+        source.stop()
+        await self._ahead.drop()
+        self._source = None
+        await self._of_records("closing the input", source.close, deadline=30.0)
 
     async def _of_records(
-        self, what: str, function: Callable[..., T], *args: Any, deadline: float = 0.0
+        self,
+        what: str,
+        function: Callable[..., T],
+        *args: Any,
+        room: Room = Room.RECORDS,
+        deadline: float = 0.0,
     ) -> T:
         """Do what touches records before they are charged.
 
@@ -385,7 +404,7 @@ class Session:
         allocated is a count of those that are not null.
         """
         try:
-            return await self._threads.call(Room.RECORDS, what, function, *args, deadline=deadline)
+            return await self._threads.call(room, what, function, *args, deadline=deadline)
         except (SessionLost, RecordsLost, BrokerUnreachable, DeadlineExceeded):
             raise
         except Exception:

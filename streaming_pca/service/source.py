@@ -91,13 +91,16 @@ class Source:
         Whether to start later where retention deleted records.
     max_wait : float or None
         Seconds.
+    most : int
+        Records that :meth:`read_ahead` gathers: the most that a batch can have.
 
     Notes
     -----
-    Memory: a partition is not polled once it shows its share of the planned
-    batch. Buffers hold one batch and at most a poll (2,000 records) a partition
-    more; assembling it copies it once, and what cuts it into parts may copy it
-    again: three batches in all.
+    Memory: a partition is not polled once it shows its share of the batch that
+    is gathered. Buffers hold one batch and at most a poll (2,000 records) a
+    partition more, beside the batch that is in hand. What cuts that into parts
+    may copy it: three batches in all. Assembling takes no more, for it frees
+    what it has copied.
 
     Each partition has a consumer of its own. One for all would have to pause
     partitions, and kafka-python 3.0.12 does not give back what two or more
@@ -115,9 +118,10 @@ class Source:
         feed: Feed,
         skip_lost: bool = False,
         max_wait: float | None = None,
+        most: int = 0,
     ) -> None:
         self._kafka, self._topic, self._codec = kafka, topic, codec
-        self._skip_lost = skip_lost
+        self._skip_lost, self._most = skip_lost, most
         self._feed, self._closing = feed, Closing(feed, max_wait)
         self._stop = threading.Event()
         self._consumers: dict[int, KafkaConsumer] = {}
@@ -202,6 +206,31 @@ class Source:
             return None
         granularity = self._plan.granularity
         return self._cut([s * granularity for s in shares], granularity)
+
+    def read_ahead(self) -> bool:
+        """Fetch and decode a little for the batch after the one that was taken; whether there is more to do.
+
+        What it fetches changes no batch: that depends on snapshots alone, and
+        :meth:`advance` would fetch the same. False when :attr:`most` records
+        are here, round-robin over partitions as they will be taken, or
+        everything that the newest ends cover.
+        """
+        ends = self._feed.last
+        partitions = self._partitions
+        available = [self._buffers[p].count for p in partitions]
+        closed = [self._position(p) >= ends.get(p, 0) for p in partitions]
+        level, enough = share(available, closed, self._most)
+        if enough is not None or all(closed):
+            return False
+        for p, a, c in zip(partitions, available, closed, strict=True):
+            if not c and a < level and not self._stop.is_set():
+                self._fetch(p)
+        return not self._stop.is_set()
+
+    @property
+    def buffered(self) -> int:
+        """Records that were read and not taken yet."""
+        return sum(b.count for b in list(self._buffers.values()))
 
     def _shares_under(self, snapshot: Snapshot, late: bool) -> list[int] | None:
         """What each partition gives under a snapshot, in units of the plan's granularity."""

@@ -18,15 +18,17 @@ T = TypeVar("T")
 class Room(StrEnum):
     """Where work is done."""
 
+    READING = "reading"
+    """Fetching, decoding and putting batches together, ahead of the kernels."""
     RECORDS = "records"
-    """Fetching, decoding, kernels: what touches records."""
+    """Kernels, and opening and closing the input: what else touches records."""
     COMMITS = "commits"
     """Exchanges with ledger, state and releases."""
     ELECTION = "election"
     """The group protocol alone: no kernel and no slow commit may stall it."""
 
 
-_COUNTS = {Room.RECORDS: 2, Room.COMMITS: 2, Room.ELECTION: 1}
+_COUNTS = {Room.READING: 2, Room.RECORDS: 2, Room.COMMITS: 2, Room.ELECTION: 1}
 
 
 class Threads:
