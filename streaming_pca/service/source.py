@@ -44,7 +44,7 @@ __all__ = ["Source", "Taken", "codec_of"]
 
 _PATIENCE_SECONDS = 60.0
 """How long records that were there once may fail to come."""
-_FETCH_BYTES = 16 * 2**20
+_FETCH_BYTES = 4 * 2**20
 """Fetched ahead by all partitions together (1 MiB each at least)."""
 
 
@@ -140,7 +140,7 @@ class Source:
         if not new:
             return
         for p in new:
-            self._consumers[p] = reading_consumer(self._kafka, fetch_bytes=self._fetch_bytes)
+            self._consumers[p] = reading_consumer(self._kafka, fetch_bytes=self._fetch_bytes, io="records")
         first = self._firsts(new)
         for p in new:
             position = positions.get(p, first[p])

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -41,6 +42,9 @@ __all__ = ["Progress", "Worker", "run_worker"]
 
 log = logging.getLogger(__name__)
 
+_SWITCH_SECONDS = 0.0005
+"""How long a thread that decodes may keep the interpreter's lock from one that has an answer to a commit,
+or a kernel's next block: at Python's own 5 ms a batch waits for it dozens of times."""
 _ELECTION_SECONDS = 60.0
 """The longest that one step of the group protocol may take."""
 
@@ -323,6 +327,8 @@ def run_worker(settings: Sequence[Settings], on_release: Callable[[Progress], No
         Exit status: 0 stopped or done, 2 refused or misconfigured, 3 budget
         exceeded, 4 broker lost; the greatest where streams ended differently.
     """
+
+    sys.setswitchinterval(_SWITCH_SECONDS)
 
     async def main() -> int:
         worker = Worker(settings, on_release)
