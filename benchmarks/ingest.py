@@ -8,13 +8,14 @@ each a record (``privacy_unit = "row"``). Then, in turns, processes of their own
 - librdkafka's, if `confluent-kafka` is installed (`pip install '.[benchmarks]'`);
 - `streaming-pca worker`: real transactions, the ledger, and its releases read back, read_committed.
 
-The worker's stream has the default estimator, rank 8, batches of 65,536 records, all else as it is by
-default. Its time runs from the arrival of the second release at a consumer to that of the last measured
-one, and the topic holds two batches more than that: so starting, compiling and the first two batches are
-left out, and at both ends the worker has read ahead what it will. That is the time of fetching,
-decoding, reserving, learning, committing and publishing so many batches in the steady state. The bare
-consumers' time runs from the end of their first poll. CPU time is the worker's and its clock's, over the
-same batches; peak memory is VmHWM, the worker's and apart from it its clock process's.
+The worker's stream has the default estimator, rank 8, batches of 131,072 records (the largest that it
+plans by itself), all else as it is by default. Its time runs from the arrival of the second release at a
+consumer to that of the last measured one, and the topic holds two batches more than that: so starting,
+compiling and the first two batches are left out, and at both ends the worker has read ahead what it
+will. That is the time of fetching, decoding, reserving, learning, committing and publishing so many
+batches in the steady state. The bare consumers' time runs from the end of their first poll. CPU time is
+the worker's and its clock's, over the same batches; peak memory is VmHWM, the worker's and apart from it
+its clock process's.
 
 A worker can be no faster than its estimator: `learning alone` is that, on one batch that is in memory,
 in a process that does nothing else.
@@ -52,7 +53,7 @@ from streaming_pca.configuration import load_settings
 from streaming_pca.records import Batch
 from streaming_pca.settings import StreamSettings
 
-__all__ = ["main", "measure"]
+__all__ = ["DIM", "RANK", "learn", "learning_alone", "main", "measure"]
 
 DIM, RANK = 256, 8
 ROW_BYTES = DIM * 4
@@ -128,7 +129,7 @@ def measure(bootstrap: str, folder: Path, plan: Plan, rows_per_message: int) -> 
         config = make_stream(bootstrap, folder, plan.stream(name, topic, rows_per_message))
         peaks.append(_worker(config, plan, speeds["worker"]))
         say(f"  worker: {speeds['worker'].rows_per_second[-1]:,.0f} rows/s")
-        alone.append(_learning_alone(config, plan.batch))
+        alone.append(learning_alone(config, plan.batch))
         say(f"  learning alone: {alone[-1]:,.0f} rows/s")
     return _row(plan, rows_per_message, speeds, alone, peaks)
 
@@ -211,7 +212,8 @@ print(learn(load_settings(Path(sys.argv[1])).stream, int(sys.argv[2])))
 """
 
 
-def _learning_alone(config: Path, rows: int) -> float:
+def learning_alone(config: Path, rows: int) -> float:
+    """Rows a second that a process learns which does nothing else."""
     done = subprocess.run(
         [sys.executable, "-c", _ALONE, str(config), str(rows)],
         capture_output=True,
@@ -296,7 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--json", action="store_true", help="the table goes to standard error")
     parser.add_argument("--rows-per-message", type=int, nargs="+", default=[256, 1], metavar="R")
-    parser.add_argument("--batch", type=int, default=65_536, help="records of a batch")
+    parser.add_argument("--batch", type=int, default=131_072, help="records of a batch")
     parser.add_argument("--batches", type=int, default=6, help="measured, of each worker")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--estimator", default="adaptive")
