@@ -21,15 +21,14 @@ from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.release import Release
 from streaming_pca.service.answer import answer_batch
 from streaming_pca.service.checkpoint import CheckpointWriter, TakenOver
-from streaming_pca.service.clients import BrokerUnreachable
-from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused
+from streaming_pca.service.errors import DeadlineExceeded, SessionLost, StreamRefused
 from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import StreamMetrics
 from streaming_pca.service.publisher import Progress
-from streaming_pca.service.reading import ReadingAhead
+from streaming_pca.service.reading import Input
 from streaming_pca.service.recovery import Action
 from streaming_pca.service.snapshots import Feed, SnapshotClock
-from streaming_pca.service.source import Source, Taken, codec_of
+from streaming_pca.service.source import Taken, codec_of
 from streaming_pca.service.threads import Room, Threads, first_of
 from streaming_pca.service.topics import Topics, input_topic_id
 from streaming_pca.settings import Settings
@@ -78,8 +77,7 @@ class Session:
         self._interrupted = False
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._source: Source | None = None
-        self._ahead = ReadingAhead(self._read_ahead, self._news)
+        self._input = Input(settings.kafka, self._stream, threads, self._news)
         self._feed: Feed | None = None
         self._reserved_at: float | None = None
         self.paused = False
@@ -94,8 +92,7 @@ class Session:
         """
         self._interrupted = True
         self._news.set()
-        if self._source is not None:
-            self._source.stop()
+        self._input.stop()
 
     async def run(self) -> bool:
         """Lead until interrupted; True when the stream is done.
@@ -131,7 +128,7 @@ class Session:
                 self._clock.close_feed(self._feed)
             if not hangs:
                 try:
-                    await self._close_source()
+                    await self._input.close()
                 finally:
                     await self._threads.call(Room.COMMITS, "closing", writer.close, deadline=30.0)
 
@@ -171,8 +168,8 @@ class Session:
             if positions:
                 # A partition that came since is read whole.
                 positions = dict.fromkeys(self._topics.partitions, 0) | positions
-            source = await self._open_source(self._topics.partitions, positions)
-            self._metrics.lag_from(lambda: source.lag)
+            await self._input.open(self._topics.partitions, self._codec, positions, self._feed)
+            self._metrics.lag_from(lambda: self._input.lag)
         while not self._interrupted:
             if self._done(writer):
                 self._log.info("the stream has learnt its %d records", state.records)
@@ -216,7 +213,6 @@ class Session:
         taken = await self._take(writer, plan)
         if taken is None:
             return state
-        self._ahead.start()
         await self._check_topic()
         self._reserved_at = time.monotonic()
         reserved = await self._exchange(
@@ -227,14 +223,11 @@ class Session:
 
     async def _take(self, writer: CheckpointWriter, plan: Plan) -> Taken | None:
         """Wait for a batch; None when interrupted, or when the stream is paused or retired meanwhile."""
-        await self._ahead.stop()
-        source = self._source
-        assert source is not None
-        source.aim(plan)
+        await self._input.aim(plan)
         looked = time.monotonic()
         while not self._interrupted:
             self._news.clear()
-            taken = await self._of_records("reading records", source.advance, room=Room.READING)
+            taken = await self._input.advance()
             if taken is not None:
                 return taken
             await first_of(self._news, seconds=_STANDING_SECONDS)
@@ -244,11 +237,6 @@ class Session:
                 if await self._exchange(writer, "reading the ledger", writer.standing) is not Standing.ACTIVE:
                     self.interrupt()
         return None
-
-    async def _read_ahead(self) -> bool:
-        """A step towards the batch after the one in hand; whether there is more to read now."""
-        assert self._source is not None
-        return await self._of_records("reading ahead", self._source.read_ahead, room=Room.READING)
 
     def _parameters(self, plan: Plan) -> dict[str, Any]:
         """What RESERVED carries: all that the batch's answer depends on, but the records and the state."""
@@ -282,17 +270,18 @@ class Session:
         else:
             # Of its partitions only, and whatever retention did: lost records of this
             # batch abandon it, those of later batches are the next source's matter.
-            source = await self._open_source(
+            assert self._feed is not None
+            await self._input.open(
                 tuple(r.partition for r in reserved.ranges),
+                self._codec,
                 {r.partition: r.start for r in reserved.ranges},
+                self._feed,
                 skip_lost=True,
             )
             taken = None
             if not self._interrupted:
-                taken = await self._of_records(
-                    "reading the batch again", source.retake, reserved.ranges, plan.granularity
-                )
-            await self._close_source()
+                taken = await self._input.retake(reserved.ranges, plan.granularity)
+            await self._input.close()
             if taken is not None:
                 await self._check_topic()
                 self._log.info("finishing a batch that was reserved before", extra={"batch": reserved.batch})
@@ -356,59 +345,6 @@ class Session:
 
     def _show_ledger(self, writer: CheckpointWriter) -> None:
         self._metrics.ledger(writer.log.ledger, writer.log.entries)
-
-    async def _open_source(
-        self, partitions: tuple[int, ...], positions: dict[int, int], skip_lost: bool | None = None
-    ) -> Source:
-        stream = self._stream
-        if skip_lost is None:
-            skip_lost = stream.lost_records == "skip"
-        self._source = await self._of_records(
-            "opening the input",
-            Source,
-            self._settings.kafka,
-            stream.input,
-            partitions,
-            self._codec,
-            positions,
-            self._feed,
-            skip_lost,
-            stream.max_wait_seconds,
-            stream.made.largest_batch,
-            deadline=60.0,
-        )
-        if self._interrupted:
-            self._source.stop()
-        return self._source
-
-    async def _close_source(self) -> None:
-        source = self._source
-        if source is None:
-            return
-        source.stop()
-        await self._ahead.drop()
-        self._source = None
-        await self._of_records("closing the input", source.close, deadline=30.0)
-
-    async def _of_records(
-        self,
-        what: str,
-        function: Callable[..., T],
-        *args: Any,
-        room: Room = Room.RECORDS,
-        deadline: float = 0.0,
-    ) -> T:
-        """Do what touches records before they are charged.
-
-        An error that we do not know may tell of them: a shape that could not be
-        allocated is a count of those that are not null.
-        """
-        try:
-            return await self._threads.call(room, what, function, *args, deadline=deadline)
-        except (SessionLost, RecordsLost, BrokerUnreachable, DeadlineExceeded):
-            raise
-        except Exception:
-            raise StreamRefused(f"{what} failed; why could tell of records, so no more is said") from None
 
     async def _exchange(
         self, writer: CheckpointWriter, what: str, function: Callable[..., T], *args: Any

@@ -13,7 +13,6 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ from streaming_pca.service.clients import BrokerUnreachable
 from streaming_pca.service.election import Election
 from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused
 from streaming_pca.service.http import HttpServer
+from streaming_pca.service.interpreter import prepare
 from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import Metrics
 from streaming_pca.service.publisher import Progress
@@ -42,9 +42,6 @@ __all__ = ["Progress", "Worker", "run_worker"]
 
 log = logging.getLogger(__name__)
 
-_SWITCH_SECONDS = 0.0005
-"""How long a thread that decodes may keep the interpreter's lock from one that has an answer to a commit,
-or a kernel's next block: at Python's own 5 ms a batch waits for it dozens of times."""
 _ELECTION_SECONDS = 60.0
 """The longest that one step of the group protocol may take."""
 
@@ -328,7 +325,7 @@ def run_worker(settings: Sequence[Settings], on_release: Callable[[Progress], No
         exceeded, 4 broker lost; the greatest where streams ended differently.
     """
 
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    prepare()
 
     async def main() -> int:
         worker = Worker(settings, on_release)
