@@ -45,7 +45,10 @@ __all__ = ["Source", "Taken", "codec_of"]
 _PATIENCE_SECONDS = 60.0
 """How long records that were there once may fail to come."""
 _FETCH_BYTES = 4 * 2**20
-"""Fetched ahead by all partitions together (1 MiB each at least)."""
+"""Fetched ahead by all partitions together (1 MiB each at least). While it is read and decoded a client
+has several copies of it, and no more than one fetch of a partition is on its way: larger ones are no faster."""
+_POLL_MS = 20
+"""A poll that meets nothing but a transaction's marker goes on waiting: it must not for long."""
 
 
 def codec_of(stream: StreamSettings, users: UserLog | None) -> PayloadCodec:
@@ -285,7 +288,7 @@ class Source:
         # poll() answers {} on a dead broker; the clock's thread notices.
         self._feed.check()
         try:
-            polled = self._consumers[partition].poll(timeout_ms=200)
+            polled = self._consumers[partition].poll(timeout_ms=_POLL_MS)
         except OffsetOutOfRangeError:
             position, first = self._position(partition), self._firsts([partition])[partition]
             if position < first and self._skip_lost:
