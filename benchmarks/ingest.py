@@ -118,7 +118,6 @@ def measure(bootstrap: str, folder: Path, plan: Plan, rows_per_message: int) -> 
 
     clients = ["kafka-python"] + (["librdkafka"] if librdkafka_is_there() else [])
     speeds: dict[str, Speed] = {name: Speed() for name in (*clients, "worker")}
-    alone: list[float] = []
     peaks: list[tuple[int, int]] = []
     for repeat in range(plan.repeats):
         for client in clients:
@@ -129,8 +128,8 @@ def measure(bootstrap: str, folder: Path, plan: Plan, rows_per_message: int) -> 
         config = make_stream(bootstrap, folder, plan.stream(name, topic, rows_per_message))
         peaks.append(_worker(config, plan, speeds["worker"]))
         say(f"  worker: {speeds['worker'].rows_per_second[-1]:,.0f} rows/s")
-        alone.append(learning_alone(config, plan.batch))
-        say(f"  learning alone: {alone[-1]:,.0f} rows/s")
+    alone = learning_alone(config, plan.batch)
+    say(f"  learning alone: {alone:,.0f} rows/s")
     return _row(plan, rows_per_message, speeds, alone, peaks)
 
 
@@ -138,7 +137,7 @@ def _row(
     plan: Plan,
     rows_per_message: int,
     speeds: dict[str, Speed],
-    alone: list[float],
+    alone: float,
     peaks: list[tuple[int, int]],
 ) -> dict[str, Any]:
     """One line of the result; ratios are medians of the repeats' own, which ran one after the other."""
@@ -154,9 +153,9 @@ def _row(
         "rows_per_message": rows_per_message,
         "worker_to_bare_consumer": ratio(speeds["kafka-python"].rows_per_second),
         "worker_to_librdkafka": ratio(speeds["librdkafka"].rows_per_second) if with_librdkafka else None,
-        "worker_to_learning_alone": ratio(alone),
+        "worker_to_learning_alone": round(speeds["worker"].median / alone, 4),
         "rows_per_second": {name: round(s.median) for name, s in speeds.items()}
-        | {"learning alone": round(statistics.median(alone))},
+        | {"learning alone": round(alone)},
         "cpu_seconds_per_million_rows": {
             name: round(statistics.median(s.cpu_per_million), 3) for name, s in speeds.items()
         },
@@ -224,7 +223,7 @@ def learning_alone(config: Path, rows: int) -> float:
     return float(done.stdout)
 
 
-def learn(stream: StreamSettings, rows: int, times: int = 2) -> float:
+def learn(stream: StreamSettings, rows: int, times: int = 3) -> float:
     """Rows a second that the estimator learns from a batch in memory, once as many came as the worker had."""
     estimator = stream.made
     state = estimator.init(np.random.default_rng(0))
@@ -299,7 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="the table goes to standard error")
     parser.add_argument("--rows-per-message", type=int, nargs="+", default=[256, 1], metavar="R")
     parser.add_argument("--batch", type=int, default=131_072, help="records of a batch")
-    parser.add_argument("--batches", type=int, default=6, help="measured, of each worker")
+    parser.add_argument("--batches", type=int, default=4, help="measured, of each worker")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--estimator", default="adaptive")
     parser.add_argument(

@@ -10,17 +10,15 @@ __all__ = ["prepare"]
 _SWITCH_SECONDS = 0.0005
 """How long a thread that decodes may keep the interpreter's lock from one that has an answer to a commit,
 or a kernel's next block: at Python's own 5 ms a batch waits for it dozens of times."""
-_YOUNG_OBJECTS = 20_000
-"""A poll makes thousands of messages, which need no collector: nothing in them goes in circles."""
 
 
 def prepare() -> None:
     """Set it, once everything is imported.
 
     What is there now stays: the collector would look through all of the libraries' objects, hundreds of
-    thousands, every few polls. That was a quarter of what a worker of small messages takes of a processor.
+    thousands, every few polls. That was a fifth of what a worker of small messages takes of a processor. It
+    still runs as often: a fetch that was read is garbage that goes in circles, megabytes of it.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG_OBJECTS, 20, 100)
