@@ -102,6 +102,8 @@ def main() -> None:
             break
         if time.monotonic() > deadline:
             raise SystemExit(f"only {read} of {given.messages} messages came in {_PATIENCE_SECONDS:g} s")
+    if read == first:
+        raise SystemExit(f"all {read} messages came at once: too few to time")
     print(
         json.dumps(
             {

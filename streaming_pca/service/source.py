@@ -44,9 +44,9 @@ __all__ = ["Source", "Taken", "codec_of"]
 
 _PATIENCE_SECONDS = 60.0
 """How long records that were there once may fail to come."""
-_FETCH_BYTES = 4 * 2**20
-"""Fetched ahead by all partitions together (1 MiB each at least). While it is read and decoded a client
-has several copies of it, and no more than one fetch of a partition is on its way: larger ones are no faster."""
+_FETCH_BYTES = 8 * 2**20
+"""Fetched ahead by all partitions together (1 MiB each at least). A client has up to six copies of it while
+it is decoded: larger fetches are hardly faster."""
 _POLL_MS = 20
 """A poll that meets nothing but a transaction's marker goes on waiting: it must not for long."""
 
