@@ -242,9 +242,7 @@ def say(line: str) -> None:
 
 
 def _print_table(rows: Sequence[dict[str, Any]], console: Console) -> None:
-    table = Table(
-        title="rows a second of the whole worker, as a share of others' (medians), and its costs"
-    )
+    table = Table(title="rows a second of the whole worker, as a share of others' (medians), and its costs")
     for name in ("message", "of kafka-python", "of librdkafka", "of learning alone"):
         table.add_column(name, justify="right")
     for name in ("rows/s", "CPU s / 1M rows", "peak MiB", "- 2 batches", "clock MiB"):

@@ -8,7 +8,8 @@ contains the wait for the clock's next tick, fetching what is left, three transa
 own learning. What the batch takes to be learnt is measured apart, in a process that does nothing else,
 on a batch of the same size that is in memory; `beyond` is the latency less that median.
 
-The first batches, in which kernels are compiled, are left out. A worker that takes longer for a batch
+The first batches, in which kernels are compiled, are sent at once and left out; the pace begins with the
+release of the last of them, so that no queue is left. A worker that takes longer for a batch
 than the producer falls behind: then a latency is the length of a queue, and the benchmark says so.
 """
 
@@ -43,7 +44,7 @@ _BUSY = 0.7
 
 
 class PacedProducer:
-    """Sends records evenly, and notes when the last one of each batch was acknowledged.
+    """Sends the first batches at once and the others evenly; notes when each one's last record was there.
 
     Parameters
     ----------
@@ -58,6 +59,13 @@ class PacedProducer:
         self.acknowledged: dict[int, float] = {}
         """By batch, from 1."""
         self.error: BaseException | None = None
+        self._go = threading.Event()
+        self._started = 0.0
+
+    def begin(self) -> None:
+        """Send what comes after the first batches, from now on at an even pace."""
+        self._started = time.monotonic()
+        self._go.set()
 
     def run(self) -> None:
         """Send them all; an error is kept."""
@@ -69,10 +77,15 @@ class PacedProducer:
     def _run(self) -> None:
         values = [row.tobytes() for row in draw_records(4096, DIM, RANK)]
         producer = plain_producer(self._settings.kafka)
-        started, sent, total = time.monotonic(), 0, self._batch * self._batches
+        sent, total = 0, self._batch * self._batches
         while sent < total:
-            due = (time.monotonic() - started) / self._seconds * self._batch
-            for i in range(sent, min(int(due), total)):
+            if sent < WARM_UP * self._batch:
+                due = WARM_UP * self._batch
+            else:
+                self._go.wait()
+                since = time.monotonic() - self._started
+                due = int((WARM_UP + since / self._seconds) * self._batch)
+            for i in range(sent, min(due, total)):
                 future = producer.send(self._settings.stream.input, values[i % len(values)], partition=0)
                 if (i + 1) % self._batch == 0:
                     future.add_callback(self._note, (i + 1) // self._batch)
@@ -108,6 +121,8 @@ def measure(
             arrived[arrival.release.batch] = arrival.at
             if producer.error is not None:
                 raise SystemExit(f"the producer failed: {producer.error}")
+            if arrival.release.batch == WARM_UP:
+                producer.begin()
             if arrival.release.batch >= WARM_UP + batches:
                 break
     measured = range(WARM_UP + 1, WARM_UP + batches + 1)
