@@ -19,7 +19,8 @@ class Room(StrEnum):
     """Where work is done."""
 
     READING = "reading"
-    """Fetching, decoding and putting batches together, ahead of the kernels."""
+    """Fetching, decoding and putting batches together, ahead of the kernels: one thread, for decoding holds
+    the interpreter's lock."""
     RECORDS = "records"
     """Kernels, and opening and closing the input: what else touches records."""
     COMMITS = "commits"
@@ -28,7 +29,7 @@ class Room(StrEnum):
     """The group protocol alone: no kernel and no slow commit may stall it."""
 
 
-_COUNTS = {Room.READING: 2, Room.RECORDS: 2, Room.COMMITS: 2, Room.ELECTION: 1}
+_COUNTS = {Room.READING: 1, Room.RECORDS: 2, Room.COMMITS: 2, Room.ELECTION: 1}
 
 
 class Threads:
