@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.kafka_server import KafkaServer, KafkaUnavailable, fetch_jars, find_java
 from streaming_pca.embedded import EmbeddedBroker, EmbeddedBrokerUnavailable, cluster_id
-from tests.kafka.broker import KafkaServer, KafkaUnavailable, fetch_jars, find_java
 
 # pytest-xdist sets it for its workers, and a console that is made meanwhile keeps that width.
 os.environ.pop("COLUMNS", None)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import noise
+from benchmarks import bare_consumer, ingest, latency, noise
 
 ROOT = Path(__file__).parents[1]
 QUICK = ["--sizes", "16", "100", "--repeats", "1"]
@@ -56,3 +56,31 @@ def test_bad_arguments_get_one_line_and_a_status(arguments: list[str]) -> None:
     assert len(done.stderr.splitlines()) == 1
     assert arguments[0] in done.stderr
     assert not done.stdout
+
+
+def test_readers_are_compared_on_a_real_broker(kafka_bootstrap: str, tmp_path: Path) -> None:
+    plan = ingest.Plan(batch=8192, batches=1, repeats=1, estimator="block", options={})
+    row = ingest.measure(kafka_bootstrap, tmp_path, plan, rows_per_message=256)
+    assert row["message_bytes"] == 256 * 1024
+    assert row["worker_to_bare_consumer"] > 0
+    assert (row["worker_to_librdkafka"] is None) != bare_consumer.librdkafka_is_there()
+    assert row["rows_per_second"]["worker"] > 0
+    assert row["cpu_seconds_per_million_rows"]["worker"] > 0
+    # Two processes, each with an interpreter of its own.
+    assert row["peak_bytes"] > row["clock_peak_bytes"] > 2**20
+    assert row["peak_over_two_batches_bytes"] == row["peak_bytes"] - 2 * row["batch_bytes"]
+
+
+def test_a_release_is_timed_from_the_last_record_of_its_batch(kafka_bootstrap: str, tmp_path: Path) -> None:
+    row = latency.measure(kafka_bootstrap, tmp_path, batch=512, batches=2, seconds=0.5, estimator="block")
+    assert row["latency_ms"]["least"] > 0
+    assert row["latency_ms"]["least"] <= row["latency_ms"]["median"] <= row["latency_ms"]["most"]
+    beyond = row["latency_ms"]["median"] - row["learning_ms"]
+    assert row["beyond_learning_ms"]["median"] == pytest.approx(beyond, abs=0.2)
+
+
+@pytest.mark.parametrize("wrong", [["--batch", "100"], ["--batches", "0"], ["--repeats", "0"]])
+def test_ingest_refuses_what_it_cannot_measure(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        ingest.main(wrong)
+    assert wrong[0] in capsys.readouterr().err

@@ -1,10 +1,10 @@
 """Kafka clients with the settings that facts.md asks for.
 
 Consumers share threads for their sockets: each of its own would have one, and a
-process that runs fifty streams has hundreds of them. One thread is for what must
-not wait behind records: the election, and the clock, whose ticks would otherwise
-be delayed by the sizes of messages. A transactional producer keeps the thread
-that kafka-python gives it.
+process that runs fifty streams has hundreds of them. One thread is for records,
+which come in megabytes; one for ledgers, states and releases, for which a batch
+waits; and one for what must not wait for either, the election. A transactional
+producer keeps the thread that kafka-python gives it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError, LeaderNotAvailableError
@@ -21,7 +21,7 @@ from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
 from streaming_pca.kafka_settings import KafkaSettings
-from streaming_pca.service import lenient_headers
+from streaming_pca.service import large_reads, lenient_headers
 
 __all__ = [
     "BrokerUnreachable",
@@ -35,7 +35,9 @@ __all__ = [
 ]
 
 lenient_headers.install()
+large_reads.install()
 
+Io = Literal["records", "logs", "control"]
 MAX_MESSAGE_BYTES = 32 * 2**20
 _FETCH_BYTES = 8 * 2**20
 
@@ -57,15 +59,15 @@ def _unreachable(settings: KafkaSettings) -> Iterator[None]:
 
 
 _io_lock = threading.Lock()
-_io: dict[bool, NetworkSelector] = {}
+_io: dict[Io, NetworkSelector] = {}
 
 
-def _shared_io(control: bool) -> NetworkSelector:
+def _shared_io(name: Io) -> NetworkSelector:
     """The selector that serves the sockets of consumers; made anew if it has failed."""
     with _io_lock:
-        found = _io.get(control)
+        found = _io.get(name)
         if found is None or found._exception is not None:
-            found = _io[control] = NetworkSelector(client_id="control" if control else "records")
+            found = _io[name] = NetworkSelector(client_id=name)
             found.start()
         return found
 
@@ -82,8 +84,8 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]
 class _SharedClient(KafkaNetClient):  # type: ignore[misc]
     """A consumer's client, which closes its own connections and leaves the selector running."""
 
-    def __init__(self, control: bool, **configs: Any) -> None:
-        net = _shared_io(control)
+    def __init__(self, io: Io, **configs: Any) -> None:
+        net = _shared_io(io)
         super().__init__(net=net, manager=_Manager(net, **configs), **configs)
 
     def close(self, node_id: Any = None) -> None:
@@ -91,12 +93,12 @@ class _SharedClient(KafkaNetClient):  # type: ignore[misc]
         self._net.run(lambda: self._manager.close(node_id=node_id))
 
 
-def _consumer(*, control: bool, **configs: Any) -> KafkaConsumer:
+def _consumer(*, io: Io, **configs: Any) -> KafkaConsumer:
     """A consumer on a shared selector; one that cannot be made leaves nothing there."""
     made: list[_SharedClient] = []
 
     def client(**more: Any) -> _SharedClient:
-        made.append(_SharedClient(control, **more))
+        made.append(_SharedClient(io, **more))
         return made[0]
 
     try:
@@ -142,15 +144,16 @@ def reading_consumer(
     committed: bool = True,
     max_poll_records: int = 2000,
     fetch_bytes: int = _FETCH_BYTES,
-    control: bool = False,
+    io: Io = "logs",
 ) -> KafkaConsumer:
     """A consumer without a group: partitions and positions are assigned by hand.
 
-    ``control`` is for one that fetches nothing, and must not wait behind those that do.
+    ``io`` is the thread of its socket: "records" for an input, "control" for one that fetches nothing and
+    must not wait behind those that do, "logs" for all else.
     """
     with _unreachable(settings):
         return _consumer(
-            control=control,
+            io=io,
             **_common(settings),
             isolation_level="read_committed" if committed else "read_uncommitted",
             auto_offset_reset="none",
@@ -167,7 +170,7 @@ def group_consumer(settings: KafkaSettings, group: str, assignor: type[Any]) -> 
     """Member of a group that shares partitions by ``assignor``."""
     with _unreachable(settings):
         return _consumer(
-            control=True,
+            io="control",
             **_common(settings),
             group_id=group,
             partition_assignment_strategy=[assignor],
@@ -186,6 +189,8 @@ def transactional_producer(settings: KafkaSettings, transactional_id: str) -> Ka
             **_common(settings),
             transactional_id=transactional_id,
             transaction_timeout_ms=settings.transaction_timeout_ms,
+            # A broker that still completes the transaction before refuses the next one, for milliseconds.
+            retry_backoff_ms=20,
             delivery_timeout_ms=settings.request_timeout_ms * 2,
             max_block_ms=settings.request_timeout_ms,
             max_request_size=MAX_MESSAGE_BYTES,

@@ -16,7 +16,10 @@ from streaming_pca.service.clients import reading_consumer
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.settings import KafkaSettings
 
-__all__ = ["LedgerLog", "LogReader", "Replayed", "high_watermark", "whole_log"]
+__all__ = ["EndReader", "LedgerLog", "LogReader", "Replayed", "high_watermark", "whole_log"]
+
+_POLL_MS = 10
+"""A poll that meets nothing but a transaction's marker goes on waiting: it must not for long."""
 
 
 def high_watermark(kafka: KafkaSettings, topic: str) -> int:
@@ -25,14 +28,35 @@ def high_watermark(kafka: KafkaSettings, topic: str) -> int:
     A read_committed end would stop before a predecessor's transaction that the
     broker is still completing; a successor must read past it.
     """
-    tp = TopicPartition(topic, 0)
-    consumer = reading_consumer(kafka, committed=False)
+    reader = EndReader(kafka, topic)
     try:
-        return int(consumer.end_offsets([tp], timeout_ms=kafka.request_timeout_ms)[tp])
-    except KafkaError as error:
-        raise SessionLost(f"reading the end of {topic} failed: {error}") from error
+        return reader.end()
     finally:
-        consumer.close(autocommit=False)
+        reader.close()
+
+
+class EndReader:
+    """Reads the high watermark of a topic's partition 0, again and again over one connection.
+
+    A new one takes a tenth of a second: it asks for the topic's leader, and the client waits that long
+    before it asks again.
+    """
+
+    def __init__(self, kafka: KafkaSettings, topic: str) -> None:
+        self._kafka, self._tp = kafka, TopicPartition(topic, 0)
+        self._consumer = reading_consumer(kafka, committed=False)
+
+    def end(self) -> int:
+        """The end, open transactions included; SessionLost if the broker does not tell."""
+        try:
+            ends = self._consumer.end_offsets([self._tp], timeout_ms=self._kafka.request_timeout_ms)
+        except KafkaError as error:
+            raise SessionLost(f"reading the end of {self._tp.topic} failed: {error}") from error
+        return int(ends[self._tp])
+
+    def close(self) -> None:
+        """Release the consumer."""
+        self._consumer.close(autocommit=False)
 
 
 class LogReader:
@@ -74,7 +98,7 @@ class LogReader:
                     f"at {position} (an open transaction, or a broker that hangs)"
                 )
             try:
-                polled = self._consumer.poll(timeout_ms=200)
+                polled = self._consumer.poll(timeout_ms=_POLL_MS)
             except KafkaError as error:
                 raise SessionLost(f"reading {self.topic} failed: {error}") from error
             for messages in polled.values():
@@ -116,11 +140,13 @@ class LedgerLog:
         """How many entries were replayed, void ones included."""
         self._kafka = kafka
         self._reader = whole_log(kafka, topic)
+        self._ends: EndReader | None = None
 
     def catch_up(self, end: int | None = None) -> list[Replayed]:
         """Replay to ``end`` (the high watermark where not given); returns what was new."""
         if end is None:
-            end = high_watermark(self._kafka, self.topic)
+            self._ends = self._ends or EndReader(self._kafka, self.topic)
+            end = self._ends.end()
         patience = self._kafka.transaction_timeout_ms / 1000 + 15
         new = []
         for message in self._reader.read_to(end, patience):
@@ -136,5 +162,7 @@ class LedgerLog:
         return new
 
     def close(self) -> None:
-        """Release the consumer."""
+        """Release the consumers."""
         self._reader.close()
+        if self._ends is not None:
+            self._ends.close()

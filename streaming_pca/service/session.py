@@ -21,14 +21,14 @@ from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.release import Release
 from streaming_pca.service.answer import answer_batch
 from streaming_pca.service.checkpoint import CheckpointWriter, TakenOver
-from streaming_pca.service.clients import BrokerUnreachable
-from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused
+from streaming_pca.service.errors import DeadlineExceeded, SessionLost, StreamRefused
 from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import StreamMetrics
 from streaming_pca.service.publisher import Progress
+from streaming_pca.service.reading import Input
 from streaming_pca.service.recovery import Action
 from streaming_pca.service.snapshots import Feed, SnapshotClock
-from streaming_pca.service.source import Source, Taken, codec_of
+from streaming_pca.service.source import Taken, codec_of
 from streaming_pca.service.threads import Room, Threads, first_of
 from streaming_pca.service.topics import Topics, input_topic_id
 from streaming_pca.settings import Settings
@@ -77,7 +77,7 @@ class Session:
         self._interrupted = False
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._source: Source | None = None
+        self._input = Input(settings.kafka, self._stream, threads, self._news)
         self._feed: Feed | None = None
         self._reserved_at: float | None = None
         self.paused = False
@@ -92,8 +92,7 @@ class Session:
         """
         self._interrupted = True
         self._news.set()
-        if self._source is not None:
-            self._source.stop()
+        self._input.stop()
 
     async def run(self) -> bool:
         """Lead until interrupted; True when the stream is done.
@@ -129,7 +128,7 @@ class Session:
                 self._clock.close_feed(self._feed)
             if not hangs:
                 try:
-                    await self._close_source()
+                    await self._input.close()
                 finally:
                     await self._threads.call(Room.COMMITS, "closing", writer.close, deadline=30.0)
 
@@ -169,8 +168,8 @@ class Session:
             if positions:
                 # A partition that came since is read whole.
                 positions = dict.fromkeys(self._topics.partitions, 0) | positions
-            source = await self._open_source(self._topics.partitions, positions)
-            self._metrics.lag_from(lambda: source.lag)
+            await self._input.open(self._topics.partitions, self._codec, positions, self._feed)
+            self._metrics.lag_from(lambda: self._input.lag)
         while not self._interrupted:
             if self._done(writer):
                 self._log.info("the stream has learnt its %d records", state.records)
@@ -224,13 +223,11 @@ class Session:
 
     async def _take(self, writer: CheckpointWriter, plan: Plan) -> Taken | None:
         """Wait for a batch; None when interrupted, or when the stream is paused or retired meanwhile."""
-        source = self._source
-        assert source is not None
-        source.aim(plan)
+        await self._input.aim(plan)
         looked = time.monotonic()
         while not self._interrupted:
             self._news.clear()
-            taken = await self._of_records("reading records", source.advance)
+            taken = await self._input.advance()
             if taken is not None:
                 return taken
             await first_of(self._news, seconds=_STANDING_SECONDS)
@@ -273,17 +270,18 @@ class Session:
         else:
             # Of its partitions only, and whatever retention did: lost records of this
             # batch abandon it, those of later batches are the next source's matter.
-            source = await self._open_source(
+            assert self._feed is not None
+            await self._input.open(
                 tuple(r.partition for r in reserved.ranges),
+                self._codec,
                 {r.partition: r.start for r in reserved.ranges},
+                self._feed,
                 skip_lost=True,
             )
             taken = None
             if not self._interrupted:
-                taken = await self._of_records(
-                    "reading the batch again", source.retake, reserved.ranges, plan.granularity
-                )
-            await self._close_source()
+                taken = await self._input.retake(reserved.ranges, plan.granularity)
+            await self._input.close()
             if taken is not None:
                 await self._check_topic()
                 self._log.info("finishing a batch that was reserved before", extra={"batch": reserved.batch})
@@ -347,49 +345,6 @@ class Session:
 
     def _show_ledger(self, writer: CheckpointWriter) -> None:
         self._metrics.ledger(writer.log.ledger, writer.log.entries)
-
-    async def _open_source(
-        self, partitions: tuple[int, ...], positions: dict[int, int], skip_lost: bool | None = None
-    ) -> Source:
-        stream = self._stream
-        if skip_lost is None:
-            skip_lost = stream.lost_records == "skip"
-        self._source = await self._of_records(
-            "opening the input",
-            Source,
-            self._settings.kafka,
-            stream.input,
-            partitions,
-            self._codec,
-            positions,
-            self._feed,
-            skip_lost,
-            stream.max_wait_seconds,
-            deadline=60.0,
-        )
-        if self._interrupted:
-            self._source.stop()
-        return self._source
-
-    async def _close_source(self) -> None:
-        source, self._source = self._source, None
-        if source is not None:
-            await self._of_records("closing the input", source.close, deadline=30.0)
-
-    async def _of_records(
-        self, what: str, function: Callable[..., T], *args: Any, deadline: float = 0.0
-    ) -> T:
-        """Do what touches records before they are charged.
-
-        An error that we do not know may tell of them: a shape that could not be
-        allocated is a count of those that are not null.
-        """
-        try:
-            return await self._threads.call(Room.RECORDS, what, function, *args, deadline=deadline)
-        except (SessionLost, RecordsLost, BrokerUnreachable, DeadlineExceeded):
-            raise
-        except Exception:
-            raise StreamRefused(f"{what} failed; why could tell of records, so no more is said") from None
 
     async def _exchange(
         self, writer: CheckpointWriter, what: str, function: Callable[..., T], *args: Any

@@ -18,15 +18,18 @@ T = TypeVar("T")
 class Room(StrEnum):
     """Where work is done."""
 
+    READING = "reading"
+    """Fetching, decoding and putting batches together, ahead of the kernels: one thread, for decoding holds
+    the interpreter's lock."""
     RECORDS = "records"
-    """Fetching, decoding, kernels: what touches records."""
+    """Kernels, and opening and closing the input: what else touches records."""
     COMMITS = "commits"
     """Exchanges with ledger, state and releases."""
     ELECTION = "election"
     """The group protocol alone: no kernel and no slow commit may stall it."""
 
 
-_COUNTS = {Room.RECORDS: 2, Room.COMMITS: 2, Room.ELECTION: 1}
+_COUNTS = {Room.READING: 1, Room.RECORDS: 2, Room.COMMITS: 2, Room.ELECTION: 1}
 
 
 class Threads:

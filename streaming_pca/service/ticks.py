@@ -103,7 +103,7 @@ class Ticker:
                     partitions = dict(self._partitions)
                 at = time.monotonic()
                 if partitions:
-                    consumer = consumer or reading_consumer(self._kafka, control=True)
+                    consumer = consumer or reading_consumer(self._kafka, io="control")
                     if not self._read(consumer, at, partitions):
                         # Perhaps it is the consumer that has failed.
                         consumer.close(autocommit=False)

@@ -28,6 +28,7 @@ from streaming_pca.service.clients import BrokerUnreachable
 from streaming_pca.service.election import Election
 from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused
 from streaming_pca.service.http import HttpServer
+from streaming_pca.service.interpreter import prepare
 from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import Metrics
 from streaming_pca.service.publisher import Progress
@@ -323,6 +324,8 @@ def run_worker(settings: Sequence[Settings], on_release: Callable[[Progress], No
         Exit status: 0 stopped or done, 2 refused or misconfigured, 3 budget
         exceeded, 4 broker lost; the greatest where streams ended differently.
     """
+
+    prepare()
 
     async def main() -> int:
         worker = Worker(settings, on_release)

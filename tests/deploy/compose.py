@@ -21,10 +21,10 @@ from typing import Any
 
 import yaml
 
+from benchmarks.kafka_server import _LOG4J
 from streaming_pca.child import Child
 from tests.deploy.dockerfile import Image
 from tests.deploy.tools import ROOT, tool
-from tests.kafka.broker import _LOG4J
 
 COMPOSE_FILE = ROOT / "docker-compose.yml"
 PATIENCE = 90.0

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.kafka_server import KafkaUnavailable
 from tests.conftest import installation
 from tests.deploy.compose import Deployment
 from tests.deploy.dockerfile import Image
 from tests.deploy.tools import missing, tool
-from tests.kafka.broker import KafkaUnavailable
 
 
 @pytest.fixture(scope="session")

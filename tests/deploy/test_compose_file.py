@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 import streaming_pca
+from benchmarks.kafka_server import KAFKA
 from streaming_pca.configuration import load_settings
 from tests.deploy.compose import read_compose, seconds_of
 from tests.deploy.dockerfile import last_of, read_stages
 from tests.deploy.tools import ROOT, run_tool
-from tests.kafka.broker import KAFKA
 
 SERVICES: dict[str, dict[str, Any]] = read_compose()["services"]
 OURS = {name: told for name, told in SERVICES.items() if "build" in told}

@@ -1,4 +1,4 @@
-"""A real Apache Kafka for the tests: one KRaft node, started from jars that Maven fetched."""
+"""A real Apache Kafka for tests and benchmarks: one KRaft node, started from jars that Maven fetched."""
 
 from __future__ import annotations
 

@@ -1,0 +1,315 @@
+"""How fast the whole worker takes records in, beside consumers that drop what they read.
+
+Starts an Apache Kafka on this machine and fills one topic of one partition for each size of message:
+1 KiB, one row of 256 float32, a record each (``privacy_unit = "message"``), and 256 KiB, 256 such rows,
+each a record (``privacy_unit = "row"``). Then, in turns, processes of their own read it:
+
+- kafka-python's consumer, which drops what it reads (`benchmarks.bare_consumer`);
+- librdkafka's, if `confluent-kafka` is installed (`pip install '.[benchmarks]'`);
+- `streaming-pca worker`: real transactions, the ledger, and its releases read back, read_committed.
+
+The worker's stream has the default estimator, rank 8, batches of 131,072 records (the largest that it
+plans by itself), all else as it is by default. Its time runs from the arrival of the second release at a
+consumer to that of the last measured one, and the topic holds two batches more than that: so starting,
+compiling and the first two batches are left out, and at both ends the worker has read ahead what it
+will. That is the time of fetching, decoding, reserving, learning, committing and publishing so many
+batches in the steady state. The bare consumers' time runs from the end of their first poll. CPU time is
+the worker's and its clock's, over the same batches; peak memory is VmHWM, the worker's and apart from it
+its clock process's.
+
+A worker can be no faster than its estimator: `learning alone` is that, on one batch that is in memory,
+in a process that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.bare_consumer import librdkafka_is_there
+from benchmarks.running_worker import (
+    ONE_BLAS_THREAD,
+    RunningWorker,
+    apache_kafka,
+    draw_records,
+    make_stream,
+    send,
+)
+from streaming_pca.configuration import load_settings
+from streaming_pca.records import Batch
+from streaming_pca.settings import StreamSettings
+
+__all__ = ["DIM", "RANK", "learn", "learning_alone", "main", "measure"]
+
+DIM, RANK = 256, 8
+ROW_BYTES = DIM * 4
+WARM_UP = 2
+"""Batches before the measured ones."""
+AHEAD = 2
+"""Batches behind them, so that the worker goes on reading to the end."""
+_DISTINCT = 4096
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured."""
+
+    batch: int
+    batches: int
+    repeats: int
+    estimator: str
+    options: dict[str, Any]
+
+    def stream(self, name: str, topic: str, rows_per_message: int) -> dict[str, Any]:
+        """The stream's table of settings."""
+        size = {"first_batch": self.batch // rows_per_message, "max_batch": self.batch // rows_per_message}
+        return {
+            "name": name,
+            "input": topic,
+            "dim": DIM,
+            "rank": RANK,
+            "epsilon": 1.0,
+            "delta": 1e-6,
+            "estimator": self.estimator,
+            "privacy_unit": "message" if rows_per_message == 1 else "row",
+            "max_rows": rows_per_message,
+            "options": {"growth": 1.0} | size | self.options,
+        }
+
+
+@dataclass
+class Speed:
+    """One reader's repeats: rows a second, and CPU seconds for a million rows."""
+
+    rows_per_second: list[float] = field(default_factory=list)
+    cpu_per_million: list[float] = field(default_factory=list)
+
+    def add(self, rows: int, seconds: float, cpu_seconds: float) -> None:
+        self.rows_per_second.append(rows / seconds)
+        self.cpu_per_million.append(cpu_seconds / rows * 1e6)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.rows_per_second)
+
+
+def measure(bootstrap: str, folder: Path, plan: Plan, rows_per_message: int) -> dict[str, Any]:
+    """All readers of one size of message, in turns."""
+    topic = f"rows-{rows_per_message}"
+    config = make_stream(bootstrap, folder, plan.stream(f"{topic}-fill", topic, rows_per_message))
+    messages = plan.batch * (WARM_UP + plan.batches + AHEAD) // rows_per_message
+    payload = draw_records(max(_DISTINCT, 4 * rows_per_message), DIM, RANK).view(np.uint8)
+    say(f"{rows_per_message * ROW_BYTES:,}-byte messages: writing {messages:,}")
+    send(load_settings(config), payload.reshape(-1, rows_per_message * ROW_BYTES), messages)
+
+    clients = ["kafka-python"] + (["librdkafka"] if librdkafka_is_there() else [])
+    speeds: dict[str, Speed] = {name: Speed() for name in (*clients, "worker")}
+    peaks: list[tuple[int, int]] = []
+    for repeat in range(plan.repeats):
+        for client in clients:
+            found = _bare(client, bootstrap, topic, messages)
+            speeds[client].add(found["messages"] * rows_per_message, found["seconds"], found["cpu_seconds"])
+            say(f"  {client}: {speeds[client].rows_per_second[-1]:,.0f} rows/s")
+        name = f"{topic}-{repeat}"
+        config = make_stream(bootstrap, folder, plan.stream(name, topic, rows_per_message))
+        peaks.append(_worker(config, plan, speeds["worker"]))
+        say(f"  worker: {speeds['worker'].rows_per_second[-1]:,.0f} rows/s")
+    alone = learning_alone(config, plan.batch)
+    say(f"  learning alone: {alone:,.0f} rows/s")
+    return _row(plan, rows_per_message, speeds, alone, peaks)
+
+
+def _row(
+    plan: Plan,
+    rows_per_message: int,
+    speeds: dict[str, Speed],
+    alone: float,
+    peaks: list[tuple[int, int]],
+) -> dict[str, Any]:
+    """One line of the result; ratios are medians of the repeats' own, which ran one after the other."""
+
+    def ratio(to: list[float]) -> float:
+        mine = speeds["worker"].rows_per_second
+        return round(statistics.median(a / b for a, b in zip(mine, to, strict=True)), 4)
+
+    with_librdkafka = "librdkafka" in speeds
+    peak, clock = (max(each) for each in zip(*peaks, strict=True))
+    return {
+        "message_bytes": rows_per_message * ROW_BYTES,
+        "rows_per_message": rows_per_message,
+        "worker_to_bare_consumer": ratio(speeds["kafka-python"].rows_per_second),
+        "worker_to_librdkafka": ratio(speeds["librdkafka"].rows_per_second) if with_librdkafka else None,
+        "worker_to_learning_alone": round(speeds["worker"].median / alone, 4),
+        "rows_per_second": {name: round(s.median) for name, s in speeds.items()}
+        | {"learning alone": round(alone)},
+        "cpu_seconds_per_million_rows": {
+            name: round(statistics.median(s.cpu_per_million), 3) for name, s in speeds.items()
+        },
+        "peak_bytes": peak,
+        "clock_peak_bytes": clock,
+        "batch_bytes": plan.batch * ROW_BYTES,
+        "peak_over_two_batches_bytes": peak - 2 * plan.batch * ROW_BYTES,
+        "batch": plan.batch,
+        "batches": plan.batches,
+        "repeats": plan.repeats,
+        "estimator": plan.estimator,
+        "options": plan.options,
+    }
+
+
+def _bare(client: str, bootstrap: str, topic: str, messages: int) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.bare_consumer", client, bootstrap, topic, str(messages)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{client} failed: {done.stderr.strip().splitlines()[-1]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _worker(config: Path, plan: Plan, speed: Speed) -> tuple[int, int]:
+    """Run one worker and note its speed; the peak memory of its two processes."""
+    with RunningWorker(config) as worker:
+        arrivals = {a.release.batch: a for a in _up_to(worker, WARM_UP + plan.batches)}
+    # A consumer that is late sees two at once; the last of those that came together is the time of all.
+    first, last = arrivals[WARM_UP], arrivals[WARM_UP + plan.batches]
+    spent = (last.usage.cpu_seconds + last.usage.children_cpu_seconds) - (
+        first.usage.cpu_seconds + first.usage.children_cpu_seconds
+    )
+    speed.add(plan.batch * plan.batches, last.at - first.at, spent)
+    return last.usage.peak_bytes, last.usage.children_peak_bytes
+
+
+def _up_to(worker: RunningWorker, batch: int) -> list[Any]:
+    found = []
+    for arrival in worker.arrivals():
+        found.append(arrival)
+        if arrival.release.batch >= batch:
+            break
+    return found
+
+
+_ALONE = """
+import sys
+from pathlib import Path
+from benchmarks.ingest import learn
+from streaming_pca.configuration import load_settings
+print(learn(load_settings(Path(sys.argv[1])).stream, int(sys.argv[2])))
+"""
+
+
+def learning_alone(config: Path, rows: int) -> float:
+    """Rows a second that a process learns which does nothing else."""
+    done = subprocess.run(
+        [sys.executable, "-c", _ALONE, str(config), str(rows)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | ONE_BLAS_THREAD,
+    )
+    return float(done.stdout)
+
+
+def learn(stream: StreamSettings, rows: int, times: int = 3) -> float:
+    """Rows a second that the estimator learns from a batch in memory, once as many came as the worker had."""
+    estimator = stream.made
+    state = estimator.init(np.random.default_rng(0))
+    batch = Batch.of_vectors(draw_records(rows, stream.dim, stream.rank))
+    for _ in range(WARM_UP):
+        state = estimator.update(state, batch)
+    started = time.perf_counter()
+    for _ in range(times):
+        state = estimator.update(state, batch)
+    return rows * times / (time.perf_counter() - started)
+
+
+def say(line: str) -> None:
+    """Progress goes to standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _print_table(rows: Sequence[dict[str, Any]], console: Console) -> None:
+    table = Table(title="rows a second of the whole worker, as a share of others' (medians), and its costs")
+    for name in ("message", "of kafka-python", "of librdkafka", "of learning alone"):
+        table.add_column(name, justify="right")
+    for name in ("rows/s", "CPU s / 1M rows", "peak MiB", "- 2 batches", "clock MiB"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        speed, cpu = row["rows_per_second"], row["cpu_seconds_per_million_rows"]
+        to_librdkafka = row["worker_to_librdkafka"]
+        table.add_row(
+            f"{row['message_bytes'] // 1024} KiB",
+            f"{row['worker_to_bare_consumer']:.2f}",
+            "-" if to_librdkafka is None else f"{to_librdkafka:.2f}",
+            f"{row['worker_to_learning_alone']:.2f}",
+            f"{speed['worker']:,}",
+            f"{cpu['worker']:.1f}",
+            f"{row['peak_bytes'] / 2**20:.0f}",
+            f"{row['peak_over_two_batches_bytes'] / 2**20:+.0f}",
+            f"{row['clock_peak_bytes'] / 2**20:.0f}",
+        )
+        for name in speed:
+            if name != "worker":
+                used = f"{cpu[name]:.1f}" if name in cpu else ""
+                last = name == "learning alone"
+                table.add_row(name, "", "", "", f"{speed[name]:,}", used, style="dim", end_section=last)
+    console.print(table)
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, _, value = text.partition("=")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print a table, and with ``--json`` end standard output with one JSON object."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.ingest",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="the table goes to standard error")
+    parser.add_argument("--rows-per-message", type=int, nargs="+", default=[256, 1], metavar="R")
+    parser.add_argument("--batch", type=int, default=131_072, help="records of a batch")
+    parser.add_argument("--batches", type=int, default=3, help="measured, of each worker")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--estimator", default="adaptive")
+    parser.add_argument(
+        "--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="of the estimator"
+    )
+    given = parser.parse_args(arguments)
+    for rows in given.rows_per_message:
+        if rows < 1 or given.batch < 2 * rows or given.batch % rows:
+            parser.error(
+                f"--batch {given.batch} must be a multiple, at least twofold, of {rows} rows a message"
+            )
+    if given.batches < 1 or given.repeats < 1:
+        parser.error("--batches and --repeats must be at least 1")
+    if not librdkafka_is_there():
+        say("no librdkafka to compare with: pip install 'streaming-pca[benchmarks]' (confluent-kafka)")
+    plan = Plan(given.batch, given.batches, given.repeats, given.estimator, dict(given.option))
+    with tempfile.TemporaryDirectory(prefix="streaming-pca-ingest-") as folder, apache_kafka() as bootstrap:
+        rows = [measure(bootstrap, Path(folder), plan, r) for r in given.rows_per_message]
+    _print_table(rows, Console(stderr=given.json, width=160))
+    if given.json:
+        print(json.dumps({"rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

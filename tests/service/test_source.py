@@ -1,0 +1,197 @@
+"""Reading ahead is bounded, and changes no batch: a batch is a function of snapshots and offsets."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from kafka import TopicPartition
+
+from streaming_pca.estimators.base import Plan
+from streaming_pca.privacy.parameters import Charge
+from streaming_pca.service import source as source_module
+from streaming_pca.service.snapshots import Feed
+from streaming_pca.service.source import Source, Taken
+from streaming_pca.settings import KafkaSettings
+from streaming_pca.wire import PayloadCodec
+
+Reading = Callable[..., tuple[Source, Feed]]
+DIM = 3
+AT_ONCE = 7
+"""Records of a poll at most."""
+
+
+@dataclass
+class Message:
+    offset: int
+    value: bytes | None
+    key: bytes | None = None
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+
+@dataclass
+class Log:
+    """The partitions of a topic, and how often each was polled."""
+
+    partitions: dict[int, list[Message]]
+    polls: dict[int, int] = field(default_factory=dict)
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+
+
+class FakeConsumer:
+    """Reads one partition of a log, some records at a time."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._partition = -1
+        self._position = 0
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        self._partition = partitions[0].partition
+
+    def seek(self, partition: TopicPartition, position: int) -> None:
+        self._position = position
+
+    def position(self, partition: TopicPartition, timeout_ms: int) -> int:
+        return self._position
+
+    def poll(self, timeout_ms: int) -> dict[TopicPartition, list[Message]]:
+        self._log.polls[self._partition] = self._log.polls.get(self._partition, 0) + 1
+        there = [m for m in self._log.partitions[self._partition] if m.offset >= self._position]
+        found = there[: self._log.rng.randint(1, AT_ONCE)]
+        if not found:
+            return {}
+        self._position = found[-1].offset + 1
+        return {TopicPartition("t", self._partition): found}
+
+    def close(self, autocommit: bool) -> None:
+        pass
+
+
+def records(partition: int, count: int) -> list[Message]:
+    """Records at offsets with gaps; every fifth of them is null."""
+    made = []
+    for i in range(count):
+        vector = np.array([partition, i, 1], dtype="<f4")
+        made.append(Message(2 * i, b"broken" if i % 5 == 4 else vector.tobytes()))
+    return made
+
+
+def plan(count: int, granularity: int = 1) -> Plan:
+    return Plan(count, granularity, granularity, Charge(epsilon="1", delta="0"), {})
+
+
+@pytest.fixture
+def reading(monkeypatch: pytest.MonkeyPatch) -> Reading:
+    """``reading(log, most, seed=0)``: a source and its feed."""
+
+    def make(log: Log, most: int, seed: int = 0) -> tuple[Source, Feed]:
+        log.rng, log.polls = random.Random(seed), {}
+        monkeypatch.setattr(source_module, "reading_consumer", lambda *_, **__: FakeConsumer(log))
+        monkeypatch.setattr(source_module, "first_offsets", lambda _, tps, __: dict.fromkeys(tps, 0))
+        feed = Feed("t", lambda: None)
+        codec = PayloadCodec(DIM)
+        return Source(KafkaSettings(), "t", sorted(log.partitions), codec, {}, feed, most=most), feed
+
+    return make
+
+
+def ends_of(log: Log, share: float = 1.0) -> dict[int, int]:
+    # The last record's own end: a position gets no further.
+    return {p: int((2 * len(ms) - 1) * share) for p, ms in log.partitions.items()}
+
+
+def read_all_ahead(source: Source) -> int:
+    steps = 0
+    while source.read_ahead():
+        steps += 1
+        assert steps < 10_000
+    return steps
+
+
+def take_all(source: Source, count: int, granularity: int, ahead: bool) -> list[Taken]:
+    taken = []
+    while True:
+        source.aim(plan(count, granularity))
+        found = source.advance()
+        if found is None:
+            return taken
+        taken.append(found)
+        if ahead:
+            read_all_ahead(source)
+
+
+@pytest.mark.parametrize("granularity", [1, 2])
+@pytest.mark.parametrize("sizes", [(200,), (120, 120, 120), (30, 150, 4)])
+def test_reading_ahead_changes_no_bit_of_any_batch(
+    reading: Reading, sizes: tuple[int, ...], granularity: int
+) -> None:
+    log = Log({p: records(p, n) for p, n in enumerate(sizes)})
+    found = []
+    for seed, ahead in ((1, False), (2, True), (3, True)):
+        source, feed = reading(log, 40, seed)
+        for i, share in enumerate((0.3, 0.6, 1.0)):
+            feed.add(feed.started + 1 + i, ends_of(log, share))
+        found.append(take_all(source, 40, granularity, ahead))
+    plain, *others = found
+    assert len(plain) == sum(sizes) // 40
+    for other in others:
+        assert len(other) == len(plain)
+        for a, b in zip(plain, other, strict=True):
+            assert a.ranges == b.ranges
+            assert a.positions == b.positions
+            np.testing.assert_array_equal(a.batch.rows, b.batch.rows)
+            np.testing.assert_array_equal(a.batch.starts, b.batch.starts)
+
+
+def test_what_is_read_ahead_is_bounded_by_a_batch_and_a_poll_of_each_partition(reading: Reading) -> None:
+    log = Log({p: records(p, 500) for p in range(3)})
+    source, feed = reading(log, 40)
+    feed.add(feed.started + 1, ends_of(log))
+    for _ in range(10):
+        assert read_all_ahead(source) > 0
+        assert 40 <= source.buffered < 40 + 3 * AT_ONCE
+        source.aim(plan(40))
+        assert source.advance() is not None
+        assert source.buffered < 3 * AT_ONCE
+
+
+def test_a_consumer_is_not_polled_while_its_buffer_is_full(reading: Reading) -> None:
+    log = Log({p: records(p, 500) for p in range(3)})
+    source, feed = reading(log, 40)
+    feed.add(feed.started + 1, ends_of(log))
+    read_all_ahead(source)
+    polls = dict(log.polls)
+    assert not source.read_ahead()
+    # Newer records make a full buffer no emptier.
+    feed.add(feed.started + 2, ends_of(log))
+    assert not source.read_ahead()
+    assert log.polls == polls
+    # Nor does the batch that is there already need a poll.
+    source.aim(plan(40))
+    assert source.advance() is not None
+    assert log.polls == polls
+
+
+def test_nothing_is_read_ahead_behind_the_newest_ends(reading: Reading) -> None:
+    log = Log({0: records(0, 100)})
+    source, feed = reading(log, 1000)
+    assert not source.read_ahead()
+    assert log.polls == {}
+    feed.add(feed.started + 1, {0: 20})
+    read_all_ahead(source)
+    assert 10 <= source.buffered < 10 + AT_ONCE
+
+
+def test_a_source_that_is_stopped_reads_no_further(reading: Reading) -> None:
+    log = Log({0: records(0, 100)})
+    source, feed = reading(log, 1000)
+    feed.add(feed.started + 1, ends_of(log))
+    assert source.read_ahead()
+    source.stop()
+    polls = dict(log.polls)
+    assert not source.read_ahead()
+    assert log.polls == polls
