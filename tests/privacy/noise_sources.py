@@ -7,6 +7,7 @@ id of the process that drew it.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 
@@ -44,6 +45,14 @@ class SlowDoor(CountingDoor):
         return super().discrete_gaussian(size, scale)
 
 
+class GatedDoor(CountingDoor):
+    """The same, each time after a signal."""
+
+    def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
+        signal.sigwait({signal.SIGUSR1})
+        return super().discrete_gaussian(size, scale)
+
+
 def tear() -> None:
     """Answer the first command whole, and the half of the second; then wait to be killed."""
     door, command = CountingDoor(), bytearray(noise_source.COMMAND.size)
@@ -65,6 +74,9 @@ def main() -> None:
             noise_source.serve(CountingDoor(), 0, 1)
         case "slow":
             noise_source.serve(SlowDoor(), 0, 1)
+        case "gated":
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+            noise_source.serve(GatedDoor(), 0, 1)
         case "torn":
             tear()
         case "silent":
