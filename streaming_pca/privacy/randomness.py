@@ -1,7 +1,8 @@
 """The two doors to randomness. Nothing else in the package draws a random number.
 
 The *secret* door yields privacy noise from OpenDP's exact integer samplers and
-secret permutations, fed by the operating system's generator; it cannot be seeded. The *utility*
+secret permutations, fed by the operating system's generator; it cannot be seeded. Behind it
+a process may have drawn noise ahead (:mod:`~streaming_pca.privacy.noise_pool`). The *utility*
 door yields reproducible numbers for things whose privacy does not rest on
 them: an initial basis, the order of rows in an experiment.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,7 +25,14 @@ from opendp.measures import max_divergence
 from opendp.metrics import l1_distance, l2_distance, linf_distance
 from opendp.mod import enable_features
 
-__all__ = ["NoiseDoor", "noise_door", "replace_noise_door", "secret_salt", "utility_generator"]
+__all__ = [
+    "NoiseDoor",
+    "noise_ahead",
+    "noise_door",
+    "replace_noise_door",
+    "secret_salt",
+    "utility_generator",
+]
 
 
 class NoiseDoor(Protocol):
@@ -83,12 +92,36 @@ class _SecretDoor:
                 return order.astype(np.int64)
 
 
-_door: NoiseDoor = _SecretDoor()
+_SECRET = _SecretDoor()
+_door: NoiseDoor = _SECRET
+_ahead: ContextVar[NoiseDoor | None] = ContextVar("noise drawn ahead", default=None)
 
 
-def noise_door() -> NoiseDoor:
-    """The door that mechanisms draw from; for ``privacy/mechanisms`` only."""
-    return _door
+def noise_door(*, public_size: bool = False) -> NoiseDoor:
+    """The door that mechanisms draw from; for ``privacy/mechanisms`` only.
+
+    Parameters
+    ----------
+    public_size : bool
+        Whether the number of values that will be asked for is public: then they
+        may have been drawn ahead. How many are left of those is a metric, so a
+        request whose size tells of records must not touch them.
+    """
+    ahead = _ahead.get() if public_size and _door is _SECRET else None
+    return _door if ahead is None else ahead
+
+
+@contextmanager
+def noise_ahead(door: NoiseDoor) -> Iterator[None]:
+    """Answer requests of public size from what was drawn ahead; for ``privacy/noise_pool`` only.
+
+    For the current thread, or task. A door that a test has put in place goes first.
+    """
+    token = _ahead.set(door)
+    try:
+        yield
+    finally:
+        _ahead.reset(token)
 
 
 @contextmanager

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from streaming_pca.estimators.base import State
+from streaming_pca.estimators.base import Plan, State
 from streaming_pca.estimators.state_bytes import encode_state
+from streaming_pca.privacy.noise_pool import Draws
 from streaming_pca.release import Release
+from streaming_pca.service.noise import WorkerNoise
 from streaming_pca.service.publisher import make_release
 from streaming_pca.service.source import Taken
 from streaming_pca.service.user_log import Step, UserLog
 from streaming_pca.settings import StreamSettings
 
-__all__ = ["Answer", "answer_batch"]
+__all__ = ["Answer", "answer_batch", "parameters_of"]
 
 
 @dataclass(frozen=True)
@@ -28,16 +31,26 @@ class Answer:
         What will be published.
     users : Step or None
         Who has counted, where the user is the unit of privacy.
+    draws : Draws or None
+        How much noise was ready, where some is drawn ahead.
     """
 
     state: State
     data: bytes
     release: bytes
     users: Step | None
+    draws: Draws | None = None
+
+
+def parameters_of(stream: StreamSettings, plan: Plan) -> dict[str, Any]:
+    """What RESERVED carries: all that the batch's answer depends on, but the records and the state."""
+    chosen = stream.made.options
+    options = chosen.model_dump(mode="json", exclude=set(chosen.sizing))
+    return plan.parameters | {"options": options, "seed": stream.seed}
 
 
 def answer_batch(
-    stream: StreamSettings, users: UserLog | None, state: State, taken: Taken, number: int
+    stream: StreamSettings, users: UserLog | None, state: State, taken: Taken, number: int, noise: WorkerNoise
 ) -> Answer:
     """Compute the answer of batch ``number``; changes nothing.
 
@@ -51,7 +64,8 @@ def answer_batch(
         counted = users.admit(taken.users).counted
         batch, step = batch.keeping(counted), users.step(taken.users, counted)
     estimator = stream.made
-    new: State = estimator.update(state, batch)
+    with noise.in_use() as draws:
+        new: State = estimator.update(state, batch)
     release = make_release(stream, estimator.release(new), number, new.records)
     Release.from_bytes(release)  # refuses what is not finite
-    return Answer(new, encode_state(new), release, step)
+    return Answer(new, encode_state(new), release, step, draws)

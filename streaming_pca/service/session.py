@@ -19,11 +19,12 @@ from streaming_pca.privacy.entries import Reserved
 from streaming_pca.privacy.ledger import Standing
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.release import Release
-from streaming_pca.service.answer import answer_batch
+from streaming_pca.service.answer import answer_batch, parameters_of
 from streaming_pca.service.checkpoint import CheckpointWriter, TakenOver
 from streaming_pca.service.errors import DeadlineExceeded, SessionLost, StreamRefused
 from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import StreamMetrics
+from streaming_pca.service.noise import WorkerNoise
 from streaming_pca.service.publisher import Progress
 from streaming_pca.service.reading import Input
 from streaming_pca.service.recovery import Action
@@ -55,6 +56,7 @@ class Session:
         Found anew for every session: a topic that was created again is other data.
     threads : Threads
     clock : SnapshotClock
+    noise : WorkerNoise
     metrics : StreamMetrics
     log : StreamLog
     on_release : callable, optional
@@ -67,13 +69,14 @@ class Session:
         topics: Topics,
         threads: Threads,
         clock: SnapshotClock,
+        noise: WorkerNoise,
         metrics: StreamMetrics,
         log: StreamLog,
         on_release: Callable[[Progress], None] | None = None,
     ) -> None:
         self._settings, self._stream, self._topics = settings, settings.stream, topics
-        self._threads, self._clock, self._metrics, self._log = threads, clock, metrics, log
-        self._on_release = on_release
+        self._threads, self._clock, self._noise = threads, clock, noise
+        self._metrics, self._log, self._on_release = metrics, log, on_release
         self._interrupted = False
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -216,7 +219,7 @@ class Session:
         await self._check_topic()
         self._reserved_at = time.monotonic()
         reserved = await self._exchange(
-            writer, "reserve", writer.reserve, taken.ranges, self._parameters(plan), plan.charge
+            writer, "reserve", writer.reserve, taken.ranges, parameters_of(self._stream, plan), plan.charge
         )
         self._show_ledger(writer)
         return await self._answer(writer, state, reserved, taken)
@@ -237,12 +240,6 @@ class Session:
                 if await self._exchange(writer, "reading the ledger", writer.standing) is not Standing.ACTIVE:
                     self.interrupt()
         return None
-
-    def _parameters(self, plan: Plan) -> dict[str, Any]:
-        """What RESERVED carries: all that the batch's answer depends on, but the records and the state."""
-        chosen = self._stream.made.options
-        options = chosen.model_dump(mode="json", exclude=set(chosen.sizing))
-        return plan.parameters | {"options": options, "seed": self._stream.seed}
 
     async def _check_topic(self) -> None:
         """Whether records that were just read are of the topic that will be charged.
@@ -265,7 +262,7 @@ class Session:
         reserved = found.reservation
         assert reserved is not None
         plan = self._stream.made.plan(state)
-        if reserved.parameters != self._parameters(plan) or reserved.charge != plan.charge:
+        if reserved.parameters != parameters_of(self._stream, plan) or reserved.charge != plan.charge:
             reason = "the mechanism's parameters changed"
         else:
             # Of its partitions only, and whatever retention did: lost records of this
@@ -303,19 +300,22 @@ class Session:
         self, writer: CheckpointWriter, state: State, reserved: Reserved, taken: Taken
     ) -> State:
         """Compute the batch's one answer, commit it, publish it."""
-        try:
-            how = (self._stream, writer.users, state, taken, reserved.batch)
-            answer = await self._threads.call(Room.RECORDS, "learning", answer_batch, *how)
-        except Exception:
-            # The error may tell of the records, or of noise that nobody has seen; and tried again,
-            # the batch would draw new noise. It gets no answer and no explanation.
-            await self._abandon(writer, reserved, "the estimator failed")
-            raise StreamRefused(
-                f"the estimator failed on batch {reserved.batch}, which is abandoned; its charge stays. "
-                "Restart to go on behind it"
-            ) from None
-        with self._metrics.commit():
-            await self._exchange(writer, "commit", writer.commit, reserved, taken.positions, answer)
+        with self._noise.uncommitted():
+            try:
+                how = (self._stream, writer.users, state, taken, reserved.batch, self._noise)
+                answer = await self._threads.call(Room.RECORDS, "learning", answer_batch, *how)
+            except Exception:
+                # The error may tell of the records, or of noise that nobody has seen; and tried again,
+                # the batch would draw new noise. It gets no answer and no explanation.
+                await self._abandon(writer, reserved, "the estimator failed")
+                raise StreamRefused(
+                    f"the estimator failed on batch {reserved.batch}, which is abandoned; its charge stays. "
+                    "Restart to go on behind it"
+                ) from None
+            with self._metrics.commit():
+                await self._exchange(writer, "commit", writer.commit, reserved, taken.positions, answer)
+        if answer.draws is not None:
+            self._metrics.drew(answer.draws)
         self._metrics.committed(reserved.count)
         diagnostics, counts = self._stream.made.diagnostics, answer.state.counts
         if diagnostics is not None and counts is not None:

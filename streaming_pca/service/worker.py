@@ -31,6 +31,7 @@ from streaming_pca.service.http import HttpServer
 from streaming_pca.service.interpreter import prepare
 from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import Metrics
+from streaming_pca.service.noise import WorkerNoise
 from streaming_pca.service.publisher import Progress
 from streaming_pca.service.session import Session
 from streaming_pca.service.snapshots import SnapshotClock
@@ -163,7 +164,14 @@ class _Stream:
     async def _lead(self, topics: Topics) -> bool:
         worker = self._worker
         session = Session(
-            self.settings, topics, worker.threads, worker.clock, self._metrics, self._log, worker.on_release
+            self.settings,
+            topics,
+            worker.threads,
+            worker.clock,
+            worker.noise,
+            self._metrics,
+            self._log,
+            worker.on_release,
         )
         self._session = session
         try:
@@ -218,7 +226,9 @@ class Worker:
             self._settings.worker.tick_seconds,
             self._settings.worker.partitions_seconds,
         )
+        self.noise = WorkerNoise(self._settings.worker.noise_pool_mib)
         self.metrics = Metrics()
+        self.metrics.noise_pool.set_function(self.noise.depth)
         self.candidates = asyncio.Event()
         """Set once there is a stream to stand for."""
         self.joined = False
@@ -262,6 +272,7 @@ class Worker:
             await asyncio.wait([election], timeout=self._settings.kafka.request_timeout_ms / 1000)
             patience = self._settings.kafka.request_timeout_ms / 1000 + 5
             await self.threads.call(Room.ELECTION, "closing", self.clock.close, deadline=patience)
+            await self.threads.call(Room.ELECTION, "closing", self.noise.close, deadline=patience)
             if http is not None:
                 await http.stop()
         return max(stream.status or 0 for stream in self._streams)

@@ -27,7 +27,9 @@ from streaming_pca.privacy.randomness import noise_door
 __all__ = ["gaussian_on_symmetric", "gaussian_on_symmetric_space", "gaussian_on_vector"]
 
 
-def gaussian_on_vector(total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
+def gaussian_on_vector(
+    total: NDArray[np.int64], sigma: float, *, public_size: bool = True
+) -> NDArray[np.int64]:
     """Lattice Gaussian mechanism on an integer vector.
 
     Parameters
@@ -36,6 +38,8 @@ def gaussian_on_vector(total: NDArray[np.int64], sigma: float) -> NDArray[np.int
         Exact sum, in lattice units.
     sigma : float
         Noise scale in lattice units.
+    public_size : bool
+        Whether n is public (:func:`~streaming_pca.privacy.randomness.noise_door`).
 
     Returns
     -------
@@ -59,7 +63,7 @@ def gaussian_on_vector(total: NDArray[np.int64], sigma: float) -> NDArray[np.int
     """
     require_positive("sigma", sigma)
     require_integers("total", total)
-    return add(total, noise_door().discrete_gaussian(total.size, sigma))
+    return add(total, noise_door(public_size=public_size).discrete_gaussian(total.size, sigma))
 
 
 def gaussian_on_symmetric(total: NDArray[np.int64], sigma: float) -> NDArray[np.float64]:
@@ -111,7 +115,7 @@ def gaussian_on_symmetric(total: NDArray[np.int64], sigma: float) -> NDArray[np.
     if total.ndim != 2 or total.shape[0] != total.shape[1] or not total.size:
         raise ParameterError(f"total must be a square matrix, not of shape {total.shape}")
     d = total.shape[0]
-    door = noise_door()
+    door = noise_door(public_size=True)
     upper = np.triu_indices(d, 1)
     off_scale = math.nextafter(sigma / math.sqrt(2), math.inf)
     noisy = np.zeros((d, d), dtype=np.float64)

@@ -103,7 +103,7 @@ def stability_histogram(keys: Sequence[Key | None], epsilon: float, delta: float
     counts = Counter(key for key in keys if key is not None)
     found = sorted(counts)
     exact = np.array([counts[key] for key in found], dtype=np.int64)
-    noisy = laplace_on_vector(exact, laplace_scale(2, epsilon))
+    noisy = laplace_on_vector(exact, laplace_scale(2, epsilon), public_size=False)
     return {key: int(n) for key, n in zip(found, noisy, strict=True) if n >= threshold}
 
 

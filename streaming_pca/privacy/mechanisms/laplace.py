@@ -37,7 +37,9 @@ def laplace_scale(sensitivity: float, epsilon: float) -> float:
     return scale
 
 
-def laplace_on_vector(total: NDArray[np.int64], scale: float) -> NDArray[np.int64]:
+def laplace_on_vector(
+    total: NDArray[np.int64], scale: float, *, public_size: bool = True
+) -> NDArray[np.int64]:
     """Discrete Laplace mechanism on an integer vector.
 
     Parameters
@@ -46,6 +48,8 @@ def laplace_on_vector(total: NDArray[np.int64], scale: float) -> NDArray[np.int6
         Exact counts or sums.
     scale : float
         Noise scale in units of the integers; see :func:`laplace_scale`.
+    public_size : bool
+        Whether n is public (:func:`~streaming_pca.privacy.randomness.noise_door`).
 
     Returns
     -------
@@ -69,4 +73,4 @@ def laplace_on_vector(total: NDArray[np.int64], scale: float) -> NDArray[np.int6
     """
     require_positive("scale", scale)
     require_integers("total", total)
-    return add(total, noise_door().discrete_laplace(total.size, scale))
+    return add(total, noise_door(public_size=public_size).discrete_laplace(total.size, scale))

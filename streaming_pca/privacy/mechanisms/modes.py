@@ -68,7 +68,7 @@ def stability_modes(bins: NDArray[np.int32], epsilon: float, delta: float) -> Mo
     """
     threshold = stability_threshold(epsilon, delta)
     owners, keys, counts = _present(bins)
-    noisy = laplace_on_vector(counts, laplace_scale(2, epsilon))
+    noisy = laplace_on_vector(counts, laplace_scale(2, epsilon), public_size=False)
     return _fullest(len(bins), owners, keys, noisy, threshold)
 
 
@@ -136,7 +136,8 @@ def gaussian_modes(bins: NDArray[np.int32], rho: float, delta: float) -> Modes:
     """
     threshold = gaussian_modes_threshold(len(bins), rho, delta)
     owners, keys, counts = _present(bins)
-    return _fullest(len(bins), owners, keys, gaussian_on_vector(counts, _scale(len(bins), rho)), threshold)
+    noisy = gaussian_on_vector(counts, _scale(len(bins), rho), public_size=False)
+    return _fullest(len(bins), owners, keys, noisy, threshold)
 
 
 def _scale(n: int, rho: float) -> float:

@@ -77,7 +77,7 @@ class NoiseAhead:
             count = min(self._left, max(_BLOCK_VALUES // self._dim, 1))
             if not count:
                 raise ParameterError("no noise is left: more messages were sent than were announced")
-            drawn = noise_door().discrete_gaussian(count * self._dim, self.sigma)
+            drawn = noise_door(public_size=True).discrete_gaussian(count * self._dim, self.sigma)
             self._block, self._used = drawn.reshape(count, self._dim), 0
             self._left -= count
         self._used += 1
