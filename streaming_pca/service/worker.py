@@ -21,6 +21,8 @@ from typing import TypeVar
 import uvloop
 from kafka.errors import KafkaError
 
+from streaming_pca.estimators.compiled import are_cached, compile_apart
+from streaming_pca.linalg.threads import use_threads
 from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.privacy.ledger import BudgetExceeded
 from streaming_pca.service.checkpoint import BudgetExceededByAnother
@@ -138,6 +140,7 @@ class _Stream:
     async def _run(self) -> None:
         stopping = self._worker.stopping
         topics: Topics | None = await self._find_topics()
+        await self._worker.kernels
         self.stands = True
         self._worker.candidates.set()
         if not self._leading.is_set():
@@ -229,6 +232,8 @@ class Worker:
         self.noise = WorkerNoise(self._settings.worker.noise_pool_mib)
         self.metrics = Metrics()
         self.metrics.noise_pool.set_function(self.noise.depth)
+        self.kernels: asyncio.Future[None]
+        """Done when they are compiled."""
         self.candidates = asyncio.Event()
         """Set once there is a stream to stand for."""
         self.joined = False
@@ -241,6 +246,14 @@ class Worker:
         self.stopping.set()
         for stream in self._streams:
             stream.interrupt()
+
+    def _compile(self) -> None:
+        """Have kernels ready before this process stands for a stream: no batch is to wait for a compiler."""
+        use_threads(self._settings.worker.threads)
+        kinds = {stream.settings.stream.record_kind for stream in self._streams}
+        if not are_cached(kinds):
+            log.info("compiling kernels: the first start on a machine takes some 20 seconds longer")
+            compile_apart(kinds)
 
     def roles(self) -> dict[str, str]:
         """What this process is to each stream."""
@@ -255,6 +268,7 @@ class Worker:
             Exit status: the greatest of the streams'.
         """
         self.clock.start()
+        self.kernels = asyncio.ensure_future(self.threads.call(Room.RECORDS, "compiling", self._compile))
         http = None
         if self._settings.http.enabled:
             http = HttpServer(self._settings.http, self.metrics, self.roles)
