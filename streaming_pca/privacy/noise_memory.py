@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 __all__ = ["BLOCK_VALUES", "NoiseMemory"]
 
-BLOCK_VALUES = 1024
-"""Values of a block: some 11 ms of drawing."""
+BLOCK_VALUES = 256
+"""Values of a block: 3 ms of drawing, which is what a request may have to wait for."""
 _MADV_WIPEONFORK = 18  # the mmap module has no name for it
 
 

@@ -65,7 +65,8 @@ _MOST_SCALES = 16
 _FORGOTTEN_AFTER = 64
 """Requests for other scales."""
 _ORDERED = 2
-"""Commands on their way: the process works on one and has the next."""
+"""Commands on their way: the process works on one and has the next. Few and short: at the lowest
+priority it may get little of a busy core, and a request waits for what it claimed of them."""
 _PATIENCE_SECONDS = 30.0
 """A process that owes values and sends none for so long is ended."""
 _LONGEST_PAUSE_SECONDS = 60.0
