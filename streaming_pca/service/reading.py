@@ -1,7 +1,8 @@
 """A session's input: opened, read ahead of whoever learns from its batches, and closed.
 
 While a batch is reserved, learnt from, committed and published, the next one
-is fetched and decoded: one batch is in hand, and at most one more is gathered.
+is fetched and decoded: one batch is in hand, and a part of one more is gathered, as large as the setting
+``worker.read_ahead`` says.
 Reading ahead of a reservation is fine, computing is not; and it changes no
 batch, for where a batch ends is settled by the clock's snapshots alone.
 """
@@ -10,8 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
+
+import numpy as np
 
 from streaming_pca.estimators.base import Plan
 from streaming_pca.privacy.entries import OffsetRange
@@ -26,6 +30,9 @@ from streaming_pca.wire import PayloadCodec
 __all__ = ["Input", "ReadingAhead"]
 
 T = TypeVar("T")
+
+_LEAST_BYTES = 2**24
+"""Of records of one row, which may be read ahead however small a batch is."""
 
 
 class ReadingAhead:
@@ -77,14 +84,24 @@ class Input:
     threads : Threads
     news : asyncio.Event
         Set when there may be something to read, or reason to stop.
+    share : float
+        Of the largest batch: what is read ahead.
     """
 
     def __init__(
-        self, kafka: KafkaSettings, stream: StreamSettings, threads: Threads, news: asyncio.Event
+        self,
+        kafka: KafkaSettings,
+        stream: StreamSettings,
+        threads: Threads,
+        news: asyncio.Event,
+        share: float,
     ) -> None:
         self._kafka, self._stream, self._threads = kafka, stream, threads
         self._source: Source | None = None
         self._stopped = False
+        largest = stream.made.largest_batch
+        width = stream.record_kind.width(stream.dim) * np.dtype(stream.dtype).itemsize
+        self._most = min(largest, max(math.ceil(share * largest), _LEAST_BYTES // width))
         self._ahead = ReadingAhead(self._read_ahead, news)
 
     def stop(self) -> None:
@@ -122,7 +139,7 @@ class Input:
             feed,
             skip_lost,
             stream.max_wait_seconds,
-            stream.made.largest_batch,
+            self._most,
             deadline=60.0,
         )
         if self._stopped:

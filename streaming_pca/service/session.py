@@ -80,7 +80,8 @@ class Session:
         self._interrupted = False
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._input = Input(settings.kafka, self._stream, threads, self._news)
+        ahead = settings.worker.read_ahead
+        self._input = Input(settings.kafka, self._stream, threads, self._news, ahead)
         self._feed: Feed | None = None
         self._reserved_at: float | None = None
         self.paused = False

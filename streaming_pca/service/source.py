@@ -95,7 +95,7 @@ class Source:
     max_wait : float or None
         Seconds.
     most : int
-        Records that :meth:`read_ahead` gathers: the most that a batch can have.
+        Records that :meth:`read_ahead` gathers.
 
     Notes
     -----
