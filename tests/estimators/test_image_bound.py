@@ -17,6 +17,7 @@ from streaming_pca.estimators import image_kernels
 from streaming_pca.estimators.contributions import block_sum, residual_sizes
 from streaming_pca.estimators.image_kernels import FactorImages, MatrixImages
 from streaming_pca.linalg.centred import frobenius_norm
+from streaming_pca.linalg.image_bounds import MOST_IMAGE, WEIGHT, Centre, is_within
 from streaming_pca.linalg.image_sums import RECORDS_PER_FLUSH
 from streaming_pca.linalg.lattice import MATRIX_RADIUS, MAX_RECORDS, RADIUS, LatticeSum, lattice_unit
 from streaming_pca.linalg.threads import limited_threads
@@ -323,6 +324,46 @@ def test_sums_far_beyond_int64_on_the_way_are_exact() -> None:
     whole = block_sum(Batch.of_vectors(rows), p, np.ones((1, 1)), 1.0, centre)
     assert int(whole.total[0, 0]) == MAX_RECORDS * int(one.total[0, 0])
     assert 21 * 2**40 * RECORDS_PER_FLUSH <= 2**53 < 21 * 2**40 * MAX_RECORDS
+
+
+def test_a_long_record_beside_large_ones_makes_no_longer_sums_in_float64() -> None:
+    """The tile has room for 3000 rows; 2**8 records of 2**44 units at a time are all that is exact."""
+    p = Preprocessing(dim=2, centering="none")
+    basis = np.array([[0.8], [0.6]])
+    centre = 19.9999 * basis
+    large = [math.sqrt(20.3 + i * 1e-3) * basis.T for i in range(600)]
+    records = [np.full((3000, 2), 1e-3), *large * 5]
+    alone = [block_sum(Batch.of_records([x], 2), p, basis, 1.0, centre).total for x in records[:601]]
+    assert sum(int(total[0, 0]) % 2 for total in alone) > 200
+    with limited_threads(1):
+        whole = block_sum(Batch.of_records(records, 2), p, basis, 1.0, centre)
+    assert np.array_equal(whole.total, alone[0] + 5 * sum(alone[1:]))
+
+
+def test_the_last_comparison_allows_for_all_that_may_be_off() -> None:
+    """By itself: what scales a record leaves room for the same, so no record puts it to the test."""
+    bound = float(R2)
+
+    def within(size: float, weight: float, error: float, poisoned: int = -1) -> bool:
+        """Of one row of norm 2**20 whose image is as long as makes ``size``, beside a centre of 0."""
+        values = [size * size, (size / 2.0**20) ** 2, 2.0**20, 0.0]
+        if poisoned >= 0:
+            values[poisoned] = math.nan
+        return is_within(*values, weight, 1.0, Centre(np.zeros((1, 4)), 0.0, error))
+
+    # Roundings may be 17 2**-52 of 2**80.
+    assert within(bound - 2.0**10, 0.0, 0.0)
+    assert not within(bound, 0.0, 0.0)
+    assert not within(bound + 1, 0.0, 0.0)
+    # 2**61 is left of 2**80, and a doubtful z C' takes 2 w |u| |z| e = 2**61 e.
+    near = bound - 2.0**20
+    assert within(near, WEIGHT, 0.9)
+    assert not within(near, WEIGHT, 1.1)
+    assert within(near, 0.0, 1.1)
+    assert not any(within(near, WEIGHT, 0.9, place) for place in range(4))
+    assert not is_within(
+        0.0, (MOST_IMAGE * 1.0001) ** 2, 0.0, 0.0, 0.0, 1.0, Centre(np.zeros((1, 4)), 0.0, 0.0)
+    )
 
 
 def test_callers_at_once_have_each_their_own_sums(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from streaming_pca.estimators.contributions import block_sum
 from streaming_pca.estimators.image_kernels import FactorImages
-from streaming_pca.linalg import image_sums
 from streaming_pca.linalg.centred import frobenius_norm
 from streaming_pca.linalg.image_bounds import MOST_IMAGE
+from streaming_pca.linalg.image_sums import RECORDS_PER_FLUSH
 from streaming_pca.linalg.lattice import MATRIX_RADIUS, RADIUS, lattice_unit
 from streaming_pca.linalg.vectors import LANES
 from streaming_pca.preprocessing import Preprocessing
@@ -92,7 +92,7 @@ def test_a_clipped_image_is_within_the_radius_and_close_to_the_exact_one(data: s
             return
         wanted = clipped(image, per_unit, RADIUS**2)
         whole = norm(image) * per_unit / RADIUS**2
-        a = size * size * per_unit / RADIUS**2 * min(1 / whole, Decimal(1)) if whole else Decimal(0)
+        a = size * size * per_unit / RADIUS**2 / max(whole, Decimal(1))
         allowed = min(roundings(x, basis, a), Decimal(2)) * RADIUS**2
         assert distance(found, wanted) <= allowed
 
@@ -119,7 +119,7 @@ def test_a_clipped_matrix_image_is_within_the_radius_and_close_to_the_exact_one(
         residual = [[u - v for u, v in zip(r, c, strict=True)] for r, c in zip(image, taken, strict=True)]
         wanted = clipped(residual, per_unit, MATRIX_RADIUS)
         whole = norm(residual) * per_unit / MATRIX_RADIUS
-        size = norm(decimals(a)) * per_unit * min(1 / whole, Decimal(1)) if whole else Decimal(0)
+        size = norm(decimals(a)) * per_unit / max(whole, Decimal(1))
         # What ``matrix_sums`` states: once for the value, once for the length that clips it.
         of_image = 2 * (-(-d // LANES) + 10) * Decimal(2) ** -23 * Decimal(k).sqrt() * size
         padded = -(-d // 8) * 8
@@ -154,8 +154,7 @@ def test_a_weighted_residual_is_within_the_radius_and_close_to_the_exact_one(dat
         residual = [[u - v for u, v in zip(r, c, strict=True)] for r, c in zip(image, used, strict=True)]
         length = norm(residual) * per_unit / RADIUS**2
         wanted = clipped(residual, per_unit, RADIUS**2)
-        weight = min(1 / length, Decimal(1)) if length else Decimal(1)
-        a = weight * size * size * per_unit / RADIUS**2
+        a = size * size * per_unit / RADIUS**2 / max(length, Decimal(1))
         reach = norm(used) * per_unit / RADIUS**2
         # How far the centre may be from what the images say of it, in radii: public.
         e = Decimal(kernel.of_centre.error) * TINY
@@ -218,8 +217,8 @@ def test_rows_that_cancel_are_held_back_where_a_sum_would_not_be_exact(about: fl
         # |z^T u| = 0.01 |z| |u|.
         assert abs(int(single.total[0, 0])) == pytest.approx(0.01 * RADIUS * MOST_IMAGE, rel=1e-3)
     most = (RADIUS + 2**10) * MOST_IMAGE
-    assert image_sums.RECORDS_PER_FLUSH * most <= 2**53
-    m = 5 * image_sums.RECORDS_PER_FLUSH + 3
+    assert RECORDS_PER_FLUSH * most <= 2**53
+    m = 5 * RECORDS_PER_FLUSH + 3
     p = Preprocessing(dim=2, centering="none")
     whole = block_sum(Batch.of_vectors(np.repeat(CANCELLING[None], m, axis=0)), p, basis, radius, centre)
     assert whole.total.tolist() == [[m * int(v) for v in row] for row in single.total]

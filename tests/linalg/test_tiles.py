@@ -121,33 +121,42 @@ def test_a_constant_is_multiplied_in_float64() -> None:
 
 
 @pytest.mark.parametrize("r", [1, 2, 7, 63, 64, 65, 128, 300])
+@pytest.mark.parametrize("augmented", [False, True])
 @pytest.mark.parametrize(("d", "k"), [(1, 1), (17, 3), (64, 13), (100, 40)])
-def test_the_length_of_a_product_is_not_below_the_truth_and_near_it(r: int, d: int, k: int) -> None:
+def test_the_length_of_a_product_is_not_understated(r: int, d: int, k: int, augmented: bool) -> None:
+    """Nor the product itself anything but exact, in an odd place of its tile."""
     rng = np.random.default_rng(r + 1000 * d)
     k = min(k, d)
-    columns = np.linalg.qr(rng.standard_normal((d, k)))[0]
+    columns = np.linalg.qr(rng.standard_normal((d + augmented, k)))[0]
     for cancelling in (False, True):
         x = rng.standard_normal((r, d))
         if cancelling and r > 1:
             # z^T u of few rows is far shorter than |z| |u|.
             x[1::2] = -x[: r // 2 * 2 : 2] * 1e-3
-            x[0] -= columns @ (columns.T @ x[0]) * (1 - 1e-6)
-        frame = frame_of(columns, k, False)
-        tile = new_tile(frame, r)
-        sums = new_sums(frame, tile, False)
-        tile.begins[1] = r
-        tile.offsets[:r] = np.arange(r) * d
-        put_records(x, tile, 1, 0.0)
-        fill_images(tile, frame, r)
-        u = np.rint(images_of(tile, frame)[:r, :k] * 3.7)
+            x[0] -= columns[:d] @ (columns[:d].T @ x[0]) * (1 - 1e-6)
+        frame = frame_of(columns, k, augmented)
+        first = 3
+        tile = new_tile(frame, r + first)
+        sums = new_sums(frame, tile, augmented)
+        tile.begins[: first + 2] = [*range(first + 1), first + r]
+        tile.offsets[: first + r] = [0] * first + [i * d for i in range(r)]
+        put_records(x, tile, first + 1, float(augmented))
+        fill_images(tile, frame, first + r)
+        u = np.rint(images_of(tile, frame)[first : first + r, :k] * 3.7)
         for c in range(k):
-            place = (c // sums.group) * tile.rows * sums.group + c % sums.group
+            place = ((c // sums.group) * tile.rows + first) * sums.group + c % sums.group
             sums.u[place : place + r * sums.group : sums.group] = u[:, c]
-        found = image_sums._product_squared(tile, frame, sums, 0, r)
-        z = rows_of(tile, frame)[:r, :d]
-        products = (z.astype(np.int64).astype(object).T) @ u.astype(np.int64).astype(object)
+        found = image_sums._product_squared(tile, frame, sums, first, first + r)
+        z = rows_of(tile, frame)[first : first + r, :d]
+        z = np.concatenate([z, tile.ones[first : first + r, None]], axis=1)
+        products = z.astype(np.int64).astype(object).T @ u.astype(np.int64).astype(object)
+        own = sums.own.reshape(-1, frame.strips * LANES)
+        assert np.array_equal(own[:k, :d].T, products[:d].astype(np.float64))
+        assert not own[:, d:].any()
+        assert not own[k:].any()
+        assert np.array_equal(sums.own_of_ones[:k], products[d].astype(np.float64))
         exact = sum(int(v) ** 2 for v in products.ravel())
-        assert exact <= found <= exact * (1 + 2 * (sums.own.size + k + 8) * 2.0**-52)
+        assert exact <= found <= exact * (1 + 4 * (len(sums.own) + k + 8) * 2.0**-52)
 
 
 def test_a_tile_has_room_for_the_longest_record() -> None:
