@@ -5,16 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from threadpoolctl import ThreadpoolController, threadpool_info, threadpool_limits
 
-from benchmarks.timing import Call
+from benchmarks.timing import Call, idle
 from streaming_pca.linalg.threads import limited_threads
+from streaming_pca.privacy.noise_pool import noise_pool
 
-__all__ = ["in_blas_threads", "machine", "noise_source", "with_threads"]
+__all__ = ["in_blas_threads", "machine", "noise_ahead", "with_threads"]
+
+_POOL_MEBIBYTES = 64
+_LONGEST_FILL_SECONDS = 30.0
 
 
 @contextlib.contextmanager
@@ -44,12 +49,21 @@ def in_blas_threads(call: Call, count: int) -> Call:
 
 
 @contextlib.contextmanager
-def noise_source() -> Iterator[None]:
-    """Where updates that are timed draw their noise: the one place to enter a pool.
+def noise_ahead() -> Iterator[Callable[[], None]]:
+    """Let updates draw their noise from a pool; yields what waits until that is full.
 
-    Without one, a call that needs noise waits until it has been sampled.
+    To be called before every turn: the process that fills it takes a core meanwhile, which
+    is another's time, and noise that was not there yet would be drawn in the turn.
     """
-    yield
+    with noise_pool(_POOL_MEBIBYTES) as pool:
+
+        def rest() -> None:
+            end = time.monotonic() + _LONGEST_FILL_SECONDS
+            while not pool.full and time.monotonic() < end:
+                time.sleep(0.01)
+            idle()
+
+        yield rest
 
 
 def machine() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.command import Parser, telling, whole
-from benchmarks.conditions import machine, noise_source, with_threads
+from benchmarks.conditions import machine, with_threads
 from benchmarks.timing import QUICK, THOROUGH, Call, Effort, measured, medians
 from benchmarks.workload import DTYPES, Shape, Workload, update
 
@@ -197,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _check(parser, given)
     effort = QUICK if given.quick else THOROUGH
     rows: list[dict[str, Any]] = []
-    with with_threads(given.threads), noise_source():
+    with with_threads(given.threads):
         for variable in Shape._fields:
             print(f"against {variable}", file=sys.stderr, flush=True)
             rows += sweep(variable, given.base, given.factors, given.dtype, given.repeats, effort)

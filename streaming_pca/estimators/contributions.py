@@ -205,8 +205,7 @@ def block_sum(
     batch : Batch
     preprocessing : Preprocessing
     basis : (d, k) float64, orthonormal columns
-        Rounded to multiples of 2**-20, so that A Q is exact; where R is below
-        0.05 |C|_F it is used as it is.
+        Rounded to float32; where R is below 0.05 |C|_F it is used as it is.
     radius : float
         R, in squared units of the data (in units of the data for matrices).
     centre : (d, k) float64, optional
@@ -216,9 +215,11 @@ def block_sum(
     Returns
     -------
     LatticeSum of a (d, k) total
-        Its ``centre`` is the one that was taken off: C on a lattice of
-        R 2**-20, C itself for matrices and where R is below 0.05 |C|_F. Rounding
-        of the values, relative to R: see :mod:`streaming_pca.linalg.centred`.
+        Its ``centre`` is the one that was taken off: C on a lattice of R 2**-20, without
+        what is outside the basis and two columns more if that is R/8 at most; C itself
+        for matrices and where R is below 0.05 |C|_F. Rounding of the values, relative to
+        R: see :mod:`streaming_pca.linalg.tiles`, :mod:`~streaming_pca.linalg.matrix_sums`
+        and :mod:`~streaming_pca.linalg.centred`.
 
     Raises
     ------

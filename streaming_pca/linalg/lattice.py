@@ -13,10 +13,9 @@ The headroom, in bits:
 =====================  =================================================  =====
 covariance of factors  sum of |z|**2: 2**13 records of 2**40               2**53
 covariance, matrices   entries of 2**13 records of 2**26                   2**39
-image z Q, M Q         |z| |q| with columns |q| < 2**20.1                  2**47
-block, factors         |z| |y|: 2**10 records of 2**20 * 2**23             2**53
-centred block          |z| |y|: 2**8 records of 2**20 * 2**25              2**53
-weights times centre   int64: 2**10 weights of 2**20, a centre of 2**24.4  2**55
+block, factors         |z| |u|: 2**8 records of 2**20.5 * 2**24.5         2**53
+weights times centre   int64, modulo 2**64: only the whole sum counts
+block, matrices        int64: 2**22 records of 2**26                      2**48
 a whole sum            int64: 2**22 records of 2**40                       2**62
 =====================  =================================================  =====
 

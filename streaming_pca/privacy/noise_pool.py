@@ -117,6 +117,12 @@ class NoisePool:
         with self._changed:
             return sum(stock.ready for stock in self._stocks.values())
 
+    @property
+    def full(self) -> bool:
+        """Whether it holds all that it keeps ahead, as far as its memory goes."""
+        with self._changed:
+            return self._greeted and not self._ordered
+
     @contextmanager
     def in_use(self) -> Iterator[Draws]:
         """Let mechanisms draw from it, in this thread; yields how much they drew."""
