@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,13 +11,13 @@ from numpy.typing import NDArray
 
 from streaming_pca.linalg.centred import frobenius_norm
 from streaming_pca.linalg.image_bounds import Centre
-from streaming_pca.linalg.image_sums import image_sizes, new_sums, sum_images
+from streaming_pca.linalg.image_sums import Sums, image_sizes, new_sums, sum_images
 from streaming_pca.linalg.lattice import quantise_centre
 from streaming_pca.linalg.matrix_sums import matrix_rows, sum_matrix_images
-from streaming_pca.linalg.public_map import NO_MAP
+from streaming_pca.linalg.public_map import NO_MAP, PublicMap
 from streaming_pca.linalg.strip_products import MIXED
 from streaming_pca.linalg.threads import shared_out
-from streaming_pca.linalg.tiles import Frame, frame_of, new_tile
+from streaming_pca.linalg.tiles import MOST_ROWS, Frame, Tile, frame_of, new_tile, tile_rows
 from streaming_pca.linalg.vectors import LANES
 from streaming_pca.preprocessing import Preprocessing, transformed
 from streaming_pca.records import Batch
@@ -157,6 +158,28 @@ class _Records:
         return Readable(view, begins, starts)
 
 
+_own = threading.local()
+
+
+def _room(frame: Frame, longest: int, how: PublicMap) -> tuple[Tile, Sums, Matrix]:
+    """Room for a kernel's work: this thread's own, which it keeps for the next sum of the same shape.
+
+    New memory costs a small sum as much as its products do. What is kept is at most 256 rows of
+    records, rounded, and a few times (d, k) numbers.
+    """
+    rows = tile_rows(frame.d, longest)
+    key = (frame.d, frame.width, frame.k, rows, how.augmented, how.plain)
+    if getattr(_own, "key", None) == key:
+        tile, sums, mapped = _own.room
+        return tile, sums._replace(total=np.zeros_like(sums.total)), mapped
+    tile = new_tile(frame, longest)
+    sums = new_sums(frame, tile, how.augmented)
+    mapped = np.empty((0 if how.plain else tile.rows, frame.d))
+    if rows <= MOST_ROWS:
+        _own.key, _own.room = key, (tile, sums, mapped)
+    return tile, sums, mapped
+
+
 class FactorImages:
     """Sum of clip(A Q - C) over factors, as a kernel of :meth:`Batch.sum`."""
 
@@ -209,10 +232,8 @@ class FactorImages:
     def _part(
         self, records: Readable, first: int, last: int, longest: int
     ) -> tuple[NDArray[np.int64], int, int]:
-        tile = new_tile(self.frame, longest)
-        sums = new_sums(self.frame, tile, self.records.how.augmented)
         how = self.records.how
-        room = np.empty((0 if how.plain else tile.rows, records.rows.shape[1]))
+        tile, sums, room = _room(self.frame, longest, how)
         clipped, weights = sum_images(
             *records,
             first,
@@ -249,9 +270,7 @@ def factor_sizes(batch: Batch, preprocessing: Preprocessing, basis: Matrix, cent
         out = np.empty(len(read.begins) // records.step)
 
         def part(first: int, last: int) -> None:
-            tile = new_tile(columns.frame, longest)
-            sums = new_sums(columns.frame, tile, how.augmented)
-            room = np.empty((0 if how.plain else tile.rows, read.rows.shape[1]))
+            tile, sums, room = _room(columns.frame, longest, how)
             image_sizes(
                 *read,
                 first,

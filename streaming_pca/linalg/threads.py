@@ -9,13 +9,14 @@ ranges of records, and add up integers: any number of threads has the same resul
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -84,7 +85,39 @@ def _submitted(work: Callable[[int, int], Result], parts: Sequence[tuple[int, in
             if _pool is not None:
                 _pool.shutdown(wait=False)
             _pool = ThreadPoolExecutor(len(parts), thread_name_prefix="kernel", initializer=_mark_thread)
+        _keep_off(_pool._threads)
         return [_pool.submit(work, a, b) for a, b in parts]
+
+
+def _keep_off(threads: Iterable[threading.Thread]) -> None:
+    """Keep threads off the processor that the caller works on.
+
+    Linux likes to wake a thread where its waker is, and may leave it waiting there, beside a processor
+    that has nothing to do, for longer than a sum takes.
+    """
+    if _processor_of_caller is None:
+        return
+    mine = _processor_of_caller()
+    others = os.sched_getaffinity(0) - {mine}
+    if not others:
+        return
+    for thread in threads:
+        # One that has ended since has no processor to be kept off.
+        with suppress(OSError):
+            if thread.native_id is not None:
+                os.sched_setaffinity(thread.native_id, others)
+
+
+def _find_processor_of_caller() -> Callable[[], int] | None:
+    if not hasattr(os, "sched_setaffinity"):
+        return None
+    with suppress(AttributeError, OSError):
+        found: Callable[[], int] = ctypes.CDLL(None).sched_getcpu
+        return found
+    return None
+
+
+_processor_of_caller = _find_processor_of_caller()
 
 
 def _forget_pool() -> None:

@@ -35,7 +35,18 @@ from streaming_pca.linalg.strip_products import CHAIN, COLUMNS, ROWS, add_dots
 from streaming_pca.linalg.strips import round_row, squared_norm
 from streaming_pca.linalg.vectors import LANES
 
-__all__ = ["LEAST_NORM", "MOST_NORM", "Frame", "Tile", "fill_images", "frame_of", "new_tile", "put_records"]
+__all__ = [
+    "LEAST_NORM",
+    "MOST_NORM",
+    "MOST_ROWS",
+    "Frame",
+    "Tile",
+    "fill_images",
+    "frame_of",
+    "new_tile",
+    "put_records",
+    "tile_rows",
+]
 
 Floats = NDArray[np.float64]
 
@@ -44,7 +55,7 @@ LEAST_NORM, MOST_NORM = 2.0**-80, 2.0**100
 """Squared norms between which float32 squares neither underflow nor overflow to any effect."""
 
 _TILE_ENTRIES = 2**17
-_LEAST_ROWS, _MOST_ROWS = 64, 256
+_LEAST_ROWS, MOST_ROWS = 64, 256
 _GROUP = 16
 
 
@@ -148,7 +159,7 @@ class Tile(NamedTuple):
 
 def tile_rows(d: int, longest: int) -> int:
     """T for rows of d features and records of at most ``longest`` rows: what a cache holds."""
-    fitting = min(max(_TILE_ENTRIES // max(d, 1), _LEAST_ROWS), _MOST_ROWS)
+    fitting = min(max(_TILE_ENTRIES // max(d, 1), _LEAST_ROWS), MOST_ROWS)
     return -(-max(fitting, longest) // ROWS) * ROWS
 
 

@@ -127,7 +127,7 @@ def test_any_tile_gives_the_same_sums_and_sizes(p: Preprocessing, monkeypatch: p
     for least, most in ((1, 1), (8, 8), (8, 24), (64, 10_000)):
         monkeypatch.setattr(tiles, "_TILE_ENTRIES", most * D)
         monkeypatch.setattr(tiles, "_LEAST_ROWS", least)
-        monkeypatch.setattr(tiles, "_MOST_ROWS", most)
+        monkeypatch.setattr(tiles, "MOST_ROWS", most)
         assert tiles.tile_rows(D, 1) == max(most, 8)
         assert same(sums(batch, p), whole)
         assert sizes(batch, p) == lengths
