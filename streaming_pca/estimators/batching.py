@@ -25,7 +25,7 @@ class GrowingBatches(Options):
     growth: float = Field(default=1.6, ge=1, le=64)
     """Each batch has this many times the records of the one before."""
     max_batch: int = Field(default=131_072, ge=2, le=MAX_RECORDS)
-    """Largest batch of an endless stream; the worker's memory is three of them."""
+    """Largest batch of an endless stream; a worker's memory is two of them."""
     n_records: int | None = Field(default=None, ge=2)
     """The number of records that will ever come, where it is known: then
     ``n_batches`` batches, growing by ``growth``, add up to it exactly."""

@@ -35,6 +35,7 @@ from streaming_pca.service.assembly import Buffer, Chunk, interleave, interleave
 from streaming_pca.service.clients import first_offsets, reading_consumer
 from streaming_pca.service.closing import Closing
 from streaming_pca.service.errors import RecordsLost, SessionLost
+from streaming_pca.service.own_pages import on_own_pages
 from streaming_pca.service.snapshots import Ends, Feed, Snapshot
 from streaming_pca.service.user_log import UserLog
 from streaming_pca.settings import KafkaSettings, StreamSettings
@@ -101,9 +102,8 @@ class Source:
     -----
     Memory: a partition is not polled once it shows its share of the batch that
     is gathered. Buffers hold one batch and at most a poll (2,000 records) a
-    partition more, beside the batch that is in hand. What cuts that into parts
-    may copy it: three batches in all. Assembling takes no more, for it frees
-    what it has copied.
+    partition more; beside a batch that is in hand, ``most`` records and as much.
+    Assembling takes no more, for it frees what it has copied.
 
     Each partition has a consumer of its own. One for all would have to pause
     partitions, and kafka-python 3.0.12 does not give back what two or more
@@ -302,7 +302,8 @@ class Source:
         for messages in polled.values():
             rows, lengths = self._codec.decode_many(messages)
             offsets = np.fromiter((m.offset for m in messages), dtype=np.int64, count=len(messages))
-            self._buffers[partition].append(Chunk(offsets, lengths, rows, self._codec.users_of(messages)))
+            chunk = Chunk(offsets, lengths, on_own_pages(rows), self._codec.users_of(messages))
+            self._buffers[partition].append(chunk)
 
     def _cut(self, counts: Sequence[int], granularity: int) -> Taken:
         ranges = []
