@@ -122,9 +122,11 @@ def test_the_power_method_finds_components_until_there_is_much_noise() -> None:
 
 
 def test_the_private_method_finds_components_of_a_large_tensor_only() -> None:
+    """Of a small one by chance, 1 time in 15: 9 times of 12 with a probability of 1e-8."""
     entry = GIVEN_METHODS[0]
     assert fit(entry, TensorSetting("none", 10, 0.0, 50_000.0).draw(FIRST_SEED), "failure").error == 0
-    assert fit(entry, TensorSetting("none", 10, 0.0, 1.0).draw(FIRST_SEED), "failure").error == 1
+    small = TensorSetting("none", 10, 0.0, 1.0).draw(FIRST_SEED)
+    assert sum(fit(entry, small, "failure").error for _ in range(12)) >= 4
 
 
 def test_each_method_runs_on_its_own_kind_of_place() -> None:
