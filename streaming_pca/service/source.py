@@ -35,7 +35,6 @@ from streaming_pca.service.assembly import Buffer, Chunk, interleave, interleave
 from streaming_pca.service.clients import first_offsets, reading_consumer
 from streaming_pca.service.closing import Closing
 from streaming_pca.service.errors import RecordsLost, SessionLost
-from streaming_pca.service.own_pages import on_own_pages
 from streaming_pca.service.snapshots import Ends, Feed, Snapshot
 from streaming_pca.service.user_log import UserLog
 from streaming_pca.settings import KafkaSettings, StreamSettings
@@ -302,7 +301,7 @@ class Source:
         for messages in polled.values():
             rows, lengths = self._codec.decode_many(messages)
             offsets = np.fromiter((m.offset for m in messages), dtype=np.int64, count=len(messages))
-            chunk = Chunk(offsets, lengths, on_own_pages(rows), self._codec.users_of(messages))
+            chunk = Chunk(offsets, lengths, rows, self._codec.users_of(messages))
             self._buffers[partition].append(chunk)
 
     def _cut(self, counts: Sequence[int], granularity: int) -> Taken:
