@@ -453,11 +453,7 @@ def image_sizes(
         _overlap(tile, frame, sums, centre, n)
         for j in range(records):
             a, b = tile.begins[j], tile.begins[j + 1]
-            norm = squares = cross = 0.0
-            for row in range(a, b):
-                norm += tile.squares[row]
-                squares += sums.squares[row]
-                cross += sums.crosses[row]
+            norm, squares, cross = _record_terms(tile, sums, a, b, 1.0)
             product = norm * squares
             if b - a > 1:
                 _copy_images(tile, frame, sums, a, b)
