@@ -120,7 +120,8 @@ def test_the_wheel_is_the_package_and_nothing_else(built: Distributions) -> None
     assert metadata["Version"] == VERSION
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Description-Content-Type"] == "text/markdown"
-    assert set(metadata.get_all("Provides-Extra", [])) == {"arrow", "benchmarks", "demo", "experiments", "test"}
+    extras = set(metadata.get_all("Provides-Extra", []))
+    assert extras == {"arrow", "benchmarks", "demo", "experiments", "test"}
 
 
 def test_the_sdist_has_the_sources_without_the_tests(built: Distributions) -> None:
