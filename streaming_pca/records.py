@@ -148,6 +148,12 @@ class Batch:
         places = np.repeat(self.begins - self.starts[:-1], lengths) + np.arange(int(self.starts[-1]))
         return Batch(self.rows[places], self.starts, self.kind)
 
+    def copy(self) -> Batch:
+        """The same records in memory of their own, their rows one after the other."""
+        if self.begins is None:
+            return Batch(self.rows.copy(), self.starts, self.kind)
+        return self.packed()
+
     def places(self) -> NDArray[np.int64]:
         """Where each record's rows begin (m,)."""
         return self.starts[:-1] if self.begins is None else self.begins

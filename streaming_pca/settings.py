@@ -68,9 +68,10 @@ class WorkerSettings(Section):
     threads: int | None = Field(default=None, ge=1, le=256)
     """Threads of the compiled kernels, which share one pool; left out: the processors that this process
     may use, 8 at most. Results do not depend on it."""
-    read_ahead: float = Field(default=0.25, ge=0, le=1)
-    """How much of the next batch is read while one is learnt from, as a share of the largest batch: more
-    takes memory, and is of use where learning takes as long as reading. 16 MiB may be read in any case."""
+    read_ahead: float = Field(default=1.0, ge=0, le=1)
+    """How much of the next batch is read while one is learnt from, as a share of a batch of
+    the same size: less takes less memory, and leaves more to read when nothing is learnt. 16 MiB may be
+    read in any case."""
     stop_when_done: bool = False
     """Exit once ``options.n_records`` records are learnt (for a stream of known length)."""
 

@@ -202,7 +202,7 @@ CASES: dict[tuple[str, ...], Case] = {
     ("worker", "give_up_seconds"): ("5", 5.0),
     ("worker", "noise_pool_mib"): ("0", 0),
     ("worker", "threads"): ("3", 3),
-    ("worker", "read_ahead"): ("1", 1.0),
+    ("worker", "read_ahead"): ("0.5", 0.5),
     ("worker", "stop_when_done"): ("true", True),
     ("http", "enabled"): ("false", False),
     ("http", "host"): ("0.0.0.0", "0.0.0.0"),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from streaming_pca.records import Batch, RecordKind
 
-__all__ = ["Buffer", "Chunk", "interleave", "interleave_users", "share"]
+__all__ = ["Buffer", "Chunk", "batch_of", "interleave", "places_of_rows", "share"]
 
 
 def share(available: Sequence[int], closed: Sequence[bool], units: int) -> tuple[int, list[int] | None]:
@@ -59,19 +59,22 @@ def share(available: Sequence[int], closed: Sequence[bool], units: int) -> tuple
 
 @dataclass
 class Chunk:
+    """Messages of one partition whose rows are in a store."""
+
     offsets: NDArray[np.int64]
+    places: NDArray[np.int64]
+    """Where each one's rows begin."""
     lengths: NDArray[np.int64]
-    rows: NDArray[np.floating]
+    """How many it has."""
     users: NDArray[np.uint64] | None = None
     """(n, 2) keyed hashes of the messages' keys, where the user is the unit of privacy."""
 
     def split(self, count: int) -> tuple[Chunk, Chunk]:
-        """The first ``count`` records, and a copy of the rest."""
-        rows = int(self.lengths[:count].sum())
+        """The first ``count`` messages, and the rest."""
         users, more = (None, None) if self.users is None else (self.users[:count], self.users[count:])
         return (
-            Chunk(self.offsets[:count], self.lengths[:count], self.rows[:rows], users),
-            Chunk(self.offsets[count:], self.lengths[count:], self.rows[rows:].copy(), more),
+            Chunk(self.offsets[:count], self.places[:count], self.lengths[:count], users),
+            Chunk(self.offsets[count:], self.places[count:], self.lengths[count:], more),
         )
 
 
@@ -87,6 +90,11 @@ class Buffer:
     def append(self, chunk: Chunk) -> None:
         self.chunks.append(chunk)
         self.count += len(chunk.offsets)
+
+    @property
+    def rows(self) -> int:
+        """Of all its messages."""
+        return sum(int(c.lengths.sum()) for c in self.chunks)
 
     def below(self, end: int) -> int:
         """Records before an offset."""
@@ -119,35 +127,46 @@ def _order(parts: list[list[Chunk]], granularity: int) -> NDArray[np.int64]:
     return np.lexsort((np.repeat(np.arange(len(counts)), counts), turn))
 
 
-def interleave_users(parts: list[list[Chunk]], granularity: int) -> NDArray[np.uint64]:
-    """Users (m, 2) of the batch's records, in its order; before :func:`interleave`."""
-    users = [c.users for part in parts for c in part if c.users is not None]
-    return np.concatenate([np.zeros((0, 2), np.uint64), *users])[_order(parts, granularity)]
-
-
-def interleave(parts: list[list[Chunk]], granularity: int, dim: int, kind: RecordKind) -> Batch:
-    """Round-robin over partitions, ``granularity`` records at a time.
-
-    Empties ``parts``: a chunk is freed once it is copied, so the peak is one
-    batch and a chunk, as far as chunks are not slices of larger ones.
-    """
+def interleave(parts: list[list[Chunk]], granularity: int) -> Chunk:
+    """All messages, round-robin over partitions, ``granularity`` at a time."""
     chunks = [c for part in parts for c in part]
-    lengths = np.concatenate([c.lengths for c in chunks] or [np.zeros(0, np.int64)])
-    dtype = np.result_type(np.float32, *(c.rows.dtype for c in chunks))
-    del chunks
     order = _order(parts, granularity)
+    none = np.zeros(0, dtype=np.int64)
+    users = [c.users for c in chunks if c.users is not None]
+    return Chunk(
+        np.concatenate([none, *(c.offsets for c in chunks)])[order],
+        np.concatenate([none, *(c.places for c in chunks)])[order],
+        np.concatenate([none, *(c.lengths for c in chunks)])[order],
+        np.concatenate(users)[order] if users else None,
+    )
+
+
+def places_of_rows(messages: Chunk) -> NDArray[np.int64]:
+    """Where each row of each message is."""
+    before = np.cumsum(messages.lengths) - messages.lengths
+    return np.repeat(messages.places - before, messages.lengths) + np.arange(int(messages.lengths.sum()))
+
+
+def batch_of(rows: NDArray[np.floating], messages: Chunk, kind: RecordKind, by_row: bool) -> Batch:
+    """The batch of messages whose rows are among ``rows``, which it shares.
+
+    Parameters
+    ----------
+    rows : (n, width)
+    messages : Chunk
+    kind : RecordKind
+    by_row : bool
+        Whether each row is a record, one of NaNs a null record; else each message is.
+    """
+    places, lengths = messages.places, messages.lengths
+    if by_row:
+        places = places_of_rows(messages)
+        lengths = (~np.isnan(rows[places, 0])).astype(np.int64)
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths[order], out=starts[1:])
-    places = np.empty(len(lengths), dtype=np.int64)
-    places[order] = starts[:-1]
-    rows: NDArray[np.floating] = np.empty((int(starts[-1]), kind.width(dim)), dtype=dtype)
-    done = 0
-    for part in parts:
-        while part:
-            chunk = part.pop(0)
-            own = np.cumsum(chunk.lengths) - chunk.lengths
-            there = places[done : done + len(own)]
-            rows[np.repeat(there - own, chunk.lengths) + np.arange(len(chunk.rows))] = chunk.rows
-            done += len(own)
-            del chunk
-    return Batch(rows, starts, kind)
+    np.cumsum(lengths, out=starts[1:])
+    there = np.flatnonzero(lengths)
+    first = int(places[there[0]]) if len(there) else 0
+    if np.array_equal(places[there] - first, starts[:-1][there]):
+        # One after the other, as those of one partition are: a batch need not say where.
+        return Batch(rows[first : first + int(starts[-1])], starts, kind)
+    return Batch(rows, starts, kind, places)

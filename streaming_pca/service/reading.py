@@ -1,8 +1,7 @@
 """A session's input: opened, read ahead of whoever learns from its batches, and closed.
 
 While a batch is reserved, learnt from, committed and published, the next one
-is fetched and decoded: one batch is in hand, and a part of one more is gathered, as large as the setting
-``worker.read_ahead`` says.
+is fetched and decoded, or as much of it as the setting ``worker.read_ahead`` says.
 Reading ahead of a reservation is fine, computing is not; and it changes no
 batch, for where a batch ends is settled by the clock's snapshots alone.
 """
@@ -11,11 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
-
-import numpy as np
 
 from streaming_pca.estimators.base import Plan
 from streaming_pca.privacy.entries import OffsetRange
@@ -30,9 +26,6 @@ from streaming_pca.wire import PayloadCodec
 __all__ = ["Input", "ReadingAhead"]
 
 T = TypeVar("T")
-
-_LEAST_BYTES = 2**24
-"""Of records of one row, which may be read ahead however small a batch is."""
 
 
 class ReadingAhead:
@@ -85,7 +78,7 @@ class Input:
     news : asyncio.Event
         Set when there may be something to read, or reason to stop.
     share : float
-        Of the largest batch: what is read ahead.
+        Of a batch: what is read ahead.
     """
 
     def __init__(
@@ -99,9 +92,7 @@ class Input:
         self._kafka, self._stream, self._threads = kafka, stream, threads
         self._source: Source | None = None
         self._stopped = False
-        largest = stream.made.largest_batch
-        width = stream.record_kind.width(stream.dim) * np.dtype(stream.dtype).itemsize
-        self._most = min(largest, max(math.ceil(share * largest), _LEAST_BYTES // width))
+        self._share = share
         self._ahead = ReadingAhead(self._read_ahead, news)
 
     def stop(self) -> None:
@@ -139,7 +130,7 @@ class Input:
             feed,
             skip_lost,
             stream.max_wait_seconds,
-            self._most,
+            self._share,
             deadline=60.0,
         )
         if self._stopped:
@@ -168,6 +159,11 @@ class Input:
         if taken is not None:
             self._ahead.start()
         return taken
+
+    def give_back(self) -> None:
+        """Nobody reads the batch that was taken last, or will: the next ones may use its memory."""
+        if self._source is not None:
+            self._source.give_back()
 
     async def retake(self, ranges: Sequence[OffsetRange], granularity: int) -> Taken | None:
         """The very records of a reservation; None if some are gone, or when stopped."""

@@ -223,7 +223,9 @@ class Session:
             writer, "reserve", writer.reserve, taken.ranges, parameters_of(self._stream, plan), plan.charge
         )
         self._show_ledger(writer)
-        return await self._answer(writer, state, reserved, taken)
+        state = await self._answer(writer, state, reserved, taken)
+        self._input.give_back()
+        return state
 
     async def _take(self, writer: CheckpointWriter, plan: Plan) -> Taken | None:
         """Wait for a batch; None when interrupted, or when the stream is paused or retired meanwhile."""

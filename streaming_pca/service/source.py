@@ -18,6 +18,7 @@ that the topic has gained is read from the first snapshot that shows it.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -31,10 +32,11 @@ from numpy.typing import NDArray
 from streaming_pca.estimators.base import Plan
 from streaming_pca.privacy.entries import OffsetRange
 from streaming_pca.records import Batch
-from streaming_pca.service.assembly import Buffer, Chunk, interleave, interleave_users, share
+from streaming_pca.service.assembly import Buffer, share
 from streaming_pca.service.clients import first_offsets, reading_consumer
 from streaming_pca.service.closing import Closing
 from streaming_pca.service.errors import RecordsLost, SessionLost
+from streaming_pca.service.gathering import Gathering
 from streaming_pca.service.snapshots import Ends, Feed, Snapshot
 from streaming_pca.service.user_log import UserLog
 from streaming_pca.settings import KafkaSettings, StreamSettings
@@ -44,9 +46,11 @@ __all__ = ["Source", "Taken", "codec_of"]
 
 _PATIENCE_SECONDS = 60.0
 """How long records that were there once may fail to come."""
-_FETCH_BYTES = 8 * 2**20
+_FETCH_BYTES = 4 * 2**20
 """Fetched ahead by all partitions together (1 MiB each at least). A client has up to six copies of it while
 it is decoded: larger fetches are hardly faster."""
+_LEAST_BYTES = 2**24
+"""Which may be read ahead, however small a batch is."""
 _POLL_MS = 20
 """A poll that meets nothing but a transaction's marker goes on waiting: it must not for long."""
 
@@ -94,15 +98,15 @@ class Source:
         Whether to start later where retention deleted records.
     max_wait : float or None
         Seconds.
-    most : int
-        Records that :meth:`read_ahead` gathers.
+    ahead : float
+        Of a batch as large as the one that was aimed at last: what :meth:`read_ahead` gathers.
 
     Notes
     -----
     Memory: a partition is not polled once it shows its share of the batch that
     is gathered. Buffers hold one batch and at most a poll (2,000 records) a
-    partition more; beside a batch that is in hand, ``most`` records and as much.
-    Assembling takes no more, for it frees what it has copied.
+    partition more; beside a batch that is in hand, ``ahead`` of it and as much,
+    or 16 MiB and as much. A batch is not copied: it shares the buffers' rows.
 
     Each partition has a consumer of its own. One for all would have to pause
     partitions, and kafka-python 3.0.12 does not give back what two or more
@@ -120,14 +124,15 @@ class Source:
         feed: Feed,
         skip_lost: bool = False,
         max_wait: float | None = None,
-        most: int = 0,
+        ahead: float = 0.0,
     ) -> None:
         self._kafka, self._topic, self._codec = kafka, topic, codec
-        self._skip_lost, self._most = skip_lost, most
+        self._skip_lost, self._share_ahead = skip_lost, ahead
         self._feed, self._closing = feed, Closing(feed, max_wait)
         self._stop = threading.Event()
         self._consumers: dict[int, KafkaConsumer] = {}
-        self._buffers: dict[int, Buffer] = {}
+        self._gathering = Gathering(codec)
+        self._buffers = self._gathering.buffers
         self._fetch_bytes = max(_FETCH_BYTES // len(partitions), 2**20)
         self._plan: Plan | None = None
         try:
@@ -213,15 +218,19 @@ class Source:
         """Fetch and decode a little for the batch after the one that was taken; whether there is more to do.
 
         What it fetches changes no batch: that depends on snapshots alone, and
-        :meth:`advance` would fetch the same. False when :attr:`most` records
-        are here, round-robin over partitions as they will be taken, or
+        :meth:`advance` would fetch the same. False when a share of a batch
+        is here, round-robin over partitions as it will be taken, or
         everything that the newest ends cover.
         """
+        assert self._plan is not None, "aim first"
         ends = self._feed.last
         partitions = self._partitions
         available = [self._buffers[p].count for p in partitions]
         closed = [self._position(p) >= ends.get(p, 0) for p in partitions]
-        level, enough = share(available, closed, self._most)
+        wanted = math.ceil(self._share_ahead * self._plan.count)
+        if self._gathering.bytes < _LEAST_BYTES:
+            wanted = max(wanted, sum(available) + 1)
+        level, enough = share(available, closed, wanted)
         if enough is not None or all(closed):
             return False
         for p, a, c in zip(partitions, available, closed, strict=True):
@@ -249,7 +258,7 @@ class Source:
 
     @property
     def _partitions(self) -> list[int]:
-        return sorted(self._buffers)
+        return self._gathering.partitions
 
     def _below(self, snapshot: Snapshot, partition: int) -> int:
         """Records in the buffer that the snapshot covers."""
@@ -298,27 +307,23 @@ class Source:
         except KafkaError as error:
             # Not its text: that may hold bytes of a record.
             raise SessionLost(f"reading {self._topic} failed: {type(error).__name__}") from None
+        wanted = 0 if self._plan is None else self._plan.count
         for messages in polled.values():
-            rows, lengths = self._codec.decode_many(messages)
-            offsets = np.fromiter((m.offset for m in messages), dtype=np.int64, count=len(messages))
-            chunk = Chunk(offsets, lengths, rows, self._codec.users_of(messages))
-            self._buffers[partition].append(chunk)
+            self._gathering.append(partition, messages, wanted)
 
     def _cut(self, counts: Sequence[int], granularity: int) -> Taken:
-        ranges = []
-        parts: list[list[Chunk]] = []
-        for p, count in zip(self._partitions, counts, strict=True):
-            start = self._buffers[p].position
-            parts.append(self._buffers[p].take(count))
-            if count:
-                end = self._buffers[p].position
-                ranges.append(OffsetRange(partition=p, start=start, end=end, count=count))
-        users = None if self._codec.user_key is None else interleave_users(parts, granularity)
-        batch = interleave(parts, granularity, self._codec.dim, self._codec.kind)
-        if self._codec.unit == "row":
-            # Each row is a record; one with a NaN is null.
-            batch = Batch.of_vectors(batch.rows)
-        return Taken(batch, tuple(ranges), self.positions, users)
+        starts = self.positions
+        batch, users = self._gathering.take(counts, granularity)
+        ranges = tuple(
+            OffsetRange(partition=p, start=starts[p], end=self._buffers[p].position, count=count)
+            for p, count in zip(self._partitions, counts, strict=True)
+            if count
+        )
+        return Taken(batch, ranges, self.positions, users)
+
+    def give_back(self) -> None:
+        """Nobody reads the batch that was taken last, or will: the next ones may use its memory."""
+        self._gathering.give_back()
 
     def retake(self, ranges: Sequence[OffsetRange], granularity: int = 1) -> Taken | None:
         """Take the very records of a reservation; None if some are gone or :meth:`stop` was called.

@@ -43,14 +43,13 @@ def test_memory_is_bounded_by_two_batches_and_the_state(make_stream: Callable[..
 
     allowed = 2 batches + state + blocks + fetches, where
 
-    - 2 batches: the one that is learnt from, and what it was put together from, which is freed but
-      may stay the process's, for the part of the next one that is gathered meanwhile
+    - 2 batches: the one that is learnt from, and the next one, which is gathered meanwhile
       (``rows * dim * itemsize`` each, and 16 bytes a row for indices);
     - state: d' x d' float64, in the baseline too, so it is counted once for safety;
     - blocks: four temporaries of ``_BLOCK_ENTRIES`` float64 in a kernel (transformed
       rows, lattice points, and what preprocessing and the product hold), in each of its threads;
     - fetches: six times ``_FETCH_BYTES`` (on the wire, received, the answer's field, its record
-      batches, their values, and those put together).
+      batches, their values, and what of them is beyond the batch).
     """
     baseline = peak(make_stream, 64, 2)
     used = peak(make_stream, BATCH_ROWS // ROWS, 3) - baseline

@@ -8,9 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from streaming_pca.service.errors import SessionLost
-from streaming_pca.service.reading import Input, ReadingAhead
-from streaming_pca.service.threads import Threads
-from streaming_pca.settings import KafkaSettings, StreamSettings
+from streaming_pca.service.reading import ReadingAhead
 
 
 def steps(*answers: bool | Exception) -> tuple[Callable[[], Awaitable[bool]], list[bool]]:
@@ -99,29 +97,3 @@ def test_it_can_be_started_again() -> None:
             assert len(given) == n
 
     asyncio.run(run())
-
-
-@pytest.mark.parametrize(
-    ("share", "dim", "dtype", "wanted"),
-    [
-        (0.25, 4096, "float32", 25_000),
-        (0.25, 4096, "float64", 25_000),
-        (1.0, 4096, "float32", 100_000),
-        (0.0, 4096, "float32", 2**24 // (4096 * 4)),
-        (0.0, 8, "float32", 100_000),
-    ],
-)
-def test_a_share_of_the_largest_batch_is_read_ahead(share: float, dim: int, dtype: str, wanted: int) -> None:
-    stream = StreamSettings(
-        name="s",
-        input="in",
-        dim=dim,
-        rank=1,
-        epsilon=1.0,
-        delta=1e-6,
-        dtype=dtype,
-        estimator="block",
-        options={"max_batch": 100_000},
-    )
-    read = Input(KafkaSettings(), stream, Threads(), asyncio.Event(), share)
-    assert read._most == wanted

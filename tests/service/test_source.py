@@ -86,15 +86,16 @@ def plan(count: int, granularity: int = 1) -> Plan:
 
 @pytest.fixture
 def reading(monkeypatch: pytest.MonkeyPatch) -> Reading:
-    """``reading(log, most, seed=0)``: a source and its feed."""
+    """``reading(log, ahead, seed=0, least=0)``: a source and its feed; ``least`` bytes are read ahead."""
 
-    def make(log: Log, most: int, seed: int = 0) -> tuple[Source, Feed]:
+    def make(log: Log, ahead: float, seed: int = 0, least: int = 0) -> tuple[Source, Feed]:
         log.rng, log.polls = random.Random(seed), {}
+        monkeypatch.setattr(source_module, "_LEAST_BYTES", least)
         monkeypatch.setattr(source_module, "reading_consumer", lambda *_, **__: FakeConsumer(log))
         monkeypatch.setattr(source_module, "first_offsets", lambda _, tps, __: dict.fromkeys(tps, 0))
         feed = Feed("t", lambda: None)
         codec = PayloadCodec(DIM)
-        return Source(KafkaSettings(), "t", sorted(log.partitions), codec, {}, feed, most=most), feed
+        return Source(KafkaSettings(), "t", sorted(log.partitions), codec, {}, feed, ahead=ahead), feed
 
     return make
 
@@ -126,13 +127,14 @@ def take_all(source: Source, count: int, granularity: int, ahead: bool) -> list[
 
 @pytest.mark.parametrize("granularity", [1, 2])
 @pytest.mark.parametrize("sizes", [(200,), (120, 120, 120), (30, 150, 4)])
+@pytest.mark.parametrize("least", [0, 2**20])
 def test_reading_ahead_changes_no_bit_of_any_batch(
-    reading: Reading, sizes: tuple[int, ...], granularity: int
+    reading: Reading, sizes: tuple[int, ...], granularity: int, least: int
 ) -> None:
     log = Log({p: records(p, n) for p, n in enumerate(sizes)})
     found = []
     for seed, ahead in ((1, False), (2, True), (3, True)):
-        source, feed = reading(log, 40, seed)
+        source, feed = reading(log, 1.0, seed, least=least)
         for i, share in enumerate((0.3, 0.6, 1.0)):
             feed.add(feed.started + 1 + i, ends_of(log, share))
         found.append(take_all(source, 40, granularity, ahead))
@@ -143,14 +145,15 @@ def test_reading_ahead_changes_no_bit_of_any_batch(
         for a, b in zip(plain, other, strict=True):
             assert a.ranges == b.ranges
             assert a.positions == b.positions
-            np.testing.assert_array_equal(a.batch.rows, b.batch.rows)
+            np.testing.assert_array_equal(a.batch.packed().rows, b.batch.packed().rows)
             np.testing.assert_array_equal(a.batch.starts, b.batch.starts)
 
 
 def test_what_is_read_ahead_is_bounded_by_a_batch_and_a_poll_of_each_partition(reading: Reading) -> None:
     log = Log({p: records(p, 500) for p in range(3)})
-    source, feed = reading(log, 40)
+    source, feed = reading(log, 1.0)
     feed.add(feed.started + 1, ends_of(log))
+    source.aim(plan(40))
     for _ in range(10):
         assert read_all_ahead(source) > 0
         assert 40 <= source.buffered < 40 + 3 * AT_ONCE
@@ -159,10 +162,32 @@ def test_what_is_read_ahead_is_bounded_by_a_batch_and_a_poll_of_each_partition(r
         assert source.buffered < 3 * AT_ONCE
 
 
+@pytest.mark.parametrize(("ahead", "wanted"), [(0.0, 0), (0.25, 25), (1.0, 100)])
+def test_a_share_of_a_batch_is_read_ahead(reading: Reading, ahead: float, wanted: int) -> None:
+    log = Log({0: records(0, 500)})
+    source, feed = reading(log, ahead)
+    feed.add(feed.started + 1, ends_of(log))
+    source.aim(plan(100))
+    read_all_ahead(source)
+    assert wanted <= source.buffered < wanted + AT_ONCE
+
+
+@pytest.mark.parametrize("value", [np.ones(3, "<f4").tobytes(), b"broken"])
+def test_some_bytes_are_read_ahead_however_small_a_batch_is(reading: Reading, value: bytes) -> None:
+    log = Log({0: [Message(2 * i, value) for i in range(500)]})
+    source, feed = reading(log, 1.0, least=100 * 12)
+    feed.add(feed.started + 1, ends_of(log))
+    source.aim(plan(2))
+    read_all_ahead(source)
+    # A null record counts as one row, or there would be no bound.
+    assert 100 <= source.buffered < 100 + AT_ONCE
+
+
 def test_a_consumer_is_not_polled_while_its_buffer_is_full(reading: Reading) -> None:
     log = Log({p: records(p, 500) for p in range(3)})
-    source, feed = reading(log, 40)
+    source, feed = reading(log, 1.0)
     feed.add(feed.started + 1, ends_of(log))
+    source.aim(plan(40))
     read_all_ahead(source)
     polls = dict(log.polls)
     assert not source.read_ahead()
@@ -171,14 +196,14 @@ def test_a_consumer_is_not_polled_while_its_buffer_is_full(reading: Reading) -> 
     assert not source.read_ahead()
     assert log.polls == polls
     # Nor does the batch that is there already need a poll.
-    source.aim(plan(40))
     assert source.advance() is not None
     assert log.polls == polls
 
 
 def test_nothing_is_read_ahead_behind_the_newest_ends(reading: Reading) -> None:
     log = Log({0: records(0, 100)})
-    source, feed = reading(log, 1000)
+    source, feed = reading(log, 1.0)
+    source.aim(plan(1000))
     assert not source.read_ahead()
     assert log.polls == {}
     feed.add(feed.started + 1, {0: 20})
@@ -188,8 +213,9 @@ def test_nothing_is_read_ahead_behind_the_newest_ends(reading: Reading) -> None:
 
 def test_a_source_that_is_stopped_reads_no_further(reading: Reading) -> None:
     log = Log({0: records(0, 100)})
-    source, feed = reading(log, 1000)
+    source, feed = reading(log, 1.0)
     feed.add(feed.started + 1, ends_of(log))
+    source.aim(plan(1000))
     assert source.read_ahead()
     source.stop()
     polls = dict(log.polls)
