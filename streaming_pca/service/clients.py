@@ -67,7 +67,7 @@ def _shared_io(name: Io) -> NetworkSelector:
     with _io_lock:
         found = _io.get(name)
         if found is None or found._exception is not None:
-            found = _io[name] = NetworkSelector(client_id=name)
+            found = _io[name] = NetworkSelector(client_id=name, selector=large_reads.KeySelector)
             found.start()
         return found
 
@@ -116,6 +116,7 @@ def _common(settings: KafkaSettings) -> dict[str, Any]:
         "request_timeout_ms": settings.request_timeout_ms,
         "metrics_enabled": False,
         "security_protocol": settings.security_protocol,
+        "selector": large_reads.KeySelector,
     }
     if settings.security_protocol.startswith("SASL"):
         common |= {

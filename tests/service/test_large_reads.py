@@ -1,16 +1,24 @@
-"""kafka-python's sockets are read a large piece at a time; what was sent comes out, and an end is seen."""
+"""kafka-python's sockets are read a large piece at a time; what was sent comes out, and an end is seen.
+
+And what is copied less, or asked for with fewer words, is the same.
+"""
 
 from __future__ import annotations
 
+import selectors
 import socket
 from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 from kafka.errors import KafkaConnectionError
+from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
+from kafka.protocol.frame import KafkaBytes
 
 from streaming_pca.service import clients, large_reads
+from streaming_pca.service.large_reads import KeySelector
+from streaming_pca.settings import KafkaSettings
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -59,3 +67,64 @@ def test_a_broken_socket_is_an_error(pair: Pair) -> None:
     data, error = read(ours)
     assert data == b""
     assert isinstance(error, KafkaConnectionError)
+
+
+@pytest.mark.parametrize("size", [0, 100, large_reads._LEAST_SHARED_BYTES + 4, 10**6])
+def test_the_rest_of_an_answer_is_what_it_was(size: int) -> None:
+    data = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    answer = KafkaBytes(size)
+    answer.write(data)
+    answer.seek(0)
+    header = answer.read(4)
+    assert isinstance(header, bytes)
+    assert header == data[:4]
+    rest = answer.read()
+    assert rest == data[4:]
+    large = size - 4 >= large_reads._LEAST_SHARED_BYTES
+    # No copy where that matters; where it does not, what others may expect to be bytes is.
+    assert isinstance(rest, memoryview if large else bytes)
+    assert answer.tell() == size
+    assert answer.read() == b""
+
+
+def test_every_client_has_the_selector() -> None:
+    io = clients._shared_io("logs")
+    assert isinstance(io._selector, KeySelector)
+    assert clients._common(KafkaSettings())["selector"] is KeySelector
+    # Its own writes a message with the socket's addresses in it, twice.
+    assert NetworkSelector.DEFAULT_CONFIG["selector"] is selectors.DefaultSelector
+
+
+def test_a_selector_knows_its_files(pair: Pair) -> None:
+    ours, theirs = pair
+    with KeySelector() as selector:
+        key = selector.register(ours, selectors.EVENT_READ, "a")
+        assert selector.get_key(ours) == key
+        with pytest.raises(KeyError):
+            selector.get_key(theirs)
+        key = selector.modify(ours, selectors.EVENT_READ | selectors.EVENT_WRITE, "b")
+        assert selector.get_key(ours) == key
+        theirs.sendall(b"x")
+        assert selector.select(0) == [(key, selectors.EVENT_READ | selectors.EVENT_WRITE)]
+        # As the client does: modified for one kind of event only, then let go.
+        selector.modify(ours, selectors.EVENT_WRITE, "c")
+        assert [events for _, events in selector.select(0)] == [selectors.EVENT_WRITE]
+        assert selector.unregister(ours).data == "c"
+        with pytest.raises(KeyError):
+            selector.get_key(ours)
+        with pytest.raises(KeyError):
+            selector.unregister(ours)
+        assert selector.register(ours, selectors.EVENT_READ).fileobj is ours
+        with pytest.raises(KeyError):
+            selector.register(ours, selectors.EVENT_READ)
+        assert selector.get_key(ours).events == selectors.EVENT_READ
+
+
+def test_a_file_that_was_closed_can_be_let_go() -> None:
+    with KeySelector() as selector:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            key = selector.register(ours, selectors.EVENT_READ)
+            ours.close()
+            assert selector.get_key(ours) == key
+            assert selector.unregister(ours) == key
