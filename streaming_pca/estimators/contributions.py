@@ -33,6 +33,7 @@ from streaming_pca.linalg.lattice import (
     lattice_unit,
 )
 from streaming_pca.linalg.residual_norms import residual_norms
+from streaming_pca.linalg.tiles import longest_column
 from streaming_pca.preprocessing import Preprocessing, transformed
 from streaming_pca.records import Batch, RecordKind, SumKernel
 
@@ -240,6 +241,7 @@ def _block_kernel(
     radius: float,
 ) -> FactorImages | MatrixImages | _TightBlock:
     """The kernel for a kind and a centre: by R and |C|, never by a record."""
+    basis = np.ascontiguousarray(basis, dtype=np.float64)
     _check_basis(basis)
     if centre is not None:
         if centre.shape != basis.shape or not np.all(np.isfinite(centre)):
@@ -254,7 +256,7 @@ def _block_kernel(
 
 def _check_basis(basis: NDArray[np.float64]) -> None:
     """Columns that are far too long would void the headroom of exact sums."""
-    if not np.all(np.einsum("ij,ij->j", basis, basis) <= 1.01):
+    if not longest_column(basis) <= 1.01:
         raise ValueError("the basis must be finite and have orthonormal columns")
 
 

@@ -15,9 +15,10 @@ from streaming_pca.linalg.image_sums import Sums, image_sizes, new_sums, sum_ima
 from streaming_pca.linalg.lattice import quantise_centre
 from streaming_pca.linalg.matrix_sums import matrix_rows, sum_matrix_images
 from streaming_pca.linalg.public_map import NO_MAP, PublicMap
+from streaming_pca.linalg.shares import new_counter
 from streaming_pca.linalg.strip_products import MIXED
-from streaming_pca.linalg.threads import shared_out
-from streaming_pca.linalg.tiles import MOST_ROWS, Frame, Tile, frame_of, new_tile, tile_rows
+from streaming_pca.linalg.threads import shared_out, thread_count, together
+from streaming_pca.linalg.tiles import MOST_ROWS, Frame, Tile, frame_of, longest_record, new_tile, tile_rows
 from streaming_pca.linalg.vectors import LANES
 from streaming_pca.preprocessing import Preprocessing, transformed
 from streaming_pca.records import Batch
@@ -28,6 +29,8 @@ Matrix = NDArray[np.float64]
 
 _LEAST_SHARE = 2**18
 """Entries of the records that are worth a thread: a tenth of a millisecond."""
+_SHARE = 2**17
+"""Entries that a thread takes at once."""
 
 NO_CENTRE = Centre(np.zeros((0, 0)), 0.0, 0.0)
 
@@ -102,16 +105,17 @@ residual is at most as much longer. The sum is about the centre without it, whic
 
 
 class Readable(NamedTuple):
-    """Record i has starts[i + 1] - starts[i] rows, from rows[begins[i]] on."""
+    """Record i has starts[i + 1] - starts[i] rows, from rows[begins[i]] on; ``longest`` the longest, or 1."""
 
     rows: NDArray[np.floating]
     begins: NDArray[np.int64]
     starts: NDArray[np.int64]
+    longest: int
 
     @property
-    def longest(self) -> int:
-        """Rows of the longest record, or 1."""
-        return int(np.diff(self.starts).max(initial=1))
+    def arrays(self) -> tuple[NDArray[np.floating], NDArray[np.int64], NDArray[np.int64]]:
+        """What kernels read."""
+        return self[:3]
 
     def worth_a_thread(self, rows_of_a_record: int) -> int:
         """Records whose entries take a tenth of a millisecond."""
@@ -148,14 +152,15 @@ class _Records:
             begins = starts[:-1]
         if rows.dtype not in (np.float32, np.float64):
             rows = rows.astype(np.float64)
-        lengths = np.diff(starts)
-        if min(lengths.min(initial=0), begins.min(initial=0)) < 0 or (begins + lengths).max(initial=0) > len(
-            rows
-        ):
+        longest = longest_record(begins, starts, len(rows))
+        if longest < 0:
             raise ValueError(f"records of other rows than the {len(rows)} that there are")
-        view = np.require(rows, requirements=["C", "A"]).view()
-        view.flags.writeable = False
-        return Readable(view, begins, starts)
+        flags = rows.flags
+        view = (
+            rows if flags.c_contiguous and flags.aligned else np.require(rows, requirements=["C", "A"])
+        ).view()
+        view.setflags(write=False)
+        return Readable(view, begins, starts, longest)
 
 
 _own = threading.local()
@@ -170,8 +175,8 @@ def _room(frame: Frame, longest: int, how: PublicMap) -> tuple[Tile, Sums, Matri
     rows = tile_rows(frame.d, longest)
     key = (frame.d, frame.width, frame.k, rows, how.augmented, how.plain)
     if getattr(_own, "key", None) == key:
-        tile, sums, mapped = _own.room
-        return tile, sums._replace(total=np.zeros_like(sums.total)), mapped
+        kept: tuple[Tile, Sums, Matrix] = _own.room
+        return kept
     tile = new_tile(frame, longest)
     sums = new_sums(frame, tile, how.augmented)
     mapped = np.empty((0 if how.plain else tile.rows, frame.d))
@@ -211,13 +216,10 @@ class FactorImages:
 
     def __call__(self, batch: Batch) -> NDArray[np.int64]:
         records = self.records.read(batch)
-        longest = records.longest
-        parts = shared_out(
-            len(records.begins),
-            lambda first, last: self._part(records, first, last, longest),
-            self.records.step,
-            records.worth_a_thread(longest),
-        )
+        threads = min(len(records.begins) // records.worth_a_thread(records.longest), thread_count())
+        share = self._share(records) if threads > 1 else len(records.begins)
+        counter = new_counter()
+        parts = together(lambda: self._part(records, counter, max(share, 1)), threads)
         out = np.zeros(self.shape, dtype=np.int64)
         total = out[:-1].reshape(self.basis_shape)
         weights = 0
@@ -229,15 +231,21 @@ class FactorImages:
             total -= weights * self.lattice_centre
         return out
 
+    def _share(self, records: Readable) -> int:
+        """Records to take at once: a few hundredths of a millisecond, in whole tiles."""
+        rows = tile_rows(self.frame.d, records.longest)
+        wanted = _SHARE // (self.frame.d * records.longest)
+        return -(-wanted // rows) * rows if wanted > rows else rows
+
     def _part(
-        self, records: Readable, first: int, last: int, longest: int
+        self, records: Readable, counter: NDArray[np.int64], share: int
     ) -> tuple[NDArray[np.int64], int, int]:
         how = self.records.how
-        tile, sums, room = _room(self.frame, longest, how)
+        tile, sums, room = _room(self.frame, records.longest, how)
         clipped, weights = sum_images(
-            *records,
-            first,
-            last,
+            *records.arrays,
+            counter,
+            share,
             how,
             how.plain,
             self.frame,
@@ -248,7 +256,8 @@ class FactorImages:
             sums,
             room,
         )
-        return sums.total, clipped, weights
+        # This thread's room is its own again.
+        return sums.total.copy(), clipped, weights
 
 
 def _scale_of(centre: Matrix) -> float:
@@ -266,13 +275,12 @@ def factor_sizes(batch: Batch, preprocessing: Preprocessing, basis: Matrix, cent
 
     def of_block(block: Batch) -> Matrix:
         read = records.read(block)
-        longest = read.longest
         out = np.empty(len(read.begins) // records.step)
 
         def part(first: int, last: int) -> None:
-            tile, sums, room = _room(columns.frame, longest, how)
+            tile, sums, room = _room(columns.frame, read.longest, how)
             image_sizes(
-                *read,
+                *read.arrays,
                 first,
                 last,
                 how,
@@ -286,7 +294,7 @@ def factor_sizes(batch: Batch, preprocessing: Preprocessing, basis: Matrix, cent
                 out[first // records.step : last // records.step],
             )
 
-        shared_out(len(read.begins), part, records.step, read.worth_a_thread(longest))
+        shared_out(len(read.begins), part, records.step, read.worth_a_thread(read.longest))
         return np.where(out < 0, out, out * (scale * 2.0**-40))
 
     return of_block(batch) if records.whole else batch.map(of_block)
@@ -316,7 +324,7 @@ class _MatrixWork:
         y = np.zeros(frame.width * self.padded)
         total = np.zeros(frame.k * self.padded, dtype=np.int64)
         clipped = sum_matrix_images(
-            *records,
+            *records.arrays,
             first,
             last,
             frame,

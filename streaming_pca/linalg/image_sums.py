@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from streaming_pca.linalg.image_bounds import WEIGHT, Centre, is_within, scaled_down
 from streaming_pca.linalg.public_map import PublicMap, map_pair, map_row
+from streaming_pca.linalg.shares import take
 from streaming_pca.linalg.strip_products import (
     MIXED,
     MOST_COLUMNS,
@@ -352,8 +353,8 @@ def sum_images(
     rows: NDArray[np.floating],
     begins: NDArray[np.int64],
     starts: NDArray[np.int64],
-    first: int,
-    last: int,
+    counter: NDArray[np.int64],
+    share: int,
     how: PublicMap,
     plain: bool,
     frame: Frame,
@@ -364,13 +365,17 @@ def sum_images(
     sums: Sums,
     room: Floats,
 ) -> tuple[int, int]:
-    """Add the contributions of records ``first`` to ``last`` to ``sums.total``, less w C'.
+    """Add the contributions of records that no other thread has taken to ``sums.total``, less w C'.
 
     Parameters
     ----------
     rows : (n, d) float32 or float64
     begins, starts : (m,) and (m + 1,) int64
         Record i has starts[i + 1] - starts[i] rows, from rows[begins[i]] on.
+    counter : (1,) int64
+        Of all threads that sum these records: how many were taken.
+    share : int
+        Records to take at once, a multiple of those that the map makes one of.
     how : PublicMap
     plain : bool
         Whether it leaves features alone.
@@ -392,25 +397,30 @@ def sum_images(
     """
     places = np.empty(tile.rows, dtype=np.int64)
     all_weights = np.empty(tile.rows)
-    clipped = weights = present = waiting = 0
-    i = first
-    while i < last:
-        i, records = _load_tile(rows, begins, starts, i, last, how, plain, tile, room, places)
-        if records == 0:
-            continue
-        present += records
-        n = tile.begins[records]
-        fill_images(tile, frame, n)
-        clipped += _scale_tile(tile, frame, sums, centre, margin, per_unit, all_weights[:records])
-        waiting += records
-        if waiting > RECORDS_PER_FLUSH:
-            _flush(frame, sums)
-            waiting = records
-        weights += _add_tile(tile, frame, sums, centre, margin, all_weights[:records])
+    clipped = weights = waiting = nulls = 0
+    step = 2 if how.pairs else 1
+    sums.total[:] = 0
+    i = take(counter, share)
+    while i < begins.size:
+        last = min(i + share, begins.size)
+        nulls += (last - i) // step
+        while i < last:
+            i, records = _load_tile(rows, begins, starts, i, last, how, plain, tile, room, places)
+            if records == 0:
+                continue
+            nulls -= records
+            n = tile.begins[records]
+            fill_images(tile, frame, n)
+            clipped += _scale_tile(tile, frame, sums, centre, margin, per_unit, all_weights[:records])
+            waiting += records
+            if waiting > RECORDS_PER_FLUSH:
+                _flush(frame, sums)
+                waiting = records
+            weights += _add_tile(tile, frame, sums, centre, margin, all_weights[:records])
+        i = take(counter, share)
     _flush(frame, sums)
     if centre.mix.size > 0:
         # Null records: no image, and the centre's clipped weight each.
-        nulls = (last - first) // (2 if how.pairs else 1) - present
         _, of_null, smaller = scaled_down(
             0.0, 0.0, 0.0, 0.0, 0.0, 0.0, float((frame.d + 1) * frame.k), centre
         )

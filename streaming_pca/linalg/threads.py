@@ -14,13 +14,13 @@ import functools
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
-__all__ = ["limited_threads", "shared_out", "thread_count", "use_threads"]
+__all__ = ["limited_threads", "shared_out", "thread_count", "together", "use_threads"]
 
 Result = TypeVar("Result")
 
@@ -29,9 +29,6 @@ _MOST = 8
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 _chosen: int | None = None
-_pool: ThreadPoolExecutor | None = None
-_lock = threading.Lock()
-_here = threading.local()
 
 
 def thread_count() -> int:
@@ -70,42 +67,104 @@ def limited_threads(count: int) -> Iterator[None]:
         use_threads(before)
 
 
-def _mark_thread() -> None:
-    _here.in_pool = True
+class _Errand(Generic[Result]):
+    """One call of some work by a thread of the pool, unless that comes too late for it."""
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self._work = work
+        self._begun, self._ended = threading.Lock(), threading.Lock()
+        self._ended.acquire()
+        self._results: list[Result] = []
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Do it, in the pool's thread."""
+        if not self._begun.acquire(blocking=False):
+            return
+        try:
+            self._results.append(self._work())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._ended.release()
+
+    def settle(self) -> None:
+        """Withdraw it if it has not begun, else wait until it has ended; in the caller's thread."""
+        if not self._begun.acquire(blocking=False):
+            self._ended.acquire()
+
+    @property
+    def results(self) -> list[Result]:
+        """What the work returned, nothing if it was withdrawn; raises what it has raised."""
+        if self._error is not None:
+            raise self._error
+        return self._results
 
 
-def _submitted(work: Callable[[int, int], Result], parts: Sequence[tuple[int, int]]) -> list[Future[Result]]:
-    """Hand parts to the pool, which has a thread for each of them.
+class _Hand(threading.Thread):
+    """A thread of the pool. It waits for a lock of its own: a queue's would take several times as long."""
 
-    Under the lock: no other caller replaces the pool, and ends it, in the meantime.
-    """
-    global _pool
-    with _lock:
-        if _pool is None or _pool._max_workers < len(parts):
-            if _pool is not None:
-                _pool.shutdown(wait=False)
-            _pool = ThreadPoolExecutor(len(parts), thread_name_prefix="kernel", initializer=_mark_thread)
-        _keep_off(_pool._threads)
-        return [_pool.submit(work, a, b) for a, b in parts]
+    def __init__(self) -> None:
+        super().__init__(name="kernel", daemon=True)
+        self._called = threading.Lock()
+        self._called.acquire()
+        self._errand: _Errand[Any] | None = None
+        self._kept_off: int | None = None
+        self.start()
+
+    def call(self, errand: _Errand[Any]) -> None:
+        """Have it run an errand; only while it is idle."""
+        self._keep_off()
+        self._errand = errand
+        self._called.release()
+
+    def run(self) -> None:
+        while True:
+            self._called.acquire()
+            errand, self._errand = self._errand, None
+            assert errand is not None
+            errand.run()
+            # It may hold a batch.
+            del errand
+            _idle.append(self)
+
+    def _keep_off(self) -> None:
+        """Keep it off the processor that the caller works on.
+
+        Linux likes to wake a thread where its waker is, and may leave it waiting there, beside a processor
+        that has nothing to do, for longer than a sum takes.
+        """
+        if _processor_of_caller is None or self.native_id is None:
+            return
+        mine = _processor_of_caller()
+        if mine == self._kept_off:
+            return
+        others = os.sched_getaffinity(0) - {mine}
+        if others:
+            with suppress(OSError):
+                os.sched_setaffinity(self.native_id, others)
+                self._kept_off = mine
 
 
-def _keep_off(threads: Iterable[threading.Thread]) -> None:
-    """Keep threads off the processor that the caller works on.
+_idle: deque[_Hand] = deque()
+_lock = threading.Lock()
+_made = 0
 
-    Linux likes to wake a thread where its waker is, and may leave it waiting there, beside a processor
-    that has nothing to do, for longer than a sum takes.
-    """
-    if _processor_of_caller is None:
-        return
-    mine = _processor_of_caller()
-    others = os.sched_getaffinity(0) - {mine}
-    if not others:
-        return
-    for thread in threads:
-        # One that has ended since has no processor to be kept off.
-        with suppress(OSError):
-            if thread.native_id is not None:
-                os.sched_setaffinity(thread.native_id, others)
+
+def _idle_hands(most: int) -> list[_Hand]:
+    """Threads that have nothing to do, no longer idle; made where there are fewer than ``most`` at all."""
+    global _made
+    found: list[_Hand] = []
+    with suppress(IndexError):
+        while len(found) < most:
+            found.append(_idle.pop())
+    if len(found) < most and _made < most:
+        # A process that may have no more threads goes on with those it has.
+        with _lock, suppress(RuntimeError):
+            while len(found) < most and _made < most:
+                found.append(_Hand())
+                _made += 1
+    return found
 
 
 def _find_processor_of_caller() -> Callable[[], int] | None:
@@ -122,21 +181,52 @@ _processor_of_caller = _find_processor_of_caller()
 
 def _forget_pool() -> None:
     """A fork has none of its parent's threads, and may have found the lock held by one."""
-    global _pool, _lock
-    _pool, _lock = None, threading.Lock()
+    global _idle, _made, _lock
+    _idle, _made, _lock = deque(), 0, threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_pool)
 
 
+def together(work: Callable[[], Result], most: int) -> list[Result]:
+    """Call ``work`` in this thread, and meanwhile in those of the pool that have nothing to do.
+
+    The calls share out among themselves what there is to do, so that it is done when the
+    caller's own has returned and those that have begun have, too. A thread that wakes late is not
+    waited for. All have ended when this returns or raises. Work may call it again.
+
+    Parameters
+    ----------
+    work : callable
+        Releases the interpreter's lock where it takes long.
+    most : int
+        Threads, the caller's included.
+
+    Returns
+    -------
+    list
+        What each call returned, the caller's first.
+    """
+    errands = []
+    for hand in _idle_hands(min(most, thread_count()) - 1):
+        errand = _Errand(work)
+        hand.call(errand)
+        errands.append(errand)
+    try:
+        own = work()
+    finally:
+        for errand in errands:
+            errand.settle()
+    return [own, *itertools.chain.from_iterable(errand.results for errand in errands)]
+
+
 def shared_out(
     total: int, work: Callable[[int, int], Result], granularity: int = 1, least: int = 1
 ) -> list[Result]:
-    """``work(first, last)`` of consecutive ranges that make up ``total``, one a thread.
+    """``work(first, last)`` of consecutive ranges that make up ``total``, as many as there are threads.
 
-    All of them have ended when it returns or raises. Work that shares itself out again does
-    so in its own thread: the pool's others may be waiting for it.
+    All of them have ended when it returns or raises.
 
     Parameters
     ----------
@@ -152,11 +242,14 @@ def shared_out(
     groups = -(-total // granularity)
     cuts = [min(groups * i // ranges * granularity, total) for i in range(ranges + 1)]
     parts = [(a, b) for a, b in itertools.pairwise(cuts) if a < b]
-    if len(parts) <= 1 or getattr(_here, "in_pool", False):
+    if len(parts) <= 1:
         return [work(a, b) for a, b in parts]
-    others = _submitted(work, parts[1:])
-    try:
-        first = work(*parts[0])
-    finally:
-        wait(others)
-    return [first, *(other.result() for other in others)]
+    found: dict[int, Result] = {}
+    numbers = itertools.count()
+
+    def some() -> None:
+        while (i := next(numbers)) < len(parts):
+            found[i] = work(*parts[i])
+
+    together(some, len(parts))
+    return [found[i] for i in range(len(parts))]

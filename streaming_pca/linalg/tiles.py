@@ -43,6 +43,8 @@ __all__ = [
     "Tile",
     "fill_images",
     "frame_of",
+    "longest_column",
+    "longest_record",
     "new_tile",
     "put_records",
     "tile_rows",
@@ -99,6 +101,45 @@ class Frame(NamedTuple):
         return (min(self.strips, CHAIN) + 8) * 2.0**-23
 
 
+@njit(cache=True, nogil=True)
+def _pack(columns: Floats, d: int, width: int, packed: NDArray[np.float32]) -> None:
+    """Put columns into strips; compiled, for numpy needs four steps, which a small sum would notice."""
+    for j in range(d):
+        place = (j // LANES) * width * LANES + j % LANES
+        for c in range(columns.shape[1]):
+            packed[place + c * LANES] = columns[j, c]
+
+
+@njit(cache=True, nogil=True)
+def longest_column(columns: Floats) -> float:
+    """The largest squared length of a column (d, c); NaN or infinity where an entry is."""
+    longest = 0.0
+    for c in range(columns.shape[1]):
+        size = 0.0
+        for j in range(columns.shape[0]):
+            size += columns[j, c] * columns[j, c]
+        # Written so that NaN stays.
+        if not size <= longest:
+            longest = size
+            if not size < math.inf:
+                break
+    return longest
+
+
+@njit(cache=True, nogil=True)
+def longest_record(begins: NDArray[np.int64], starts: NDArray[np.int64], rows: int) -> int:
+    """Rows of the longest record, or 1; -1 unless all records' rows are among the ``rows`` that there are."""
+    if starts.size != begins.size + 1:
+        return -1
+    longest = 1
+    for i in range(begins.size):
+        length = starts[i + 1] - starts[i]
+        if length < 0 or begins[i] < 0 or begins[i] > rows - length:
+            return -1
+        longest = max(longest, length)
+    return longest
+
+
 def frame_of(columns: Floats, k: int, augmented: bool) -> Frame:
     """Pack columns (d', c) whose first k are Q.
 
@@ -112,10 +153,8 @@ def frame_of(columns: Floats, k: int, augmented: bool) -> Frame:
     d = len(columns) - augmented
     count = columns.shape[1]
     width = -(-count // COLUMNS) * COLUMNS
-    strips = -(-d // LANES)
-    padded = np.zeros((strips * LANES, width), dtype=np.float32)
-    padded[:d, :count] = columns[:d]
-    packed = np.ascontiguousarray(padded.reshape(strips, LANES, width).transpose(0, 2, 1)).ravel()
+    packed = np.zeros(-(-d // LANES) * width * LANES, dtype=np.float32)
+    _pack(np.ascontiguousarray(columns), d, width, packed)
     constants = np.zeros(width)
     if augmented:
         constants[:count] = columns[d]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -141,21 +143,59 @@ def test_any_number_of_threads_gives_the_same_sum(p: Preprocessing, monkeypatch:
     for n in (2, 3, 8):
         with threadpool_limits(n):
             assert same(sums(batch, p), whole)
-    parts = []
+    parts: list[int] = []
+    asked: list[int] = []
 
     def counted(*args: Any, shared_out: Any = image_kernels.shared_out, **kwargs: Any) -> Any:
         found = shared_out(*args, **kwargs)
         parts.append(len(found))
         return found
 
+    def all_at_once(work: Callable[[], Any], most: int) -> list[Any]:
+        """As ``together``, but every thread begins, at the same time."""
+        asked.append(most)
+        meeting, found = threading.Barrier(most), []
+
+        def one() -> None:
+            meeting.wait(20)
+            found.append(work())
+
+        others = [threading.Thread(target=one) for _ in range(most)]
+        for other in others:
+            other.start()
+        for other in others:
+            other.join()
+        assert len(found) == most
+        return found
+
     monkeypatch.setattr(image_kernels, "_LEAST_SHARE", 1)
+    monkeypatch.setattr(image_kernels, "_SHARE", 1)
+    monkeypatch.setattr(tiles, "MOST_ROWS", 8)
     monkeypatch.setattr(image_kernels, "shared_out", counted)
+    monkeypatch.setattr(image_kernels, "together", all_at_once)
     for n in (1, 2, 3, 7):
         parts.clear()
+        asked.clear()
         with limited_threads(n):
             assert same(sums(batch, p), whole)
             assert sizes(batch, p) == lengths
         assert set(parts) == {n}
+        assert set(asked) <= {n}
+        assert asked or p.kind is RecordKind.MATRIX
+
+
+@pytest.mark.parametrize("p", ["none", "augment", "pairs", "vector"], indirect=True)
+def test_a_kernel_sums_what_no_other_has_taken(p: Preprocessing) -> None:
+    kernel = image_kernels.FactorImages(p, BASIS[: p.output_dim], 1.0)
+    batch = Batch.of_records(stream(p, 96), D, p.kind)
+    whole = kernel(batch)[:-1]
+    records = kernel.records.read(batch)
+    for first in (0, 8, 64, 96, 1000):
+        counter = np.array([first], dtype=np.int64)
+        total, _, _ = kernel._part(records, counter, 8)
+        before = kernel(batch.split([min(first, 96), 96 - min(first, 96)])[0])[:-1]
+        assert np.array_equal(total.T.ravel() + before, whole)
+        assert counter[0] >= 96
 
 
 def test_float32_and_float64_of_the_same_values_give_the_same_sum(p: Preprocessing) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from streaming_pca.linalg import threads
-from streaming_pca.linalg.threads import limited_threads, shared_out, thread_count
+from streaming_pca.linalg.threads import limited_threads, shared_out, thread_count, together
 
 
 def ran(work: Callable[[], object], limit: float = 20) -> None:
@@ -47,14 +47,14 @@ def test_ranges_make_up_the_whole_in_order(count: int, total: int, granularity: 
 def test_each_part_has_a_thread_of_its_own_and_the_caller_works_too() -> None:
     meeting = threading.Barrier(5, timeout=20)
 
-    def work(a: int, b: int) -> str:
+    def work(a: int, b: int) -> int:
         # All five are here at once, or this breaks.
         meeting.wait()
-        return threading.current_thread().name
+        return threading.get_ident()
 
     with limited_threads(5):
         names = shared_out(5, work)
-    assert names[0] == threading.current_thread().name
+    assert threading.get_ident() in names
     assert len(set(names)) == 5
 
 
@@ -71,8 +71,74 @@ def test_what_fails_is_raised_when_nothing_is_at_work_any_more(where: int) -> No
     with limited_threads(4):
         with pytest.raises(ZeroDivisionError):
             shared_out(4, work)
-        assert sorted(running) == [i for i in range(4) if i != where]
+        there = list(running)
+        time.sleep(0.1)
+        assert running == there
         assert shared_out(4, lambda a, b: a) == [0, 1, 2, 3]
+
+
+def test_together_is_one_call_a_thread_at_most_and_the_callers_first() -> None:
+    meeting = threading.Barrier(3, timeout=20)
+
+    def work() -> int:
+        meeting.wait()
+        return threading.get_ident()
+
+    with limited_threads(3):
+        found = together(work, 3)
+    assert found[0] == threading.get_ident()
+    assert len(set(found)) == 3
+    with limited_threads(2):
+        assert len(together(threading.get_ident, 5)) <= 2
+    assert together(threading.get_ident, 1) == [threading.get_ident()]
+
+
+def test_a_thread_that_wakes_late_is_not_waited_for() -> None:
+    """It is held up at its lock; what it was called for is done without it, and it does not do it again."""
+    threads._forget_pool()
+    woken, calls = threading.Event(), []
+
+    class Late(threads._Hand):
+        def run(self) -> None:
+            woken.wait(20)
+            super().run()
+
+    threads._idle.append(Late())
+    threads._made = 1
+    with limited_threads(2):
+        ran(lambda: together(lambda: calls.append(threading.get_ident()), 2))
+        assert len(calls) == 1
+        woken.set()
+        end = time.monotonic() + 20
+        while not threads._idle and time.monotonic() < end:
+            time.sleep(0.001)
+        assert len(calls) == 1
+        assert len(threads._idle) == 1
+        assert shared_out(2, lambda a, b: a) == [0, 1]
+
+
+def test_callers_at_once_get_along_with_few_threads() -> None:
+    """One thread for all, beside their own: none waits for it, and none gets another's results."""
+
+    def caller(n: int, failures: list[object]) -> None:
+        for i in range(200):
+            found = shared_out(2, lambda a, b: (n, i, a))  # noqa: B023
+            if found != [(n, i, 0), (n, i, 1)]:
+                failures.append(found)
+
+    def whole() -> None:
+        failures: list[object] = []
+        callers = [threading.Thread(target=caller, args=(n, failures)) for n in range(6)]
+        for c in callers:
+            c.start()
+        for c in callers:
+            c.join()
+        assert not failures
+
+    threads._forget_pool()
+    with limited_threads(2):
+        ran(whole, 60)
+        assert threads._made == 1
 
 
 def test_work_that_is_shared_out_within_work_waits_for_no_thread_of_the_pool() -> None:

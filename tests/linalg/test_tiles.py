@@ -7,12 +7,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from streaming_pca.linalg import image_sums, tiles
 from streaming_pca.linalg.image_sums import new_sums
 from streaming_pca.linalg.lattice import RADIUS
-from streaming_pca.linalg.tiles import Frame, Tile, fill_images, frame_of, new_tile, put_records
+from streaming_pca.linalg.tiles import (
+    Frame,
+    Tile,
+    fill_images,
+    frame_of,
+    longest_column,
+    longest_record,
+    new_tile,
+    put_records,
+)
 from streaming_pca.linalg.vectors import LANES
 
 Array = NDArray[Any]
@@ -166,3 +177,33 @@ def test_a_tile_has_room_for_the_longest_record() -> None:
             assert rows >= longest
             assert rows % 8 == 0
     assert tiles.tile_rows(10**6, 1) * 10**6 <= 2**26
+
+
+@given(st.integers(0, 6), st.integers(0, 12), st.data())
+def test_records_of_other_rows_than_there_are_are_told(m: int, rows: int, data: st.DataObject) -> None:
+    extreme = st.one_of(st.integers(-2, 15), st.sampled_from([2**62, -(2**62), 2**63 - 1, -(2**63)]))
+    lengths = data.draw(st.lists(st.integers(-1, 5), min_size=m, max_size=m))
+    begins = np.array(data.draw(st.lists(extreme, min_size=m, max_size=m)), dtype=np.int64)
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    found = longest_record(begins, starts, rows)
+    fitting = all(n >= 0 and a >= 0 and a + n <= rows for a, n in zip(begins.tolist(), lengths, strict=True))
+    assert found == (max([1, *lengths]) if fitting else -1)
+
+
+def test_starts_say_where_each_record_ends() -> None:
+    assert longest_record(np.zeros(2, dtype=np.int64), np.zeros(2, dtype=np.int64), 5) == -1
+    # Differences that wrap around are no lengths.
+    wide = np.array([-(2**63), 2**63 - 1], dtype=np.int64)
+    assert longest_record(np.zeros(1, dtype=np.int64), wide, 5) == -1
+
+
+def test_the_longest_column() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((7, 3))
+    assert longest_column(x) == pytest.approx(float((x * x).sum(axis=0).max()))
+    assert longest_column(np.zeros((0, 2))) == 0.0
+    for bad in (np.nan, np.inf, 1e200):
+        for c in range(3):
+            y = x.copy()
+            y[4, c] = bad
+            assert not longest_column(y) <= 1.01
