@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from streaming_pca.estimators.base import Estimator, Options, Plan, State, Subspace
-from streaming_pca.linalg.lattice import MAX_RECORDS
+from streaming_pca.linalg.lattice import BLOCK, MAX_RECORDS
 from streaming_pca.linalg.packed import packed_size, unpack_symmetric
 from streaming_pca.linalg.report_sums import add_reports
 from streaming_pca.local import noise_sigma
@@ -102,7 +102,8 @@ class LocalEstimator(Estimator[S, O]):
     def _update(self, state: S, batch: Batch) -> tuple[S, int]:
         """Add the reports, and find what their mean shows; no report is clipped."""
         total = np.array(state.total)
-        counted = add_reports(batch.packed().rows, 1.0 + _FAR * self.sigma, total)
+        limit = 1.0 + _FAR * self.sigma
+        counted = sum(add_reports(block.rows, limit, total) for block in batch.blocks(BLOCK))
         new = replace(
             state,
             batch=state.batch + 1,

@@ -35,9 +35,8 @@ class Gathering:
         self.buffers: dict[int, Buffer] = {}
         self._width = codec.kind.width(codec.dim)
         self._store = RowStore(self._width)
-        self._others: list[RowStore] = []
+        self._spare: RowStore | None = None
         self._lent: RowStore | None = None
-        self._messages = self._rows = self._expected = 0
 
     @property
     def partitions(self) -> list[int]:
@@ -50,20 +49,11 @@ class Gathering:
         messages = sum(buffer.count for buffer in self.buffers.values())
         return max(self._store.size, messages) * self._store.row_bytes
 
-    def append(self, partition: int, messages: Sequence[Any], wanted: int) -> None:
-        """Decode messages that follow those of a partition's buffer.
-
-        Parameters
-        ----------
-        wanted : int
-            Messages that a batch has: for so many it makes room.
-        """
+    def append(self, partition: int, messages: Sequence[Any]) -> None:
+        """Decode messages that follow those of a partition's buffer."""
         for piece in _pieces(messages):
             rows, lengths = self._codec.decode_many(piece)
-            self._messages += len(piece)
-            self._rows += len(rows)
-            self._expected = (wanted + 2 * len(messages)) * self._rows // self._messages
-            first = self._store.append(rows, self._expected)
+            first = self._store.append(rows)
             places = first + np.cumsum(lengths) - lengths
             offsets = np.fromiter((m.offset for m in piece), dtype=np.int64, count=len(piece))
             self.buffers[partition].append(Chunk(offsets, places, lengths, self._codec.users_of(piece)))
@@ -73,6 +63,8 @@ class Gathering:
 
         The batch may share a store's rows until :meth:`give_back`.
         """
+        # One that was not given back by now never is: its rows stay the batch's.
+        self._lent = None
         parts = [self.buffers[p].take(count) for p, count in zip(self.partitions, counts, strict=True)]
         taken = interleave(parts, granularity)
         batch = batch_of(self._store.rows, taken, self._codec.kind, self._codec.unit == "row")
@@ -81,11 +73,11 @@ class Gathering:
             # The smaller part of the store: it is copied, and its room used again with the rest's.
             return batch.copy(), taken.users
         self._lent, before = self._store, self._store
-        self._store = self._others.pop() if self._others else RowStore(self._width)
+        self._store, self._spare = self._spare or RowStore(self._width), None
         for buffer in self.buffers.values():
             for chunk in buffer.chunks:
                 rows = before.rows[places_of_rows(chunk)]
-                first = self._store.append(rows, self._expected)
+                first = self._store.append(rows)
                 chunk.places = first + np.cumsum(chunk.lengths) - chunk.lengths
         return batch, taken.users
 
@@ -93,7 +85,7 @@ class Gathering:
         """Nobody reads the batch that was taken last, or will: its memory may be used again."""
         if self._lent is not None:
             self._lent.clear()
-            self._others, self._lent = [self._lent], None
+            self._spare, self._lent = self._lent, None
 
 
 def _pieces(messages: Sequence[Any]) -> Iterator[Sequence[Any]]:

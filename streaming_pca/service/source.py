@@ -49,8 +49,8 @@ _PATIENCE_SECONDS = 60.0
 _FETCH_BYTES = 4 * 2**20
 """Fetched ahead by all partitions together (1 MiB each at least). A client has up to six copies of it while
 it is decoded: larger fetches are hardly faster."""
-_LEAST_BYTES = 2**24
-"""Which may be read ahead, however small a batch is."""
+_LEAST_BYTES, _LEAST_MESSAGES = 2**24, 2**14
+"""What may be read ahead, whichever is less, however small a batch is."""
 _POLL_MS = 20
 """A poll that meets nothing but a transaction's marker goes on waiting: it must not for long."""
 
@@ -228,7 +228,7 @@ class Source:
         available = [self._buffers[p].count for p in partitions]
         closed = [self._position(p) >= ends.get(p, 0) for p in partitions]
         wanted = math.ceil(self._share_ahead * self._plan.count)
-        if self._gathering.bytes < _LEAST_BYTES:
+        if self._gathering.bytes < _LEAST_BYTES and sum(available) < _LEAST_MESSAGES:
             wanted = max(wanted, sum(available) + 1)
         level, enough = share(available, closed, wanted)
         if enough is not None or all(closed):
@@ -307,9 +307,8 @@ class Source:
         except KafkaError as error:
             # Not its text: that may hold bytes of a record.
             raise SessionLost(f"reading {self._topic} failed: {type(error).__name__}") from None
-        wanted = 0 if self._plan is None else self._plan.count
         for messages in polled.values():
-            self._gathering.append(partition, messages, wanted)
+            self._gathering.append(partition, messages)
 
     def _cut(self, counts: Sequence[int], granularity: int) -> Taken:
         starts = self.positions

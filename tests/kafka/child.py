@@ -21,7 +21,7 @@ import numpy as np
 
 from streaming_pca.privacy.randomness import replace_noise_door
 from streaming_pca.records import Batch
-from streaming_pca.service import clients, source
+from streaming_pca.service import clients, gathering, source
 from streaming_pca.service.checkpoint import CheckpointWriter
 from streaming_pca.service.worker import run_worker
 from streaming_pca.settings import Settings, StreamSettings
@@ -120,7 +120,7 @@ def break_assembly(telltale: str) -> None:
     def interleave(*args: Any) -> Any:
         raise MemoryError(telltale)
 
-    source.interleave = interleave
+    gathering.interleave = interleave
 
 
 def peak_memory() -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from streaming_pca.records import Batch
+from streaming_pca.service import row_store
 from streaming_pca.service.assembly import Buffer
 from streaming_pca.service.gathering import Gathering, _pieces
 from streaming_pca.service.row_store import RowStore
@@ -65,7 +67,7 @@ def test_every_batch_keeps_its_records_until_it_is_given_back(
                 number += 1
                 messages.append(a_message(number, rows, data.draw(st.integers(0, 9)) == 9))
                 waiting[partition].append((number, rows))
-            gathering.append(partition, messages, data.draw(st.integers(0, 20)))
+            gathering.append(partition, messages)
             continue
         counts = [data.draw(st.integers(0, len(w))) for w in waiting]
         if not sum(counts):
@@ -87,7 +89,7 @@ def test_every_batch_keeps_its_records_until_it_is_given_back(
 
 
 def taken_after(gathering: Gathering, first: int, count: int) -> Batch:
-    gathering.append(0, [a_message(first + i, 1) for i in range(count)], count)
+    gathering.append(0, [a_message(first + i, 1) for i in range(count)])
     batch, _ = gathering.take([count], 1)
     return batch
 
@@ -112,7 +114,7 @@ def test_two_arrays_serve_all_batches() -> None:
 def test_a_small_batch_is_copied_rather_than_the_rest() -> None:
     gathering = Gathering(PayloadCodec(DIM))
     gathering.buffers[0] = Buffer(0)
-    gathering.append(0, [a_message(i, 1) for i in range(100)], 10)
+    gathering.append(0, [a_message(i, 1) for i in range(100)])
     store = gathering._store
     batch, _ = gathering.take([10], 1)
     assert gathering._store is store
@@ -120,7 +122,7 @@ def test_a_small_batch_is_copied_rather_than_the_rest() -> None:
     # Once half of a store was taken, the rest moves: it does not grow for ever.
     sizes = []
     for i in range(60):
-        gathering.append(0, [a_message(100 + 10 * i + j, 1) for j in range(10)], 10)
+        gathering.append(0, [a_message(100 + 10 * i + j, 1) for j in range(10)])
         batch, _ = gathering.take([10], 1)
         assert records_of(batch)[0][0][0] == 10 * (i + 1)
         gathering.give_back()
@@ -128,37 +130,56 @@ def test_a_small_batch_is_copied_rather_than_the_rest() -> None:
     assert max(sizes) <= 200
 
 
-def test_room_for_a_batch_is_made_at_once() -> None:
-    gathering = Gathering(PayloadCodec(DIM, max_rows=4))
-    gathering.buffers[0] = Buffer(0)
-    gathering.append(0, [a_message(i, 2) for i in range(10)], 1000)
-    at = gathering._store.rows.__array_interface__["data"][0]
-    for i in range(1, 100):
-        gathering.append(0, [a_message(10 * i + j, 2) for j in range(10)], 1000)
-    assert gathering._store.rows.__array_interface__["data"][0] == at
-    assert gathering._store.size == 2000
-
-
-def test_rows_of_double_precision_are_kept_whole() -> None:
+def test_rows_of_double_precision_are_kept_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_store, "_PIECE_BYTES", 50)
     store = RowStore(2)
-    single, double = np.full((2, 2), 1 / 3, dtype=np.float32), np.full((1, 2), 1 / 3)
-    assert store.append(single, 2) == 0
-    assert store.append(double, 2) == 2
-    assert store.append(single, 2) == 3
+    third = float(np.float32(1 / 3))
+    single = np.full((2, 2), 1 / 3, dtype=np.float32) * np.arange(1, 3, dtype=np.float32)[:, None]
+    for _ in range(20):
+        store.append(single)
+    assert store.append(np.full((1, 2), 1 / 3)) == 40
+    assert store.append(single) == 41
     assert store.rows.dtype == np.float64
-    assert (
-        store.rows[:, 0].tolist() == [float(np.float32(1 / 3))] * 2 + [1 / 3] + [float(np.float32(1 / 3))] * 2
-    )
+    assert store.rows[:, 1].tolist() == [third, 2 * third] * 20 + [1 / 3, third, 2 * third]
     # What comes after is not widened by what was here.
     store.clear()
-    store.append(single, 2)
+    store.append(single)
     assert store.rows.dtype == np.float32
+    assert store.rows.tolist() == single.tolist()
+
+
+def test_a_store_takes_little_more_than_its_rows() -> None:
+    """No record decides how much: those that come first may be much longer than the rest."""
+    store = RowStore(1000)
+    first = store.append(np.ones((64, 1000), dtype=np.float32))
+    for i in range(1, 300):
+        store.append(np.full((100, 1000), i, dtype=np.float32))
+        held = store.size * 4000
+        assert store._memory.nbytes <= max(held * 1.07, 2**20)
+    assert first == 0
+    assert store.rows[::100, 0].tolist()[1:] == [float(i) for i in range(1, 300)]
+    # It grows where it is, or is moved by the system, without a copy; then it has what it needs.
+    at = store._memory.__array_interface__["data"][0]
+    for _ in range(3):
+        store.clear()
+        for i in range(300):
+            store.append(np.full((99, 1000), i, dtype=np.float32))
+        assert store._memory.__array_interface__["data"][0] == at
+
+
+def test_a_store_that_somebody_looks_at_grows_elsewhere() -> None:
+    store = RowStore(4)
+    store.append(np.ones((10, 4), dtype=np.float32))
+    seen = store.rows
+    store.append(np.full((10**6, 4), 2, dtype=np.float32))
+    assert seen.tolist() == np.ones((10, 4)).tolist()
+    assert store.rows[9:11].tolist() == [[1.0] * 4, [2.0] * 4]
 
 
 def test_what_was_not_read_counts_as_much_as_a_row() -> None:
     gathering = Gathering(PayloadCodec(DIM))
     gathering.buffers[0] = Buffer(0)
-    gathering.append(0, [a_message(i, 0) for i in range(7)], 7)
+    gathering.append(0, [a_message(i, 0) for i in range(7)])
     assert gathering.bytes == 7 * DIM * 4
 
 

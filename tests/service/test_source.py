@@ -172,6 +172,16 @@ def test_a_share_of_a_batch_is_read_ahead(reading: Reading, ahead: float, wanted
     assert wanted <= source.buffered < wanted + AT_ONCE
 
 
+def test_no_more_messages_than_that_are_read_ahead(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log({0: records(0, 500)})
+    source, feed = reading(log, 1.0, least=2**24)
+    monkeypatch.setattr(source_module, "_LEAST_MESSAGES", 60)
+    feed.add(feed.started + 1, ends_of(log))
+    source.aim(plan(2))
+    read_all_ahead(source)
+    assert 60 <= source.buffered < 60 + AT_ONCE
+
+
 @pytest.mark.parametrize("value", [np.ones(3, "<f4").tobytes(), b"broken"])
 def test_some_bytes_are_read_ahead_however_small_a_batch_is(reading: Reading, value: bytes) -> None:
     log = Log({0: [Message(2 * i, value) for i in range(500)]})
