@@ -8,14 +8,16 @@ each a record (``privacy_unit = "row"``). Then, in turns, processes of their own
 - librdkafka's, if `confluent-kafka` is installed (`pip install '.[benchmarks]'`);
 - `streaming-pca worker`: real transactions, the ledger, and its releases read back, read_committed.
 
-The worker's stream has the default estimator, rank 8, batches of 131,072 records (the largest that it
-plans by itself), all else as it is by default. Its time runs from the arrival of the second release at a
-consumer to that of the last measured one, and the topic holds two batches more than that: so starting,
-compiling and the first two batches are left out, and at both ends the worker has read ahead what it
-will. That is the time of fetching, decoding, reserving, learning, committing and publishing so many
-batches in the steady state. The bare consumers' time runs from the end of their first poll. CPU time is
-the worker's and its clock's, over the same batches; peak memory is VmHWM, the worker's and apart from it
-its clock process's.
+The worker's stream has rank 8, batches of 131,072 records (the largest that the default estimator plans by
+itself), all else as it is by default; first `block`, whose kernels keep up with a consumer, then
+`adaptive`, the default, which draws more noise here than there is time for while a batch is read. Its time
+runs from the arrival of the second release at a consumer to that of the last measured one, and the topic
+holds two batches more than that: so starting, compiling and the first two batches are left out, and at both
+ends the worker has read ahead what it will. That is the time of fetching, decoding, reserving, learning,
+committing and publishing so many batches in the steady state. The bare consumers' time runs from the end of
+their first poll. CPU time is the worker's and its clock's, over the same batches; peak memory is VmHWM, the
+worker's and apart from it its clock process's; `anon.` is the most that was seen, at releases, without the
+pages of files, as libraries are.
 
 A worker can be no faster than its estimator: `learning alone` is that, on one batch that is in memory,
 in a process that does nothing else.
@@ -109,16 +111,16 @@ class Speed:
 
 def measure(bootstrap: str, folder: Path, plan: Plan, rows_per_message: int) -> dict[str, Any]:
     """All readers of one size of message, in turns."""
-    topic = f"rows-{rows_per_message}"
+    topic = f"{plan.estimator}-{rows_per_message}"
     config = make_stream(bootstrap, folder, plan.stream(f"{topic}-fill", topic, rows_per_message))
     messages = plan.batch * (WARM_UP + plan.batches + AHEAD) // rows_per_message
     payload = draw_records(max(_DISTINCT, 4 * rows_per_message), DIM, RANK).view(np.uint8)
-    say(f"{rows_per_message * ROW_BYTES:,}-byte messages: writing {messages:,}")
+    say(f"{plan.estimator}, {rows_per_message * ROW_BYTES:,}-byte messages: writing {messages:,}")
     send(load_settings(config), payload.reshape(-1, rows_per_message * ROW_BYTES), messages)
 
     clients = ["kafka-python"] + (["librdkafka"] if librdkafka_is_there() else [])
     speeds: dict[str, Speed] = {name: Speed() for name in (*clients, "worker")}
-    peaks: list[tuple[int, int]] = []
+    peaks: list[tuple[int, int, int]] = []
     for repeat in range(plan.repeats):
         for client in clients:
             found = _bare(client, bootstrap, topic, messages)
@@ -138,7 +140,7 @@ def _row(
     rows_per_message: int,
     speeds: dict[str, Speed],
     alone: float,
-    peaks: list[tuple[int, int]],
+    peaks: list[tuple[int, int, int]],
 ) -> dict[str, Any]:
     """One line of the result; ratios are medians of the repeats' own, which ran one after the other."""
 
@@ -147,7 +149,7 @@ def _row(
         return round(statistics.median(a / b for a, b in zip(mine, to, strict=True)), 4)
 
     with_librdkafka = "librdkafka" in speeds
-    peak, clock = (max(each) for each in zip(*peaks, strict=True))
+    peak, clock, anonymous = (max(each) for each in zip(*peaks, strict=True))
     return {
         "message_bytes": rows_per_message * ROW_BYTES,
         "rows_per_message": rows_per_message,
@@ -163,6 +165,7 @@ def _row(
         "clock_peak_bytes": clock,
         "batch_bytes": plan.batch * ROW_BYTES,
         "peak_over_two_batches_bytes": peak - 2 * plan.batch * ROW_BYTES,
+        "anonymous_over_two_batches_bytes": anonymous - 2 * plan.batch * ROW_BYTES,
         "batch": plan.batch,
         "batches": plan.batches,
         "repeats": plan.repeats,
@@ -180,8 +183,8 @@ def _bare(client: str, bootstrap: str, topic: str, messages: int) -> dict[str, A
     return found
 
 
-def _worker(config: Path, plan: Plan, speed: Speed) -> tuple[int, int]:
-    """Run one worker and note its speed; the peak memory of its two processes."""
+def _worker(config: Path, plan: Plan, speed: Speed) -> tuple[int, int, int]:
+    """Run one worker and note its speed; the peak memory of it and its clock, and most that is no file's."""
     with RunningWorker(config) as worker:
         arrivals = {a.release.batch: a for a in _up_to(worker, WARM_UP + plan.batches)}
     # A consumer that is late sees two at once; the last of those that came together is the time of all.
@@ -190,7 +193,8 @@ def _worker(config: Path, plan: Plan, speed: Speed) -> tuple[int, int]:
         first.usage.cpu_seconds + first.usage.children_cpu_seconds
     )
     speed.add(plan.batch * plan.batches, last.at - first.at, spent)
-    return last.usage.peak_bytes, last.usage.children_peak_bytes
+    anonymous = max(a.usage.anonymous_bytes for a in arrivals.values())
+    return last.usage.peak_bytes, last.usage.children_peak_bytes, anonymous
 
 
 def _up_to(worker: RunningWorker, batch: int) -> list[Any]:
@@ -245,13 +249,13 @@ def _print_table(rows: Sequence[dict[str, Any]], console: Console) -> None:
     table = Table(title="rows a second of the whole worker, as a share of others' (medians), and its costs")
     for name in ("message", "of kafka-python", "of librdkafka", "of learning alone"):
         table.add_column(name, justify="right")
-    for name in ("rows/s", "CPU s / 1M rows", "peak MiB", "- 2 batches", "clock MiB"):
+    for name in ("rows/s", "CPU s / 1M rows", "peak MiB", "- 2 batches", "anon.", "clock MiB"):
         table.add_column(name, justify="right")
     for row in rows:
         speed, cpu = row["rows_per_second"], row["cpu_seconds_per_million_rows"]
         to_librdkafka = row["worker_to_librdkafka"]
         table.add_row(
-            f"{row['message_bytes'] // 1024} KiB",
+            f"{row['estimator']}, {row['message_bytes'] // 1024} KiB",
             f"{row['worker_to_bare_consumer']:.2f}",
             "-" if to_librdkafka is None else f"{to_librdkafka:.2f}",
             f"{row['worker_to_learning_alone']:.2f}",
@@ -259,6 +263,7 @@ def _print_table(rows: Sequence[dict[str, Any]], console: Console) -> None:
             f"{cpu['worker']:.1f}",
             f"{row['peak_bytes'] / 2**20:.0f}",
             f"{row['peak_over_two_batches_bytes'] / 2**20:+.0f}",
+            f"{row['anonymous_over_two_batches_bytes'] / 2**20:+.0f}",
             f"{row['clock_peak_bytes'] / 2**20:.0f}",
         )
         for name in speed:
@@ -289,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=131_072, help="records of a batch")
     parser.add_argument("--batches", type=int, default=3, help="measured, of each worker")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--estimator", default="adaptive")
+    parser.add_argument("--estimator", nargs="+", default=["block", "adaptive"], metavar="NAME")
     parser.add_argument(
         "--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="of the estimator"
     )
@@ -303,9 +308,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--batches and --repeats must be at least 1")
     if not librdkafka_is_there():
         say("no librdkafka to compare with: pip install 'streaming-pca[benchmarks]' (confluent-kafka)")
-    plan = Plan(given.batch, given.batches, given.repeats, given.estimator, dict(given.option))
+    plans = [
+        Plan(given.batch, given.batches, given.repeats, name, dict(given.option)) for name in given.estimator
+    ]
     with tempfile.TemporaryDirectory(prefix="streaming-pca-ingest-") as folder, apache_kafka() as bootstrap:
-        rows = [measure(bootstrap, Path(folder), plan, r) for r in given.rows_per_message]
+        rows = [measure(bootstrap, Path(folder), p, r) for p in plans for r in given.rows_per_message]
     _print_table(rows, Console(stderr=given.json, width=160))
     if given.json:
         print(json.dumps({"rows": rows}))

@@ -121,12 +121,16 @@ class Usage:
     cpu_seconds, children_cpu_seconds : float
     peak_bytes, children_peak_bytes : int
         Largest resident sizes.
+    anonymous_bytes : int
+        What it holds now but for pages of files: libraries' code is those, which the system shares and can
+        take back.
     """
 
     cpu_seconds: float
     children_cpu_seconds: float
     peak_bytes: int
     children_peak_bytes: int
+    anonymous_bytes: int
 
 
 def usage(pid: int) -> Usage:
@@ -139,8 +143,9 @@ def usage(pid: int) -> Usage:
     return Usage(
         _cpu_seconds(pid),
         sum(map(_cpu_seconds, children)),
-        _peak_bytes(pid),
-        sum(map(_peak_bytes, children)),
+        _status_bytes(pid, "VmHWM"),
+        sum(_status_bytes(child, "VmHWM") for child in children),
+        _status_bytes(pid, "RssAnon"),
     )
 
 
@@ -149,11 +154,11 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
 
 
-def _peak_bytes(pid: int) -> int:
+def _status_bytes(pid: int, name: str) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
-    raise OSError("no VmHWM in /proc")
+    raise OSError(f"no {name} in /proc")
 
 
 @dataclass(frozen=True)

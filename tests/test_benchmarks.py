@@ -69,6 +69,7 @@ def test_readers_are_compared_on_a_real_broker(kafka_bootstrap: str, tmp_path: P
     # Two processes, each with an interpreter of its own.
     assert row["peak_bytes"] > row["clock_peak_bytes"] > 2**20
     assert row["peak_over_two_batches_bytes"] == row["peak_bytes"] - 2 * row["batch_bytes"]
+    assert row["anonymous_over_two_batches_bytes"] < row["peak_over_two_batches_bytes"]
 
 
 def test_a_release_is_timed_from_the_last_record_of_its_batch(kafka_bootstrap: str, tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ class RowStore:
     Which precision that is changes no sum: the kernels' are the same bits for the same values
     (``tests/linalg/test_lattice.py``).
 
-    It takes a sixteenth more memory than its rows do, or what they took before. It makes room for nothing that
-    is not there: how much may come is for records to say, and no record may make a worker ask for more than
+    It takes a sixteenth more memory than its rows do, or what they took before. It makes room for nothing
+    that is not there: how much may come is for records to say, and none may make a worker ask for more than
     there is.
 
     Parameters
