@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from streaming_pca.linalg.centred import frobenius_norm
 from streaming_pca.linalg.image_bounds import Centre
-from streaming_pca.linalg.image_sums import Sums, image_sizes, new_sums, sum_images
+from streaming_pca.linalg.image_sizes import image_sizes
+from streaming_pca.linalg.image_sums import sum_images
+from streaming_pca.linalg.image_terms import Sums, new_sums
 from streaming_pca.linalg.lattice import quantise_centre
 from streaming_pca.linalg.matrix_sums import matrix_rows, sum_matrix_images
 from streaming_pca.linalg.public_map import NO_MAP, PublicMap

@@ -18,7 +18,7 @@ from streaming_pca.estimators.contributions import block_sum, residual_sizes
 from streaming_pca.estimators.image_kernels import FactorImages, MatrixImages
 from streaming_pca.linalg.centred import frobenius_norm
 from streaming_pca.linalg.image_bounds import MOST_IMAGE, WEIGHT, Centre, is_within
-from streaming_pca.linalg.image_sums import RECORDS_PER_FLUSH
+from streaming_pca.linalg.image_terms import RECORDS_PER_FLUSH
 from streaming_pca.linalg.lattice import MATRIX_RADIUS, MAX_RECORDS, RADIUS, LatticeSum, lattice_unit
 from streaming_pca.linalg.threads import limited_threads
 from streaming_pca.linalg.tiles import fill_images, new_tile, put_records, tile_rows

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from streaming_pca.estimators.contributions import _TightBlock, block_sum
 from streaming_pca.estimators.image_kernels import FactorImages, MatrixImages
 from streaming_pca.linalg.centred import frobenius_norm
-from streaming_pca.linalg.image_sums import RECORDS_PER_FLUSH
+from streaming_pca.linalg.image_terms import RECORDS_PER_FLUSH
 from streaming_pca.linalg.lattice import MATRIX_RADIUS, RADIUS
 from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.records import Batch, RecordKind

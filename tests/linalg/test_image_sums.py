@@ -14,7 +14,7 @@ from streaming_pca.estimators.contributions import block_sum
 from streaming_pca.estimators.image_kernels import FactorImages
 from streaming_pca.linalg.centred import frobenius_norm
 from streaming_pca.linalg.image_bounds import MOST_IMAGE
-from streaming_pca.linalg.image_sums import RECORDS_PER_FLUSH
+from streaming_pca.linalg.image_terms import RECORDS_PER_FLUSH
 from streaming_pca.linalg.lattice import MATRIX_RADIUS, RADIUS, lattice_unit
 from streaming_pca.linalg.vectors import LANES
 from streaming_pca.preprocessing import Preprocessing

@@ -16,7 +16,7 @@ from streaming_pca.estimators.bounded_records import BoundedRecords
 from streaming_pca.estimators.contributions import block_sum, covariance_sum, residual_sizes
 from streaming_pca.linalg import tiles
 from streaming_pca.linalg.image_bounds import MOST_IMAGE
-from streaming_pca.linalg.image_sums import RECORDS_PER_FLUSH
+from streaming_pca.linalg.image_terms import RECORDS_PER_FLUSH
 from streaming_pca.linalg.lattice import (
     BLOCK,
     MATRIX_RADIUS,

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from streaming_pca.linalg import image_sums, tiles
-from streaming_pca.linalg.image_sums import new_sums
+from streaming_pca.linalg import image_terms, tiles
+from streaming_pca.linalg.image_terms import new_sums
 from streaming_pca.linalg.lattice import RADIUS
 from streaming_pca.linalg.tiles import (
     Frame,
@@ -157,7 +157,7 @@ def test_the_length_of_a_product_is_not_understated(r: int, d: int, k: int, augm
         for c in range(k):
             place = ((c // sums.group) * tile.rows + first) * sums.group + c % sums.group
             sums.u[place : place + r * sums.group : sums.group] = u[:, c]
-        found = image_sums._product_squared(tile, frame, sums, first, first + r)
+        found = image_terms.product_squared(tile, frame, sums, first, first + r)
         z = rows_of(tile, frame)[first : first + r, :d]
         z = np.concatenate([z, tile.ones[first : first + r, None]], axis=1)
         products = z.astype(np.int64).astype(object).T @ u.astype(np.int64).astype(object)

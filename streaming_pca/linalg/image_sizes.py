@@ -1,0 +1,78 @@
+"""Sizes of A Q - C over factors, to choose a clip radius by: one pass over the records, in float32 images."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from streaming_pca.linalg.image_bounds import WEIGHT, Centre
+from streaming_pca.linalg.image_terms import (
+    Sums,
+    copy_images,
+    load_tile,
+    overlap,
+    product_squared,
+    record_terms,
+    units,
+)
+from streaming_pca.linalg.public_map import PublicMap
+from streaming_pca.linalg.tiles import Frame, Tile, fill_images
+
+__all__ = ["image_sizes"]
+
+Floats = NDArray[np.float64]
+
+_CANCELLED = 2.0**-10
+"""Of a squared residual, what is left of its terms: below, float32 images tell too little."""
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def image_sizes(
+    rows: NDArray[np.floating],
+    begins: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    first: int,
+    last: int,
+    how: PublicMap,
+    plain: bool,
+    frame: Frame,
+    centre: Centre,
+    per_unit: float,
+    tile: Tile,
+    sums: Sums,
+    room: Floats,
+    out: Floats,
+) -> None:
+    """|A Q - C'| of each record, in lattice units, into ``out``; -1 where too little is left to tell."""
+    places = np.empty(tile.rows, dtype=np.int64)
+    step = 2 if how.pairs else 1
+    reach = WEIGHT * math.sqrt(centre.squared)
+    out[:] = reach
+    i = first
+    while i < last:
+        begin = (i - first) // step
+        i, records = load_tile(rows, begins, starts, i, last, how, plain, tile, room, places)
+        if records == 0:
+            continue
+        n = tile.begins[records]
+        fill_images(tile, frame, n)
+        overlap(tile, frame, sums, centre, n)
+        for j in range(records):
+            a, b = tile.begins[j], tile.begins[j + 1]
+            norm, squares, cross = record_terms(tile, sums, a, b, 1.0)
+            product = norm * squares
+            if b - a > 1:
+                copy_images(tile, frame, sums, a, b)
+                product = product_squared(tile, frame, sums, a, b)
+            t = units(tile.scales[j], tile.exponents[j], per_unit)
+            far = t * t * product
+            plain_sum = far - 2.0 * WEIGHT * t * cross + reach * reach
+            terms = t * t * norm * squares + reach * reach
+            # Written so that NaN is told apart.
+            if plain_sum >= _CANCELLED * terms and terms < math.inf:
+                out[begin + places[j]] = math.sqrt(plain_sum)
+            else:
+                out[begin + places[j]] = -1.0

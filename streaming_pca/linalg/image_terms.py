@@ -1,0 +1,233 @@
+"""What is computed of a tile's records before they are summed or measured: their images' sizes and products.
+
+z is a record's rounded direction, y its image z B, C' the centre, M what it is of the columns B; the
+names are those of :mod:`~streaming_pca.linalg.image_sums`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from streaming_pca.linalg.image_bounds import Centre
+from streaming_pca.linalg.public_map import PublicMap, map_pair, map_row
+from streaming_pca.linalg.strip_products import (
+    MIXED,
+    MOST_COLUMNS,
+    ROWS,
+    add_products,
+    mix_columns,
+    square_sum,
+)
+from streaming_pca.linalg.tiles import Frame, Tile, put_records
+from streaming_pca.linalg.vectors import LANES
+
+__all__ = [
+    "RECORDS_PER_FLUSH",
+    "Sums",
+    "copy_images",
+    "load_tile",
+    "new_sums",
+    "overlap",
+    "product_squared",
+    "record_terms",
+    "strip_sums",
+    "units",
+]
+
+Floats = NDArray[np.float64]
+
+RECORDS_PER_FLUSH = 2**8
+
+
+class Sums(NamedTuple):
+    """Room for sums and for what is computed of a tile.
+
+    ``exact`` (groups * group, strips * 16) and ``of_ones`` (groups * group,) are float64 sums of up to
+    2**8 records, ``own`` and ``own_of_ones`` those of one, ``total`` (k, d') int64 those of all; u is
+    (groups, T, group). ``overlaps`` is y M, column by column; ``squares``, ``crosses`` and ``factors`` have
+    a number a row; ``terms`` (7, T) has what :func:`~streaming_pca.linalg.image_bounds.scaled_down`
+    reads of each record, and the factor that it says.
+    """
+
+    group: int
+    groups: int
+    exact: Floats
+    of_ones: Floats
+    own: Floats
+    own_of_ones: Floats
+    total: NDArray[np.int64]
+    u: Floats
+    overlaps: Floats
+    squares: Floats
+    crosses: Floats
+    factors: Floats
+    terms: Floats
+
+
+def new_sums(frame: Frame, tile: Tile, augmented: bool) -> Sums:
+    """Room, zeroed."""
+    groups = -(-frame.k // MOST_COLUMNS)
+    group = -(-frame.k // groups)
+    padded = frame.strips * LANES
+    return Sums(
+        group,
+        groups,
+        np.zeros(groups * group * padded),
+        np.zeros(groups * group),
+        np.zeros(groups * group * padded),
+        np.zeros(groups * group),
+        np.zeros((frame.k, frame.d + augmented), dtype=np.int64),
+        np.zeros(groups * group * tile.rows),
+        np.zeros(-(-frame.k // MIXED) * MIXED * tile.rows),
+        np.zeros(tile.rows),
+        np.zeros(tile.rows),
+        np.zeros(tile.rows),
+        np.zeros((7, tile.rows)),
+    )
+
+
+@njit(cache=True, nogil=True)
+def strip_sums(tile: Tile, frame: Frame, sums: Sums, first: int, count: int, into: Floats) -> None:
+    """Add z^T u of the tile's rows from ``first`` on to ``into``."""
+    strips = (frame.d + LANES - 1) // LANES
+    stride = (tile.rows + 1) * LANES
+    padded = strips * LANES
+    for s in range(strips):
+        for g in range(sums.groups):
+            add_products(
+                tile.z,
+                s * stride + first * LANES,
+                sums.u,
+                (g * tile.rows + first) * sums.group,
+                sums.group,
+                count,
+                into,
+                g * sums.group * padded + s * LANES,
+                padded,
+            )
+
+
+@njit(cache=True, nogil=True)
+def product_squared(tile: Tile, frame: Frame, sums: Sums, a: int, b: int) -> float:
+    """|z^T u|**2 of the record in rows a to b of the tile, rounded up; u is in ``sums.u``.
+
+    Leaves z^T u in ``sums.own`` and its row for the constant in ``sums.own_of_ones``.
+    """
+    sums.own[:] = 0.0
+    strip_sums(tile, frame, sums, a, b - a, sums.own)
+    total = square_sum(sums.own, 0, sums.own.size)
+    for c in range(frame.k):
+        place = (c // sums.group) * tile.rows * sums.group + c % sums.group
+        one = 0.0
+        for i in range(a, b):
+            one += tile.ones[i] * sums.u[place + i * sums.group]
+        sums.own_of_ones[c] = one
+        total += one * one
+    return float(total) * (1.0 + (float(sums.own.size) + frame.k + 8.0) * 2.0**-52)
+
+
+@njit(cache=True, nogil=True)
+def overlap(tile: Tile, frame: Frame, sums: Sums, centre: Centre, n: int) -> None:
+    """y M of n rows, and each row's |y|**2 and <y, y M>."""
+    rows, y, overlaps = tile.rows, tile.y, sums.overlaps
+    squares, crosses = sums.squares[:n], sums.crosses[:n]
+    squares[:] = 0.0
+    crosses[:] = 0.0
+    with_centre = centre.mix.size > 0
+    if with_centre:
+        width = centre.mix.shape[1]
+        for c in range(0, width, MIXED):
+            for i in range(0, n, ROWS):
+                mix_columns(y, i, rows, centre.mix, c, width, frame.columns, overlaps, c * rows + i, rows)
+    for c in range(frame.k):
+        of_column = y[c * rows : c * rows + n]
+        o = overlaps[c * rows : c * rows + n]
+        for i in range(n):
+            squares[i] += of_column[i] * of_column[i]
+        if with_centre:
+            for i in range(n):
+                crosses[i] += of_column[i] * o[i]
+
+
+@njit(cache=True, nogil=True)
+def copy_images(tile: Tile, frame: Frame, sums: Sums, a: int, b: int) -> None:
+    """Put y of rows a to b where u is to be."""
+    for c in range(frame.k):
+        first = (c // sums.group) * tile.rows * sums.group + c % sums.group
+        for i in range(a, b):
+            sums.u[first + i * sums.group] = tile.y[c * tile.rows + i]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def units(scale: float, e: int, per_unit: float) -> float:
+    """t with t z^T y = A Q in lattice units; may be inf."""
+    t = per_unit / (scale * scale)
+    return t if e == 0 else math.ldexp(math.ldexp(t, e), e)
+
+
+@njit(cache=True, nogil=True)
+def record_terms(tile: Tile, sums: Sums, a: int, b: int, margin: float) -> tuple[float, float, float]:
+    """|z|**2, rounded up, |u|**2 and <u, z C'> of the record in rows a to b (of y before it is u)."""
+    norm = squares = cross = 0.0
+    for j in range(a, b):
+        norm += tile.squares[j]
+        squares += sums.squares[j]
+        cross += sums.crosses[j]
+    return norm * margin, squares, cross
+
+
+@njit(cache=True, nogil=True)
+def load_tile(
+    rows: NDArray[np.floating],
+    begins: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    first: int,
+    last: int,
+    how: PublicMap,
+    plain: bool,
+    tile: Tile,
+    room: Floats,
+    places: NDArray[np.int64],
+) -> tuple[int, int]:
+    """Fill the tile from record ``first`` on; returns the next record, and how many are in the tile.
+
+    ``places`` gets the number of each, counted from ``first``; those that are missing are null.
+    """
+    slots, offsets = tile.begins, tile.offsets
+    d = rows.shape[1]
+    step = 2 if how.pairs else 1
+    records = slot = 0
+    i = first
+    while i < last:
+        a = begins[i]
+        r = starts[i + 1] - starts[i]
+        if how.pairs:
+            r = 1 if r == 1 and starts[i + 2] - starts[i + 1] == 1 else 0
+        if slot + r > tile.rows or records == RECORDS_PER_FLUSH:
+            break
+        i += step
+        if r == 0:
+            continue
+        places[records] = (i - first) // step - 1
+        if how.pairs:
+            map_pair(rows[a], rows[begins[i - 1]], how, room[slot])
+        elif not plain:
+            for j in range(r):
+                map_row(rows[a + j], how, room[slot + j])
+        for j in range(r):
+            offsets[slot + j] = (a + j if plain else slot + j) * d
+        slots[records] = slot
+        records += 1
+        slot += r
+        slots[records] = slot
+    one = 1.0 if how.augmented else 0.0
+    if plain:
+        put_records(rows, tile, records, one)
+    else:
+        put_records(room, tile, records, one)
+    return i, records
