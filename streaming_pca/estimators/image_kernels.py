@@ -234,7 +234,7 @@ class FactorImages:
         return out
 
     def _share(self, records: Readable) -> int:
-        """Records to take at once: a few hundredths of a millisecond, in whole tiles."""
+        """Records to take at once: about a tenth of a millisecond, in whole tiles."""
         rows = tile_rows(self.frame.d, records.longest)
         wanted = _SHARE // (self.frame.d * records.longest)
         return -(-wanted // rows) * rows if wanted > rows else rows
