@@ -20,9 +20,9 @@ class RowStore:
     Which precision that is changes no sum: the kernels' are the same bits for the same values
     (``tests/linalg/test_lattice.py``).
 
-    It takes a sixteenth more memory than its rows do, or what they took before. It makes room for nothing
-    that is not there: how much may come is for records to say, and none may make a worker ask for more than
-    there is.
+    It takes as much memory as its rows do, or as they took before, and a MiB or a 64th more. It makes
+    room for nothing that is not there: how much may come is for records to say, and none may make a worker
+    ask for more than there is.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class RowStore:
         """Have so many bytes, where they are if that can be: it takes no second piece of memory then."""
         if wanted <= self._memory.size:
             return
-        wanted = max(wanted + wanted // 16, _PIECE_BYTES)
+        wanted += max(wanted // 64, _PIECE_BYTES)
         try:
             self._memory.resize(wanted)
         except ValueError:
