@@ -144,8 +144,14 @@ def test_prometheus_has_what_the_alerts_ask_for(running: Deployment, releases: l
         assert query(running, f'{name}{{stream="{STREAM}"}}'), f"no worker has {name}"
     loaded = json.loads(get(running, "prometheus", 9090, "/api/v1/rules"))["data"]["groups"]
     assert {rule["health"] for group in loaded for rule in group["rules"]} == {"ok"}
-    alerts = json.loads(get(running, "prometheus", 9090, "/api/v1/alerts"))["data"]["alerts"]
-    assert [alert for alert in alerts if alert["state"] == "firing"] == []
+
+    def silent() -> bool:
+        alerts = json.loads(get(running, "prometheus", 9090, "/api/v1/alerts"))["data"]["alerts"]
+        return all(alert["state"] != "firing" for alert in alerts)
+
+    # Workers that compile their kernels first, on a busy machine, have no leader for a minute: that alert
+    # stays until the rules are looked at again.
+    wait_for("every alert to end", silent)
 
 
 def total(deployment: Deployment, promql: str) -> float:
