@@ -139,7 +139,10 @@ class Child:
 
     def says(self, text: str, seconds: float = PATIENCE) -> None:
         """Wait until the log has a text."""
-        wait_for(f"{text!r} in the log", lambda: text in self.log or self.status() is not None, seconds)
+        deadline = time.monotonic() + seconds
+        while text not in self.log and self.status() is None:
+            assert time.monotonic() < deadline, f"waited {seconds:g} s for {text!r} in the log:\n{self.log}"
+            time.sleep(0.05)
         assert text in self.log, self.log
 
     def destroy(self) -> None:
