@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +16,11 @@ from streaming_pca.linalg.image_terms import Sums, new_sums
 from streaming_pca.linalg.lattice import quantise_centre
 from streaming_pca.linalg.matrix_sums import matrix_rows, sum_matrix_images
 from streaming_pca.linalg.public_map import NO_MAP, PublicMap
+from streaming_pca.linalg.readable import Readable, readable
 from streaming_pca.linalg.shares import new_counter
 from streaming_pca.linalg.strip_products import MIXED
 from streaming_pca.linalg.threads import shared_out, thread_count, together
-from streaming_pca.linalg.tiles import MOST_ROWS, Frame, Tile, frame_of, longest_record, new_tile, tile_rows
+from streaming_pca.linalg.tiles import MOST_ROWS, Frame, Tile, frame_of, new_tile, tile_rows
 from streaming_pca.linalg.vectors import LANES
 from streaming_pca.preprocessing import Preprocessing, transformed
 from streaming_pca.records import Batch
@@ -106,22 +106,9 @@ _LEFT_OUT = 2.0**-3
 residual is at most as much longer. The sum is about the centre without it, which the caller gets."""
 
 
-class Readable(NamedTuple):
-    """Record i has starts[i + 1] - starts[i] rows, from rows[begins[i]] on; ``longest`` the longest, or 1."""
-
-    rows: NDArray[np.floating]
-    begins: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    longest: int
-
-    @property
-    def arrays(self) -> tuple[NDArray[np.floating], NDArray[np.int64], NDArray[np.int64]]:
-        """What kernels read."""
-        return self[:3]
-
-    def worth_a_thread(self, rows_of_a_record: int) -> int:
-        """Records whose entries take a tenth of a millisecond."""
-        return max(_LEAST_SHARE // max(int(self.rows.shape[1]) * rows_of_a_record, 1), 1)
+def _worth_a_thread(read: Readable, rows_of_a_record: int) -> int:
+    """Records whose entries take a tenth of a millisecond."""
+    return max(_LEAST_SHARE // max(int(read.rows.shape[1]) * rows_of_a_record, 1), 1)
 
 
 class _Records:
@@ -139,10 +126,7 @@ class _Records:
         self.step = 1 if how is None else preprocessing.units
 
     def read(self, batch: Batch) -> Readable:
-        """The records' rows, and where each one's are: aligned and in C order, no copy if they are.
-
-        Not writable, so that payloads and arrays use the same compiled kernels.
-        """
+        """The records, as they came or as ``apply`` makes them."""
         if len(batch) % self.preprocessing.units:
             raise ValueError("pairs need an even number of records")
         rows, begins, starts = batch.rows, batch.places(), batch.starts
@@ -152,17 +136,7 @@ class _Records:
         if not self.whole:
             starts, rows = transformed(self.preprocessing, batch)
             begins = starts[:-1]
-        if rows.dtype not in (np.float32, np.float64):
-            rows = rows.astype(np.float64)
-        longest = longest_record(begins, starts, len(rows))
-        if longest < 0:
-            raise ValueError(f"records of other rows than the {len(rows)} that there are")
-        flags = rows.flags
-        view = (
-            rows if flags.c_contiguous and flags.aligned else np.require(rows, requirements=["C", "A"])
-        ).view()
-        view.setflags(write=False)
-        return Readable(view, begins, starts, longest)
+        return readable(rows, begins, starts)
 
 
 _own = threading.local()
@@ -217,11 +191,10 @@ class FactorImages:
         self.frame, self.of_centre = columns.frame, columns.centre
 
     def __call__(self, batch: Batch) -> NDArray[np.int64]:
-        records = self.records.read(batch)
-        threads = min(len(records.begins) // records.worth_a_thread(records.longest), thread_count())
-        share = self._share(records) if threads > 1 else len(records.begins)
-        counter = new_counter()
-        parts = together(lambda: self._part(records, counter, max(share, 1)), threads)
+        read = self.records.read(batch)
+        counter, share = new_counter(), self._share(read)
+        threads = min(len(read.begins) // _worth_a_thread(read, read.longest), thread_count())
+        parts = together(lambda: self._part(read, counter, share), threads)
         out = np.zeros(self.shape, dtype=np.int64)
         total = out[:-1].reshape(self.basis_shape)
         weights = 0
@@ -233,19 +206,19 @@ class FactorImages:
             total -= weights * self.lattice_centre
         return out
 
-    def _share(self, records: Readable) -> int:
+    def _share(self, read: Readable) -> int:
         """Records to take at once: about a tenth of a millisecond, in whole tiles."""
-        rows = tile_rows(self.frame.d, records.longest)
-        wanted = _SHARE // (self.frame.d * records.longest)
-        return -(-wanted // rows) * rows if wanted > rows else rows
+        rows = tile_rows(self.frame.d, read.longest)
+        wanted = _SHARE // (self.frame.d * read.longest)
+        return max(-(-wanted // rows), 1) * rows
 
     def _part(
-        self, records: Readable, counter: NDArray[np.int64], share: int
+        self, read: Readable, counter: NDArray[np.int64], share: int
     ) -> tuple[NDArray[np.int64], int, int]:
         how = self.records.how
-        tile, sums, room = _room(self.frame, records.longest, how)
+        tile, sums, room = _room(self.frame, read.longest, how)
         clipped, weights = sum_images(
-            *records.arrays,
+            read,
             counter,
             share,
             how,
@@ -282,7 +255,7 @@ def factor_sizes(batch: Batch, preprocessing: Preprocessing, basis: Matrix, cent
         def part(first: int, last: int) -> None:
             tile, sums, room = _room(columns.frame, read.longest, how)
             image_sizes(
-                *read.arrays,
+                read,
                 first,
                 last,
                 how,
@@ -296,7 +269,7 @@ def factor_sizes(batch: Batch, preprocessing: Preprocessing, basis: Matrix, cent
                 out[first // records.step : last // records.step],
             )
 
-        shared_out(len(read.begins), part, records.step, read.worth_a_thread(read.longest))
+        shared_out(len(read.begins), part, records.step, _worth_a_thread(read, read.longest))
         return np.where(out < 0, out, out * (scale * 2.0**-40))
 
     return of_block(batch) if records.whole else batch.map(of_block)
@@ -319,14 +292,14 @@ class _MatrixWork:
             columns[:, :d] = centre.T * per_unit
             self.centre = columns.ravel()
 
-    def run(self, records: Readable, first: int, last: int, sizes: Matrix) -> tuple[NDArray[np.int64], int]:
+    def run(self, read: Readable, first: int, last: int, sizes: Matrix) -> tuple[NDArray[np.int64], int]:
         """Totals (d, k) and the number of clipped records; or the norms, in lattice units."""
         frame = self.frame
         z = np.zeros(frame.strips * (self.height + 1) * LANES, dtype=np.float32)
         y = np.zeros(frame.width * self.padded)
         total = np.zeros(frame.k * self.padded, dtype=np.int64)
         clipped = sum_matrix_images(
-            *records.arrays,
+            read,
             first,
             last,
             frame,
@@ -357,11 +330,11 @@ class MatrixImages:
         self.centre = centre
 
     def __call__(self, batch: Batch) -> NDArray[np.int64]:
-        records = self.work.records.read(batch)
+        read = self.work.records.read(batch)
         parts = shared_out(
             len(batch),
-            lambda first, last: self.work.run(records, first, last, np.zeros(0)),
-            least=records.worth_a_thread(batch.dim),
+            lambda first, last: self.work.run(read, first, last, np.zeros(0)),
+            least=_worth_a_thread(read, batch.dim),
         )
         out = np.zeros(self.shape, dtype=np.int64)
         total = out[:-1].reshape(self.basis_shape)
@@ -383,7 +356,7 @@ def matrix_sizes(batch: Batch, preprocessing: Preprocessing, basis: Matrix, cent
         def part(first: int, last: int) -> None:
             work.run(read, first, last, out[first:last])
 
-        shared_out(len(block), part, least=read.worth_a_thread(block.dim))
+        shared_out(len(block), part, least=_worth_a_thread(read, block.dim))
         return np.where(out < 0, out, out * (scale * 2.0**-26))
 
     return of_block(batch) if work.records.whole else batch.map(of_block)

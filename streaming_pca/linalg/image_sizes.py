@@ -19,6 +19,7 @@ from streaming_pca.linalg.image_terms import (
     units,
 )
 from streaming_pca.linalg.public_map import PublicMap
+from streaming_pca.linalg.readable import Readable
 from streaming_pca.linalg.tiles import Frame, Tile, fill_images
 
 __all__ = ["image_sizes"]
@@ -31,9 +32,7 @@ _CANCELLED = 2.0**-10
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def image_sizes(
-    rows: NDArray[np.floating],
-    begins: NDArray[np.int64],
-    starts: NDArray[np.int64],
+    read: Readable,
     first: int,
     last: int,
     how: PublicMap,
@@ -54,7 +53,7 @@ def image_sizes(
     i = first
     while i < last:
         begin = (i - first) // step
-        i, records = load_tile(rows, begins, starts, i, last, how, plain, tile, room, places)
+        i, records = load_tile(read, i, last, how, plain, tile, room, places)
         if records == 0:
             continue
         n = tile.begins[records]

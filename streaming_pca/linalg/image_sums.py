@@ -26,15 +26,16 @@ from streaming_pca.linalg.image_bounds import Centre, is_within, scaled_down
 from streaming_pca.linalg.image_terms import (
     RECORDS_PER_FLUSH,
     Sums,
+    add_sums,
     copy_images,
     load_tile,
     overlap,
     product_squared,
     record_terms,
-    strip_sums,
     units,
 )
 from streaming_pca.linalg.public_map import PublicMap
+from streaming_pca.linalg.readable import Readable
 from streaming_pca.linalg.shares import take
 from streaming_pca.linalg.tiles import Frame, Tile, fill_images
 from streaming_pca.linalg.vectors import LANES
@@ -133,13 +134,7 @@ def _add_tile(tile: Tile, frame: Frame, sums: Sums, centre: Centre, margin: floa
         else:
             singles = True
     if singles:
-        strip_sums(tile, frame, sums, 0, rows, sums.exact)
-        for c in range(frame.k):
-            place = (c // sums.group) * tile.rows * sums.group + c % sums.group
-            one = 0.0
-            for j in range(rows):
-                one += tile.ones[j] * sums.u[place + j * sums.group]
-            sums.of_ones[c] += one
+        add_sums(tile, frame, sums, 0, rows, sums.exact, sums.of_ones)
     return total_weight
 
 
@@ -159,9 +154,7 @@ def _flush(frame: Frame, sums: Sums) -> None:
 
 @njit(cache=True, nogil=True)
 def sum_images(
-    rows: NDArray[np.floating],
-    begins: NDArray[np.int64],
-    starts: NDArray[np.int64],
+    read: Readable,
     counter: NDArray[np.int64],
     share: int,
     how: PublicMap,
@@ -178,9 +171,7 @@ def sum_images(
 
     Parameters
     ----------
-    rows : (n, d) float32 or float64
-    begins, starts : (m,) and (m + 1,) int64
-        Record i has starts[i + 1] - starts[i] rows, from rows[begins[i]] on.
+    read : Readable
     counter : (1,) int64
         Of all threads that sum these records: how many were taken.
     share : int
@@ -210,11 +201,11 @@ def sum_images(
     step = 2 if how.pairs else 1
     sums.total[:] = 0
     i = take(counter, share)
-    while i < begins.size:
-        last = min(i + share, begins.size)
+    while i < read.begins.size:
+        last = min(i + share, read.begins.size)
         nulls += (last - i) // step
         while i < last:
-            i, records = load_tile(rows, begins, starts, i, last, how, plain, tile, room, places)
+            i, records = load_tile(read, i, last, how, plain, tile, room, places)
             if records == 0:
                 continue
             nulls -= records

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from streaming_pca.linalg.image_bounds import Centre
 from streaming_pca.linalg.public_map import PublicMap, map_pair, map_row
+from streaming_pca.linalg.readable import Readable
 from streaming_pca.linalg.strip_products import (
     MIXED,
     MOST_COLUMNS,
@@ -29,13 +30,13 @@ from streaming_pca.linalg.vectors import LANES
 __all__ = [
     "RECORDS_PER_FLUSH",
     "Sums",
+    "add_sums",
     "copy_images",
     "load_tile",
     "new_sums",
     "overlap",
     "product_squared",
     "record_terms",
-    "strip_sums",
     "units",
 ]
 
@@ -92,8 +93,10 @@ def new_sums(frame: Frame, tile: Tile, augmented: bool) -> Sums:
 
 
 @njit(cache=True, nogil=True)
-def strip_sums(tile: Tile, frame: Frame, sums: Sums, first: int, count: int, into: Floats) -> None:
-    """Add z^T u of the tile's rows from ``first`` on to ``into``."""
+def add_sums(
+    tile: Tile, frame: Frame, sums: Sums, first: int, count: int, into: Floats, into_ones: Floats
+) -> None:
+    """Add z^T u of the tile's rows from ``first`` on to ``into``, the constant's row to ``into_ones``."""
     strips = (frame.d + LANES - 1) // LANES
     stride = (tile.rows + 1) * LANES
     padded = strips * LANES
@@ -110,6 +113,12 @@ def strip_sums(tile: Tile, frame: Frame, sums: Sums, first: int, count: int, int
                 g * sums.group * padded + s * LANES,
                 padded,
             )
+    for c in range(frame.k):
+        place = (c // sums.group) * tile.rows * sums.group + c % sums.group
+        one = 0.0
+        for i in range(first, first + count):
+            one += tile.ones[i] * sums.u[place + i * sums.group]
+        into_ones[c] += one
 
 
 @njit(cache=True, nogil=True)
@@ -119,15 +128,11 @@ def product_squared(tile: Tile, frame: Frame, sums: Sums, a: int, b: int) -> flo
     Leaves z^T u in ``sums.own`` and its row for the constant in ``sums.own_of_ones``.
     """
     sums.own[:] = 0.0
-    strip_sums(tile, frame, sums, a, b - a, sums.own)
+    sums.own_of_ones[:] = 0.0
+    add_sums(tile, frame, sums, a, b - a, sums.own, sums.own_of_ones)
     total = square_sum(sums.own, 0, sums.own.size)
     for c in range(frame.k):
-        place = (c // sums.group) * tile.rows * sums.group + c % sums.group
-        one = 0.0
-        for i in range(a, b):
-            one += tile.ones[i] * sums.u[place + i * sums.group]
-        sums.own_of_ones[c] = one
-        total += one * one
+        total += sums.own_of_ones[c] * sums.own_of_ones[c]
     return float(total) * (1.0 + (float(sums.own.size) + frame.k + 8.0) * 2.0**-52)
 
 
@@ -183,9 +188,7 @@ def record_terms(tile: Tile, sums: Sums, a: int, b: int, margin: float) -> tuple
 
 @njit(cache=True, nogil=True)
 def load_tile(
-    rows: NDArray[np.floating],
-    begins: NDArray[np.int64],
-    starts: NDArray[np.int64],
+    read: Readable,
     first: int,
     last: int,
     how: PublicMap,
@@ -198,6 +201,7 @@ def load_tile(
 
     ``places`` gets the number of each, counted from ``first``; those that are missing are null.
     """
+    rows, begins, starts = read.rows, read.begins, read.starts
     slots, offsets = tile.begins, tile.offsets
     d = rows.shape[1]
     step = 2 if how.pairs else 1

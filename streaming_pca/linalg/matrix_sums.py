@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from streaming_pca.linalg.image_bounds import COUNTED_AS_CLIPPED
 from streaming_pca.linalg.lattice import MATRIX_RADIUS
+from streaming_pca.linalg.readable import Readable
 from streaming_pca.linalg.rounding import NO_EXPONENT, exponent, scale_down
 from streaming_pca.linalg.strip_products import CHAIN, COLUMNS, ROWS, add_dots, square_sum
 from streaming_pca.linalg.strips import scale_row, squared_norm
@@ -116,9 +117,7 @@ def _scaled_image(
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def sum_matrix_images(
-    rows: NDArray[np.floating],
-    begins: NDArray[np.int64],
-    starts: NDArray[np.int64],
+    read: Readable,
     first: int,
     last: int,
     frame: Frame,
@@ -135,9 +134,7 @@ def sum_matrix_images(
 
     Parameters
     ----------
-    rows : (n, d) float32 or float64
-    begins, starts : (m,) and (m + 1,) int64
-        Record i has starts[i + 1] - starts[i] rows, from rows[begins[i]] on.
+    read : Readable
         A record of another number of rows than d is null.
     frame : Frame
         Q.
@@ -165,8 +162,8 @@ def sum_matrix_images(
     images = y[:n]
     for i in range(first, last):
         t, e = 0.0, 0
-        if starts[i + 1] - starts[i] == d:
-            t, e = _scaled_image(rows, begins[i], frame, height, padded, z, y)
+        if read.starts[i + 1] - read.starts[i] == d:
+            t, e = _scaled_image(read.rows, read.begins[i], frame, height, padded, z, y)
         if t > 0.0:
             t *= per_unit
             t = t if e == 0 else math.ldexp(t, e)
