@@ -57,11 +57,13 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.kafka.child"])
 
 
-def wait_for(what: str, probe: Callable[[], T], seconds: float = PATIENCE) -> T:
-    """What ``probe`` returns, once it is true."""
+def wait_for(
+    what: str, probe: Callable[[], T], seconds: float = PATIENCE, seen: Callable[[], str] = str
+) -> T:
+    """What ``probe`` returns, once it is true; says what was ``seen`` if it is not in time."""
     deadline = time.monotonic() + seconds
     while not (found := probe()):
-        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}\n{seen()}"
         time.sleep(0.05)
     return found
 
@@ -139,10 +141,12 @@ class Child:
 
     def says(self, text: str, seconds: float = PATIENCE) -> None:
         """Wait until the log has a text."""
-        deadline = time.monotonic() + seconds
-        while text not in self.log and self.status() is None:
-            assert time.monotonic() < deadline, f"waited {seconds:g} s for {text!r} in the log:\n{self.log}"
-            time.sleep(0.05)
+        wait_for(
+            f"{text!r} in the log",
+            lambda: text in self.log or self.status() is not None,
+            seconds,
+            lambda: self.log,
+        )
         assert text in self.log, self.log
 
     def destroy(self) -> None:
