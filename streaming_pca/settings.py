@@ -263,6 +263,13 @@ class StreamSettings(Section):
         return {name: _digested(value) for name, value in whole.items()}
 
     @property
+    def mechanism_options(self) -> dict[str, Any]:
+        """The options that a batch's answer depends on, as a reservation carries them."""
+        chosen = self.made.options
+        options: dict[str, Any] = chosen.model_dump(mode="json", exclude=set(chosen.sizing))
+        return options
+
+    @property
     def local_promise(self) -> bytes | None:
         """What each report's header says of the promise that it keeps; None for other records."""
         if self.record_kind is not RecordKind.LOCAL:

@@ -89,7 +89,10 @@ def ledger_verify(
     bootstrap: BootstrapOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the whole ledger against the releases, independently of the code that wrote it.
+    """Check the whole ledger, and states and releases against it, from the topics alone.
+
+    Every entry must follow the protocol, every charge cover its promise and its mechanisms, and no record
+    be above the cap; each job's state must be the one that was committed last, and releases in order.
 
     Exit status 1 if anything is wrong. [dim]Example: streaming-pca ledger verify --config stream.toml[/]
     """
@@ -114,6 +117,8 @@ def ledger_verify(
                 highlight=False,
                 soft_wrap=True,
             )
+        if report.rho_unchecked:
+            out.print(f"batches whose rho cannot be recomputed: {report.rho_unchecked}", highlight=False)
         if report.charges:
             out.print(f"charges for releases made elsewhere: {report.charges}", highlight=False)
     if not report.ok:

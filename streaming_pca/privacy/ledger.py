@@ -3,19 +3,7 @@
 Replaying the same log gives every reader the same answer. Nothing here knows
 of Kafka: :mod:`streaming_pca.service.checkpoint` feeds it the log in order.
 
-A batch of a job goes
-
-    RESERVED -> COMMITTED -> RELEASED
-             -> ABANDONED
-
-and is charged by RESERVED alone. The charge never goes back. Beside it, the
-job itself stands
-
-    ACTIVE <-> PAUSED
-    ACTIVE, PAUSED -> RETIRED
-
-and only an active job reserves. A job that has CHARGED, for releases that were
-made elsewhere, has no batches.
+What entry may follow which, and what a reservation must charge: :mod:`.protocol`.
 
 Who is charged
 --------------
@@ -42,49 +30,26 @@ both users count: four steps of a user job, two for each user.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any
 
 from streaming_pca.privacy.entries import (
     Abandoned,
     Charged,
     Committed,
     LedgerEntry,
-    OffsetRange,
     OffsetSpan,
     Opened,
-    Paused,
     Released,
     Reserved,
-    Resumed,
-    Retired,
     entry_hash,
 )
 from streaming_pca.privacy.filters import BudgetExceeded, within_cap
 from streaming_pca.privacy.intervals import SpendMap, largest_charge
 from streaming_pca.privacy.parameters import Charge
+from streaming_pca.privacy.protocol import JobProgress, Phase, Standing, check_entry
 
 __all__ = ["BudgetExceeded", "JobLedger", "Ledger", "Phase", "Standing", "Verdict", "within_cap"]
-
-
-class Phase(StrEnum):
-    """Where the last batch of a job stands."""
-
-    NONE = "none"
-    RESERVED = "reserved"
-    COMMITTED = "committed"
-    ABANDONED = "abandoned"
-    RELEASED = "released"
-
-
-class Standing(StrEnum):
-    """Whether a job may reserve."""
-
-    ACTIVE = "active"
-    PAUSED = "paused"
-    RETIRED = "retired"
 
 
 @dataclass(frozen=True)
@@ -103,47 +68,25 @@ def _void(reason: str) -> Verdict:
 
 
 @dataclass
-class JobLedger:
+class JobLedger(JobProgress):
     """What the ledger knows of one job.
 
     Attributes
     ----------
-    head : str
-        Hash of the job's last entry, void ones included.
-    batch : int
-        The last batch that was reserved, 0 before the first.
     reservation : Reserved or None
-        That batch's reservation.
-    last_committed, state_digest : int, str
-        The last batch that was committed, and the digest of its state.
-    promise : dict or None
-        What the job's first reservation promised, for all that follow.
-    ends : dict of partition to offset
-        Where the job's next batch starts.
-    standing : Standing
-    charges : int
-        How many CHARGED entries count; a job that has any has no batches.
+        The last batch's.
     spend : dict of partition to SpendMap
         What it has charged the records of its ranges.
     everywhere : Charge
         What it has charged every record: nothing, unless its unit is a user.
     """
 
-    head: str = ""
-    batch: int = 0
-    phase: Phase = Phase.NONE
     reservation: Reserved | None = None
-    last_committed: int = 0
-    state_digest: str = ""
-    promise: dict[str, Any] | None = None
-    ends: dict[int, int] = field(default_factory=dict)
     committed: int = 0
     abandoned: int = 0
     released: int = 0
     records_committed: int = 0
     records_abandoned: int = 0
-    standing: Standing = Standing.ACTIVE
-    charges: int = 0
     spend: defaultdict[int, SpendMap] = field(default_factory=lambda: defaultdict(SpendMap))
     everywhere: Charge = field(default_factory=Charge.nothing)
 
@@ -208,71 +151,18 @@ class Ledger:
         job = self.job(entry.job)
         if entry.previous != job.head:
             return _void("its hash chain does not continue the job's last entry")
-        match entry:
-            case Reserved():
-                return self._judge_reserved(entry, job)
-            case Charged():
-                return self._judge_charged(entry, job)
-            case Paused() | Resumed() | Retired():
-                return self._judge_standing(entry, job)
-        if entry.batch != job.batch:
-            return _void(f"batch {entry.batch} is not the job's last batch ({job.batch})")
-        needed = Phase.COMMITTED if isinstance(entry, Released) else Phase.RESERVED
-        if job.phase is not needed:
-            return _void(f"batch {entry.batch} is {job.phase}, not {needed}")
+        if wrong := self._check_protocol(entry, job):
+            return _void(wrong)
+        if isinstance(entry, Reserved | Charged):
+            try:
+                self.check_budget(entry)
+            except BudgetExceeded as error:
+                return _void(str(error))
         return _ACCEPTED
 
-    def _judge_reserved(self, entry: Reserved, job: JobLedger) -> Verdict:
-        if job.standing is not Standing.ACTIVE:
-            return _void(f"the job is {job.standing}")
-        if job.charges:
-            return _void("the job has charges for releases made elsewhere, so it can have no batches")
-        if job.phase is Phase.RESERVED:
-            return _void(f"batch {job.batch} is still open")
-        if entry.batch != job.batch + 1:
-            return _void(f"batch {entry.batch} does not follow batch {job.batch}")
-        if job.promise is not None and entry.promise != job.promise:
-            changed = sorted(
-                key
-                for key in {*job.promise, *entry.promise}
-                if job.promise.get(key) != entry.promise.get(key)
-            )
-            return _void(f"the job's promise changed: {', '.join(changed)}")
-        if impossible := _impossible(entry.ranges):
-            return _void(impossible)
-        for r in entry.ranges:
-            if r.start < job.ends.get(r.partition, 0):
-                return _void(f"partition {r.partition} overlaps an earlier batch of the job")
-        return self._judge_budget(entry)
-
-    def _judge_charged(self, entry: Charged, job: JobLedger) -> Verdict:
-        if job.standing is not Standing.ACTIVE:
-            return _void(f"the job is {job.standing}")
-        if job.batch:
-            return _void("the job has batches, so it can have no charges for releases made elsewhere")
-        if impossible := _impossible(entry.ranges):
-            return _void(impossible)
-        return self._judge_budget(entry)
-
-    @staticmethod
-    def _judge_standing(entry: Paused | Resumed | Retired, job: JobLedger) -> Verdict:
-        if job.standing is Standing.RETIRED:
-            return _void("the job is retired, which is final")
-        match entry:
-            case Paused() if job.standing is not Standing.ACTIVE:
-                return _void(f"the job is {job.standing}")
-            case Resumed() if job.standing is not Standing.PAUSED:
-                return _void(f"the job is {job.standing}, not paused")
-            case Retired() if job.phase in (Phase.RESERVED, Phase.COMMITTED):
-                return _void(f"batch {job.batch} is {job.phase}: it must be abandoned or released first")
-        return _ACCEPTED
-
-    def _judge_budget(self, entry: Reserved | Charged) -> Verdict:
-        try:
-            self.check_budget(entry)
-        except BudgetExceeded as error:
-            return _void(str(error))
-        return _ACCEPTED
+    def _check_protocol(self, entry: LedgerEntry, job: JobLedger) -> str:
+        assert self.opened is not None
+        return check_entry(entry, job, self.opened)
 
     def check_budget(self, entry: Reserved | Charged) -> None:
         """Raise :class:`BudgetExceeded` if the entry would take any record above the cap."""
@@ -341,35 +231,22 @@ class Ledger:
         return verdict
 
     def _record(self, entry: LedgerEntry, job: JobLedger) -> None:
+        job.follow(entry)
         match entry:
             case Reserved():
-                job.batch, job.phase, job.reservation = entry.batch, Phase.RESERVED, entry
-                job.promise = entry.promise
+                job.reservation = entry
                 self._charge(entry, job)
-                for r in entry.ranges:
-                    job.ends[r.partition] = r.end
             case Committed():
                 assert job.reservation is not None
-                job.phase, job.state_digest = Phase.COMMITTED, entry.state_digest
-                job.last_committed = entry.batch
                 job.committed += 1
                 job.records_committed += job.reservation.count
             case Abandoned():
                 assert job.reservation is not None
-                job.phase = Phase.ABANDONED
                 job.abandoned += 1
                 job.records_abandoned += job.reservation.count
             case Released():
-                job.phase = Phase.RELEASED
                 job.released += 1
-            case Paused():
-                job.standing = Standing.PAUSED
-            case Resumed():
-                job.standing = Standing.ACTIVE
-            case Retired():
-                job.standing = Standing.RETIRED
             case Charged():
-                job.charges += 1
                 self._charge(entry, job)
 
     def _charge(self, entry: Reserved | Charged, job: JobLedger) -> None:
@@ -384,15 +261,3 @@ class Ledger:
 
 def _at(spend: dict[int, SpendMap], partition: int, offset: int) -> Charge:
     return spend[partition].at(offset) if partition in spend else Charge.nothing()
-
-
-def _impossible(ranges: Sequence[OffsetSpan]) -> str:
-    """What is wrong with ranges whatever the job has done before; "" if nothing is."""
-    seen: set[int] = set()
-    for r in ranges:
-        if r.partition in seen:
-            return f"partition {r.partition} appears twice"
-        seen.add(r.partition)
-        if r.end < r.start or (isinstance(r, OffsetRange) and r.count > r.end - r.start):
-            return f"partition {r.partition} has an impossible range"
-    return ""

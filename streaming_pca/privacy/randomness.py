@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,37 +52,32 @@ class NoiseDoor(Protocol):
         """A uniformly random order of 0 to n - 1."""
 
 
+enable_features("contrib")
+
+
+@lru_cache(maxsize=64)
+def _measurement(kind: str, scale: float) -> Any:
+    """Build a sampler of OpenDP, which takes 50 us."""
+    domain = vector_domain(atom_domain(T="i64"))
+    match kind:
+        case "gaussian":
+            return make_gaussian(domain, l2_distance(T="f64"), scale=scale)
+        case "laplace":
+            return make_laplace(domain, l1_distance(T="i64"), scale=scale)
+    return make_noisy_max(domain, linf_distance(T="i64"), max_divergence(), scale=scale)
+
+
 class _SecretDoor:
-    """OpenDP's samplers. Measurements are cached: building one costs 50 us."""
-
-    def __init__(self) -> None:
-        enable_features("contrib")
-        self._cache: dict[tuple[str, float], Any] = {}
-
-    def _measurement(self, kind: str, scale: float) -> Any:
-        key = (kind, scale)
-        if key not in self._cache:
-            if len(self._cache) > 64:
-                self._cache.clear()
-            domain = vector_domain(atom_domain(T="i64"))
-            match kind:
-                case "gaussian":
-                    made = make_gaussian(domain, l2_distance(T="f64"), scale=scale)
-                case "laplace":
-                    made = make_laplace(domain, l1_distance(T="i64"), scale=scale)
-                case _:
-                    made = make_noisy_max(domain, linf_distance(T="i64"), max_divergence(), scale=scale)
-            self._cache[key] = made
-        return self._cache[key]
+    """OpenDP's samplers."""
 
     def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
-        return np.array(self._measurement("gaussian", scale)([0] * size), dtype=np.int64)
+        return np.array(_measurement("gaussian", scale)([0] * size), dtype=np.int64)
 
     def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
-        return np.array(self._measurement("laplace", scale)([0] * size), dtype=np.int64)
+        return np.array(_measurement("laplace", scale)([0] * size), dtype=np.int64)
 
     def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
-        return int(self._measurement("noisy_max", scale)(scores.tolist()))
+        return int(_measurement("noisy_max", scale)(scores.tolist()))
 
     def permutation(self, n: int) -> NDArray[np.int64]:
         # The order of independent uniform keys is uniform given that no two are equal.

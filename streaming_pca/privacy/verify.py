@@ -1,8 +1,8 @@
 """The independent verifier of a ledger: `streaming-pca ledger verify`.
 
-It needs nothing but the messages, and shares nothing with the writer but the
-entries' schemas: neither the state machine (:mod:`.verify_audit` has its own)
-nor the interval arithmetic (:mod:`.verify_sums`).
+It needs nothing but the messages. With the writer it shares the entries' schemas
+and the rules of the protocol (:mod:`.protocol`); hashes it computes from the
+messages' bytes, and charges it sums by itself (:mod:`.verify_audit`, :mod:`.verify_sums`).
 
 What it cannot see: an entry at the very end of a job's chain that was changed
 or taken away.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 from streaming_pca.privacy.entries import LedgerEntry, MalformedEntry, Opened, Released, decode_entry
 from streaming_pca.privacy.verify_audit import Audit
 from streaming_pca.privacy.verify_releases import check_releases
+from streaming_pca.privacy.verify_states import StoredState, check_states
 from streaming_pca.privacy.verify_sums import shown
 
 __all__ = ["Report", "verify_log"]
@@ -56,8 +57,13 @@ class Report:
         The most that any one record was charged; rho is None where a charge claims none.
     everywhere_epsilon, everywhere_delta, everywhere_rho : Fraction, math.inf or None
         What every record bears of that, read or not: by the jobs whose unit is a user.
+    rho_unchecked : int
+        Reservations that claim a rho which their parameters do not tell; where the ledger adds up rhos
+        they are problems.
     releases, other_releases : int or None
         Releases on the topic that this ledger, or that another life's, accounts for.
+    states : int or None
+        Jobs whose state is the one that their last COMMITTED names.
     """
 
     ok: bool
@@ -80,8 +86,10 @@ class Report:
     everywhere_epsilon: Fraction | float
     everywhere_delta: Fraction | float
     everywhere_rho: Fraction | float | None
+    rho_unchecked: int
     releases: int | None
     other_releases: int | None
+    states: int | None
 
     def to_json(self) -> dict[str, Any]:
         """As plain data for :func:`json.dumps`; exact numbers are strings."""
@@ -99,18 +107,21 @@ class Report:
 def verify_log(
     entries: Iterable[tuple[int, bytes]],
     releases: Iterable[bytes] | None = None,
+    states: Mapping[str, StoredState] | None = None,
     *,
     topic_id: str | None = None,
 ) -> Report:
-    """Check a whole ledger, and the releases against it.
+    """Check a whole ledger, and releases and states against it.
 
     Parameters
     ----------
     entries : iterable of (offset, bytes)
         Every committed message of the ledger topic, in order.
     releases : iterable of bytes, optional
-        Every committed message of the releases topics of all jobs. Not given:
-        releases are not checked.
+        Every committed message of the releases topics of all jobs, those of each topic in its order.
+        Not given: releases are not checked.
+    states : dict of job to StoredState, optional
+        The last state of every job that has one. Not given: states are not checked.
     topic_id : str, optional
         Which life of the input topic to judge; the newest when not given.
     """
@@ -133,8 +144,18 @@ def verify_log(
         digests = {name: job.digests for name, job in audit.jobs.items()}
         phases = {name: job.phases for name, job in audit.jobs.items()}
         found, others = check_releases(releases, digests, phases, elsewhere, problems)
+    matching = None
+    if states is not None:
+        wrong = check_states(states, audit.jobs, topic_id)
+        problems += [
+            f"job {name!r}, batch {audit.jobs[name].last_committed if name in audit.jobs else 0}: {what}. "
+            f"Topic '{name}.state' must hold it: bring back the newest copy with `streaming-pca import`, "
+            "or start the stream under a new name"
+            for name, what in wrong.items()
+        ]
+        matching = sum(job.last_committed > 0 and name not in wrong for name, job in audit.jobs.items())
     most, everywhere = audit.close(topic_id), audit.everywhere()
-    ends = Counter(phase for job in audit.jobs.values() for phase in job.phases.values())
+    ends = Counter(str(phase) for job in audit.jobs.values() for phase in job.phases.values())
 
     def standing(wanted: str) -> tuple[str, ...]:
         return tuple(sorted(name for name, job in audit.jobs.items() if job.standing == wanted))
@@ -160,8 +181,10 @@ def verify_log(
         everywhere_epsilon=everywhere.epsilon,
         everywhere_delta=everywhere.delta,
         everywhere_rho=everywhere.rho,
+        rho_unchecked=audit.rho_unchecked,
         releases=found,
         other_releases=others,
+        states=matching,
     )
 
 

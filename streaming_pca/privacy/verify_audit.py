@@ -1,30 +1,18 @@
 """The verifier's walk along the entries: what a sound writer would have written, and what fits the cap.
 
-The same rules as :mod:`streaming_pca.privacy.ledger`, written a second time.
+The rules are the ledger's own (:mod:`streaming_pca.privacy.protocol`); what is charged is summed anew.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
-from streaming_pca.privacy.entries import (
-    Abandoned,
-    Charged,
-    Committed,
-    LedgerEntry,
-    OffsetSpan,
-    Opened,
-    Paused,
-    Released,
-    Reserved,
-    Resumed,
-    Retired,
-)
+from streaming_pca.privacy.entries import Charged, LedgerEntry, OffsetSpan, Opened, Released, Reserved
 from streaming_pca.privacy.parameters import Charge
+from streaming_pca.privacy.protocol import JobProgress, Phase, check_entry, rho_is_unchecked
 from streaming_pca.privacy.verify_sums import Most, Total, shown, sweep, upper
 
 __all__ = ["Audit", "Job"]
@@ -34,18 +22,12 @@ _NOTHING = Charge(epsilon=0, delta=0, rho=0)
 
 
 @dataclass
-class Job:
+class Job(JobProgress):
     """What one job has written so far."""
 
-    head: str = ""
-    last: int = 0
-    phases: dict[int, str] = field(default_factory=dict)
-    promise: dict[str, Any] | None = None
-    ends: dict[int, int] = field(default_factory=dict)
+    phases: dict[int, Phase] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)
     off_chain: list[int] = field(default_factory=list)
-    standing: str = "active"
-    charges: int = 0
     of_users: bool = False
     everywhere: Charge = _NOTHING
     """The largest that a job of users reserved: what it costs every record."""
@@ -73,6 +55,7 @@ class Audit:
         self.jobs: dict[str, Job] = {}
         self.void = 0
         self.records = 0
+        self.rho_unchecked = 0
         self._problems = problems
         # Charges of one job may meet, so they are no _Held; there are few of them.
         self._elsewhere: defaultdict[int, list[tuple[int, int, Charge]]] = defaultdict(list)
@@ -96,23 +79,28 @@ class Audit:
             job.off_chain.append(offset)
             return
         job.head = digest
-        wrong = _wrong(entry, job)
+        wrong = check_entry(entry, job, self.opened)
         if wrong:
             self._problems.append(f"offset {offset}: {entry.kind} of job {entry.job!r}: {wrong}")
-        elif not isinstance(entry, Reserved | Charged):
-            _move(entry, job)
-        elif not self._fits(entry, self.opened):
+            return
+        if isinstance(entry, Reserved | Charged) and not self._fits(entry, self.opened):
             self.void += 1
-        elif isinstance(entry, Reserved):
-            self._hold(entry, job)
-        else:
-            job.charges += 1
-            for r in entry.ranges:
-                self._elsewhere[r.partition].append((r.start, r.end, entry.charge))
+            return
+        job.follow(entry)
+        match entry:
+            case Reserved():
+                self._hold(entry, job)
+            case Charged():
+                for r in entry.ranges:
+                    self._elsewhere[r.partition].append((r.start, r.end, entry.charge))
+            case Released():
+                job.digests[entry.batch] = entry.release_digest
+        if job.batch:
+            job.phases[job.batch] = job.phase
 
     def _fits(self, entry: Reserved | Charged, opened: Opened) -> bool:
         """Whether no record would pass the cap."""
-        if entry.kind == "RESERVED" and _unit_is_user(entry.promise):
+        if isinstance(entry, Reserved) and entry.of_users:
             before = self.jobs[entry.job].everywhere
             return upper(before, entry.charge) == before or self._fits_everywhere(entry, opened)
         everywhere = [job.everywhere for job in self.jobs.values()]
@@ -147,21 +135,17 @@ class Audit:
                 yield max(start, r.start), min(end, r.end), charge
 
     def _hold(self, entry: Reserved, job: Job) -> None:
-        job.last = entry.batch
-        job.phases[entry.batch] = "reserved"
-        job.promise = entry.promise
         charge = entry.charge
-        if _unit_is_user(entry.promise):
+        self.rho_unchecked += rho_is_unchecked(entry)
+        if entry.of_users:
             job.of_users, job.everywhere = True, upper(job.everywhere, charge)
             charge = _NOTHING  # its ranges are remembered, but every record is charged
         for r in entry.ranges:
-            job.ends[r.partition] = r.end
             self.records += r.count
-            if r.start < r.end:
-                held = self._held[r.partition][entry.job]
-                held.starts.append(r.start)
-                held.ends.append(r.end)
-                held.charges.append(charge)
+            held = self._held[r.partition][entry.job]
+            held.starts.append(r.start)
+            held.ends.append(r.end)
+            held.charges.append(charge)
 
     def close(self, topic_id: str) -> Most:
         """Report what only the whole log shows; returns the largest charges."""
@@ -210,97 +194,3 @@ def _sum(charges: Iterable[Charge]) -> Total:
 
 def _of(total: Total) -> str:
     return f"epsilon {shown(total.epsilon)}, delta {shown(total.delta)}"
-
-
-def _unit_is_user(promise: dict[str, Any]) -> bool:
-    return bool(promise.get("privacy_unit") == "user")
-
-
-def _move(entry: LedgerEntry, job: Job) -> None:
-    """Take an entry that charges nothing."""
-    match entry:
-        case Committed() | Abandoned() | Released():
-            job.phases[entry.batch] = entry.kind.lower()
-            if isinstance(entry, Released):
-                job.digests[entry.batch] = entry.release_digest
-        case Paused() | Retired():
-            job.standing = entry.kind.lower()
-        case Resumed():
-            job.standing = "active"
-
-
-def _wrong(entry: LedgerEntry, job: Job) -> str:
-    """Why a sound writer would not have written this, whatever the cap; "" if it would."""
-    match entry:
-        case Reserved():
-            return _wrong_reservation(entry, job)
-        case Charged():
-            return _wrong_charge(entry, job)
-        case Committed() | Abandoned() | Released():
-            return _wrong_end(entry, job)
-        case Paused() | Resumed() | Retired():
-            return _wrong_standing(entry, job)
-    return ""
-
-
-def _wrong_reservation(entry: Reserved, job: Job) -> str:
-    if job.standing != "active":
-        return f"reserved while the job is {job.standing}"
-    if job.charges:
-        return "the job has charges for releases made elsewhere, and now a batch"
-    if job.phases.get(job.last) == "reserved":
-        return f"batch {job.last} is still open"
-    if entry.batch != job.last + 1:
-        return f"batch {entry.batch} comes after batch {job.last}"
-    if job.promise is not None and job.promise != entry.promise:
-        return "another promise than the job's first"
-    for r in entry.ranges:
-        if not 0 <= r.count <= r.end - r.start:
-            return f"partition {r.partition}: {r.count} records in offsets {r.start} to {r.end}"
-        if r.start < job.ends.get(r.partition, 0):
-            return (
-                f"partition {r.partition}: offset {r.start} lies in an earlier batch of the job, "
-                f"which ends at {job.ends[r.partition]}"
-            )
-    return _twice(entry.ranges)
-
-
-def _wrong_charge(entry: Charged, job: Job) -> str:
-    if job.standing != "active":
-        return f"charged while the job is {job.standing}"
-    if job.last:
-        return "the job has batches, and now a charge for a release made elsewhere"
-    for r in entry.ranges:
-        if r.end < r.start:
-            return f"partition {r.partition}: offsets {r.start} to {r.end}"
-    return _twice(entry.ranges)
-
-
-def _twice(ranges: Sequence[OffsetSpan]) -> str:
-    return "a partition appears twice" if len({r.partition for r in ranges}) < len(ranges) else ""
-
-
-def _wrong_standing(entry: Paused | Resumed | Retired, job: Job) -> str:
-    if job.standing == "retired":
-        return "the job was retired for ever"
-    if isinstance(entry, Retired):
-        phase = job.phases.get(job.last)
-        return f"batch {job.last} is {phase}" if phase in ("reserved", "committed") else ""
-    if job.standing != ("active" if isinstance(entry, Paused) else "paused"):
-        return f"the job is {job.standing}"
-    return ""
-
-
-def _wrong_end(entry: Committed | Abandoned | Released, job: Job) -> str:
-    """Why the batch cannot be committed, abandoned or released now."""
-    needed = "committed" if isinstance(entry, Released) else "reserved"
-    phase = job.phases.get(entry.batch)
-    if phase is None:
-        return f"batch {entry.batch} was never reserved"
-    if entry.batch != job.last:
-        return f"batch {job.last} has begun, batch {entry.batch} is {phase} for ever"
-    if phase == needed:
-        return ""
-    if isinstance(entry, Committed) and phase in ("committed", "released"):
-        return f"a second answer to batch {entry.batch}"
-    return f"batch {entry.batch} is {phase}, not {needed}"

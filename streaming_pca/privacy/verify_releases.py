@@ -21,16 +21,18 @@ def check_releases(
     Parameters
     ----------
     messages : iterable of bytes
-        Every committed message of the releases topics.
+        Every committed message of the releases topics, those of each topic in its order.
     digests : dict of job to dict of batch to digest
         What RELEASED entries that count have named.
     phases : dict of job to dict of batch to phase
     elsewhere : set of (job, batch, digest)
         What other lives of the topic have released.
     problems : list of str
-        Grows by a line for each release or entry without its counterpart.
+        Grows by a line for each release or entry without its counterpart, and for each release out of
+        order.
     """
     seen: set[tuple[str, int]] = set()
+    latest: dict[str, int] = {}
     others = 0
     for number, message in enumerate(messages):
         try:
@@ -47,7 +49,10 @@ def check_releases(
         if released.get(batch) == digest:
             if (stream, batch) in seen:
                 problems.append(f"{name}: is on the topic twice")
+            elif batch < latest.get(stream, 0):
+                problems.append(f"{name}: comes after that of batch {latest[stream]}")
             seen.add((stream, batch))
+            latest[stream] = max(batch, latest.get(stream, 0))
         elif (stream, batch, digest) in elsewhere:
             others += 1
         elif batch in released:

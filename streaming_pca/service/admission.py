@@ -7,7 +7,7 @@ from typing import Any, Literal
 from streaming_pca.privacy.entries import Cap, Opened
 from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.privacy.filters import within_cap
-from streaming_pca.privacy.ledger import BudgetExceeded, Ledger, Standing
+from streaming_pca.privacy.ledger import BudgetExceeded, JobLedger, Ledger, Standing
 from streaming_pca.privacy.parameters import Charge, format_rational
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.records import RecordKind
@@ -59,6 +59,7 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
     if promised is None:
         _check_first_batch(stream, ledger)
         return
+    _check_options(stream, job)
     for key, value in stream.promise.items():
         if promised.get(key) != value:
             raise StreamRefused(
@@ -66,6 +67,24 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
                 f"{_short(promised.get(key))} for stream {name!r}: "
                 "set it back, or choose a new stream.name"
             )
+
+
+def _check_options(stream: StreamSettings, job: JobLedger) -> None:
+    """Refuse other options in the middle of a stream whose batches compose.
+
+    A user's records can be in several batches, and the proof that these keep the promise together
+    has them all calibrated alike.
+    """
+    if stream.privacy_unit != "user" or job.reservation is None:
+        return
+    wanted = stream.mechanism_options
+    promised = job.reservation.parameters.get("options", wanted)
+    # How long a stream shall be calibrates nothing.
+    if promised | {"n_records": None} != wanted | {"n_records": None}:
+        raise StreamRefused(
+            f"stream.options is {_short(wanted)}, but the ledger has charged users for "
+            f"batches of {_short(promised)}: set it back, or choose a new stream.name"
+        )
 
 
 def check_room(stream: StreamSettings, cap: Cap, rule: Literal["basic", "zcdp"]) -> Charge:

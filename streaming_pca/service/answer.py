@@ -44,9 +44,7 @@ class Answer:
 
 def parameters_of(stream: StreamSettings, plan: Plan) -> dict[str, Any]:
     """What RESERVED carries: all that the batch's answer depends on, but the records and the state."""
-    chosen = stream.made.options
-    options = chosen.model_dump(mode="json", exclude=set(chosen.sizing))
-    return plan.parameters | {"options": options, "seed": stream.seed}
+    return plan.parameters | {"options": stream.mechanism_options, "seed": stream.seed}
 
 
 def answer_batch(

@@ -13,6 +13,7 @@ from kafka.errors import KafkaError
 from streaming_pca.privacy.entries import (
     Abandoned,
     Charged,
+    Committed,
     LedgerEntry,
     MalformedEntry,
     Opened,
@@ -27,8 +28,16 @@ from streaming_pca.privacy.filters import approximate, left_of, within_cap
 from streaming_pca.privacy.ledger import Ledger
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.verify import Report, verify_log
-from streaming_pca.service.clients import BrokerUnreachable, admin_client
-from streaming_pca.service.log_reader import LedgerLog, LogReader, high_watermark, whole_log
+from streaming_pca.privacy.verify_states import StoredState
+from streaming_pca.service.clients import admin_client
+from streaming_pca.service.log_reader import LedgerLog, LogReader, whole_log
+from streaming_pca.service.stored_states import (
+    FoundState,
+    existing_topics,
+    read_messages,
+    read_with_states,
+    summarise,
+)
 from streaming_pca.service.topics import TopicError
 from streaming_pca.settings import KafkaSettings
 
@@ -41,8 +50,6 @@ __all__ = [
     "topic_id_of",
     "verify_ledger",
 ]
-
-_PATIENCE_SECONDS = 60.0
 
 
 def topic_id_of(kafka: KafkaSettings, topic: str) -> str:
@@ -190,22 +197,38 @@ def _rho_left(spent: Charge, opened: Opened) -> Fraction | float:
 
 
 def verify_ledger(kafka: KafkaSettings, topic: str) -> Report:
-    """Run the independent verifier over the ledger and the releases of all its jobs."""
+    """Run the independent verifier over the ledger, and the states and releases of all its jobs."""
     topic_id = topic_id_of(kafka, topic)
     reader = whole_log(kafka, f"{topic}.ledger")
     try:
-        entries = _read(kafka, reader)
-        jobs = {e.job for e in _decoded(entries) if isinstance(e, Reserved) and e.topic_id == topic_id}
+        read = read_with_states(kafka, reader, topic_id, _stored)
+        decoded = _decoded(read.entries)
+        jobs = {e.job for e in decoded if isinstance(e, Reserved) and e.topic_id == topic_id}
         releases: list[bytes] = []
-        for name in _existing(kafka, [f"{job}.releases" for job in sorted(jobs)]):
+        for name in sorted(existing_topics(kafka, [f"{job}.releases" for job in jobs])):
             releases.extend(value for _, value in _messages(kafka, name))
-        # A worker may have released more while we read: what only a later ledger knows is not judged.
-        later = _read(kafka, reader)
+        # A worker may have gone on while we read: what only a later ledger knows is not judged.
+        later = _decoded(read_messages(kafka, reader))
     finally:
         reader.close()
-    since = {e.release_digest for e in _decoded(later) if isinstance(e, Released)}
+    since = {e.release_digest for e in later if isinstance(e, Released)}
     known = [value for value in releases if hashlib.sha256(value).hexdigest() not in since]
-    return verify_log(entries, known, topic_id=topic_id)
+    committed = {e.state_digest for e in later if isinstance(e, Committed)}
+    states = {
+        # A worker would go on from the topic's last state: a later one that no COMMITTED names is wrong.
+        name: state if last in (state.digest, *committed) else StoredState(last)
+        for name, (state, last) in read.states.items()
+        if last
+    }
+    return verify_log(read.entries, known, states, topic_id=topic_id)
+
+
+def _stored(found: FoundState, digest: str) -> tuple[StoredState, str]:
+    """Sum up a state, and name the last one that its topic holds."""
+    if found.data is not None:
+        return summarise(found.data, found.users), found.last
+    torn = "a chunk of its state is missing or was changed" if found.last == digest else ""
+    return StoredState(found.last, problem=torn), found.last
 
 
 def _decoded(messages: Sequence[tuple[int, bytes]]) -> list[LedgerEntry]:
@@ -219,29 +242,9 @@ def _decoded(messages: Sequence[tuple[int, bytes]]) -> list[LedgerEntry]:
     return entries
 
 
-def _existing(kafka: KafkaSettings, topics: list[str]) -> list[str]:
-    """Those topics that are there: a job may never have released, or its topic may be gone."""
-    if not topics:
-        return []
-    admin = admin_client(kafka)
-    try:
-        found = {t["name"] for t in admin.describe_topics(topics) if not t["error_code"]}
-    except KafkaError as error:
-        raise BrokerUnreachable(f"the broker would not describe the releases topics: {error}") from None
-    finally:
-        admin.close()
-    return [name for name in topics if name in found]
-
-
 def _messages(kafka: KafkaSettings, topic: str) -> list[tuple[int, bytes]]:
     reader = LogReader(kafka, topic)
     try:
-        return _read(kafka, reader)
+        return read_messages(kafka, reader)
     finally:
         reader.close()
-
-
-def _read(kafka: KafkaSettings, reader: LogReader) -> list[tuple[int, bytes]]:
-    """The committed messages from where the reader stands to the present end."""
-    end = high_watermark(kafka, reader.topic)
-    return [(m.offset, m.value or b"") for m in reader.read_to(end, _PATIENCE_SECONDS)]

@@ -103,7 +103,7 @@ def test_a_charge_takes_from_what_a_stream_may_reserve(make_stream: MakeStream) 
     writer = CheckpointWriter(stream.settings.kafka, stream.settings.stream, stream.topic_id)
     try:
         writer.take_over()
-        whole = Charge(epsilon=1, delta=0)
+        whole = Charge(epsilon=1, delta="1e-6")
         over = [OffsetRange(partition=0, start=0, end=4, count=4)]
         with pytest.raises(BudgetExceeded, match="offsets 0 to 4: asked epsilon 1"):
             writer.reserve(over, {}, whole)
@@ -188,7 +188,8 @@ def test_a_streams_name_is_no_name_for_charges_and_its_leader_is_not_fenced(make
         writer.take_over()
         with pytest.raises(charging.ConfigurationError, match="is a stream"):
             charge(stream, job=stream.settings.stream.name)
-        writer.reserve([OffsetRange(partition=0, start=0, end=5, count=5)], {}, HALF)
+        whole = Charge(epsilon=1, delta="1e-6")
+        writer.reserve([OffsetRange(partition=0, start=0, end=5, count=5)], {}, whole)
     finally:
         writer.close()
     assert len(stream.own(Reserved)) == 1

@@ -42,7 +42,9 @@ from streaming_pca.privacy.ledger import (
 from streaming_pca.privacy.parameters import Charge
 
 ONE = Charge(epsilon=1, delta="1e-6")
-PROMISE = {"epsilon": 1.0, "rank": 2}
+PROMISE = {"epsilon": 0.25, "delta": 0.0, "rank": 2}
+# What it costs of rho, 5e-7, is below every rho that is claimed here.
+PARAMETERS = {"mechanism": "private-oja", "sigma_over_sensitivity": 1000.0}
 OF_USERS = PROMISE | {"privacy_unit": "user", "contributions_per_user": 3}
 
 
@@ -84,6 +86,7 @@ class Writer:
         *ranges: OffsetRange,
         charge: Charge = ONE,
         promise: dict[str, Any] = PROMISE,
+        parameters: dict[str, Any] = PARAMETERS,
         batch: int | None = None,
         previous: str | None = None,
     ) -> Reserved:
@@ -92,7 +95,7 @@ class Writer:
             **self._common(job, batch, previous),
             ranges=ranges,
             promise=promise,
-            parameters={"clip": 1.0},
+            parameters=parameters,
             charge=charge,
         )
 
@@ -135,8 +138,14 @@ COSTS = [
     ONE,
     Charge(epsilon="1/3", delta=0, rho="1/18"),
     Charge(epsilon=1, delta=0, rho="1/2"),
-    Charge(epsilon=0, delta=0, rho=0),
     Charge.unbounded(),
+]
+# Below the promise, or below what the mechanism costs.
+TOO_LITTLE = [
+    Charge(epsilon="1/5", delta=1),
+    Charge(epsilon=1, delta=0, rho=0),
+    Charge(epsilon=1, delta=1, rho="4e-7"),
+    Charge.nothing(),
 ]
 CAPS = [(1, 1), (2, "1e-6"), ("4/3", "2e-6"), (3, "1e-3"), ("inf", "inf"), ("inf", 0), (2, 0), (0, 1)]
 
@@ -168,11 +177,11 @@ def sensible(job: str, known: JobLedger) -> list[str]:
 def drawn_ranges(draw: st.DrawFn, ends: dict[int, int], odd: bool) -> list[OffsetRange]:
     """Ranges that begin where others end; impossible ones too where they may be odd."""
     ranges = []
-    for partition in draw(st.sampled_from([(0,), (1,), (0, 1), (1, 0), ()])):
+    for partition in draw(st.sampled_from([(0,), (1,), (0, 1), (1, 0), *([()] * odd)])):
         start = ends.get(partition, 0) + draw(st.integers(-2 if odd else 0, 1))
-        length = draw(st.integers(-1 if odd else 0, 3))
+        length = draw(st.integers(-1 if odd else 1, 3))
         start = max(start, 0)
-        count = draw(st.integers(0, max(length, 0) + odd))
+        count = draw(st.integers(0 if odd else 1, max(length, 0) + odd))
         ranges.append(span(start, max(start + length, 0), partition, count))
     if odd and ranges and draw(st.booleans()):
         ranges.append(ranges[0])
@@ -213,10 +222,14 @@ def drawn_logs(draw: st.DrawFn, sound: bool = False) -> Writer:
                 promise = OF_USERS if job in "uv" else PROMISE
                 if odd and draw(st.booleans()):
                     promise = draw(st.sampled_from([{"rank": 3}, PROMISE, OF_USERS]))
-                writer.reserve(job, *ranges, charge=draw(st.sampled_from(COSTS)), promise=promise, **wrong)
+                cost = draw(st.sampled_from(COSTS + TOO_LITTLE * odd))
+                if odd and draw(st.booleans()):
+                    wrong["parameters"] = {"mechanism": "of another day"}
+                writer.reserve(job, *ranges, charge=cost, promise=promise, **wrong)
             case "charge":
                 wrong.pop("batch", None)
-                writer.charge(job, *draw(drawn_ranges({}, odd)), charge=draw(st.sampled_from(COSTS)), **wrong)
+                cost = draw(st.sampled_from(COSTS + TOO_LITTLE))
+                writer.charge(job, *draw(drawn_ranges({}, odd)), charge=cost, **wrong)
             case "pause" | "resume" | "retire" as action:
                 writer.stand(job, action, wrong.get("previous"))
             case "commit":
@@ -300,6 +313,8 @@ class Naive:
             return False
         if entry.batch != len(mine) + 1 or any(r.count > r.end - r.start for r in entry.ranges):
             return False
+        if not entry.ranges or any(not r.count for r in entry.ranges) or not self.covers(entry, opened):
+            return False
         if any(e.partition == r.partition and r.start < e.end for r in entry.ranges for e in earlier):
             return False
         if entry.promise.get("privacy_unit") == "user":
@@ -309,6 +324,17 @@ class Naive:
             return False
         mine.append([entry, "RESERVED"])
         return True
+
+    @staticmethod
+    def covers(entry: Reserved, opened: Opened) -> bool:
+        """Whether the charge is what the entry says of itself, by the few promises and mechanisms drawn."""
+        charge = entry.charge
+        if "epsilon" not in entry.promise or charge.epsilon < Fraction(1, 4):
+            return False
+        if charge.rho is None or (entry.parameters != PARAMETERS and opened.filter == "basic"):
+            return True
+        batches = entry.promise.get("contributions_per_user", 1)
+        return entry.parameters == PARAMETERS and charge.rho >= batches * Fraction(1, 2 * 10**6)
 
     def spend(self, entry: Reserved | Charged, opened: Opened) -> bool:
         if len({r.partition for r in entry.ranges}) != len(entry.ranges):
@@ -459,13 +485,16 @@ def test_charges_fill_the_cap_exactly() -> None:
     for job in "abc":
         assert log.reserve(job, span(0, 1), charge=Charge(epsilon="1/3", delta=0)).accepted
     assert log.ledger.spent(0, 0).epsilon == 1
-    assert not log.reserve("d", span(0, 1), charge=Charge(epsilon="1e-30", delta=0)).accepted
+    little = Charge(epsilon="1e-30", delta=0)
+    late = log.reserve("d", span(0, 1), charge=little, promise=PROMISE | {"epsilon": 1e-30})
+    assert "the cap is" in late.reason
 
 
 def test_a_delta_above_the_cap_is_refused_like_an_epsilon() -> None:
     log = Writer(epsilon=9, delta="1e-6")
     assert log.reserve("a", span(0, 1)).accepted
-    assert not log.reserve("b", span(0, 1), charge=Charge(epsilon=0, delta="1e-9")).accepted
+    late = log.reserve("b", span(0, 1), charge=Charge(epsilon="1/4", delta="1e-9"))
+    assert "the cap is" in late.reason
 
 
 def test_a_void_entry_moves_its_jobs_chain_and_nothing_else() -> None:
@@ -556,9 +585,9 @@ def test_a_changed_promise_is_void_and_names_what_changed() -> None:
     log = Writer()
     log.answer("a", span(0, 5))
     assert log.reserve("a", span(5, 9), promise={"epsilon": 2.0, "dim": 7}).reason == (
-        "the job's promise changed: dim, epsilon, rank"
+        "the job's promise changed: delta, dim, epsilon, rank"
     )
-    assert log.reserve("b", span(0, 5), promise={"epsilon": 2.0}).accepted
+    assert log.reserve("b", span(0, 5), promise={"epsilon": 0.5, "delta": 1e-6}).accepted
 
 
 def test_an_entry_of_another_topic_id_counts_for_nothing() -> None:
@@ -669,12 +698,6 @@ def test_the_unit_of_a_job_never_changes() -> None:
     log.answer("a", span(0, 5))
     assert "promise changed" in log.reserve("u", span(5, 9)).reason
     assert "promise changed" in reserve_users(log, "a", span(5, 9)).reason
-
-
-def test_a_reservation_of_users_without_ranges_charges_them_all_the_same() -> None:
-    log = Writer(epsilon=1)
-    assert reserve_users(log, "u").accepted
-    assert log.ledger.everywhere == ONE
 
 
 def test_an_unread_record_is_held_against_what_every_record_bears() -> None:
@@ -888,7 +911,10 @@ def test_zcdp_admits_more_small_charges_than_adding_epsilons() -> None:
     admitted = {}
     for rule in ("basic", "zcdp"):
         log = Writer(epsilon="1/2", delta="1e-6", rule=rule)
-        admitted[rule] = sum(log.reserve(f"job {i}", span(0, 1), charge=cost).accepted for i in range(99))
+        admitted[rule] = sum(
+            log.reserve(f"job {i}", span(0, 1), charge=cost, promise=PROMISE | {"epsilon": 0.01}).accepted
+            for i in range(99)
+        )
     assert admitted["basic"] == 50
     assert admitted["zcdp"] == next(
         n for n in range(99) if not exact_zcdp(Fraction(n + 1, 20000), Fraction(1, 2), Fraction(1, 10**6))

@@ -281,8 +281,13 @@ class Search:
             batch=known.batch + 1,
             previous=known.head,
             ranges=(OffsetRange(partition=0, start=at, end=end, count=end - at),),
-            promise={"privacy_unit": "user" if job.of_users else "message"},
-            parameters={},
+            promise={
+                "privacy_unit": "user" if job.of_users else "message",
+                "contributions_per_user": 1,
+                "epsilon": 1.0,
+                "delta": 0.0,
+            },
+            parameters={"mechanism": "private-oja", "sigma_over_sensitivity": 1.0},
             charge=job.charge,
         )
         if self.accepted(ledger.judge(reserved)):
@@ -726,15 +731,17 @@ class ChargesWhenCommitted(Ledger):
 class ForgetsOpenBatches(Ledger):
     """Takes a reservation while the batch before is open."""
 
-    def _judge_reserved(self, entry: Reserved, job: JobLedger) -> Verdict:
-        return super()._judge_reserved(entry, replace(job, phase=Phase.NONE))
+    def _check_protocol(self, entry: LedgerEntry, job: JobLedger) -> str:
+        forgotten = replace(job, phase=Phase.NONE) if isinstance(entry, Reserved) else job
+        return super()._check_protocol(entry, forgotten)
 
 
 class ForgetsRanges(Ledger):
     """Takes a reservation of records that the job has reserved before."""
 
-    def _judge_reserved(self, entry: Reserved, job: JobLedger) -> Verdict:
-        return super()._judge_reserved(entry, replace(job, ends={}))
+    def _check_protocol(self, entry: LedgerEntry, job: JobLedger) -> str:
+        forgotten = replace(job, ends={}) if isinstance(entry, Reserved) else job
+        return super()._check_protocol(entry, forgotten)
 
 
 class HasNoCap(Ledger):
@@ -747,16 +754,17 @@ class HasNoCap(Ledger):
 class ForgetsPauses(Ledger):
     """Takes a reservation of a job that is paused or retired."""
 
-    def _judge_reserved(self, entry: Reserved, job: JobLedger) -> Verdict:
-        return super()._judge_reserved(entry, replace(job, standing=Standing.ACTIVE))
+    def _check_protocol(self, entry: LedgerEntry, job: JobLedger) -> str:
+        forgotten = replace(job, standing=Standing.ACTIVE) if isinstance(entry, Reserved) else job
+        return super()._check_protocol(entry, forgotten)
 
 
 class RetiresOverOpenBatches(Ledger):
     """Takes RETIRED whatever is open, and lets that end later."""
 
-    @staticmethod
-    def _judge_standing(entry: Paused | Resumed | Retired, job: JobLedger) -> Verdict:
-        return Ledger._judge_standing(entry, replace(job, phase=Phase.NONE))
+    def _check_protocol(self, entry: LedgerEntry, job: JobLedger) -> str:
+        forgotten = replace(job, phase=Phase.NONE) if isinstance(entry, Retired) else job
+        return super()._check_protocol(entry, forgotten)
 
 
 class ChargesNothingForReleasesElsewhere(Ledger):

@@ -17,12 +17,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from streaming_pca.privacy import verify, verify_audit, verify_releases, verify_sums
+from streaming_pca.privacy import verify, verify_audit, verify_releases, verify_states, verify_sums
 from streaming_pca.privacy.entries import Cap, Charged, LedgerEntry, Opened, Reserved, encode_entry
 from streaming_pca.privacy.ledger import JobLedger, Ledger
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.verify import Report, verify_log
-from tests.privacy.test_ledger import OF_USERS, PROMISE, Writer, drawn_logs, positive, small, span
+from streaming_pca.privacy.verify_states import StoredState
+from tests.privacy.test_ledger import (
+    OF_USERS,
+    PARAMETERS,
+    PROMISE,
+    Writer,
+    drawn_logs,
+    positive,
+    small,
+    span,
+)
 
 Messages = list[tuple[int, bytes]]
 
@@ -113,7 +123,7 @@ def test_verifier_and_ledger_agree_on_the_zcdp_filter(
     rho: Fraction, epsilon: Fraction, delta: Fraction
 ) -> None:
     writer = Writer(epsilon, delta, "zcdp")
-    accepted = writer.reserve("a", span(0, 1), charge=Charge(epsilon=0, delta=0, rho=rho)).accepted
+    accepted = writer.reserve("a", span(0, 1), charge=Charge(epsilon=1, delta=0, rho=rho)).accepted
     assert verify_log(messages(writer)).offsets_charged == accepted
 
 
@@ -128,15 +138,15 @@ def test_the_verifiers_bounds_of_a_logarithm_enclose_it(x: Fraction, bits: int) 
     assert high - low < Fraction(1, 2 ** (bits - 16))
 
 
-def test_the_verifier_shares_no_code_with_the_writer_but_the_schemas() -> None:
-    modules = (verify, verify_audit, verify_releases, verify_sums)
-    schemas = {"streaming_pca.privacy.entries", "streaming_pca.privacy.parameters"}
+def test_the_verifier_shares_no_code_with_the_writer_but_schemas_and_rules() -> None:
+    modules = (verify, verify_audit, verify_releases, verify_states, verify_sums)
+    shared = {f"streaming_pca.privacy.{name}" for name in ("entries", "parameters", "protocol")}
     for module in modules:
         tree = ast.parse(Path(str(module.__file__)).read_text())
         imported = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
         imported |= {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
         ours = {name for name in imported if name and name.startswith("streaming_pca")}
-        assert ours <= schemas | {m.__name__ for m in modules}, module
+        assert ours <= shared | {m.__name__ for m in modules}, module
 
 
 # ------------------------------------------------------------------------------------------ a log
@@ -208,8 +218,10 @@ def test_a_good_log_is_verified_and_described() -> None:
         "everywhere_epsilon": "0",
         "everywhere_delta": "0",
         "everywhere_rho": "0",
+        "rho_unchecked": 0,
         "releases": 3,
         "other_releases": 0,
+        "states": None,
     }
     json.dumps(report.to_json(), allow_nan=False)
 
@@ -304,8 +316,8 @@ def reserve(start: int, end: int, **more: Any) -> dict[str, Any]:
     return {
         "kind": "RESERVED",
         "ranges": [span_],
-        "promise": {"epsilon": 1.0, "rank": 2},
-        "parameters": {},
+        "promise": PROMISE,
+        "parameters": PARAMETERS,
         "charge": {"epsilon": "1/2", "delta": "0"},
     } | more
 
@@ -371,15 +383,15 @@ TAMPERED: dict[str, tuple[Callable[[Topics], Any], str]] = {
     "a digest changed": (edit(13, release_digest="0" * 64), "is not the one that the ledger released"),
     "a second answer": (
         append(kind="COMMITTED", job="b", batch=2, state_digest="again"),
-        "a second answer to batch 2",
+        "batch 2 is released, not reserved",
     ),
     "a late answer": (
         append(kind="COMMITTED", job="a", batch=2, state_digest="late"),
-        "batch 3 has begun, batch 2 is released for ever",
+        "batch 2 is not the job's last batch (3)",
     ),
     "an answer to nothing": (
         append(kind="COMMITTED", job="b", batch=7, state_digest="x"),
-        "batch 7 was never reserved",
+        "batch 7 is not the job's last batch (2)",
     ),
     "an answered batch abandoned": (
         append(kind="ABANDONED", job="b", batch=2, reason=""),
@@ -390,11 +402,14 @@ TAMPERED: dict[str, tuple[Callable[[Topics], Any], str]] = {
         "batch 3 is reserved, not committed",
     ),
     "a batch reserved over an open one": (append(job="a", batch=4, **reserve(30, 40)), "still open"),
-    "a batch skipped": (append(job="b", batch=4, **reserve(30, 40)), "batch 4 comes after batch 2"),
-    "records reserved again": (append(job="b", batch=3, **reserve(29, 40)), "lies in an earlier batch"),
+    "a batch skipped": (append(job="b", batch=4, **reserve(30, 40)), "batch 4 does not follow batch 2"),
+    "records reserved again": (
+        append(job="b", batch=3, **reserve(29, 40)),
+        "offset 29 is below 30",
+    ),
     "a promise changed": (
         append(job="b", batch=3, **reserve(30, 40, promise={"epsilon": 2.0})),
-        "another promise",
+        "the job's promise changed: delta, epsilon, rank",
     ),
     "a partition twice": (
         append(job="b", batch=3, **reserve(0, 0, ranges=[span_json(30, 31), span_json(31, 32)])),
@@ -402,24 +417,27 @@ TAMPERED: dict[str, tuple[Callable[[Topics], Any], str]] = {
     ),
     "a range backwards": (
         append(job="b", batch=3, **reserve(0, 0, ranges=[span_json(40, 45) | {"end": 31}])),
-        "records in offsets 40 to 31",
+        "partition 0 has an impossible range: offsets 40 to 31",
     ),
     "a batch reserved while paused": (
         after(stands("b", "PAUSED"), {"job": "b", "batch": 3, **reserve(30, 40)}),
-        "reserved while the job is paused",
+        "RESERVED of job 'b': the job is paused",
     ),
     "a batch reserved after retirement": (
         after(stands("b", "RETIRED"), {"job": "b", "batch": 3, **reserve(30, 40)}),
-        "reserved while the job is retired",
+        "RESERVED of job 'b': the job is retired",
     ),
     "paused twice": (
         after(stands("b", "PAUSED"), stands("b", "PAUSED")),
         "PAUSED of job 'b': the job is paused",
     ),
-    "resumed without a pause": (append(**stands("b", "RESUMED")), "RESUMED of job 'b': the job is active"),
+    "resumed without a pause": (
+        append(**stands("b", "RESUMED")),
+        "'b': the job is active, not paused",
+    ),
     "resumed after retirement": (
         after(stands("b", "RETIRED"), stands("b", "RESUMED")),
-        "the job was retired for ever",
+        "RESUMED of job 'b': the job is retired, which is final",
     ),
     "retired over an open batch": (
         append(**stands("a", "RETIRED")),
@@ -429,14 +447,17 @@ TAMPERED: dict[str, tuple[Callable[[Topics], Any], str]] = {
         after({"kind": "COMMITTED", "job": "a", "batch": 3, "state_digest": "x"}, stands("a", "RETIRED")),
         "RETIRED of job 'a': batch 3 is committed",
     ),
-    "a stream that charges": (append(job="b", **charge(30, 40)), "the job has batches, and now a charge"),
+    "a stream that charges": (
+        append(job="b", **charge(30, 40)),
+        "has batches, so it can have no charges",
+    ),
     "a job of charges that reserves": (
         after({"job": "c", **charge(30, 40)}, {"job": "c", "batch": 1, **reserve(40, 50)}),
-        "the job has charges for releases made elsewhere, and now a batch",
+        "the job has charges for releases made elsewhere, so it can have no batches",
     ),
     "a charge while paused": (
         after(stands("c", "PAUSED"), {"job": "c", **charge(30, 40)}),
-        "charged while the job is paused",
+        "CHARGED of job 'c': the job is paused",
     ),
     "a charge of a partition twice": (
         append(
@@ -450,9 +471,12 @@ TAMPERED: dict[str, tuple[Callable[[Topics], Any], str]] = {
                 ],
             ),
         ),
-        "a partition appears twice",
+        "CHARGED of job 'c': partition 0 appears twice",
     ),
-    "a charge backwards": (append(job="c", **charge(40, 31)), "partition 0: offsets 40 to 31"),
+    "a charge backwards": (
+        append(job="c", **charge(40, 31)),
+        "partition 0 has an impossible range: offsets 40 to 31",
+    ),
     "a charge dropped": (
         lambda t: [
             after({"job": "c", **charge(30, 40)}, {"job": "c", **charge(40, 41)})(t),
@@ -491,6 +515,16 @@ TAMPERED: dict[str, tuple[Callable[[Topics], Any], str]] = {
         lambda t: t.releases.append(b'{"stream": "a", "batch": true}'),
         "not a release",
     ),
+}
+
+
+def exchanged(t: Topics) -> None:
+    """The two releases of job a."""
+    t.releases[0], t.releases[1] = t.releases[1], t.releases[0]
+
+
+TAMPERED |= {
+    "two releases exchanged": (exchanged, "release 1 (stream 'a', batch 1): comes after that of batch 2"),
 }
 
 
@@ -627,4 +661,74 @@ def test_a_ledger_that_charged_users_in_their_ranges_only_is_not_verified(
             writer.answer("uv"[partition], span(0, 5, partition), promise=promise)
         report = verify_log(messages(writer))
         # To the verifier the second reservation is void, and yet it was answered.
-        assert any("batch 1 was never reserved" in problem for problem in report.problems) == found
+        lost = "batch 1 is not the job's last batch (0)"
+        assert any(lost in problem for problem in report.problems) == found
+
+
+# ----------------------------------------------------------------------------------------- releases
+
+
+def test_releases_of_several_streams_and_lives_may_be_mixed() -> None:
+    """The order is each stream's own, and of one life."""
+    log = topics()
+    assert [json.loads(r)["stream"] for r in log.releases] == ["a", "a", "b"]
+    log.releases = [log.releases[2], *log.releases[:2]]
+    assert log.report().ok
+    _, _, both = two_lives()
+    both.releases.reverse()
+    assert both.report().ok
+
+
+# ------------------------------------------------------------------------------------------- states
+
+
+def states_of(t: Topics) -> dict[str, StoredState]:
+    """What the ledger of :func:`topics` committed last, as its state topics hold it."""
+    return {
+        "a": StoredState("state a 2", "T", "a", 2),
+        "b": StoredState("state b 2", "T", "b", 2),
+    }
+
+
+def test_states_that_the_ledger_committed_are_counted() -> None:
+    log = topics()
+    report = verify_log(log.ledger, log.releases, states_of(log))
+    assert report.problems == ()
+    assert report.states == 2
+    # A job of charges has none; neither has one whose batches were all abandoned.
+    writer = Writer()
+    writer.charge("c", span(0, 5))
+    writer.reserve("a", span(0, 5))
+    writer.abandon("a")
+    empty = verify_log(messages(writer), [], {})
+    assert (empty.ok, empty.states) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    ("state", "problem"),
+    [
+        (None, "its state is missing, which the ledger committed with batch 2"),
+        (StoredState("state a 1", "T", "a", 1), "is not the one that the ledger committed with batch 2"),
+        (StoredState("state a 2", "U", "a", 2), "is not the one that the ledger committed with batch 2"),
+        (StoredState("state a 2", "T", "b", 2), "is not the one that the ledger committed with batch 2"),
+        (StoredState("state a 2", "T", "a", 3), "is not the one that the ledger committed with batch 2"),
+        (StoredState("state a 2", "T", "a", 2, "its table of users is missing"), "table of users is missing"),
+    ],
+)
+def test_a_state_that_is_not_the_committed_one_is_a_problem(state: StoredState | None, problem: str) -> None:
+    log = topics()
+    states = {name: found for name, found in (states_of(log) | {"a": state}).items() if found}
+    report = verify_log(log.ledger, log.releases, states)
+    assert not report.ok
+    assert report.states == 1
+    (line,) = report.problems
+    assert line.startswith("job 'a', batch 2: ")
+    assert problem in line
+    assert "'a.state'" in line
+    assert "streaming-pca import" in line
+
+
+def test_a_state_of_a_job_that_committed_nothing_is_a_problem() -> None:
+    log = topics()
+    report = verify_log(log.ledger, None, states_of(log) | {"c": StoredState("x", "T", "c", 1)})
+    assert any("job 'c'" in line and "nothing was committed" in line for line in report.problems)

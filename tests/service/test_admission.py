@@ -10,7 +10,9 @@ import pytest
 
 from streaming_pca.privacy.entries import Cap
 from streaming_pca.privacy.parameters import Charge
+from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.service.admission import check_admission, check_room
+from streaming_pca.service.answer import parameters_of
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.service.inspection import describe_left
 from streaming_pca.settings import StreamSettings
@@ -32,7 +34,9 @@ def a_stream(**changes: Any) -> StreamSettings:
 
 def reserve(log: Writer, stream: StreamSettings, **more: Any) -> None:
     charge = check_room(stream, Cap(epsilon="inf", delta=1), "basic")
-    assert log.reserve(stream.name, span(0, 5), charge=charge, promise=stream.promise, **more).accepted
+    parameters = stream.made.plan(stream.made.init(utility_generator(0))).parameters
+    how = {"charge": charge, "promise": stream.promise, "parameters": parameters} | more
+    assert log.reserve(stream.name, span(0, 5), **how).accepted
 
 
 @pytest.mark.parametrize(
@@ -193,3 +197,27 @@ def test_a_topic_has_reports_or_records() -> None:
 def test_settings_that_no_report_has_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         a_stream(**LOCAL | changes)
+
+
+OF_USERS: dict[str, Any] = {"privacy_unit": "user", "contributions_per_user": 2}
+
+
+def test_options_of_a_stream_whose_batches_compose_are_pinned() -> None:
+    """A user's batches keep the promise together because they are calibrated alike."""
+    log = Writer(1, "1e-6")
+    stream = a_stream(**OF_USERS)
+    plan = stream.made.plan(stream.made.init(utility_generator(0)))
+    reserve(log, stream, parameters=parameters_of(stream, plan))
+    check_admission(stream, log.ledger)
+    # What sizes batches is none of it.
+    check_admission(a_stream(**OF_USERS, options={"n_records": 600}), log.ledger)
+    with pytest.raises(StreamRefused, match=r"stream.options is .*set it back, or choose a new stream.name"):
+        check_admission(a_stream(**OF_USERS, options={"n_records": 300, "clip_quantile": 0.9}), log.ledger)
+
+
+def test_options_of_other_streams_may_change_between_batches() -> None:
+    log = Writer(1, "1e-6")
+    stream = a_stream()
+    plan = stream.made.plan(stream.made.init(utility_generator(0)))
+    reserve(log, stream, parameters=parameters_of(stream, plan))
+    check_admission(a_stream(options={"clip_quantile": 0.9}), log.ledger)

@@ -38,6 +38,7 @@ from streaming_pca.wire import Checkpoint, encode_checkpoint
 
 ID = "9bd05b8e-6e39-43a4-9d57-3e4f5b6ba6a2"
 CHARGE = Charge(epsilon="1", delta="1e-6")
+PROMISE = {"epsilon": 1.0, "delta": 1e-6}
 
 
 def state_of(job: str, batch: int, **changes: Any) -> tuple[bytes, str]:
@@ -64,7 +65,7 @@ def entries_of(job: str, previous: str, batches: int, **changes: Any) -> list[Le
 
     for batch in range(1, batches + 1):
         span = OffsetRange(partition=0, start=100 * (batch - 1), end=100 * batch, count=100)
-        add(Reserved, batch=batch, ranges=(span,), promise={"d": 3}, parameters={}, charge=CHARGE)
+        add(Reserved, batch=batch, ranges=(span,), promise=PROMISE, parameters={}, charge=CHARGE)
         add(Committed, batch=batch, state_digest=state_of(job, batch, **changes)[1])
         add(Released, batch=batch, release_digest="0" * 64)
     return found

@@ -31,8 +31,8 @@ def shown(filter: str, cap: tuple[str, str], *charges: tuple[int, int, Charge]) 
             batch=1,
             previous=ledger.head(job),
             ranges=(OffsetRange(partition=0, start=start, end=end, count=end - start),),
-            promise={},
-            parameters={},
+            promise={"private": False} if charge == Charge.unbounded() else {"epsilon": 0.5, "delta": 0.0},
+            parameters={"mechanism": "private-oja", "sigma_over_sensitivity": 9.0},
             charge=charge,
         )
         assert ledger.apply(entry).accepted

@@ -1,0 +1,199 @@
+"""The ledger accepts what every estimator reserves, and no less of it."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from streaming_pca.estimators.registry import ESTIMATORS, find
+from streaming_pca.privacy.entries import Cap, OffsetRange, Opened, Reserved, decode_entry, encode_entry
+from streaming_pca.privacy.ledger import Ledger
+from streaming_pca.privacy.mechanism_costs import least_rho
+from streaming_pca.privacy.parameters import Charge
+from streaming_pca.privacy.protocol import rho_is_unchecked
+from streaming_pca.privacy.randomness import replace_noise_door
+from streaming_pca.records import RecordKind
+from streaming_pca.service.answer import parameters_of
+from streaming_pca.settings import StreamSettings
+from tests.estimators.suite import OPTIONS, PUBLIC_RADIUS, RANKS, UNCLAIMED, D, pack, records, start
+from tests.privacy.noise import SeededDoor
+
+CLAIMING = [
+    name
+    for name, estimator in ESTIMATORS.items()
+    if estimator.card.private and not estimator.card.local and name not in UNCLAIMED
+]
+EPSILONS = (0.1, 0.7, 1.0, 1 / 3, 8.0)
+# One that no decimal of 17 digits subtracts exactly.
+SHARES = (0.0, 0.02, 0.123456789012345)
+MORE_OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "adaptive-power": [{"rounds": 1}, {"rounds": 5, "octaves": 3}],
+    "adaptive": [{"route": "block"}, {"half_life": "auto"}],
+    "noisy-power": [{"iterations": 1}, {"iterations": 7, "oversampling": 0}],
+    "private-oja": [{"calibration": "analytic"}],
+    "tensor-private": [{"whitening": True}],
+}
+
+
+def stream_of(name: str, **how: Any) -> StreamSettings:
+    estimator = find(name)
+    base: dict[str, Any] = {"name": "s", "input": "in", "dim": D, "rank": RANKS.get(name, 2)}
+    base |= {"estimator": name, "options": OPTIONS[name], "epsilon": 1.0, "delta": 1e-6}
+    base |= {"centering": "none", "diagnostics_share": 0.0}
+    if estimator.card.local:
+        base |= {"record_kind": "local"}
+    if not estimator.card.private:
+        base |= {"private": False, "epsilon": math.inf, "delta": math.inf}
+    return StreamSettings(**(base | how))
+
+
+def reserved(stream: StreamSettings, state: Any = None) -> Reserved:
+    plan = stream.made.plan(start(stream.made) if state is None else state)
+    entry = Reserved(
+        topic_id="T",
+        job=stream.name,
+        batch=1,
+        previous="",
+        ranges=(OffsetRange(partition=0, start=0, end=plan.count, count=plan.count),),
+        promise=stream.promise,
+        parameters=parameters_of(stream, plan),
+        charge=plan.charge,
+    )
+    again = decode_entry(encode_entry(entry))
+    assert isinstance(again, Reserved)
+    return again
+
+
+def verdict(entry: Reserved, rule: Any, **changes: Any) -> str:
+    """Why the entry is void under an infinite cap; "" if it counts."""
+    ledger = Ledger("T")
+    ledger.apply(Opened(topic_id="T", topic="in", cap=Cap(epsilon="inf", delta="inf"), filter=rule))
+    charge = entry.charge.model_copy(update=changes)
+    return ledger.judge(entry.model_copy(update={"charge": charge, "previous": ledger.head("s")})).reason
+
+
+def check(entry: Reserved) -> None:
+    """Both filters take the charge, and nothing that is lower."""
+    assert not rho_is_unchecked(entry) or entry.charge.rho is None
+    for rule in ("basic", "zcdp"):
+        assert verdict(entry, rule) == ""
+        if entry.promise.get("private") is False or entry.promise.get("local"):
+            continue
+        for part in ("epsilon", "delta"):
+            lower = getattr(entry.charge, part) * (1 - Fraction(1, 10**9))
+            assert f"charges {part}" in verdict(entry, rule, **{part: lower})
+        for factor in (Fraction(1, 2), 1 - Fraction(1, 10**6)) if entry.charge.rho is not None else ():
+            assert "its mechanisms cost" in verdict(entry, rule, rho=entry.charge.rho * factor)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_what_an_estimator_reserves_counts_and_less_does_not(name: str, epsilon: float) -> None:
+    card = find(name).card
+    units: list[dict[str, Any]] = [{}]
+    if card.private:
+        units = [{"epsilon": epsilon}, {"epsilon": epsilon, "delta": 1e-9}]
+    if card.private and not card.local:
+        units += [
+            {"epsilon": epsilon, "privacy_unit": "user", "contributions_per_user": c} for c in (1, 2, 50)
+        ]
+    shares = SHARES if card.private and not card.local else (0.0,)
+    centerings = [c for c in ("none", "private-mean") if c == "none" or c in find(name).centerings]
+    if card.local or not card.private:
+        centerings = ["none"]
+    for options in [{}, PUBLIC_RADIUS.get(name, {}), *MORE_OPTIONS.get(name, [])]:
+        for unit in units:
+            for share in shares:
+                for centering in centerings:
+                    how = unit | {"diagnostics_share": share, "centering": centering}
+                    entry = reserved(stream_of(name, options=OPTIONS[name] | options, **how))
+                    check(entry)
+                    assert (entry.charge.rho is None) == (name in UNCLAIMED)
+
+
+@pytest.mark.parametrize("name", CLAIMING)
+def test_later_batches_count_too(name: str) -> None:
+    for kind in (RecordKind.FACTOR, RecordKind.MATRIX):
+        if kind not in find(name).kinds:
+            continue
+        stream = stream_of(name, record_kind=kind, diagnostics_share=0.02)
+        state = start(stream.made)
+        with replace_noise_door(SeededDoor()):
+            for i in range(3):
+                check(reserved(stream, state))
+                state = stream.made.update(state, pack(stream.made, records(stream.made, 200, i)))
+
+
+@pytest.mark.parametrize("name", [*sorted(UNCLAIMED)])
+def test_where_an_answer_may_tell_all_no_rho_can_be_claimed(name: str) -> None:
+    entry = reserved(stream_of(name, epsilon=1.0))
+    for rule in ("basic", "zcdp"):
+        assert "its mechanisms cost infinity" in verdict(entry, rule, rho=Fraction(10**6))
+
+
+def test_a_lower_bound_is_within_a_millionth_of_the_honest_claim() -> None:
+    for name in CLAIMING:
+        entry = reserved(stream_of(name))
+        assert entry.charge.rho is not None
+        ratio = least_rho(entry.promise, entry.parameters) / entry.charge.rho
+        assert 1 - Fraction(1, 10**6) < ratio <= 1
+
+
+def test_every_parameter_that_the_cost_rests_on_is_needed() -> None:
+    """Without one of them the claim is void where rhos are added, and counts for nothing elsewhere."""
+    for name, keys in {
+        "adaptive-power": ("rounds", "search_epsilon", "sigma_over_sensitivity", "mechanism"),
+        "analyze-gauss": ("clip_radius", "sigma_over_sensitivity", "mechanism"),
+        "noisy-power": ("iterations", "sigma_over_sensitivity"),
+        "private-oja": ("sigma_over_sensitivity",),
+    }.items():
+        entry = reserved(stream_of(name))
+        for key in keys:
+            for value in ("", -1, 0, True, {}, None):
+                if (key, value) == ("clip_radius", None) or (key == "clip_radius" and value is not None):
+                    continue
+                changed = entry.model_copy(update={"parameters": entry.parameters | {key: value}})
+                assert "its rho cannot be checked" in verdict(changed, "zcdp"), (key, value)
+                assert verdict(changed, "basic") == ""
+                assert rho_is_unchecked(changed)
+        without = {k: v for k, v in entry.parameters.items() if k != keys[0]}
+        changed = entry.model_copy(update={"parameters": without})
+        assert "its rho cannot be checked" in verdict(changed, "zcdp")
+
+
+def test_reports_charge_nothing_and_what_is_not_private_infinity() -> None:
+    for name, wrong, told in (
+        ("local-gaussian", Charge(epsilon=1, delta="1e-6", rho="1/2"), "reports cost nothing"),
+        ("local-gaussian", Charge.unbounded(), "reports cost nothing"),
+        ("oja", Charge.nothing(), "does not charge infinity"),
+        ("oja", Charge(epsilon=9, delta=1, rho=9), "does not charge infinity"),
+    ):
+        entry = reserved(stream_of(name))
+        assert verdict(entry, "basic") == ""
+        assert told in verdict(entry, "basic", **dict(wrong))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"promise": {"record_kind": "factor"}},
+        {"promise": {"local": "true"}},
+        {"parameters": {"mechanism": "oja"}},
+        {"parameters": {"mechanism": "block", "sigma_over_sensitivity": 4.2, "clip_radius": 1.0}},
+    ],
+)
+def test_records_are_reports_only_where_nothing_else_is_said(changes: dict[str, dict[str, Any]]) -> None:
+    entry = reserved(stream_of("local-gaussian"))
+    changed = entry.model_copy(update={key: getattr(entry, key) | more for key, more in changes.items()})
+    assert "charges epsilon 0" in verdict(changed, "basic")
+
+
+def test_a_promise_must_name_what_it_promises() -> None:
+    entry = reserved(stream_of("private-oja"))
+    for name in ("epsilon", "delta"):
+        for value in (None, "", [], "x", True):
+            changed = entry.model_copy(update={"promise": entry.promise | {name: value}})
+            assert f"names no {name}" in verdict(changed, "basic")
