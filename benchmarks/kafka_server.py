@@ -1,18 +1,26 @@
-"""A real Apache Kafka for tests and benchmarks: one KRaft node, started from jars that Maven fetched."""
+"""A real Apache Kafka for tests and benchmarks: KRaft nodes, started from jars that Maven fetched."""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import tempfile
 import time
 import uuid
 from base64 import urlsafe_b64encode
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
+
+from kafka import KafkaAdminClient
+from kafka.errors import KafkaError
 
 from streaming_pca.child import Child
 from streaming_pca.embedded import cluster_id, free_port
@@ -52,8 +60,8 @@ rootLogger.appenderRef.out.ref = OUT
 
 _SETTINGS = """
 process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@127.0.0.1:{controller_port}
+node.id={node}
+controller.quorum.voters={voters}
 listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
 advertised.listeners=PLAINTEXT://127.0.0.1:{port}
 controller.listener.names=CONTROLLER
@@ -63,10 +71,10 @@ log.dirs={directory}/data
 auto.create.topics.enable=false
 message.max.bytes=33554432
 
-offsets.topic.replication.factor=1
+offsets.topic.replication.factor={replication}
 offsets.topic.num.partitions=4
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
+transaction.state.log.replication.factor={replication}
+transaction.state.log.min.isr={in_sync}
 transaction.state.log.num.partitions=4
 
 group.initial.rebalance.delay.ms=0
@@ -78,10 +86,23 @@ log.retention.check.interval.ms=5000
 log.segment.delete.delay.ms=1000
 log.cleaner.backoff.ms=1000
 
-# One small node.
+# Small nodes.
 num.network.threads=2
 num.io.threads=4
 log.cleaner.dedupe.buffer.size=16777216
+"""
+
+# A node that stands still is replaced within seconds, and comes back within seconds.
+_CLUSTER_SETTINGS = """
+default.replication.factor={replication}
+min.insync.replicas={in_sync}
+unclean.leader.election.enable=false
+broker.session.timeout.ms=3000
+broker.heartbeat.interval.ms=500
+replica.lag.time.max.ms=3000
+controller.quorum.election.backoff.max.ms=500
+# A transaction of a producer that died is in the way until its time is up, and this is added to it.
+transaction.abort.timed.out.transaction.cleanup.interval.ms=1000
 """
 
 
@@ -188,59 +209,55 @@ def _is_complete(cache: Path) -> bool:
     return bool(expected) and _sizes(cache) == expected
 
 
-class KafkaServer:
-    """One Apache Kafka node on free loopback ports, its data in a temporary directory.
+class _Node:
+    """One process of Apache Kafka, broker and controller, its data in a directory of its own."""
 
-    Parameters
-    ----------
-    java : str
-        The `java` command.
-    jars : Path
-        Directory of Kafka's jars.
-    """
-
-    def __init__(self, java: str, jars: Path) -> None:
-        self.java = java
-        self.jars = jars
-        self.bootstrap = ""
+    def __init__(self, java: str, jars: Path, directory: Path, *, number: int, heap: int) -> None:
+        self.number = number
+        self.port, self.controller_port = _steady_port(), _steady_port()
+        self._java, self._jars, self._heap = java, jars, heap
+        self._directory = directory
+        self._settings = directory / "server.properties"
         self._child: Child | None = None
-        self._directory = Path()
+        directory.mkdir(parents=True)
+        (directory / "log4j2.properties").write_text(_LOG4J)
 
-    def __enter__(self) -> Self:
-        self._directory = Path(tempfile.mkdtemp(prefix="streaming-pca-kafka-"))
-        try:
-            for _ in range(2):  # a port may be lost between finding it free and listening
-                if self._launch():
-                    return self
-            tail = self._child.log_tail(30) if self._child else ""
-            raise KafkaUnavailable(f"Kafka {KAFKA} did not start", tail)
-        except BaseException:
-            self.__exit__()
-            raise
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
 
-    def __exit__(self, *exc_info: object) -> None:
-        if self._child is not None:
-            self._child.kill()  # its data is thrown away, so nothing is gained by a clean stop
-        shutil.rmtree(self._directory, ignore_errors=True)
+    @property
+    def voter(self) -> str:
+        return f"{self.number}@127.0.0.1:{self.controller_port}"
 
     @property
     def pid(self) -> int | None:
         return self._child.pid if self._child else None
 
-    def _launch(self) -> bool:
-        if self._child is not None:
-            self._child.kill()
-        shutil.rmtree(self._directory / "data", ignore_errors=True)
-        port, controller_port = free_port(), free_port()
-        settings = self._directory / "server.properties"
-        settings.write_text(
-            _SETTINGS.format(port=port, controller_port=controller_port, directory=self._directory)
+    @property
+    def data(self) -> Path:
+        return self._directory / "data"
+
+    @property
+    def log_tail(self) -> str:
+        return self._child.log_tail(30) if self._child else ""
+
+    def format(self, cluster: str, voters: Sequence[str], replication: int, in_sync: int, more: str) -> None:
+        """Write settings and empty storage."""
+        settings = (_SETTINGS + more).format(
+            node=self.number,
+            voters=",".join(voters),
+            port=self.port,
+            controller_port=self.controller_port,
+            directory=self._directory,
+            replication=replication,
+            in_sync=in_sync,
         )
-        (self._directory / "log4j2.properties").write_text(_LOG4J)
-        # Kafka reads its ids as unpadded base64 and refuses a leading dash on the command line.
-        cluster = "k" + urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
+        self._settings.write_text(settings)
         formatted = subprocess.run(
-            self._command("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings), heap=128),
+            self._command(
+                "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(self._settings), heap=128
+            ),
             cwd=self._directory,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -251,29 +268,230 @@ class KafkaServer:
             raise KafkaUnavailable(
                 f"Kafka {KAFKA} could not format its storage", formatted.stdout + formatted.stderr
             )
+
+    def start(self) -> None:
+        """Start the process on the storage that is there."""
         self._child = Child(
-            self._command("kafka.Kafka", str(settings), heap=512),
+            self._command("kafka.Kafka", str(self._settings), heap=self._heap),
             log=self._directory / "server.log",
             cwd=self._directory,
         )
-        deadline = time.monotonic() + _START_SECONDS
-        while time.monotonic() < deadline and self._child.returncode is None:
-            if cluster_id(f"127.0.0.1:{port}") == cluster:
-                self.bootstrap = f"127.0.0.1:{port}"
+
+    def answers(self, cluster: str, deadline: float) -> bool:
+        """Wait until the broker serves clients; False if it ends before, or is too late."""
+        while time.monotonic() < deadline and self._child is not None and self._child.returncode is None:
+            if cluster_id(self.address) == cluster:
                 return True
             time.sleep(0.1)
         return False
 
+    def signal(self, number: signal.Signals) -> None:
+        assert self._child is not None, "start first"
+        os.kill(self._child.pid, number)
+
+    def kill(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+
     def _command(self, main: str, *arguments: str, heap: int) -> list[str]:
         return [
-            self.java,
+            self._java,
             f"-Xmx{heap}m",
             "-XX:+UseSerialGC",
             "-XX:+ExitOnOutOfMemoryError",
             "-Djava.awt.headless=true",
             f"-Dlog4j2.configurationFile=file:{self._directory}/log4j2.properties",
             "-cp",
-            f"{self.jars}/*",
+            f"{self._jars}/*",
             main,
             *arguments,
         ]
+
+
+def _steady_port() -> int:
+    """Return a free loopback port that the system gives to no outgoing connection.
+
+    A node that is down for a while would else lose its port to one of the clients that look for it.
+    """
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:
+        first = 0
+    if first < 12_000:
+        return free_port()
+    dice = random.SystemRandom()
+    for _ in range(100):
+        port = dice.randrange(10_000, first)
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    return free_port()
+
+
+class KafkaCluster:
+    """Apache Kafka nodes on free loopback ports, their data in a temporary directory.
+
+    Parameters
+    ----------
+    java : str
+        The `java` command.
+    jars : Path
+        Directory of Kafka's jars.
+    nodes : int
+        Each is broker and controller; they have the numbers 1 to `nodes`.
+    replication, in_sync : int
+        Default replicas of a topic, and how many of them `acks=all` waits for; of internal topics too.
+    heap : int
+        MiB of memory of each node.
+    more : str
+        Further lines of settings, a template as those of one node are.
+    """
+
+    def __init__(
+        self,
+        java: str,
+        jars: Path,
+        nodes: int = 3,
+        replication: int = 3,
+        in_sync: int = 2,
+        heap: int = 384,
+        more: str = _CLUSTER_SETTINGS,
+    ) -> None:
+        self.java = java
+        self.jars = jars
+        self.bootstrap = ""
+        """Addresses of all nodes."""
+        self._numbers = range(1, nodes + 1)
+        self._replication, self._in_sync, self._heap, self._more = replication, in_sync, heap, more
+        self._cluster = ""
+        self._nodes: dict[int, _Node] = {}
+        self._directory = Path()
+
+    def __enter__(self) -> Self:
+        self._directory = Path(tempfile.mkdtemp(prefix="streaming-pca-kafka-"))
+        try:
+            for _ in range(2):  # a port may be lost between finding it free and listening
+                if self._launch():
+                    return self
+            tails = [node.log_tail for node in self._nodes.values()]
+            raise KafkaUnavailable(f"Kafka {KAFKA} did not start", "\n".join(tails))
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *exc_info: object) -> None:
+        for node in self._nodes.values():
+            node.kill()  # its data is thrown away, so nothing is gained by a clean stop
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _launch(self) -> bool:
+        for node in self._nodes.values():
+            node.kill()
+        # Kafka reads its ids as unpadded base64 and refuses a leading dash on the command line.
+        self._cluster = "k" + urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
+        scratch = self._directory / self._cluster
+        self._nodes = {
+            number: _Node(self.java, self.jars, scratch / str(number), number=number, heap=self._heap)
+            for number in self._numbers
+        }
+        nodes = self._nodes.values()
+        voters = [node.voter for node in nodes]
+        with ThreadPoolExecutor(len(nodes)) as pool:
+            how = (self._cluster, voters, self._replication, self._in_sync, self._more)
+            list(pool.map(lambda node: node.format(*how), nodes))
+        for node in nodes:
+            node.start()
+        self.bootstrap = ",".join(node.address for node in nodes)
+        deadline = time.monotonic() + _START_SECONDS
+        return all(node.answers(self._cluster, deadline) for node in nodes)
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Numbers of the nodes."""
+        return tuple(self._numbers)
+
+    def address(self, *numbers: int) -> str:
+        """Return the addresses of some nodes."""
+        return ",".join(self._nodes[number].address for number in numbers)
+
+    def pid(self, number: int) -> int | None:
+        """Return the process id of a node."""
+        return self._nodes[number].pid
+
+    def log_directory(self, number: int, topic: str, partition: int) -> Path:
+        """Return where a node keeps a partition."""
+        return self._nodes[number].data / f"{topic}-{partition}"
+
+    def kill(self, number: int) -> None:
+        """End a node by SIGKILL; its data stays."""
+        self._nodes[number].kill()
+
+    def start(self, number: int, *, wait: bool = True) -> None:
+        """Start a node that was killed, on the data that it had."""
+        node = self._nodes[number]
+        node.start()
+        if wait and not node.answers(self._cluster, time.monotonic() + _START_SECONDS):
+            raise KafkaUnavailable(f"node {number} of Kafka {KAFKA} did not come back", node.log_tail)
+
+    def stop(self, number: int) -> None:
+        """Let a node stand still by SIGSTOP: its sockets stay open and nothing answers."""
+        self._nodes[number].signal(signal.SIGSTOP)
+
+    def go_on(self, number: int) -> None:
+        """Let a node that stands still go on, by SIGCONT."""
+        self._nodes[number].signal(signal.SIGCONT)
+
+    def log_tail(self, number: int) -> str:
+        """Return the last lines of a node's log."""
+        return self._nodes[number].log_tail
+
+    def missing_replicas(self) -> list[str]:
+        """Return the partitions of which a replica is not in sync, or has no leader; raises KafkaError.
+
+        Every node is asked: one that has just come back may not know yet that it was away.
+        """
+        missing: set[str] = set()
+        for node in self._nodes.values():
+            with KafkaAdminClient(
+                bootstrap_servers=node.address, bootstrap_timeout_ms=3000, request_timeout_ms=3000
+            ) as admin:
+                names = [topic["name"] for topic in admin.describe_topics()]
+                for topic in admin.describe_topics(names):
+                    for p in topic["partitions"]:
+                        whole = sorted(p["isr_nodes"]) == sorted(p["replica_nodes"])
+                        if topic["error_code"] or p["leader_id"] < 0 or not whole:
+                            missing.add(f"{topic['name']}-{p['partition_index']}")
+        return sorted(missing)
+
+    def wait_until_whole(self, seconds: float = 60.0) -> None:
+        """Wait until every replica of every partition is in sync."""
+        deadline = time.monotonic() + seconds
+        seen: object = None
+        while time.monotonic() < deadline:
+            try:
+                seen = self.missing_replicas()
+            except (KafkaError, OSError) as error:
+                seen = error
+            else:
+                if not seen:
+                    return
+            time.sleep(0.25)
+        raise KafkaUnavailable(f"the cluster was not whole within {seconds:g} s", str(seen))
+
+
+class KafkaServer(KafkaCluster):
+    """One Apache Kafka node on a free loopback port, its data in a temporary directory.
+
+    Parameters
+    ----------
+    java : str
+        The `java` command.
+    jars : Path
+        Directory of Kafka's jars.
+    """
+
+    def __init__(self, java: str, jars: Path) -> None:
+        super().__init__(java, jars, nodes=1, replication=1, in_sync=1, heap=512, more="")

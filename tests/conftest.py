@@ -1,7 +1,8 @@
 """Brokers for the tests, and a plain word at the end when there was none.
 
 `kafka_bootstrap` is Apache Kafka: the broker KAFKA_BOOTSTRAP names, or one started here.
-`broker_bootstrap` is the same, or the embedded broker where Apache Kafka cannot be had.
+`make_cluster` starts nodes that a test may strike.
+`broker_bootstrap` is the same as the first, or the embedded broker where Apache Kafka cannot be had.
 With REQUIRE_KAFKA=1 a missing Apache Kafka fails these tests; otherwise it skips them.
 """
 
@@ -17,16 +18,38 @@ from typing import Any
 
 import pytest
 
-from benchmarks.kafka_server import KafkaServer, KafkaUnavailable, fetch_jars, find_java
+from benchmarks.kafka_server import KafkaCluster, KafkaServer, KafkaUnavailable, fetch_jars, find_java
 from streaming_pca.embedded import EmbeddedBroker, EmbeddedBrokerUnavailable, cluster_id
 
 # pytest-xdist sets it for its workers, and a console that is made meanwhile keeps that width.
 os.environ.pop("COLUMNS", None)
 
-_MARKERS = {"kafka_bootstrap": "kafka", "broker_bootstrap": "broker"}
+_MARKERS = {"kafka_bootstrap": "kafka", "make_cluster": "kafka", "broker_bootstrap": "broker"}
 _INSTALLATION: pytest.StashKey[tuple[str, Path] | KafkaUnavailable] = pytest.StashKey()
 _NO_BROKER = "no broker"
 _skipped: Counter[tuple[str, str]] = Counter()
+
+
+_CHAOS_TIMEOUT = 420
+"""Seconds that a test may take beside the chaos loop: start, drain and check."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("chaos", "tests/kafka/test_chaos.py")
+    group.addoption("--chaos-seconds", type=float, default=60.0, help="how long its faults last (60)")
+    group.addoption("--chaos-seed", type=int, default=17, help="of their schedule (17)")
+
+
+@pytest.fixture(scope="session")
+def chaos_seconds(request: pytest.FixtureRequest) -> float:
+    """How long the faults of the chaos loop last."""
+    return float(request.config.getoption("--chaos-seconds"))
+
+
+@pytest.fixture(scope="session")
+def chaos_seed(request: pytest.FixtureRequest) -> int:
+    """Seed of the chaos loop's schedule."""
+    return int(request.config.getoption("--chaos-seed"))
 
 
 class NoBroker(pytest.skip.Exception):
@@ -66,6 +89,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for fixture, marker in _MARKERS.items():
             if fixture in getattr(item, "fixturenames", ()) and item.get_closest_marker(marker) is None:
                 item.add_marker(marker)
+        if "chaos_seconds" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(_CHAOS_TIMEOUT + item.config.getoption("--chaos-seconds")))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -119,10 +144,32 @@ def apache_kafka(request: pytest.FixtureRequest) -> Iterator[str | KafkaUnavaila
 def kafka_bootstrap(apache_kafka: str | KafkaUnavailable) -> str:
     """Address of an Apache Kafka, with real transactions."""
     if isinstance(apache_kafka, KafkaUnavailable):
-        if kafka_is_required():
-            pytest.fail(f"REQUIRE_KAFKA is set, but {apache_kafka}", pytrace=False)
-        raise NoBroker("kafka", apache_kafka.reason, apache_kafka.detail)
+        raise _no_kafka(apache_kafka)
     return apache_kafka
+
+
+@pytest.fixture(scope="module")
+def make_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[..., KafkaCluster]]:
+    """Start clusters of Apache Kafka whose nodes a module may strike, whatever KAFKA_BOOTSTRAP names."""
+    found = request.config.stash.get(_INSTALLATION, None) or installation()
+    with ExitStack() as stack:
+
+        def make(**how: Any) -> KafkaCluster:
+            if isinstance(found, KafkaUnavailable):
+                raise _no_kafka(found)
+            try:
+                return stack.enter_context(KafkaCluster(*found, **how))
+            except KafkaUnavailable as unavailable:
+                raise _no_kafka(unavailable) from None
+
+        yield make
+
+
+def _no_kafka(unavailable: KafkaUnavailable) -> BaseException:
+    """Return what a test without Apache Kafka ends with."""
+    if kafka_is_required():
+        return pytest.fail.Exception(f"REQUIRE_KAFKA is set, but {unavailable}", pytrace=False)
+    return NoBroker("kafka", unavailable.reason, unavailable.detail)
 
 
 @pytest.fixture(scope="session")
