@@ -32,7 +32,7 @@ class KafkaSettings(Section):
     session_timeout_ms: int = Field(default=6000, ge=1000)
     """A leader that was silent for so long is replaced."""
     transaction_timeout_ms: int = Field(default=15_000, ge=1000)
-    """The broker aborts a transaction that was open for so long."""
+    """The broker aborts a transaction that was open for so long; messages may take 11 s more to arrive."""
     unchecked_topics: bool = False
     """Go on where the broker does not tell how topics are kept: the embedded one does not."""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"

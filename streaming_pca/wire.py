@@ -287,6 +287,8 @@ class Checkpoint:
         The ledger's batch number.
     positions : dict of partition to offset
         Where the batch ended.
+    epochs : dict of partition to leader epoch
+        Of the last records before the positions, as far as they are known.
     salt : bytes
         Makes the digest in the ledger useless to whoever lacks the state.
     state, release : bytes
@@ -302,6 +304,7 @@ class Checkpoint:
     state: bytes
     release: bytes
     users: UserIndex | None = None
+    epochs: dict[int, int] = field(default_factory=dict)
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> tuple[bytes, str]:
@@ -315,6 +318,8 @@ def encode_checkpoint(checkpoint: Checkpoint) -> tuple[bytes, str]:
         "salt": checkpoint.salt.hex(),
         "state_bytes": len(checkpoint.state),
     }
+    if checkpoint.epochs:
+        facts["epochs"] = {str(p): epoch for p, epoch in sorted(checkpoint.epochs.items())}
     if checkpoint.users is not None:
         facts["users"] = checkpoint.users.plain()
     header = json.dumps(facts, sort_keys=True).encode()
@@ -337,6 +342,7 @@ def decode_checkpoint(data: bytes) -> tuple[Checkpoint, str]:
             state=body[: header["state_bytes"]],
             release=body[header["state_bytes"] :],
             users=UserIndex.of_plain(header["users"]) if "users" in header else None,
+            epochs={int(p): int(epoch) for p, epoch in header.get("epochs", {}).items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MalformedCheckpoint(f"state message cannot be read: {error}") from None

@@ -68,13 +68,15 @@ class Chunk:
     """How many it has."""
     users: NDArray[np.uint64] | None = None
     """(n, 2) keyed hashes of the messages' keys, where the user is the unit of privacy."""
+    epoch: int = -1
+    """Of the leader that took the last one; -1 where it is not known."""
 
     def split(self, count: int) -> tuple[Chunk, Chunk]:
         """The first ``count`` messages, and the rest."""
         users, more = (None, None) if self.users is None else (self.users[:count], self.users[count:])
         return (
-            Chunk(self.offsets[:count], self.places[:count], self.lengths[:count], users),
-            Chunk(self.offsets[count:], self.places[count:], self.lengths[count:], more),
+            Chunk(self.offsets[:count], self.places[:count], self.lengths[:count], users, self.epoch),
+            Chunk(self.offsets[count:], self.places[count:], self.lengths[count:], more, self.epoch),
         )
 
 
@@ -84,10 +86,16 @@ class Buffer:
 
     position: int
     """Offset of the first record not taken yet, or anything between it and the last taken."""
+    epoch: int = -1
+    """Of the leader that took the last record before ``position``; -1 where it is not known."""
     chunks: deque[Chunk] = field(default_factory=deque)
     count: int = 0
 
     def append(self, chunk: Chunk) -> None:
+        """Take in records; ValueError unless their offsets rise from where the buffer ends."""
+        end = self.chunks[-1].offsets[-1] + 1 if self.chunks else self.position
+        if len(chunk.offsets) and (chunk.offsets[0] < end or (np.diff(chunk.offsets) <= 0).any()):
+            raise ValueError("offsets do not rise")
         self.chunks.append(chunk)
         self.count += len(chunk.offsets)
 
@@ -116,7 +124,7 @@ class Buffer:
             taken.append(chunk)
             count -= len(chunk.offsets)
         if taken:
-            self.position = int(taken[-1].offsets[-1]) + 1
+            self.position, self.epoch = int(taken[-1].offsets[-1]) + 1, taken[-1].epoch
         return taken
 
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from kafka import TopicPartition
 from kafka.errors import KafkaError
 
-from streaming_pca.privacy.entries import Charged, OffsetSpan, Opened, encode_entry
+from streaming_pca.privacy.entries import Charged, OffsetSpan, Opened
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.clients import BrokerUnreachable, admin_client, reading_consumer
 from streaming_pca.service.errors import SessionLost, StreamRefused
-from streaming_pca.service.ledger_writer import LedgerWriter, check_reason
+from streaming_pca.service.ledger_writer import LedgerWriter, check_reason, group_of_charges, trace_of
 from streaming_pca.service.log_reader import high_watermark
 from streaming_pca.service.topics import TopicError
 from streaming_pca.settings import TOPIC_NAME, ConfigurationError, KafkaSettings
@@ -87,7 +87,7 @@ def charge_records(
     if not (charge.epsilon or charge.delta or charge.rho):
         raise ConfigurationError("--epsilon and --delta are both 0: that charges nothing")
     topic_id, ends = _look_up(kafka, topic, job)
-    writer = ChargeWriter(kafka, f"{topic}.ledger", topic_id, job)
+    writer = ChargeWriter(kafka, topic, topic_id, job)
     try:
         # Before the fence: it would end the session of a stream of that name.
         writer.check(charge)
@@ -105,6 +105,10 @@ def charge_records(
 
 class ChargeWriter(LedgerWriter):
     """The owner's hold on a job that only charges."""
+
+    def __init__(self, kafka: KafkaSettings, topic: str, topic_id: str, job: str) -> None:
+        super().__init__(kafka, f"{topic}.ledger", topic_id, job)
+        self._topic = topic
 
     committing = False
     """Set before the commit, which may happen even where it raises."""
@@ -153,19 +157,22 @@ class ChargeWriter(LedgerWriter):
                 ledger.check_budget(entry)
                 raise StreamRefused(f"the ledger refuses the charge: {verdict.reason}")
         with self._step("charge.6 begin"):
-            self._transactions.begin_transaction()
+            self._begin()
         with self._step("charge.7 CHARGED"):
-            sent = self._send(self._ledger_topic, encode_entry(entry))
+            sent = self._send_entry(entry)
+            ends = {r.partition: r.end for r in ranges}
+            self._transaction.send_offsets(
+                self._topic, ends, group_of_charges(self._topic, self._job), trace_of(entry)
+            )
         with self._step("charge.8 commit"):
             self.committing = True
-            self._transactions.commit_transaction()
+            self._transaction.commit()
         with self._step("charge.9 read back"):
-            offset = self._offset(sent)
-            verdict = self._read_back(offset, entry)
+            verdict = self._read_back(sent.offset, entry)
             if not verdict.accepted:
                 raise ChargeVoid(f"another job was faster, and nothing was charged: {verdict.reason}")
         assert ledger.opened is not None
-        return Done(entry, offset, self._most(ranges), ledger.opened)
+        return Done(entry, sent.offset, self._most(ranges), ledger.opened)
 
     def _most(self, ranges: Sequence[OffsetSpan]) -> Charge:
         """The most that any of these records was charged, part by part."""

@@ -14,9 +14,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
-from kafka import OffsetAndMetadata, TopicPartition
 from kafka.errors import KafkaError
 
 from streaming_pca.privacy.entries import (
@@ -37,7 +36,8 @@ from streaming_pca.service.admission import check_admission, check_opened
 from streaming_pca.service.answer import Answer
 from streaming_pca.service.clients import transactional_producer
 from streaming_pca.service.errors import SessionLost, StreamRefused
-from streaming_pca.service.ledger_writer import LedgerWriter
+from streaming_pca.service.kafka.transaction import Transaction
+from streaming_pca.service.ledger_writer import LedgerWriter, trace_of
 from streaming_pca.service.log_reader import LedgerLog, LogReader, high_watermark
 from streaming_pca.service.recovery import LedgerMismatch, Recovery, recover
 from streaming_pca.service.state_topic import StateReader, send_state
@@ -127,8 +127,9 @@ class CheckpointWriter(LedgerWriter):
                     checkpoint.positions if checkpoint else {},
                 )
             except LedgerMismatch as error:
-                raise StreamRefused(str(error)) from None
-            self._check_releases(job.batch)
+                self._refuse(str(error), ledger_end)
+            self._check_releases(job.batch, ledger_end)
+            self._head = self.log.ledger.head(self._stream.name)
             self.users = None if to_change_standing else self._states.users(checkpoint)
             self._close_states()
         return TakenOver(recovery, checkpoint, job.reservation, job.standing)
@@ -153,7 +154,16 @@ class CheckpointWriter(LedgerWriter):
         self.log.catch_up()
         return self.log.ledger.job(self._stream.name).standing
 
-    def _check_releases(self, batch: int) -> None:
+    def _refuse(self, reason: str, ledger_end: int) -> NoReturn:
+        """Refuse the stream, unless what was read is of two moments: then take over anew.
+
+        One that has slept since it read the ledger's end has been fenced, and its successor has gone on.
+        """
+        if high_watermark(self._kafka, self._stream.ledger_topic) != ledger_end:
+            raise SessionLost(f"the ledger went on during the take-over ({reason})")
+        raise StreamRefused(reason)
+
+    def _check_releases(self, batch: int, ledger_end: int) -> None:
         """Refuse a ledger and a state that were both rolled back: their batches would be answered again."""
         topic = self._stream.releases_topic
         end = high_watermark(self._kafka, topic)
@@ -162,9 +172,10 @@ class CheckpointWriter(LedgerWriter):
             for message in reader.read_to(end, self._kafka.transaction_timeout_ms / 1000 + 15):
                 release = Release.from_bytes(message.value or b"")
                 if release.stream == self._stream.name and release.batch > batch:
-                    raise StreamRefused(
+                    self._refuse(
                         f"batch {release.batch} was released, but the ledger ends at batch {batch}: "
-                        "ledger and state are an older copy. Start the stream under a new name"
+                        "ledger and state are an older copy. Start the stream under a new name",
+                        ledger_end,
                     )
         except ValueError as error:
             raise StreamRefused(f"releases topic {topic!r}: {error}: another program writes to it") from None
@@ -184,14 +195,13 @@ class CheckpointWriter(LedgerWriter):
         ledger = self.log.ledger
         with self._step("reserve.1 dry run"):
             self.log.catch_up()
-            job = ledger.job(self._stream.name)
-            if job.last_committed != (self._checkpoint.batch if self._checkpoint else 0):
-                # `import` writes under another id than ours, so it does not fence us as it writes.
-                raise SessionLost("the ledger and the state were brought back meanwhile")
-            standing = job.standing
+            standing = ledger.job(self._stream.name).standing
+            # Whoever has written for the stream has fenced us, or is `import`. What is in the ledger then
+            # must not be judged by what we planned before: the next take-over deals with it.
             if standing is not Standing.ACTIVE:
-                # Whoever changed it has fenced us: the next take-over deals with it.
                 raise SessionLost(f"the stream is {standing}")
+            if ledger.head(self._stream.name) != self._head:
+                raise SessionLost("another leader, or an import, has written for the stream meanwhile")
             entry = Reserved(
                 topic_id=self._topic_id,
                 job=self._stream.name,
@@ -209,22 +219,23 @@ class CheckpointWriter(LedgerWriter):
             if not verdict.accepted:
                 raise StreamRefused(f"the ledger refuses batch {entry.batch}: {verdict.reason}")
         with self._step("reserve.2 begin"):
-            self._transactions.begin_transaction()
+            self._begin()
         with self._step("reserve.3 RESERVED"):
-            sent = self._send(self._stream.ledger_topic, encode_entry(entry))
+            sent = self._send_entry(entry)
         with self._step("reserve.4 commit"):
-            self._transactions.commit_transaction()
-            offset = self._offset(sent)
+            self._transaction.commit()
         with self._step("reserve.5 read back"):
             # The log's order decides between jobs: ours counts only if replay says so.
-            verdict = self._read_back(offset, entry)
+            verdict = self._read_back(sent.offset, entry)
             if not verdict.accepted:
                 raise BudgetExceededByAnother(verdict.reason)
         return entry
 
     # -- commit ------------------------------------------------------------
 
-    def commit(self, reserved: Reserved, positions: dict[int, int], answer: Answer) -> Checkpoint:
+    def commit(
+        self, reserved: Reserved, positions: dict[int, int], epochs: dict[int, int], answer: Answer
+    ) -> Checkpoint:
         """State, COMMITTED and offsets, all or nothing. The only way out for what ``update`` computed."""
         users = answer.users
         checkpoint = Checkpoint(
@@ -232,6 +243,7 @@ class CheckpointWriter(LedgerWriter):
             stream=self._stream.name,
             batch=reserved.batch,
             positions=positions,
+            epochs=epochs,
             salt=secret_salt(),
             state=answer.data,
             release=answer.release,
@@ -246,25 +258,19 @@ class CheckpointWriter(LedgerWriter):
             state_digest=digest,
         )
         with self._step("commit.1 begin"):
-            self._transactions.begin_transaction()
+            self._begin()
         with self._step("commit.2 state"):
             parts = {} if users is None else users.parts
-            send_state(self._transactions, self._stream.state_topic, data, digest, reserved.batch, parts)
+            send_state(self._transaction, self._stream.state_topic, data, digest, reserved.batch, parts)
         with self._step("commit.3 COMMITTED"):
-            sent = self._send(self._stream.ledger_topic, encode_entry(entry))
+            sent = self._send_entry(entry)
         with self._step("commit.4 offsets"):
-            # For lag tools only; positions live in the state.
-            self._transactions.send_offsets_to_transaction(
-                {
-                    TopicPartition(self._stream.input, p): OffsetAndMetadata(offset, "", -1)
-                    for p, offset in positions.items()
-                },
-                self._stream.name,
-            )
+            # For lag tools, and as a trace outside the ledger; positions live in the state.
+            self._transaction.send_offsets(self._stream.input, positions, self._stream.name, trace_of(entry))
         with self._step("commit.5 commit"):
-            self._transactions.commit_transaction()
+            self._transaction.commit()
         with self._step("commit.6 read back"):
-            self._expect(self._offset(sent), entry)
+            self._expect(sent.offset, entry)
         self._checkpoint = checkpoint
         if users is not None:
             assert self.users is not None
@@ -289,21 +295,20 @@ class CheckpointWriter(LedgerWriter):
             release_digest=hashlib.sha256(checkpoint.release).hexdigest(),
         )
         with self._step("publish.1 begin"):
-            self._transactions.begin_transaction()
+            self._begin()
         with self._step("publish.2 release"):
-            self._transactions.send(
+            self._transaction.send(
                 self._stream.releases_topic,
-                value=checkpoint.release,
-                key=self._stream.name.encode(),
-                partition=0,
-                headers=[("content-type", b"application/json")],
+                checkpoint.release,
+                self._stream.name.encode(),
+                [("content-type", b"application/json")],
             )
         with self._step("publish.3 RELEASED"):
-            sent = self._send(self._stream.ledger_topic, encode_entry(entry))
+            sent = self._send_entry(entry)
         with self._step("publish.4 commit"):
-            self._transactions.commit_transaction()
+            self._transaction.commit()
         with self._step("publish.5 read back"):
-            self._expect(self._offset(sent), entry)
+            self._expect(sent.offset, entry)
         return checkpoint.release
 
     # -- abandon -----------------------------------------------------------
@@ -318,13 +323,13 @@ class CheckpointWriter(LedgerWriter):
             reason=reason,
         )
         with self._step("abandon.1 begin"):
-            self._transactions.begin_transaction()
+            self._begin()
         with self._step("abandon.2 ABANDONED"):
-            sent = self._send(self._stream.ledger_topic, encode_entry(entry))
+            sent = self._send_entry(entry)
         with self._step("abandon.3 commit"):
-            self._transactions.commit_transaction()
+            self._transaction.commit()
         with self._step("abandon.4 read back"):
-            self._expect(self._offset(sent), entry)
+            self._expect(sent.offset, entry)
 
 
 class BudgetExceededByAnother(StreamRefused):
@@ -343,9 +348,9 @@ def open_ledger(kafka: KafkaSettings, entry: Opened, topic: str) -> Opened:
             producer = transactional_producer(kafka, f"streaming-pca.{entry.topic_id}")
             try:
                 producer.init_transactions()
-                producer.begin_transaction()
-                producer.send(topic, value=encode_entry(entry), partition=0)
-                producer.commit_transaction()
+                transaction = Transaction(producer, kafka)
+                transaction.send(topic, encode_entry(entry), None)
+                transaction.commit()
             except KafkaError as error:
                 raise SessionLost(f"opening the ledger failed: {error}") from error
             finally:

@@ -10,18 +10,20 @@ producer keeps the thread that kafka-python gives it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, Literal
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Literal, TypeVar
 
-from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
 from kafka.errors import KafkaError, LeaderNotAvailableError
 from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
 from streaming_pca.kafka_settings import KafkaSettings
-from streaming_pca.service import large_reads, lenient_headers
+from streaming_pca.service import large_reads
+from streaming_pca.service.kafka.records import InflatingReader, RecordReader
+from streaming_pca.service.kafka.transaction import delivery_timeout_ms
 
 __all__ = [
     "BrokerUnreachable",
@@ -31,13 +33,14 @@ __all__ = [
     "last_offsets",
     "plain_producer",
     "reading_consumer",
+    "seek",
     "transactional_producer",
 ]
 
-lenient_headers.install()
 large_reads.install()
 
 Io = Literal["records", "logs", "control"]
+C = TypeVar("C")
 MAX_MESSAGE_BYTES = 32 * 2**20
 _FETCH_BYTES = 8 * 2**20
 
@@ -46,16 +49,40 @@ class BrokerUnreachable(Exception):
     """No broker answered."""
 
 
-@contextmanager
-def _unreachable(settings: KafkaSettings) -> Iterator[None]:
-    try:
-        yield
-    except (KafkaError, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BrokerUnreachable(
-            f"no broker answers at kafka.bootstrap_servers = {settings.bootstrap_servers!r} "
-            f"within {settings.bootstrap_timeout_ms} ms ({reason[:160]})"
-        ) from None
+_LEAST_BOOTSTRAP_MS = 1500
+_answered: dict[str, str] = {}
+"""The bootstrap server that answered last, by the list that it is on."""
+
+
+def _reach(settings: KafkaSettings, make: Callable[..., C]) -> C:
+    """Make a client by the first bootstrap server that answers, the one that answered last before all.
+
+    kafka-python 3.0.12 draws one of them and gives it all of the time: a broker that stands still among
+    three would keep a worker from ever making the clients that a take-over needs.
+
+    Raises
+    ------
+    BrokerUnreachable
+        If none answers.
+    """
+    servers = settings.bootstrap_servers.split(",")
+    servers.sort(key=lambda server: server != _answered.get(settings.bootstrap_servers))
+    each = max(settings.bootstrap_timeout_ms // len(servers), _LEAST_BOOTSTRAP_MS)
+    each = min(each, settings.bootstrap_timeout_ms)
+    reason = ""
+    for server in servers:
+        by_one = {"bootstrap_servers": [server], "bootstrap_timeout_ms": each}
+        try:
+            made = make(**(_common(settings) | by_one))
+        except (KafkaError, OSError, ValueError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            continue
+        _answered[settings.bootstrap_servers] = server
+        return made
+    raise BrokerUnreachable(
+        f"no broker answers at kafka.bootstrap_servers = {settings.bootstrap_servers!r} "
+        f"within {settings.bootstrap_timeout_ms} ms ({reason[:160]})"
+    )
 
 
 _io_lock = threading.Lock()
@@ -102,7 +129,9 @@ def _consumer(*, io: Io, **configs: Any) -> KafkaConsumer:
         return made[0]
 
     try:
-        return KafkaConsumer(**configs, kafka_client=client)
+        consumer = KafkaConsumer(**configs, kafka_client=client)
+        consumer._fetcher.PartitionRecords = RecordReader if io == "records" else InflatingReader
+        return consumer
     except BaseException:
         for each in made:
             each.close()
@@ -133,10 +162,12 @@ def _common(settings: KafkaSettings) -> dict[str, Any]:
 
 def admin_client(settings: KafkaSettings) -> KafkaAdminClient:
     """For topics and their configuration."""
-    common = _common(settings)
-    del common["metrics_enabled"]
-    with _unreachable(settings):
+
+    def make(*, metrics_enabled: bool, **common: Any) -> KafkaAdminClient:
+        del metrics_enabled  # which it does not know
         return KafkaAdminClient(**common)
+
+    return _reach(settings, make)
 
 
 def reading_consumer(
@@ -152,10 +183,11 @@ def reading_consumer(
     ``io`` is the thread of its socket: "records" for an input, "control" for one that fetches nothing and
     must not wait behind those that do, "logs" for all else.
     """
-    with _unreachable(settings):
-        return _consumer(
+    return _reach(
+        settings,
+        partial(
+            _consumer,
             io=io,
-            **_common(settings),
             isolation_level="read_committed" if committed else "read_uncommitted",
             auto_offset_reset="none",
             enable_auto_commit=False,
@@ -164,15 +196,17 @@ def reading_consumer(
             max_partition_fetch_bytes=fetch_bytes,
             fetch_max_wait_ms=100,
             max_poll_records=max_poll_records,
-        )
+        ),
+    )
 
 
 def group_consumer(settings: KafkaSettings, group: str, assignor: type[Any]) -> KafkaConsumer:
     """Member of a group that shares partitions by ``assignor``."""
-    with _unreachable(settings):
-        return _consumer(
+    return _reach(
+        settings,
+        partial(
+            _consumer,
             io="control",
-            **_common(settings),
             group_id=group,
             partition_assignment_strategy=[assignor],
             session_timeout_ms=settings.session_timeout_ms,
@@ -180,36 +214,50 @@ def group_consumer(settings: KafkaSettings, group: str, assignor: type[Any]) -> 
             auto_offset_reset="latest",
             enable_auto_commit=False,
             allow_auto_create_topics=False,
-        )
+        ),
+    )
 
 
 def transactional_producer(settings: KafkaSettings, transactional_id: str) -> KafkaProducer:
     """The one writer of a stream; ``init_transactions`` fences its predecessors."""
-    with _unreachable(settings):
-        return KafkaProducer(
-            **_common(settings),
+    return _reach(
+        settings,
+        partial(
+            KafkaProducer,
             transactional_id=transactional_id,
             transaction_timeout_ms=settings.transaction_timeout_ms,
             # A broker that still completes the transaction before refuses the next one, for milliseconds.
             retry_backoff_ms=20,
-            delivery_timeout_ms=settings.request_timeout_ms * 2,
+            delivery_timeout_ms=delivery_timeout_ms(settings),
             max_block_ms=settings.request_timeout_ms,
             max_request_size=MAX_MESSAGE_BYTES,
             allow_auto_create_topics=False,
-        )
+        ),
+    )
 
 
 def plain_producer(settings: KafkaSettings) -> KafkaProducer:
     """For records: idempotent, batched, never compressed (a consumer has no bound on inflating)."""
-    with _unreachable(settings):
-        return KafkaProducer(
-            **_common(settings),
+    return _reach(
+        settings,
+        partial(
+            KafkaProducer,
             batch_size=256 * 1024,
             linger_ms=20,
             max_block_ms=60_000,
             max_request_size=MAX_MESSAGE_BYTES,
             allow_auto_create_topics=False,
-        )
+        ),
+    )
+
+
+def seek(consumer: KafkaConsumer, partition: TopicPartition, offset: int, epoch: int) -> None:
+    """Read on from an offset; LogTruncationError while reading if the record before it was another leader's.
+
+    ``epoch`` is that leader's, -1 where it is not known. The consumer's own method takes none.
+    """
+    consumer.seek(partition, offset)
+    consumer._subscription.seek(partition, OffsetAndMetadata(offset, "", epoch))
 
 
 def first_offsets(

@@ -10,7 +10,7 @@ class StreamRefused(Exception):
 
 
 class RecordsLost(Exception):
-    """Retention deleted records that were not read yet."""
+    """Records that were not read yet are gone, or were written in a way in which they are not read."""
 
 
 class SessionLost(Exception):

@@ -56,7 +56,8 @@ class Gathering:
             first = self._store.append(rows)
             places = first + np.cumsum(lengths) - lengths
             offsets = np.fromiter((m.offset for m in piece), dtype=np.int64, count=len(piece))
-            self.buffers[partition].append(Chunk(offsets, places, lengths, self._codec.users_of(piece)))
+            users, epoch = self._codec.users_of(piece), piece[-1].leader_epoch
+            self.buffers[partition].append(Chunk(offsets, places, lengths, users, epoch))
 
     def take(self, counts: Sequence[int], granularity: int) -> tuple[Batch, NDArray[np.uint64] | None]:
         """Remove the first messages of each partition: the batch that they are, and whose they are.
@@ -89,9 +90,12 @@ class Gathering:
 
 
 def _pieces(messages: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Consecutive messages of a piece's size together, at least one of them."""
+    """Consecutive messages of one leader and of a piece's size together, at least one of them."""
     first = size = 0
     for i, message in enumerate(messages):
+        if message.leader_epoch != messages[first].leader_epoch:
+            yield messages[first:i]
+            first, size = i, 0
         size += len(message.value or b"")
         if size >= _PIECE_BYTES:
             yield messages[first : i + 1]

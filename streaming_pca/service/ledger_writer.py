@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
 
-from streaming_pca.privacy.entries import LedgerEntry
+from streaming_pca.privacy.entries import LedgerEntry, encode_entry, entry_hash
 from streaming_pca.privacy.ledger import Verdict
 from streaming_pca.service.clients import transactional_producer
 from streaming_pca.service.errors import SessionLost
+from streaming_pca.service.kafka.transaction import Sent, Transaction
 from streaming_pca.service.log_reader import LedgerLog
 from streaming_pca.settings import ConfigurationError, KafkaSettings
 
-__all__ = ["LedgerWriter", "check_reason"]
+__all__ = ["LedgerWriter", "check_reason", "group_of_charges", "trace_of"]
 
 _REASON_LENGTH = 500
 
@@ -29,6 +29,19 @@ def check_reason(reason: str) -> None:
     """Refuse what would spoil the one line on which the ledger shows it."""
     if not 1 <= len(reason) <= _REASON_LENGTH or not reason.isprintable():
         raise ConfigurationError(f"--reason must be one line of 1 to {_REASON_LENGTH} printable characters")
+
+
+def trace_of(entry: LedgerEntry) -> str:
+    """Return the metadata of group offsets that tell of an entry, should the ledger be lost.
+
+    They go into the entry's transaction. :mod:`.copy_age` refuses a copy that does not hold the entry.
+    """
+    return f"{entry.kind} {entry_hash(entry)}"
+
+
+def group_of_charges(topic: str, job: str) -> str:
+    """Return the consumer group that tells of a job's charges: no name that a consumer would have."""
+    return f"{topic}.ledger.{job}"
 
 
 class LedgerWriter:
@@ -47,6 +60,9 @@ class LedgerWriter:
         self._kafka, self._ledger_topic = kafka, ledger_topic
         self._topic_id, self._job = topic_id, job
         self._producer: KafkaProducer | None = None
+        self._open: Transaction | None = None
+        self._head = ""
+        """Hash of the job's last entry as far as this writer knows it."""
         self._log: LedgerLog | None = None
         self.step = ""
         """What is being done, for whoever finds this hanging."""
@@ -61,10 +77,15 @@ class LedgerWriter:
             reason = (str(error).splitlines() or [""])[0][:200]
             raise SessionLost(f"{name}: {type(error).__name__} {reason}") from error
 
-    @property
-    def _transactions(self) -> KafkaProducer:
+    def _begin(self) -> None:
+        """Begin a transaction; one at a time."""
         assert self._producer is not None, "fence first"
-        return self._producer
+        self._open = Transaction(self._producer, self._kafka)
+
+    @property
+    def _transaction(self) -> Transaction:
+        assert self._open is not None, "begin first"
+        return self._open
 
     @property
     def log(self) -> LedgerLog:
@@ -85,17 +106,15 @@ class LedgerWriter:
         self._producer = transactional_producer(self._kafka, f"streaming-pca.{self._topic_id}.{self._job}")
         self._producer.init_transactions()
 
-    def _send(self, topic: str, value: bytes) -> Any:
-        return self._transactions.send(topic, value=value, key=self._job.encode(), partition=0)
-
-    def _offset(self, sent: Any) -> int:
-        return int(sent.get(timeout=self._kafka.request_timeout_ms / 1000).offset)
+    def _send_entry(self, entry: LedgerEntry) -> Sent:
+        return self._transaction.send(self._ledger_topic, encode_entry(entry), self._job.encode())
 
     def _read_back(self, offset: int, entry: LedgerEntry) -> Verdict:
         """Replay to our own entry; what the ledger made of it."""
         own = next((r for r in self.log.catch_up(offset + 1) if r.offset == offset), None)
         if own is None or own.entry != entry:
             raise SessionLost(f"{self.step}: the entry is not in the log where it was written")
+        self._head = entry_hash(entry)
         return own.verdict
 
     def _expect(self, offset: int, entry: LedgerEntry) -> None:

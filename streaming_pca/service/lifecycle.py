@@ -17,7 +17,7 @@ from streaming_pca.privacy.entries import Paused, Resumed, Retired, decode_entry
 from streaming_pca.privacy.ledger import Standing
 from streaming_pca.service.checkpoint import CheckpointWriter
 from streaming_pca.service.errors import SessionLost, StreamRefused
-from streaming_pca.service.ledger_writer import check_reason
+from streaming_pca.service.ledger_writer import check_reason, trace_of
 from streaming_pca.service.recovery import Action
 from streaming_pca.service.topics import find_topics
 from streaming_pca.settings import KafkaSettings, StreamSettings
@@ -123,13 +123,16 @@ class LifecycleWriter(CheckpointWriter):
             if not verdict.accepted:
                 raise StreamRefused(f"the ledger refuses {entry.kind}: {verdict.reason}")
         with self._step("standing.3 begin"):
-            self._transactions.begin_transaction()
+            self._begin()
         with self._step("standing.4 entry"):
-            sent = self._send(self._stream.ledger_topic, encode_entry(entry))
+            sent = self._send_entry(entry)
+            # The offsets are as they were, or the beginning.
+            positions = self._checkpoint.positions if self._checkpoint else {0: 0}
+            self._transaction.send_offsets(self._stream.input, positions, self._stream.name, trace_of(entry))
         with self._step("standing.5 commit"):
-            self._transactions.commit_transaction()
+            self._transaction.commit()
         with self._step("standing.6 read back"):
-            self._expect(self._offset(sent), entry)
+            self._expect(sent.offset, entry)
 
     def _stands(self, changed: bool) -> Change:
         job = self.log.ledger.job(self._stream.name)

@@ -112,6 +112,7 @@ class Input:
         partitions: tuple[int, ...],
         codec: PayloadCodec,
         positions: Ends,
+        epochs: Ends,
         feed: Feed,
         skip_lost: bool | None = None,
     ) -> None:
@@ -127,6 +128,7 @@ class Input:
             partitions,
             codec,
             positions,
+            epochs,
             feed,
             skip_lost,
             stream.max_wait_seconds,

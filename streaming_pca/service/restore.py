@@ -37,6 +37,7 @@ from streaming_pca.service.clients import BrokerUnreachable, admin_client, trans
 from streaming_pca.service.copy_age import check_newest
 from streaming_pca.service.copy_file import Copy, CopyError, read_copy
 from streaming_pca.service.errors import SessionLost, StreamRefused
+from streaming_pca.service.kafka.transaction import Transaction
 from streaming_pca.service.state_topic import send_state
 from streaming_pca.service.topic_checks import broker_settings
 from streaming_pca.service.topics import (
@@ -140,9 +141,11 @@ def import_copy(
             "and created again, so its records are other data. Open a new ledger with "
             "`streaming-pca topics create`"
         )
-    producer = _producer(kafka, copy)
+    patient = _patient(kafka, copy)
+    # Under the id that opens ledgers: whoever opens or imports this one is shut out.
+    producer = transactional_producer(patient, f"streaming-pca.{copy.topic_id}")
     try:
-        return _complete(kafka, streams, copy, ledger, producer, replication)
+        return _complete(kafka, patient, streams, copy, ledger, producer, replication)
     except KafkaError as error:
         raise SessionLost(
             f"the import was cut short ({_one_line(error)}): it has written all or nothing. Import again"
@@ -153,6 +156,7 @@ def import_copy(
 
 def _complete(
     kafka: KafkaSettings,
+    patient: KafkaSettings,
     streams: Sequence[StreamSettings],
     copy: Copy,
     ledger: Ledger,
@@ -172,7 +176,7 @@ def _complete(
         _fence(kafka, copy, {*ledger.jobs, *names})
         lost = check_newest(kafka, copy, ledger, names)
         missing = _compare(kafka, copy)
-        _write(producer, copy, missing)
+        _write(patient, producer, copy, missing)
         _read_back(kafka, copy)
     return Restored(copy, tuple(created), len(missing.entries), tuple(missing.states), missing.newer, lost)
 
@@ -277,29 +281,29 @@ def _fence(kafka: KafkaSettings, copy: Copy, names: set[str]) -> None:
             producer.close(timeout=2)
 
 
-def _write(producer: KafkaProducer, copy: Copy, missing: _Missing) -> None:
+def _write(kafka: KafkaSettings, producer: KafkaProducer, copy: Copy, missing: _Missing) -> None:
     """Entries and states, all or nothing."""
-    producer.begin_transaction()
+    transaction = Transaction(producer, kafka)
     try:
         for name, data in missing.states.items():
             checkpoint, digest = decode_checkpoint(data)
             index = checkpoint.users
             parts = {} if index is None else index.split(copy.users[name])
-            send_state(producer, f"{name}.state", data, digest, checkpoint.batch, parts)
+            send_state(transaction, f"{name}.state", data, digest, checkpoint.batch, parts)
         for data in missing.entries:
             job = getattr(decode_entry(data), "job", None)
             key = None if job is None else job.encode()
-            producer.send(f"{copy.topic}.ledger", value=data, key=key, partition=0)
-        producer.commit_transaction()
+            transaction.send(f"{copy.topic}.ledger", data, key)
+        transaction.commit()
     except BaseException:
         # Else the topics could not be read until the transaction times out.
         with suppress(Exception):
-            producer.abort_transaction()
+            transaction.abort()
         raise
 
 
-def _producer(kafka: KafkaSettings, copy: Copy) -> KafkaProducer:
-    """Under the id that opens ledgers: whoever opens or imports this one is shut out."""
+def _patient(kafka: KafkaSettings, copy: Copy) -> KafkaSettings:
+    """Return settings with time for a transaction that writes all of a copy."""
     admin = admin_client(kafka)
     try:
         _, settings = broker_settings(admin)
@@ -311,8 +315,7 @@ def _producer(kafka: KafkaSettings, copy: Copy) -> KafkaProducer:
     written = (copy.entries, copy.states.values(), copy.users.values())
     size = sum(len(data) for of_kind in written for data in of_kind)
     needed = 60_000 + size * 1000 // _BYTES_A_SECOND
-    patient = kafka.model_copy(update={"transaction_timeout_ms": min(needed, most)})
-    return transactional_producer(patient, f"streaming-pca.{copy.topic_id}")
+    return kafka.model_copy(update={"transaction_timeout_ms": min(needed, most)})
 
 
 def _read_back(kafka: KafkaSettings, copy: Copy) -> None:

@@ -21,18 +21,19 @@ from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.release import Release
 from streaming_pca.service.answer import answer_batch, parameters_of
 from streaming_pca.service.checkpoint import CheckpointWriter, TakenOver
-from streaming_pca.service.errors import DeadlineExceeded, SessionLost, StreamRefused
+from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused
 from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import StreamMetrics
 from streaming_pca.service.noise import WorkerNoise
 from streaming_pca.service.publisher import Progress
 from streaming_pca.service.reading import Input
 from streaming_pca.service.recovery import Action
-from streaming_pca.service.snapshots import Feed, SnapshotClock
+from streaming_pca.service.snapshots import Ends, Feed, SnapshotClock
 from streaming_pca.service.source import Taken, codec_of
 from streaming_pca.service.threads import Room, Threads, first_of
 from streaming_pca.service.topics import Topics, input_topic_id
 from streaming_pca.settings import Settings
+from streaming_pca.wire import Checkpoint
 
 __all__ = ["Session"]
 
@@ -122,6 +123,10 @@ class Session:
             if found.recovery.action is Action.PUBLISH:
                 await self._publish(writer)
             return await self._learn(writer, found)
+        except RecordsLost:
+            # A topic that was created again has lost them all: that must be said then.
+            await self._check_topic()
+            raise
         except DeadlineExceeded as error:
             hangs = True
             raise DeadlineExceeded(f"{error} (step {writer.step})") from None
@@ -153,7 +158,9 @@ class Session:
         if not self._codec.arrow:
             self._log.info("pyarrow is not installed: Arrow payloads are null records")
         # It ticks from here on: how long a resumed batch takes must not decide the next cut.
-        self._feed = self._clock.open(self._stream.input, self._topics.partitions, self._notify)
+        self._feed = self._clock.open(
+            self._stream.input, self._topics.partitions, self._notify, self._topics.topic_id
+        )
         estimator = self._stream.made
         checkpoint = found.checkpoint
         state: State = (
@@ -169,10 +176,8 @@ class Session:
             return False
         if not self._interrupted:
             positions = found.recovery.positions
-            if positions:
-                # A partition that came since is read whole.
-                positions = dict.fromkeys(self._topics.partitions, 0) | positions
-            await self._input.open(self._topics.partitions, self._codec, positions, self._feed)
+            epochs = _epochs_at(positions, checkpoint)
+            await self._input.open(self._topics.partitions, self._codec, positions, epochs, self._feed)
             self._metrics.lag_from(lambda: self._input.lag)
         while not self._interrupted:
             if self._done(writer):
@@ -275,6 +280,7 @@ class Session:
                 tuple(r.partition for r in reserved.ranges),
                 self._codec,
                 {r.partition: r.start for r in reserved.ranges},
+                {},
                 self._feed,
                 skip_lost=True,
             )
@@ -285,7 +291,9 @@ class Session:
             if taken is not None:
                 await self._check_topic()
                 self._log.info("finishing a batch that was reserved before", extra={"batch": reserved.batch})
-                taken = replace(taken, positions=found.recovery.positions | taken.positions)
+                positions = found.recovery.positions
+                epochs = _epochs_at(positions, found.checkpoint)
+                taken = replace(taken, positions=positions | taken.positions, epochs=epochs | taken.epochs)
                 return await self._answer(writer, state, reserved, taken)
             if self._interrupted:
                 return state
@@ -316,7 +324,9 @@ class Session:
                     "Restart to go on behind it"
                 ) from None
             with self._metrics.commit():
-                await self._exchange(writer, "commit", writer.commit, reserved, taken.positions, answer)
+                await self._exchange(
+                    writer, "commit", writer.commit, reserved, taken.positions, taken.epochs, answer
+                )
         if answer.draws is not None:
             self._metrics.drew(answer.draws)
         self._metrics.committed(reserved.count)
@@ -355,3 +365,11 @@ class Session:
         return await self._threads.call(
             Room.COMMITS, what, function, *args, deadline=self._settings.worker.step_deadline_seconds
         )
+
+
+def _epochs_at(positions: Ends, checkpoint: Checkpoint | None) -> Ends:
+    """Leader epochs of a checkpoint, for positions that are its own: abandoned batches go further."""
+    if checkpoint is None:
+        return {}
+    own = checkpoint.positions
+    return {p: epoch for p, epoch in checkpoint.epochs.items() if positions.get(p) == own.get(p)}

@@ -61,10 +61,12 @@ class Feed:
     topic : str
     notify : callable
         Called from the clock's thread when there may be something new.
+    topic_id : str, optional
+        The life of the topic that is meant: the feed fails when the topic has another.
     """
 
-    def __init__(self, topic: str, notify: Callable[[], None]) -> None:
-        self.topic = topic
+    def __init__(self, topic: str, notify: Callable[[], None], topic_id: str | None = None) -> None:
+        self.topic, self.topic_id = topic, topic_id
         self._notify = notify
         self._lock = threading.Lock()
         self._queue = array("q")
@@ -135,7 +137,7 @@ class Feed:
     def check(self) -> None:
         """Raise SessionLost if the clock has stopped: the broker does not answer."""
         if self._error is not None:
-            raise SessionLost(f"reading the ends of {self.topic} failed: {self._error}") from self._error
+            raise SessionLost(f"following {self.topic} failed: {self._error}") from self._error
 
 
 class SnapshotClock:
@@ -163,11 +165,17 @@ class SnapshotClock:
         with self._lock:
             self._start()
 
-    def open(self, topic: str, partitions: Iterable[int], notify: Callable[[], None]) -> Feed:
+    def open(
+        self,
+        topic: str,
+        partitions: Iterable[int],
+        notify: Callable[[], None],
+        topic_id: str | None = None,
+    ) -> Feed:
         """Start a feed of a topic, whose partitions are known now; new ones are found."""
         with self._lock:
             self._start()
-            feed = Feed(topic, notify)
+            feed = Feed(topic, notify, topic_id)
             self._feeds.append(feed)
             # Partitions are numbered from 0.
             known = max(partitions, default=-1) + 1
@@ -225,6 +233,8 @@ class SnapshotClock:
                 event = json.loads(line)
                 if "ends" in event:
                     self._add(event["at"], event["ends"])
+                elif "ids" in event:
+                    self._identify(event["at"], event["ids"])
                 else:
                     self._fail(event)
         process.kill()  # if it is there still, it has been silent
@@ -250,6 +260,15 @@ class SnapshotClock:
             log.info("topic %s has %d partitions now", topic, len(ends[topic]))
         for feed in feeds:
             feed.add(at, dict(enumerate(ends[feed.topic])))
+
+    def _identify(self, at: float, ids: dict[str, str]) -> None:
+        """Fail the feeds of topics that were created again."""
+        with self._lock:
+            lost = [f for f in self._feeds if f.topic_id is not None and at >= f.started]
+            lost = [f for f in lost if ids.get(f.topic, f.topic_id) != f.topic_id]
+            self._drop(lost)
+        for feed in lost:
+            feed.fail(SessionLost(f"topic {feed.topic!r} was deleted and created again"))
 
     def _fail(self, event: dict[str, Any]) -> None:
         topics = event["topics"]

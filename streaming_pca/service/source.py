@@ -14,6 +14,10 @@ round-robin over partitions in offset order.
 
 A batch that ``max_wait`` closes takes all that its snapshot has. A partition
 that the topic has gained is read from the first snapshot that shows it.
+
+Offsets only grow, unless the topic loses its tail: an unclean election, or a
+replaced disk. Then new records come under offsets that were charged already, so
+an end below a position stops the stream.
 """
 
 from __future__ import annotations
@@ -23,20 +27,22 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import KafkaError, OffsetOutOfRangeError
+from kafka.errors import KafkaError, LogTruncationError, OffsetOutOfRangeError
 from numpy.typing import NDArray
 
 from streaming_pca.estimators.base import Plan
 from streaming_pca.privacy.entries import OffsetRange
 from streaming_pca.records import Batch
 from streaming_pca.service.assembly import Buffer, share
-from streaming_pca.service.clients import first_offsets, reading_consumer
+from streaming_pca.service.clients import first_offsets, last_offsets, reading_consumer, seek
 from streaming_pca.service.closing import Closing
 from streaming_pca.service.errors import RecordsLost, SessionLost
 from streaming_pca.service.gathering import Gathering
+from streaming_pca.service.kafka.records import UnreadableBatch
 from streaming_pca.service.snapshots import Ends, Feed, Snapshot
 from streaming_pca.service.user_log import UserLog
 from streaming_pca.settings import KafkaSettings, StreamSettings
@@ -76,6 +82,8 @@ class Taken:
     ranges: tuple[OffsetRange, ...]
     positions: Ends
     """Where the next batch starts."""
+    epochs: Ends
+    """Of the leaders that took the last record before each position, as far as they are known."""
     users: NDArray[np.uint64] | None = None
     """(m, 2) keyed hashes of the messages' keys, where the user is the unit of privacy."""
 
@@ -91,11 +99,14 @@ class Source:
         Those known now.
     codec : PayloadCodec
     positions : dict of partition to offset
-        Where to start; a partition without one starts at its first record.
+        Where to start; a partition without one, which the job never reserved, starts at its first record.
+    epochs : dict of partition to leader epoch
+        Of the last record before a position, as far as it is known: where the partition has lost that
+        record, reading stops.
     feed : Feed
         Of the session; it outlives this source.
     skip_lost : bool
-        Whether to start later where retention deleted records.
+        Whether to start later where records are gone.
     max_wait : float or None
         Seconds.
     ahead : float
@@ -121,6 +132,7 @@ class Source:
         partitions: Sequence[int],
         codec: PayloadCodec,
         positions: Ends,
+        epochs: Ends,
         feed: Feed,
         skip_lost: bool = False,
         max_wait: float | None = None,
@@ -136,12 +148,12 @@ class Source:
         self._fetch_bytes = max(_FETCH_BYTES // len(partitions), 2**20)
         self._plan: Plan | None = None
         try:
-            self._add(partitions, positions)
+            self._add(partitions, positions, epochs)
         except BaseException:
             self.close()
             raise
 
-    def _add(self, partitions: Iterable[int], positions: Ends) -> None:
+    def _add(self, partitions: Iterable[int], positions: Ends, epochs: Ends) -> None:
         """Start to read partitions."""
         new = sorted(partitions)
         if not new:
@@ -153,11 +165,12 @@ class Source:
             position = positions.get(p, first[p])
             if position < first[p]:
                 if not self._skip_lost:
-                    raise RecordsLost(_lost_message(self._topic, p, position, first[p]))
+                    raise RecordsLost(_deleted(self._topic, p, position, first[p]))
                 position = first[p]
+            epoch = -1 if self._skip_lost else epochs.get(p, -1)
             self._consumers[p].assign([self._tp(p)])
-            self._consumers[p].seek(self._tp(p), position)
-            self._buffers[p] = Buffer(position)
+            seek(self._consumers[p], self._tp(p), position, epoch)
+            self._buffers[p] = Buffer(position, epoch)
 
     def _tp(self, partition: int) -> TopicPartition:
         return TopicPartition(self._topic, partition)
@@ -173,10 +186,26 @@ class Source:
             raise SessionLost(f"reading partition starts failed: {type(error).__name__}") from None
         return {tp.partition: offset for tp, offset in found.items()}
 
+    def _ends(self, partitions: Sequence[int]) -> Ends:
+        """Where partitions end, open transactions included."""
+        consumer = reading_consumer(self._kafka, committed=False)
+        try:
+            found = last_offsets(consumer, [self._tp(p) for p in partitions], self._kafka.request_timeout_ms)
+        except KafkaError as error:
+            raise SessionLost(f"reading partition ends failed: {type(error).__name__}") from None
+        finally:
+            consumer.close(autocommit=False)
+        return {tp.partition: offset for tp, offset in found.items()}
+
     @property
     def positions(self) -> Ends:
         """Where the next batch starts, by partition."""
         return {p: b.position for p, b in list(self._buffers.items())}
+
+    @property
+    def epochs(self) -> Ends:
+        """Leader epochs of the last records before the positions, as far as they are known."""
+        return {p: b.epoch for p, b in list(self._buffers.items()) if b.epoch >= 0}
 
     @property
     def lag(self) -> int:
@@ -249,12 +278,23 @@ class Source:
         assert plan is not None
         if self._stop.is_set():
             return None
-        # Whole: what retention takes of them before they are read is lost, as of any other.
-        self._add(new := [p for p in snapshot.ends if p not in self._buffers], dict.fromkeys(new, 0))
+        self._add([p for p in snapshot.ends if p not in self._buffers], {}, {})
+        self._check_tails(snapshot)
         if not late:
             return self._cover(snapshot, plan.count // plan.granularity, plan.granularity)
         shares = [self._below(snapshot, p) // plan.granularity for p in self._partitions]
         return shares if sum(shares) * plan.granularity >= plan.least else None
+
+    def _check_tails(self, snapshot: Snapshot) -> None:
+        """Refuse partitions that end before what the job has taken of them."""
+        short = [p for p, b in self._buffers.items() if snapshot.ends.get(p, b.position) < b.position]
+        if not short or self._skip_lost:
+            return
+        # Not by the snapshot alone, which holds stable offsets: a broker may say less of them for a moment.
+        ends = self._ends(short)
+        for p in short:
+            if ends[p] < self._buffers[p].position:
+                raise RecordsLost(_tail_lost(self._topic, p, self._buffers[p].position, ends[p]))
 
     @property
     def _partitions(self) -> list[int]:
@@ -283,6 +323,8 @@ class Source:
             position = self._consumers[partition].position(
                 self._tp(partition), timeout_ms=self._kafka.request_timeout_ms
             )
+        except LogTruncationError as error:
+            self._truncated(partition, error)
         except KafkaError as error:
             raise SessionLost(
                 f"the position in {self._topic}-{partition} is not known: {type(error).__name__}"
@@ -302,13 +344,34 @@ class Source:
             if position < first and self._skip_lost:
                 raise SessionLost(f"records of {self._topic}-{partition} were deleted: skipping") from None
             if position < first:
-                raise RecordsLost(_lost_message(self._topic, partition, position, first)) from None
+                raise RecordsLost(_deleted(self._topic, partition, position, first)) from None
             raise SessionLost(f"position {position} of {self._topic}-{partition} is out of range") from None
+        except LogTruncationError as error:
+            self._truncated(partition, error)
+        except UnreadableBatch as error:
+            raise RecordsLost(
+                f"topic {self._topic!r}, partition {partition}: {error}: they were written before the topic "
+                "was kept as it is now, and are not read. Produce them again into a new topic, or delete "
+                f"them (`kafka-delete-records`, partition {partition} up to offset {error.end}) and set "
+                'stream.lost_records = "skip"'
+            ) from None
         except KafkaError as error:
             # Not its text: that may hold bytes of a record.
-            raise SessionLost(f"reading {self._topic} failed: {type(error).__name__}") from None
+            raise SessionLost(
+                f"reading {self._topic}-{partition} at offset {self._position(partition)} failed: "
+                f"{type(error).__name__}"
+            ) from None
         for messages in polled.values():
             self._gathering.append(partition, messages)
+
+    def _truncated(self, partition: int, error: LogTruncationError) -> NoReturn:
+        """Stop where a new leader does not have what its predecessor had."""
+        # Where the two part; None where the new one does not know the old one.
+        parted = error.divergent_offsets.get(self._tp(partition))
+        end, position = (0 if parted is None else parted.offset), self._buffers[partition].position
+        if end < position and not self._skip_lost:
+            raise RecordsLost(_tail_lost(self._topic, partition, position, end)) from None
+        raise SessionLost(f"{self._topic}-{partition} has lost what followed offset {end}") from None
 
     def _cut(self, counts: Sequence[int], granularity: int) -> Taken:
         starts = self.positions
@@ -318,7 +381,7 @@ class Source:
             for p, count in zip(self._partitions, counts, strict=True)
             if count
         )
-        return Taken(batch, ranges, self.positions, users)
+        return Taken(batch, ranges, self.positions, self.epochs, users)
 
     def give_back(self) -> None:
         """Nobody reads the batch that was taken last, or will: the next ones may use its memory."""
@@ -330,6 +393,9 @@ class Source:
         The source must have been started at the ranges' starts.
         """
         wanted = {r.partition: r for r in ranges}
+        ends = self._ends(list(wanted))
+        if any(ends[p] < r.end for p, r in wanted.items()):
+            return None  # the topic has lost its tail
         for p, r in wanted.items():
             if p not in self._buffers or self._buffers[p].position != r.start:
                 return None
@@ -354,9 +420,17 @@ class Source:
         return taken if taken.ranges == tuple(sorted(ranges, key=lambda r: r.partition)) else None
 
 
-def _lost_message(topic: str, partition: int, position: int, first: int) -> str:
+def _deleted(topic: str, partition: int, position: int, first: int) -> str:
     return (
         f"topic {topic!r}, partition {partition}: records {position} to {first - 1} were deleted by "
         "retention before they were read; nothing was charged. Raise the topic's retention, or set "
         'stream.lost_records = "skip" to go on without them'
+    )
+
+
+def _tail_lost(topic: str, partition: int, position: int, end: int) -> str:
+    return (
+        f"topic {topic!r}, partition {partition}: records {end} to {position - 1}, which were charged, are "
+        "lost (an unclean election, or a replaced disk). Records that come in their places cannot be charged "
+        'again. Read a new topic, or set stream.lost_records = "skip" to go on without those'
     )

@@ -13,9 +13,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kafka import KafkaProducer
-
 from streaming_pca.service.errors import StreamRefused
+from streaming_pca.service.kafka.transaction import Transaction
 from streaming_pca.service.log_reader import LogReader
 from streaming_pca.service.user_log import MalformedUserLog, UserLog
 from streaming_pca.settings import KafkaSettings, StreamSettings
@@ -29,28 +28,28 @@ _PARTS = b"users."
 
 
 def send_state(
-    producer: KafkaProducer,
+    transaction: Transaction,
     topic: str,
     data: bytes,
     digest: str,
     batch: int,
     parts: Mapping[str, bytes],
 ) -> None:
-    """Send a checkpoint's bytes, after the parts that it names; the open transaction makes them one.
+    """Send a checkpoint's bytes, after the parts that it names; the transaction makes them one.
 
     In this order, the last message of each key before a checkpoint's end is of its commit.
     """
     headers = [("batch", str(batch).encode())]
     for name, part in parts.items():
         for index, chunk in enumerate(_chunks(part)):
-            producer.send(topic, value=chunk, key=f"{name}.{index}".encode(), partition=0, headers=headers)
+            transaction.send(topic, chunk, f"{name}.{index}".encode(), headers)
     headers = [
         *headers,
         ("chunks", str(math.ceil(len(data) / _CHUNK_BYTES)).encode()),
         ("digest", digest.encode()),
     ]
     for index, chunk in enumerate(_chunks(data)):
-        producer.send(topic, value=chunk, key=str(index).encode(), partition=0, headers=headers)
+        transaction.send(topic, chunk, str(index).encode(), headers)
 
 
 def _chunks(data: bytes) -> Iterator[bytes]:

@@ -7,12 +7,17 @@ a batch ends. So the clock shares no interpreter with whatever sees a record.
 It is run as ``python -m streaming_pca.service.ticks``. The first line on its
 standard input holds the settings, every other one the topics that are wanted
 now, each with the number of its partitions as far as it is known. On its
-standard output each line is a tick's ends, or what has failed. It ends when
-its input does, however the worker ended.
+standard output each line is a tick's ends, the topics' ids, or what has failed.
+It ends when its input does, however the worker ended.
+
+A topic that is deleted and created again can have the same ends, so the ids are
+read as often as the ends; by a thread of its own, for whichever broker answers
+that must not hold up a tick.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -24,7 +29,7 @@ from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
-from kafka import KafkaConsumer, TopicPartition
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
 from streaming_pca.kafka_settings import ConfigurationError, KafkaSettings
@@ -57,7 +62,8 @@ class Ticker:
     tell : callable
         Takes ``{"at": time, "ends": {topic: [offset, ...]}}``, the offsets by
         partition, or ``{"at": time, "failed": reason, "topics": [topic, ...]}``,
-        None for all topics. Times are of the monotonic clock, which processes share.
+        None for all topics, or ``{"at": time, "ids": {topic: id}}`` where an id is new. Times are of the
+        monotonic clock, which processes share.
     """
 
     def __init__(self, kafka: KafkaSettings, tick: float, partitions_every: float, tell: Tell) -> None:
@@ -65,6 +71,7 @@ class Ticker:
         self._partitions: dict[str, int] = {}
         self._answered: set[str] = set()
         self._silent: dict[str, float] = {}
+        self._ids: dict[str, str] = {}
         self._lock = threading.Lock()
 
     def want(self, topics: dict[str, int]) -> None:
@@ -72,9 +79,11 @@ class Ticker:
         with self._lock:
             self._partitions = {t: max(n, self._partitions.get(t, 0)) for t, n in topics.items()}
             self._silent = {t: since for t, since in self._silent.items() if t in topics}
+            self._ids = {}
 
     def run(self) -> None:
         """Tick for ever."""
+        threading.Thread(target=self._watch, name="ids", daemon=True).start()
         while True:
             try:
                 self._serve()
@@ -161,6 +170,36 @@ class Ticker:
                 del self._silent[topic]
         if lost:
             self._fail(type(error).__name__, {topic})
+
+    def _watch(self) -> None:
+        """Tell the ids of the wanted topics, whenever one is new."""
+        admin: KafkaAdminClient | None = None
+        while True:
+            time.sleep(self._tick)
+            with self._lock:
+                topics, told = sorted(self._partitions), self._ids
+            if not topics:
+                continue
+            at = time.monotonic()
+            try:
+                admin = admin or admin_client(self._kafka)
+                found = {
+                    t["name"]: str(t["topic_id"])
+                    for t in admin.describe_topics(topics)
+                    if not t["error_code"]
+                }
+            except Exception:
+                # Whether the broker is there is for the ticks to tell, and what is read is checked again
+                # before it is charged.
+                if admin is not None:
+                    with contextlib.suppress(Exception):
+                        admin.close()
+                admin = None
+                continue
+            if found.items() - told.items():
+                self._tell({"at": at, "ids": found})
+                # Of the topics that were wanted then: others' ids are told again.
+                told.update(found)
 
     def _look(self, topics: set[str]) -> None:
         """Find new partitions, and give up the topics that are gone."""

@@ -18,9 +18,10 @@ __all__ = ["REQUIRED", "Problem", "broker_settings", "problems_of", "replica_pro
 
 _FOREVER = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 _SAFE = {"unclean.leader.election.enable": "false"}
+"""An election of a replica that was not in sync loses the tail of a topic."""
 
 REQUIRED: dict[str, dict[str, str]] = {
-    "input": {"cleanup.policy": "delete", "compression.type": "uncompressed"},
+    "input": {"cleanup.policy": "delete", "compression.type": "uncompressed"} | _SAFE,
     "ledger": _FOREVER | _SAFE,
     "state": {"cleanup.policy": "compact"} | _SAFE,
     "releases": {},

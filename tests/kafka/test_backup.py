@@ -9,6 +9,7 @@ import re
 import signal
 import stat
 import zipfile
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from kafka import KafkaAdminClient, KafkaProducer
 
 from streaming_pca.privacy.entries import Released, Reserved
 from streaming_pca.privacy.ledger import Phase
+from streaming_pca.privacy.parameters import Charge
+from streaming_pca.service import lifecycle
 from streaming_pca.service.backup import take_copy
+from streaming_pca.service.charging import charge_records
 from streaming_pca.service.copy_file import read_copy
 from streaming_pca.service.restore import import_copy
 from streaming_pca.settings import Settings
@@ -434,7 +438,7 @@ def test_a_lost_state_or_a_lost_beginning_is_no_copy(make_stream: MakeStream, ca
     assert done.returncode == 1
     name = stream.settings.stream.name
     assert done.stderr.splitlines() == [
-        f"problem: job {name!r}: its state is missing",
+        f"problem: job {name!r}: its state is missing, which the ledger committed with batch 3",
         f"error: ledger '{stream.settings.stream.ledger_topic}' is not verified: 1 problem(s)",
     ]
     assert not path.exists()
@@ -459,3 +463,36 @@ def test_a_ledger_without_batches_has_a_copy_too(make_stream: MakeStream, capfd:
     stream.produce_vectors(stream.vectors(300))
     stream.run()
     check_books(stream)
+
+
+@pytest.mark.parametrize("what", ["CHARGED", "PAUSED", "RESUMED", "RETIRED"])
+def test_an_old_copy_is_refused_for_entries_that_leave_no_release(
+    make_stream: MakeStream, capfd: Capture, what: str
+) -> None:
+    """Without a trace outside the ledger, a cap could be passed, or a retired stream learn on."""
+    stream = make_stream(cap=("2", "1e-5"))
+    kafka, settings = stream.settings.kafka, stream.settings.stream
+    stream.produce_vectors(stream.vectors(100))
+    run_batches(stream, 1)
+    if what == "RESUMED":
+        lifecycle.pause(kafka, settings, "a test")
+    old = export(capfd, stream, "old")
+    match what:
+        case "CHARGED":
+            half = Charge(epsilon=Fraction(1, 2), delta=Fraction(0))
+            charge_records(kafka, settings.input, "census", half, None, "a table")
+        case "PAUSED":
+            lifecycle.pause(kafka, settings, "a test")
+        case "RESUMED":
+            lifecycle.resume(kafka, settings, "a test")
+        case "RETIRED":
+            lifecycle.retire(kafka, settings, "a test")
+    new = export(capfd, stream, "new")
+    offsets = stream.group_offsets()
+    entries = stream.entries()
+    delete(stream, "ledger")
+    refused(capfd, stream, old, 2, f"has written {what} to the ledger", "the copy is old")
+    restore(capfd, stream, new)
+    assert stream.entries() == entries
+    assert stream.group_offsets() == offsets
+    assert max(offsets.values()) > 0

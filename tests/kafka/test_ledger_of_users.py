@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streaming_pca.privacy.entries import OffsetRange, Reserved, encode_entry
+from streaming_pca.privacy.entries import OffsetRange, Reserved
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.ledger_writer import LedgerWriter
 from tests.command import call
@@ -33,14 +33,19 @@ def reserve(stream: Stream, job: str, start: int, unit: str) -> bool:
                 batch=1,
                 previous=self.log.ledger.head(job),
                 ranges=(OffsetRange(partition=0, start=start, end=start + 5, count=5),),
-                promise={"privacy_unit": unit},
-                parameters={},
+                promise={
+                    "privacy_unit": unit,
+                    "contributions_per_user": 1,
+                    "epsilon": 0.5,
+                    "delta": 1e-7,
+                },
+                parameters={"mechanism": "private-oja", "sigma_over_sensitivity": 9.0},
                 charge=HALF,
             )
-            self._transactions.begin_transaction()
-            sent = self._send(self._ledger_topic, encode_entry(entry))
-            self._transactions.commit_transaction()
-            return self._read_back(self._offset(sent), entry).accepted
+            self._begin()
+            sent = self._send_entry(entry)
+            self._transaction.commit()
+            return self._read_back(sent.offset, entry).accepted
 
     writer = Writer(stream.settings.kafka, stream.settings.stream.ledger_topic, stream.topic_id, job)
     try:

@@ -35,7 +35,7 @@ from streaming_pca.privacy.entries import (
 from streaming_pca.privacy.ledger import Standing
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.verify import Report
-from streaming_pca.service import inspection, lifecycle, log_reader
+from streaming_pca.service import inspection, lifecycle, log_reader, stored_states
 from streaming_pca.service.answer import Answer
 from streaming_pca.service.checkpoint import CheckpointWriter
 from streaming_pca.service.clients import plain_producer
@@ -52,7 +52,7 @@ from tests.kafka.stream import Stream, wait_for
 pytestmark = pytest.mark.kafka
 
 MakeStream = Callable[..., Stream]
-CHARGE = Charge(epsilon="1/2", delta="1e-7")
+CHARGE = Charge(epsilon=1, delta="1e-6")
 ENDLESS: dict[str, Any] = {
     "partitions": 2,
     "estimator": "private-oja",
@@ -90,7 +90,7 @@ class Leader:
         subspace = Subspace(np.eye(2, 5), np.ones(2), None)
         release = make_release(self.stream, subspace, reserved.batch, reserved.count)
         answer = Answer(State(batch=1, records=1), b"state", release, users=None)
-        self.writer.commit(reserved, {0: reserved.ranges[0].end}, answer)
+        self.writer.commit(reserved, {0: reserved.ranges[0].end}, {}, answer)
 
     def __enter__(self) -> Leader:
         return self
@@ -516,24 +516,25 @@ def test_what_is_released_while_the_ledger_is_verified_is_judged_the_next_time(
             read.append(topic)
             super().__init__(kafka, topic, start)
 
-    original = inspection._existing
+    original = inspection.existing_topics
 
     with Leader(stream) as leader:
         leader.commit(leader.reserve())
 
-        def meanwhile(kafka: Any, topics: list[str]) -> list[str]:
+        def meanwhile(kafka: Any, topics: list[str]) -> set[str]:
             # Between the ledger and the releases.
             leader.writer.publish()
             write_nonsense(stream)
             return original(kafka, topics)
 
-        for module in (inspection, log_reader):
+        for module in (inspection, log_reader, stored_states):
             monkeypatch.setattr(module, "LogReader", Counting)
-        monkeypatch.setattr(inspection, "_existing", meanwhile)
+        monkeypatch.setattr(inspection, "existing_topics", meanwhile)
         report = verify_ledger(stream.settings.kafka, stream.settings.stream.input)
     assert report.ok, report.problems
     assert (report.entries, report.releases) == (3, 0)
-    assert read == [stream.settings.stream.ledger_topic, stream.settings.stream.releases_topic]
+    names = stream.settings.stream
+    assert read == [names.ledger_topic, names.state_topic, names.releases_topic]
     monkeypatch.undo()
     later = verify_ledger(stream.settings.kafka, stream.settings.stream.input)
     assert (later.entries, later.releases, len(later.problems)) == (4, 1, 1)

@@ -191,5 +191,5 @@ def test_a_clock_that_stopped_is_noticed_once_all_is_read() -> None:
     feed.add(1, {0: 1})
     feed.fail(SessionLost("gone"))
     assert feed.next() == Snapshot(1, {0: 1})
-    with pytest.raises(SessionLost, match="ends of t"):
+    with pytest.raises(SessionLost, match="following t failed"):
         feed.next()

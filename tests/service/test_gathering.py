@@ -26,6 +26,7 @@ class Message:
     value: bytes | None
     headers: tuple[tuple[str, bytes], ...] = ()
     key: bytes | None = None
+    leader_epoch: int = 0
 
 
 def a_message(number: int, rows: int, double: bool = False) -> Message:
@@ -191,3 +192,17 @@ def test_pieces_are_all_messages_in_order(sizes: list[int]) -> None:
     # No piece goes on once it is large enough.
     for piece in pieces:
         assert sum(len(m.value or b"") for m in piece[:-1]) < 2**20
+
+
+def test_where_the_leader_changed_is_known_of_every_position() -> None:
+    gathering = Gathering(PayloadCodec(DIM))
+    gathering.buffers[0] = Buffer(0)
+    messages = [a_message(i, 1) for i in range(9)]
+    for message in messages:
+        message.leader_epoch = message.offset // 3
+    gathering.append(0, messages)
+    found = []
+    for _ in range(9):
+        gathering.take([1], 1)
+        found.append(gathering.buffers[0].epoch)
+    assert found == [0, 0, 0, 1, 1, 1, 2, 2, 2]

@@ -13,6 +13,8 @@ from kafka import TopicPartition
 from streaming_pca.estimators.base import Plan
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service import source as source_module
+from streaming_pca.service.assembly import Buffer, Chunk
+from streaming_pca.service.errors import RecordsLost
 from streaming_pca.service.snapshots import Feed
 from streaming_pca.service.source import Source, Taken
 from streaming_pca.settings import KafkaSettings
@@ -30,6 +32,7 @@ class Message:
     value: bytes | None
     key: bytes | None = None
     headers: tuple[tuple[str, bytes], ...] = ()
+    leader_epoch: int = -1
 
 
 @dataclass
@@ -88,14 +91,18 @@ def plan(count: int, granularity: int = 1) -> Plan:
 def reading(monkeypatch: pytest.MonkeyPatch) -> Reading:
     """``reading(log, ahead, seed=0, least=0)``: a source and its feed; ``least`` bytes are read ahead."""
 
-    def make(log: Log, ahead: float, seed: int = 0, least: int = 0) -> tuple[Source, Feed]:
+    def make(
+        log: Log, ahead: float, seed: int = 0, least: int = 0, skip: bool = False
+    ) -> tuple[Source, Feed]:
         log.rng, log.polls = random.Random(seed), {}
         monkeypatch.setattr(source_module, "_LEAST_BYTES", least)
         monkeypatch.setattr(source_module, "reading_consumer", lambda *_, **__: FakeConsumer(log))
+        monkeypatch.setattr(source_module, "seek", lambda consumer, tp, at, _: consumer.seek(tp, at))
         monkeypatch.setattr(source_module, "first_offsets", lambda _, tps, __: dict.fromkeys(tps, 0))
         feed = Feed("t", lambda: None)
         codec = PayloadCodec(DIM)
-        return Source(KafkaSettings(), "t", sorted(log.partitions), codec, {}, feed, ahead=ahead), feed
+        partitions = sorted(log.partitions)
+        return Source(KafkaSettings(), "t", partitions, codec, {}, {}, feed, skip, ahead=ahead), feed
 
     return make
 
@@ -231,3 +238,60 @@ def test_a_source_that_is_stopped_reads_no_further(reading: Reading) -> None:
     polls = dict(log.polls)
     assert not source.read_ahead()
     assert log.polls == polls
+
+
+# -- a topic that loses its tail -----------------------------------------------------
+
+
+def after_a_batch(reading: Reading, log: Log, count: int, **how: bool) -> tuple[Source, Feed]:
+    """A source that has taken 40 records and needs another snapshot for ``count`` more."""
+    source, feed = reading(log, 0.0, **how)
+    feed.add(feed.started + 1, ends_of(log, 0.5))
+    source.aim(plan(40))
+    assert source.advance() is not None
+    source.aim(plan(count))
+    return source, feed
+
+
+def test_an_end_below_the_position_stops_the_stream(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, feed = after_a_batch(reading, Log({p: records(p, 100) for p in range(2)}), 100)
+    monkeypatch.setattr(source_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 30))
+    feed.add(feed.started + 2, {0: 30, 1: 199})
+    with pytest.raises(RecordsLost, match="'t', partition 0: records 30 to 38, which were charged, are lost"):
+        source.advance()
+
+
+def test_a_stable_offset_that_falls_for_a_moment_is_waited_for(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, feed = after_a_batch(reading, Log({p: records(p, 100) for p in range(2)}), 100)
+    monkeypatch.setattr(source_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 199))
+    feed.add(feed.started + 2, {0: 0, 1: 199})
+    feed.add(feed.started + 3, {0: 199, 1: 199})
+    taken = source.advance()
+    assert taken is not None
+    assert [r.start for r in taken.ranges] == [39, 39]
+
+
+def test_a_stream_that_may_skip_goes_on_behind_what_was_lost(reading: Reading) -> None:
+    log = Log({0: records(0, 100)})
+    source, feed = after_a_batch(reading, log, 60, skip=True)
+    position = source.positions[0]
+    feed.add(feed.started + 2, {0: 30})
+    assert source.advance() is None
+    feed.add(feed.started + 3, ends_of(log))
+    taken = source.advance()
+    assert taken is not None
+    assert [r.start for r in taken.ranges] == [position]
+
+
+@pytest.mark.parametrize("offsets", [[5, 7, 7], [5, 6, 4], [4, 5, 6]])
+def test_offsets_that_do_not_rise_are_refused(offsets: list[int]) -> None:
+    buffer, one = Buffer(5), np.ones(3, dtype=np.int64)
+    with pytest.raises(ValueError, match="do not rise"):
+        buffer.append(Chunk(np.array(offsets), one, one))
+    buffer.append(Chunk(np.array([5, 6, 9]), one, one))
+    with pytest.raises(ValueError, match="do not rise"):
+        buffer.append(Chunk(np.array([9, 10, 11]), one, one))

@@ -1,0 +1,1 @@
+"""What the service makes sure of itself, beside what kafka-python does."""
