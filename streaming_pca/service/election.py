@@ -101,6 +101,11 @@ class Election(ConsumerRebalanceListener):  # type: ignore[misc]
         """Serve the group protocol for a moment; the state topics of the streams that we lead."""
         if not self._topics:
             return frozenset()
+        # kafka-python 3.0.12 forgets a join whose answer takes longer than one poll: the member would
+        # send no heartbeat any more and keep what it was assigned before, beside its successor.
+        coordinator = self._consumer._coordinator
+        if not coordinator.stable():
+            coordinator.request_rejoin()
         self._consumer.poll(timeout_ms=300)
         assignment = self._consumer.assignment()
         for tp in assignment - self._consumer.paused():

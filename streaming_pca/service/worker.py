@@ -139,7 +139,7 @@ class _Stream:
 
     async def _run(self) -> None:
         stopping = self._worker.stopping
-        topics: Topics | None = await self._find_topics()
+        topics: Topics | None = await self._find_topics_at_first()
         await self._worker.kernels
         self.stands = True
         self._worker.candidates.set()
@@ -197,6 +197,23 @@ class _Stream:
             deadline=self.settings.worker.step_deadline_seconds,
         )
 
+    async def _find_topics_at_first(self) -> Topics:
+        """Find the topics; patiently, if the broker has answered another stream of the process."""
+        worker = self._worker
+        while True:
+            started = time.monotonic()
+            try:
+                topics = await self._find_topics()
+            except BrokerUnreachable as error:
+                await first_of(worker.stopping, seconds=1.0)
+                if worker.stopping.is_set() or not worker.answered:
+                    raise
+                self._bear(started)
+                self._log.warning("looking for the topics again: %s", error)
+            else:
+                worker.answered, self._trouble_since = True, None
+                return topics
+
     def _bear(self, started: float) -> None:
         """Raise the current error again if trouble has lasted too long without progress."""
         now, patience = time.monotonic(), self.settings.worker.give_up_seconds
@@ -236,6 +253,8 @@ class Worker:
         """Done when they are compiled."""
         self.candidates = asyncio.Event()
         """Set once there is a stream to stand for."""
+        self.answered = False
+        """Whether the broker has answered any stream."""
         self.joined = False
         """Whether the election has answered."""
         self._streams = [_Stream(self, each) for each in settings]

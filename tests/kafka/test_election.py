@@ -1,0 +1,86 @@
+"""Members of the election that come to stand for more streams: a stream has one leader in a group.
+
+kafka-python 3.0.12 knows that it must rejoin as long as what it has subscribed to differs from what it
+last sent; once that is sent, and the answer takes longer than one poll, it forgets the answer. Such a
+member sends no heartbeat again, keeps what it was assigned before, and polls without a pause.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from kafka import KafkaAdminClient
+
+from streaming_pca.service.election import Election
+from streaming_pca.settings import KafkaSettings
+
+pytestmark = [pytest.mark.kafka]
+
+Name = Callable[[str], str]
+SESSION_MS = 2000
+
+
+class Member:
+    """A candidate whose election is polled by a thread of its own, as in a worker."""
+
+    def __init__(self, bootstrap: str, group: str, topics: list[str]) -> None:
+        self.won: frozenset[str] = frozenset()
+        self._topics, self._over = topics, threading.Event()
+        kafka = KafkaSettings(bootstrap_servers=bootstrap, session_timeout_ms=SESSION_MS)
+        self._election = Election(kafka, group, topics, lambda: None)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stand_for(self, topics: list[str]) -> None:
+        self._topics = topics
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            self._election.stand_for(self._topics)
+            self.won = self._election.poll()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join(20)
+        self._election.close()
+
+
+def test_two_members_never_lead_one_stream_for_long(kafka_bootstrap: str, unique_name: Name) -> None:
+    topics = [f"{unique_name('election')}.state" for _ in range(2)]
+    with KafkaAdminClient(bootstrap_servers=kafka_bootstrap) as admin:
+        admin.create_topics({t: {"num_partitions": 1, "replication_factor": 1} for t in topics})
+    group = unique_name("group")
+    first = Member(kafka_bootstrap, group, topics)
+    second = None
+    try:
+        until(lambda: first.won == set(topics), 30, lambda: str(first.won))
+        # As a worker does that finds the topics of its streams one after the other.
+        second = Member(kafka_bootstrap, group, topics[:1])
+        until(lambda: bool(second.won), 30, lambda: str(second.won))
+        second.stand_for(topics)
+        # Long enough for a member that is silent to be replaced, and for the rest to settle.
+        time.sleep(3 * SESSION_MS / 1000)
+        until(
+            lambda: sorted([*first.won, *second.won]) == sorted(topics),
+            3 * SESSION_MS / 1000,
+            lambda: f"they lead {set(first.won)} and {set(second.won)}",
+        )
+    finally:
+        first.close()
+        if second is not None:
+            second.close()
+
+
+def until(holds: Callable[[], bool], seconds: float, seen: Callable[[], str]) -> None:
+    """Wait until something holds, and go on to hold for a second."""
+    deadline, since = time.monotonic() + seconds, None
+    while True:
+        now = time.monotonic()
+        since = (since or now) if holds() else None
+        if since is not None and now - since >= 1:
+            return
+        assert now < deadline, seen()
+        time.sleep(0.05)
