@@ -106,12 +106,12 @@ def charge_records(
 class ChargeWriter(LedgerWriter):
     """The owner's hold on a job that only charges."""
 
+    committing = False
+    """Set before the commit, which may happen even where it raises."""
+
     def __init__(self, kafka: KafkaSettings, topic: str, topic_id: str, job: str) -> None:
         super().__init__(kafka, f"{topic}.ledger", topic_id, job)
         self._topic = topic
-
-    committing = False
-    """Set before the commit, which may happen even where it raises."""
 
     def check(self, charge: Charge) -> None:
         """Refuse what can be refused without shutting anybody out."""

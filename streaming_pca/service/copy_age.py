@@ -88,16 +88,13 @@ def _check_groups(kafka: KafkaSettings, copy: Copy, ledger: Ledger) -> None:
         for tp, committed in sorted(offsets.items()):
             if tp.topic != copy.topic:
                 continue
+            trace = _TRACE.fullmatch(committed.metadata or "")
             if not name.startswith(charges) and committed.offset > positions.get(tp.partition, 0):
-                ours = _TRACE.fullmatch(committed.metadata or "")
-                foreign = (
-                    "" if ours else f". Or did another consumer use {name!r} as its group? Delete its offsets"
-                )
+                foreign = f". Or did another consumer use {name!r} as its group? Delete its offsets"
                 raise StreamRefused(
                     f"stream {name!r} has committed offset {committed.offset} of partition {tp.partition}, "
-                    f"the copy ends at {positions.get(tp.partition, 0)}: {_OLD}{foreign}"
+                    f"the copy ends at {positions.get(tp.partition, 0)}: {_OLD}{'' if trace else foreign}"
                 )
-            trace = _TRACE.fullmatch(committed.metadata or "")
             if trace and trace[2] not in known:
                 raise StreamRefused(
                     f"job {name.removeprefix(charges)!r} has written {trace[1]} to the ledger, "
