@@ -39,6 +39,8 @@ __all__ = ["Ticker", "first_line", "teller"]
 
 _ALONE_MS = 2000
 _BEAT_SECONDS = 1.0
+_LAST_WORDS_SECONDS = 0.5
+"""For what was told to be written."""
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -87,7 +89,13 @@ class Ticker:
         while True:
             try:
                 self._serve()
-            except (KafkaError, BrokerUnreachable, ConfigurationError) as error:
+            except BrokerUnreachable as error:
+                self._fail(type(error).__name__)
+                # It may be this process that fails, not the broker (seen once: no client could be made for a
+                # minute, beside others that could): the worker starts another one.
+                time.sleep(_LAST_WORDS_SECONDS)
+                _end()
+            except (KafkaError, ConfigurationError) as error:
                 # Those who read now start anew; those who come later get a new consumer.
                 self._fail(type(error).__name__)
             except Exception as error:

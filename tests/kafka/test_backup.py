@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka import KafkaAdminClient, KafkaProducer
+from kafka import KafkaAdminClient
 
 from streaming_pca.privacy.entries import Released, Reserved
 from streaming_pca.privacy.ledger import Phase
@@ -23,6 +23,7 @@ from streaming_pca.service import lifecycle
 from streaming_pca.service.backup import take_copy
 from streaming_pca.service.charging import charge_records
 from streaming_pca.service.copy_file import read_copy
+from streaming_pca.service.kafka.transaction import Transaction
 from streaming_pca.service.restore import import_copy
 from streaming_pca.settings import Settings
 from tests.command import call
@@ -396,16 +397,16 @@ def killed_at(method: str, settings: dict[str, Any], path: str) -> None:
     def die(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def flushed(self: KafkaProducer) -> None:
-        self.flush(30)  # everything is on the broker, only the last word is missing
+    def flushed(self: Transaction) -> None:
+        self._producer.flush(30)  # everything is on the broker, only the last word is missing
         die()
 
-    setattr(KafkaProducer, method, {"commit_transaction": flushed}.get(method, die))
+    setattr(Transaction, method, {"commit": flushed}.get(method, die))
     tree = Settings(**settings)
     import_copy(tree.kafka, [tree.stream], Path(path))
 
 
-@pytest.mark.parametrize("method", ["begin_transaction", "commit_transaction"])
+@pytest.mark.parametrize("method", ["send", "commit"])
 def test_an_import_that_was_killed_has_written_nothing_and_can_be_repeated(
     make_stream: MakeStream, capfd: Capture, method: str
 ) -> None:
