@@ -149,7 +149,7 @@ def _room(frame: Frame, longest: int, how: PublicMap) -> tuple[Tile, Sums, Matri
     records, rounded, and a few times (d, k) numbers.
     """
     rows = tile_rows(frame.d, longest)
-    key = (frame.d, frame.width, frame.k, rows, how.augmented, how.plain)
+    key = (frame.d, frame.columns, frame.k, rows, how.augmented, how.plain)
     if getattr(_own, "key", None) == key:
         kept: tuple[Tile, Sums, Matrix] = _own.room
         return kept
@@ -296,7 +296,7 @@ class _MatrixWork:
         """Totals (d, k) and the number of clipped records; or the norms, in lattice units."""
         frame = self.frame
         z = np.zeros(frame.strips * (self.height + 1) * LANES, dtype=np.float32)
-        y = np.zeros(frame.width * self.padded)
+        y = np.zeros(frame.columns * self.padded)
         total = np.zeros(frame.k * self.padded, dtype=np.int64)
         clipped = sum_matrix_images(
             read,

@@ -58,8 +58,8 @@ def _image(
     z: NDArray[np.float32],
     y: Floats,
 ) -> None:
-    """y = (scale A) Q, (width, padded), of the d x d matrix from entry x0 of x on."""
-    d, width = frame.d, frame.width
+    """y = (scale A) Q, (columns, padded), of the d x d matrix from entry x0 of x on."""
+    d = frame.d
     strips = (d + LANES - 1) // LANES
     stride = (height + 1) * LANES
     y[:] = 0.0
@@ -74,10 +74,11 @@ def _image(
             some = min(CHAIN, strips - s)
             for i in range(0, count, ROWS):
                 z0 = s * stride + i * LANES
-                for c in range(0, width, COLUMNS):
-                    q0 = (s * width + c) * LANES
+                for c in range(0, frame.columns, COLUMNS):
+                    width = min(COLUMNS, frame.columns - c)
+                    q0 = (c * strips + s * width) * LANES
                     y0 = c * padded + first + i
-                    add_dots(z, z0, stride, frame.packed, q0, width * LANES, some, y, y0, padded)
+                    add_dots(z, z0, stride, frame.packed, q0, width, some, y, y0, padded)
 
 
 @njit(cache=True, nogil=True)
@@ -145,7 +146,7 @@ def sum_matrix_images(
     height, padded : int
         :func:`matrix_rows`.
     z, y
-        Room: strips (height + 1) 16 and width padded numbers.
+        Room: strips (height + 1) 16 and columns padded numbers.
     total : (k * padded,) int64
     sizes : (last - first,) float64
         Norms in lattice units, -1 where too little is left to tell; empty to sum.

@@ -7,7 +7,9 @@ alone, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from numba import types
@@ -26,6 +28,7 @@ from streaming_pca.linalg.vectors import (
     fold,
     horizontal_sum,
     intrinsic,
+    lanes_at_once,
     load,
     loop,
     shifted,
@@ -47,8 +50,11 @@ __all__ = [
     "square_sum",
 ]
 
-ROWS, COLUMNS = 8, 2
-"""Rows and columns whose products :func:`add_dots` holds in registers."""
+ROWS, COLUMNS = 8, 4
+"""Rows, and columns at most, whose products :func:`add_dots` makes at a time."""
+
+CHAINS = 24
+"""Chains of float32 that 32 registers of 16 lanes, or 16 of 8, hold with what they are made of (TODO)."""
 
 MIXED = 4
 """Columns that :func:`mix_columns` makes at a time."""
@@ -62,6 +68,25 @@ MOST_COLUMNS = 12
 _CHAINS = 4
 
 
+def _cuts(total: int, most: int) -> list[tuple[int, int]]:
+    """Ranges of nearly the same length, ``most`` at most, that make up ``total``."""
+    count = -(-total // most)
+    return list(itertools.pairwise(total * i // count for i in range(count + 1)))
+
+
+def _for_width(builder: Builder, columns: Value, most: int, make: Callable[[int], None]) -> None:
+    """Code that ``make`` writes for each number of columns, ``most`` at most; nothing for others."""
+    after = builder.append_basic_block("after")
+    choice = builder.switch(columns, after)
+    for width in range(1, most + 1):
+        block = builder.append_basic_block(f"columns{width}")
+        choice.add_case(constant(width), block)
+        builder.position_at_end(block)
+        make(width)
+        builder.branch(after)
+    builder.position_at_end(after)
+
+
 @intrinsic
 def add_dots(
     typing: Any,
@@ -70,44 +95,67 @@ def add_dots(
     z_stride: Any,
     q: Any,
     q0: Any,
-    q_stride: Any,
+    columns: Any,
     strips: Any,
     y: Any,
     y0: Any,
     y_stride: Any,
 ) -> Any:
-    """Add products of 8 rows and 2 columns over some strips to y.
+    """Add products of 8 rows and some columns over some strips to y.
 
-    ``add_dots(z, z0, z_stride, q, q0, q_stride, strips, y, y0, y_stride)``: y of row
+    ``add_dots(z, z0, z_stride, q, q0, columns, strips, y, y0, y_stride)``: y of row
     i and column c, at ``y0 + c * y_stride + i``, float64, grows by the product of
-    the row at ``z0 + 16 i`` and the column at ``q0 + 16 c``; strides are those of
-    strips in z and q. Products are chains of ``strips`` fused steps in
-    float32, in sixteen lanes that a tree adds: (strips + 4) 2**-24 of the sum of the
+    the row at ``z0 + 16 i`` and the column at ``q0 + 16 c``; strips are ``z_stride`` apart in z and
+    16 ``columns`` in q. 4 columns at most, nothing is done for more. Products are chains of ``strips``
+    fused steps in float32, in sixteen lanes that a tree adds: (strips + 4) 2**-24 of the sum of the
     products' magnitudes.
     """
 
     def codegen(context: Any, builder: Builder, signature: Any, args: Any) -> Value:
-        rows, columns, out = (data_of(context, builder, signature, args, i) for i in (0, 3, 7))
-        z0, z_stride, q0, q_stride, strips, y0, y_stride = (args[i] for i in (1, 2, 4, 5, 6, 8, 9))
+        rows, factors, out = (data_of(context, builder, signature, args, i) for i in (0, 3, 7))
+        z0, z_stride, q0, columns, strips, y0, y_stride = (args[i] for i in (1, 2, 4, 5, 6, 8, 9))
+        lanes = lanes_at_once(context)
+        vector = FLOATS if lanes == LANES else HALF
+        chains = CHAINS * lanes // LANES
 
-        def body(strip: Value, totals: Sequence[Value]) -> list[Value]:
-            z_place = builder.add(z0, builder.mul(strip, z_stride))
-            q_place = builder.add(q0, builder.mul(strip, q_stride))
-            q = [load(builder, columns, shifted(builder, q_place, LANES * c), FLOATS) for c in range(COLUMNS)]
-            results = list(totals)
-            for i in range(ROWS):
-                v = load(builder, rows, shifted(builder, z_place, LANES * i), FLOATS)
-                for c in range(COLUMNS):
-                    results[c * ROWS + i] = fma(builder, v, q[c], totals[c * ROWS + i])
-            return results
+        def chain(first: int, last: int, width: int, lane: int) -> list[Value]:
+            """Chains of some rows and all columns in some lanes, column by column."""
 
-        totals = loop(builder, strips, [zeros(FLOATS)] * (ROWS * COLUMNS), body)
-        sums = fold(builder, totals)
-        for c in range(COLUMNS):
-            of_column = shuffle(builder, sums, sums, range(ROWS * c, ROWS * (c + 1)))
-            place = builder.add(y0, builder.mul(y_stride, constant(c)))
-            before = load(builder, out, place, DOUBLES)
-            store(builder, builder.fadd(before, builder.fpext(of_column, DOUBLES)), out, place)
+            def body(strip: Value, totals: Sequence[Value]) -> list[Value]:
+                z_place = shifted(builder, builder.add(z0, builder.mul(strip, z_stride)), lane)
+                q_place = builder.add(q0, builder.mul(strip, constant(width * LANES)))
+                q_place = shifted(builder, q_place, lane)
+                # The fewer of both stay in registers.
+                pairs = list(itertools.product(range(first, last), range(width)))
+                if width > last - first:
+                    pairs.sort(key=lambda pair: pair[1])
+                z_of = functools.cache(lambda i: load(builder, rows, shifted(builder, z_place, LANES * i), vector))
+                q_of = functools.cache(lambda c: load(builder, factors, shifted(builder, q_place, LANES * c), vector))
+                results = list(totals)
+                for i, c in pairs:
+                    j = c * (last - first) + i - first
+                    results[j] = fma(builder, z_of(i), q_of(c), totals[j])
+                return results
+
+            return loop(builder, strips, [zeros(vector)] * ((last - first) * width), body)
+
+        def add(width: int) -> None:
+            totals: list[Any] = [None] * (width * ROWS)
+            for first, last in _cuts(ROWS, chains // width):
+                parts = [chain(first, last, width, lane) for lane in range(0, LANES, lanes)]
+                for j, halves in enumerate(zip(*parts, strict=True)):
+                    c, i = divmod(j, last - first)
+                    totals[c * ROWS + first + i] = functools.reduce(builder.fadd, halves)
+            for start in range(0, len(totals), lanes):
+                some = totals[start : start + lanes]
+                sums = fold(builder, some + [zeros(vector)] * (lanes - len(some)))
+                for j in range(0, len(some), ROWS):
+                    of_column = shuffle(builder, sums, sums, range(j, j + ROWS))
+                    place = builder.add(y0, builder.mul(y_stride, constant((start + j) // ROWS)))
+                    before = load(builder, out, place, DOUBLES)
+                    store(builder, builder.fadd(before, builder.fpext(of_column, DOUBLES)), out, place)
+
+        _for_width(builder, columns, COLUMNS, add)
         return context.get_dummy_value()
 
     i = types.int64
@@ -130,39 +178,40 @@ def add_products(
         rows, factors, out = (data_of(context, builder, signature, args, i) for i in (0, 2, 6))
         z0, u0, columns, count, s0, s_stride = (args[i] for i in (1, 3, 4, 5, 7, 8))
 
-        def add(width: int) -> None:
-            places = []
-            for c in range(width):
-                first = builder.add(s0, builder.mul(s_stride, constant(c)))
-                places += [first, shifted(builder, first, LANES // 2)]
+        lanes = lanes_at_once(context)
+        most = MOST_COLUMNS * lanes // LANES
+
+        def add(first: int, some: int, width: int, lane: Value) -> None:
+            """Add to the sums of ``some`` columns and lanes."""
+            parts = range(0, lanes, DOUBLES.count)
+            offsets = [builder.add(s0, builder.mul(s_stride, constant(first + c))) for c in range(some)]
+            places = [shifted(builder, builder.add(o, lane), part) for o in offsets for part in parts]
 
             def body(i: Value, totals: Sequence[Value]) -> list[Value]:
-                place = builder.add(z0, builder.mul(i, constant(LANES)))
-                halves = [
-                    builder.fpext(load(builder, rows, shifted(builder, place, first), HALF), DOUBLES)
-                    for first in (0, LANES // 2)
+                place = builder.add(builder.add(z0, lane), builder.mul(i, constant(LANES)))
+                entries = [
+                    builder.fpext(load(builder, rows, shifted(builder, place, part), HALF), DOUBLES)
+                    for part in parts
                 ]
                 u_place = builder.add(u0, builder.mul(i, constant(width)))
                 results = []
-                for c in range(width):
-                    pointer = builder.gep(factors, [shifted(builder, u_place, c)])
+                for c in range(some):
+                    pointer = builder.gep(factors, [shifted(builder, u_place, first + c)])
                     weight = splat(builder, builder.load(pointer, typ=DOUBLE), DOUBLES)
-                    results += [fma(builder, v, weight, totals[2 * c + h]) for h, v in enumerate(halves)]
+                    for v in entries:
+                        results.append(fma(builder, v, weight, totals[len(results)]))
                 return results
 
             totals = loop(builder, count, [load(builder, out, place, DOUBLES) for place in places], body)
             for total, place in zip(totals, places, strict=True):
                 store(builder, total, out, place)
 
-        after = builder.append_basic_block("after")
-        choice = builder.switch(columns, after)
-        for width in range(1, MOST_COLUMNS + 1):
-            block = builder.append_basic_block(f"columns{width}")
-            choice.add_case(constant(width), block)
-            builder.position_at_end(block)
-            add(width)
-            builder.branch(after)
-        builder.position_at_end(after)
+        def add_all(width: int) -> None:
+            for lane in range(0, LANES, lanes):
+                for first, last in _cuts(width, most):
+                    add(first, last - first, width, constant(lane))
+
+        _for_width(builder, columns, MOST_COLUMNS, add_all)
         return context.get_dummy_value()
 
     i = types.int64

@@ -71,10 +71,9 @@ class Frame(NamedTuple):
     columns : int
         Of B, the first k of which are Q's.
     packed : float32
-        B in strips: entry j of column c at ``(j // 16) * width * 16 + c * 16 + j % 16``.
-    width : int
-        ``columns``, made even.
-    constants : (width,) float64
+        B in blocks of 4 columns, each in strips: entry j of column c of the n in a block, from column
+        b on, at ``b * strips * 16 + (j // 16) * n * 16 + (c - b) * 16 + j % 16``.
+    constants : (columns,) float64
         B's row for the constant, where there is one.
     """
 
@@ -82,7 +81,6 @@ class Frame(NamedTuple):
     k: int
     columns: int
     packed: NDArray[np.float32]
-    width: int
     constants: Floats
 
     @property
@@ -102,12 +100,16 @@ class Frame(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def _pack(columns: Floats, d: int, width: int, packed: NDArray[np.float32]) -> None:
+def _pack(columns: Floats, d: int, packed: NDArray[np.float32]) -> None:
     """Put columns into strips; compiled, for numpy needs four steps, which a small sum would notice."""
-    for j in range(d):
-        place = (j // LANES) * width * LANES + j % LANES
-        for c in range(columns.shape[1]):
-            packed[place + c * LANES] = columns[j, c]
+    strips = (d + LANES - 1) // LANES
+    count = columns.shape[1]
+    for first in range(0, count, COLUMNS):
+        width = min(COLUMNS, count - first)
+        for j in range(d):
+            place = (first * strips + (j // LANES) * width) * LANES + j % LANES
+            for c in range(width):
+                packed[place + c * LANES] = columns[j, first + c]
 
 
 @njit(cache=True, nogil=True)
@@ -152,13 +154,12 @@ def frame_of(columns: Floats, k: int, augmented: bool) -> Frame:
     """
     d = len(columns) - augmented
     count = columns.shape[1]
-    width = -(-count // COLUMNS) * COLUMNS
-    packed = np.zeros(-(-d // LANES) * width * LANES, dtype=np.float32)
-    _pack(np.ascontiguousarray(columns), d, width, packed)
-    constants = np.zeros(width)
+    packed = np.zeros(-(-d // LANES) * count * LANES, dtype=np.float32)
+    _pack(np.ascontiguousarray(columns), d, packed)
+    constants = np.zeros(count)
     if augmented:
-        constants[:count] = columns[d]
-    return Frame(d, k, count, packed, width, constants)
+        constants[:] = columns[d]
+    return Frame(d, k, count, packed, constants)
 
 
 class Tile(NamedTuple):
@@ -174,7 +175,7 @@ class Tile(NamedTuple):
         The rounded constant of each row, 0 where there is none.
     squares : (T,) float64
         |z_i|**2, constant included.
-    y : (width T,) float64
+    y : (columns T,) float64
         Images.
     begins : (T + 1,) int64
         First row of each record, and one behind the last.
@@ -210,7 +211,7 @@ def new_tile(frame: Frame, longest: int) -> Tile:
         np.zeros(frame.strips * (rows + 1) * LANES, dtype=np.float32),
         np.zeros(rows),
         np.zeros(rows),
-        np.zeros(frame.width * rows),
+        np.zeros(frame.columns * rows),
         np.zeros(rows + 1, dtype=np.int64),
         np.zeros(rows, dtype=np.int64),
         np.zeros(rows),
@@ -305,9 +306,8 @@ def fill_images(tile: Tile, frame: Frame, n: int) -> None:
     """y = z B of the first n rows."""
     strips = (frame.d + LANES - 1) // LANES
     stride = (tile.rows + 1) * LANES
-    z, y, packed = tile.z, tile.y, frame.packed
-    width, rows = frame.width, tile.rows
-    for c in range(width):
+    z, y, rows = tile.z, tile.y, tile.rows
+    for c in range(frame.columns):
         of_column = y[c * rows : (c + 1) * rows]
         constant = frame.constants[c]
         if constant == 0.0:
@@ -319,6 +319,7 @@ def fill_images(tile: Tile, frame: Frame, n: int) -> None:
         some = min(CHAIN, strips - s)
         for i in range(0, n, ROWS):
             z0 = s * stride + i * LANES
-            for c in range(0, width, COLUMNS):
-                q0 = (s * width + c) * LANES
-                add_dots(z, z0, stride, packed, q0, width * LANES, some, y, c * rows + i, rows)
+            for c in range(0, frame.columns, COLUMNS):
+                width = min(COLUMNS, frame.columns - c)
+                q0 = (c * strips + s * width) * LANES
+                add_dots(z, z0, stride, frame.packed, q0, width, some, y, c * rows + i, rows)

@@ -34,6 +34,7 @@ __all__ = [
     "fold",
     "horizontal_sum",
     "intrinsic",
+    "lanes_at_once",
     "load",
     "load_first",
     "loop",
@@ -47,6 +48,9 @@ __all__ = [
 
 LANES = 16
 """Features of a strip: as many float32 as the widest register holds."""
+
+_LANES_NEARBY = 4
+"""Entries of float32 that a shuffle reaches in every processor's vectors."""
 
 FLOAT, DOUBLE, INDEX = ir.FloatType(), ir.DoubleType(), ir.IntType(64)
 FLOATS = ir.VectorType(FLOAT, LANES)
@@ -63,6 +67,12 @@ _cgutils: Any = cgutils
 def intrinsic(function: Callable[..., Any]) -> Any:
     """numba's; typed as what it makes, which takes no typing context."""
     return numba.extending.intrinsic(function)
+
+
+def lanes_at_once(context: Any) -> int:
+    """Lanes of a strip that kernels hold at a time, on the processor that is compiled for."""
+    _, _, features = context.codegen().magic_tuple()
+    return LANES if "+avx512f" in features.split(",") else LANES // 2
 
 
 def constant(value: int) -> Value:
@@ -150,22 +160,40 @@ def shuffle(builder: Builder, a: Value, b: Value, places: Sequence[int]) -> Valu
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, len(places)), list(places)))
 
 
+def _pairs(lanes: int, width: int) -> tuple[list[int], list[int]]:
+    """Places in two vectors, which follow each other, of what a step of :func:`fold` adds."""
+    group = max(2 * width, _LANES_NEARBY)
+    low = [
+        vector + start + i
+        for block in range(0, lanes, group)
+        for vector in (0, lanes)
+        for start in range(block, block + group, 2 * width)
+        for i in range(width)
+    ]
+    return low, [i + width for i in low]
+
+
 def fold(builder: Builder, vectors: Sequence[Value]) -> Value:
-    """Sums of sixteen vectors' entries, as one vector; each sum is a tree of halves."""
-    width = LANES // 2
-    while len(vectors) > 1:
-        starts = range(0, LANES, 2 * width)
-        low = [s + i for s in starts for i in range(width)]
-        high = [s + width + i for s in starts for i in range(width)]
-        vectors = [
-            builder.fadd(
-                shuffle(builder, a, b, low + [LANES + i for i in low]),
-                shuffle(builder, a, b, high + [LANES + i for i in high]),
-            )
-            for a, b in zip(vectors[::2], vectors[1::2], strict=True)
-        ]
+    """Sums of vectors' entries, as many as a vector has, as one vector; each sum is a tree of halves."""
+    lanes = len(vectors)
+    # Pairs are taken within groups of four lanes, where the processor can, so the sums change places.
+    places = [[i] * lanes for i in range(lanes)]
+    ordered = list(vectors)
+    width = lanes // 2
+    steps = []
+    while width:
+        low, high = _pairs(lanes, width)
+        steps.append((low, high))
+        places = [[(a + b)[i] for i in low] for a, b in zip(places[::2], places[1::2], strict=True)]
         width //= 2
-    return vectors[0]
+    for vector, place in zip(vectors, places[0], strict=True):
+        ordered[place] = vector
+    for low, high in steps:
+        ordered = [
+            builder.fadd(shuffle(builder, a, b, low), shuffle(builder, a, b, high))
+            for a, b in zip(ordered[::2], ordered[1::2], strict=True)
+        ]
+    return ordered[0]
 
 
 def horizontal_sum(builder: Builder, vector: Value) -> Value:
