@@ -106,7 +106,16 @@ def _scale_tile(
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _add_tile(tile: Tile, frame: Frame, sums: Sums, centre: Centre, margin: float, weights: Floats) -> int:
+def _add_tile(
+    tile: Tile,
+    frame: Frame,
+    sums: Sums,
+    centre: Centre,
+    margin: float,
+    weights: Floats,
+    ahead: NDArray[np.floating],
+    ahead0: int,
+) -> int:
     """Add the contributions that are within the radius to ``sums``; returns their weights' sum."""
     records = weights.size
     rows = tile.begins[records]
@@ -134,7 +143,7 @@ def _add_tile(tile: Tile, frame: Frame, sums: Sums, centre: Centre, margin: floa
         else:
             singles = True
     if singles:
-        add_sums(tile, frame, sums, 0, rows, sums.exact, sums.of_ones)
+        add_sums(tile, frame, sums, 0, rows, sums.exact, sums.of_ones, ahead, ahead0)
     return total_weight
 
 
@@ -216,7 +225,11 @@ def sum_images(
             if waiting > RECORDS_PER_FLUSH:
                 _flush(frame, sums)
                 waiting = records
-            weights += _add_tile(tile, frame, sums, centre, margin, all_weights[:records])
+            # Where the next tile's rows are, unless another thread takes them.
+            ahead0 = (read.begins[i - 1] + 1) * frame.d
+            weights += _add_tile(
+                tile, frame, sums, centre, margin, all_weights[:records], read.rows, ahead0
+            )
         i = take(counter, share)
     _flush(frame, sums)
     if centre.mix.size > 0:

@@ -94,9 +94,20 @@ def new_sums(frame: Frame, tile: Tile, augmented: bool) -> Sums:
 
 @njit(cache=True, nogil=True)
 def add_sums(
-    tile: Tile, frame: Frame, sums: Sums, first: int, count: int, into: Floats, into_ones: Floats
+    tile: Tile,
+    frame: Frame,
+    sums: Sums,
+    first: int,
+    count: int,
+    into: Floats,
+    into_ones: Floats,
+    ahead: NDArray[np.floating],
+    ahead0: int,
 ) -> None:
-    """Add z^T u of the tile's rows from ``first`` on to ``into``, the constant's row to ``into_ones``."""
+    """Add z^T u of the tile's rows from ``first`` on to ``into``, the constant's row to ``into_ones``.
+
+    Meanwhile the cache gets as many rows of ``ahead``, from entry ``ahead0`` on.
+    """
     strips = (frame.d + LANES - 1) // LANES
     stride = (tile.rows + 1) * LANES
     padded = strips * LANES
@@ -112,6 +123,8 @@ def add_sums(
                 into,
                 g * sums.group * padded + s * LANES,
                 padded,
+                ahead,
+                ahead0 + s * count * LANES,
             )
     for c in range(frame.k):
         place = (c // sums.group) * tile.rows * sums.group + c % sums.group
@@ -129,7 +142,8 @@ def product_squared(tile: Tile, frame: Frame, sums: Sums, a: int, b: int) -> flo
     """
     sums.own[:] = 0.0
     sums.own_of_ones[:] = 0.0
-    add_sums(tile, frame, sums, a, b - a, sums.own, sums.own_of_ones)
+    # There is nothing to wait for: z is in the cache.
+    add_sums(tile, frame, sums, a, b - a, sums.own, sums.own_of_ones, tile.z, 0)
     total = square_sum(sums.own, 0, sums.own.size)
     for c in range(frame.k):
         total += sums.own_of_ones[c] * sums.own_of_ones[c]

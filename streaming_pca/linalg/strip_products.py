@@ -31,6 +31,7 @@ from streaming_pca.linalg.vectors import (
     lanes_at_once,
     load,
     loop,
+    prefetch,
     shifted,
     shuffle,
     splat,
@@ -66,6 +67,8 @@ MOST_COLUMNS = 12
 """Columns whose two vectors of sums fit into 32 registers with two of rows."""
 
 _CHAINS = 4
+_LINE = 64
+"""Bytes of a cache line."""
 
 
 def _cuts(total: int, most: int) -> list[tuple[int, int]]:
@@ -164,31 +167,49 @@ def add_dots(
 
 @intrinsic
 def add_products(
-    typing: Any, z: Any, z0: Any, u: Any, u0: Any, columns: Any, count: Any, s: Any, s0: Any, s_stride: Any
+    typing: Any,
+    z: Any,
+    z0: Any,
+    u: Any,
+    u0: Any,
+    columns: Any,
+    count: Any,
+    s: Any,
+    s0: Any,
+    s_stride: Any,
+    ahead: Any,
+    ahead0: Any,
 ) -> Any:
     """Add the products of many rows' strip and their numbers to the columns' sums.
 
-    ``add_products(z, z0, u, u0, columns, count, s, s0, s_stride)``: the rows' strip
+    ``add_products(z, z0, u, u0, columns, count, s, s0, s_stride, ahead, ahead0)``: the rows' strip
     begins at z0, their numbers u (count, columns) at u0, and column c's sixteen sums
     at ``s0 + c * s_stride``; 12 columns at most, nothing is done for more. In float64: exact
-    while the sums are integers below 2**53.
+    while the sums are integers below 2**53. Meanwhile 16 entries a row of ``ahead``, from ``ahead0`` on,
+    are fetched into the cache.
     """
 
     def codegen(context: Any, builder: Builder, signature: Any, args: Any) -> Value:
         rows, factors, out = (data_of(context, builder, signature, args, i) for i in (0, 2, 6))
         z0, u0, columns, count, s0, s_stride = (args[i] for i in (1, 3, 4, 5, 7, 8))
+        later = data_of(context, builder, signature, args, 9)
+        line = _LINE // context.get_abi_sizeof(context.get_value_type(signature.args[9].dtype))
 
         lanes = lanes_at_once(context)
         most = MOST_COLUMNS * lanes // LANES
 
-        def add(first: int, some: int, width: int, lane: Value) -> None:
+        def add(first: int, some: int, width: int, lane: int) -> None:
             """Add to the sums of ``some`` columns and lanes."""
             parts = range(0, lanes, DOUBLES.count)
             offsets = [builder.add(s0, builder.mul(s_stride, constant(first + c))) for c in range(some)]
-            places = [shifted(builder, builder.add(o, lane), part) for o in offsets for part in parts]
+            places = [shifted(builder, o, lane + part) for o in offsets for part in parts]
 
             def body(i: Value, totals: Sequence[Value]) -> list[Value]:
-                place = builder.add(builder.add(z0, lane), builder.mul(i, constant(LANES)))
+                at = builder.mul(i, constant(LANES))
+                place = shifted(builder, builder.add(z0, at), lane)
+                if first == lane == 0:
+                    for part in range(0, LANES, line):
+                        prefetch(builder, later, shifted(builder, builder.add(args[10], at), part))
                 entries = [
                     builder.fpext(load(builder, rows, shifted(builder, place, part), HALF), DOUBLES)
                     for part in parts
@@ -209,13 +230,13 @@ def add_products(
         def add_all(width: int) -> None:
             for lane in range(0, LANES, lanes):
                 for first, last in _cuts(width, most):
-                    add(first, last - first, width, constant(lane))
+                    add(first, last - first, width, lane)
 
         _for_width(builder, columns, MOST_COLUMNS, add_all)
         return context.get_dummy_value()
 
     i = types.int64
-    return types.void(z, i, u, i, i, i, s, i, i), codegen
+    return types.void(z, i, u, i, i, i, s, i, i, ahead, i), codegen
 
 
 @intrinsic

@@ -38,6 +38,7 @@ __all__ = [
     "load",
     "load_first",
     "loop",
+    "prefetch",
     "rint",
     "shifted",
     "shuffle",
@@ -125,6 +126,16 @@ def load_first(builder: Builder, base: Value, offset: Value, vector: Any, count:
         f"llvm.masked.load.v{vector.count}{kind}.p0",
     )
     return builder.call(function, [place, ir.Constant(_I32, _width(vector)), mask, zeros(vector)])
+
+
+def prefetch(builder: Builder, base: Value, offset: Value) -> None:
+    """Have the cache line of the entry at ``offset`` fetched, if there is one: no address is wrong."""
+    place = builder.gep(base, [offset])
+    function = _cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(ir.VoidType(), [place.type, _I32, _I32, _I32]), "llvm.prefetch.p0"
+    )
+    # To be read, into the second cache, of data.
+    builder.call(function, [place, *(ir.Constant(_I32, flag) for flag in (0, 2, 1))])
 
 
 def _call(builder: Builder, name: str, *operands: Value) -> Value:
