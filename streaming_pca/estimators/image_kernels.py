@@ -154,7 +154,7 @@ def _room(frame: Frame, longest: int, how: PublicMap) -> tuple[Tile, Sums, Matri
         kept: tuple[Tile, Sums, Matrix] = _own.room
         return kept
     tile = new_tile(frame, longest)
-    sums = new_sums(frame, tile, how.augmented)
+    sums = new_sums(frame, tile)
     mapped = np.empty((0 if how.plain else tile.rows, frame.d))
     if rows <= MOST_ROWS:
         _own.key, _own.room = key, (tile, sums, mapped)
@@ -199,7 +199,7 @@ class FactorImages:
         total = out[:-1].reshape(self.basis_shape)
         weights = 0
         for part, clipped, weight in parts:
-            total += part.T
+            total += part
             out[-1] += clipped
             weights += weight
         if self.lattice_centre is not None:
@@ -232,7 +232,7 @@ class FactorImages:
             room,
         )
         # This thread's room is its own again.
-        return sums.total.copy(), clipped, weights
+        return sums.whole(self.frame, how.augmented), clipped, weights
 
 
 def _scale_of(centre: Matrix) -> float:

@@ -38,7 +38,6 @@ from streaming_pca.linalg.public_map import PublicMap
 from streaming_pca.linalg.readable import Readable
 from streaming_pca.linalg.shares import take
 from streaming_pca.linalg.tiles import Frame, Tile, fill_images
-from streaming_pca.linalg.vectors import LANES
 
 __all__ = ["sum_images"]
 
@@ -148,17 +147,16 @@ def _add_tile(
 
 
 @njit(cache=True, nogil=True)
-def _flush(frame: Frame, sums: Sums) -> None:
-    padded = (frame.d + LANES - 1) // LANES * LANES
-    for c in range(frame.k):
-        exact = sums.exact[c * padded : c * padded + frame.d]
-        total = sums.total[c]
-        for j in range(frame.d):
-            total[j] += np.int64(exact[j])
-        exact[:] = 0.0
-        if total.size > frame.d:
-            total[frame.d] += np.int64(sums.of_ones[c])
-            sums.of_ones[c] = 0.0
+def _flush(sums: Sums) -> None:
+    """Add the float64 sums to the integers, and begin new ones."""
+    exact, total = sums.exact, sums.total
+    for j in range(exact.size):
+        total[j] += np.int64(exact[j])
+    exact[:] = 0.0
+    of_ones, total_of_ones = sums.of_ones, sums.total_of_ones
+    for c in range(of_ones.size):
+        total_of_ones[c] += np.int64(of_ones[c])
+    of_ones[:] = 0.0
 
 
 @njit(cache=True, nogil=True)
@@ -209,6 +207,7 @@ def sum_images(
     clipped = weights = waiting = nulls = 0
     step = 2 if how.pairs else 1
     sums.total[:] = 0
+    sums.total_of_ones[:] = 0
     i = take(counter, share)
     while i < read.begins.size:
         last = min(i + share, read.begins.size)
@@ -223,7 +222,7 @@ def sum_images(
             clipped += _scale_tile(tile, frame, sums, centre, margin, per_unit, all_weights[:records])
             waiting += records
             if waiting > RECORDS_PER_FLUSH:
-                _flush(frame, sums)
+                _flush(sums)
                 waiting = records
             # Where the next tile's rows are, unless another thread takes them.
             ahead0 = (read.begins[i - 1] + 1) * frame.d
@@ -231,7 +230,7 @@ def sum_images(
                 tile, frame, sums, centre, margin, all_weights[:records], read.rows, ahead0
             )
         i = take(counter, share)
-    _flush(frame, sums)
+    _flush(sums)
     if centre.mix.size > 0:
         # Null records: no image, and the centre's clipped weight each.
         _, of_null, smaller = scaled_down(

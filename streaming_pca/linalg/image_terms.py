@@ -48,8 +48,8 @@ RECORDS_PER_FLUSH = 2**8
 class Sums(NamedTuple):
     """Room for sums and for what is computed of a tile.
 
-    ``exact`` (groups * group, strips * 16) and ``of_ones`` (groups * group,) are float64 sums of up to
-    2**8 records, ``own`` and ``own_of_ones`` those of one, ``total`` (k, d') int64 those of all; u is
+    ``exact`` (strips, groups * group, 16) and ``of_ones`` (groups * group,) are float64 sums of up to
+    2**8 records, ``own`` and ``own_of_ones`` those of one, ``total`` and ``total_of_ones`` int64 those of all; u is
     (groups, T, group). ``overlaps`` is y M, column by column; ``squares``, ``crosses`` and ``factors`` have
     a number a row; ``terms`` (7, T) has what :func:`~streaming_pca.linalg.image_bounds.scaled_down`
     reads of each record, and the factor that it says.
@@ -62,6 +62,7 @@ class Sums(NamedTuple):
     own: Floats
     own_of_ones: Floats
     total: NDArray[np.int64]
+    total_of_ones: NDArray[np.int64]
     u: Floats
     overlaps: Floats
     squares: Floats
@@ -69,8 +70,16 @@ class Sums(NamedTuple):
     factors: Floats
     terms: Floats
 
+    def whole(self, frame: Frame, augmented: bool) -> NDArray[np.int64]:
+        """Copy of ``total``, (d', k)."""
+        total = np.empty((frame.d + augmented, frame.k), dtype=np.int64)
+        strips = self.total.reshape(frame.strips, -1, LANES)[:, : frame.k].transpose(0, 2, 1)
+        total[: frame.d] = strips.reshape(-1, frame.k)[: frame.d]
+        total[frame.d :] = self.total_of_ones[: frame.k]
+        return total
 
-def new_sums(frame: Frame, tile: Tile, augmented: bool) -> Sums:
+
+def new_sums(frame: Frame, tile: Tile) -> Sums:
     """Room, zeroed."""
     groups = -(-frame.k // MOST_COLUMNS)
     group = -(-frame.k // groups)
@@ -82,7 +91,8 @@ def new_sums(frame: Frame, tile: Tile, augmented: bool) -> Sums:
         np.zeros(groups * group),
         np.zeros(groups * group * padded),
         np.zeros(groups * group),
-        np.zeros((frame.k, frame.d + augmented), dtype=np.int64),
+        np.zeros(groups * group * padded, dtype=np.int64),
+        np.zeros(groups * group, dtype=np.int64),
         np.zeros(groups * group * tile.rows),
         np.zeros(-(-frame.k // MIXED) * MIXED * tile.rows),
         np.zeros(tile.rows),
@@ -110,7 +120,7 @@ def add_sums(
     """
     strips = (frame.d + LANES - 1) // LANES
     stride = (tile.rows + 1) * LANES
-    padded = strips * LANES
+    columns = sums.groups * sums.group
     for s in range(strips):
         for g in range(sums.groups):
             add_products(
@@ -121,8 +131,8 @@ def add_sums(
                 sums.group,
                 count,
                 into,
-                g * sums.group * padded + s * LANES,
-                padded,
+                (s * columns + g * sums.group) * LANES,
+                LANES,
                 ahead,
                 ahead0 + s * count * LANES,
             )

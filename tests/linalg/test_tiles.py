@@ -148,7 +148,7 @@ def test_the_length_of_a_product_is_not_understated(r: int, d: int, k: int, augm
         frame = frame_of(columns, k, augmented)
         first = 3
         tile = new_tile(frame, r + first)
-        sums = new_sums(frame, tile, augmented)
+        sums = new_sums(frame, tile)
         tile.begins[: first + 2] = [*range(first + 1), first + r]
         tile.offsets[: first + r] = [0] * first + [i * d for i in range(r)]
         put_records(x, tile, first + 1, float(augmented))
@@ -161,7 +161,7 @@ def test_the_length_of_a_product_is_not_understated(r: int, d: int, k: int, augm
         z = rows_of(tile, frame)[first : first + r, :d]
         z = np.concatenate([z, tile.ones[first : first + r, None]], axis=1)
         products = z.astype(np.int64).astype(object).T @ u.astype(np.int64).astype(object)
-        own = sums.own.reshape(-1, frame.strips * LANES)
+        own = sums.own.reshape(frame.strips, -1, LANES).transpose(1, 0, 2).reshape(-1, frame.strips * LANES)
         assert np.array_equal(own[:k, :d].T, products[:d].astype(np.float64))
         assert not own[:, d:].any()
         assert not own[k:].any()
