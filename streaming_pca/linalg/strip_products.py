@@ -198,26 +198,26 @@ def add_products(
         lanes = lanes_at_once(context)
         most = MOST_COLUMNS * lanes // LANES
 
-        def add(first: int, some: int, width: int, lane: int) -> None:
-            """Add to the sums of ``some`` columns and lanes."""
-            parts = range(0, lanes, DOUBLES.count)
-            offsets = [builder.add(s0, builder.mul(s_stride, constant(first + c))) for c in range(some)]
-            places = [shifted(builder, o, lane + part) for o in offsets for part in parts]
+        def add(first: int, last: int, width: int, lanes: range) -> None:
+            """Add to the sums of some columns and lanes."""
+            parts = range(lanes.start, lanes.stop, DOUBLES.count)
+            offsets = [builder.add(s0, builder.mul(s_stride, constant(c))) for c in range(first, last)]
+            places = [shifted(builder, offset, part) for offset in offsets for part in parts]
 
             def body(i: Value, totals: Sequence[Value]) -> list[Value]:
                 at = builder.mul(i, constant(LANES))
-                place = shifted(builder, builder.add(z0, at), lane)
-                if first == lane == 0:
-                    for part in range(0, LANES, line):
-                        prefetch(builder, later, shifted(builder, builder.add(args[10], at), part))
+                if first == lanes.start == 0:
+                    for entry in range(0, LANES, line):
+                        prefetch(builder, later, shifted(builder, builder.add(args[10], at), entry))
+                place = builder.add(z0, at)
                 entries = [
                     builder.fpext(load(builder, rows, shifted(builder, place, part), HALF), DOUBLES)
                     for part in parts
                 ]
                 u_place = builder.add(u0, builder.mul(i, constant(width)))
-                results = []
-                for c in range(some):
-                    pointer = builder.gep(factors, [shifted(builder, u_place, first + c)])
+                results: list[Value] = []
+                for c in range(first, last):
+                    pointer = builder.gep(factors, [shifted(builder, u_place, c)])
                     weight = splat(builder, builder.load(pointer, typ=DOUBLE), DOUBLES)
                     for v in entries:
                         results.append(fma(builder, v, weight, totals[len(results)]))
@@ -228,9 +228,12 @@ def add_products(
                 store(builder, total, out, place)
 
         def add_all(width: int) -> None:
-            for lane in range(0, LANES, lanes):
-                for first, last in _cuts(width, most):
-                    add(first, last - first, width, lane)
+            for first in range(0, width, most):
+                last = min(first + most, width)
+                # So few columns that all lanes of them fit, and fewer would wait for one another.
+                step = LANES if (last - first) * LANES < most * lanes else lanes
+                for lane in range(0, LANES, step):
+                    add(first, last, width, range(lane, lane + step))
 
         _for_width(builder, columns, MOST_COLUMNS, add_all)
         return context.get_dummy_value()
