@@ -78,7 +78,7 @@ def _image(
                     width = min(COLUMNS, frame.columns - c)
                     q0 = (c * strips + s * width) * LANES
                     y0 = c * padded + first + i
-                    add_dots(z, z0, stride, frame.packed, q0, width, some, y, y0, padded)
+                    add_dots(z, z0, stride, frame.packed, q0, width, some, y, y0, padded, q0)
 
 
 @njit(cache=True, nogil=True)

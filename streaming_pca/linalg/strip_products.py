@@ -103,6 +103,7 @@ def add_dots(
     y: Any,
     y0: Any,
     y_stride: Any,
+    ahead0: Any,
 ) -> Any:
     """Add products of 8 rows and some columns over some strips to y.
 
@@ -134,6 +135,10 @@ def add_dots(
                     pairs.sort(key=lambda pair: pair[1])
                 z_of = functools.cache(lambda i: load(builder, rows, shifted(builder, z_place, LANES * i), vector))
                 q_of = functools.cache(lambda c: load(builder, factors, shifted(builder, q_place, LANES * c), vector))
+                if last == ROWS and lane + lanes == LANES:
+                    for c in range(width):
+                        next_place = builder.add(args[10], builder.mul(strip, constant(width * LANES)))
+                        prefetch(builder, factors, shifted(builder, next_place, LANES * c))
                 results = list(totals)
                 for i, c in pairs:
                     j = c * (last - first) + i - first
@@ -162,7 +167,7 @@ def add_dots(
         return context.get_dummy_value()
 
     i = types.int64
-    return types.void(z, i, i, q, i, i, i, y, i, i), codegen
+    return types.void(z, i, i, q, i, i, i, y, i, i, i), codegen
 
 
 @intrinsic

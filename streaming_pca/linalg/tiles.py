@@ -322,4 +322,6 @@ def fill_images(tile: Tile, frame: Frame, n: int) -> None:
             for c in range(0, frame.columns, COLUMNS):
                 width = min(COLUMNS, frame.columns - c)
                 q0 = (c * strips + s * width) * LANES
-                add_dots(z, z0, stride, frame.packed, q0, width, some, y, c * rows + i, rows)
+                a = c + COLUMNS if c + COLUMNS < frame.columns else 0
+                a0 = (a * strips + s * min(COLUMNS, frame.columns - a)) * LANES
+                add_dots(z, z0, stride, frame.packed, q0, width, some, y, c * rows + i, rows, a0)

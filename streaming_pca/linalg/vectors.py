@@ -135,7 +135,7 @@ def prefetch(builder: Builder, base: Value, offset: Value) -> None:
         builder.module, ir.FunctionType(ir.VoidType(), [place.type, _I32, _I32, _I32]), "llvm.prefetch.p0"
     )
     # To be read, into the second cache, of data.
-    builder.call(function, [place, *(ir.Constant(_I32, flag) for flag in (0, 2, 1))])
+    builder.call(function, [place, *(ir.Constant(_I32, flag) for flag in (0, 3, 1))])
 
 
 def _call(builder: Builder, name: str, *operands: Value) -> Value:
