@@ -30,6 +30,7 @@ from streaming_pca.linalg.image_terms import (
     copy_images,
     load_tile,
     overlap,
+    place_of_u,
     product_squared,
     record_terms,
     units,
@@ -58,9 +59,9 @@ def _place_images(tile: Tile, frame: Frame, sums: Sums, n: int) -> None:
         for i in range(n):
             squares[i] += y[i] * y[i]
             crosses[i] += y[i] * o[i]
-        first = (c // sums.group) * tile.rows * sums.group + c % sums.group
+        u0, step = place_of_u(c, tile, frame)
         for i in range(n):
-            sums.u[first + i * sums.group] = y[i]
+            sums.u[u0 + i * step] = y[i]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -137,8 +138,10 @@ def _add_tile(
                 of_ones[c] += sums.own_of_ones[c]
         if several or not within:
             # It is added already, or must not be.
-            for g in range(sums.groups):
-                sums.u[(g * tile.rows + a) * sums.group : (g * tile.rows + b) * sums.group] = 0.0
+            for c in range(frame.k):
+                u0, step = place_of_u(c, tile, frame)
+                for j in range(a, b):
+                    sums.u[u0 + j * step] = 0.0
         else:
             singles = True
     if singles:
@@ -152,7 +155,7 @@ def _flush(sums: Sums) -> None:
     exact, total = sums.exact, sums.total
     for j in range(exact.size):
         total[j] += np.int64(exact[j])
-    exact[:] = 0.0
+        exact[j] = 0.0
     of_ones, total_of_ones = sums.of_ones, sums.total_of_ones
     for c in range(of_ones.size):
         total_of_ones[c] += np.int64(of_ones[c])

@@ -35,6 +35,7 @@ __all__ = [
     "load_tile",
     "new_sums",
     "overlap",
+    "place_of_u",
     "product_squared",
     "record_terms",
     "units",
@@ -48,15 +49,13 @@ RECORDS_PER_FLUSH = 2**8
 class Sums(NamedTuple):
     """Room for sums and for what is computed of a tile.
 
-    ``exact`` (strips, groups * group, 16) and ``of_ones`` (groups * group,) are float64 sums of up to
+    ``exact`` (strips, k, 16) and ``of_ones`` (k,) are float64 sums of up to
     2**8 records, ``own`` and ``own_of_ones`` those of one, ``total`` and ``total_of_ones`` int64 those of all; u is
-    (groups, T, group). ``overlaps`` is y M, column by column; ``squares``, ``crosses`` and ``factors`` have
-    a number a row; ``terms`` (7, T) has what :func:`~streaming_pca.linalg.image_bounds.scaled_down`
-    reads of each record, and the factor that it says.
+    in blocks of 12 columns, each (T, columns) (:func:`place_of_u`). ``overlaps`` is y M, column by column;
+    ``squares``, ``crosses`` and ``factors`` have a number a row; ``terms`` (7, T) has what
+    :func:`~streaming_pca.linalg.image_bounds.scaled_down` reads of each record, and the factor that it says.
     """
 
-    group: int
-    groups: int
     exact: Floats
     of_ones: Floats
     own: Floats
@@ -73,33 +72,36 @@ class Sums(NamedTuple):
     def whole(self, frame: Frame, augmented: bool) -> NDArray[np.int64]:
         """Copy of ``total``, (d', k)."""
         total = np.empty((frame.d + augmented, frame.k), dtype=np.int64)
-        strips = self.total.reshape(frame.strips, -1, LANES)[:, : frame.k].transpose(0, 2, 1)
+        strips = self.total.reshape(frame.strips, frame.k, LANES).transpose(0, 2, 1)
         total[: frame.d] = strips.reshape(-1, frame.k)[: frame.d]
-        total[frame.d :] = self.total_of_ones[: frame.k]
+        total[frame.d :] = self.total_of_ones
         return total
 
 
 def new_sums(frame: Frame, tile: Tile) -> Sums:
     """Room, zeroed."""
-    groups = -(-frame.k // MOST_COLUMNS)
-    group = -(-frame.k // groups)
-    padded = frame.strips * LANES
+    size = frame.strips * frame.k * LANES
     return Sums(
-        group,
-        groups,
-        np.zeros(groups * group * padded),
-        np.zeros(groups * group),
-        np.zeros(groups * group * padded),
-        np.zeros(groups * group),
-        np.zeros(groups * group * padded, dtype=np.int64),
-        np.zeros(groups * group, dtype=np.int64),
-        np.zeros(groups * group * tile.rows),
+        np.zeros(size),
+        np.zeros(frame.k),
+        np.zeros(size),
+        np.zeros(frame.k),
+        np.zeros(size, dtype=np.int64),
+        np.zeros(frame.k, dtype=np.int64),
+        np.zeros(frame.k * tile.rows),
         np.zeros(-(-frame.k // MIXED) * MIXED * tile.rows),
         np.zeros(tile.rows),
         np.zeros(tile.rows),
         np.zeros(tile.rows),
         np.zeros((7, tile.rows)),
     )
+
+
+@njit(cache=True, nogil=True)
+def place_of_u(c: int, tile: Tile, frame: Frame) -> tuple[int, int]:
+    """Where column c of u begins, and how far apart its entries are."""
+    first = c // MOST_COLUMNS * MOST_COLUMNS
+    return first * tile.rows + c - first, min(MOST_COLUMNS, frame.k - first)
 
 
 @njit(cache=True, nogil=True)
@@ -120,27 +122,27 @@ def add_sums(
     """
     strips = (frame.d + LANES - 1) // LANES
     stride = (tile.rows + 1) * LANES
-    columns = sums.groups * sums.group
     for s in range(strips):
-        for g in range(sums.groups):
+        for c in range(0, frame.k, MOST_COLUMNS):
+            u0, columns = place_of_u(c, tile, frame)
             add_products(
                 tile.z,
                 s * stride + first * LANES,
                 sums.u,
-                (g * tile.rows + first) * sums.group,
-                sums.group,
+                u0 + first * columns,
+                columns,
                 count,
                 into,
-                (s * columns + g * sums.group) * LANES,
+                (s * frame.k + c) * LANES,
                 LANES,
                 ahead,
                 ahead0 + s * count * LANES,
             )
     for c in range(frame.k):
-        place = (c // sums.group) * tile.rows * sums.group + c % sums.group
+        u0, step = place_of_u(c, tile, frame)
         one = 0.0
         for i in range(first, first + count):
-            one += tile.ones[i] * sums.u[place + i * sums.group]
+            one += tile.ones[i] * sums.u[u0 + i * step]
         into_ones[c] += one
 
 
@@ -187,9 +189,9 @@ def overlap(tile: Tile, frame: Frame, sums: Sums, centre: Centre, n: int) -> Non
 def copy_images(tile: Tile, frame: Frame, sums: Sums, a: int, b: int) -> None:
     """Put y of rows a to b where u is to be."""
     for c in range(frame.k):
-        first = (c // sums.group) * tile.rows * sums.group + c % sums.group
+        u0, step = place_of_u(c, tile, frame)
         for i in range(a, b):
-            sums.u[first + i * sums.group] = tile.y[c * tile.rows + i]
+            sums.u[u0 + i * step] = tile.y[c * tile.rows + i]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

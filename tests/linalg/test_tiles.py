@@ -155,8 +155,8 @@ def test_the_length_of_a_product_is_not_understated(r: int, d: int, k: int, augm
         fill_images(tile, frame, first + r)
         u = np.rint(images_of(tile, frame)[first : first + r, :k] * 3.7)
         for c in range(k):
-            place = ((c // sums.group) * tile.rows + first) * sums.group + c % sums.group
-            sums.u[place : place + r * sums.group : sums.group] = u[:, c]
+            place, step = image_terms.place_of_u(c, tile, frame)
+            sums.u[place + first * step : place + (first + r) * step : step] = u[:, c]
         found = image_terms.product_squared(tile, frame, sums, first, first + r)
         z = rows_of(tile, frame)[first : first + r, :d]
         z = np.concatenate([z, tile.ones[first : first + r, None]], axis=1)
