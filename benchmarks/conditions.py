@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numba
 import numpy as np
+from numba.core.registry import cpu_target
 from threadpoolctl import ThreadpoolController, threadpool_info, threadpool_limits
 
 from benchmarks.timing import Call, idle
@@ -75,8 +77,16 @@ def machine() -> dict[str, Any]:
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
         "numpy": np.__version__,
+        "numba": _compiled_for(),
         "blas": [f"{pool['internal_api']} {pool['version']} {pool.get('architecture', '')}" for pool in blas],
     }
+
+
+def _compiled_for() -> str:
+    """numba's version, the processor that it compiles for, and which vectors it may use there."""
+    _, processor, features = cpu_target.target_context.codegen().magic_tuple()
+    vectors = [name for name in ("avx2", "fma", "avx512f") if f"+{name}" in features.split(",")]
+    return " ".join([numba.__version__, processor, *vectors])
 
 
 def _processor() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from benchmarks import mean_kernels
 from benchmarks.command import Parser, telling, whole
 from benchmarks.conditions import in_blas_threads, machine, noise_ahead, with_threads
+from benchmarks.instruction_sets import INSTRUCTION_SETS, NATIVE, Lacking, environment
 from benchmarks.timing import QUICK, THOROUGH, Effort, measured, medians
 from benchmarks.workload import DTYPES, Shape, Workload, update
 
@@ -142,7 +144,8 @@ def _parser() -> Parser:
         description=f"{__doc__} Medians of calls that take turns in one process; some minutes for all.",
         epilog="examples: python -m benchmarks.kernels --json > kernels.json; "
         "python -m benchmarks.kernels --quick --shapes 8192x1024x16 --threads 1; "
-        "python -m benchmarks.kernels --group mean",
+        "python -m benchmarks.kernels --group mean; "
+        "python -m benchmarks.kernels --cpu avx2 --group block --dtypes float32 --json",
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead of tables")
     parser.add_argument(
@@ -161,6 +164,11 @@ def _parser() -> Parser:
         "--repeats", type=whole(1), metavar="R",
         help="turns of each contender; default: for half a second, at least 7, of slow ones 3",
     )  # fmt: skip
+    parser.add_argument(
+        "--cpu", choices=(*INSTRUCTION_SETS, NATIVE), default=NATIVE,
+        help="instructions for the kernels and for BLAS alike, to measure what another processor would "
+        "do; default: native, what each chooses on this one",
+    )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="fewer turns: less to rely on")
     parser.add_argument(
         "--records", type=whole(1), default=20_000, metavar="N", help="of --group mean; default: 20000"
@@ -171,10 +179,22 @@ def _parser() -> Parser:
     return parser
 
 
+def _hold_to(cpu: str, arguments: Sequence[str]) -> None:
+    """Begin anew with an environment for ``cpu``, unless this is it: numba and BLAS have read theirs."""
+    wanted = environment(cpu)
+    if any(os.environ.get(name) != value for name, value in wanted.items()):
+        command = [sys.executable, "-m", "benchmarks.kernels", *arguments]
+        os.execve(sys.executable, command, {**os.environ, **wanted})
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print tables or JSON."""
     parser = _parser()
     given = parser.parse_args(arguments)
+    try:
+        _hold_to(given.cpu, sys.argv[1:] if arguments is None else arguments)
+    except Lacking as error:
+        parser.error(f"--cpu {given.cpu}: {error}")
     effort = QUICK if given.quick else THOROUGH
     rows: list[dict[str, Any]] = []
     means: list[dict[str, Any]] = []
@@ -191,7 +211,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with with_threads(1):
             means = mean_kernels.measure(given.records, given.coordinates, given.repeats, effort)
     if given.json:
-        print(json.dumps({"rows": rows, "mean": means, "machine": machine()}, allow_nan=False))
+        found = {"rows": rows, "mean": means, "machine": {"cpu": given.cpu, **machine()}}
+        print(json.dumps(found, allow_nan=False))
         return
     _print_rows(rows)
     _print_means(means)

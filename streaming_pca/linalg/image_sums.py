@@ -229,9 +229,7 @@ def sum_images(
                 waiting = records
             # Where the next tile's rows are, unless another thread takes them.
             ahead0 = (read.begins[i - 1] + 1) * frame.d
-            weights += _add_tile(
-                tile, frame, sums, centre, margin, all_weights[:records], read.rows, ahead0
-            )
+            weights += _add_tile(tile, frame, sums, centre, margin, all_weights[:records], read.rows, ahead0)
         i = take(counter, share)
     _flush(sums)
     if centre.mix.size > 0:

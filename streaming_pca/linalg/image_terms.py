@@ -49,10 +49,10 @@ RECORDS_PER_FLUSH = 2**8
 class Sums(NamedTuple):
     """Room for sums and for what is computed of a tile.
 
-    ``exact`` (strips, k, 16) and ``of_ones`` (k,) are float64 sums of up to
-    2**8 records, ``own`` and ``own_of_ones`` those of one, ``total`` and ``total_of_ones`` int64 those of all; u is
-    in blocks of 12 columns, each (T, columns) (:func:`place_of_u`). ``overlaps`` is y M, column by column;
-    ``squares``, ``crosses`` and ``factors`` have a number a row; ``terms`` (7, T) has what
+    ``exact`` (strips, k, 16) and ``of_ones`` (k,) are float64 sums of up to 2**8 records, ``own`` and
+    ``own_of_ones`` those of one, ``total`` and ``total_of_ones`` int64 those of all; u is in blocks of 12
+    columns, each (T, columns) (:func:`place_of_u`). ``overlaps`` is y M, column by column; ``squares``,
+    ``crosses`` and ``factors`` have a number a row; ``terms`` (7, T) has what
     :func:`~streaming_pca.linalg.image_bounds.scaled_down` reads of each record, and the factor that it says.
     """
 

@@ -25,9 +25,9 @@ from streaming_pca.linalg.image_bounds import COUNTED_AS_CLIPPED
 from streaming_pca.linalg.lattice import MATRIX_RADIUS
 from streaming_pca.linalg.readable import Readable
 from streaming_pca.linalg.rounding import NO_EXPONENT, exponent, scale_down
-from streaming_pca.linalg.strip_products import CHAIN, COLUMNS, ROWS, add_dots, square_sum
+from streaming_pca.linalg.strip_products import CHAIN, ROWS, square_sum
 from streaming_pca.linalg.strips import scale_row, squared_norm
-from streaming_pca.linalg.tiles import LEAST_NORM, MOST_NORM, Frame
+from streaming_pca.linalg.tiles import LEAST_NORM, MOST_NORM, Frame, add_images
 from streaming_pca.linalg.vectors import LANES
 
 __all__ = ["CANCELLED", "matrix_rows", "sum_matrix_images"]
@@ -71,14 +71,8 @@ def _image(
             for s in range(strips):
                 z[s * stride + i * LANES : s * stride + (i + 1) * LANES] = 0.0
         for s in range(0, strips, CHAIN):
-            some = min(CHAIN, strips - s)
             for i in range(0, count, ROWS):
-                z0 = s * stride + i * LANES
-                for c in range(0, frame.columns, COLUMNS):
-                    width = min(COLUMNS, frame.columns - c)
-                    q0 = (c * strips + s * width) * LANES
-                    y0 = c * padded + first + i
-                    add_dots(z, z0, stride, frame.packed, q0, width, some, y, y0, padded, q0)
+                add_images(z, s * stride + i * LANES, stride, frame, s, y, first + i, padded)
 
 
 @njit(cache=True, nogil=True)

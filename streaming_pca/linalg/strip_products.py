@@ -52,10 +52,7 @@ __all__ = [
 ]
 
 ROWS, COLUMNS = 8, 4
-"""Rows, and columns at most, whose products :func:`add_dots` makes at a time."""
-
-CHAINS = 24
-"""Chains of float32 that 32 registers of 16 lanes, or 16 of 8, hold with what they are made of (TODO)."""
+"""Rows, and most columns, whose products :func:`add_dots` makes at a time."""
 
 MIXED = 4
 """Columns that :func:`mix_columns` makes at a time."""
@@ -64,7 +61,10 @@ CHAIN = 32
 """Strips whose products are added in float32, one after the other, before float64 takes over."""
 
 MOST_COLUMNS = 12
-"""Columns whose two vectors of sums fit into 32 registers with two of rows."""
+"""Most columns whose sums :func:`add_products` makes at a time."""
+
+_SUMS = 24
+"""Vectors of sums that 32 registers hold, beside their factors; 16 registers hold half of them."""
 
 _CHAINS = 4
 _LINE = 64
@@ -107,50 +107,63 @@ def add_dots(
 ) -> Any:
     """Add products of 8 rows and some columns over some strips to y.
 
-    ``add_dots(z, z0, z_stride, q, q0, columns, strips, y, y0, y_stride)``: y of row
+    ``add_dots(z, z0, z_stride, q, q0, columns, strips, y, y0, y_stride, ahead0)``: y of row
     i and column c, at ``y0 + c * y_stride + i``, float64, grows by the product of
     the row at ``z0 + 16 i`` and the column at ``q0 + 16 c``; strips are ``z_stride`` apart in z and
     16 ``columns`` in q. 4 columns at most, nothing is done for more. Products are chains of ``strips``
     fused steps in float32, in sixteen lanes that a tree adds: (strips + 4) 2**-24 of the sum of the
-    products' magnitudes.
+    products' magnitudes. Meanwhile as much of q, from ``ahead0`` on, is fetched into the cache.
     """
 
     def codegen(context: Any, builder: Builder, signature: Any, args: Any) -> Value:
         rows, factors, out = (data_of(context, builder, signature, args, i) for i in (0, 3, 7))
-        z0, z_stride, q0, columns, strips, y0, y_stride = (args[i] for i in (1, 2, 4, 5, 6, 8, 9))
+        z0, z_stride, q0, columns, strips = (args[i] for i in (1, 2, 4, 5, 6))
+        y0, y_stride, ahead0 = args[8:]
         lanes = lanes_at_once(context)
         vector = FLOATS if lanes == LANES else HALF
-        chains = CHAINS * lanes // LANES
+        most = _SUMS * lanes // LANES
 
-        def chain(first: int, last: int, width: int, lane: int) -> list[Value]:
-            """Chains of some rows and all columns in some lanes, column by column."""
+        def chains(first: int, last: int, width: int, lane: int) -> list[Value]:
+            """Sums of some rows and all columns in some lanes, column by column."""
+            count = last - first
 
             def body(strip: Value, totals: Sequence[Value]) -> list[Value]:
                 z_place = shifted(builder, builder.add(z0, builder.mul(strip, z_stride)), lane)
-                q_place = builder.add(q0, builder.mul(strip, constant(width * LANES)))
-                q_place = shifted(builder, q_place, lane)
-                # The fewer of both stay in registers.
-                pairs = list(itertools.product(range(first, last), range(width)))
-                if width > last - first:
-                    pairs.sort(key=lambda pair: pair[1])
-                z_of = functools.cache(lambda i: load(builder, rows, shifted(builder, z_place, LANES * i), vector))
-                q_of = functools.cache(lambda c: load(builder, factors, shifted(builder, q_place, LANES * c), vector))
+                q_step = builder.mul(strip, constant(width * LANES))
+                q_place = shifted(builder, builder.add(q0, q_step), lane)
                 if last == ROWS and lane + lanes == LANES:
                     for c in range(width):
-                        next_place = builder.add(args[10], builder.mul(strip, constant(width * LANES)))
-                        prefetch(builder, factors, shifted(builder, next_place, LANES * c))
+                        later = shifted(builder, builder.add(ahead0, q_step), LANES * c)
+                        prefetch(builder, factors, later)
+
+                def entries(i: int) -> Value:
+                    return load(builder, rows, shifted(builder, z_place, LANES * (first + i)), vector)
+
+                def column(c: int) -> Value:
+                    return load(builder, factors, shifted(builder, q_place, LANES * c), vector)
+
+                # The fewer of the two stay in registers, and one of the others at a time.
                 results = list(totals)
-                for i, c in pairs:
-                    j = c * (last - first) + i - first
-                    results[j] = fma(builder, z_of(i), q_of(c), totals[j])
+                if count < width:
+                    held = [entries(i) for i in range(count)]
+                    for c in range(width):
+                        q = column(c)
+                        for i, v in enumerate(held):
+                            results[c * count + i] = fma(builder, v, q, totals[c * count + i])
+                else:
+                    held = [column(c) for c in range(width)]
+                    for i in range(count):
+                        v = entries(i)
+                        for c, q in enumerate(held):
+                            results[c * count + i] = fma(builder, v, q, totals[c * count + i])
                 return results
 
-            return loop(builder, strips, [zeros(vector)] * ((last - first) * width), body)
+            return loop(builder, strips, [zeros(vector)] * (count * width), body)
 
         def add(width: int) -> None:
             totals: list[Any] = [None] * (width * ROWS)
-            for first, last in _cuts(ROWS, chains // width):
-                parts = [chain(first, last, width, lane) for lane in range(0, LANES, lanes)]
+            for first, last in _cuts(ROWS, most // width):
+                parts = [chains(first, last, width, lane) for lane in range(0, LANES, lanes)]
                 for j, halves in enumerate(zip(*parts, strict=True)):
                     c, i = divmod(j, last - first)
                     totals[c * ROWS + first + i] = functools.reduce(builder.fadd, halves)
@@ -196,12 +209,12 @@ def add_products(
 
     def codegen(context: Any, builder: Builder, signature: Any, args: Any) -> Value:
         rows, factors, out = (data_of(context, builder, signature, args, i) for i in (0, 2, 6))
-        z0, u0, columns, count, s0, s_stride = (args[i] for i in (1, 3, 4, 5, 7, 8))
+        z0, u0, columns, count, s0, s_stride, ahead0 = (args[i] for i in (1, 3, 4, 5, 7, 8, 10))
         later = data_of(context, builder, signature, args, 9)
         line = _LINE // context.get_abi_sizeof(context.get_value_type(signature.args[9].dtype))
-
         lanes = lanes_at_once(context)
-        most = MOST_COLUMNS * lanes // LANES
+        # A column has two vectors, of float64, in as many lanes.
+        most = _SUMS // 2 * lanes // LANES
 
         def add(first: int, last: int, width: int, lanes: range) -> None:
             """Add to the sums of some columns and lanes."""
@@ -213,7 +226,7 @@ def add_products(
                 at = builder.mul(i, constant(LANES))
                 if first == lanes.start == 0:
                     for entry in range(0, LANES, line):
-                        prefetch(builder, later, shifted(builder, builder.add(args[10], at), entry))
+                        prefetch(builder, later, shifted(builder, builder.add(ahead0, at), entry))
                 place = builder.add(z0, at)
                 entries = [
                     builder.fpext(load(builder, rows, shifted(builder, place, part), HALF), DOUBLES)

@@ -41,6 +41,7 @@ __all__ = [
     "MOST_ROWS",
     "Frame",
     "Tile",
+    "add_images",
     "fill_images",
     "frame_of",
     "longest_column",
@@ -302,6 +303,29 @@ def put_records(source: NDArray[np.floating], tile: Tile, records: int, one: flo
 
 
 @njit(cache=True, nogil=True)
+def add_images(
+    z: NDArray[np.float32], z0: int, stride: int, frame: Frame, s: int, y: Floats, y0: int, y_stride: int
+) -> None:
+    """Add what 32 strips from s on, or as many as there are, contribute to the images of 8 rows.
+
+    Strip s of the rows is at z0 of z; their images in column c from ``y0 + c * y_stride`` on.
+    """
+    strips = (frame.d + LANES - 1) // LANES
+    count = min(CHAIN, strips - s)
+    place = s * min(COLUMNS, frame.columns) * LANES
+    first = place
+    for c in range(0, frame.columns, COLUMNS):
+        width = min(COLUMNS, frame.columns - c)
+        # Behind the last columns, the next rows need the first again.
+        ahead = first
+        left = frame.columns - c - COLUMNS
+        if left > 0:
+            ahead = ((c + COLUMNS) * strips + s * min(COLUMNS, left)) * LANES
+        add_dots(z, z0, stride, frame.packed, place, width, count, y, y0 + c * y_stride, y_stride, ahead)
+        place = ahead
+
+
+@njit(cache=True, nogil=True)
 def fill_images(tile: Tile, frame: Frame, n: int) -> None:
     """y = z B of the first n rows."""
     strips = (frame.d + LANES - 1) // LANES
@@ -316,12 +340,5 @@ def fill_images(tile: Tile, frame: Frame, n: int) -> None:
             for i in range(rows):
                 of_column[i] = tile.ones[i] * constant
     for s in range(0, strips, CHAIN):
-        some = min(CHAIN, strips - s)
         for i in range(0, n, ROWS):
-            z0 = s * stride + i * LANES
-            for c in range(0, frame.columns, COLUMNS):
-                width = min(COLUMNS, frame.columns - c)
-                q0 = (c * strips + s * width) * LANES
-                a = c + COLUMNS if c + COLUMNS < frame.columns else 0
-                a0 = (a * strips + s * min(COLUMNS, frame.columns - a)) * LANES
-                add_dots(z, z0, stride, frame.packed, q0, width, some, y, c * rows + i, rows, a0)
+            add_images(z, s * stride + i * LANES, stride, frame, s, y, i, rows)

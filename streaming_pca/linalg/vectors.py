@@ -71,7 +71,10 @@ def intrinsic(function: Callable[..., Any]) -> Any:
 
 
 def lanes_at_once(context: Any) -> int:
-    """Lanes of a strip that kernels hold at a time, on the processor that is compiled for."""
+    """Lanes of a strip that kernels hold at a time: what one register of the processor holds, or 8.
+
+    Processors with 16 lanes have 32 registers, the others 16 (or as many entries in shorter ones).
+    """
     _, _, features = context.codegen().magic_tuple()
     return LANES if "+avx512f" in features.split(",") else LANES // 2
 
@@ -134,7 +137,7 @@ def prefetch(builder: Builder, base: Value, offset: Value) -> None:
     function = _cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(ir.VoidType(), [place.type, _I32, _I32, _I32]), "llvm.prefetch.p0"
     )
-    # To be read, into the second cache, of data.
+    # To be read, into the nearest cache, of data.
     builder.call(function, [place, *(ir.Constant(_I32, flag) for flag in (0, 3, 1))])
 
 

@@ -20,6 +20,7 @@ from streaming_pca.linalg.centred import frobenius_norm
 from streaming_pca.linalg.image_bounds import MOST_IMAGE, WEIGHT, Centre, is_within
 from streaming_pca.linalg.image_terms import RECORDS_PER_FLUSH
 from streaming_pca.linalg.lattice import MATRIX_RADIUS, MAX_RECORDS, RADIUS, LatticeSum, lattice_unit
+from streaming_pca.linalg.strip_products import COLUMNS
 from streaming_pca.linalg.threads import limited_threads
 from streaming_pca.linalg.tiles import fill_images, new_tile, put_records, tile_rows
 from streaming_pca.linalg.vectors import LANES
@@ -73,8 +74,10 @@ def kernel_about(rng: Rng, name: str, d: int, k: int) -> tuple[FactorImages, Flo
 def error_matrix(kernel: FactorImages) -> Floats:
     """C' - B M, of the columns as kernels have them."""
     frame = kernel.frame
-    packed = kernel.frame.packed.reshape(frame.strips, frame.width, LANES).transpose(0, 2, 1)
-    columns = packed.reshape(-1, frame.width)[: frame.d, : frame.columns].astype(np.float64)
+    blocks = np.split(frame.packed, range(size := COLUMNS * frame.strips * LANES, frame.packed.size, size))
+    packed = [block.reshape(frame.strips, -1, LANES).transpose(0, 2, 1) for block in blocks]
+    columns = np.concatenate([block.reshape(frame.strips * LANES, -1) for block in packed], axis=1)
+    columns = columns[: frame.d].astype(np.float64)
     assert kernel.lattice_centre is not None
     return kernel.lattice_centre - columns @ kernel.of_centre.mix[:, : frame.k]
 
@@ -223,7 +226,7 @@ def test_products_with_the_centre_are_within_the_stated_error(name: str) -> None
             fill_images(tile, frame, n)
             z = tile.z.reshape(frame.strips, tile.rows + 1, LANES)[:, :n].transpose(1, 0, 2).reshape(n, -1)
             z = z[:, :d].astype(np.float64)
-            y = tile.y.reshape(frame.width, tile.rows)[: frame.columns, :n].T
+            y = tile.y.reshape(frame.columns, tile.rows)[:, :n].T
             # Integers below 2**53: BLAS adds them exactly.
             away = np.linalg.norm(z @ lattice - y @ about.mix[:, :k], axis=1)
             assert np.all(away <= np.linalg.norm(z, axis=1) * about.error)

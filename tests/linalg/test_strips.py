@@ -49,13 +49,14 @@ def _scale_row(x, x0, d, scale, z, z0, stride):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _add_dots(z, z0, z_stride, q, q0, q_stride, strips, y, y0, y_stride):  # type: ignore[no-untyped-def]
-    add_dots(z, z0, z_stride, q, q0, q_stride, strips, y, y0, y_stride)
+def _add_dots(z, z0, z_stride, q, q0, columns, strips, y, y0, y_stride):  # type: ignore[no-untyped-def]
+    # What is fetched ahead may be anywhere.
+    add_dots(z, z0, z_stride, q, q0, columns, strips, y, y0, y_stride, 10**15)
 
 
 @njit
 def _add_products(z, z0, u, u0, columns, count, s, s0, s_stride):  # type: ignore[no-untyped-def]
-    add_products(z, z0, u, u0, columns, count, s, s0, s_stride)
+    add_products(z, z0, u, u0, columns, count, s, s0, s_stride, u, -(10**15))
 
 
 @njit
@@ -189,23 +190,24 @@ def test_nothing_behind_a_row_is_read(kind: Any, last_page: Array) -> None:
         assert np.array_equal(z[:d], row.astype(SINGLE))
 
 
+@pytest.mark.parametrize("columns", range(1, COLUMNS + 2))
 @pytest.mark.parametrize("strips", [1, 2, 5, 32])
-def test_dots_are_chains_in_lanes_and_a_tree(strips: int) -> None:
-    """Each row's and column's product is summed alike, wherever the two stand among the 16."""
+def test_dots_are_chains_in_lanes_and_a_tree(strips: int, columns: int) -> None:
+    """Each row's and column's product is summed alike, wherever the two stand."""
     rng = np.random.default_rng(strips)
-    rows, width = 11, 5
+    rows = 11
     z = spread(rng, strips * rows * LANES + 3).astype(SINGLE)
-    q = spread(rng, strips * width * LANES + 5).astype(SINGLE)
-    z0, q0, y0, stride = 3 + 2 * LANES, 5 + LANES, 4, 13
-    before = spread(rng, 40)
+    q = spread(rng, strips * columns * LANES + 5).astype(SINGLE)
+    z0, q0, y0, stride = 3 + 2 * LANES, 5, 4, 13
+    before = spread(rng, 80)
     y = before.copy()
-    _add_dots(z, z0, rows * LANES, q, q0, width * LANES, strips, y, y0, stride)
+    _add_dots(z, z0, rows * LANES, q, q0, columns, strips, y, y0, stride)
     wanted = before.copy()
-    for c in range(COLUMNS):
+    for c in range(columns if columns <= COLUMNS else 0):
         for i in range(ROWS):
             lanes = [0.0] * LANES
             for s in range(strips):
-                a, b = z0 + s * rows * LANES + i * LANES, q0 + s * width * LANES + c * LANES
+                a, b = z0 + s * rows * LANES + i * LANES, q0 + s * columns * LANES + c * LANES
                 lanes = [fma(float(z[a + j]), float(q[b + j]), lanes[j], SINGLE) for j in range(LANES)]
             wanted[y0 + c * stride + i] += halved(lanes, SINGLE)
     assert np.array_equal(y, wanted)
@@ -213,7 +215,7 @@ def test_dots_are_chains_in_lanes_and_a_tree(strips: int) -> None:
 
 def test_no_strips_add_nothing() -> None:
     y = np.arange(40.0)
-    _add_dots(np.ones(200, SINGLE), 0, 16, np.ones(64, SINGLE), 0, 32, 0, y, 0, 8)
+    _add_dots(np.ones(200, SINGLE), 0, 16, np.ones(64, SINGLE), 0, 2, 0, y, 0, 8)
     assert np.array_equal(y, np.arange(40.0))
     assert _square_sum(y, 0, 0) == 0.0
 

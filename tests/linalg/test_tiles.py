@@ -49,7 +49,7 @@ def rows_of(tile: Tile, frame: Frame) -> Array:
 
 
 def images_of(tile: Tile, frame: Frame) -> Array:
-    return tile.y.reshape(frame.width, tile.rows).T
+    return tile.y.reshape(frame.columns, tile.rows).T
 
 
 def exact_products(z: Array, column: Array) -> list[float]:
