@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import kernels, mean_kernels
+from benchmarks import instruction_sets, kernels, mean_kernels
 from benchmarks.workload import Shape, Workload
 from streaming_pca.linalg.lattice import RADIUS
 
@@ -44,7 +44,39 @@ def test_the_last_line_has_a_row_for_every_dtype_and_number_of_threads() -> None
         assert all(0 < least <= row["seconds"][name] for name, least in row["fastest_seconds"].items())
     assert [row["kernel"] for row in found["mean"]] == list(mean_kernels.KERNELS)
     assert all(row["compiled_ns"] > 0 and row["ratio"] > 0 for row in found["mean"])
+    assert found["machine"]["cpu"] == "native"
     assert "60x6x2, float64" in done.stderr
+
+
+@pytest.mark.parametrize("cpu", instruction_sets.INSTRUCTION_SETS)
+def test_kernels_and_blas_are_held_to_an_instruction_set(cpu: str) -> None:
+    try:
+        wanted = instruction_sets.environment(cpu)
+    except instruction_sets.Lacking as lacking:
+        pytest.skip(str(lacking))
+    options = ["--cpu", cpu, "--json", "--group", "block", "--dtypes", "float32", "--threads", "1"]
+    command = [sys.executable, "-m", "benchmarks.kernels", *options, "--shapes", "60x6x2", "--repeats", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found["rows"]) == 1
+    machine = found["machine"]
+    assert machine["cpu"] == cpu
+    _, processor, *vectors = machine["numba"].split()
+    assert processor == wanted["NUMBA_CPU_NAME"]
+    assert ("avx512f" in vectors) == (cpu == "avx512")
+    assert all(blas.split()[-1] == wanted["OPENBLAS_CORETYPE"] for blas in machine["blas"])
+
+
+def test_what_the_processor_lacks_is_one_line_and_a_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(instruction_sets, "features_of_host", lambda: frozenset({"sse2", "avx"}))
+    with pytest.raises(SystemExit) as stop:
+        kernels.main(["--cpu", "avx2", *TINY])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--cpu avx2: this processor has no avx2: it lacks avx2, bmi," in line
 
 
 def test_without_json_there_are_tables_of_the_groups_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,6 +140,7 @@ def test_the_floor_is_in_float32_whatever_the_records_are() -> None:
         (["--repeats", "x"], "must be a whole number of at least 1, not x"),
         (["--dtypes", "float16"], "float16"),
         (["--fast"], "--fast"),
+        (["--cpu", "sse"], "sse"),
     ],
 )
 def test_bad_arguments_get_one_line_and_a_status(
