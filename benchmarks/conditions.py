@@ -1,12 +1,11 @@
-"""What a measurement runs under: threads, where noise comes from, and the machine."""
+"""What a measurement runs under: threads, and the machine."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numba
@@ -14,14 +13,10 @@ import numpy as np
 from numba.core.registry import cpu_target
 from threadpoolctl import ThreadpoolController, threadpool_info, threadpool_limits
 
-from benchmarks.timing import Call, idle
+from benchmarks.timing import Call
 from streaming_pca.linalg.threads import limited_threads
-from streaming_pca.privacy.noise_pool import noise_pool
 
-__all__ = ["in_blas_threads", "machine", "noise_ahead", "with_threads"]
-
-_POOL_MEBIBYTES = 64
-_LONGEST_FILL_SECONDS = 30.0
+__all__ = ["in_blas_threads", "machine", "with_threads"]
 
 
 @contextlib.contextmanager
@@ -48,24 +43,6 @@ def in_blas_threads(call: Call, count: int) -> Call:
                 pool.set_num_threads(1)
 
     return limited
-
-
-@contextlib.contextmanager
-def noise_ahead() -> Iterator[Callable[[], None]]:
-    """Let updates draw their noise from a pool; yields what waits until that is full.
-
-    To be called before every turn: the process that fills it takes a core meanwhile, which
-    is another's time, and noise that was not there yet would be drawn in the turn.
-    """
-    with noise_pool(_POOL_MEBIBYTES) as pool:
-
-        def rest() -> None:
-            end = time.monotonic() + _LONGEST_FILL_SECONDS
-            while not pool.full and time.monotonic() < end:
-                time.sleep(0.01)
-            idle()
-
-        yield rest
 
 
 def machine() -> dict[str, Any]:

@@ -9,15 +9,14 @@ each a record (``privacy_unit = "row"``). Then, in turns, processes of their own
 - `streaming-pca worker`: real transactions, the ledger, and its releases read back, read_committed.
 
 The worker's stream has rank 8, batches of 131,072 records (the largest that the default estimator plans by
-itself), all else as it is by default; first `block`, whose kernels keep up with a consumer, then
-`adaptive`, the default, which draws more noise here than there is time for while a batch is read. Its time
-runs from the arrival of the second release at a consumer to that of the last measured one, and the topic
-holds two batches more than that: so starting, compiling and the first two batches are left out, and at both
-ends the worker has read ahead what it will. That is the time of fetching, decoding, reserving, learning,
-committing and publishing so many batches in the steady state. The bare consumers' time runs from the end of
-their first poll. CPU time is the worker's and its clock's, over the same batches; peak memory is VmHWM, the
-worker's and apart from it its clock process's; `anon.` is the most that was seen, at releases, without the
-pages of files, as libraries are.
+itself), all else as it is by default; first `block`, then `adaptive`, the default, here on its covariance
+route. Its time runs from the arrival of the second release at a consumer to that of the last measured one,
+and the topic holds two batches more than that: so starting, compiling and the first two batches are left
+out, and at both ends the worker has read ahead what it will. That is the time of fetching, decoding,
+reserving, learning, committing and publishing so many batches in the steady state. The bare consumers' time
+runs from the end of their first poll. CPU time is the worker's and its clock's, over the same batches; peak
+memory is VmHWM, the worker's and apart from it its clock process's; `anon.` is the most that was seen, at
+releases, without the pages of files, as libraries are.
 
 A worker can be no faster than its estimator: `learning alone` is that, on one batch that is in memory,
 in a process that does nothing else.

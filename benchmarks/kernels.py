@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import mean_kernels
+from benchmarks import covariance_update, mean_kernels
 from benchmarks.command import Parser, telling, whole
-from benchmarks.conditions import in_blas_threads, machine, noise_ahead, with_threads
+from benchmarks.conditions import in_blas_threads, machine, with_threads
 from benchmarks.instruction_sets import INSTRUCTION_SETS, NATIVE, Lacking, environment
 from benchmarks.timing import QUICK, THOROUGH, Effort, measured, medians
 from benchmarks.workload import DTYPES, Shape, Workload, update
@@ -21,6 +21,8 @@ from benchmarks.workload import DTYPES, Shape, Workload, update
 __all__ = ["SHAPES", "BitsDiffer", "main", "measure"]
 
 SHAPES = (Shape(4096, 256, 8), Shape(8192, 1024, 16), Shape(2048, 4096, 32))
+
+_GROUPS = ("block", "covariance", "mean")
 
 _COLUMNS = (
     ("sum", "ratio_to_floor"),
@@ -34,7 +36,7 @@ _COLUMNS = (
 _NOTES = """\
 Times the floor: Y = X Q and Y'X by BLAS in float32 with as many threads. sum, centred, augment: the exact
 clipped sum without a centre, about one, and with the constant's axis (the default's). update, default: a
-whole update of private-oja and of the default's block route, with noise that was drawn ahead. orth.: the
+whole update of private-oja and of the default's block route, noise included. orth.: the
 orthonormalisation in it. x IPCA: sum and orthonormalisation against a step of IncrementalPCA."""
 
 
@@ -66,16 +68,10 @@ def measure(
                 "orthonormalise": work.orthonormalisation(),
                 "step": work.step(),
                 "incremental_pca": in_blas_threads(work.incremental_pca(), count),
+                "oja_update": update(work.oja(), work.batch),
+                "default_update": update(work.default(), work.batch),
             }
             times = measured(contenders, repeats, effort)
-            # By themselves, with a floor of their own: a process fills the pool between their turns.
-            with noise_ahead() as rest:
-                updates = {
-                    "update_floor": floor,
-                    "oja_update": update(work.oja(), work.batch),
-                    "default_update": update(work.default(), work.batch),
-                }
-                times |= measured(updates, repeats, effort, rest=rest)
         rows.append(_row(shape, dtype, count, times))
     return rows
 
@@ -102,8 +98,8 @@ def _row(shape: Shape, dtype: str, threads: int, times: dict[str, list[float]]) 
         "centred_ratio_to_floor": found["centred"] / floor,
         "augmented_ratio_to_floor": found["augmented"] / floor,
         "update_of": "private-oja",
-        "update_ratio_to_floor": found["oja_update"] / found["update_floor"],
-        "default_update_ratio_to_floor": found["default_update"] / found["update_floor"],
+        "update_ratio_to_floor": found["oja_update"] / floor,
+        "default_update_ratio_to_floor": found["default_update"] / floor,
         "orthonormalise_ratio_to_floor": found["orthonormalise"] / floor,
         "rows_per_second": shape.m / found["sum"],
         "update_rows_per_second": shape.m / found["oja_update"],
@@ -130,6 +126,16 @@ def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
     print(_NOTES)
 
 
+def _print_covariances(rows: Sequence[dict[str, Any]]) -> None:
+    for row in rows:
+        shape = Shape(row["m"], row["d"], row["k"])
+        print(
+            f"update of adaptive by its covariance, {shape}, {row['threads']} threads: "
+            f"{row['update_ratio_to_two_products']:.2f} times X V and V'X'X in float32, V a square matrix; "
+            f"{row['update_ratio_to_gram']:.2f} times X'X in float64; {row['rows_per_second']:,.0f} rows/s"
+        )
+
+
 def _print_means(rows: Sequence[dict[str, Any]]) -> None:
     if not rows:
         return
@@ -149,8 +155,9 @@ def _parser() -> Parser:
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead of tables")
     parser.add_argument(
-        "--group", choices=("block", "mean"), nargs="+", default=["block", "mean"],
-        help="the sums of A Q; the adaptive mean's kernels beside numpy; default: both",
+        "--group", choices=_GROUPS, nargs="+", default=list(_GROUPS),
+        help="the sums of A Q; a whole update of the default on its covariance route; the adaptive mean's "
+        "kernels beside numpy; default: all",
     )  # fmt: skip
     parser.add_argument(
         "--shapes", type=telling(Shape.parse), nargs="+", default=list(SHAPES), metavar="MxDxK",
@@ -197,6 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--cpu {given.cpu}: {error}")
     effort = QUICK if given.quick else THOROUGH
     rows: list[dict[str, Any]] = []
+    covariances: list[dict[str, Any]] = []
     means: list[dict[str, Any]] = []
     if "block" in given.group:
         for shape in given.shapes:
@@ -206,15 +214,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     rows += measure(shape, dtype, given.threads, given.repeats, effort)
                 except BitsDiffer as difference:
                     parser.error(str(difference))
+    if "covariance" in given.group:
+        print(f"covariance, {covariance_update.SHAPE}", file=sys.stderr, flush=True)
+        covariances = [
+            covariance_update.measure(covariance_update.SHAPE, count, given.repeats, effort)
+            for count in given.threads
+        ]
     if "mean" in given.group:
         print(f"mean, {given.records}x{given.coordinates}", file=sys.stderr, flush=True)
         with with_threads(1):
             means = mean_kernels.measure(given.records, given.coordinates, given.repeats, effort)
     if given.json:
-        found = {"rows": rows, "mean": means, "machine": {"cpu": given.cpu, **machine()}}
-        print(json.dumps(found, allow_nan=False))
+        found = {"rows": rows, "covariance": covariances, "mean": means}
+        print(json.dumps({**found, "machine": {"cpu": given.cpu, **machine()}}, allow_nan=False))
         return
     _print_rows(rows)
+    _print_covariances(covariances)
     _print_means(means)
 
 

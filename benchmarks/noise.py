@@ -1,4 +1,4 @@
-"""Microseconds per value of each mechanism: almost all of it is the exact sampling of noise."""
+"""Nanoseconds per value of each mechanism, and of its Gaussian noise beside OpenDP's exact sampler."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from functools import cache
+from typing import Any, NoReturn
 
 import numpy as np
 
+from benchmarks.conditions import machine
+from benchmarks.timing import measured, medians
 from streaming_pca.privacy import mechanisms
 
-__all__ = ["MECHANISMS", "main", "measure"]
+__all__ = ["MECHANISMS", "beside_opendp", "main", "measure"]
 
 SIZES = (1_600, 16_000, 130_000)
 """Values d*k of an update: d = 100, 1,000 and 8,125 at k = 16."""
 
 SIGMA = 2.0**40
+
+COMPARED = 131_072
+"""Gaussian values of a call that is compared with OpenDP's."""
 
 
 def _vector(n: int) -> Callable[[], object]:
@@ -96,7 +102,7 @@ MECHANISMS: dict[str, tuple[str, Callable[[int], Callable[[], object]]]] = {
 
 
 def measure(name: str, n: int, repeats: int) -> float:
-    """Median microseconds per value of a warm call with n values."""
+    """Median nanoseconds per value of a warm call with n values."""
     call = MECHANISMS[name][1](n)
     values = _side(n) * (_side(n) + 1) // 2 if name == "gaussian_on_symmetric" else n
     # The first call builds OpenDP's measurement; it is made at a small size.
@@ -106,7 +112,31 @@ def measure(name: str, n: int, repeats: int) -> float:
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
-    return statistics.median(times) / values * 1e6
+    return statistics.median(times) / values * 1e9
+
+
+@cache
+def _opendp() -> Any:
+    """OpenDP's discrete Gaussian of the same scale: as exact, a value at a time."""
+    from opendp.domains import atom_domain, vector_domain
+    from opendp.measurements import make_gaussian
+    from opendp.metrics import l2_distance
+    from opendp.mod import enable_features
+
+    enable_features("contrib")
+    return make_gaussian(vector_domain(atom_domain(T="i64")), l2_distance(T="f64"), scale=SIGMA)
+
+
+def beside_opendp(n: int, repeats: int) -> dict[str, Any]:
+    """Nanoseconds a value of ``gaussian_on_vector`` and of OpenDP's, taking turns in one thread."""
+    opendp, zeros = _opendp(), [0] * n
+    times = medians(measured({"ours": _vector(n), "opendp": lambda: opendp(zeros)}, repeats))
+    return {
+        "values": n,
+        "nanoseconds_per_value": round(times["ours"] / n * 1e9, 1),
+        "opendp_nanoseconds_per_value": round(times["opendp"] / n * 1e9, 1),
+        "times_as_fast": round(times["opendp"] / times["ours"], 1),
+    }
 
 
 class _Parser(argparse.ArgumentParser):
@@ -125,7 +155,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure all mechanisms and print a table, or JSON."""
     parser = _Parser(
         prog="python -m benchmarks.noise",
-        description="Microseconds per value of each mechanism (median of several warm calls).",
+        description="Nanoseconds per value of each mechanism (median of several warm calls), and of Gaussian "
+        f"noise beside OpenDP's sampler, {COMPARED:,} values at a time.",
         epilog="example: python -m benchmarks.noise --json --sizes 1600 --repeats 3 > noise.json",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -141,18 +172,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in MECHANISMS:
         for n in options.sizes:
             print(f"{name}, {n:,} values", file=sys.stderr, flush=True)
-            found.setdefault(name, {})[n] = round(measure(name, n, options.repeats), 3)
+            found.setdefault(name, {})[n] = round(measure(name, n, options.repeats), 1)
+    print(f"OpenDP's, {COMPARED:,} values", file=sys.stderr, flush=True)
+    compared = beside_opendp(COMPARED, options.repeats)
     if options.json:
         rows = [
-            {"mechanism": name, "values": n, "of": MECHANISMS[name][0], "microseconds_per_value": us}
+            {"mechanism": name, "values": n, "of": MECHANISMS[name][0], "nanoseconds_per_value": ns}
             for name, by_size in found.items()
-            for n, us in by_size.items()
+            for n, ns in by_size.items()
         ]
-        print(json.dumps({"repeats": options.repeats, "results": rows}, indent=2))
+        document = {
+            "repeats": options.repeats,
+            "results": rows,
+            "beside_opendp": compared,
+            "machine": machine(),
+        }
+        print(json.dumps(document, indent=2))
         return
-    print(f"{'microseconds per value':<30}" + "".join(f"{n:>12,}" for n in options.sizes))
+    print(f"{'nanoseconds per value':<30}" + "".join(f"{n:>12,}" for n in options.sizes))
     for name, by_size in found.items():
-        print(f"{name:<30}" + "".join(f"{us:>12.2f}" for us in by_size.values()) + f"  {MECHANISMS[name][0]}")
+        print(
+            f"{name:<30}" + "".join(f"{ns:>12,.0f}" for ns in by_size.values()) + f"  {MECHANISMS[name][0]}"
+        )
+    print(
+        f"A Gaussian value, {COMPARED:,} at a time: {compared['nanoseconds_per_value']:.0f} ns, OpenDP's "
+        f"{compared['opendp_nanoseconds_per_value']:,.0f} ns: {compared['times_as_fast']:.0f} times as fast"
+    )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,10 +125,10 @@ class Workload:
         _, d, k = self.shape
         return PrivateOja(d, k, _PRIVACY, self.plain, PrivateOjaOptions(clip_radius=self.radius))
 
-    def default(self) -> AdaptivePCA:
-        """The default estimator on its block route."""
+    def default(self, route: Literal["block", "covariance"] = "block") -> AdaptivePCA:
+        """The default estimator on one of its routes."""
         _, d, k = self.shape
-        return AdaptivePCA(d, k, _PRIVACY, self.augmented, AdaptiveOptions(route="block"))
+        return AdaptivePCA(d, k, _PRIVACY, self.augmented, AdaptiveOptions(route=route))
 
     def orthonormalisation(self) -> Call:
         """Of a (d, k) sum."""

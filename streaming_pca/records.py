@@ -261,8 +261,3 @@ class Batch:
             return np.concatenate([kernel(block.packed()) for block in blocks[first:last]])
 
         return np.concatenate(shared_out(len(blocks), part) or [np.zeros(0)])
-
-    def map_blocks(self, kernel: Callable[[Batch], object], n_blocks: int) -> list[object]:
-        """``kernel`` of each of ``n_blocks`` parts, as equal in length as can be."""
-        base, extra = divmod(len(self), n_blocks)
-        return [kernel(p) for p in self.split([base + (i < extra) for i in range(n_blocks)])]

@@ -58,9 +58,6 @@ class WorkerSettings(Section):
     """How often the ends of the partitions are read; batches close on these ticks."""
     partitions_seconds: float = Field(default=10.0, gt=0)
     """How often to look for new partitions of the inputs."""
-    noise_pool_mib: int = Field(default=32, ge=0, le=4096)
-    """Most memory for noise that a process of its own draws ahead, in MiB (131,072 values each); 0 draws
-    all noise when it is needed."""
     step_deadline_seconds: float = Field(default=60.0, gt=0)
     """The longest that any one exchange with the broker may take."""
     give_up_seconds: float = Field(default=120.0, gt=0)

@@ -106,7 +106,7 @@ def test_its_help_has_examples(capfd: pytest.CaptureFixture[str]) -> None:
         (["--delta", 0], "--delta must lie between 0 and 1, not 0.0"),
         (["--delta", 1], "--delta must lie between 0 and 1, not 1.0"),
         (["--delta", "nan"], "--delta must lie between 0 and 1"),
-        (["--delta", 1e-25, "--estimator", "private-oja"], "raise delta"),
+        (["--epsilon", 1e-9, "--estimator", "private-oja"], "of at least 0.01"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -200,7 +200,6 @@ CASES: dict[tuple[str, ...], Case] = {
     ("worker", "partitions_seconds"): ("5", 5.0),
     ("worker", "step_deadline_seconds"): ("5", 5.0),
     ("worker", "give_up_seconds"): ("5", 5.0),
-    ("worker", "noise_pool_mib"): ("0", 0),
     ("worker", "threads"): ("3", 3),
     ("worker", "read_ahead"): ("0.5", 0.5),
     ("worker", "stop_when_done"): ("true", True),

@@ -196,10 +196,6 @@ def test_a_batch_is_summed_and_mapped_over_its_blocks() -> None:
     assert Batch.of_records([], 2).map(lambda b: np.ones(len(b))).size == 0
 
 
-def test_equal_parts_differ_by_one_record_at_most() -> None:
-    assert mixed().map_blocks(len, 4) == [3, 3, 2, 2]
-
-
 def test_symmetry_is_judged_relative_to_the_largest_entry() -> None:
     a = np.array([[1e6, 1.0], [1.5, 0.0]])
     assert is_symmetric(a)

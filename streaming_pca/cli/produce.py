@@ -102,8 +102,7 @@ def produce(
 
     For a stream with record_kind = "local" no record leaves: each vector x is clipped
     to norm 1, or to --local-radius, and a report is sent of its x x^T, with Gaussian noise that keeps
-    stream.epsilon and stream.delta. A report has dim (dim + 1)/2 numbers, and takes some 11 microseconds
-    for each: 0.3 s at dim = 200, half a minute at dim = 2000. A vector with a
+    stream.epsilon and stream.delta. A report has dim (dim + 1)/2 numbers. A vector with a
     number that is not finite is reported as zeros, so that nobody sees it missing.
 
     [dim]Examples:

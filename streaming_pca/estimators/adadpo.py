@@ -67,7 +67,7 @@ class AdaDPO(Estimator[AdaDPOState, AdaDPOOptions]):
     -----
     Those of :mod:`~streaming_pca.estimators.adaptive_mean`, and:
 
-    - Noise (line 7): independent discrete Gaussians on all d k integers, then the
+    - Noise (line 7): independent Gaussians on all d k integers, then the
       projection on S_Q, which line 8 has anyway: isotropic there, half the printed
       GOE's variance inside the Q-block, the same privacy.
     - PrivRange may find nothing: then Q stays, the batch is charged, and its

@@ -12,7 +12,7 @@ import numpy as np
 from streaming_pca.estimators.base import Card, Estimator, Plan, State, Subspace
 from streaming_pca.estimators.block import QUANTILE, learn_block
 from streaming_pca.estimators.block_release import block_subspace
-from streaming_pca.estimators.block_route import BlockMemory, BlockRoute, block_sigma
+from streaming_pca.estimators.block_route import BlockMemory, BlockRoute
 from streaming_pca.estimators.clipping import (
     ClippedBatches,
     PartCosts,
@@ -21,17 +21,13 @@ from streaming_pca.estimators.clipping import (
     size_range,
     split_parts,
 )
-from streaming_pca.estimators.contributions import block_sensitivity, covariance_sensitivity
 from streaming_pca.estimators.covariance_memory import MAX_SHAPE_DIM, CovarianceMemory
 from streaming_pca.estimators.covariance_release import covariance_subspace
-from streaming_pca.estimators.covariance_route import Choice, CovarianceRoute, Pilot, covariance_sigma
+from streaming_pca.estimators.covariance_route import Choice, CovarianceRoute, Pilot
 from streaming_pca.estimators.total_variance import (
-    TOTAL_LATTICE,
     TotalVariance,
-    total_sigma,
 )
-from streaming_pca.linalg.augmented import augmented_mean
-from streaming_pca.linalg.subspace import orthonormalise, ritz_pairs
+from streaming_pca.linalg.subspace import augmented_mean, orthonormalise, ritz_pairs
 from streaming_pca.records import Batch
 
 __all__ = ["AdaptiveOptions", "AdaptivePCA", "AdaptiveState"]
@@ -144,12 +140,7 @@ class AdaptivePCA(Estimator[AdaptiveState, AdaptiveOptions]):
     @cached_property
     def costs(self) -> PartCosts:
         """Of a batch's parts, in either route."""
-        of_block = block_sigma(self.k, self.privacy, self.preprocessing) / block_sensitivity(self.kind)
-        multipliers = [of_block, total_sigma(self.privacy) / TOTAL_LATTICE]
-        if self.fixed_route != "block":
-            of_covariance = covariance_sigma(self.privacy, self.preprocessing)
-            multipliers.append(of_covariance / covariance_sensitivity(self.kind))
-        return PartCosts(self.privacy, *multipliers)
+        return PartCosts(self.privacy)
 
     def _update(self, state: AdaptiveState, batch: Batch) -> tuple[AdaptiveState, int]:
         """Learn by one route; charged as :meth:`plan` says."""

@@ -16,7 +16,7 @@ Gaussian noise for the box that they lie in.
 
 Mends
 -----
-- Sums are exact integers, the noise is discrete: a coordinate is rounded to a
+- Sums are exact integers: a coordinate is rounded to a
   multiple of 2**-30 of the box's half-width R. A record adds d k integers of
   at most 2**30, so replacing one moves the sum by at most 2**31 sqrt(d k).
 - Bins are cut from images that are computed record by record in a fixed order,
@@ -171,7 +171,7 @@ class AdaptiveMean:
             half = epsilon / 2, delta / 2
             # Above 1 the printed constant does not hold, and the analytic one is the smallest.
             printed = textbook_multiplier(*half) if half[0] <= 1 else None
-            self.sigma = lattice_sigma(*half, sensitivity, float(values), printed)
+            self.sigma = lattice_sigma(*half, sensitivity, printed)
         else:
             self.rho, self.unseen = _zcdp(epsilon, delta)
             self.sigma = math.nextafter(sensitivity / math.sqrt(2 * self.rho) * (1 + 1e-15), math.inf)

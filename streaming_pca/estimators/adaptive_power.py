@@ -113,13 +113,8 @@ class AdaptivePowerMethod(Deflation[DeflationState, AdaptivePowerOptions]):
     @cached_property
     def _sigma(self) -> float:
         """Of each of the d integers, in every round."""
-        return lattice_sigma(
-            self.privacy.epsilon,
-            self.privacy.delta,
-            2 * _RADIUS,
-            float(self.dim),
-            contributions=2 * self.options.rounds * self.privacy.contributions,
-        )
+        p, mechanisms = self.privacy, 2 * self.options.rounds * self.privacy.contributions
+        return lattice_sigma(p.epsilon, p.delta, 2 * _RADIUS, contributions=mechanisms)
 
     @property
     def _multiplier(self) -> float:

@@ -16,10 +16,9 @@ from streaming_pca.estimators.clipping import (
     deal_parts,
     size_range,
 )
-from streaming_pca.estimators.contributions import covariance_sensitivity
 from streaming_pca.estimators.covariance_memory import CovarianceMemory
 from streaming_pca.estimators.covariance_release import covariance_subspace
-from streaming_pca.estimators.covariance_route import Choice, CovarianceRoute, covariance_sigma
+from streaming_pca.estimators.covariance_route import Choice, CovarianceRoute
 from streaming_pca.records import Batch
 
 __all__ = ["AnalyzeGauss", "AnalyzeGaussOptions", "AnalyzeGaussState"]
@@ -91,8 +90,7 @@ class AnalyzeGauss(Estimator[AnalyzeGaussState, AnalyzeGaussOptions]):
     @cached_property
     def costs(self) -> PartCosts:
         """Of a batch's parts."""
-        sigma = covariance_sigma(self.privacy, self.preprocessing)
-        return PartCosts(self.privacy, sigma / covariance_sensitivity(self.kind))
+        return PartCosts(self.privacy)
 
     def _update(self, state: AnalyzeGaussState, batch: Batch) -> tuple[AnalyzeGaussState, int]:
         """Add one batch's noisy sum; charged as :meth:`plan` says."""

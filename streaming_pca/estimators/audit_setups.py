@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.estimators.base import Estimator, Plan, State
-from streaming_pca.estimators.block_route import block_sigma
+from streaming_pca.estimators.clipping import PartCosts
 from streaming_pca.estimators.contributions import block_sensitivity
 from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy.audit import Case, Claim, mu_of_pure, repeated
@@ -213,7 +213,7 @@ def _block_answer(estimator: AnyEstimator, before: Any, after: Any, transformed:
     """
     old, new = before.block, after.block
     estimate = new.basis @ (old.basis.T @ new.image).T
-    sigma = block_sigma(estimator.k, estimator.privacy, estimator.preprocessing)
+    sigma = PartCosts(estimator.privacy).sigma(block_sensitivity(estimator.kind))
     noise = sigma * 2 / block_sensitivity(estimator.kind) / transformed
     gain = 1.0
     if math.isfinite(old.variance):

@@ -17,6 +17,7 @@ from streaming_pca.estimators.mean import LARGEST_SHARE, PrivateMean
 from streaming_pca.estimators.outcome import Outcome
 from streaming_pca.linalg.subspace import stable_signs
 from streaming_pca.preprocessing import Preprocessing
+from streaming_pca.privacy.noise import NOISE_LAW
 from streaming_pca.privacy.parameters import Charge, PrivacyParameters
 from streaming_pca.records import Batch, RecordKind
 
@@ -44,6 +45,9 @@ class State:
     outcome: str | None = field(default=None, kw_only=True)
     """What the last batch came to, an :class:`~streaming_pca.estimators.outcome.Outcome`; None before
     any, and where the algorithm learns from every batch."""
+    noise: str | None = field(default=None, kw_only=True)
+    """Law of the last batch's Gaussian noise (:data:`~streaming_pca.privacy.noise.NOISE_LAW`); None
+    before any, and for the discrete Gaussians of earlier versions."""
 
 
 @dataclass(frozen=True)
@@ -264,6 +268,8 @@ class Estimator(ABC, Generic[S, O]):
     def plan(self, state: S) -> Plan:
         """Size, charge and parameters of the next batch."""
         plan = self._plan(state)
+        if self.card.private and not self.card.local:
+            plan = replace(plan, parameters=plan.parameters | {"noise": NOISE_LAW})
         if self.private_mean is not None:
             # The rest of a batch of `least` is to have what the estimator asks for.
             least = max(math.ceil(plan.least / (1 - LARGEST_SHARE)), self.private_mean.least)
@@ -288,7 +294,8 @@ class Estimator(ABC, Generic[S, O]):
             new, clipped = self._update(state, batch)
         else:
             new, clipped = self._update_about_mean(self.private_mean, state, batch)
-        new = replace(new, components=self.release(state).components if state.batch else None)
+        components = self.release(state).components if state.batch else None
+        new = replace(new, components=components, noise=NOISE_LAW if self.card.private else None)
         if self.diagnostics is None:
             return new
         null = int(np.count_nonzero(np.diff(batch.starts) == 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +12,7 @@ from pydantic import Field
 
 from streaming_pca.estimators.base import Card, Estimator, Plan, State, Subspace
 from streaming_pca.estimators.block_release import block_subspace, centred_total
-from streaming_pca.estimators.block_route import BlockMemory, BlockRoute, block_sigma
+from streaming_pca.estimators.block_route import BlockMemory, BlockRoute
 from streaming_pca.estimators.clipping import (
     ClippedBatches,
     PartCosts,
@@ -19,13 +20,10 @@ from streaming_pca.estimators.clipping import (
     size_range,
     split_parts,
 )
-from streaming_pca.estimators.contributions import block_sensitivity
 from streaming_pca.estimators.rounds import rounds
 from streaming_pca.estimators.total_variance import (
-    TOTAL_LATTICE,
     TotalVariance,
     take_total,
-    total_sigma,
 )
 from streaming_pca.linalg.subspace import orthonormalise
 from streaming_pca.records import Batch
@@ -149,20 +147,19 @@ class BlockPCA(Estimator[BlockState, BlockOptions]):
 
     def _plan(self, state: BlockState) -> Plan:
         """Rounds, and the total's share."""
-        columns = state.block.basis.shape[1]
-        costs = self._costs(columns)
-        return clipped_plan("block", state, self.preprocessing, self.options, costs, {"columns": columns})
+        own = {"columns": state.block.basis.shape[1]}
+        return clipped_plan("block", state, self.preprocessing, self.options, self.costs, own)
 
-    def _costs(self, columns: int) -> PartCosts:
-        """Of a batch's parts, for the basis that the stream has, whatever ``oversampling`` is now."""
-        sigma = block_sigma(columns, self.privacy, self.preprocessing) / block_sensitivity(self.kind)
-        return PartCosts(self.privacy, sigma, total_sigma(self.privacy) / TOTAL_LATTICE)
+    @cached_property
+    def costs(self) -> PartCosts:
+        """Of a batch's parts."""
+        return PartCosts(self.privacy)
 
     def _update(self, state: BlockState, batch: Batch) -> tuple[BlockState, int]:
         """The rounds of one batch; charged as :meth:`plan` says."""
         columns = state.block.basis.shape[1]
         sizes = size_range(self.preprocessing, self.options)
-        route = BlockRoute(columns, self.preprocessing, self._costs(columns), sizes)
+        route = BlockRoute(columns, self.preprocessing, self.costs, sizes)
         block, total, clipped = learn_block(route, state.block, state.total, batch, self.options)
         return BlockState(state.batch + 1, state.records + len(batch), block, total), clipped
 

@@ -38,15 +38,12 @@ from streaming_pca.estimators.clipping import PartCosts
 from streaming_pca.estimators.contributions import block_sensitivity, block_sum, residual_sizes
 from streaming_pca.estimators.drift import HalfLife, kept_share, process_noise
 from streaming_pca.estimators.sizes import private_sizes
-from streaming_pca.linalg.augmented import augmented_mean
-from streaming_pca.linalg.subspace import orthonormalise, project_symmetric
+from streaming_pca.linalg.subspace import augmented_mean, orthonormalise, project_symmetric
 from streaming_pca.preprocessing import Preprocessing
-from streaming_pca.privacy.calibration import lattice_sigma
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
-from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.records import Batch
 
-__all__ = ["BlockMemory", "BlockRoute", "block_sigma"]
+__all__ = ["BlockMemory", "BlockRoute"]
 
 Matrix = NDArray[np.float64]
 
@@ -140,7 +137,7 @@ class BlockRoute:
         self.k, self.preprocessing, self.costs, self.sizes = k, preprocessing, costs, sizes
         low, high = sizes
         self.residual_range = (max(low * 2.0**-20, 1e-230), high * 2.0)
-        self.sigma = block_sigma(k, costs.privacy, preprocessing, costs.multiplier)
+        self.sigma = costs.sigma(block_sensitivity(preprocessing.kind))
 
     def size_records(self, count: int) -> int:
         """Records of a round whose residuals' sizes are looked at."""
@@ -215,22 +212,3 @@ class BlockRoute:
         variance = memory.variance + neglected if change <= _FAR else math.inf
         spectrum = np.asarray(np.linalg.svd(shifted, compute_uv=False), dtype=np.float64)
         return BlockMemory(new, block, variance, memory.noise, level, spectrum)
-
-
-def block_sigma(
-    k: int, privacy: PrivacyParameters, preprocessing: Preprocessing, multiplier: float | None = None
-) -> float:
-    """Noise scale of an entry, in lattice units: the same in every round.
-
-    The least that the promise asks for, or by a larger multiplier.
-    """
-    d = preprocessing.output_dim
-    columns = k + (preprocessing.centering == "augment")
-    return lattice_sigma(
-        privacy.epsilon,
-        privacy.delta,
-        block_sensitivity(preprocessing.kind),
-        float(d * columns),
-        multiplier,
-        contributions=privacy.contributions,
-    )

@@ -11,8 +11,9 @@ from pydantic import Field, model_validator
 
 from streaming_pca.estimators.base import Plan, State
 from streaming_pca.estimators.batching import GrowingBatches
+from streaming_pca.linalg.lattice import RADIUS
 from streaming_pca.preprocessing import Preprocessing
-from streaming_pca.privacy.calibration import gaussian_rho, pure_epsilon
+from streaming_pca.privacy.calibration import gaussian_rho, lattice_sigma, least_multiplier, pure_epsilon
 from streaming_pca.privacy.parameters import Charge, PrivacyParameters
 from streaming_pca.records import Batch
 
@@ -48,6 +49,10 @@ class ClippedBatches(GrowingBatches):
         return self
 
 
+_GREATEST_SENSITIVITY = 2.0 * RADIUS**2
+"""Of any sum of a batch, in lattice units."""
+
+
 class PartCosts:
     """What the disjoint parts of a batch cost: a Gaussian sum, or a histogram of sizes.
 
@@ -61,26 +66,28 @@ class PartCosts:
     Parameters
     ----------
     privacy : PrivacyParameters
-    multipliers : float
-        Of the sums that a batch may hold: the least noise scales over their
-        sensitivities. All sums take the largest: then c of them, mixed as may
-        be, are as private as c of that one, whose rounding costs delta most.
 
     Attributes
     ----------
     multiplier : float
-        Of every sum.
+        Of every sum: noise scale over sensitivity, the least that the promise asks for.
     size_epsilon : float
         Of one batch's histogram.
     """
 
-    def __init__(self, privacy: PrivacyParameters, *multipliers: float) -> None:
+    def __init__(self, privacy: PrivacyParameters) -> None:
         self.privacy = privacy
-        # Quotients that may have been rounded down.
-        self.multiplier = multiplier = max(multipliers) * (1 + 1e-15)
+        self.multiplier = least_multiplier(privacy.epsilon, privacy.delta, privacy.contributions)
         self.size_epsilon = privacy.epsilon
         if privacy.contributions > 1:
-            self.size_epsilon = min(pure_epsilon(multiplier), privacy.epsilon)
+            self.size_epsilon = min(pure_epsilon(self.multiplier), privacy.epsilon)
+        # More noise than int64 holds is refused here, before a batch is charged.
+        self.sigma(_GREATEST_SENSITIVITY)
+
+    def sigma(self, sensitivity: float) -> float:
+        """Noise scale of a sum, in lattice units: the same in every part of every batch."""
+        p = self.privacy
+        return lattice_sigma(p.epsilon, p.delta, sensitivity, self.multiplier, p.contributions)
 
     def charge(self, with_sizes: bool) -> Charge:
         """Of a batch, with a histogram among its parts or without."""

@@ -21,9 +21,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.estimators.factor_covariance import FactorCovariance, factor_traces
 from streaming_pca.estimators.image_kernels import FactorImages, MatrixImages, factor_sizes, matrix_sizes
-from streaming_pca.linalg.centred import frobenius_norm, sum_residuals
-from streaming_pca.linalg.clipping import quantise_factors, quantise_matrices, record_squared_norms
+from streaming_pca.linalg.centred import frobenius_norm, residual_norms, sum_residuals
+from streaming_pca.linalg.clipping import quantise_records, record_squared_norms
 from streaming_pca.linalg.lattice import (
     BLOCK,
     MATRIX_RADIUS,
@@ -32,7 +33,6 @@ from streaming_pca.linalg.lattice import (
     LatticeSum,
     lattice_unit,
 )
-from streaming_pca.linalg.residual_norms import residual_norms
 from streaming_pca.linalg.tiles import longest_column
 from streaming_pca.preprocessing import Preprocessing, transformed
 from streaming_pca.records import Batch, RecordKind, SumKernel
@@ -81,11 +81,14 @@ def record_sizes(batch: Batch, preprocessing: Preprocessing) -> NDArray[np.float
     Each is a function of its record alone, computed in a fixed order.
     """
 
+    if batch.kind is RecordKind.FACTOR:
+        return factor_traces(batch, preprocessing)
+
     def kernel(block: Batch) -> NDArray[np.float64]:
         starts, rows = transformed(preprocessing, block)
         out = np.zeros(len(starts) - 1)
         record_squared_norms(rows, starts, out)
-        return out if batch.kind is RecordKind.FACTOR else np.sqrt(out)
+        return np.sqrt(out)
 
     return batch.map(kernel)
 
@@ -126,7 +129,9 @@ def _vector(total: NDArray[np.floating] | NDArray[np.int64], clipped: int) -> ND
     return out
 
 
-class _Covariance:
+class _MatrixSum:
+    """Sum of clipped symmetric matrices."""
+
     limit = BLOCK
     whole = False
 
@@ -138,11 +143,8 @@ class _Covariance:
     def __call__(self, block: Batch) -> NDArray[np.int64]:
         starts, rows = transformed(self.preprocessing, block)
         z = np.empty_like(rows)
-        if self.preprocessing.kind is RecordKind.MATRIX:
-            clipped = quantise_matrices(rows, starts, self.per_unit, z)
-            return _vector(z.reshape(-1, self.dim, self.dim).sum(axis=0), clipped)
-        clipped = quantise_factors(rows, starts, self.per_unit, z)
-        return _vector(z.T @ z, clipped)
+        clipped = quantise_records(rows, starts, self.per_unit, float(MATRIX_RADIUS), z)
+        return _vector(z.reshape(-1, self.dim, self.dim).sum(axis=0), clipped)
 
 
 def covariance_sum(batch: Batch, preprocessing: Preprocessing, radius: float) -> LatticeSum:
@@ -160,8 +162,9 @@ def covariance_sum(batch: Batch, preprocessing: Preprocessing, radius: float) ->
     LatticeSum of a (d, d) symmetric total
     """
     unit = covariance_unit(preprocessing.kind, radius)
-    of_rows = preprocessing.kind is RecordKind.FACTOR
-    kernel = _Covariance(preprocessing, 1 / (lattice_unit(math.sqrt(radius), RADIUS) if of_rows else unit))
+    kernel: FactorCovariance | _MatrixSum = _MatrixSum(preprocessing, 1 / unit)
+    if preprocessing.kind is RecordKind.FACTOR:
+        kernel = FactorCovariance(preprocessing, 1 / lattice_unit(math.sqrt(radius), RADIUS))
     d = preprocessing.output_dim
     return _summed(batch, kernel, (d, d), unit, covariance_sensitivity(preprocessing.kind))
 

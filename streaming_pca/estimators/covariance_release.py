@@ -15,8 +15,7 @@ from streaming_pca.estimators.uncertainty import (
     errors_of_centred_covariance,
     errors_of_covariance,
 )
-from streaming_pca.linalg.augmented import augmented_mean
-from streaming_pca.linalg.subspace import ritz_pairs
+from streaming_pca.linalg.subspace import augmented_mean, ritz_pairs
 from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.records import RecordKind
 

@@ -55,12 +55,10 @@ from streaming_pca.estimators.drift import HalfLife, kept_share, process_noise
 from streaming_pca.estimators.sizes import SizeDistribution, private_sizes
 from streaming_pca.estimators.turning import Turn, cut_off
 from streaming_pca.preprocessing import Preprocessing
-from streaming_pca.privacy.calibration import lattice_sigma
 from streaming_pca.privacy.mechanisms import gaussian_on_symmetric
-from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.records import Batch
 
-__all__ = ["Choice", "CovarianceRoute", "Pilot", "covariance_sigma"]
+__all__ = ["Choice", "CovarianceRoute", "Pilot"]
 
 Matrix = NDArray[np.float64]
 
@@ -136,7 +134,7 @@ class CovarianceRoute:
         self.k, self.preprocessing = k, preprocessing
         self.size_epsilon, self.size_range = costs.size_epsilon, size_range
         self.dim = preprocessing.output_dim
-        self.sigma = covariance_sigma(costs.privacy, preprocessing, costs.multiplier)
+        self.sigma = costs.sigma(covariance_sensitivity(preprocessing.kind))
 
     def size_records(self, count: int) -> int:
         """Records whose sizes are looked at, of ``count``."""
@@ -341,22 +339,3 @@ def _kept(sizes: SizeDistribution, radius: float) -> float:
     """Share of the total size that a clip leaves."""
     whole = float(sizes.excess(sizes.radii[0])) + float(sizes.radii[0] * sizes.present)
     return max(1 - float(sizes.excess(radius)) / whole, _LEAST_KEPT) if whole > 0 else 1.0
-
-
-def covariance_sigma(
-    privacy: PrivacyParameters, preprocessing: Preprocessing, multiplier: float | None = None
-) -> float:
-    """Noise scale on the diagonal, in lattice units: the same in every part of every batch.
-
-    The least that the promise asks for, or by a larger multiplier.
-    """
-    d = preprocessing.output_dim
-    values = float(d * d) * (SLOTS if d <= MAX_SHAPE_DIM else 1)
-    return lattice_sigma(
-        privacy.epsilon,
-        privacy.delta,
-        covariance_sensitivity(preprocessing.kind),
-        values,
-        multiplier,
-        contributions=privacy.contributions,
-    )

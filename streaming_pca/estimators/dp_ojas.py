@@ -21,7 +21,7 @@ from streaming_pca.linalg.sequential_oja import (
 )
 from streaming_pca.preprocessing import transformed
 from streaming_pca.privacy.calibration import gaussian_rho
-from streaming_pca.privacy.mechanisms import NoiseAhead, gaussian_on_message, secret_permutation
+from streaming_pca.privacy.mechanisms import gaussian_on_message, secret_permutation
 from streaming_pca.privacy.shuffling import shuffled_sigma
 from streaming_pca.records import Batch, RecordKind
 
@@ -85,8 +85,6 @@ class DPOjas(Deflation[DeflationState, DPOjasOptions]):
       share for the mean took more than was foreseen) teaches nothing, and its outcome says so.
     - Contributions and noise are integers on a lattice of beta 2**-40.
     - Learning rates go on through passes: t counts the records that a component has had.
-    - Every record needs d values of the exact sampler, 12 us each: 2 minutes for 1e5 records of
-      100 features. The other estimators draw noise for a batch as a whole.
     - The Ritz value, which the paper does not give, is the mean of <w_(t-1), noisy
       message> over the second half of the batch.
 
@@ -125,7 +123,6 @@ class DPOjas(Deflation[DeflationState, DPOjasOptions]):
         self._sigma = shuffled_sigma(
             *self.privacy.of_each_batch,
             self._least,
-            float(self._most) * self.dim,
             2.0 * MESSAGE_RADIUS,
             self.options.noise_multiplier,
         )
@@ -161,12 +158,11 @@ class DPOjas(Deflation[DeflationState, DPOjasOptions]):
         clipped = count_clipped_messages(rows, starts, of_matrices, iterate, removed, 1 / unit)
         rates = self._rates(state, count)
         order = secret_permutation(np.arange(count, dtype=np.int64))
-        noise = NoiseAhead(count, self.dim, self._sigma)
         w, total = iterate.copy(), 0.0
         for t, i in enumerate(order.tolist()):
             message = np.empty(self.dim, dtype=np.int64)
             oja_message(rows[starts[i] : starts[i + 1]], of_matrices, w, removed, 1 / unit, message)
-            noisy = gaussian_on_message(message, noise, self._sigma)
+            noisy = gaussian_on_message(message, self._sigma)
             seen = move_by_message(w, removed, noisy, unit, rates[t])
             if t >= count // 2:
                 total += seen

@@ -187,22 +187,16 @@ class _Answers:
     together: bool
     multiplier: float | None
 
-    def _sigma(self, sensitivity: float, coordinates: int) -> float:
-        return lattice_sigma(
-            self.privacy.epsilon,
-            self.privacy.delta,
-            sensitivity,
-            float(coordinates),
-            self.multiplier,
-            contributions=self.count,
-        )
+    def _sigma(self, sensitivity: float) -> float:
+        p = self.privacy
+        return lattice_sigma(p.epsilon, p.delta, sensitivity, self.multiplier, self.count)
 
     def images(self, q: Integers) -> Matrix:
         """Noisy T(I, u, u), u = 2**-12 q."""
         exact = self.tensor.images(q)
         noisy = np.empty(exact.shape)
         for columns in self._parts(q):
-            sigma = self._sigma(self.tensor.image_sensitivity(q[:, columns]), exact[:, columns].size)
+            sigma = self._sigma(self.tensor.image_sensitivity(q[:, columns]))
             noisy[:, columns] = gaussian_on_vector(np.ascontiguousarray(exact[:, columns]), sigma)
         return np.asarray(noisy / (4.0**_BITS * self.tensor.per_unit))
 
@@ -211,7 +205,7 @@ class _Answers:
         exact = self.tensor.values(q)
         noisy = np.empty(exact.shape)
         for columns in self._parts(q):
-            sigma = self._sigma(self.tensor.value_sensitivity(q[:, columns]), exact[columns].size)
+            sigma = self._sigma(self.tensor.value_sensitivity(q[:, columns]))
             noisy[columns] = gaussian_on_vector(exact[columns], sigma)
         return np.asarray(noisy / (2.0**_BITS * self.tensor.per_unit))
 
@@ -268,7 +262,7 @@ def private_tensor_power(
     ValueError
         If the tensor is none, or a parameter is out of its range.
     CalibrationError
-        If the lattice is too coarse for the promise, or too narrow.
+        If the lattice is too narrow for the promise.
 
     Notes
     -----
@@ -289,12 +283,8 @@ def private_tensor_power(
     together = calibration == "joint"
     count = k * (steps + 1) * (1 if together else restarts)
     printed = printed_multiplier(privacy.epsilon, privacy.delta, count) if calibration == "paper" else None
-    # One multiplier for all answers, of the most coordinates: each leaves as much of delta.
-    coordinates = float(given.dim * (restarts if together else 1))
     big = float(2**40)
-    multiplier = (
-        lattice_sigma(privacy.epsilon, privacy.delta, big, coordinates, printed, contributions=count) / big
-    )
+    multiplier = lattice_sigma(privacy.epsilon, privacy.delta, big, printed, contributions=count) / big
     multiplier *= 1 + 2.0**-40
     answers = _Answers(given, privacy, count, together, multiplier)
     weights, components = np.zeros(k), np.zeros((k, given.dim))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.estimators.record_reader import RecordReader, worth_a_thread
 from streaming_pca.linalg.centred import frobenius_norm
 from streaming_pca.linalg.image_bounds import Centre
 from streaming_pca.linalg.image_sizes import image_sizes
@@ -15,22 +16,20 @@ from streaming_pca.linalg.image_sums import sum_images
 from streaming_pca.linalg.image_terms import Sums, new_sums
 from streaming_pca.linalg.lattice import quantise_centre
 from streaming_pca.linalg.matrix_sums import matrix_rows, sum_matrix_images
-from streaming_pca.linalg.public_map import NO_MAP, PublicMap
-from streaming_pca.linalg.readable import Readable, readable
+from streaming_pca.linalg.public_map import PublicMap
+from streaming_pca.linalg.readable import Readable
 from streaming_pca.linalg.shares import new_counter
 from streaming_pca.linalg.strip_products import MIXED
 from streaming_pca.linalg.threads import shared_out, thread_count, together
 from streaming_pca.linalg.tiles import MOST_ROWS, Frame, Tile, frame_of, new_tile, tile_rows
 from streaming_pca.linalg.vectors import LANES
-from streaming_pca.preprocessing import Preprocessing, transformed
+from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.records import Batch
 
 __all__ = ["FactorImages", "MatrixImages", "factor_sizes", "matrix_sizes"]
 
 Matrix = NDArray[np.float64]
 
-_LEAST_SHARE = 2**18
-"""Entries of the records that are worth a thread: a tenth of a millisecond."""
 _SHARE = 2**17
 """Entries that a thread takes at once."""
 
@@ -106,39 +105,6 @@ _LEFT_OUT = 2.0**-3
 residual is at most as much longer. The sum is about the centre without it, which the caller gets."""
 
 
-def _worth_a_thread(read: Readable, rows_of_a_record: int) -> int:
-    """Records whose entries take a tenth of a millisecond."""
-    return max(_LEAST_SHARE // max(int(read.rows.shape[1]) * rows_of_a_record, 1), 1)
-
-
-class _Records:
-    """How kernels read records: as they came, through a public map, or as ``apply`` makes them."""
-
-    def __init__(self, preprocessing: Preprocessing, basis: Matrix) -> None:
-        if basis.ndim != 2 or len(basis) != preprocessing.output_dim:
-            raise ValueError(
-                f"a basis of shape {basis.shape} for records of {preprocessing.output_dim} features"
-            )
-        self.preprocessing = preprocessing
-        how = preprocessing.public_map()
-        self.whole = how is not None
-        self.how = NO_MAP if how is None else how
-        self.step = 1 if how is None else preprocessing.units
-
-    def read(self, batch: Batch) -> Readable:
-        """The records, as they came or as ``apply`` makes them."""
-        if len(batch) % self.preprocessing.units:
-            raise ValueError("pairs need an even number of records")
-        rows, begins, starts = batch.rows, batch.places(), batch.starts
-        # Kernels read and write by this number, unchecked.
-        if rows.shape[1] != self.preprocessing.dim:
-            raise ValueError(f"records of {rows.shape[1]} features for {self.preprocessing.dim}")
-        if not self.whole:
-            starts, rows = transformed(self.preprocessing, batch)
-            begins = starts[:-1]
-        return readable(rows, begins, starts)
-
-
 _own = threading.local()
 
 
@@ -174,7 +140,7 @@ class FactorImages:
         centre: Matrix | None = None,
         radius: float = 1.0,
     ) -> None:
-        self.records = _Records(preprocessing, basis)
+        self.records = RecordReader(preprocessing, basis)
         self.whole = self.records.whole
         self.per_unit = per_unit
         self.basis_shape = basis.shape
@@ -193,7 +159,7 @@ class FactorImages:
     def __call__(self, batch: Batch) -> NDArray[np.int64]:
         read = self.records.read(batch)
         counter, share = new_counter(), self._share(read)
-        threads = min(len(read.begins) // _worth_a_thread(read, read.longest), thread_count())
+        threads = min(len(read.begins) // worth_a_thread(read, read.longest), thread_count())
         parts = together(lambda: self._part(read, counter, share), threads)
         out = np.zeros(self.shape, dtype=np.int64)
         total = out[:-1].reshape(self.basis_shape)
@@ -243,7 +209,7 @@ def _scale_of(centre: Matrix) -> float:
 
 def factor_sizes(batch: Batch, preprocessing: Preprocessing, basis: Matrix, centre: Matrix) -> Matrix:
     """|A Q - C|_F of every factor, -1 where float32 images tell too little of it."""
-    records = _Records(preprocessing, basis)
+    records = RecordReader(preprocessing, basis)
     how = records.how
     scale = _scale_of(centre)
     columns = _columns_about(basis, centre / scale, how.augmented)
@@ -269,7 +235,7 @@ def factor_sizes(batch: Batch, preprocessing: Preprocessing, basis: Matrix, cent
                 out[first // records.step : last // records.step],
             )
 
-        shared_out(len(read.begins), part, records.step, _worth_a_thread(read, read.longest))
+        shared_out(len(read.begins), part, records.step, worth_a_thread(read, read.longest))
         return np.where(out < 0, out, out * (scale * 2.0**-40))
 
     return of_block(batch) if records.whole else batch.map(of_block)
@@ -281,7 +247,7 @@ class _MatrixWork:
     def __init__(
         self, preprocessing: Preprocessing, basis: Matrix, per_unit: float, centre: Matrix | None
     ) -> None:
-        self.records = _Records(preprocessing, basis)
+        self.records = RecordReader(preprocessing, basis)
         self.frame = frame_of(basis, basis.shape[1], False)
         self.per_unit = per_unit
         self.height, self.padded = matrix_rows(len(basis))
@@ -334,7 +300,7 @@ class MatrixImages:
         parts = shared_out(
             len(batch),
             lambda first, last: self.work.run(read, first, last, np.zeros(0)),
-            least=_worth_a_thread(read, batch.dim),
+            least=worth_a_thread(read, batch.dim),
         )
         out = np.zeros(self.shape, dtype=np.int64)
         total = out[:-1].reshape(self.basis_shape)
@@ -356,7 +322,7 @@ def matrix_sizes(batch: Batch, preprocessing: Preprocessing, basis: Matrix, cent
         def part(first: int, last: int) -> None:
             work.run(read, first, last, out[first:last])
 
-        shared_out(len(block), part, least=_worth_a_thread(read, block.dim))
+        shared_out(len(block), part, least=worth_a_thread(read, block.dim))
         return np.where(out < 0, out, out * (scale * 2.0**-26))
 
     return of_block(batch) if work.records.whole else batch.map(of_block)

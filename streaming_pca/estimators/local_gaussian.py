@@ -15,8 +15,8 @@ from streaming_pca.estimators.local_reports import (
     LocalState,
 )
 from streaming_pca.estimators.uncertainty import angle_bound_of_covariance
-from streaming_pca.linalg.eigenpairs import leading_eigenpairs
 from streaming_pca.linalg.packed import packed_size
+from streaming_pca.linalg.subspace import leading_eigenpairs
 
 __all__ = ["LocalGaussianOptions", "LocalGaussianPCA", "LocalGaussianState"]
 

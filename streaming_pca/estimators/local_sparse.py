@@ -15,10 +15,9 @@ from streaming_pca.estimators.local_reports import (
     LocalOptions,
     LocalState,
 )
-from streaming_pca.linalg.eigenpairs import leading_eigenpairs
 from streaming_pca.linalg.fantope import FantopeIterate, noise_penalty, sparse_subspace
 from streaming_pca.linalg.packed import pack_symmetric, packed_size, unpack_symmetric
-from streaming_pca.linalg.subspace import ritz_pairs
+from streaming_pca.linalg.subspace import leading_eigenpairs, ritz_pairs
 
 __all__ = ["SparseLocalOptions", "SparseLocalPCA", "SparseLocalState"]
 

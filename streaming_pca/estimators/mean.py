@@ -32,23 +32,11 @@ records, and costs nothing either.
 
 *A unit in c > 1 batches* may meet the mean in some and the estimator in others, and
 the mix must keep the promise. The sum's multiplier z is calibrated for (epsilon,
-delta/2) over c batches, the estimator's for (epsilon, delta): let z' be the one
-multiplier of its sums, g' the largest part of delta that c of its
-discretisation gaps take, g that of c of the mean's. By
-:func:`~streaming_pca.privacy.calibration.lattice_sigma` g and g' are at most delta/2.
-
-(An estimator whose batch has r mechanisms on one record has z' sqrt(r) in each: as one of z' together.
-One whose batches cost a part of the promise each has a mean that does too.)
-
-- z' >= z: a mix is no worse than c Gaussians of multiplier z, which are (epsilon,
-  delta/2 - g), and its gaps take max(g, g') <= delta/2.
-- z' < z: a mix is no worse than c of z', which are (epsilon, delta - g'), and its
-  gaps take max(g, g') = g'. For a gap is n/sigma^2 times a constant, n the number of
-  values; the sum that the components come from has no fewer than the d of the
-  mean, no finer a lattice and no larger a multiplier, so no larger a sigma.
-
-The quantile's epsilon is such that it costs no more than the sum
-(:func:`~streaming_pca.privacy.calibration.pure_epsilon`), without any gap.
+delta) over c batches, and so is the estimator's: a mix is no worse than c Gaussians of the
+smaller of the two, which keep it. (An estimator whose batch has r mechanisms on one
+record has z' sqrt(r) in each: as one of z' together. One whose batches cost a part of the promise
+each has a mean that does too.) The quantile's epsilon is such that it costs no more than the sum
+(:func:`~streaming_pca.privacy.calibration.pure_epsilon`).
 """
 
 from __future__ import annotations
@@ -261,10 +249,8 @@ class PrivateMean:
     @property
     def _sigma(self) -> float:
         """Noise scale, in lattice units: the same in every batch."""
-        c = self._privacy.contributions
-        delta = self._privacy.delta if c == 1 else self._privacy.delta / 2
-        d = float(self._preprocessing.dim)
-        return lattice_sigma(self._privacy.epsilon, delta, _SENSITIVITY, d, contributions=c)
+        p = self._privacy
+        return lattice_sigma(p.epsilon, p.delta, _SENSITIVITY, contributions=p.contributions)
 
     @property
     def _multiplier(self) -> float:

@@ -173,13 +173,8 @@ class NoisyPowerMethod(Estimator[NoisyPowerState, NoisyPowerOptions]):
     @cached_property
     def _sigma(self) -> float:
         """Of every pass, in lattice units: all T c of them compose to the promise."""
-        return lattice_sigma(
-            self.privacy.epsilon,
-            self.privacy.delta,
-            block_sensitivity(self.kind),
-            float(self.dim * self.columns),
-            contributions=self.options.iterations * self.privacy.contributions,
-        )
+        p, passes = self.privacy, self.options.iterations * self.privacy.contributions
+        return lattice_sigma(p.epsilon, p.delta, block_sensitivity(self.kind), contributions=passes)
 
     @property
     def _multiplier(self) -> float:

@@ -18,13 +18,14 @@ from streaming_pca.estimators.eigengap import GapBounds, eigenpairs
 from streaming_pca.estimators.outcome import Outcome
 from streaming_pca.linalg.lattice import MAX_RECORDS
 from streaming_pca.linalg.subspace import orthonormalise, ritz_pairs
-from streaming_pca.privacy.calibration import lattice_sigma, pure_epsilon
+from streaming_pca.privacy.calibration import lattice_sigma, pure_epsilon, require_room
 from streaming_pca.privacy.mechanisms import (
     gaussian_on_symmetric,
     gaussian_on_vector,
     laplace_on_vector,
     laplace_scale,
 )
+from streaming_pca.privacy.noise import grid_exponent
 from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.records import Batch
 
@@ -188,6 +189,10 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
         """One window; its gap, projector and variances compose."""
         granularity, options = self.preprocessing.granularity, self.options
         z = self._multipliers
+        bounds = self._bounds(options.batch_size // self.preprocessing.units)
+        # More noise than int64 holds is refused here, before a batch is charged.
+        greatest = max(z.gap * bounds.gap, (z.variances or 0.0) * bounds.inner(self.k))
+        require_room(2 * greatest, self.privacy.epsilon)
         parameters: dict[str, Any] = {
             "mechanism": self.card.id,
             "clip_radius": options.clip_radius,
@@ -227,13 +232,10 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
 
     @cached_property
     def _multipliers(self) -> _Multipliers:
-        # The other two mechanisms' lattices are at most 8.1 times as coarse: 66 times the inverse variance.
-        values = self.dim**2 + 66 * (self.k**2 + 1)
         sigma = lattice_sigma(
             self.privacy.epsilon,
             self._delta_of_gaussians,
             self._projector_sensitivity,
-            float(values),
             contributions=self.privacy.contributions,
         )
         # Up, by more than the quotients and the roots of the shares round down.
@@ -276,8 +278,9 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
             far = scale * (-math.log(failure) - math.log1p(math.exp(-1 / scale)))
             return scale, max(math.ceil(far * (1 + 1e-12)), 0)
         sigma = z.gap * bounds.gap * (1 + 1e-15)
-        # P(N >= q + 1) <= P(continuous >= q) (Canonne, Kamath and Steinke 2020, Proposition 25).
-        return sigma, math.ceil(sigma * -float(ndtri(failure)) * (1 + 1e-9))
+        # Rounding to the grid adds at most half a step.
+        far = sigma * -float(ndtri(failure)) * (1 + 1e-9)
+        return sigma, math.ceil(far + 2.0 ** (grid_exponent(sigma) - 1))
 
     # One batch.
 

@@ -69,7 +69,7 @@ class PrivateOja(Estimator[PrivateOjaState, PrivateOjaOptions]):
 
     Mends
     -----
-    - Noise (line 5): independent discrete Gaussians on all d k integers, then
+    - Noise (line 5): independent Gaussians on all d k integers, then
       the projection on S_Q: isotropic there, half the printed variance inside
       the Q-block, the same privacy.
     - Centring: the printed algorithm has second moments only ("none"). "pairs"
@@ -127,14 +127,8 @@ class PrivateOja(Estimator[PrivateOjaState, PrivateOjaOptions]):
             printed *= math.sqrt(self.privacy.contributions)
             if self.privacy.epsilon > 1:
                 printed = None
-        return lattice_sigma(
-            self.privacy.epsilon,
-            self.privacy.delta,
-            self._sensitivity(),
-            float(self.dim * self.k),
-            printed,
-            contributions=self.privacy.contributions,
-        )
+        p = self.privacy
+        return lattice_sigma(p.epsilon, p.delta, self._sensitivity(), printed, p.contributions)
 
     def _update(self, state: PrivateOjaState, batch: Batch) -> tuple[PrivateOjaState, int]:
         """One Oja step on the batch's noisy mean; charged as :meth:`plan` says."""

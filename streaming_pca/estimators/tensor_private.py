@@ -11,14 +11,14 @@ import numpy as np
 from pydantic import Field
 
 from streaming_pca.estimators.base import Card, Estimator, Plan, State, Subspace
-from streaming_pca.estimators.contributions import covariance_sensitivity, covariance_sum
+from streaming_pca.estimators.contributions import covariance_sum
 from streaming_pca.estimators.tensor_release import tensor_of
 from streaming_pca.estimators.tensor_search import TensorOptions, TensorSearch, single_rows
 from streaming_pca.estimators.tensor_sums import IMAGE_SENSITIVITY, Space, image_sum
 from streaming_pca.linalg.lattice import MAX_RECORDS
 from streaming_pca.linalg.subspace import orthonormalise
 from streaming_pca.linalg.tensors import Whitening, unwhitened, whitening_of
-from streaming_pca.privacy.calibration import gaussian_rho, lattice_sigma
+from streaming_pca.privacy.calibration import gaussian_rho, lattice_sigma, least_multiplier
 from streaming_pca.privacy.mechanisms import gaussian_on_symmetric, gaussian_on_vector
 from streaming_pca.records import Batch, RecordKind
 
@@ -163,25 +163,14 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
 
     @cached_property
     def _multiplier(self) -> float:
-        """The largest that any answer needs: so a user's batches may hold any mix of them."""
-        columns = max(self.options.restarts_of(self.k), self.k)
-        needed = [self._sigma(IMAGE_SENSITIVITY, self._search_dim * columns) / IMAGE_SENSITIVITY]
-        if self.options.whitening:
-            sensitivity = covariance_sensitivity(self.kind)
-            needed.append(self._sigma(sensitivity, self.dim**2) / sensitivity)
-        # Upwards of what the quotients may have lost.
-        return max(needed) * (1 + 2.0**-50)
+        """Of every answer: so a user's batches may hold any mix of them."""
+        # More noise than int64 holds is refused here, before a batch is charged.
+        self._sigma(IMAGE_SENSITIVITY)
+        return least_multiplier(self.privacy.epsilon, self.privacy.delta, self.privacy.contributions)
 
-    def _sigma(self, sensitivity: float, coordinates: int, multiplier: float | None = None) -> float:
-        """Scale at a multiplier, checked against what this answer needs; without one the least."""
-        return lattice_sigma(
-            self.privacy.epsilon,
-            self.privacy.delta,
-            sensitivity,
-            float(coordinates),
-            multiplier,
-            contributions=self.privacy.contributions,
-        )
+    def _sigma(self, sensitivity: float) -> float:
+        p = self.privacy
+        return lattice_sigma(p.epsilon, p.delta, sensitivity, contributions=p.contributions)
 
     def _update(self, state: PrivateTensorState, batch: Batch) -> tuple[PrivateTensorState, int]:
         """The whitening, or one power step; charged as :meth:`plan` says."""
@@ -197,9 +186,7 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
             options.whitened_radius_of(self.k),
         )
         exact = image_sum(batch, space, queries)
-        noisy = gaussian_on_vector(
-            exact.total, self._sigma(exact.sensitivity, queries.size, self._multiplier)
-        )
+        noisy = gaussian_on_vector(exact.total, self._sigma(exact.sensitivity))
         images = np.multiply(noisy, exact.unit / max(len(batch), 1), dtype=np.float64)
         search = state.search.learn(images, options.steps_in(self._search_dim), options.window)
         return replace(reached, search=search), exact.clipped
@@ -207,7 +194,7 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
     def _whitening(self, batch: Batch) -> tuple[Whitening, int]:
         radius = self.options.clip_radius**2
         exact = covariance_sum(single_rows(batch), self.preprocessing, radius)
-        sigma = self._sigma(exact.sensitivity, self.dim**2, self._multiplier)
+        sigma = self._sigma(exact.sensitivity)
         per_record = exact.unit / max(len(batch), 1)
         moment = gaussian_on_symmetric(exact.total, sigma) * per_record
         # The norm of a symmetric matrix of noise, variances sigma^2 on and sigma^2/2 off the diagonal.

@@ -50,7 +50,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from streaming_pca.estimators.tensor_search import single_rows
-from streaming_pca.linalg.clipping import quantise_factors
+from streaming_pca.linalg.clipping import quantise_records
 from streaming_pca.linalg.lattice import BLOCK, MAX_RECORDS, RADIUS, LatticeSum, lattice_unit, quantise_basis
 from streaming_pca.linalg.rounding import clip_and_round
 from streaming_pca.linalg.tensors import Whitening
@@ -109,12 +109,12 @@ class Space:
         """Integer rows of norm at most RADIUS, one a record that is not null; and how many R clipped."""
         starts, rows = transformed(self.preprocessing, single_rows(block))
         z = np.empty_like(rows)
-        clipped = quantise_factors(rows, starts, self.per_unit, z)
+        clipped = quantise_records(rows, starts, self.per_unit, _UNIT, z)
         if self.basis is None:
             return z, clipped
         seen = (z @ self.basis) * self.factors
         out = np.empty_like(seen)
-        quantise_factors(seen, starts, 1.0, out)
+        quantise_records(seen, starts, 1.0, _UNIT, out)
         return out, clipped
 
 

@@ -12,12 +12,10 @@ from streaming_pca.estimators.contributions import record_sizes
 from streaming_pca.estimators.sizes import private_sizes
 from streaming_pca.linalg.lattice import RADIUS
 from streaming_pca.preprocessing import Preprocessing
-from streaming_pca.privacy.calibration import lattice_sigma
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
-from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.records import Batch, RecordKind
 
-__all__ = ["TOTAL_LATTICE", "TotalVariance", "learn_total", "take_total", "total_sigma"]
+__all__ = ["TOTAL_LATTICE", "TotalVariance", "learn_total", "take_total"]
 
 TOTAL_LATTICE = RADIUS**2
 """Largest term: so fine that rounding costs next to nothing; 2**22 terms fit int64."""
@@ -47,18 +45,6 @@ class TotalVariance:
     def standard_error(self) -> float:
         """Of the value, from the noise."""
         return math.sqrt(self.noise)
-
-
-def total_sigma(privacy: PrivacyParameters, multiplier: float | None = None) -> float:
-    """Noise scale in lattice units: the least that the promise asks for, or by a larger multiplier."""
-    return lattice_sigma(
-        privacy.epsilon,
-        privacy.delta,
-        float(TOTAL_LATTICE),
-        1.0,
-        multiplier,
-        contributions=privacy.contributions,
-    )
 
 
 def take_total(
@@ -100,7 +86,7 @@ def learn_total(
     Notes
     -----
     Released: a histogram of half of the part, epsilon-DP, and the sum over the
-    other half of floor(2**40 min(size/R, 1)) plus discrete Gaussian noise,
+    other half of floor(2**40 min(size/R, 1)) plus Gaussian noise,
     (epsilon, delta)-DP. Adjacency: replace-one; each term is an integer from 0 to
     2**40 and a function of its record alone, so the sum's sensitivity is 2**40.
     The halves are disjoint.
@@ -118,7 +104,7 @@ def learn_total(
     # Comparisons with NaN are false: what overflowed counts as clipped.
     terms = np.where(ratio < 1, ratio, 1.0) * TOTAL_LATTICE
     exact = np.array([int(np.floor(terms).astype(np.int64).sum())], dtype=np.int64)
-    sigma = total_sigma(costs.privacy, costs.multiplier)
+    sigma = costs.sigma(float(TOTAL_LATTICE))
     scale = radius / TOTAL_LATTICE / count
     noisy = float(gaussian_on_vector(exact, sigma)[0]) * scale
     share = count / (known.weight + count)

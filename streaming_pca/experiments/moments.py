@@ -3,7 +3,7 @@
 A report is x x^T with one Gaussian number added to each entry of its upper triangle, and the
 estimators use reports by their mean alone. The mean of n such Gaussian numbers is one of
 1/sqrt(n) times the deviation, so an experiment draws that one number: the same distribution, and
-11 microseconds an entry instead of a report's entry. For the same reason n may be any number here.
+one draw an entry instead of n. For the same reason n may be any number here.
 """
 
 from __future__ import annotations

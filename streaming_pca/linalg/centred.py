@@ -1,4 +1,4 @@
-"""Compiled kernels that clip residuals A Q - C about a public centre C, on the lattice.
+"""Compiled kernels of residuals A Q - C about a public centre C: clipped onto the lattice, and their norms.
 
 For R < 0.05 |C|, where 20 bits of a record are 15 R at R = 1e-6 |C|: here the residual is
 rounded, not the record. (:mod:`~streaming_pca.linalg.image_sums` and
@@ -32,7 +32,7 @@ from streaming_pca.linalg.lattice import MATRIX_RADIUS, RADIUS
 from streaming_pca.linalg.products import record_image
 from streaming_pca.linalg.rounding import NO_EXPONENT, clip_and_round, exponent, scale_down
 
-__all__ = ["frobenius_norm", "sum_residuals"]
+__all__ = ["frobenius_norm", "residual_norms", "sum_residuals"]
 
 _BLOCK_RADIUS = float(RADIUS) ** 2
 _MATRIX_RADIUS = float(MATRIX_RADIUS)
@@ -139,3 +139,39 @@ def sum_residuals(
         if _add_residual(image, 1.0, e, centre, per_unit, radius, residual, units, total):
             clipped += 1
     return clipped
+
+
+@njit(cache=True, nogil=True)
+def residual_norms(
+    rows: NDArray[np.float64],
+    starts: NDArray[np.int64],
+    of_matrices: bool,
+    basis: NDArray[np.float64],
+    centre: NDArray[np.float64],
+    out: NDArray[np.float64],
+) -> None:
+    """|A_i Q - C|_F of every record, in a fixed order: each a function of its record alone.
+
+    Not a bound: it chooses a radius, and the sums check their own. What
+    overflows is inf or NaN. A null record has |C|_F.
+
+    Parameters
+    ----------
+    rows : (n, d) float64
+    starts : (m + 1,) int64
+    of_matrices : bool
+        Whether a record's rows are A itself, or F with A = F^T F.
+    basis, centre : (d, k) float64, C order
+    out : (m,) float64
+    """
+    d, k = basis.shape
+    image = np.empty((d, k))
+    for i in range(starts.shape[0] - 1):
+        x = rows[starts[i] : starts[i + 1]]
+        record_image(x, of_matrices, basis, image)
+        total = 0.0
+        for j in range(d):
+            for c in range(k):
+                difference = image[j, c] - centre[j, c]
+                total += difference * difference
+        out[i] = math.sqrt(total)

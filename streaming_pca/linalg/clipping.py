@@ -23,27 +23,20 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from streaming_pca.linalg.lattice import MATRIX_RADIUS, RADIUS
 from streaming_pca.linalg.rounding import clip_and_round
 
-__all__ = [
-    "quantise_factors",
-    "quantise_matrices",
-    "record_squared_norms",
-]
-
-_RADIUS = float(RADIUS)
-_MATRIX_RADIUS = float(MATRIX_RADIUS)
+__all__ = ["quantise_records", "record_squared_norms"]
 
 
 @njit(cache=True, nogil=True)
-def quantise_factors(
+def quantise_records(
     rows: NDArray[np.float64],
     starts: NDArray[np.int64],
     per_unit: float,
+    radius: float,
     out: NDArray[np.float64],
 ) -> int:
-    """Clip factors in Frobenius norm to RADIUS lattice units and round them.
+    """Clip records in Frobenius norm to ``radius`` lattice units and round them.
 
     Parameters
     ----------
@@ -51,10 +44,12 @@ def quantise_factors(
         Rows of all records; record i is ``rows[starts[i]:starts[i + 1]]``.
     starts : (m + 1,) int64
     per_unit : float
-        Lattice units per unit of the data; inf normalises every record to RADIUS.
+        Lattice units per unit of the data; inf normalises every record to ``radius``.
+    radius : float
     out : (n, d) float64
-        Integer values, |out of record i|_F <= RADIUS. So its matrix out^T out is
-        positive semidefinite with trace at most RADIUS**2.
+        Integer values, |out of record i|_F <= ``radius``. So a factor's matrix out^T out is
+        positive semidefinite with trace at most its square. Equal entries round equally:
+        a symmetric matrix stays one.
 
     Returns
     -------
@@ -64,7 +59,7 @@ def quantise_factors(
     clipped = 0
     for i in range(starts.shape[0] - 1):
         a, b = starts[i], starts[i + 1]
-        if a < b and clip_and_round(rows[a:b], per_unit, _RADIUS, out[a:b]):
+        if a < b and clip_and_round(rows[a:b], per_unit, radius, out[a:b]):
             clipped += 1
     return clipped
 
@@ -80,24 +75,3 @@ def record_squared_norms(
             for c in range(rows.shape[1]):
                 total += rows[j, c] * rows[j, c]
         out[i] = total
-
-
-@njit(cache=True, nogil=True)
-def quantise_matrices(
-    rows: NDArray[np.float64],
-    starts: NDArray[np.int64],
-    per_unit: float,
-    out: NDArray[np.float64],
-) -> int:
-    """Clip symmetric matrices in Frobenius norm to MATRIX_RADIUS lattice units and round them.
-
-    Parameters and result as those of :func:`quantise_factors`; a record is d
-    rows of a symmetric d x d matrix, and so is its image: equal entries round
-    equally.
-    """
-    clipped = 0
-    for i in range(starts.shape[0] - 1):
-        a, b = starts[i], starts[i + 1]
-        if a < b and clip_and_round(rows[a:b], per_unit, _MATRIX_RADIUS, out[a:b]):
-            clipped += 1
-    return clipped

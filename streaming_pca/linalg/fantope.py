@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.linalg.eigenpairs import leading_eigenpairs
+from streaming_pca.linalg.subspace import leading_eigenpairs
 
 __all__ = [
     "FantopeIterate",

@@ -1,12 +1,15 @@
-"""Orthonormal bases, distances between subspaces, Ritz pairs, stable signs."""
+"""Orthonormal bases, distances between subspaces, eigenpairs, Ritz pairs, stable signs."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import LinAlgError, eigh
 from scipy.linalg.lapack import dgeqrf, dorgqr
 
 __all__ = [
+    "augmented_mean",
+    "leading_eigenpairs",
     "orthonormalise",
     "principal_angle",
     "project_symmetric",
@@ -19,6 +22,9 @@ Matrix = NDArray[np.float64]
 
 _LAPACK_BLOCK = 32
 """Columns that LAPACK's QR takes together: so many times k numbers are the room that it likes best."""
+
+_SMALL = 64
+"""Up to this order all eigenpairs cost no more than some of them."""
 
 
 def orthonormalise(columns: Matrix) -> Matrix:
@@ -78,3 +84,39 @@ def principal_angle(a: Matrix, b: Matrix) -> float:
     """Largest principal angle, in radians, between two sets of orthonormal rows (k, d)."""
     residual = b - (b @ a.T) @ a
     return float(np.arcsin(min(1.0, float(np.linalg.norm(residual, 2)))))
+
+
+def leading_eigenpairs(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
+    """The ``count`` largest eigenvalues, decreasing, and their eigenvectors as columns (m, count).
+
+    LAPACK's routine for some of them (MRRR) takes a third of the time of that for
+    all, and is known to give up where many eigenvalues are nearly equal: then that
+    for all (divide and conquer) is taken, which does not.
+    """
+    m = len(matrix)
+    if _SMALL < m and count < m:
+        try:
+            values, vectors = eigh(matrix, subset_by_index=[m - count, m - 1], check_finite=False)
+            return values[::-1], vectors[:, ::-1]
+        except LinAlgError:
+            pass
+    values, vectors = np.linalg.eigh(matrix)
+    return values[::-1][:count], vectors[:, ::-1][:, :count]
+
+
+def augmented_mean(column: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+    """The records' mean, from the constant's column of their second moment.
+
+    Parameters
+    ----------
+    column : (d + 1,) float64
+        Noisy E w x and, last, E w: what clipping left of the records, with weights w.
+
+    Returns
+    -------
+    (d,) float64, and E w
+        Dividing by it makes mean and covariance those of the weighted records.
+        Zeros and 0 where it is below a half: noise. Better not to centre at all then.
+    """
+    kept = float(column[-1])
+    return (column[:-1] / kept, kept) if kept >= 0.5 else (np.zeros(len(column) - 1), 0.0)

@@ -1,6 +1,6 @@
 """For producers: records that become private before they are sent.
 
-The local model trusts nobody but the user's own device. It needs NumPy, OpenDP and
+The local model trusts nobody but the user's own device. It needs NumPy, SciPy and
 mpmath, and of this package what imports nothing else.
 """
 

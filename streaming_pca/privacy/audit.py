@@ -83,14 +83,11 @@ class Claim:
         It is (epsilon, delta)-differentially private.
     mu : float
         It is mu-Gaussian-differentially private; inf where nothing is claimed.
-    gap : float
-        But for this total variation distance: of discrete from rounded noise.
     """
 
     epsilon: float
     delta: float
     mu: float
-    gap: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -160,16 +157,11 @@ def mu_bound(
     false_positives: NDArray[np.int64] | int,
     false_negatives: NDArray[np.int64] | int,
     n: int,
-    gap: float,
     risk: float,
 ) -> Scores:
-    """Lower bound on the mu of a mechanism that is within ``gap`` of the sampled one.
-
-    Other parameters as :func:`epsilon_bound`.
-    """
-    # Its rates differ by at most the gap from those that the limits are for.
-    a = np.minimum(error_limit(false_positives, n, risk / 2) + gap, 1.0)
-    b = np.minimum(error_limit(false_negatives, n, risk / 2) + gap, 1.0)
+    """Lower bound on mu; parameters as for :func:`epsilon_bound`."""
+    a = error_limit(false_positives, n, risk / 2)
+    b = error_limit(false_negatives, n, risk / 2)
     return np.asarray(np.maximum(-ndtri(a) - ndtri(b), 0.0))
 
 
@@ -217,7 +209,7 @@ class Finding:
     def mu_above(self, risk: float) -> float:
         """Lower bound on mu, wrong with probability at most ``risk``."""
         s = self.for_mu
-        return float(mu_bound(s.false_positives, s.false_negatives, s.n, self.claim.gap, risk))
+        return float(mu_bound(s.false_positives, s.false_negatives, s.n, risk))
 
     @property
     def epsilon_lower_bound(self) -> float:
@@ -242,7 +234,7 @@ def least_trials(claim: Claim) -> int:
     """Fewest trials that refute a claim if the two neighbours' outputs have nothing in common."""
     # Without one error in n, the limit u of either rate has (1 - u)^n = risk/2.
     for_epsilon = (1 - claim.delta) * float(expit(-claim.epsilon))
-    rate = max(for_epsilon, float(ndtr(-claim.mu / 2)) - claim.gap)
+    rate = max(for_epsilon, float(ndtr(-claim.mu / 2)))
     # Below this rate it takes more trials than anybody runs, however small it is; it may be 0 in floats.
     n = math.floor(math.log(REFUTED_AT / 4) / math.log1p(-max(rate, 1e-15))) + 1
     return 2 * n
@@ -278,7 +270,7 @@ def audit(case: Case, trials: int, advance: Callable[[int], None] = lambda n: No
     first, second = (_scores(case, side, trials, advance) for side in (False, True))
     half = trials // 2
     learn, judge = (first[:half], second[:half]), (first[half:], second[half:])
-    delta, gap = case.claim.delta, case.claim.gap
+    delta = case.claim.delta
 
     def best(bound: Callable[[NDArray[np.int64], NDArray[np.int64]], Scores]) -> Separation:
         thresholds = _thresholds(*learn)
@@ -296,7 +288,7 @@ def audit(case: Case, trials: int, advance: Callable[[int], None] = lambda n: No
         claim=case.claim,
         trials=trials,
         for_epsilon=best(lambda a, b: epsilon_bound(a, b, half, delta, REFUTED_AT / 2)),
-        for_mu=best(lambda a, b: mu_bound(a, b, half, gap, REFUTED_AT / 2)),
+        for_mu=best(lambda a, b: mu_bound(a, b, half, REFUTED_AT / 2)),
     )
 
 

@@ -15,13 +15,11 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from streaming_pca.privacy.audit import Case, Claim, mu_of_pure, repeated
 from streaming_pca.privacy.calibration import lattice_sigma
 from streaming_pca.privacy.mechanisms import (
     AboveThreshold,
-    NoiseAhead,
     gaussian_histogram,
     gaussian_histogram_argmax,
     gaussian_modes,
@@ -52,13 +50,11 @@ def _gaussian_cases(
     epsilon: float,
     delta: float,
     difference: Integers,
-    variances: float,
     mechanism: Callable[[Integers, float], NDArray[np.float64] | Integers],
 ) -> list[Case]:
     """Sums 0 and ``difference``; the score is the projection on it, which decides the likelihood ratio."""
     distance = float(np.linalg.norm(difference))
-    sigma = lattice_sigma(epsilon, delta, distance, variances)
-    # At these scales discrete and rounded noise are within 1e-11: no audit sees that gap.
+    sigma = lattice_sigma(epsilon, delta, distance)
     claim = Claim(epsilon, delta, distance / sigma)
     inputs = (np.zeros_like(difference), difference)
 
@@ -110,24 +106,17 @@ def _draw_and_exit(writing: int, answer: Callable[[bool], float], n: int) -> Non
 
 def _vector(epsilon: float, delta: float) -> list[Case]:
     difference = np.array([2 * _STEP, -_STEP, _STEP], dtype=np.int64)
-    return _gaussian_cases("gaussian_on_vector", epsilon, delta, difference, 3.0, gaussian_on_vector)
+    return _gaussian_cases("gaussian_on_vector", epsilon, delta, difference, gaussian_on_vector)
 
 
 def _message(epsilon: float, delta: float) -> list[Case]:
     difference = np.array([_STEP, -_STEP], dtype=np.int64)
-    return _gaussian_cases(
-        "gaussian_on_message",
-        epsilon,
-        delta,
-        difference,
-        2.0,
-        lambda message, sigma: gaussian_on_message(message, NoiseAhead(1, message.size, sigma), sigma),
-    )
+    return _gaussian_cases("gaussian_on_message", epsilon, delta, difference, gaussian_on_message)
 
 
 def _symmetric(epsilon: float, delta: float) -> list[Case]:
     difference = _STEP * np.array([[1, 2], [2, -1]], dtype=np.int64)
-    return _gaussian_cases("gaussian_on_symmetric", epsilon, delta, difference, 4.0, gaussian_on_symmetric)
+    return _gaussian_cases("gaussian_on_symmetric", epsilon, delta, difference, gaussian_on_symmetric)
 
 
 def _symmetric_space(epsilon: float, delta: float) -> list[Case]:
@@ -139,7 +128,6 @@ def _symmetric_space(epsilon: float, delta: float) -> list[Case]:
         epsilon,
         delta,
         difference,
-        6.0,
         lambda total, sigma: gaussian_on_symmetric_space(total, basis, sigma),
     )
 
@@ -255,9 +243,7 @@ def _gaussian_modes(epsilon: float, delta: float) -> list[Case]:
     def answer(second: bool) -> float:
         return float(gaussian_modes(inputs[second], rho, delta).bins.sum() - histograms // 2)
 
-    # At these scales discrete and rounded noise are near; delta is for bins of one record.
-    gap = 2 * histograms * _distance_to_rounded(math.sqrt(histograms / rho))
-    claim = Claim(epsilon, delta, math.sqrt(2 * rho), gap)
+    claim = Claim(epsilon, delta, math.sqrt(2 * rho))
     return [Case("gaussian_modes", "gaussian_modes", claim, repeated(answer))]
 
 
@@ -290,16 +276,7 @@ def _two_bins(epsilon: float, delta: float) -> tuple[tuple[Integers, Integers], 
     rho = (epsilon / (math.sqrt(log + epsilon) + math.sqrt(log))) ** 2
     first = np.array([0, 0, 0, 1, 1], dtype=np.int64)
     second = np.array([0, 0, 1, 1, 1], dtype=np.int64)
-    gap = 2 * _distance_to_rounded(1 / math.sqrt(rho))
-    return (first, second), rho, Claim(epsilon, delta, math.sqrt(2 * rho), gap)
-
-
-def _distance_to_rounded(sigma: float) -> float:
-    """Total variation distance of the discrete Gaussian from the rounded one: its scale is small here."""
-    j = np.arange(-math.ceil(40 * sigma + 40), math.ceil(40 * sigma + 41))
-    discrete = np.exp(-(j**2) / (2 * sigma**2))
-    rounded = ndtr((j + 0.5) / sigma) - ndtr((j - 0.5) / sigma)
-    return float(np.abs(discrete / discrete.sum() - rounded).sum() / 2)
+    return (first, second), rho, Claim(epsilon, delta, math.sqrt(2 * rho))
 
 
 def _above_threshold(epsilon: float, delta: float) -> list[Case]:

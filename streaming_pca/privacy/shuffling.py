@@ -52,9 +52,8 @@ H_e(P||Q) = sup_A P(A) - e Q(A).
 
 More messages than m keep the promise: tell which records, at random, take the other
 places and which places; what is left is m records in a uniform order. A message rounded
-to a lattice on which c lies is post-processing of the real one; what the discrete
-sampler differs by, at each of all m steps, :func:`shuffled_sigma` takes off delta.
-A user's other records being null changes nothing: null records send noise about 0.
+to a grid is post-processing of the real one. A user's other records being null changes nothing: null records
+send noise about 0.
 
 In floats
 ---------
@@ -80,7 +79,7 @@ from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from streaming_pca.privacy.analytic import gaussian_delta, gaussian_multiplier
-from streaming_pca.privacy.calibration import discrete_gap
+from streaming_pca.privacy.calibration import require_room
 from streaming_pca.privacy.errors import (
     CalibrationError,
     require_count,
@@ -98,9 +97,6 @@ _BLANKET_SHARE = 0.2
 _TAIL_SHARE = 0.02
 """Of delta, for the cut of Y."""
 
-_LATTICE_SHARE = 0.01
-"""Of delta, for the discrete sampler."""
-
 _GREATEST_EPSILON = 40.0
 """Above it the order hides nothing, and the local bound is used."""
 
@@ -110,7 +106,6 @@ _GREATEST_H = 8.0
 _STEPS_A_DEVIATION = 20
 _MOST_CELLS = 2**20
 _U = 2.0**-53
-_GREATEST_SIGMA = 2.0**57
 
 
 def blanket_delta(epsilon: float, multiplier: float, messages: int, share: float, tail: float) -> float:
@@ -340,11 +335,10 @@ def shuffled_sigma(
     epsilon: float,
     delta: float,
     messages: int,
-    values: float,
     sensitivity: float,
     multiplier: float | None = None,
 ) -> float:
-    """Noise scale, in lattice units, of discrete Gaussian messages in a secret order.
+    """Noise scale, in lattice units, of Gaussian messages in a secret order.
 
     Parameters
     ----------
@@ -352,8 +346,6 @@ def shuffled_sigma(
         The promise.
     messages : int
         Records in the order, at least.
-    values : float
-        Noisy integers that are drawn, at most: those of all messages.
     sensitivity : float
         2 b, in lattice units: the largest L2 distance of two contributions.
     multiplier : float, optional
@@ -365,32 +357,15 @@ def shuffled_sigma(
         If a parameter is out of its range.
     CalibrationError
         If the multiplier that is given is not proved to be enough, or no scale is.
-
-    Notes
-    -----
-    1% of delta is kept for the sampler. Replace the rounded Gaussians of all messages by
-    discrete ones, one after the other, on both inputs: the laws of all messages move
-    by t, the sum of the coordinates' distances, and delta by (1 + e^epsilon) t
-    (:func:`~streaming_pca.privacy.calibration.discrete_gap`). All count, not the differing
-    record's alone: the order hides it among the others only if they are Gaussian.
     """
     require_positive("sensitivity", sensitivity)
-    require_positive("values", values)
-    left = delta * (1 - _LATTICE_SHARE)
     if multiplier is None:
-        multiplier = shuffled_multiplier(epsilon, left, messages)
-    elif not is_shuffle_private(epsilon, left, multiplier, messages):
-        least = shuffled_multiplier(epsilon, left, messages)
+        multiplier = shuffled_multiplier(epsilon, delta, messages)
+    elif not is_shuffle_private(epsilon, delta, multiplier, messages):
+        least = shuffled_multiplier(epsilon, delta, messages)
         if multiplier < least:
             raise CalibrationError(
                 f"noise_multiplier = {multiplier:g} is not proved to be private in a secret order"
                 f" of {messages} records: it must be at least {least:.4g}"
             )
-    sigma = multiplier * sensitivity * (1 + 1e-15)
-    if not 1e3 < sigma <= _GREATEST_SIGMA:
-        raise CalibrationError(f"a noise scale of {sigma:g} lattice units cannot be drawn: change epsilon")
-    if discrete_gap(epsilon, values / sigma**2) > _LATTICE_SHARE * delta:
-        raise CalibrationError(
-            f"delta = {delta:g} is too small for {values:g} noisy values: raise delta or take fewer records"
-        )
-    return sigma
+    return require_room(multiplier * sensitivity * (1 + 1e-15), epsilon)

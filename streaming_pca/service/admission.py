@@ -8,6 +8,7 @@ from streaming_pca.privacy.entries import Cap, Opened
 from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.privacy.filters import within_cap
 from streaming_pca.privacy.ledger import BudgetExceeded, JobLedger, Ledger, Standing
+from streaming_pca.privacy.noise import NOISE_LAW
 from streaming_pca.privacy.parameters import Charge, format_rational
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.records import RecordKind
@@ -70,13 +71,19 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
 
 
 def _check_options(stream: StreamSettings, job: JobLedger) -> None:
-    """Refuse other options in the middle of a stream whose batches compose.
+    """Refuse other options, or noise of another law, in the middle of a stream whose batches compose.
 
     A user's records can be in several batches, and the proof that these keep the promise together
     has them all calibrated alike.
     """
     if stream.privacy_unit != "user" or job.reservation is None:
         return
+    of_several = stream.contributions_per_user > 1 and stream.record_kind is not RecordKind.LOCAL
+    if stream.private and of_several and job.reservation.parameters.get("noise") != NOISE_LAW:
+        raise StreamRefused(
+            f"stream {stream.name!r} was begun by an earlier version, whose noise was discrete, and that a "
+            "user's batches of both laws keep the promise together is not proved: choose a new stream.name"
+        )
     wanted = stream.mechanism_options
     promised = job.reservation.parameters.get("options", wanted)
     # How long a stream shall be calibrates nothing.

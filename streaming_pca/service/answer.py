@@ -7,9 +7,7 @@ from typing import Any
 
 from streaming_pca.estimators.base import Plan, State
 from streaming_pca.estimators.state_bytes import encode_state
-from streaming_pca.privacy.noise_pool import Draws
 from streaming_pca.release import Release
-from streaming_pca.service.noise import WorkerNoise
 from streaming_pca.service.publisher import make_release
 from streaming_pca.service.source import Taken
 from streaming_pca.service.user_log import Step, UserLog
@@ -31,15 +29,12 @@ class Answer:
         What will be published.
     users : Step or None
         Who has counted, where the user is the unit of privacy.
-    draws : Draws or None
-        How much noise was ready, where some is drawn ahead.
     """
 
     state: State
     data: bytes
     release: bytes
     users: Step | None
-    draws: Draws | None = None
 
 
 def parameters_of(stream: StreamSettings, plan: Plan) -> dict[str, Any]:
@@ -48,7 +43,7 @@ def parameters_of(stream: StreamSettings, plan: Plan) -> dict[str, Any]:
 
 
 def answer_batch(
-    stream: StreamSettings, users: UserLog | None, state: State, taken: Taken, number: int, noise: WorkerNoise
+    stream: StreamSettings, users: UserLog | None, state: State, taken: Taken, number: int
 ) -> Answer:
     """Compute the answer of batch ``number``; changes nothing.
 
@@ -62,8 +57,7 @@ def answer_batch(
         counted = users.admit(taken.users).counted
         batch, step = batch.keeping(counted), users.step(taken.users, counted)
     estimator = stream.made
-    with noise.in_use() as draws:
-        new: State = estimator.update(state, batch)
+    new: State = estimator.update(state, batch)
     release = make_release(stream, estimator.release(new), number, new.records)
     Release.from_bytes(release)  # refuses what is not finite
-    return Answer(new, encode_state(new), release, step, draws)
+    return Answer(new, encode_state(new), release, step)

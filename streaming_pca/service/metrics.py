@@ -25,7 +25,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from streaming_pca.estimators.outcome import Outcome
 from streaming_pca.privacy.filters import left_of
 from streaming_pca.privacy.ledger import Ledger
-from streaming_pca.privacy.noise_pool import Draws
 from streaming_pca.release import Release
 
 __all__ = ["Metrics", "StreamMetrics"]
@@ -76,16 +75,6 @@ class Metrics:
             "Releases by what their batch came to, where the estimator may learn nothing from one.",
             "outcome",
         )
-        self.noise = counter(
-            "noise_values",
-            "Values of noise that committed batches drew: ahead, or while the batch waited.",
-            "drawn",
-        )
-        self.noise_pool = Gauge(
-            "streaming_pca_noise_pool_values",
-            "Values of noise that are ready; while a batch is not committed, as before it drew.",
-            registry=self.registry,
-        )
         self.ledger_entries = gauge("ledger_entries", "Entries of the input's ledger.")
         self.rebalances = Counter(
             "streaming_pca_rebalances", "Assignments of the leader election.", registry=self.registry
@@ -126,8 +115,6 @@ class StreamMetrics:
             metrics.batches.labels(stream, outcome)
         metrics.records.labels(stream)
         metrics.releases.labels(stream)
-        for drawn in ("ahead", "waited"):
-            metrics.noise.labels(stream, drawn)
         metrics.batch_seconds.labels(stream)
         metrics.commit_seconds.labels(stream)
 
@@ -154,11 +141,6 @@ class StreamMetrics:
         """A batch was answered."""
         self._all.batches.labels(self._stream, "committed").inc()
         self._all.records.labels(self._stream).inc(records)
-
-    def drew(self, draws: Draws) -> None:
-        """What a batch that was committed drew of requests whose size is public."""
-        self._all.noise.labels(self._stream, "ahead").inc(draws.ahead)
-        self._all.noise.labels(self._stream, "waited").inc(draws.waited)
 
     def counted(self, counts: NDArray[np.int64], error: int) -> None:
         """The noisy counts of a batch that was committed."""

@@ -24,7 +24,6 @@ from streaming_pca.service.checkpoint import CheckpointWriter, TakenOver
 from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused
 from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import StreamMetrics
-from streaming_pca.service.noise import WorkerNoise
 from streaming_pca.service.publisher import Progress
 from streaming_pca.service.reading import Input
 from streaming_pca.service.recovery import Action
@@ -57,7 +56,6 @@ class Session:
         Found anew for every session: a topic that was created again is other data.
     threads : Threads
     clock : SnapshotClock
-    noise : WorkerNoise
     metrics : StreamMetrics
     log : StreamLog
     on_release : callable, optional
@@ -70,13 +68,12 @@ class Session:
         topics: Topics,
         threads: Threads,
         clock: SnapshotClock,
-        noise: WorkerNoise,
         metrics: StreamMetrics,
         log: StreamLog,
         on_release: Callable[[Progress], None] | None = None,
     ) -> None:
         self._settings, self._stream, self._topics = settings, settings.stream, topics
-        self._threads, self._clock, self._noise = threads, clock, noise
+        self._threads, self._clock = threads, clock
         self._metrics, self._log, self._on_release = metrics, log, on_release
         self._interrupted = False
         self._news = asyncio.Event()
@@ -311,24 +308,21 @@ class Session:
         self, writer: CheckpointWriter, state: State, reserved: Reserved, taken: Taken
     ) -> State:
         """Compute the batch's one answer, commit it, publish it."""
-        with self._noise.uncommitted():
-            try:
-                how = (self._stream, writer.users, state, taken, reserved.batch, self._noise)
-                answer = await self._threads.call(Room.RECORDS, "learning", answer_batch, *how)
-            except Exception:
-                # The error may tell of the records, or of noise that nobody has seen; and tried again,
-                # the batch would draw new noise. It gets no answer and no explanation.
-                await self._abandon(writer, reserved, "the estimator failed")
-                raise StreamRefused(
-                    f"the estimator failed on batch {reserved.batch}, which is abandoned; its charge stays. "
-                    "Restart to go on behind it"
-                ) from None
-            with self._metrics.commit():
-                await self._exchange(
-                    writer, "commit", writer.commit, reserved, taken.positions, taken.epochs, answer
-                )
-        if answer.draws is not None:
-            self._metrics.drew(answer.draws)
+        try:
+            how = (self._stream, writer.users, state, taken, reserved.batch)
+            answer = await self._threads.call(Room.RECORDS, "learning", answer_batch, *how)
+        except Exception:
+            # The error may tell of the records, or of noise that nobody has seen; and tried again,
+            # the batch would draw new noise. It gets no answer and no explanation.
+            await self._abandon(writer, reserved, "the estimator failed")
+            raise StreamRefused(
+                f"the estimator failed on batch {reserved.batch}, which is abandoned; its charge stays. "
+                "Restart to go on behind it"
+            ) from None
+        with self._metrics.commit():
+            await self._exchange(
+                writer, "commit", writer.commit, reserved, taken.positions, taken.epochs, answer
+            )
         self._metrics.committed(reserved.count)
         diagnostics, counts = self._stream.made.diagnostics, answer.state.counts
         if diagnostics is not None and counts is not None:

@@ -33,7 +33,6 @@ from streaming_pca.service.http import HttpServer
 from streaming_pca.service.interpreter import prepare
 from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import Metrics
-from streaming_pca.service.noise import WorkerNoise
 from streaming_pca.service.publisher import Progress
 from streaming_pca.service.session import Session
 from streaming_pca.service.snapshots import SnapshotClock
@@ -171,7 +170,6 @@ class _Stream:
             topics,
             worker.threads,
             worker.clock,
-            worker.noise,
             self._metrics,
             self._log,
             worker.on_release,
@@ -246,9 +244,7 @@ class Worker:
             self._settings.worker.tick_seconds,
             self._settings.worker.partitions_seconds,
         )
-        self.noise = WorkerNoise(self._settings.worker.noise_pool_mib)
         self.metrics = Metrics()
-        self.metrics.noise_pool.set_function(self.noise.depth)
         self.kernels: asyncio.Future[None]
         """Done when they are compiled."""
         self.candidates = asyncio.Event()
@@ -305,7 +301,6 @@ class Worker:
             await asyncio.wait([election], timeout=self._settings.kafka.request_timeout_ms / 1000)
             patience = self._settings.kafka.request_timeout_ms / 1000 + 5
             await self.threads.call(Room.ELECTION, "closing", self.clock.close, deadline=patience)
-            await self.threads.call(Room.ELECTION, "closing", self.noise.close, deadline=patience)
             if http is not None:
                 await http.stop()
         return max(stream.status or 0 for stream in self._streams)

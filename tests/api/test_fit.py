@@ -215,9 +215,9 @@ def test_a_fit_that_is_refused_leaves_the_earlier_model() -> None:
             pca.fit(bad)
     with pytest.raises(ValueError, match="n_components = 2 is above"):
         pca.fit(X[:, :1])
-    pca.delta = 1e-300
-    with pytest.raises(ValueError, match="delta = 1e-300 is too small"):
+    pca.epsilon = 1e-9
+    with pytest.raises(ValueError, match="epsilon = 1e-09 needs more noise"):
         pca.fit(X[:, :5])
-    pca.delta = 1e-6
+    pca.epsilon = 1.0
     assert vars(pca).keys() == before.keys()
-    assert all(vars(pca)[name] is before[name] for name in before if name != "delta")
+    assert all(vars(pca)[name] is before[name] for name in before if name != "epsilon")

@@ -24,7 +24,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"epsilon": 1e-300}, "raise epsilon"),
     ({"delta": 0}, "delta must lie between 0 and 1"),
     ({"delta": None}, "delta must be a number"),
-    ({"delta": 1e-300}, "raise delta"),
+    ({"epsilon": 1e-9}, "raise epsilon"),
     ({"estimator": "analyse-gauss"}, "no estimator 'analyse-gauss'; known: adadpo, adaptive, "),
     ({"estimator": ["analyze-gauss"]}, "estimator must be the id of one"),
     ({"estimator": "private-oja"}, "options of private-oja: clip_radius: must be set"),

@@ -71,7 +71,7 @@ def test_a_batch_that_fails_is_spent_and_the_model_stays() -> None:
     before = pca.components_
 
     class Broken(RepeatingDoor):
-        def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
+        def rounded_gaussian(self, total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
             raise OSError
 
     pca.privacy_spent_ = Charge.nothing()
@@ -86,11 +86,11 @@ def test_a_fit_that_fails_after_it_was_charged_leaves_no_model() -> None:
     class BreaksLater(RepeatingDoor):
         calls = 0
 
-        def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
+        def rounded_gaussian(self, total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
             self.calls += 1
             if self.calls > 2:
                 raise OSError
-            return super().discrete_gaussian(size, scale)
+            return super().rounded_gaussian(total, sigma)
 
     pca = PrivatePCA(epsilon=0.5, options={"n_batches": 4, "growth": 1}).fit(spiked(100))
     with replace_noise_door(BreaksLater()), pytest.raises(OSError):  # noqa: PT011

@@ -115,8 +115,8 @@ private_case = pytest.mark.parametrize(("name", "how"), PRIVATE_CASES, ids=str)
 class FixedDoor(SeededDoor):
     """No noise; the same candidate whatever the scores, as one output of the mechanism."""
 
-    def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
-        return np.zeros(size, dtype=np.int64)
+    def rounded_gaussian(self, total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
+        return total.copy()
 
     def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
         return scores.size // 2
@@ -240,7 +240,6 @@ def run(estimator: Estimator[Any, Any], batches: list[list[Any]], door: Any = No
 PUBLIC = {
     "AboveThreshold",
     "AlreadyFired",
-    "NoiseAhead",
     "gaussian_modes_threshold",
     "laplace_scale",
     "stability_threshold",

@@ -14,11 +14,11 @@ from streaming_pca.estimators import adaptive_mean
 from streaming_pca.estimators.adaptive_mean import AdaptiveMean
 from streaming_pca.linalg.images import COORDINATE_RADIUS
 from streaming_pca.preprocessing import Preprocessing
-from streaming_pca.privacy.accounting import Approximate, Counts, Gaussian, Route, delta_of
 from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.privacy.mechanisms import stability_threshold
 from streaming_pca.privacy.randomness import replace_noise_door, utility_generator
 from streaming_pca.records import Batch
+from tests.privacy.accounting import Approximate, Gaussian, Route, delta_of
 from tests.privacy.noise import ScriptedDoor, SeededDoor
 
 D, K = 6, 2
@@ -80,7 +80,10 @@ def test_centre_and_mean_together_cost_the_promise(epsilon: float, delta: float,
     assert math.fsum(h.epsilon for h in histograms) <= half * (1 + 1e-12)
     assert delta_of([sum_of_box], half, Route.GDP) <= delta / 2 * (1 + 1e-9)
     zcdp = AdaptiveMean(epsilon, delta, values, "zcdp").parameters
-    mechanisms: list[Any] = [Counts(zcdp["centre_rho"]), Gaussian(zcdp["sigma_over_sensitivity"])]
+    mechanisms: list[Any] = [
+        Gaussian(1 / math.sqrt(2 * zcdp["centre_rho"])),
+        Gaussian(zcdp["sigma_over_sensitivity"]),
+    ]
     unseen = (1 + math.exp(epsilon)) * zcdp["centre_delta"]
     # The accountant's grid of orders is coarser than the calibration's.
     assert delta_of(mechanisms, epsilon, Route.ZCDP) * 0.98 + unseen <= delta

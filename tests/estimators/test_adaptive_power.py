@@ -18,13 +18,13 @@ from streaming_pca.estimators.adaptive_power import AdaptivePowerMethod, Adaptiv
 from streaming_pca.estimators.deflation import DeflationState
 from streaming_pca.linalg.lattice import MATRIX_RADIUS, MAX_RECORDS
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
-from streaming_pca.privacy.accounting import Gaussian, Mechanism, Pure, Route, delta_of
 from streaming_pca.privacy.calibration import gaussian_multiplier
 from streaming_pca.privacy.mechanisms import AboveThreshold
 from streaming_pca.privacy.parameters import parse_rational
 from streaming_pca.privacy.randomness import replace_noise_door, utility_generator
 from streaming_pca.records import Batch, RecordKind
 from tests.estimators.suite import made, start
+from tests.privacy.accounting import Gaussian, Mechanism, Pure, Route, delta_of
 from tests.privacy.noise import ScriptedDoor, SeededDoor
 
 Matrix = NDArray[np.float64]

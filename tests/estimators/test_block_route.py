@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from streaming_pca.estimators import block_route as module
 from streaming_pca.estimators.block import BlockOptions, BlockPCA
-from streaming_pca.estimators.block_route import BlockMemory, BlockRoute, block_sigma
+from streaming_pca.estimators.block_route import BlockMemory, BlockRoute
 from streaming_pca.estimators.clipping import PartCosts
 from streaming_pca.estimators.contributions import block_sensitivity, residual_sizes
 from streaming_pca.estimators.rounds import rounds
@@ -39,7 +39,7 @@ def make(
 ) -> BlockRoute:
     privacy = PrivacyParameters(epsilon=epsilon, delta=1e-6)
     preprocessing = Preprocessing(dim=dim, kind=kind, centering=centering)
-    costs = PartCosts(privacy, block_sigma(k, privacy, preprocessing) / block_sensitivity(kind))
+    costs = PartCosts(privacy)
     return BlockRoute(k, preprocessing, costs, SPAN)
 
 

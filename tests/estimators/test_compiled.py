@@ -10,15 +10,16 @@ import pytest
 from streaming_pca.estimators.compiled import compile_kernels
 from streaming_pca.estimators.contributions import block_sum, covariance_sum, record_sizes, residual_sizes
 from streaming_pca.linalg.centred import sum_residuals
-from streaming_pca.linalg.clipping import quantise_factors, quantise_matrices, record_squared_norms
+from streaming_pca.linalg.clipping import quantise_records, record_squared_norms
+from streaming_pca.linalg.factor_rows import factor_squared_norms, sum_factors
 from streaming_pca.linalg.image_sizes import image_sizes
 from streaming_pca.linalg.image_sums import sum_images
 from streaming_pca.linalg.matrix_sums import sum_matrix_images
 from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.records import Batch, RecordKind
 
-OF_FACTORS = (sum_images, image_sizes, quantise_factors, record_squared_norms, sum_residuals)
-OF_MATRICES = (sum_matrix_images, quantise_matrices, record_squared_norms, sum_residuals)
+OF_FACTORS = (sum_images, image_sizes, sum_factors, factor_squared_norms, sum_residuals)
+OF_MATRICES = (sum_matrix_images, quantise_records, record_squared_norms, sum_residuals)
 MAPS: list[dict[str, Any]] = [
     {"centering": "none"},
     {"centering": "augment"},

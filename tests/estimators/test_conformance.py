@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import json
 import math
 from fractions import Fraction
 from typing import Any
@@ -15,7 +17,8 @@ from scipy.special import ndtri
 from streaming_pca.estimators.registry import ESTIMATORS, find
 from streaming_pca.estimators.state_bytes import decode_state, encode_state, state_values
 from streaming_pca.privacy.calibration import gaussian_delta, gaussian_multiplier
-from streaming_pca.privacy.parameters import parse_rational
+from streaming_pca.privacy.errors import CalibrationError
+from streaming_pca.privacy.parameters import PrivacyParameters, parse_rational
 from streaming_pca.privacy.randomness import replace_noise_door
 from streaming_pca.privacy.shuffling import is_shuffle_private
 from streaming_pca.records import Batch, RecordKind
@@ -390,3 +393,40 @@ def test_a_way_to_centre_works_or_is_refused_with_the_others(name: str, centerin
         return
     with pytest.raises(ValueError, match=f'{name} cannot use centering = "{centering}": use .* or a vector'):
         make(name, centering)
+
+
+@private_case
+def test_reservations_and_states_name_the_law_of_their_noise(name: str, how: Any) -> None:
+    """A state without it, as earlier versions wrote them, is read, and says that its noise was another."""
+    estimator = make(name, how)
+    state = start(estimator)
+    assert estimator.plan(state).parameters["noise"] == "rounded-gaussian"
+    assert state.noise is None
+    after = run(estimator, [records(estimator, 80)])
+    assert after.noise == "rounded-gaussian"
+    with np.load(io.BytesIO(encode_state(after)), allow_pickle=False) as archive:
+        values = {key: archive[key] for key in archive.files}
+    plain = json.loads(values.pop("__plain__").tobytes())
+    del plain["noise"]
+    older = io.BytesIO()
+    np.savez(
+        older, allow_pickle=False, __plain__=np.frombuffer(json.dumps(plain).encode(), np.uint8), **values
+    )
+    read: Any = decode_state(estimator.state_type, older.getvalue())
+    assert read.noise is None
+    assert estimator.plan(read).charge == estimator.plan(after).charge
+    assert estimator.update(read, pack(estimator, records(estimator, 80, 3))).noise == "rounded-gaussian"
+
+
+@private_case
+def test_a_promise_that_int64_cannot_keep_is_refused_before_a_batch_is_charged(name: str, how: Any) -> None:
+    """A plan is what a charge is made of: after it, no calibration may fail."""
+    usual = make(name, how)
+    privacy = PrivacyParameters(epsilon=3e-7, delta=1e-9)
+    try:
+        estimator = find(name)(usual.dim, usual.k, privacy, usual.preprocessing, usual.options)
+        estimator.plan(estimator.init(np.random.default_rng(0)))
+    except CalibrationError:
+        return
+    # Its sums have other units, and the room.
+    run(estimator, [records(estimator, 80)])

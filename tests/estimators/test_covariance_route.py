@@ -20,7 +20,7 @@ from streaming_pca.estimators.analyze_gauss import AnalyzeGauss, AnalyzeGaussOpt
 from streaming_pca.estimators.clipping import PartCosts
 from streaming_pca.estimators.contributions import covariance_sensitivity, covariance_sum, record_sizes
 from streaming_pca.estimators.covariance_memory import MAX_SHAPE_DIM, CovarianceMemory
-from streaming_pca.estimators.covariance_route import Choice, CovarianceRoute, Pilot, covariance_sigma
+from streaming_pca.estimators.covariance_route import Choice, CovarianceRoute, Pilot
 from streaming_pca.estimators.sizes import SizeDistribution
 from streaming_pca.linalg.subspace import orthonormalise, ritz_pairs, subspace_error
 from streaming_pca.preprocessing import Preprocessing
@@ -50,7 +50,7 @@ def make(
 ) -> CovarianceRoute:
     privacy = PrivacyParameters(epsilon=epsilon, delta=1e-6, contributions=contributions)
     preprocessing = Preprocessing(dim=dim, kind=kind, centering=centering)
-    costs = PartCosts(privacy, covariance_sigma(privacy, preprocessing) / covariance_sensitivity(kind))
+    costs = PartCosts(privacy)
     return CovarianceRoute(k, preprocessing, costs, SPAN)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streaming_pca.estimators import image_kernels
+from streaming_pca.estimators import record_reader
 from streaming_pca.estimators.contributions import block_sum, residual_sizes
 from streaming_pca.estimators.image_kernels import FactorImages, MatrixImages
 from streaming_pca.linalg.centred import frobenius_norm
@@ -265,7 +265,7 @@ def test_every_record_adds_what_it_adds_alone(
     single = Batch.of_records([None if x is None else x.astype(np.float32) for x in records], d)
     order = rng.permutation(len(records))
     shuffled = Batch.of_records([records[i] for i in order], d)
-    monkeypatch.setattr(image_kernels, "_LEAST_SHARE", 1)
+    monkeypatch.setattr(record_reader, "_LEAST_SHARE", 1)
     for radius, about in ((1.0, None), (1.0, centre), (frobenius_norm(centre) / 19, centre)):
 
         def total(y: Batch, radius: float = radius, about: Floats | None = about) -> LatticeSum:
@@ -370,7 +370,7 @@ def test_the_last_comparison_allows_for_all_that_may_be_off() -> None:
 
 
 def test_callers_at_once_have_each_their_own_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_kernels, "_LEAST_SHARE", 1)
+    monkeypatch.setattr(record_reader, "_LEAST_SHARE", 1)
     rng = np.random.default_rng(3)
     tasks: list[Callable[[], LatticeSum]] = []
     for d in (5, 33, 64):
@@ -398,7 +398,7 @@ def test_callers_at_once_have_each_their_own_sums(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_fork_sums_as_its_parent_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_kernels, "_LEAST_SHARE", 1)
+    monkeypatch.setattr(record_reader, "_LEAST_SHARE", 1)
     p = Preprocessing(dim=9, centering="none")
     batch = Batch.of_records(company(np.random.default_rng(4), 9, np.float64, 70), 9)
     with limited_threads(3):

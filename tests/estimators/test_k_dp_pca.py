@@ -18,12 +18,12 @@ from streaming_pca.estimators.k_dp_pca import DPPCA, KDPPCA, KDPPCAOptions
 from streaming_pca.linalg.images import COORDINATE_RADIUS
 from streaming_pca.linalg.lattice import MAX_RECORDS
 from streaming_pca.linalg.subspace import orthonormalise
-from streaming_pca.privacy.accounting import Approximate
 from streaming_pca.privacy.calibration import gaussian_delta
 from streaming_pca.privacy.parameters import parse_rational
 from streaming_pca.privacy.randomness import replace_noise_door, utility_generator
 from streaming_pca.records import Batch, RecordKind
 from tests.estimators.suite import made, pack, start
+from tests.privacy.accounting import Approximate
 from tests.privacy.noise import ScriptedDoor, SeededDoor
 
 Matrix = NDArray[np.float64]

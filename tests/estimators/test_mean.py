@@ -26,7 +26,7 @@ from streaming_pca.linalg.record_means import MEAN_RADIUS, quantise_record_means
 from streaming_pca.linalg.subspace import subspace_error
 from streaming_pca.model_file import decode_model_state
 from streaming_pca.preprocessing import Preprocessing
-from streaming_pca.privacy.calibration import discrete_gap, gaussian_delta, pure_epsilon
+from streaming_pca.privacy.calibration import gaussian_delta, pure_epsilon
 from streaming_pca.privacy.mechanisms import gaussian_on_vector, private_quantile
 from streaming_pca.privacy.parameters import PrivacyParameters, parse_rational
 from streaming_pca.privacy.randomness import replace_noise_door, utility_generator
@@ -234,9 +234,7 @@ def test_each_mechanism_costs_the_promise_and_not_more(epsilon: float, contribut
     pm = private_mean(epsilon=epsilon, contributions=contributions)
     z, pure = pm.parameters["sigma_over_sensitivity"], pm.parameters["radius_epsilon"]
     together = gaussian_delta(epsilon, z / math.sqrt(contributions))
-    gap = discrete_gap(epsilon, D / (z * 2 * MEAN_RADIUS) ** 2, contributions)
-    assert together + gap <= (delta if contributions == 1 else delta / 2)
-    assert together >= 0.99 * (delta if contributions == 1 else delta / 2)
+    assert 0.99 * delta <= together <= delta
     assert pure <= epsilon
     # In several batches the quantile is as private as the sum: see pure_epsilon.
     assert contributions == 1 or -2 * ndtri(1 / (1 + math.exp(pure))) <= (1 + 1e-9) / z
@@ -262,7 +260,7 @@ def test_rhos_of_a_mean_add_up_where_each_batch_costs_a_part() -> None:
 
 @pytest.mark.parametrize("name", CENTRED)
 def test_a_user_in_any_mix_of_batches_is_within_the_promise(name: str) -> None:
-    """What a batch's mean costs is no more than what its estimator costs, in delta of gaps too."""
+    """What a batch's mean costs is no more than what its estimator costs."""
     kind = find(name)
     radius = "clip_l2" if name == "noisy-power" else "clip_radius"
     options = {radius: 1.0} if radius in kind.options_type.model_fields else {}
@@ -278,9 +276,8 @@ def test_a_user_in_any_mix_of_batches_is_within_the_promise(name: str) -> None:
     multiplier = of_mean["sigma_over_sensitivity"]
     # Each of them costs a quarter of the promise, or all four of them together the whole.
     batches, epsilon, delta = (1, 0.25, 2.5e-7) if kind.in_parts else (4, 1.0, 1e-6)
-    gap = discrete_gap(epsilon, D / (multiplier * 2 * MEAN_RADIUS) ** 2, batches)
     left = delta * (0.9 if name == "output-perturbation" else 1.0)
-    assert gaussian_delta(epsilon, multiplier / math.sqrt(batches)) + gap <= left
+    assert gaussian_delta(epsilon, multiplier / math.sqrt(batches)) <= left
     assert of_mean["radius_epsilon"] <= (0.25 if kind.in_parts else pure_epsilon(multiplier * (1 - 1e-12)))
 
 

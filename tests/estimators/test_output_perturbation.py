@@ -18,11 +18,11 @@ from streaming_pca.estimators.eigengap import GapBounds, eigenpairs
 from streaming_pca.estimators.output_perturbation import OutputPerturbation
 from streaming_pca.linalg.subspace import subspace_error
 from streaming_pca.preprocessing import Preprocessing
-from streaming_pca.privacy.accounting import Gaussian, Pure, Route, delta_of
 from streaming_pca.privacy.parameters import parse_rational
 from streaming_pca.privacy.randomness import replace_noise_door, utility_generator
 from streaming_pca.records import Batch, RecordKind
 from tests.estimators.suite import made, spiked
+from tests.privacy.accounting import Gaussian, Pure, Route, delta_of
 from tests.privacy.noise import ScriptedDoor, SeededDoor
 
 Floats = NDArray[np.float64]

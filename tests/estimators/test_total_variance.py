@@ -16,7 +16,6 @@ from streaming_pca.estimators.total_variance import (
     TotalVariance,
     learn_total,
     take_total,
-    total_sigma,
 )
 from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy import mechanisms
@@ -29,7 +28,7 @@ from tests.privacy.noise import ScriptedDoor
 Floats = NDArray[np.float64]
 D = 3
 PRIVACY = PrivacyParameters(epsilon=1.0, delta=1e-6)
-COSTS = PartCosts(PRIVACY, total_sigma(PRIVACY) / TOTAL_LATTICE)
+COSTS = PartCosts(PRIVACY)
 SPAN = (2.0**-40, 2.0**60)
 
 
@@ -50,7 +49,7 @@ def exact(items: list[Any]) -> int:
     seen: list[NDArray[np.int64]] = []
 
     def call(total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
-        assert sigma == total_sigma(PRIVACY, COSTS.multiplier)
+        assert sigma == COSTS.sigma(TOTAL_LATTICE)
         seen.append(total)
         return mechanisms.gaussian_on_vector(total, sigma)
 
@@ -75,7 +74,7 @@ def test_a_record_adds_an_integer_from_0_to_the_sensitivity() -> None:
 def test_its_noise_is_that_of_the_sensitivity() -> None:
     for contributions in (1, 5):
         privacy = PrivacyParameters(epsilon=0.7, delta=1e-7, contributions=contributions)
-        multiplier = total_sigma(privacy) / TOTAL_LATTICE
+        multiplier = PartCosts(privacy).sigma(TOTAL_LATTICE) / TOTAL_LATTICE
         assert gaussian_delta(0.7, multiplier / math.sqrt(contributions)) <= 1e-7
         assert gaussian_delta(0.7, 0.999 * multiplier / math.sqrt(contributions)) > 1e-7
 

@@ -85,7 +85,7 @@ def make_streams(cluster: KafkaCluster, directory: Path) -> list[Stream]:
             partitions=PARTITIONS,
             cap=None if streams else CAP,
             session_ms=SESSION_MS,
-            worker={"stop_when_done": False, "noise_pool_mib": 0, "tick_seconds": 0.2},
+            worker={"stop_when_done": False, "tick_seconds": 0.2},
             **how,
         )
         streams.append(made)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import streaming_pca
 from streaming_pca.linalg import _drop_stale_kernels
-from streaming_pca.linalg.clipping import quantise_factors, quantise_matrices
+from streaming_pca.linalg.clipping import quantise_records
 from streaming_pca.linalg.lattice import MATRIX_RADIUS, RADIUS, lattice_unit
 from tests.linalg.judge import (
     EXACT,
@@ -50,7 +50,7 @@ def test_a_clipped_factor_is_within_the_radius_and_close_to_the_exact_one(data: 
         row_unit = lattice_unit(math.sqrt(radius), RADIUS)
         per_unit = 1 / row_unit
         z = np.full_like(x, np.nan)
-        quantise_factors(x, one(x), per_unit, z)
+        quantise_records(x, one(x), per_unit, float(RADIUS), z)
         found = ints(z)
         assert squared(found) <= RADIUS**2
         # Half a cell of rounding, once more where the radius had to be kept, and one unit.
@@ -65,7 +65,7 @@ def test_a_clipped_factor_is_within_the_radius_and_close_to_the_exact_one(data: 
 @example(np.array([[1.7976931348623157e308, 5e-324, 1.0]]))
 def test_a_normalised_factor_has_the_radius_and_not_more(x: Floats) -> None:
     z = np.full_like(x, np.nan)
-    quantise_factors(x, one(x), math.inf, z)
+    quantise_records(x, one(x), math.inf, float(RADIUS), z)
     size = squared(ints(z))
     assert size <= RADIUS**2
     assert size >= (RADIUS - 2 * math.isqrt(x.size) - 3) ** 2 or not x.any()
@@ -80,7 +80,7 @@ def test_a_clipped_matrix_is_within_the_radius_and_close_to_the_exact_one(data: 
         radius = data.draw(radii(norm(exact)))
         per_unit = 1 / lattice_unit(radius, MATRIX_RADIUS)
         z = np.full_like(a, np.nan)
-        quantise_matrices(a, one(a), per_unit, z)
+        quantise_records(a, one(a), per_unit, float(MATRIX_RADIUS), z)
         found = ints(z)
         assert squared(found) <= MATRIX_RADIUS**2
         assert (z == z.T).all()
@@ -94,7 +94,7 @@ def test_a_record_inside_the_radius_is_not_shrunk(d: int) -> None:
     radius = float(np.sum(x * x)) * 1.001
     per_unit = 1 / lattice_unit(math.sqrt(radius), RADIUS)
     z = np.empty_like(x)
-    quantise_factors(x, one(x), per_unit, z)
+    quantise_records(x, one(x), per_unit, float(RADIUS), z)
     assert np.array_equal(z, np.rint(x * per_unit))
 
 
@@ -105,7 +105,7 @@ def test_long_records_stay_within_the_radius_and_are_not_dropped(d: int) -> None
     for scale in 1 + rng.random(20):
         x = np.full((1, d), scale)
         z = np.empty_like(x)
-        quantise_factors(x, one(x), math.inf, z)
+        quantise_records(x, one(x), math.inf, float(RADIUS), z)
         size = squared(ints(z))
         assert (RADIUS - d**0.5 - 3) ** 2 <= size <= RADIUS**2
 
@@ -116,11 +116,11 @@ def test_a_record_that_is_not_finite_contributes_nothing(poison: float) -> None:
     x = np.array([[1.0, poison, 2.0]])
     for per_unit in (1.0, math.inf):
         z = np.ones_like(x)
-        quantise_factors(x, one(x), per_unit, z)
+        quantise_records(x, one(x), per_unit, float(RADIUS), z)
         assert not z.any()
         a = np.repeat(x, 3, axis=0)
         m = np.ones_like(a)
-        quantise_matrices(a, one(a), per_unit, m)
+        quantise_records(a, one(a), per_unit, float(MATRIX_RADIUS), m)
         assert not m.any()
 
 

@@ -11,7 +11,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from streaming_pca import records as records_module
-from streaming_pca.estimators import contributions, image_kernels
+from streaming_pca.estimators import contributions, factor_covariance, image_kernels, record_reader
 from streaming_pca.estimators.bounded_records import BoundedRecords
 from streaming_pca.estimators.contributions import block_sum, covariance_sum, residual_sizes
 from streaming_pca.linalg import tiles
@@ -102,7 +102,9 @@ def test_any_size_of_block_gives_the_same_sum(p: Preprocessing, monkeypatch: pyt
     batch = Batch.of_records(stream(p, 700), D, p.kind)
     whole = sums(batch, p)
     for limit in (2, 6, 64, 1000):
-        monkeypatch.setattr(contributions._Covariance, "limit", limit)
+        monkeypatch.setattr(contributions._MatrixSum, "limit", limit)
+        monkeypatch.setattr(factor_covariance.FactorCovariance, "limit", limit)
+        monkeypatch.setattr(factor_covariance, "_ROWS", max(limit // 3, 1))
         for kernel in (
             image_kernels.FactorImages,
             image_kernels.MatrixImages,
@@ -168,10 +170,11 @@ def test_any_number_of_threads_gives_the_same_sum(p: Preprocessing, monkeypatch:
         assert len(found) == most
         return found
 
-    monkeypatch.setattr(image_kernels, "_LEAST_SHARE", 1)
+    monkeypatch.setattr(record_reader, "_LEAST_SHARE", 1)
     monkeypatch.setattr(image_kernels, "_SHARE", 1)
     monkeypatch.setattr(tiles, "MOST_ROWS", 8)
     monkeypatch.setattr(image_kernels, "shared_out", counted)
+    monkeypatch.setattr(factor_covariance, "shared_out", counted)
     monkeypatch.setattr(image_kernels, "together", all_at_once)
     for n in (1, 2, 3, 7):
         parts.clear()

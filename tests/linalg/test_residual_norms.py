@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from streaming_pca.linalg.residual_norms import residual_norms
+from streaming_pca.linalg.centred import residual_norms
 from tests.linalg.judge import EXACT, Floats, basis_for, decimals, entries, factors, norm, one, symmetric
 
 many = settings(max_examples=300, deadline=None)

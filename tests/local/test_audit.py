@@ -29,8 +29,8 @@ class ScaledDoor(SeededDoor):
         super().__init__()
         self.factor = factor
 
-    def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
-        return super().discrete_gaussian(size, self.factor * scale)
+    def rounded_gaussian(self, total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
+        return super().rounded_gaussian(total, self.factor * sigma)
 
 
 def test_a_report_is_not_refuted() -> None:

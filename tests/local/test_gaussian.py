@@ -14,7 +14,7 @@ from streaming_pca.linalg.lattice import RADIUS
 from streaming_pca.linalg.packed import pack_symmetric, packed_size, unpack_symmetric
 from streaming_pca.local import MAX_DIM, LocalGaussian, noise_sigma, promise_header, report_headers
 from streaming_pca.local.gaussian import unit_ball_integers
-from streaming_pca.privacy.calibration import discrete_gap, gaussian_delta, gaussian_multiplier
+from streaming_pca.privacy.calibration import gaussian_delta, gaussian_multiplier
 from streaming_pca.privacy.errors import CalibrationError, ParameterError
 from streaming_pca.privacy.randomness import replace_noise_door
 from tests.privacy.noise import FACTORS, MISS, ScriptedDoor, has_scale, missed
@@ -127,8 +127,7 @@ def test_the_stated_scale_keeps_the_promise_and_no_smaller_one_does(epsilon: flo
     assert sigma == LocalGaussian(epsilon, delta).sigma
     exact = gaussian_multiplier(epsilon, delta) * math.sqrt(2)
     assert exact <= sigma <= exact * (1 + 1e-8)
-    gap = discrete_gap(epsilon, packed_size(MAX_DIM) / (sigma * RADIUS**2) ** 2)
-    assert gaussian_delta(epsilon, sigma / math.sqrt(2)) + gap <= delta * (1 + 1e-13)
+    assert gaussian_delta(epsilon, sigma / math.sqrt(2)) <= delta * (1 + 1e-13)
 
 
 def test_the_scale_that_is_documented() -> None:
@@ -142,9 +141,7 @@ def test_promises_that_cannot_be_kept_are_refused() -> None:
                 make(epsilon, delta)
     with pytest.raises(CalibrationError, match="raise epsilon"):
         noise_sigma(1e-7, 1e-9)
-    with pytest.raises(CalibrationError, match="raise delta or lower epsilon"):
-        noise_sigma(40.0, 1e-6)
-    for epsilon, delta in ((1e-4, 1e-6), (25.0, 1e-6), (13.0, 1e-12)):
+    for epsilon, delta in ((1e-4, 1e-6), (1000.0, 1e-6), (13.0, 1e-300)):
         assert noise_sigma(epsilon, delta) > 0
     for radius in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ParameterError, match="radius"):
@@ -185,7 +182,8 @@ def test_a_producer_needs_little() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     others, own = (line.split() for line in done.stdout.splitlines())
-    # deprecated and wrapt are OpenDP's, and mpmath takes gmpy2 where it is installed.
-    assert set(others) - {"deprecated", "wrapt", "gmpy2"} == {"mpmath", "numpy", "opendp", "streaming_pca"}
+    # The first two are SciPy's, and mpmath takes gmpy2 where it is installed.
+    least = set(others) - {"charset_normalizer", "cython_runtime", "gmpy2"}
+    assert least == {"mpmath", "numpy", "scipy", "streaming_pca"}
     folders = {name.split(".")[1] for name in own}
     assert folders == {"linalg", "local", "privacy"}

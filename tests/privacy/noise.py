@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from streaming_pca.privacy.mechanisms.addition import add
+
 LEVEL = 2e-7
 MISS = 1e-7
 FACTORS = [0.7, 1.3]
@@ -27,9 +29,9 @@ class ScriptedDoor:
         self.asked: list[tuple[str, int, float]] = []
         self.scores: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
-    def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
-        self.asked.append(("gaussian", size, scale))
-        return self.noise(size, scale)
+    def rounded_gaussian(self, total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
+        self.asked.append(("gaussian", total.size, sigma))
+        return add(total, self.noise(total.size, sigma))
 
     def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
         self.asked.append(("laplace", size, scale))
@@ -54,8 +56,8 @@ class SeededDoor:
     def rng(self) -> np.random.Generator:
         return self._rng
 
-    def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
-        return np.rint(self.rng().normal(scale=scale, size=size)).astype(np.int64)
+    def rounded_gaussian(self, total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
+        return add(total, np.rint(self.rng().normal(scale=sigma, size=total.size)).astype(np.int64))
 
     def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
         return np.rint(self.rng().laplace(scale=scale, size=size)).astype(np.int64)

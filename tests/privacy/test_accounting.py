@@ -11,19 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streaming_pca.privacy.accounting import (
-    Approximate,
-    Counts,
-    Gaussian,
-    Mechanism,
-    Parallel,
-    Pure,
-    Route,
-    delta_of,
-    epsilon_of,
-)
 from streaming_pca.privacy.calibration import (
-    DISCRETE_GAP,
     gaussian_delta,
     gaussian_multiplier,
     lattice_sigma,
@@ -33,6 +21,16 @@ from streaming_pca.privacy.entries import Cap
 from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.privacy.ledger import within_cap
 from streaming_pca.privacy.parameters import Charge
+from tests.privacy.accounting import (
+    Approximate,
+    Gaussian,
+    Mechanism,
+    Parallel,
+    Pure,
+    Route,
+    delta_of,
+    epsilon_of,
+)
 
 ROUTES = list(Route)
 
@@ -87,47 +85,6 @@ def test_the_delta_of_an_approximate_mechanism_stands_beside_the_rest(route: Rou
     assert with_delta == pytest.approx(delta_of([Pure(0.3), Gaussian(5.0)], 1.5, route) + 1e-5, rel=1e-9)
 
 
-@pytest.mark.parametrize("route", [Route.GDP, Route.PLD])
-def test_the_distance_to_the_continuous_gaussian_is_charged_to_delta(route: Route) -> None:
-    n, sigma = 400.0, 1e4
-    discrete = Gaussian.on_lattice(sigma, 2500.0, n)
-    distance = DISCRETE_GAP * n / sigma**2
-    assert discrete.distance == pytest.approx(distance)
-    bare = delta_of([Gaussian(4.0)], 1.0, route, contributions=3)
-    assert delta_of([discrete], 1.0, route, contributions=3) == pytest.approx(
-        bare + 3 * (1 + math.e) * distance, rel=1e-9
-    )
-    # A delta that the gaps use up has no epsilon.
-    assert epsilon_of([discrete], distance, route) == math.inf
-
-
-def test_zcdp_needs_no_gap() -> None:
-    lattice = delta_of([Gaussian.on_lattice(1e4, 2500.0, 400.0)], 1.0, Route.ZCDP)
-    assert lattice == pytest.approx(delta_of([Gaussian(4.0)], 1.0, Route.ZCDP), rel=1e-9)
-
-
-@pytest.mark.parametrize("sigma", [0.7, 2.0, 10.0])
-def test_counts_cost_two_discrete_gaussians(sigma: float) -> None:
-    """Delta of the two bins that change, summed over all their answers: by PLD tight, by zCDP above."""
-    epsilon = 1.5 / sigma
-    reach = range(-math.ceil(14 * sigma) - 2, math.ceil(14 * sigma) + 3)
-    with mpmath.workdps(30):
-        weights = {j: mpmath.exp(-(mpmath.mpf(j) ** 2) / (2 * mpmath.mpf(sigma) ** 2)) for j in reach}
-        whole = mpmath.fsum(weights.values()) ** 2
-        # Bin one loses a record, bin two gains one: the loss depends on i - j alone.
-        sums: dict[int, mpmath.mpf] = {}
-        for i, p in weights.items():
-            for j, q in weights.items():
-                sums[i - j] = sums.get(i - j, 0) + p * q
-        exact = mpmath.fsum(
-            p / whole * max(1 - mpmath.exp(epsilon - (2 * s + 2) / (2 * mpmath.mpf(sigma) ** 2)), 0)
-            for s, p in sums.items()
-        )
-    counts = Counts(1 / sigma**2)
-    assert exact <= delta_of([counts], epsilon, Route.PLD) <= exact * 1.01 + 1e-9
-    assert exact <= delta_of([counts], epsilon, Route.ZCDP)
-
-
 def test_disjoint_parts_cost_the_worst_of_them() -> None:
     gaussian, pure = Gaussian(5.0), Pure(0.9)
     for route in ROUTES:
@@ -155,8 +112,8 @@ def test_the_rule_for_users_covers_every_mixture_and_wastes_nothing(
     (1e-5 for their pessimistic rounding), and the worst choice reaches it, so
     no rule could be cheaper by more than that.
     """
-    sigma = lattice_sigma(epsilon, delta, 2.0**40, 1.0, contributions=contributions)
-    gaussian = Gaussian.on_lattice(sigma, 2.0**40, 1.0)
+    sigma = lattice_sigma(epsilon, delta, 2.0**40, contributions=contributions)
+    gaussian = Gaussian(sigma / 2.0**40)
     batch = Parallel(gaussian, Pure(pure_epsilon(sigma / 2.0**40)))
     by_rule = epsilon_of([batch], delta, Route.GDP, contributions)
     by_pld = epsilon_of([batch], delta, Route.PLD, contributions)
@@ -170,8 +127,8 @@ def test_the_rule_for_users_covers_every_mixture_and_wastes_nothing(
 
 def test_the_rule_for_users_would_fail_with_a_pure_part_at_the_whole_epsilon() -> None:
     """What one batch may spend on a pure part, every batch may not: the test above can fail."""
-    sigma = lattice_sigma(1.0, 1e-6, 2.0**40, 1.0, contributions=3)
-    batch = Parallel(Gaussian.on_lattice(sigma, 2.0**40, 1.0), Pure(1.0))
+    sigma = lattice_sigma(1.0, 1e-6, 2.0**40, contributions=3)
+    batch = Parallel(Gaussian(sigma / 2.0**40), Pure(1.0))
     assert epsilon_of([batch], 1e-6, Route.PLD, 3) > 2
     assert epsilon_of([batch], 1e-6, Route.GDP, 3) > 2
 
@@ -263,11 +220,6 @@ def test_charges_chosen_from_what_is_left_never_pass_the_cap(
     [
         (lambda: Gaussian(0.0), "multiplier"),
         (lambda: Gaussian(math.nan), "multiplier"),
-        (lambda: Gaussian(1.0, math.nan), "distance"),
-        (lambda: Gaussian(1.0, -1e-9), "distance"),
-        (lambda: Gaussian.on_lattice(20.0, 1.0, 1.0), "sigma"),
-        (lambda: Gaussian.on_lattice(100.0, 0.0, 1.0), "sensitivity"),
-        (lambda: Gaussian.on_lattice(100.0, 1.0, math.inf), "relative_inverse_variances"),
         (lambda: Pure(0.0), "epsilon"),
         (lambda: Pure(math.inf), "epsilon"),
         (lambda: Pure(1000.0), "epsilon"),
@@ -275,14 +227,12 @@ def test_charges_chosen_from_what_is_left_never_pass_the_cap(
         (lambda: delta_of([Gaussian(0.01)], 1.0, Route.PLD), "mechanisms"),
         (lambda: Approximate(1.0, 0.0), "delta"),
         (lambda: Approximate(1.0, 1.0), "delta"),
-        (lambda: Counts(-1.0), "rho"),
         (lambda: Parallel(), "parts"),
         (lambda: delta_of([], 1.0, Route.PLD), "mechanisms"),
         (lambda: delta_of([Pure(1.0)], math.nan, Route.PLD), "epsilon"),
         (lambda: delta_of([Pure(1.0)], 1.0, Route.PLD, 0), "contributions"),
         (lambda: epsilon_of([Pure(1.0)], 0.0, Route.GDP), "delta"),
         (lambda: epsilon_of([Pure(1.0)], 1.0, Route.GDP), "delta"),
-        (lambda: delta_of([Counts(1.0)], 1.0, Route.GDP), "counts"),
     ],
 )
 def test_a_parameter_out_of_its_range_is_named(make: object, name: str) -> None:

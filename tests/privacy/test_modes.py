@@ -84,12 +84,9 @@ def test_bins_that_are_no_bins_are_refused() -> None:
         gaussian_modes(np.zeros((0, 3), dtype=np.int32), 1.0, 0.1)
 
 
-def discrete_gaussian(scale: float, reach: int) -> dict[int, mpmath.mpf]:
-    weights = {
-        j: mpmath.exp(-(mpmath.mpf(j) ** 2) / (2 * mpmath.mpf(scale) ** 2)) for j in range(-reach, reach)
-    }
-    total = mpmath.fsum(weights.values())
-    return {j: w / total for j, w in weights.items()}
+def rounded_gaussian(scale: float, reach: int) -> dict[int, mpmath.mpf]:
+    below = [mpmath.ncdf((j - mpmath.mpf(0.5)) / scale) for j in range(-reach, reach + 1)]
+    return {j: after - before for j, (before, after) in enumerate(itertools.pairwise(below), -reach)}
 
 
 @pytest.mark.parametrize(("n", "rho"), [(1, 0.5), (1, 8.0), (10, 0.02), (4000, 1.0)])
@@ -99,7 +96,7 @@ def test_the_threshold_hides_bins_of_one_record(n: int, rho: float, delta: float
     t = gaussian_modes_threshold(n, rho, delta)
     scale = math.sqrt(n / rho)
     with mpmath.workdps(30):
-        law = discrete_gaussian(scale, t + 20 + math.ceil(12 * scale))
+        law = rounded_gaussian(scale, t + 20 + math.ceil(12 * scale))
 
         def shown(threshold: int) -> mpmath.mpf:
             return n * mpmath.fsum(p for j, p in law.items() if 1 + j >= threshold)
@@ -117,7 +114,7 @@ def test_gaussian_modes_are_private_by_their_exact_distribution() -> None:
     worst = mpmath.mpf(0)
     with mpmath.workdps(30):
         reach = t + 12 + math.ceil(10 * scale)
-        law = discrete_gaussian(scale, 2 * reach)
+        law = rounded_gaussian(scale, 2 * reach)
 
         def of(count: int) -> dict[int | None, mpmath.mpf]:
             if count == 0:

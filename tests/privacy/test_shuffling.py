@@ -12,7 +12,7 @@ from scipy import stats
 
 from streaming_pca.privacy.calibration import CalibrationError, gaussian_delta, gaussian_multiplier
 from streaming_pca.privacy.errors import ParameterError
-from streaming_pca.privacy.mechanisms.shuffled import NoiseAhead, gaussian_on_message, secret_permutation
+from streaming_pca.privacy.mechanisms.shuffled import gaussian_on_message, secret_permutation
 from streaming_pca.privacy.randomness import noise_door, replace_noise_door
 from streaming_pca.privacy.shuffling import (
     blanket_delta,
@@ -20,7 +20,7 @@ from streaming_pca.privacy.shuffling import (
     shuffled_multiplier,
     shuffled_sigma,
 )
-from tests.privacy.noise import FACTORS, MISS, ScriptedDoor, SeededDoor, has_scale, missed
+from tests.privacy.noise import FACTORS, MISS, ScriptedDoor, has_scale, missed
 
 Floats = NDArray[np.float64]
 
@@ -187,18 +187,14 @@ def test_parameters_out_of_range_are_refused(
 
 
 def test_a_lattice_scale_is_checked() -> None:
-    needed = shuffled_multiplier(1.0, 1e-6 * 0.99, 1000)
-    sigma = shuffled_sigma(1.0, 1e-6, 1000, 5000.0, 2.0**41)
+    needed = shuffled_multiplier(1.0, 1e-6, 1000)
+    sigma = shuffled_sigma(1.0, 1e-6, 1000, 2.0**41)
     assert needed * 2.0**41 <= sigma <= needed * 2.0**41 * (1 + 1e-12)
-    assert shuffled_sigma(1.0, 1e-6, 1000, 5000.0, 2.0**41, 2.0) == pytest.approx(2.0**42)
+    assert shuffled_sigma(1.0, 1e-6, 1000, 2.0**41, 2.0) == pytest.approx(2.0**42)
     with pytest.raises(CalibrationError, match=r"noise_multiplier = 0.08 .* at least 0.8"):
-        shuffled_sigma(1.0, 1e-6, 1000, 5000.0, 2.0**41, 0.08)
-    with pytest.raises(CalibrationError, match="too small"):
-        shuffled_sigma(1.0, 1e-9, 1000, 1e12, 2.0**20)
-    with pytest.raises(CalibrationError, match="lattice units"):
-        shuffled_sigma(1.0, 1e-6, 1000, 5000.0, 10.0)
-    with pytest.raises(CalibrationError, match="lattice units"):
-        shuffled_sigma(1e-6, 1e-6, 2, 10.0, 2.0**41)
+        shuffled_sigma(1.0, 1e-6, 1000, 2.0**41, 0.08)
+    with pytest.raises(CalibrationError, match="raise epsilon"):
+        shuffled_sigma(1e-6, 1e-6, 2, 2.0**41)
 
 
 # The order.
@@ -240,47 +236,25 @@ def test_an_order_of_anything_but_a_vector_of_integers_is_refused() -> None:
 # Messages.
 
 
-def test_a_message_is_its_contribution_and_noise_drawn_ahead() -> None:
-    drawn: list[NDArray[np.int64]] = []
-
-    def count(size: int, scale: float) -> NDArray[np.int64]:
-        drawn.append(np.arange(size, dtype=np.int64) + 1000 * len(drawn))
-        return drawn[-1]
-
-    door = ScriptedDoor(count)
+def test_a_message_is_its_contribution_and_noise_of_its_own() -> None:
+    door = ScriptedDoor(lambda size, scale: np.arange(size, dtype=np.int64))
     with replace_noise_door(door):
-        noise = NoiseAhead(700, 200, 5.0)
-        at = np.full(200, -10, dtype=np.int64)
-        sent = [gaussian_on_message(at, noise, 5.0) for _ in range(700)]
-        with pytest.raises(ParameterError, match="no noise is left"):
-            gaussian_on_message(at, noise, 5.0)
-    # No draw twice, none left out.
-    assert len(drawn) > 1
-    expected = np.concatenate(drawn).reshape(-1, 200) - 10
-    assert np.array_equal(np.array(sent), expected)
-    assert sum(size for _, size, _ in door.asked) == 140_000
-    assert {scale for _, _, scale in door.asked} == {5.0}
+        sent = gaussian_on_message(np.full(200, -10, dtype=np.int64), 5.0)
+    assert np.array_equal(sent, np.arange(200) - 10)
+    assert door.asked == [("gaussian", 200, 5.0)]
 
 
 @pytest.mark.parametrize("factor", [1.0, *FACTORS])
 def test_the_noise_of_messages_has_the_scale_that_is_stated(factor: float) -> None:
     n, sigma = 1000, 2.0**41
     assert all(missed(n, "gaussian", f) < MISS for f in FACTORS)
-    noise = NoiseAhead(n // 5, 5, sigma)
     at = np.full(5, 2**40, dtype=np.int64)
-    sent = np.array([gaussian_on_message(at, noise, sigma) - at for _ in range(n // 5)])
+    sent = np.array([gaussian_on_message(at, sigma) - at for _ in range(n // 5)])
     assert has_scale(sent, sigma * factor) == (factor == 1.0)
 
 
-def test_messages_of_another_shape_type_or_scale_are_refused() -> None:
-    with replace_noise_door(SeededDoor()):
-        noise = NoiseAhead(4, 3, 100.0)
-        with pytest.raises(ParameterError, match="int64"):
-            gaussian_on_message(np.zeros(3), noise, 100.0)  # type: ignore[arg-type]
-        with pytest.raises(ParameterError, match="shape"):
-            gaussian_on_message(np.zeros(2, dtype=np.int64), noise, 100.0)
-        with pytest.raises(ParameterError, match="sigma"):
-            gaussian_on_message(np.zeros(3, dtype=np.int64), noise, 99.0)
-    for bad in ((0, 3, 1.0), (3, 0, 1.0), (3, 3, 0.0)):
-        with pytest.raises(ParameterError):
-            NoiseAhead(*bad)
+def test_messages_of_another_type_or_scale_are_refused() -> None:
+    with pytest.raises(ParameterError, match="int64"):
+        gaussian_on_message(np.zeros(3), 100.0)  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match="sigma"):
+        gaussian_on_message(np.zeros(3, dtype=np.int64), 0.0)

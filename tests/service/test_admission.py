@@ -221,3 +221,36 @@ def test_options_of_other_streams_may_change_between_batches() -> None:
     plan = stream.made.plan(stream.made.init(utility_generator(0)))
     reserve(log, stream, parameters=parameters_of(stream, plan))
     check_admission(a_stream(options={"clip_quantile": 0.9}), log.ledger)
+
+
+def without_law(stream: StreamSettings) -> dict[str, Any]:
+    """What a reservation of an earlier version carries: it names no law, its noise was discrete."""
+    parameters = stream.made.plan(stream.made.init(utility_generator(0))).parameters
+    assert parameters.pop("noise") == "rounded-gaussian"
+    return parameters | {"options": stream.mechanism_options}
+
+
+@pytest.mark.parametrize("how", [{}, {"privacy_unit": "row"}, {"privacy_unit": "user"}])
+def test_a_stream_of_an_earlier_version_goes_on_where_a_unit_is_in_one_batch(how: dict[str, Any]) -> None:
+    """Each batch's charge covers it under the law that it was drawn by, and no unit meets both."""
+    stream = a_stream(**how)
+    log = Writer(1, "1e-6")
+    reserve(log, stream, parameters=without_law(stream))
+    check_admission(stream, log.ledger)
+
+
+def test_a_stream_whose_users_would_meet_both_laws_is_refused() -> None:
+    stream = a_stream(**OF_USERS, options={"n_records": 300})
+    assert stream.contributions_per_user > 1
+    log = Writer(1, "1e-6")
+    reserve(log, stream, parameters=without_law(stream))
+    with pytest.raises(StreamRefused, match=r"earlier version, whose noise was discrete.* new stream.name$"):
+        check_admission(stream, log.ledger)
+
+
+def test_a_batch_that_an_earlier_version_reserved_is_another_batch_now() -> None:
+    """So it is abandoned, its charge stays, and no answer mixes a charge with another law."""
+    stream = a_stream()
+    plan = stream.made.plan(stream.made.init(utility_generator(0)))
+    assert parameters_of(stream, plan) != without_law(stream) | {"seed": stream.seed}
+    assert parameters_of(stream, plan)["noise"] == "rounded-gaussian"

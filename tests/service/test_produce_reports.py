@@ -233,10 +233,10 @@ def test_an_interrupted_file_goes_on_where_it_stopped(
     mechanism = LocalGaussian(*ONE)
 
     class Interrupted(ScriptedDoor):
-        def discrete_gaussian(self, size: int, scale: float) -> Any:
+        def rounded_gaussian(self, total: Any, sigma: float) -> Any:
             if len(self.asked) == 2:
                 raise KeyboardInterrupt
-            return super().discrete_gaussian(size, scale)
+            return super().rounded_gaussian(total, sigma)
 
     x = np.arange(1.0, 9.0)[:, None] / 16
     records = RecordFile.of_array(x, "x.npy")

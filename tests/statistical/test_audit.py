@@ -24,7 +24,6 @@ from streaming_pca.estimators.analyze_gauss import AnalyzeGauss, AnalyzeGaussSta
 from streaming_pca.estimators.audit_composed import COMPOSED_CASES
 from streaming_pca.estimators.audit_setups import SETUPS, unreachable
 from streaming_pca.estimators.contributions import covariance_sum
-from streaming_pca.estimators.covariance_route import covariance_sigma
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.linalg.lattice import LatticeSum
 from streaming_pca.privacy import mechanisms
@@ -50,7 +49,6 @@ PURE_EPSILON = 2.0
 # Helpers of mechanisms, and an error: they release nothing.
 NO_MECHANISMS = {
     "AlreadyFired",
-    "NoiseAhead",
     "gaussian_modes_threshold",
     "laplace_scale",
     "secret_permutation",
@@ -110,7 +108,7 @@ def power(case: Case, n: int, false_positive: float, false_negative: float) -> f
     counts = np.arange(n + 1)
     claim = case.claim
     a, b = np.meshgrid(counts, counts, indexing="ij", sparse=True)
-    refuted = mu_bound(a, b, n, claim.gap, REFUTED_AT / 2) > claim.mu
+    refuted = mu_bound(a, b, n, REFUTED_AT / 2) > claim.mu
     refuted |= epsilon_bound(a, b, n, claim.delta, REFUTED_AT / 2) > claim.epsilon
     first, second = (stats.binom.pmf(counts, n, rate) for rate in (false_positive, false_negative))
     return float(first @ refuted @ second)
@@ -122,8 +120,9 @@ class NumpyDoor:
     def __init__(self, factor: float = 1.0, seed: int | None = 0) -> None:
         self.factor, self.rng = factor, np.random.default_rng(seed)
 
-    def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
-        return np.rint(self.rng.normal(scale=self.factor * scale, size=size)).astype(np.int64)
+    def rounded_gaussian(self, total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
+        noise = self.rng.normal(scale=self.factor * sigma, size=total.shape)
+        return np.asarray(total + np.rint(noise).astype(np.int64))
 
     def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
         # The difference of two geometric numbers is discrete Laplace.
@@ -139,14 +138,14 @@ class NumpyDoor:
 
 
 class HalfOfTheRealDoor(NumpyDoor):
-    """OpenDP's own noise, of half the scale."""
+    """The real door's own noise, of half the scale."""
 
     def __init__(self, door: NoiseDoor) -> None:
         super().__init__()
         self.door = door
 
-    def discrete_gaussian(self, size: int, scale: float) -> NDArray[np.int64]:
-        return self.door.discrete_gaussian(size, scale / 2)
+    def rounded_gaussian(self, total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
+        return self.door.rounded_gaussian(total, sigma / 2)
 
 
 # What stands.
@@ -391,7 +390,7 @@ class FloatNoise(AnalyzeGauss):
     def _update(self, state: AnalyzeGaussState, batch: Batch) -> tuple[AnalyzeGaussState, int]:
         assert self.options.clip_radius is not None
         exact = covariance_sum(batch, self.preprocessing, self.options.clip_radius)
-        sigma = covariance_sigma(self.privacy, self.preprocessing) * exact.unit
+        sigma = self.costs.sigma(exact.sensitivity) * exact.unit
         d = self.dim
         noise = np.triu(self.rng.normal(scale=sigma / math.sqrt(2), size=(d, d)), 1)
         noise = noise + noise.T + np.diag(self.rng.normal(scale=sigma, size=d))

@@ -1,8 +1,8 @@
 """Every mechanism: the only code that adds noise.
 
 A mechanism takes exact integers, or a number a record of which it uses the
-order only, and draws from OpenDP's exact samplers through the noise door. What
-happens after is post-processing. Adjacency is replace-one throughout: one
+order only, and draws through the noise door. What happens after is
+post-processing. Adjacency is replace-one throughout: one
 record of the input is replaced by another, or by the null record.
 
 Errors are about public parameters, types and shapes, never about values that
@@ -30,7 +30,7 @@ from streaming_pca.privacy.mechanisms.histogram import (
 )
 from streaming_pca.privacy.mechanisms.laplace import laplace_on_vector, laplace_scale
 from streaming_pca.privacy.mechanisms.quantile import private_quantile
-from streaming_pca.privacy.mechanisms.shuffled import NoiseAhead, gaussian_on_message, secret_permutation
+from streaming_pca.privacy.mechanisms.shuffled import gaussian_on_message, secret_permutation
 from streaming_pca.privacy.mechanisms.threshold import AboveThreshold, AlreadyFired
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = [
     "AboveThreshold",
     "AlreadyFired",
-    "NoiseAhead",
     "gaussian_histogram",
     "gaussian_histogram_argmax",
     "gaussian_modes",

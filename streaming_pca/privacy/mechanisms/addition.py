@@ -1,6 +1,6 @@
-"""Adding noise in 64 bits without a word's end showing.
+"""Saturation-safe int64 addition of discrete noise.
 
-The samplers saturate: a draw beyond int64 becomes its end. Here the sum is
+OpenDP's samplers saturate: a draw beyond int64 becomes its end. Here the sum is
 clipped so that a saturated draw and the true one give the same answer, and the
 answer is then a function of (total + noise) in unbounded integers: what is
 private there stays private, to the last bit and with no tail to charge.
@@ -12,11 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.privacy.errors import ParameterError
+from streaming_pca.privacy.noise import LARGEST_TOTAL
 
-__all__ = ["LARGEST_TOTAL", "add", "require_integers"]
-
-LARGEST_TOTAL = 2**62
-"""Totals are clipped to this before noise, results to one less after it."""
+__all__ = ["add", "require_integers"]
 
 _ENDS = np.iinfo(np.int64)
 

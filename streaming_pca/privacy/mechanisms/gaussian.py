@@ -1,16 +1,12 @@
-"""Discrete Gaussian noise on exact integer sums.
+"""Gaussian noise on exact integer sums, rounded to a grid (:mod:`~streaming_pca.privacy.noise`).
 
-Two bounds hold for each mechanism here, and both rest on one number, the sum
-over coordinates of (D_i/sigma_i)**2, D the difference of two neighbouring sums:
+Rounding is post-processing, so what holds for the continuous Gaussian mechanism holds
+here. It rests on one number, D'^2, the sum over coordinates of (D_i/sigma_i)**2, D the
+difference of two neighbouring sums: the privacy loss is normal with mean D'^2/2 and variance D'^2, that
+of one Gaussian of multiplier 1/D' (Balle and Wang 2018, Lemma 3). Hence
 
-- (epsilon, delta), by :func:`calibration.lattice_sigma`. For the continuous
-  Gaussian the privacy loss between neighbours is normal with mean D'^2/2 and
-  variance D'^2, D'^2 = sum (D_i/sigma_i)**2, so it is that of one Gaussian of
-  multiplier 1/D' (Balle and Wang 2018, Lemma 3). Rounding its answers is
-  post-processing, and the distance of the discrete from the rounded noise is
-  charged to delta (:mod:`calibration`).
-- rho-zCDP with rho = D'^2/2, for the discrete Gaussian itself, at any scale
-  (Canonne, Kamath and Steinke 2020, Theorem 14).
+- (epsilon, delta), by :func:`calibration.lattice_sigma`;
+- rho-zCDP with rho = D'^2/2 (Bun and Steinke 2016, Proposition 1.6).
 """
 
 from __future__ import annotations
@@ -21,15 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.privacy.errors import ParameterError, require_positive
-from streaming_pca.privacy.mechanisms.addition import add, require_integers
+from streaming_pca.privacy.mechanisms.addition import require_integers
 from streaming_pca.privacy.randomness import noise_door
 
 __all__ = ["gaussian_on_symmetric", "gaussian_on_symmetric_space", "gaussian_on_vector"]
 
 
-def gaussian_on_vector(
-    total: NDArray[np.int64], sigma: float, *, public_size: bool = True
-) -> NDArray[np.int64]:
+def gaussian_on_vector(total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
     """Lattice Gaussian mechanism on an integer vector.
 
     Parameters
@@ -38,32 +32,31 @@ def gaussian_on_vector(
         Exact sum, in lattice units.
     sigma : float
         Noise scale in lattice units.
-    public_size : bool
-        Whether n is public (:func:`~streaming_pca.privacy.randomness.noise_door`).
 
     Returns
     -------
     int64 array of the same shape, within 2**62 of 0
+        Multiples of 2**:func:`~streaming_pca.privacy.noise.grid_exponent`, which is
+        sigma 2**-26 or less where it is not 1.
 
     Raises
     ------
     ParameterError
-        If ``sigma`` is not a finite number above 0 or ``total`` is not int64.
+        If ``sigma`` is not a number above 0 and at most 2**57 or ``total`` is not int64.
 
     Notes
     -----
-    Released: every coordinate plus an independent discrete Gaussian, P(j)
-    proportional to exp(-j**2/(2 sigma**2)). Adjacency: replace-one, under which
-    neighbouring totals differ by at most D_2 in L2. All scales are sigma, so
-    D' = D_2/sigma whatever the direction of the difference: (epsilon, delta)
-    by :func:`calibration.lattice_sigma` for ``sensitivity = D_2`` and n
-    coordinates, and D_2**2/(2 sigma**2)-zCDP.
+    Released: every coordinate plus an independent Gaussian, rounded. Adjacency:
+    replace-one, under which neighbouring totals differ by at most D_2 in L2. All
+    scales are sigma, so D' = D_2/sigma whatever the direction of the difference:
+    (epsilon, delta) by :func:`calibration.lattice_sigma` for ``sensitivity =
+    D_2``, and D_2**2/(2 sigma**2)-zCDP.
 
-    Source: Canonne, Kamath and Steinke 2020; Balle and Wang 2018.
+    Source: Balle and Wang 2018.
     """
     require_positive("sigma", sigma)
     require_integers("total", total)
-    return add(total, noise_door(public_size=public_size).discrete_gaussian(total.size, sigma))
+    return noise_door().rounded_gaussian(total, sigma)
 
 
 def gaussian_on_symmetric(total: NDArray[np.int64], sigma: float) -> NDArray[np.float64]:
@@ -84,13 +77,13 @@ def gaussian_on_symmetric(total: NDArray[np.int64], sigma: float) -> NDArray[np.
     Raises
     ------
     ParameterError
-        If ``sigma`` is not a finite number above 0, or ``total`` is not int64 or not square.
+        If ``sigma`` is not a number above 0 and at most 2**57, or ``total`` is not int64 or not square.
 
     Notes
     -----
     Released: the d(d+1)/2 integers of the upper triangle, each plus an
-    independent discrete Gaussian, sigma_ii = sigma and sigma_ij = sigma/sqrt(2)
-    (rounded up). Adjacency: replace-one, under which neighbours differ by a
+    independent Gaussian, sigma_ii = sigma and sigma_ij = sigma/sqrt(2) (rounded
+    up), and rounded. Adjacency: replace-one, under which neighbours differ by a
     symmetric D with |D|_F <= D_F.
 
     Covariance: a symmetric matrix of noise N with these variances has density
@@ -105,8 +98,7 @@ def gaussian_on_symmetric(total: NDArray[np.int64], sigma: float) -> NDArray[np.
     sensitivity D_F costs: rho = D_F^2/(2 sigma^2). Equal variances would spend
     the same and add up to twice the noise off the diagonal.
 
-    For :func:`calibration.lattice_sigma`, ``sensitivity = D_F`` and the sum of
-    (sigma/sigma_i)^2 is d + 2 d(d-1)/2 = d^2.
+    For :func:`calibration.lattice_sigma`, ``sensitivity = D_F``.
 
     Source: Dwork, Talwar, Thakurta and Zhang 2014, with the off-diagonal mended.
     """
@@ -115,15 +107,12 @@ def gaussian_on_symmetric(total: NDArray[np.int64], sigma: float) -> NDArray[np.
     if total.ndim != 2 or total.shape[0] != total.shape[1] or not total.size:
         raise ParameterError(f"total must be a square matrix, not of shape {total.shape}")
     d = total.shape[0]
-    door = noise_door(public_size=True)
     upper = np.triu_indices(d, 1)
     off_scale = math.nextafter(sigma / math.sqrt(2), math.inf)
     noisy = np.zeros((d, d), dtype=np.float64)
-    if d > 1:
-        above = add(total[upper], door.discrete_gaussian(upper[0].size, off_scale)).astype(np.float64)
-        noisy[upper] = above
-        noisy.T[upper] = above
-    np.fill_diagonal(noisy, add(np.diagonal(total), door.discrete_gaussian(d, sigma)).astype(np.float64))
+    noisy[upper] = noise_door().rounded_gaussian(total[upper], off_scale)
+    noisy.T[upper] = noisy[upper]
+    np.fill_diagonal(noisy, noise_door().rounded_gaussian(np.diagonal(total), sigma))
     return noisy
 
 
@@ -148,18 +137,18 @@ def gaussian_on_symmetric_space(
     Raises
     ------
     ParameterError
-        If ``sigma`` is not a finite number above 0, ``total`` is not int64, or
+        If ``sigma`` is not a number above 0 and at most 2**57, ``total`` is not int64, or
         the shapes differ.
 
     Notes
     -----
-    Released: all d k integers, each plus an independent discrete Gaussian of
-    scale sigma: S_Q is not a subspace of the lattice, so noise drawn inside it
+    Released: all d k integers, each plus an independent Gaussian of scale sigma,
+    and rounded: S_Q is not a subspace of the lattice, so noise drawn inside it
     would leave float residue outside it bare. Adjacency: replace-one, under
     which neighbours differ by at most D_F in Frobenius norm; all scales are
-    equal, so D' = D_F/sigma in every direction, as for a vector, and the d k
-    coordinates cost (epsilon, delta) by :func:`calibration.lattice_sigma` for
-    ``sensitivity = D_F`` and d k coordinates, and rho = D_F^2/(2 sigma^2). The
+    equal, so D' = D_F/sigma in every direction, as for a vector: they cost
+    (epsilon, delta) by :func:`calibration.lattice_sigma` for ``sensitivity =
+    D_F``, and rho = D_F^2/(2 sigma^2). The
     projection is post-processing.
 
     Covariance after it: write the noise as Q B + Z, B = Q^T N and Q^T Z = 0.

@@ -103,7 +103,7 @@ def stability_histogram(keys: Sequence[Key | None], epsilon: float, delta: float
     counts = Counter(key for key in keys if key is not None)
     found = sorted(counts)
     exact = np.array([counts[key] for key in found], dtype=np.int64)
-    noisy = laplace_on_vector(exact, laplace_scale(2, epsilon), public_size=False)
+    noisy = laplace_on_vector(exact, laplace_scale(2, epsilon))
     return {key: int(n) for key, n in zip(found, noisy, strict=True) if n >= threshold}
 
 
@@ -132,12 +132,12 @@ def gaussian_histogram(bins: NDArray[np.int64], n_bins: int, rho: float) -> NDAr
 
     Notes
     -----
-    Released: all counts plus independent discrete Gaussians. Adjacency:
+    Released: all counts plus independent Gaussians, rounded. Adjacency:
     replace-one, under which one count falls by one and another rises by one: L2
     sensitivity sqrt(2), so sigma = sqrt(2)/sqrt(2 rho) = 1/sqrt(rho) is
     rho-zCDP, exactly, at any scale and whatever the number of bins.
 
-    Source: Canonne, Kamath and Steinke 2020, Theorem 14.
+    Source: Bun and Steinke 2016, Proposition 1.6.
     """
     require_positive("rho", rho)
     return gaussian_on_vector(_counts(bins, n_bins), _root_inverse_up(rho))

@@ -37,9 +37,7 @@ def laplace_scale(sensitivity: float, epsilon: float) -> float:
     return scale
 
 
-def laplace_on_vector(
-    total: NDArray[np.int64], scale: float, *, public_size: bool = True
-) -> NDArray[np.int64]:
+def laplace_on_vector(total: NDArray[np.int64], scale: float) -> NDArray[np.int64]:
     """Discrete Laplace mechanism on an integer vector.
 
     Parameters
@@ -48,8 +46,6 @@ def laplace_on_vector(
         Exact counts or sums.
     scale : float
         Noise scale in units of the integers; see :func:`laplace_scale`.
-    public_size : bool
-        Whether n is public (:func:`~streaming_pca.privacy.randomness.noise_door`).
 
     Returns
     -------
@@ -73,4 +69,4 @@ def laplace_on_vector(
     """
     require_positive("scale", scale)
     require_integers("total", total)
-    return add(total, noise_door(public_size=public_size).discrete_laplace(total.size, scale))
+    return add(total, noise_door().discrete_laplace(total.size, scale))

@@ -15,6 +15,7 @@ from streaming_pca.privacy.errors import ParameterError, require_open_unit, requ
 from streaming_pca.privacy.mechanisms.gaussian import gaussian_on_vector
 from streaming_pca.privacy.mechanisms.histogram import stability_threshold
 from streaming_pca.privacy.mechanisms.laplace import laplace_on_vector, laplace_scale
+from streaming_pca.privacy.noise import grid_exponent
 
 __all__ = ["NOWHERE", "Modes", "count_bins", "gaussian_modes", "gaussian_modes_threshold", "stability_modes"]
 
@@ -68,7 +69,7 @@ def stability_modes(bins: NDArray[np.int32], epsilon: float, delta: float) -> Mo
     """
     threshold = stability_threshold(epsilon, delta)
     owners, keys, counts = _present(bins)
-    noisy = laplace_on_vector(counts, laplace_scale(2, epsilon), public_size=False)
+    noisy = laplace_on_vector(counts, laplace_scale(2, epsilon))
     return _fullest(len(bins), owners, keys, noisy, threshold)
 
 
@@ -82,19 +83,18 @@ def gaussian_modes_threshold(n: int, rho: float, delta: float) -> int:
 
     Notes
     -----
-    The least integer t with n P(1 + N >= t) <= delta, N a discrete Gaussian of
-    the mechanism's scale s, by P(N >= m) <= P(N(0, s^2) >= m - 1) (Canonne,
-    Kamath and Steinke 2020, Proposition 25): t >= 2 - s Phi^-1(delta/n).
+    The least integer t with n P(A >= t) <= delta, A the answer to a count of 1: 1 + s Z
+    rounded to a multiple of g = 2**e. A >= t needs 1 + s Z >= t - g/2: so
+    t >= 1 + g/2 - s Phi^-1(delta/n) will do.
     """
     require_open_unit("delta", delta)
     scale = _scale(n, rho)
     tail = math.log(delta) - math.log(n)
     # 1e-9 covers the roundings of the inverse and of the decimal that prints delta.
     z = -float(ndtri_exp(tail - 1e-9)) * (1 + 1e-9)
-    needed: int = math.ceil(2 + scale * z)
-    if not needed < 2**52 or log_ndtr(-z) > tail:
+    if not scale * z < 2**51 or scale > 2**51 or log_ndtr(-z) > tail:
         raise ParameterError(f"rho = {rho!r} is too small for counts to be shown")
-    return max(needed, 2)
+    return max(math.ceil(1 + 2.0 ** (grid_exponent(scale) - 1) + scale * z), 2)
 
 
 def gaussian_modes(bins: NDArray[np.int32], rho: float, delta: float) -> Modes:
@@ -116,7 +116,7 @@ def gaussian_modes(bins: NDArray[np.int32], rho: float, delta: float) -> Modes:
     -----
     Released: for each histogram the bin with the largest noisy count of those
     that reach t = :func:`gaussian_modes_threshold`; noise is drawn for bins that hold
-    a record, a discrete Gaussian of variance s^2 = n/rho each. Adjacency:
+    a record, a Gaussian of variance s^2 = n/rho each, rounded. Adjacency:
     replace-one, under which in each histogram one count falls by one and
     another rises by one.
 
@@ -125,7 +125,7 @@ def gaussian_modes(bins: NDArray[np.int32], rho: float, delta: float) -> Modes:
     differ by at most sqrt(2n) in L2: (2n)/(2 s^2) = rho-zCDP (Theorem 14 there).
     A bin that holds a record of X alone holds one only, that of the replaced
     record, so there are at most n of them, and the probability that any is
-    shown is at most n P(1 + N >= t) <= delta. Let M' be the mechanism that
+    shown is at most n P(A >= t) <= delta. Let M' be the mechanism that
     never shows bins of one side alone: between X and Y it is rho-zCDP, and
     on each side M is within total variation delta of it in the one direction that
     counts: P(M(X) in S) <= P(M'(X) in S) + delta, and P(M'(Y) in S) <=
@@ -136,7 +136,7 @@ def gaussian_modes(bins: NDArray[np.int32], rho: float, delta: float) -> Modes:
     """
     threshold = gaussian_modes_threshold(len(bins), rho, delta)
     owners, keys, counts = _present(bins)
-    noisy = gaussian_on_vector(counts, _scale(len(bins), rho), public_size=False)
+    noisy = gaussian_on_vector(counts, _scale(len(bins), rho))
     return _fullest(len(bins), owners, keys, noisy, threshold)
 
 

@@ -1,7 +1,6 @@
 """Gaussian messages about single records, in an order that stays secret.
 
-Each message alone is :func:`~streaming_pca.privacy.mechanisms.gaussian.gaussian_on_vector`,
-with its noise drawn ahead: a call of the sampler costs more than a short vector's noise.
+Each message alone is :func:`~streaming_pca.privacy.mechanisms.gaussian.gaussian_on_vector`.
 What the order adds to its privacy is proved in :mod:`streaming_pca.privacy.shuffling`.
 """
 
@@ -10,13 +9,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.privacy.errors import ParameterError, require_count, require_positive
-from streaming_pca.privacy.mechanisms.addition import add, require_integers
+from streaming_pca.privacy.errors import ParameterError
+from streaming_pca.privacy.mechanisms.addition import require_integers
+from streaming_pca.privacy.mechanisms.gaussian import gaussian_on_vector
 from streaming_pca.privacy.randomness import noise_door
 
-__all__ = ["NoiseAhead", "gaussian_on_message", "secret_permutation"]
-
-_BLOCK_VALUES = 2**16
+__all__ = ["gaussian_on_message", "secret_permutation"]
 
 
 def secret_permutation(places: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -43,59 +41,15 @@ def secret_permutation(places: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.asarray(places[noise_door().permutation(places.size)])
 
 
-class NoiseAhead:
-    """Discrete Gaussian noise for a known number of messages, drawn by the block; each is used once.
-
-    Parameters
-    ----------
-    messages, dim : int
-        How many messages, of how many integers.
-    sigma : float
-        Noise scale in lattice units.
-    """
-
-    def __init__(self, messages: int, dim: int, sigma: float) -> None:
-        require_count("messages", messages)
-        require_count("dim", dim)
-        require_positive("sigma", sigma)
-        self.sigma, self._dim, self._left = sigma, dim, messages
-        self._block = np.zeros((0, dim), dtype=np.int64)
-        self._used = 0
-
-    def __repr__(self) -> str:
-        return f"NoiseAhead({self._dim}, {self.sigma!r})"
-
-    def take(self) -> NDArray[np.int64]:
-        """Noise of one message, (dim,) int64.
-
-        Raises
-        ------
-        ParameterError
-            If all of it has been used.
-        """
-        if self._used == len(self._block):
-            count = min(self._left, max(_BLOCK_VALUES // self._dim, 1))
-            if not count:
-                raise ParameterError("no noise is left: more messages were sent than were announced")
-            drawn = noise_door(public_size=True).discrete_gaussian(count * self._dim, self.sigma)
-            self._block, self._used = drawn.reshape(count, self._dim), 0
-            self._left -= count
-        self._used += 1
-        return np.asarray(self._block[self._used - 1])
-
-
-def gaussian_on_message(
-    contribution: NDArray[np.int64], noise: NoiseAhead, sigma: float
-) -> NDArray[np.int64]:
-    """One record's contribution and discrete Gaussian noise, in lattice units.
+def gaussian_on_message(contribution: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
+    """One record's contribution and Gaussian noise, in lattice units.
 
     Parameters
     ----------
     contribution : (d,) int64
         Of norm at most b, in lattice units.
-    noise : NoiseAhead
     sigma : float
-        Noise scale, that of ``noise``.
+        Noise scale.
 
     Returns
     -------
@@ -104,12 +58,11 @@ def gaussian_on_message(
     Raises
     ------
     ParameterError
-        If ``contribution`` is not int64, or not of the dimension of the noise, or
-        the scales differ.
+        If ``contribution`` is not int64, or ``sigma`` out of its range.
 
     Notes
     -----
-    Released: every coordinate plus an independent discrete Gaussian. Adjacency:
+    Released: every coordinate plus an independent Gaussian, rounded. Adjacency:
     replace-one; a record is in one message, and two contributions differ by at most 2 b
     in L2. A sequence of them about records in a secret uniform order, each contribution
     a function of its record and earlier messages, is (epsilon, delta)-private for
@@ -118,9 +71,4 @@ def gaussian_on_message(
     is of the differing record, and a mixture over orders has no larger Renyi divergence.
     """
     require_integers("contribution", contribution)
-    if sigma != noise.sigma:
-        raise ParameterError(f"the noise was drawn for sigma = {noise.sigma!r}, not {sigma!r}")
-    drawn = noise.take()
-    if contribution.shape != drawn.shape:
-        raise ParameterError(f"contribution {contribution.shape} and noise {drawn.shape} must have one shape")
-    return add(contribution, drawn)
+    return gaussian_on_vector(contribution, sigma)

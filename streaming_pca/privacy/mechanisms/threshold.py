@@ -8,9 +8,6 @@ from streaming_pca.privacy.randomness import noise_door
 
 __all__ = ["AboveThreshold", "AlreadyFired"]
 
-# A call of the sampler costs as much as thirty draws: those of queries are made ahead, in doubling blocks.
-_MOST_AHEAD = 64
-
 
 class AlreadyFired(RuntimeError):
     """An AboveThreshold that has answered "above" was asked again."""
@@ -72,8 +69,6 @@ class AboveThreshold:
             raise ParameterError(f"epsilon = {epsilon!r} is too small for a sensitivity of {sensitivity}")
         (noise,) = noise_door().discrete_laplace(1, laplace_scale(2 * sensitivity, epsilon)).tolist()
         self._level: int = threshold + noise
-        self._ahead: list[int] = []
-        self._block = 1
         self._fired = False
 
     @property
@@ -95,8 +90,6 @@ class AboveThreshold:
             raise ParameterError(f"query must be an int, not {type(query).__name__}")
         if self._fired:
             raise AlreadyFired("this AboveThreshold has fired: a new one, with its own epsilon, is needed")
-        if not self._ahead:
-            self._ahead = noise_door().discrete_laplace(self._block, self._scale).tolist()
-            self._block = min(2 * self._block, _MOST_AHEAD)
-        self._fired = query + self._ahead.pop() >= self._level
+        (noise,) = noise_door().discrete_laplace(1, self._scale).tolist()
+        self._fired = query + noise >= self._level
         return self._fired

@@ -1,35 +1,27 @@
-"""What several mechanisms cost together, on top of dp-accounting.
-
-A stream's own promise needs none of this: a record enters one batch, and
-:func:`calibration.lattice_sigma` covers a user's. It is for estimators whose
-mechanisms read the same records several times, and for checking the rules that
-the rest of the package uses.
+"""What several mechanisms cost together, on top of dp-accounting: the judge of the package's rules.
 
 What to hand in for each mechanism of :mod:`mechanisms`, adjacency replace-one:
 
-==============================================  =======================================
-gaussian_on_vector, _symmetric, _symmetric_space  ``Gaussian.on_lattice``
+==================================================  =======================================
+gaussian_on_vector, _symmetric, _symmetric_space    ``Gaussian(multiplier)``
+gaussian_histogram, its argmax                      the same, of multiplier 1/sqrt(2 rho)
 laplace_on_vector, private_quantile,
-AboveThreshold (all its answers)                ``Pure(epsilon)``
-stability_histogram                             ``Approximate(epsilon, delta)``
-gaussian_histogram, its argmax                  ``Counts(rho)``
-one of several, on disjoint parts of a batch    ``Parallel(...)``
-==============================================  =======================================
+AboveThreshold (all its answers)                    ``Pure(epsilon)``
+stability_histogram                                 ``Approximate(epsilon, delta)``
+one of several, on disjoint parts of a batch        ``Parallel(...)``
+==================================================  =======================================
 
 Three routes, all upper bounds:
 
 - **zcdp**: rhos add, also when each mechanism is chosen after the answers of
-  the earlier ones (Bun and Steinke 2016). The discrete Gaussian's rho needs no
-  discretisation gap.
+  the earlier ones (Bun and Steinke 2016).
 - **gdp**: squares of mu add, adaptively too (Dong, Roth and Su 2022). Exact for
   Gaussians; a pure mechanism counts as the Gaussian that dominates it.
 - **pld**: dp-accounting's privacy loss distributions, with its pessimistic
   rounding; the tightest for mixtures, for a schedule that is fixed in advance.
 
-Gaussians on the lattice carry their distance t from rounded ones; on the routes
-that use the continuous bound, the composition is within the sum T of these, and
-(1 + e^epsilon) T is added to delta (:mod:`calibration`). Importing this module
-takes over a second: dp-accounting does.
+Gaussian answers are rounded, which is post-processing. Importing this module takes over
+a second: dp-accounting does.
 """
 
 from __future__ import annotations
@@ -48,12 +40,11 @@ from dp_accounting.pld import common, privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant
 from scipy.special import ndtri_exp
 
-from streaming_pca.privacy.calibration import DISCRETE_GAP, LEAST_SCALE, gaussian_delta
+from streaming_pca.privacy.calibration import gaussian_delta
 from streaming_pca.privacy.errors import ParameterError, require_count, require_open_unit, require_positive
 
 __all__ = [
     "Approximate",
-    "Counts",
     "Gaussian",
     "Mechanism",
     "Parallel",
@@ -89,46 +80,21 @@ class Route(StrEnum):
 
 @dataclass(frozen=True)
 class Gaussian:
-    """A Gaussian of ``multiplier`` = noise scale over L2 sensitivity.
-
-    ``distance`` is the total variation distance of the sampler from a rounded
-    Gaussian; 0 for a continuous one.
-    """
+    """A Gaussian of ``multiplier`` = noise scale over L2 sensitivity."""
 
     multiplier: float
-    distance: float = 0.0
 
     def __post_init__(self) -> None:
         require_positive("multiplier", self.multiplier)
-        if not 0 <= self.distance < 1:
-            raise ParameterError(f"distance must lie between 0 and 1, not {self.distance!r}")
-
-    @classmethod
-    def on_lattice(cls, sigma: float, sensitivity: float, relative_inverse_variances: float) -> Gaussian:
-        """The discrete sampler; parameters as for :func:`calibration.lattice_sigma`.
-
-        Raises
-        ------
-        ParameterError
-            If a parameter is not a finite number above 0, or sigma is below
-            what :data:`calibration.DISCRETE_GAP` holds for.
-        """
-        require_positive("sigma", sigma)
-        require_positive("sensitivity", sensitivity)
-        require_positive("relative_inverse_variances", relative_inverse_variances)
-        if sigma < LEAST_SCALE * math.sqrt(2):
-            raise ParameterError(f"sigma must be at least {LEAST_SCALE * math.sqrt(2):.4g}, not {sigma!r}")
-        distance = DISCRETE_GAP * relative_inverse_variances / sigma**2
-        return cls(math.nextafter(sigma / sensitivity, 0.0), distance)
 
     @property
     def rho(self) -> float:
-        """Of the discrete Gaussian too (Canonne, Kamath and Steinke 2020, Theorem 14)."""
+        """Bun and Steinke 2016, Proposition 1.6."""
         return 1 / (2 * self.multiplier**2)
 
     @property
     def mu(self) -> float:
-        """Gaussian-DP parameter, but for ``distance``."""
+        """Gaussian-DP parameter."""
         return 1 / self.multiplier
 
     @property
@@ -160,8 +126,6 @@ class Approximate:
         _check_epsilon(self.epsilon)
         require_open_unit("delta", self.delta)
 
-    distance = 0.0
-
     @property
     def rho(self) -> float:
         """Bun and Steinke 2016, Proposition 1.4."""
@@ -192,31 +156,7 @@ class Pure(Approximate):
         object.__setattr__(self, "delta", 0.0)
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Discrete Gaussians on fixed bins, two of which change by one; of any scale."""
-
-    rho: float
-
-    def __post_init__(self) -> None:
-        require_positive("rho", self.rho)
-
-    distance = aside = 0.0
-
-    @property
-    def mu(self) -> float:
-        """None is known: the noise may be far from a rounded Gaussian."""
-        raise ParameterError("counts of small noise have no Gaussian-DP bound: use another route")
-
-    def pld(self, interval: float) -> Any:
-        """Two bins, each with its own noise of scale 1/sqrt(rho)."""
-        one = privacy_loss_distribution.from_discrete_gaussian_mechanism(
-            1 / math.sqrt(self.rho), value_discretization_interval=interval
-        )
-        return one.self_compose(2)
-
-
-Mechanism = Gaussian | Approximate | Counts
+Mechanism = Gaussian | Approximate
 
 
 @dataclass(frozen=True)
@@ -285,7 +225,7 @@ def epsilon_of(
     require_open_unit("delta", delta)
     composition = _Composition(mechanisms, route, contributions)
     low, high = 0.0, 1e-6
-    # The gap's part of delta grows with epsilon: walk up to the first epsilon that will do.
+    # Walk up to the first epsilon that will do.
     while composition.delta(high) > delta:
         low, high = high, 1.25 * high
         if high > _GREATEST_EPSILON:
@@ -304,12 +244,9 @@ class _Composition:
         if not mechanisms:
             raise ParameterError("mechanisms must name at least one")
         choices = [m.parts if isinstance(m, Parallel) else (m,) for m in mechanisms]
-        self._distance = contributions * sum(max(m.distance for m in parts) for parts in choices)
         self._aside = contributions * sum(max(m.aside for m in parts) for parts in choices)
         match route:
             case Route.ZCDP:
-                # The discrete Gaussian's own bound: nothing to do with a rounded one.
-                self._distance = 0.0
                 rho = contributions * sum(max(m.rho for m in parts) for parts in choices)
                 accountant = RdpAccountant(_RENYI_ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE)
                 accountant.compose(dp_accounting.ZCDpEvent(rho=rho, xi=0.0))
@@ -324,7 +261,7 @@ class _Composition:
                 self._core = lambda epsilon: max(float(p.get_delta_for_epsilon(epsilon)) for p in plds)
 
     def delta(self, epsilon: float) -> float:
-        return float(self._core(epsilon)) + (1 + math.exp(epsilon)) * self._distance + self._aside
+        return float(self._core(epsilon)) + self._aside
 
 
 def _selections(choices: Sequence[tuple[Mechanism, ...]], contributions: int) -> Iterator[Counter[Mechanism]]:
