@@ -132,13 +132,13 @@ class Preprocessing(BaseModel):
         if self.centering == "pairs":
             reach = (upper / 2 - lower / 2) * np.sqrt(2)
         elif self.centering == "private-mean":
-            with np.errstate(over="ignore"):
+            with np.errstate(all="ignore"):
                 reach = upper - lower
         else:
             centre = 0.0 if isinstance(self.centering, str) else self._vector("centering", self.centering)
-            with np.errstate(over="ignore"):
+            with np.errstate(all="ignore"):
                 reach = np.maximum(np.abs(lower - centre), np.abs(upper - centre))
-        with np.errstate(over="ignore"):
+        with np.errstate(all="ignore"):
             return float(np.sum((reach * scale) ** 2)) + (self.centering == "augment")
 
     def public_map(self) -> PublicMap | None:
@@ -191,15 +191,15 @@ class Preprocessing(BaseModel):
         self._check_centre()
         batch = batch.packed()
         rows = np.ascontiguousarray(batch.rows, dtype=np.float64)
-        if self.kind is RecordKind.MATRIX:
-            # Symmetric to the last bit, as a mechanism that reads one triangle needs it.
-            a = rows.reshape(-1, self.dim, self.dim)
-            rows = (0.5 * a + 0.5 * a.transpose(0, 2, 1)).reshape(-1, self.dim)
-            return Batch(rows, batch.starts, batch.kind)
-        if self.bounds is not None:
-            rows = np.clip(rows, *(self._vector("bounds", b) for b in self.bounds))
-        # No warning may tell that a record overflowed.
-        with np.errstate(over="ignore", invalid="ignore"):
+        # No warning, and no error where a host makes one of it, may tell that a record over- or underflowed.
+        with np.errstate(all="ignore"):
+            if self.kind is RecordKind.MATRIX:
+                # Symmetric to the last bit, as a mechanism that reads one triangle needs it.
+                a = rows.reshape(-1, self.dim, self.dim)
+                rows = (0.5 * a + 0.5 * a.transpose(0, 2, 1)).reshape(-1, self.dim)
+                return Batch(rows, batch.starts, batch.kind)
+            if self.bounds is not None:
+                rows = np.clip(rows, *(self._vector("bounds", b) for b in self.bounds))
             if self.centre is not None:
                 rows = rows - self._vector("centre", self.centre)
             elif not isinstance(self.centering, str):
@@ -222,7 +222,7 @@ def _pair(
         raise ValueError("pairs need an even number of records")
     whole = (lengths[0::2] == 1) & (lengths[1::2] == 1)
     first, second = starts[0:-1:2][whole], starts[1::2][whole]
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         paired = (rows[first] - rows[second]) * np.sqrt(0.5)
     return paired, np.concatenate([[0], np.cumsum(whole)]).astype(np.int64)
 

@@ -50,7 +50,7 @@ def is_symmetric(matrix: NDArray[np.floating]) -> bool:
     """Whether a square matrix is finite and equals its transpose to 1e-6 of its largest entry."""
     scale = float(np.abs(matrix).max(initial=0.0))
     # No warning may tell what a record holds.
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         difference = np.abs(matrix - matrix.T)
     return bool(np.isfinite(scale) and np.all(difference <= 1e-6 * scale))
 

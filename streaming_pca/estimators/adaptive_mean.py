@@ -327,7 +327,7 @@ def _spread(both: Floats) -> float:
 
     ``both`` is (2 b, k, d). What overflows is inf or NaN, without a word.
     """
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         differences = both[1::2] - both[::2]
     d = differences.shape[2]
     # Public, and at a right angle to hardly anything.

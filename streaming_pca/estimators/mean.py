@@ -224,7 +224,7 @@ class PrivateMean:
             else:
                 precision += (count / radius) ** 2
                 gain = (count / radius) ** 2 / precision
-            with np.errstate(over="ignore"):
+            with np.errstate(all="ignore"):
                 centre = np.clip(centre + gain * step, lower, upper)
         return centre, weight + learnt
 
@@ -243,7 +243,7 @@ class PrivateMean:
         noisy = gaussian_on_vector(clipped_mean_sum(rest, about, radius), self._sigma)
         step = noisy * (lattice_unit(radius, MEAN_RADIUS) / len(rest))
         scale = 1.0 if about.scale is None else np.asarray(about.scale)
-        with np.errstate(over="ignore"):
+        with np.errstate(all="ignore"):
             return step / scale, radius, len(rest)
 
     @property

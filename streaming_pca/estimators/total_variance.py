@@ -99,7 +99,7 @@ def learn_total(
         return known
     found = private_sizes(record_sizes(looked, preprocessing), *sizes, costs.size_epsilon)
     radius = found.quantile(_QUANTILE)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         ratio = record_sizes(summed, preprocessing) / radius
     # Comparisons with NaN are false: what overflowed counts as clipped.
     terms = np.where(ratio < 1, ratio, 1.0) * TOTAL_LATTICE

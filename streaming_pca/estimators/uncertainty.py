@@ -150,7 +150,7 @@ def angle_bound_of_centred_covariance(
     n_0 = sigma_diagonal * _tail(share / 2)
     if not kept > n_0:
         return 0.0 if k == d else _SAYS_NOTHING
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         length = float(np.linalg.norm(mean))
         scaled = values * kept
     e = (n + n_0 * length) / (kept - n_0)
@@ -274,7 +274,7 @@ def errors_of_centred_covariance(
     <N', P^T P - t e_0 e_0^T>/w.
     """
     scale = sigma_diagonal / kept
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         along = (components @ mean) ** 2
         squared = (1 + along) ** 2 - 2 * explained_variance * along + explained_variance**2
         length = float(mean @ mean)
@@ -296,7 +296,7 @@ def explained_ratio(explained_variance: Matrix, total_variance: float) -> Matrix
         From 0, with a sum of at most 1: noise can put the variances above the
         total, as no records can, and their own sum is the divisor then.
     """
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         whole = max(total_variance, float(np.sum(explained_variance)))
     return explained_variance / whole if 0 < whole < math.inf else None
 

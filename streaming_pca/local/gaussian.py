@@ -197,7 +197,7 @@ def unit_ball_integers(x: NDArray[np.float64], per_unit: float) -> NDArray[np.in
         return np.zeros(x.size, dtype=np.int64)
     # The largest entry between 1/2 and 1: no square overflows, and those that underflow do not matter.
     exponent = math.frexp(largest)[1]
-    with np.errstate(under="ignore", over="ignore"):
+    with np.errstate(all="ignore"):
         scaled = np.ldexp(x, -exponent)
         norm = math.sqrt(float(scaled @ scaled))
         units = min(float(np.ldexp(per_unit, exponent)), RADIUS / norm)

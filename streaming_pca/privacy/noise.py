@@ -35,7 +35,7 @@ holds it to account.
 
 Nothing is kept from one call to the next: a copy of a process, however it was made, draws
 its own. What a draw costs does not depend on S but for its part below the grid; it depends
-a little on the noise, for one value in 10**5 or less takes as long as a thousand others.
+a little on the noise, for one value in 80,000 or fewer takes as long as a thousand others.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _rounded(
         # As far as any float of a tail reaches.
         guess = noise[i] if math.isfinite(noise[i]) else math.copysign(9 * scale, noise[i])
         steps[i] = _settle(tail, bool(negative[i]), Fraction(scale), offset, round(float(guess)))
-    # Both below 2**62 in magnitude, so int64 holds the sum.
+    # 2**62 at most, and far less: a step beyond 2**38 takes half a million bits that are all zero.
     most = LARGEST_TOTAL >> exponent
     return np.asarray(np.clip(quotient + steps, -most, most) << exponent)
 

@@ -430,3 +430,16 @@ def test_a_promise_that_int64_cannot_keep_is_refused_before_a_batch_is_charged(n
         return
     # Its sums have other units, and the room.
     run(estimator, [records(estimator, 80)])
+
+
+@private_case
+def test_no_record_makes_an_error_where_the_host_asks_for_all_of_them(name: str, how: Any) -> None:
+    """Whether one is raised would tell of a record: subnormal, huge, or of both."""
+    estimator = make(name, how)
+    hostile = records(estimator, 200)
+    one = next(record for record in hostile if record is not None)
+    for i, size in enumerate((5e-324, 1e-310, 1e-160, 1e160, 1.7e308)):
+        hostile[20 * i : 20 * i + 4] = [np.full_like(one, value) for value in (size, -size, 0.0, size)]
+    state = run(estimator, [records(estimator, 200)])
+    with np.errstate(all="raise"), replace_noise_door(SeededDoor()):
+        estimator.release(estimator.update(state, pack(estimator, hostile)))
