@@ -246,6 +246,11 @@ class Estimator(ABC, Generic[S, O]):
         self.private_mean = PrivateMean(self._privacy_of_mean, preprocessing) if centred else None
 
     @property
+    def _noise_law(self) -> str | None:
+        """Of its Gaussian noise; None where it draws none, as reports have their producers'."""
+        return NOISE_LAW if self.card.private and not self.card.local else None
+
+    @property
     def _privacy_of_mean(self) -> PrivacyParameters:
         """What the mean's mechanisms may cost: any mix of them and the estimator's keeps the promise."""
         if not self.in_parts:
@@ -268,8 +273,8 @@ class Estimator(ABC, Generic[S, O]):
     def plan(self, state: S) -> Plan:
         """Size, charge and parameters of the next batch."""
         plan = self._plan(state)
-        if self.card.private and not self.card.local:
-            plan = replace(plan, parameters=plan.parameters | {"noise": NOISE_LAW})
+        if self._noise_law is not None:
+            plan = replace(plan, parameters=plan.parameters | {"noise": self._noise_law})
         if self.private_mean is not None:
             # The rest of a batch of `least` is to have what the estimator asks for.
             least = max(math.ceil(plan.least / (1 - LARGEST_SHARE)), self.private_mean.least)
@@ -295,7 +300,7 @@ class Estimator(ABC, Generic[S, O]):
         else:
             new, clipped = self._update_about_mean(self.private_mean, state, batch)
         components = self.release(state).components if state.batch else None
-        new = replace(new, components=components, noise=NOISE_LAW if self.card.private else None)
+        new = replace(new, components=components, noise=self._noise_law)
         if self.diagnostics is None:
             return new
         null = int(np.count_nonzero(np.diff(batch.starts) == 0))

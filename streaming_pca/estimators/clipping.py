@@ -87,7 +87,7 @@ class PartCosts:
     def sigma(self, sensitivity: float) -> float:
         """Noise scale of a sum, in lattice units: the same in every part of every batch."""
         p = self.privacy
-        return lattice_sigma(p.epsilon, p.delta, sensitivity, self.multiplier, p.contributions)
+        return lattice_sigma(p.epsilon, p.delta, sensitivity, contributions=p.contributions)
 
     def charge(self, with_sizes: bool) -> Charge:
         """Of a batch, with a histogram among its parts or without."""

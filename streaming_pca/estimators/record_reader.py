@@ -41,9 +41,7 @@ class RecordReader:
     """
 
     def __init__(self, preprocessing: Preprocessing, basis: NDArray[np.float64] | None = None) -> None:
-        if basis is None:
-            pass
-        elif basis.ndim != 2 or len(basis) != preprocessing.output_dim:
+        if basis is not None and (basis.ndim != 2 or len(basis) != preprocessing.output_dim):
             raise ValueError(
                 f"a basis of shape {basis.shape} for records of {preprocessing.output_dim} features"
             )
