@@ -1,18 +1,20 @@
 # Needs make and Python >= 3.11; the Kafka tests also need Java 17 and Maven.
-# Set PYTHON to choose the interpreter: make test PYTHON=python3.12
+# Set PYTHON to choose the interpreter, WORKERS for other than two processes: make test PYTHON=python3.12 WORKERS=3
 
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
-# Two processes: many tests wait for a broker, some with a limit. A file's tests share one; the longest files
+# Three processes on two cores: many tests wait for a broker, some with a limit. A file's tests share one; the longest files
 # come first (tests/conftest.py), so that both end together. One thread of
 # BLAS in each: where more of them than cores wait for one another a small product takes many times as long.
-PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Bytecode is kept, whatever the environment says: else each process compiles every test and module anew.
+WORKERS ?= 3
+PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
 	"$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1 && echo "$$p" && break; done)
 
-.PHONY: demo test check clean
+.PHONY: demo test quick check lint docs soak clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.stamp
@@ -21,15 +23,29 @@ demo: $(VENV)/demo.stamp
 test: $(VENV)/test.stamp
 	$(PYTEST)
 
-check: $(VENV)/test.stamp
+# Everything, with the cases that others stand for, more examples, and ten minutes of faults.
+soak: $(VENV)/test.stamp
+	$(PYTEST) -m "soak or not soak" --hypothesis-profile=soak --chaos-seconds=600
+
+lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+check: lint
 	$(PYTEST) -m "not kafka and not broker and not slow"
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Below a minute on two cores: what most changes break first.
+quick: $(VENV)/test.stamp
+	$(PYTEST) -m "not kafka and not broker and not slow" --ignore tests/privacy/test_noise.py tests/privacy \
+		tests/config tests/data tests/linalg tests/local tests/service tests/admin tests/docs
+
+docs: $(VENV)/docs.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # A stamp is written only after the whole installation, so an interrupted one is taken up again.
 $(VENV)/%.stamp: pyproject.toml

@@ -1,4 +1,4 @@
-"""What parts of streaming_pca cost; each runs as ``python -m benchmarks.NAME --json``."""
+"""Benchmarks of streaming_pca; each runs as ``python -m benchmarks.NAME --json``."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A whole update of the default on its covariance route, noise and all, beside bare products."""
+"""Update of the default's covariance route, with its noise, beside bare products."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.conditions import in_blas_threads, with_threads
-from benchmarks.timing import Effort, measured, medians
-from benchmarks.workload import Shape, Workload, update
+from benchmarks.timing.conditions import in_blas_threads, with_threads
+from benchmarks.timing.timing import Effort, measured, medians
+from benchmarks.timing.workload import Shape, Workload, update
 
 __all__ = ["SHAPE", "measure"]
 

@@ -1,20 +1,20 @@
-"""How fast the whole worker takes records in, beside consumers that drop what they read.
+"""Throughput of the whole worker, beside consumers that discard their input.
 
 Starts an Apache Kafka on this machine and fills one topic of one partition for each size of message:
 1 KiB, one row of 256 float32, a record each (``privacy_unit = "message"``), and 256 KiB, 256 such rows,
 each a record (``privacy_unit = "row"``). Then, in turns, processes of their own read it:
 
-- kafka-python's consumer, which drops what it reads (`benchmarks.bare_consumer`);
+- kafka-python's consumer, which discards its input (`benchmarks.kafka.bare_consumer`);
 - librdkafka's, if `confluent-kafka` is installed (`pip install '.[benchmarks]'`);
 - `streaming-pca worker`: real transactions, the ledger, and its releases read back, read_committed.
 
 The worker's stream has rank 8, batches of 131,072 records (the largest that the default estimator plans by
-itself), all else as it is by default; first `block`, then `adaptive`, the default, here on its covariance
-route. Its time runs from the arrival of the second release at a consumer to that of the last measured one,
-and the topic holds two batches more than that: so starting, compiling and the first two batches are left
-out, and at both ends the worker has read ahead what it will. That is the time of fetching, decoding,
-reserving, learning, committing and publishing so many batches in the steady state. The bare consumers' time
-runs from the end of their first poll. CPU time is the worker's and its clock's, over the same batches; peak
+itself) and otherwise default settings; first `block`, then `adaptive`, the default, here on its covariance
+route. Its time runs between the arrivals at a consumer of the second and of the last measured release, and
+the topic holds two batches more: starting, compiling and the first two batches are left out, and at both
+ends the worker has read ahead. That is the time of fetching, decoding, reserving, learning, committing and
+publishing these batches in the steady state. The bare consumers' time runs from the end of their first poll.
+CPU time is the worker's and its clock's, over the same batches; peak
 memory is VmHWM, the worker's and apart from it its clock process's; `anon.` is the most that was seen, at
 releases, without the pages of files, as libraries are.
 
@@ -41,8 +41,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bare_consumer import librdkafka_is_there
-from benchmarks.running_worker import (
+from benchmarks.kafka.bare_consumer import librdkafka_is_there
+from benchmarks.kafka.running_worker import (
     ONE_BLAS_THREAD,
     RunningWorker,
     apache_kafka,
@@ -50,9 +50,9 @@ from benchmarks.running_worker import (
     make_stream,
     send,
 )
-from streaming_pca.configuration import load_settings
-from streaming_pca.records import Batch
-from streaming_pca.settings import StreamSettings
+from streaming_pca.config.loading import load_settings
+from streaming_pca.config.settings import StreamSettings
+from streaming_pca.data.records import Batch
 
 __all__ = ["DIM", "RANK", "learn", "learning_alone", "main", "measure"]
 
@@ -67,7 +67,7 @@ _DISTINCT = 4096
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured."""
+    """Sizes of one measurement."""
 
     batch: int
     batches: int
@@ -174,7 +174,15 @@ def _row(
 
 
 def _bare(client: str, bootstrap: str, topic: str, messages: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.bare_consumer", client, bootstrap, topic, str(messages)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.kafka.bare_consumer",
+        client,
+        bootstrap,
+        topic,
+        str(messages),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{client} failed: {done.stderr.strip().splitlines()[-1]}")
@@ -186,7 +194,7 @@ def _worker(config: Path, plan: Plan, speed: Speed) -> tuple[int, int, int]:
     """Run one worker and note its speed; the peak memory of it and its clock, and most that is no file's."""
     with RunningWorker(config) as worker:
         arrivals = {a.release.batch: a for a in _up_to(worker, WARM_UP + plan.batches)}
-    # A consumer that is late sees two at once; the last of those that came together is the time of all.
+    # A consumer that is late sees two at once; the last of a group is the time of all.
     first, last = arrivals[WARM_UP], arrivals[WARM_UP + plan.batches]
     spent = (last.usage.cpu_seconds + last.usage.children_cpu_seconds) - (
         first.usage.cpu_seconds + first.usage.children_cpu_seconds
@@ -209,7 +217,7 @@ _ALONE = """
 import sys
 from pathlib import Path
 from benchmarks.ingest import learn
-from streaming_pca.configuration import load_settings
+from streaming_pca.config.loading import load_settings
 print(learn(load_settings(Path(sys.argv[1])).stream, int(sys.argv[2])))
 """
 
@@ -227,8 +235,8 @@ def learning_alone(config: Path, rows: int) -> float:
 
 
 def learn(stream: StreamSettings, rows: int, times: int = 3) -> float:
-    """Rows a second that the estimator learns from a batch in memory, once as many came as the worker had."""
-    estimator = stream.made
+    """Return rows a second that the warm estimator learns from a batch in memory."""
+    estimator = stream.build_estimator()
     state = estimator.init(np.random.default_rng(0))
     batch = Batch.of_vectors(draw_records(rows, stream.dim, stream.rank))
     for _ in range(WARM_UP):

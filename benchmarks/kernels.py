@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import covariance_update, mean_kernels
-from benchmarks.command import Parser, telling, whole
-from benchmarks.conditions import in_blas_threads, machine, with_threads
-from benchmarks.instruction_sets import INSTRUCTION_SETS, NATIVE, Lacking, environment
-from benchmarks.timing import QUICK, THOROUGH, Effort, measured, medians
-from benchmarks.workload import DTYPES, Shape, Workload, update
+from benchmarks.timing.command import Parser, telling, whole
+from benchmarks.timing.conditions import in_blas_threads, machine, with_threads
+from benchmarks.timing.instruction_sets import INSTRUCTION_SETS, NATIVE, Lacking, environment
+from benchmarks.timing.timing import QUICK, THOROUGH, Effort, measured, medians
+from benchmarks.timing.workload import DTYPES, Shape, Workload, update
 
 __all__ = ["SHAPES", "BitsDiffer", "main", "measure"]
 
@@ -82,7 +82,7 @@ def _totals(work: Workload) -> dict[str, NDArray[np.int64]]:
 def _compare(expected: dict[str, NDArray[np.int64]], found: dict[str, NDArray[np.int64]], where: str) -> None:
     for name, total in found.items():
         if not np.array_equal(total, expected[name]):
-            raise BitsDiffer(f"{where}: the {name} is not that of one thread")
+            raise BitsDiffer(f"{where}: the {name} differs from the sum of one thread")
 
 
 def _row(shape: Shape, dtype: str, threads: int, times: dict[str, list[float]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How long a release takes from the moment that its batch is complete.
+"""Latency of a release, from the moment that its batch is complete.
 
 Starts an Apache Kafka on this machine and a `streaming-pca worker` with the default estimator and all
 else as it is by default (a clock that ticks every 0.2 s). A producer sends records of 256 float32, one a
@@ -30,10 +30,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.ingest import DIM, RANK, learning_alone
-from benchmarks.running_worker import RunningWorker, apache_kafka, draw_records, make_stream
-from streaming_pca.configuration import load_settings
-from streaming_pca.service.clients import plain_producer
-from streaming_pca.settings import Settings
+from benchmarks.kafka.running_worker import RunningWorker, apache_kafka, draw_records, make_stream
+from streaming_pca.config.loading import load_settings
+from streaming_pca.config.settings import Settings
+from streaming_pca.service.kafka.clients import plain_producer
 
 __all__ = ["main", "measure"]
 
@@ -57,7 +57,7 @@ class PacedProducer:
     def __init__(self, settings: Settings, batch: int, batches: int, seconds: float) -> None:
         self._settings, self._batch, self._batches, self._seconds = settings, batch, batches, seconds
         self.acknowledged: dict[int, float] = {}
-        """By batch, from 1."""
+        """Time of acknowledgement by batch, from 1."""
         self.error: BaseException | None = None
         self._go = threading.Event()
         self._started = 0.0

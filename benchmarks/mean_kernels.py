@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.timing import Call, Effort, measured, medians
-from streaming_pca.linalg.images import COORDINATE_RADIUS, bin_coordinates, sum_clamped
+from benchmarks.timing.timing import Call, Effort, measured, medians
+from streaming_pca.kernels.coordinates import COORDINATE_RADIUS, bin_coordinates, sum_clamped
 from streaming_pca.privacy.mechanisms.modes import count_bins
 
 __all__ = ["KERNELS", "measure"]
@@ -46,11 +46,11 @@ KERNELS: dict[str, Callable[[NDArray[np.float64]], tuple[Call, Call]]] = {
     "clamped sum": _clamp,
     "histogram": _histogram,
 }
-"""How to make a call of the kernel, and one of numpy, with values (m, n)."""
+"""Makers of a kernel's call and of numpy's, for values (m, n)."""
 
 
 def measure(records: int, coordinates: int, repeats: int | None, effort: Effort) -> list[dict[str, Any]]:
-    """How many times as fast each kernel is, and median nanoseconds an element of both."""
+    """Return each kernel's speed-up over numpy, and median nanoseconds an element of both."""
     values = np.random.default_rng(0).standard_normal((records, coordinates))
     rows = []
     for name, kernel in KERNELS.items():

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from benchmarks.conditions import machine
-from benchmarks.timing import measured, medians
+from benchmarks.timing.conditions import machine
+from benchmarks.timing.timing import measured, medians
 from streaming_pca.privacy import mechanisms
 
 __all__ = ["MECHANISMS", "beside_opendp", "main", "measure"]
@@ -98,7 +98,7 @@ MECHANISMS: dict[str, tuple[str, Callable[[int], Callable[[], object]]]] = {
     "gaussian_histogram_argmax": ("bins, one record each", _argmax),
     "AboveThreshold": ("queries", _threshold),
 }
-"""What a value is, and how to make a call with n of them."""
+"""Description of a value, and maker of a call with n of them."""
 
 
 def measure(name: str, n: int, repeats: int) -> float:

@@ -1,4 +1,4 @@
-"""How the cost of a sum and of an update grows: with records, features and rank, and with streams served."""
+"""Growth of a sum's and an update's cost with records, features, rank and streams."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.command import Parser, telling, whole
-from benchmarks.conditions import machine, with_threads
-from benchmarks.timing import QUICK, THOROUGH, Call, Effort, measured, medians
-from benchmarks.workload import DTYPES, Shape, Workload, update
+from benchmarks.timing.command import Parser, telling, whole
+from benchmarks.timing.conditions import machine, with_threads
+from benchmarks.timing.timing import QUICK, THOROUGH, Call, Effort, measured, medians
+from benchmarks.timing.workload import DTYPES, Shape, Workload, update
 
 __all__ = ["fit", "main", "streams", "sweep"]
 
@@ -25,7 +25,7 @@ _OF_STREAM = 4
 
 
 def fit(costs: Mapping[int, float]) -> tuple[float, float | None]:
-    """Exponent a of cost = c value^a, by least squares of the logarithms, and R squared.
+    """Fit a of cost = c value^a by least squares of logarithms; with R squared.
 
     Parameters
     ----------

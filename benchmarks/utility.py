@@ -2,7 +2,7 @@
 
 Settings with targets are measured with every estimator; real sets and synthetic families with the
 default beside published private methods and an oracle. Each has one table, and cells that can be
-judged are summed up in the end (:mod:`benchmarks.summary`).
+judged are summed up in the end (:mod:`benchmarks.accuracy.summary`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.command import Parser, whole
-from benchmarks.comparison import DEFAULT, FIRST_SEED, NOTES, RIVALS, default_methods, measure
-from benchmarks.real_data import DataError, missing_packages
-from benchmarks.settings import Setting, select
-from benchmarks.summary import summarise, summary_lines
+from benchmarks.accuracy.comparison import DEFAULT, FIRST_SEED, NOTES, RIVALS, default_methods, measure
+from benchmarks.accuracy.real_data import DataError, missing_packages
+from benchmarks.accuracy.settings import Setting, select
+from benchmarks.accuracy.summary import summarise, summary_lines
+from benchmarks.timing.command import Parser, whole
 from streaming_pca.estimators.registry import ESTIMATORS
 
 __all__ = ["main", "verdict"]
@@ -42,7 +42,7 @@ _COLUMNS = {
 
 
 def verdict(found: dict[str, Any]) -> str:
-    """The targets of a measured setting, or its ratios to oracle and peer, in one line."""
+    """Return a setting's targets, or its ratios to oracle and peer, in one line."""
     said = []
     for target in found["targets"]:
         text = f"{target['at_most']:g} x {target['times']}"
@@ -115,7 +115,7 @@ def _parser() -> Parser:
     )  # fmt: skip
     parser.add_argument(
         "--rivals-python", default=sys.executable, metavar="PYTHON",
-        help="a Python that has diffprivlib and opendp[scikit-learn]; see benchmarks/rivals.py",
+        help="a Python that has diffprivlib and opendp[scikit-learn]; see benchmarks/accuracy/rivals.py",
     )  # fmt: skip
     parser.add_argument(
         "--plots", type=Path, metavar="DIR", help="write plots of error against n, epsilon, d and k there; "
@@ -172,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         measured.extend(run(setting) for setting in settings)
         if options.plots is not None:
-            from benchmarks import plots
+            from benchmarks.accuracy import plots
 
             try:
                 plots.write(options.plots, run, options.quick)
@@ -216,7 +216,7 @@ def _check_installed(parser: Parser, settings: Sequence[Setting], plots: Path | 
 
 @contextlib.contextmanager
 def _status(console: Console) -> Iterator[Callable[[str], None]]:
-    """Where there is a terminal, a line that says what runs now."""
+    """Show the current step on a terminal."""
     if not console.is_terminal:
         yield lambda text: None
         return

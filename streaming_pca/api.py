@@ -1,4 +1,4 @@
-"""`PrivatePCA`: the estimators as a class of scikit-learn's kind."""
+"""`PrivatePCA`: the private estimators behind the interface of scikit-learn."""
 
 from __future__ import annotations
 
@@ -12,31 +12,89 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
-from streaming_pca.configured_estimator import (
-    changed_parameters,
-    configure,
-    records_to_take,
-    usable,
-    utility_generator_of,
-)
-from streaming_pca.estimators.base import Estimator, Plan
+from streaming_pca.data.preprocessing import Preprocessing
+from streaming_pca.data.records import Batch
+from streaming_pca.estimators.base import Estimator, Plan, State, Subspace
+from streaming_pca.estimators.common.error_bounds import explained_ratio
 from streaming_pca.estimators.doubts import (
     Doubt,
     DoubtfulResultWarning,
     describe_doubts,
+    doubts,
     remedies,
     resolved_components,
 )
-from streaming_pca.estimators.forecast import Forecast
-from streaming_pca.estimators.forecast_of import forecast_of
-from streaming_pca.fitted_attributes import ATTRIBUTES, fitted_attributes
-from streaming_pca.linalg.lattice import MAX_RECORDS
+from streaming_pca.estimators.factory import (
+    changed_parameters,
+    configure,
+    records_to_take,
+    usable_records,
+    utility_generator_of,
+)
+from streaming_pca.estimators.forecast.forecast import forecast_of
+from streaming_pca.estimators.forecast.result import Forecast
+from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.model_file import decode_model_state, read_model, write_model
 from streaming_pca.privacy.errors import require_count
 from streaming_pca.privacy.parameters import Charge
-from streaming_pca.records import Batch
 
-__all__ = ["DEFAULT_ESTIMATOR", "PrivatePCA"]
+__all__ = ["ATTRIBUTES", "DEFAULT_ESTIMATOR", "PrivatePCA", "fitted_attributes"]
+
+
+ATTRIBUTES = (
+    "components_",
+    "explained_variance_",
+    "explained_variance_error_",
+    "explained_variance_ratio_",
+    "total_variance_",
+    "total_variance_error_",
+    "angle_bound_",
+    "outcome_",
+    "doubts_",
+    "mean_",
+    "n_components_",
+    "n_records_seen_",
+)
+
+
+def fitted_attributes(estimator: Estimator[Any, Any], state: State) -> dict[str, Any]:
+    """Return the known fitted attributes of :data:`ATTRIBUTES` by name.
+
+    An unknown attribute is absent rather than None, as in scikit-learn
+    (``feature_names_in_``, a forest's ``oob_score_``): ``hasattr`` tells, and its
+    use is an AttributeError that names it.
+    """
+    with np.errstate(all="ignore"):
+        release = estimator.release(state)
+    preprocessing = estimator.preprocessing
+    ratio = None
+    if release.total_variance is not None:
+        ratio = explained_ratio(release.explained_variance, release.total_variance)
+    values = (
+        release.components,
+        release.explained_variance,
+        release.explained_variance_error,
+        ratio,
+        release.total_variance,
+        release.total_variance_error,
+        release.angle_bound,
+        None if release.outcome is None else release.outcome.value,
+        tuple(doubt.value for doubt in doubts(release, preprocessing, state.records)),
+        _mean(release, preprocessing),
+        estimator.k,
+        state.records,
+    )
+    return {name: value for name, value in zip(ATTRIBUTES, values, strict=True) if value is not None}
+
+
+def _mean(release: Subspace, preprocessing: Preprocessing) -> NDArray[np.float64] | None:
+    """Return the public centre plus the estimated one, in units of the features; None without both."""
+    public = None if isinstance(preprocessing.centering, str) else np.array(preprocessing.centering)
+    if release.mean is None:
+        return public
+    learnt = release.mean / (1.0 if preprocessing.scale is None else np.asarray(preprocessing.scale))
+    return learnt if public is None else public + learnt
+
 
 DEFAULT_ESTIMATOR = "adaptive"
 
@@ -45,77 +103,79 @@ Rows = NDArray[np.floating]
 _FLOATS = [np.float64, np.float32]
 
 
-# scikit-learn carries no types.
+# scikit-learn has no type annotations.
 class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Principal components under differential privacy, for each record.
+    """Principal components under differential privacy for each record.
 
     Parameters
     ----------
     n_components : int, default=2
-        k, at most the number of features d.
+        Number k of components, at most the number of features d.
     epsilon, delta : float, default=1.0 and 1e-6
-        The promise for each record; see Privacy below.
+        Privacy guarantee for each record; see Privacy below.
     private : bool, default=True
-        False lets an estimator fit that is not private ("oja"): epsilon and delta then
-        count for nothing, and each record is charged infinity.
+        False allows an estimator that is not private ("oja"): epsilon and delta are
+        then ignored, and each record is charged infinity.
     estimator : str, default="adaptive"
-        Which algorithm: an id that ``streaming-pca estimators`` lists.
+        Id of the estimator; ``streaming-pca estimators`` lists them.
     centering : {"auto", "pairs", "none"} or array of d numbers, default="auto"
-        "auto" finds the mean with a small part of the budget. "pairs" learns
-        from differences of two records, (x - y)/sqrt(2): an odd number leaves the
-        last record over, unused and uncharged. An array is public. "none": second moments.
+        "auto" estimates the mean with a small part of the budget. "pairs" uses
+        differences of two records, (x - y)/sqrt(2); of an odd number the last
+        record stays unused and uncharged. An array is a public centre. "none"
+        keeps second moments.
     bounds : (lower, upper) or None, default=None
-        Public bounds of the features, each a number or d numbers; records are
-        clamped to them. Worth more than any other parameter. Bounds that are
-        read off the records are not public.
+        Public bounds of the features, each a number or d numbers, to which records
+        are clamped. They improve accuracy more than any other parameter. Bounds
+        computed from the records are not public.
     scale : float, array of d numbers or None, default=None
-        Public factors that features are multiplied by, after centring.
+        Public factors of the features, applied after centring.
     random_state : int, numpy RandomState or Generator, or None, default=None
-        Seeds what privacy does not rest on: the order in which ``fit`` takes the
-        records, and an initial basis. Never the noise, so two fits differ.
+        Seed of randomness that privacy does not depend on: the order in which
+        ``fit`` reads the records, and an initial basis. It never seeds the noise, so
+        two fits differ.
     options : dict or None, default=None
-        The estimator's own settings. ``fit`` adds ``n_records`` where the
-        estimator has that option and this dict does not name it, and takes them
-        in as few batches as it can: one release needs no more, and each batch
-        brings noise of its own.
+        Options of the estimator. ``fit`` adds ``n_records`` if the estimator has
+        that option and this dict does not, and uses as few batches as possible:
+        one release needs no more, and each batch adds noise.
 
     Attributes
     ----------
     components_ : (k, d) float64
-        Orthonormal rows, by decreasing explained variance. Signs and order are
-        stable from one ``partial_fit`` to the next. With ``scale`` they are
-        directions of the scaled features.
+        Orthonormal rows by decreasing explained variance. Signs and order are
+        stable between calls of ``partial_fit``. With ``scale`` they are directions
+        of the scaled features.
     explained_variance_ : (k,) float64
         Private estimates, in squared units of the scaled features.
     explained_variance_error_ : (k,) float64
-        Standard errors, from the noise alone. This and the next four are there
-        only where the estimator releases them.
+        Standard errors from the noise alone. This and the next four attributes
+        exist only if the estimator releases them.
     total_variance_, total_variance_error_ : float
-        Variance of all features, private (so perhaps below 0), and its error.
+        Variance of all features, private (so possibly below 0), and its error.
     explained_variance_ratio_ : (k,) float64
-        ``explained_variance_`` over ``total_variance_``, or over its own sum where
-        noise has made that larger: at least 0, with a sum of at most 1.
+        ``explained_variance_`` over ``total_variance_``, or over its own sum if noise
+        has made that larger: at least 0, with a sum of at most 1.
     angle_bound_ : float
-        Radians; pi/2 says nothing. At least the largest principal angle to what the
-        same clipped records give without noise, with probability 0.95 over it.
+        Upper bound in radians, with probability 0.95 over the noise, on the largest
+        principal angle to the subspace of the same clipped records without noise.
+        The trivial bound is pi/2.
     mean_ : (d,) float64
-        What ``transform`` subtracts, in units of X: the private mean for
-        "auto", the given centre for an array. Absent where none was found, and for
-        "pairs" and "none", which look for none.
+        Vector that ``transform`` subtracts, in units of X: the private mean for
+        "auto", the given centre for an array. Absent if no mean was found, and for
+        "pairs" and "none", which estimate none.
     outcome_ : str
-        What the last batch came to, where the estimator may learn nothing from one.
+        Outcome of the last batch, if the estimator can learn nothing from one.
     doubts_ : tuple of str
-        Reasons not to rely on the model, read off its other attributes: ids of
-        :class:`~streaming_pca.estimators.doubts.Doubt`. Where there are any,
-        ``fit`` and ``partial_fit`` warn. None of them is no proof of a good model:
-        without ``angle_bound_`` and ``explained_variance_error_`` little can be told.
+        Reasons not to rely on the model, derived from its other attributes: ids of
+        :class:`~streaming_pca.estimators.doubts.Doubt`. If there are any, ``fit``
+        and ``partial_fit`` warn. An empty tuple does not prove a good model: without
+        ``angle_bound_`` and ``explained_variance_error_`` few doubts can be detected.
     n_components_, n_features_in_ : int
     feature_names_in_ : (d,) str
-        Where X had names for its columns.
+        Names of X's columns, if it had names.
     n_records_seen_ : int
-        Records that entered the present model.
+        Number of records in the present model.
     privacy_spent_ : Charge
-        What each of these records has been charged, as exact fractions:
+        Charge of each of these records, as exact fractions:
         ``float(pca.privacy_spent_.epsilon)``.
 
     Notes
@@ -123,21 +183,21 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     **Privacy.** A record is one row of X, or one factor F_i of an (m, r, d) array
     with the matrix F_i^T F_i. All fitted attributes together, after every
     ``partial_fit``, are (epsilon, delta)-differentially private for each record
-    under replace-one adjacency, where the number of records is public. Each call
-    of ``partial_fit``, and each batch of ``fit``, is charged to its own records,
-    before it is computed, and disjoint records compose in parallel: so
-    *no record may be passed twice*. That is the caller's part, nothing here can
-    see it. ``privacy_spent_`` is of the present model only: ``fit`` forgets
-    earlier fits, but where those had the same records, their charges add up; a
-    search over parameters that fits n times costs n times. Records of a call that
+    under replace-one adjacency, with a public number of records. Each call of
+    ``partial_fit``, and each batch of ``fit``, is charged to its own records
+    before it is computed, and disjoint records compose in parallel. Therefore
+    *no record may be passed twice*; the caller must ensure it, because it cannot
+    be checked here. ``privacy_spent_`` covers the present model only: ``fit``
+    forgets earlier fits, but the charges of fits on the same records add up, so a
+    parameter search with n fits costs n times as much. Records of a call that
     failed after it was charged are spent too.
 
-    ``transform`` and ``inverse_transform`` are functions of the rows that they
-    are given; what they return is private for those rows in no sense.
+    ``transform`` and ``inverse_transform`` are functions of the given rows;
+    their results are not private for those rows.
 
-    As scikit-learn asks, a NaN, an infinity or a wrong shape raises ValueError:
-    an error of which whoever holds X may learn. A stream (``streaming-pca
-    worker``) takes such records as null instead.
+    As scikit-learn requires, a NaN, an infinity or a wrong shape raises
+    ValueError, an error that only the holder of X may see. A stream
+    (``streaming-pca worker``) takes such records as null instead.
 
     Examples
     --------
@@ -175,29 +235,29 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         self.options = options
 
     def fit(self, X: ArrayLike, y: object = None) -> Self:
-        """Learn from X alone, in disjoint batches of the estimator's own plan.
+        """Fit a new model to X, in disjoint batches that the estimator plans.
 
         Parameters
         ----------
         X : (m, d) vectors or (m, r, d) factors
-            At least two records. They are taken in an order that depends on
+            At least two records. They are read in an order that depends on
             ``random_state`` and m only.
         y : ignored
 
         Raises
         ------
         ValueError
-            One line that names the parameter, or what is wrong with X. The earlier
-            model stays then.
+            One line that names the parameter, or the fault of X. The earlier model
+            is kept.
 
         Warns
         -----
         DoubtfulResultWarning
-            Once, where the model has ``doubts_``.
+            Once, if the model has ``doubts_``.
         """
         array = self._checked(X, least=2)
         estimator = self._configured(array.shape[-1], len(array))
-        n_usable = usable(array.shape, estimator)
+        n_usable = usable_records(array.shape, estimator)
         rng = self._begin(X, array, estimator, len(array))
         order = rng.permutation(len(array))[:n_usable]
         first = 0
@@ -206,12 +266,10 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             count = records_to_take(plan.count, n_usable - first)
             self._learn(array[order[first : first + count]], plan)
             first += count
-        self._show()
-        self._warn()
-        return self
+        return self._finish()
 
     def partial_fit(self, X: ArrayLike, y: object = None) -> Self:
-        """Learn from one more batch: records that were in no call before.
+        """Update the model by one batch of records that were in no call before.
 
         Parameters
         ----------
@@ -222,7 +280,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         Raises
         ------
         ValueError
-            As in :meth:`fit`; nothing is charged then.
+            As in :meth:`fit`; nothing is charged.
 
         Warns
         -----
@@ -238,13 +296,11 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             estimator = self._unchanged()
         else:
             estimator = self._configured(array.shape[-1], None)
-        n_usable = usable(array.shape, estimator)
+        n_usable = usable_records(array.shape, estimator)
         if not begun:
             self._begin(X, array, estimator, None)
         self._learn(array[:n_usable], estimator.plan(self._state))
-        self._show()
-        self._warn()
-        return self
+        return self._finish()
 
     def plan(
         self, n_features: int, n_samples: int, *, batches: int | None = None, tail: float = 1.0
@@ -254,23 +310,26 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         Parameters
         ----------
         n_features, n_samples : int
-            Of X, both public.
+            Shape of X; both numbers are public.
         batches : int, optional
-            Equal batches, one for each call of ``partial_fit``; by default those of ``fit``.
+            Number of equal batches, one for each call of ``partial_fit``; by default
+            as many as ``fit`` makes.
         tail : float, default=1.0
-            Clip radius over the mean of |x|^2: 1 for records of one size, 2 to 5 where
-            few directions hold most of the variance or tails are heavy.
+            Ratio of the clip radius of |x|^2 to the mean of |x|^2: 1 for records of
+            equal norm, 2 to 5 if few directions hold most of the variance or tails are
+            heavy.
 
         Returns
         -------
         Forecast
-            ``print`` shows it; ``error_at(gap)``, ``gap_for(error)`` and ``records_for(gap,
-            error)`` tell more. Of the noise alone, in units of the total variance.
+            Effects of the noise alone, in units of the total variance. ``print`` shows
+            them; ``error_at(gap)``, ``gap_for(error)`` and ``records_for(gap, error)``
+            answer further questions.
 
         Raises
         ------
         ValueError
-            One line that names the parameter, or that no forecast is known for the estimator.
+            One line that names the parameter, or an estimator without a forecast.
         """
         for name, value, least in (("n_features", n_features, 1), ("n_samples", n_samples, 2)):
             require_count(name, int(value) if isinstance(value, np.integer) else value, least)
@@ -282,15 +341,15 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         parameters = self.get_params(deep=False)
         del parameters["random_state"]
         estimator = configure(dim, n_records=n_records, **parameters)
-        if estimator.card.releases == "tensor":
+        if estimator.info.releases == "tensor":
             raise ValueError(
-                f"{estimator.card.id} finds the components of a tensor, which span no subspace of their own: "
+                f"{estimator.info.id} finds the components of a tensor, which span no subspace of their own: "
                 "take another estimator, or run it as a stream"
             )
         return estimator
 
     def _unchanged(self) -> Estimator[Any, Any]:
-        """The model's estimator, if the parameters are still those that it was made with."""
+        """Return the model's estimator; raise ValueError if parameters have changed since."""
         now = self._configured(self.n_features_in_, self._n_records_told)
         if changed := changed_parameters(self._estimator, now):
             raise ValueError(
@@ -302,47 +361,45 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     def _begin(
         self, X: ArrayLike, array: Rows, estimator: Estimator[Any, Any], n_records: int | None
     ) -> np.random.Generator:
-        """Forget the model before, unless something is wrong; returns utility randomness."""
+        """Begin a new model, unless something is wrong; return utility randomness."""
         rng = utility_generator_of(self.random_state)
         state = estimator.init(rng)
-        # Noise that no scale can give, and the like, is refused here.
+        # Plan before the old model is dropped: a plan refuses, for example, noise that no scale can give.
         estimator.plan(state)
         self._check_features(X, array, reset=True)
-        for name in ATTRIBUTES:
-            self.__dict__.pop(name, None)
+        self._set_fitted({})
         self._estimator, self._state, self._n_records_told = estimator, state, n_records
         self.privacy_spent_ = Charge.nothing()
         return rng
 
     def _learn(self, rows: Rows, plan: Plan) -> None:
         batch = Batch.of_vectors(rows)
-        # Charged before computed: whatever `update` raises, its records are spent.
+        # Charged before the update, because its records are spent even if it fails.
         self.privacy_spent_ = self.privacy_spent_ | plan.charge
         with np.errstate(all="ignore"):
             self._state = self._estimator.update(self._state, batch)
 
-    def _show(self) -> Self:
-        shown = fitted_attributes(self._estimator, self._state)
+    def _set_fitted(self, attributes: dict[str, Any]) -> None:
+        """Replace all fitted attributes by these."""
         for name in ATTRIBUTES:
             self.__dict__.pop(name, None)
-        self.__dict__.update(shown)
+        self.__dict__.update(attributes)
+
+    def _finish(self) -> Self:
+        """Set the fitted attributes, and warn the caller's caller of doubts."""
+        self._set_fitted(fitted_attributes(self._estimator, self._state))
+        if found := [Doubt(doubt) for doubt in self.doubts_]:
+            resolved = resolved_components(self._estimator.release(self._state))
+            warnings.warn(
+                f"the result is doubtful: {describe_doubts(found, resolved, self.n_components_)}. "
+                f"What helps: {remedies(found)}.",
+                DoubtfulResultWarning,
+                stacklevel=3,
+            )
         return self
 
-    def _warn(self) -> None:
-        """Warn the caller of ``fit`` or ``partial_fit`` of what is doubtful; released numbers only."""
-        found = [Doubt(doubt) for doubt in self.doubts_]
-        if not found:
-            return
-        resolved = resolved_components(self._estimator.release(self._state))
-        warnings.warn(
-            f"the result is doubtful: {describe_doubts(found, resolved, self.n_components_)}. "
-            f"What helps: {remedies(found)}.",
-            DoubtfulResultWarning,
-            stacklevel=3,
-        )
-
     def __getattr__(self, name: str) -> Any:
-        # Reached only for what is not there.
+        # Called only for attributes that do not exist.
         if name == "mean_" and "components_" in self.__dict__:
             text = "this model has no mean_: none was found, or none was looked for (see centering)"
         else:
@@ -350,9 +407,10 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         raise AttributeError(text, name=name, obj=self)
 
     def transform(self, X: ArrayLike) -> Any:
-        """Coordinates of rows: clamped to ``bounds``, less ``mean_``, times ``scale``, projected.
+        """Project rows: clamp to ``bounds``, subtract ``mean_``, multiply by ``scale``, project.
 
-        A function of X, not a private output. A model without ``mean_`` subtracts nothing.
+        The result is a function of X, not a private output. A model without ``mean_``
+        subtracts nothing.
 
         Parameters
         ----------
@@ -361,7 +419,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         Returns
         -------
         (m, k) or (m, r, k)
-            In X's precision.
+            Coordinates, in X's precision.
         """
         check_is_fitted(self)
         array = self._checked(X, least=1)
@@ -375,9 +433,9 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             return (rows @ self.components_.T).astype(array.dtype, copy=False)
 
     def inverse_transform(self, X: ArrayLike) -> Rows:
-        """Rows of the subspace that have these coordinates, in units of the features.
+        """Return the rows of the subspace with these coordinates, in units of the features.
 
-        A model without ``mean_`` has its subspace through 0.
+        Without ``mean_`` the subspace contains 0.
 
         Parameters
         ----------
@@ -397,7 +455,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     @property
     def _centre(self) -> NDArray[np.float64]:
-        """What rows are taken about: 0 where no mean is known."""
+        """Centre of rows; 0 if no mean is known."""
         return np.asarray(getattr(self, "mean_", 0.0))
 
     @property
@@ -407,21 +465,21 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     @property
     def _n_features_out(self) -> int:
-        """What scikit-learn names output columns by."""
+        """Number of output columns that scikit-learn names."""
         return int(self.n_components_)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write parameters, state and feature names to one .npz file, without pickle.
 
-        The file holds the estimator's whole state: noisy sums and the like, all
-        of them outputs of mechanisms that the (epsilon, delta) promise covers. It
-        holds no record. So whoever may see every release may see the file; but it
-        tells more than the last release does, and cannot be taken back.
+        The file holds the estimator's whole state, such as noisy sums, which are
+        outputs of mechanisms under the (epsilon, delta) guarantee. It holds no
+        record. Readers who may see every release may see the file; but it reveals
+        more than the last release, and cannot be taken back.
 
         Parameters
         ----------
         path : path
-            Taken as it is. An earlier file is replaced once the new one is whole.
+            No suffix is added. An earlier file is replaced when the new one is complete.
 
         Raises
         ------
@@ -444,9 +502,9 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read what :meth:`save` wrote; the model goes on as if it had never been away.
+        """Read a model that :meth:`save` wrote; it continues as before.
 
-        Nothing in the file is run. Arrays among the parameters come back as lists.
+        Nothing in the file is executed. Arrays among the parameters become lists.
 
         Raises
         ------
@@ -468,7 +526,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         model.n_features_in_ = dim
         if names is not None:
             model.feature_names_in_ = np.array(names, dtype=object)
-        return model._show()
+        model._set_fitted(fitted_attributes(model._estimator, model._state))
+        return model
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -482,7 +541,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         return hasattr(self, "components_")
 
     def _checked(self, X: ArrayLike, least: int) -> Rows:
-        """X as floats, finite, of at least so many records."""
+        """Return X as finite floats, with at least ``least`` records."""
         array = check_array(
             X, dtype=_FLOATS, allow_nd=True, ensure_min_samples=least, input_name="X", estimator=self
         )
@@ -491,7 +550,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         return np.asarray(array)
 
     def _check_features(self, X: ArrayLike, array: Rows, reset: bool) -> None:
-        """Set, or compare with, number and names of features."""
+        """Set the number and names of features, or compare them with the model's."""
         # scikit-learn looks for features along the second axis.
         named = X if array.ndim == 2 else array[:, 0, :]
         validate_data(self, named, reset=reset, skip_check_array=True)

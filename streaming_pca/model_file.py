@@ -1,4 +1,4 @@
-"""A saved model: one .npz of JSON and of an estimator's state; nothing in it is ever run."""
+"""Saved models: one .npz of JSON and an estimator's state; nothing in it is executed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from streaming_pca.estimators.base import Estimator, State, Subspace
-from streaming_pca.estimators.fitting_state import decode_fitting_state
-from streaming_pca.estimators.state_bytes import encode_state
+from streaming_pca.estimators.common.state import decode_fitting_state, encode_state
 
 __all__ = ["ModelFileError", "decode_model_state", "read_model", "write_model"]
 
@@ -27,24 +26,24 @@ M = TypeVar("M")
 
 
 class ModelFileError(ValueError):
-    """A file holds no model that can be read; the message is one line that names it."""
+    """Error of a file without a readable model; the message is one line that names the file."""
 
 
 def write_model(path: str | os.PathLike[str], header: Mapping[str, Any], state: State) -> None:
-    """Write a model; what stood at ``path`` before stays until the new one is whole.
+    """Write a model; an earlier file at ``path`` is replaced when the new one is complete.
 
     Parameters
     ----------
     path : path
-        Taken as it is: no suffix is added.
+        No suffix is added.
     header : mapping
-        Parameters and attributes; numbers, strings, None, and lists, dicts and
+        Parameters and attributes: numbers, strings, None, and lists, dicts and
         arrays of them.
     state : State
 
     Raises
     ------
-    ValueError
+    ModelFileError
         If the header holds anything else, or the file cannot be written.
     """
     whole = {"format": _FORMAT, "version": _VERSION, **header}
@@ -64,12 +63,12 @@ def write_model(path: str | os.PathLike[str], header: Mapping[str, Any], state: 
 
 
 def read_model(path: str | os.PathLike[str], restore: Callable[[dict[str, Any], bytes], M]) -> M:
-    """Read what :func:`write_model` wrote.
+    """Read a model that :func:`write_model` wrote.
 
     Parameters
     ----------
     path : path
-    restore : function
+    restore : callable
         Makes the model from the header and the bytes of the state.
 
     Raises
@@ -84,7 +83,7 @@ def read_model(path: str | os.PathLike[str], restore: Callable[[dict[str, Any], 
         reason = error.strerror or "cannot be read"
     except ValueError as error:
         reason = str(error).splitlines()[0]
-    # Whatever a foreign file makes zipfile, numpy or the model raise, it is one and the same mistake.
+    # A foreign file can make zipfile, numpy or the model raise anything; the mistake is the same.
     except Exception:
         reason = _FOREIGN
     raise ModelFileError(f"{path}: {reason}")
@@ -94,7 +93,7 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
     with path.open("rb") as file:
         try:
             members = zipfile.ZipFile(file).infolist()
-            # Stored as they are, members cannot be larger than the file.
+            # Members that are not compressed cannot be larger than the file.
             if {m.filename for m in members} != _MEMBERS or any(m.compress_type for m in members):
                 raise ValueError
             file.seek(0)
@@ -115,12 +114,12 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
 
 
 def decode_model_state(estimator: Estimator[Any, Any], data: bytes) -> State:
-    """Read a state that this estimator can go on from.
+    """Read a state from which this estimator can continue.
 
     Raises
     ------
-    ValueError, or anything else
-        If the bytes are no such state.
+    Exception
+        Of any kind, if the bytes are no such state.
     """
     state = decode_fitting_state(estimator, data)
     _check_release(estimator, estimator.release(state))
@@ -143,7 +142,7 @@ def _bytes(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers and sequences of numpy and the like as JSON has them; floats keep every bit."""
+    """Convert numbers and sequences, of numpy too, to JSON data; floats keep every bit."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, np.bool_):

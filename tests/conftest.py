@@ -17,12 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
-from benchmarks.kafka_server import KafkaCluster, KafkaServer, KafkaUnavailable, fetch_jars, find_java
-from streaming_pca.embedded import EmbeddedBroker, EmbeddedBrokerUnavailable, cluster_id
+from benchmarks.kafka.server import KafkaCluster, KafkaServer, KafkaUnavailable, fetch_jars, find_java
+from streaming_pca.demo.broker import EmbeddedBroker, EmbeddedBrokerUnavailable, cluster_id
 
 # pytest-xdist sets it for its workers, and a console that is made meanwhile keeps that width.
 os.environ.pop("COLUMNS", None)
+
+# Tests that say no number themselves; `make soak` names the other.
+settings.register_profile("default", max_examples=100, deadline=None)
+settings.register_profile("soak", max_examples=1000, deadline=None)
+settings.load_profile("default")
 
 _MARKERS = {"kafka_bootstrap": "kafka", "make_cluster": "kafka", "broker_bootstrap": "broker"}
 _INSTALLATION: pytest.StashKey[tuple[str, Path] | KafkaUnavailable] = pytest.StashKey()
@@ -35,7 +41,7 @@ _CHAOS_TIMEOUT = 420
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("chaos", "tests/kafka/test_chaos.py")
+    group = parser.getgroup("chaos", "tests/kafka/faults/test_chaos.py")
     group.addoption("--chaos-seconds", type=float, default=60.0, help="how long its faults last (60)")
     group.addoption("--chaos-seed", type=int, default=17, help="of their schedule (17)")
 
@@ -68,8 +74,8 @@ def kafka_is_required() -> bool:
 _LONG = (
     "tests/kafka/",
     "tests/deploy/",
+    "tests/audit/",
     "tests/estimators/test_conformance.py",
-    "tests/statistical/",
     "tests/estimators/",
     "tests/api/",
     "tests/experiments/",
@@ -82,7 +88,11 @@ def _length(item: pytest.Item) -> int:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "soak" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("soak")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("soak")]
     items.sort(key=_length)
     # A fixture implies its marker, so that `-m "not kafka"` cannot miss a test.
     for item in items:

@@ -6,6 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.conftest import pytest_collection_modifyitems
 
 ROOT = Path(__file__).parent.parent
 
@@ -29,6 +35,7 @@ def test_without_java_the_embedded_broker_serves_and_the_last_line_counts_what_w
     assert run.stdout.splitlines()[-1] == "2 KAFKA TESTS SKIPPED: NO JAVA 17 FOUND"
 
 
+@pytest.mark.slow
 def test_two_processes_count_what_was_skipped_together() -> None:
     run = run_without_java("-k", "any_broker or aborted or fences", "-n", "2")
     assert run.returncode == 0, run.stdout
@@ -48,6 +55,26 @@ def test_a_named_broker_that_is_silent_is_a_failure() -> None:
     run = run_without_java("-k", "aborted", KAFKA_BOOTSTRAP="127.0.0.1:1")
     assert run.returncode == 1
     assert "KAFKA_BOOTSTRAP=127.0.0.1:1 does not answer" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("markers", "kept"), [("", 1), ("not kafka", 1), ("soak", 2), ("soak or not soak", 2)]
+)
+def test_soak_is_left_out_unless_it_is_named(markers: str, kept: int) -> None:
+    def item(*marks: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            nodeid="tests/x.py::test", get_closest_marker=lambda name: name in marks or None
+        )
+
+    dropped: list[list[SimpleNamespace]] = []
+    config: Any = SimpleNamespace(
+        option=SimpleNamespace(markexpr=markers),
+        hook=SimpleNamespace(pytest_deselected=lambda items: dropped.append(items)),
+    )
+    items: list[Any] = [item("soak"), item()]
+    pytest_collection_modifyitems(config, items)
+    assert len(items) == kept
+    assert sum(map(len, dropped)) == 2 - kept
 
 
 def test_leaving_kafka_out_leaves_out_every_test_that_asks_for_it() -> None:

@@ -2,8 +2,8 @@
 
 import os
 
-# Before numpy is imported: its BLAS would spin on the cores that the kernels' own threads
-# (streaming_pca.linalg.threads) need. Who sets a variable means it.
+# Before numpy is imported: its BLAS threads would occupy the cores that the kernels' own threads
+# (streaming_pca.kernels.threads) need. A variable that is set already stays.
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 

@@ -1,4 +1,4 @@
-"""What a release says about its variances and about its own accuracy, in words."""
+"""Text on the variances and the accuracy of a release."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from typing import Any
 
 import numpy as np
 
-from streaming_pca.estimators.uncertainty import explained_ratio
+from streaming_pca.estimators.common.error_bounds import explained_ratio
 
 __all__ = ["explained_text"]
 
 _SHOWN = 6
-"""Variances that fit on a line."""
+"""Most variances shown on a line."""
 
 
-def explained_text(said: Mapping[str, Any]) -> str:
-    """One line: explained variances, their share of the total, the bound on the angle, the support.
+def explained_text(accuracy: Mapping[str, Any]) -> str:
+    """Format variances, their share, the angle bound and the support as one line.
 
-    Of a tensor the weights stand for the variances.
+    A tensor shows its weights in place of the variances.
 
     Parameters
     ----------
-    said : mapping
-        As :attr:`Release.accuracy <streaming_pca.wire.Release.accuracy>`; what is
-        None is left out.
+    accuracy : mapping
+        :attr:`Release.accuracy <streaming_pca.data.release.Release.accuracy>`;
+        values that are None are omitted.
     """
-    if "weights" in said:
-        return f"weights {_variances(said['weights'], None)}"
-    explained = said["explained_variance"]
-    variances = _variances(explained, said["explained_variance_error"])
-    share = _share(explained, said["total_variance"], said["total_variance_error"])
-    support = f"{len(said['support'])} features" if "support" in said else None
-    return "; ".join(filter(None, (variances, share, _angle(said["angle_bound"]), support)))
+    if "weights" in accuracy:
+        return f"weights {_variances(accuracy['weights'], None)}"
+    explained = accuracy["explained_variance"]
+    variances = _variances(explained, accuracy["explained_variance_error"])
+    share = _share(explained, accuracy["total_variance"], accuracy["total_variance_error"])
+    support = f"{len(accuracy['support'])} features" if "support" in accuracy else None
+    return "; ".join(filter(None, (variances, share, _angle(accuracy["angle_bound"]), support)))
 
 
 def _variances(explained: Sequence[float], errors: Sequence[float] | None) -> str:
@@ -52,7 +52,7 @@ def _share(explained: Sequence[float], total: float | None, error: float | None)
 
 
 def _angle(bound: float | None) -> str | None:
-    """In degrees, rounded up: it is a bound."""
+    """Format a bound on an angle in degrees, rounded up."""
     if bound is None:
         return None
     if bound >= math.pi / 2:

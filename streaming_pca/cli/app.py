@@ -1,10 +1,10 @@
-"""The command line: each command parses, calls one function and prints."""
+"""Command line: each command parses its options, calls one function and prints."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -13,9 +13,6 @@ from streaming_pca.cli import (
     audit,
     backup,
     config,
-    demo,
-    estimators,
-    experiment,
     ledger,
     plan,
     produce,
@@ -39,25 +36,29 @@ app.command()(worker.worker)
 app.command()(produce.produce)
 app.add_typer(topics.app, name="topics")
 app.add_typer(ledger.app, name="ledger")
-app.command("export")(backup.export_copy)
-app.command("import")(backup.import_copy)
+app.command("export")(backup.export_backup)
+app.command("import")(backup.import_backup)
 app.command()(watch.watch)
 app.add_typer(stream.app, name="stream")
 app.command()(status.status)
 app.add_typer(config.app, name="config")
-app.command()(estimators.estimators)
+app.command()(plan.estimators)
 app.command()(plan.plan)
 app.command()(audit.audit)
-app.command()(experiment.experiment)
-app.command()(demo.demo)
+app.command()(worker.demo)
 
 
 def main() -> NoReturn:
-    """Entry point: a user's mistake is one line on standard error and a status above 0."""
+    """Run the program.
+
+    A user's mistake ends it with one line on standard error and a status above 0.
+    """
     from streaming_pca.service.errors import RecordsLost, SessionLost, StreamRefused
 
+    command = typer.main.get_command(app)
+    _hide_types_of_flags(command)
     try:
-        app()
+        command()
     except (StreamRefused, RecordsLost) as error:
         fail(error, 2)
     except SessionLost as error:
@@ -70,18 +71,26 @@ def main() -> NoReturn:
     sys.exit(0)
 
 
+def _hide_types_of_flags(command: Any) -> None:
+    """Make the help show ``--json`` for a flag, not ``--json <bool>``."""
+    for parameter in command.get_params(typer.Context(command)):
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    for each in getattr(command, "commands", {}).values():
+        _hide_types_of_flags(each)
+
+
 def _status_of(error: Exception) -> int | None:
-    """Exit status of an error that a user can mend; None for a bug."""
-    from streaming_pca.embedded import EmbeddedBrokerUnavailable
-    from streaming_pca.experiments.results import ExperimentError
+    """Return the exit status of an error that a user can correct; None for a bug."""
+    from streaming_pca.admin.backup import BackupError
+    from streaming_pca.admin.produce import RecordFileError
+    from streaming_pca.audit.bounds import AuditError
+    from streaming_pca.config.settings import ConfigurationError
+    from streaming_pca.demo.broker import EmbeddedBrokerUnavailable
     from streaming_pca.local.accountant import AccountantError, AlreadySpent
-    from streaming_pca.privacy.audit import AuditError
     from streaming_pca.privacy.errors import ParameterError
-    from streaming_pca.service.clients import BrokerUnreachable
-    from streaming_pca.service.copy_file import CopyError
-    from streaming_pca.service.produce import RecordFileError
-    from streaming_pca.service.topics import TopicError
-    from streaming_pca.settings import ConfigurationError
+    from streaming_pca.service.errors import TopicError
+    from streaming_pca.service.kafka.clients import BrokerUnreachable
 
     if isinstance(error, BrokerUnreachable):
         return 4
@@ -90,9 +99,8 @@ def _status_of(error: Exception) -> int | None:
         | AlreadySpent
         | AuditError
         | ConfigurationError
-        | CopyError
+        | BackupError
         | EmbeddedBrokerUnavailable
-        | ExperimentError
         | ParameterError
         | RecordFileError
         | TopicError
@@ -113,12 +121,12 @@ def _main(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log debugging output too.")] = False,
 ) -> None:
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.DEBUG if verbose else logging.INFO,
         format="%(asctime)s %(levelname)s %(message)s",
     )
-    # The client logs every reconnect; what matters of it reaches our own log.
+    # The client logs every reconnect; our own log has the failures that matter.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)

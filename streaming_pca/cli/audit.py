@@ -1,4 +1,4 @@
-"""`streaming-pca audit`."""
+"""Command `streaming-pca audit`."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ from rich.table import Table
 from streaming_pca.cli.common import JsonOption, out, print_json, progress_bar
 
 if TYPE_CHECKING:
-    from streaming_pca.privacy.audit import Finding
+    from streaming_pca.audit.bounds import Finding
 
 
 def audit(
     estimator: Annotated[
-        str | None, typer.Option(metavar="ID", help="One estimator, by its id in `estimators`.")
+        str | None,
+        typer.Option(metavar="ID", help="Estimator to audit: an id of `streaming-pca estimators`."),
     ] = None,
     mechanism: Annotated[
-        str | None, typer.Option(metavar="ID", help="One mechanism, as in gaussian_on_vector.")
+        str | None, typer.Option(metavar="ID", help="Mechanism to audit, such as gaussian_on_vector.")
     ] = None,
     trials: Annotated[
-        int, typer.Option(help="Runs on each of two neighbours; half of them choose the test.")
+        int, typer.Option(help="Runs on each of two neighbouring inputs; half of them choose the test.")
     ] = 10_000,
-    epsilon: Annotated[float, typer.Option(help="The promise to audit: 0.01 or more.")] = 1.0,
-    delta: Annotated[float, typer.Option(help="The same; between 0 and 1.")] = 1e-6,
+    epsilon: Annotated[float, typer.Option(help="Epsilon of the audited guarantee, at least 0.01.")] = 1.0,
+    delta: Annotated[float, typer.Option(help="Delta of the audited guarantee, between 0 and 1.")] = 1e-6,
     as_json: JsonOption = False,
 ) -> None:
-    """Attack the noise: run mechanisms and estimators on worst-case neighbours and bound what they lose.
+    """Audit mechanisms and estimators by attacks on worst-case neighbouring inputs.
 
-    Every line is a lower bound on the privacy loss, at 95% confidence; a low one
-    proves nothing, one above the claim refutes it. Exit status 1 if a claim is refuted,
-    which happens to a true one at most once in 10,000 audits of it. All cases take some minutes.
+    Each line is a lower bound on the privacy loss at 95% confidence. A low bound proves nothing; a bound
+    above the claim refutes it. The exit status is 1 if a claim is refuted, which happens to a true claim
+    at most once in 10,000 audits. All cases together take some minutes.
 
     [dim]Examples: streaming-pca audit --estimator analyze-gauss --trials 3000
     streaming-pca audit --mechanism gaussian_on_vector --epsilon 4 --json[/]
     """
-    from streaming_pca.estimators.audit_cases import find_cases
-    from streaming_pca.privacy.audit import AuditError, check_trials
-    from streaming_pca.privacy.audit import audit as audit_case
+    from streaming_pca.audit.bounds import AuditError, check_trials
+    from streaming_pca.audit.bounds import audit as audit_case
+    from streaming_pca.audit.cases import find_cases
 
     if not (math.isfinite(epsilon) and epsilon >= 0.01):
         raise AuditError(f"--epsilon must be a finite number of at least 0.01, not {epsilon}")
@@ -64,8 +65,8 @@ def audit(
 
 
 def _summary(findings: list[Finding], epsilon: float, delta: float, trials: int) -> dict[str, Any]:
-    """All cases, and above them what holds for their subject at 95% together."""
-    from streaming_pca.privacy.audit import REPORTED_AT
+    """Return all cases, with a bound over them that holds at 95% confidence jointly."""
+    from streaming_pca.audit.bounds import REPORTED_AT
 
     each = REPORTED_AT / len(findings)
     return {

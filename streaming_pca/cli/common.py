@@ -1,4 +1,4 @@
-"""What all commands share: options, the two consoles, settings by path."""
+"""Options, consoles and small steps that the commands share."""
 
 from __future__ import annotations
 
@@ -12,37 +12,51 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from streaming_pca.settings import KafkaSettings
+    from streaming_pca.config.settings import KafkaSettings, Settings
 
 out = Console()
 err = Console(stderr=True)
 
 ConfigOption = Annotated[
-    Path, typer.Option("--config", "-c", help="The stream's TOML file.", show_default=False)
+    Path, typer.Option("--config", "-c", help="TOML file of the settings.", show_default=False)
+]
+MaybeConfig = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file of the settings.")]
+StreamOption = Annotated[
+    str | None, typer.Option("--stream", help="Name of the stream; needed if the file holds several.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-MaybeConfig = Annotated[Path | None, typer.Option("--config", "-c", help="The stream's TOML file.")]
-InputOption = Annotated[str | None, typer.Option("--input", help="Input topic, where no --config is given.")]
+InputOption = Annotated[str | None, typer.Option("--input", help="Input topic, without --config.")]
 BootstrapOption = Annotated[
-    str | None, typer.Option("--bootstrap", help="Broker, HOST:PORT, where no --config is given.")
+    str | None, typer.Option("--bootstrap", help="Broker as HOST:PORT, without --config.")
 ]
+
+
+def say(line: str, console: Console = out) -> None:
+    """Print one line as it is, without markup or wrapping."""
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def fail(error: BaseException, status: int) -> NoReturn:
-    line = " ".join(str(error).split())
-    err.print(f"error: {line}", markup=False, highlight=False, soft_wrap=True)
+    """Print an error as one line and exit with this status."""
+    say(f"error: {' '.join(str(error).split())}", err)
     sys.exit(status)
+
+
+def streams_of(path: Path, stream: str | None) -> tuple[Settings, ...]:
+    """Load one stream of a file, or all of them."""
+    from streaming_pca.config.loading import load_settings, load_streams
+
+    return load_streams(path) if stream is None else (load_settings(path, stream),)
 
 
 def ledger_of(
     config: Path | None, input_topic: str | None, bootstrap: str | None
 ) -> tuple[KafkaSettings, str]:
-    from streaming_pca.settings import ConfigurationError, KafkaSettings
+    """Return the connection and the input topic that the options of a command name."""
+    from streaming_pca.config.settings import ConfigurationError, KafkaSettings
 
     if config is not None:
-        from streaming_pca.configuration import load_streams
-
-        found = load_streams(config)
+        found = streams_of(config, None)
         inputs = sorted({settings.stream.input for settings in found})
         if input_topic is None and len(inputs) > 1:
             raise ConfigurationError(
@@ -57,10 +71,12 @@ def ledger_of(
 
 
 def print_json(data: Any) -> None:
+    """Print one line of JSON."""
     print(json.dumps(data, allow_nan=False))
 
 
 def progress_bar() -> Progress:
+    """Return a progress bar on standard error that vanishes at its end."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

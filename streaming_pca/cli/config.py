@@ -1,44 +1,44 @@
-"""`streaming-pca config`."""
+"""Commands `streaming-pca config`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streaming_pca.cli.common import ConfigOption, JsonOption, out, print_json
+from streaming_pca.cli.common import ConfigOption, JsonOption, print_json, say, streams_of
 
 if TYPE_CHECKING:
-    from streaming_pca.effective_settings import EffectiveSetting
-    from streaming_pca.settings import Settings
+    from streaming_pca.config.effective import EffectiveSetting
+    from streaming_pca.config.settings import Settings
 
-app = typer.Typer(help="Check a file of settings, and describe what can be in it.", no_args_is_help=True)
+app = typer.Typer(help="Check a file of settings, and describe all settings.", no_args_is_help=True)
 
 _WIDEST = 56
-"""A value of more characters is cut on a terminal; JSON has it whole."""
+"""Most characters of a value in text; JSON has longer values whole."""
 
 
 @app.command("check")
 def config_check(
     config: ConfigOption,
     broker: Annotated[
-        bool, typer.Option("--broker", help="Ask the broker too: the topics, the cap, what was promised.")
+        bool, typer.Option("--broker", help="Check the topics, the cap and the privacy contract too.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a file and the environment come to, and what each stream will do first.
+    """Check a file and the environment, and show each setting with its origin.
 
-    Each value with its origin; passwords are masked. Exit status 2 if anything is wrong.
+    Shows each stream's topics, first batch and memory too. Passwords are masked.
+    The exit status is 2 if anything is wrong.
+
     [dim]Example: streaming-pca config check --config stream.toml --broker[/]
     """
-    from streaming_pca.configuration import load_streams
-    from streaming_pca.effective_settings import describe_stream, process_settings, stream_settings
+    from streaming_pca.config.effective import describe_stream, process_settings, stream_settings
 
-    loaded = load_streams(config)
-    # Where it cannot be read, now is the time to say so.
+    loaded = streams_of(config, None)
+    # An unreadable password file is an error of the settings.
     _ = loaded[0].kafka.password
     common = process_settings(loaded[0])
     streams = [
@@ -59,50 +59,37 @@ def config_check(
     for about, found in streams:
         _print_settings(found)
         _print_stream(about)
-    _say(f"{config}: good" + ("" if broker else "; the broker was not asked (--broker)"))
+    say(f"{config}: good" + ("" if broker else "; the broker was not asked (--broker)"))
 
 
 @app.command("schema")
 def config_schema() -> None:
-    """Print the JSON schema of a file, for editors.
+    """Print the JSON schema of a settings file, for editors.
 
-    Put `#:schema ./streaming-pca.schema.json` on the file's first line for taplo.
+    With taplo, the first line of the file names it: `#:schema ./streaming-pca.schema.json`.
+
     [dim]Example: streaming-pca config schema > streaming-pca.schema.json[/]
     """
-    from streaming_pca.settings_reference import file_schema
+    from streaming_pca.config.schema import file_schema
 
     print(json.dumps(file_schema(), indent=2, allow_nan=False))
 
 
 @app.command("reference")
-def config_reference(
-    write: Annotated[
-        Path | None, typer.Option(help="Put it into this file, between its markers, instead of printing it.")
-    ] = None,
-) -> None:
-    """Print every setting as Markdown: type, default, environment variable, meaning.
+def config_reference() -> None:
+    """Print all settings as Markdown: type, default, environment variable, description.
 
-    [dim]Example: streaming-pca config reference --write README.md[/]
+    [dim]Example: streaming-pca config reference > settings.md[/]
     """
-    from streaming_pca.settings import ConfigurationError
-    from streaming_pca.settings_reference import markdown, with_reference
+    from streaming_pca.config.schema import settings_markdown
 
-    if write is None:
-        print(markdown(), end="")
-        return
-    try:
-        text = write.read_text(encoding="utf-8")
-        write.write_text(with_reference(text), encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"--write: {write}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise ConfigurationError(f"--write: {write}: {error}") from None
+    print(settings_markdown(), end="")
 
 
 def _check_broker(loaded: Sequence[Settings]) -> None:
-    from streaming_pca.service.admission import check_admission
-    from streaming_pca.service.inspection import read_ledger
-    from streaming_pca.service.topics import find_topics
+    from streaming_pca.admin.ledger import read_ledger
+    from streaming_pca.service.commit.admission import check_admission
+    from streaming_pca.service.topics.find import find_topics
 
     for settings in loaded:
         find_topics(settings.kafka, settings.stream)
@@ -119,33 +106,29 @@ def _print_settings(found: Sequence[EffectiveSetting]) -> None:
         title = ".".join(each.path[: 2 if each.path[:2] == ("stream", "options") else 1])
         if title != section:
             section = title
-            _say(f"[{title}]")
+            say(f"[{title}]")
         key = ".".join(each.path).removeprefix(f"{title}.")
         value = "not set" if each.value is None else json.dumps(each.value, ensure_ascii=False)
         if len(value) > _WIDEST:
             value = value[: _WIDEST - 1] + "…"
-        _say(f"  {key:<24} {value:<{_WIDEST}} {each.origin}")
+        say(f"  {key:<24} {value:<{_WIDEST}} {each.origin}")
 
 
 def _print_stream(about: dict[str, Any]) -> None:
     first, memory = about["first_batch"], about["memory_bytes"]
     charge, noise = first["charge"], first["noise_multiplier"]
     whom = "user charged" if about["privacy_unit"] == "user" else "charged"
-    _say(f"stream {about['stream']}")
-    _say(f"  topics       {', '.join(about['topics'].values())}")
-    _say(
+    say(f"stream {about['stream']}")
+    say(f"  topics       {', '.join(about['topics'].values())}")
+    say(
         f"  first batch  {first['records']} records, each {whom} epsilon {charge['epsilon']}, "
         f"delta {charge['delta']}" + ("" if noise is None else f"; noise multiplier {noise:.6g}")
     )
     line = f"  memory       at most {_mebibytes(memory['any_messages'])}"
     if "one_row_messages" in memory:
         line += f", {_mebibytes(memory['one_row_messages'])} with messages of one row"
-    _say(line)
+    say(line)
 
 
 def _mebibytes(n_bytes: int) -> str:
     return f"{-(-n_bytes // 2**20)} MiB"
-
-
-def _say(line: str) -> None:
-    out.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`streaming-pca ledger`."""
+"""Commands `streaming-pca ledger`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from streaming_pca.cli.common import (
     ledger_of,
     out,
     print_json,
+    say,
 )
 
 if TYPE_CHECKING:
-    from streaming_pca.privacy.entries import OffsetSpan
+    from streaming_pca.privacy.ledger.entries import OffsetSpan
     from streaming_pca.privacy.parameters import Charge
 
-app = typer.Typer(help="Read the privacy ledger of an input topic, and charge it.", no_args_is_help=True)
+app = typer.Typer(help="Show, verify and charge the privacy ledger of an input topic.", no_args_is_help=True)
 
 
 @app.command("show")
@@ -39,7 +40,7 @@ def ledger_show(
 
     [dim]Example: streaming-pca ledger show --config stream.toml[/]
     """
-    from streaming_pca.service.inspection import describe_ledger
+    from streaming_pca.admin.ledger import describe_ledger
 
     facts = describe_ledger(*ledger_of(config, input_topic, bootstrap))
     if as_json:
@@ -51,7 +52,7 @@ def ledger_show(
     )
     table = Table(title=f"ledger of {facts['topic']}: cap {cap_text}")
     rows = [row | {"ranges": _charged_ranges(row)} for row in facts["entries"]]
-    # The rarer columns are there when an entry has something to say in them.
+    # The rarer columns are shown only if an entry has a value in them.
     rare = [key for key in ("rho", "ranges", "reason") if any(row.get(key) for row in rows)]
     keys = ["offset", "kind", "job", "batch", "records", "epsilon", "delta", *rare, "void"]
     for key in keys:
@@ -64,19 +65,17 @@ def ledger_show(
         table.add_row(*(escape(str(row.get(key, ""))) for key in keys))
     out.print(table)
     if everywhere := facts.get("everywhere"):
-        out.print(
+        say(
             f"every record, by jobs whose unit of privacy is a user: epsilon {everywhere['epsilon']}, "
-            f"delta {everywhere['delta']}",
-            highlight=False,
-            soft_wrap=True,
+            f"delta {everywhere['delta']}"
         )
     for name, job in facts["jobs"].items():
         if job["standing"] != "active":
-            out.print(f"job {name} is {job['standing']}", markup=False, highlight=False)
+            say(f"job {name} is {job['standing']}")
 
 
 def _charged_ranges(row: dict[str, Any]) -> str:
-    """Of CHARGED only: a batch has its number and its count."""
+    """Format the ranges of a CHARGED entry; a batch is identified by its number instead."""
     if row["kind"] != "CHARGED":
         return ""
     return " ".join(f"{r['partition']}:{r['start']}:{r['end']}" for r in row["ranges"])
@@ -89,14 +88,15 @@ def ledger_verify(
     bootstrap: BootstrapOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the whole ledger, and states and releases against it, from the topics alone.
+    """Verify the whole ledger, and states and releases against it, from the topics alone.
 
-    Every entry must follow the protocol, every charge cover its promise and its mechanisms, and no record
-    be above the cap; each job's state must be the one that was committed last, and releases in order.
+    Every entry must follow the protocol, every charge must cover its guarantee and its mechanisms, and no
+    record may exceed the cap. Each job's state must be its last committed state, and its releases must be
+    in order. The exit status is 1 if anything is wrong.
 
-    Exit status 1 if anything is wrong. [dim]Example: streaming-pca ledger verify --config stream.toml[/]
+    [dim]Example: streaming-pca ledger verify --config stream.toml[/]
     """
-    from streaming_pca.service.inspection import verify_ledger
+    from streaming_pca.admin.ledger import verify_ledger
 
     report = verify_ledger(*ledger_of(config, input_topic, bootstrap))
     facts = report.to_json()
@@ -104,23 +104,20 @@ def ledger_verify(
         print_json(facts)
     else:
         for problem in report.problems:
-            err.print(f"problem: {problem}", markup=False, highlight=False, soft_wrap=True)
-        out.print("verified" if report.ok else "NOT verified")
+            say(f"problem: {problem}", err)
+        say("verified" if report.ok else "NOT verified")
         for name, jobs in (("paused", report.paused), ("retired", report.retired)):
             if jobs:
-                out.print(f"{name}: {', '.join(jobs)}", markup=False, highlight=False)
+                say(f"{name}: {', '.join(jobs)}")
         if report.of_users:
-            out.print(
+            say(
                 f"jobs whose unit of privacy is a user: {', '.join(report.of_users)}; together they charge "
-                f"every record epsilon {facts['everywhere_epsilon']}, delta {facts['everywhere_delta']}",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
+                f"every record epsilon {facts['everywhere_epsilon']}, delta {facts['everywhere_delta']}"
             )
         if report.rho_unchecked:
-            out.print(f"batches whose rho cannot be recomputed: {report.rho_unchecked}", highlight=False)
+            say(f"batches whose rho cannot be recomputed: {report.rho_unchecked}")
         if report.charges:
-            out.print(f"charges for releases made elsewhere: {report.charges}", highlight=False)
+            say(f"charges for releases made elsewhere: {report.charges}")
     if not report.ok:
         sys.exit(1)
 
@@ -134,11 +131,11 @@ def ledger_spent(
     bootstrap: BootstrapOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what one record has been charged, and what is left.
+    """Show the charges of one record, and the budget that is left.
 
     [dim]Example: streaming-pca ledger spent --config stream.toml --partition 0 --offset 41[/]
     """
-    from streaming_pca.service.inspection import describe_spent
+    from streaming_pca.admin.ledger import describe_spent
 
     facts = describe_spent(*ledger_of(config, input_topic, bootstrap), partition, offset)
     if as_json:
@@ -152,7 +149,7 @@ def ledger_spent(
 
 
 def _print_charges(title: str, charges: dict[str, dict[str, str | None]]) -> None:
-    """A table of charges, with a column for rho where the ledger adds up by it."""
+    """Print a table of charges, with a column for rho if any charge has one."""
     columns = ["epsilon", "delta"] + ["rho"] * any("rho" in charge for charge in charges.values())
     table = Table(title=escape(title))
     for name in ("", *columns):
@@ -164,19 +161,36 @@ def _print_charges(title: str, charges: dict[str, dict[str, str | None]]) -> Non
 
 @app.command("charge")
 def ledger_charge(
-    job: Annotated[str, typer.Option(help="Under whose name; not a stream's.")],
-    epsilon: Annotated[str, typer.Option(help="What the release costs each record: 0.1, 1/3 or inf.")],
-    delta: Annotated[str, typer.Option(help="The same, as in 1e-6.")],
-    reason: Annotated[str, typer.Option(help="One line for whoever reads the ledger.")],
-    rho: Annotated[str | None, typer.Option(help="The same in zCDP; needed where --filter is zcdp.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every record that is on the topic now.")] = False,
+    job: Annotated[str, typer.Option(help="Job to charge under; it must not be a stream's name.")],
+    epsilon: Annotated[
+        str, typer.Option(help="Epsilon that the release costs each record: 0.1, 1/3 or inf.")
+    ],
+    delta: Annotated[str, typer.Option(help="Delta that the release costs each record, such as 1e-6.")],
+    reason: Annotated[str, typer.Option(help="Reason in one line, recorded in the ledger.")],
+    rho: Annotated[
+        str | None,
+        typer.Option(
+            help="Cost of the release in zCDP; needed if the ledger was created with --filter zcdp."
+        ),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Charge every record now on the topic.")] = False,
     ranges: Annotated[
         list[str] | None,
-        typer.Option("--range", metavar="P:START:END", help="Offsets START to END - 1; may be repeated."),
+        typer.Option(
+            "--range",
+            metavar="P:START:END",
+            help="Charge offsets START to END - 1 of partition P; may be repeated.",
+        ),
     ] = None,
-    partition: Annotated[int | None, typer.Option(min=0, help="One range: its partition,")] = None,
-    start: Annotated[int | None, typer.Option("--from", min=0, help="its first offset,")] = None,
-    end: Annotated[int | None, typer.Option("--to", min=0, help="and the first one behind it.")] = None,
+    partition: Annotated[
+        int | None, typer.Option(min=0, help="Partition of one range; with --from and --to.")
+    ] = None,
+    start: Annotated[
+        int | None, typer.Option("--from", min=0, help="First offset of the range of --partition.")
+    ] = None,
+    end: Annotated[
+        int | None, typer.Option("--to", min=0, help="First offset after the range of --partition.")
+    ] = None,
     config: MaybeConfig = None,
     input_topic: InputOption = None,
     bootstrap: BootstrapOption = None,
@@ -184,13 +198,15 @@ def ledger_charge(
 ) -> None:
     """Charge records for a release that was made elsewhere, so that the cap covers it.
 
-    A charge can never be taken back. Exit status 3, and nothing charged, if a record would pass the cap.
+    A charge can never be taken back. If a record would exceed the cap, nothing is charged and the exit
+    status is 3.
+
     [dim]Example: streaming-pca ledger charge --config stream.toml --job census-2026 --epsilon 0.5
     --delta 1e-7 --all --reason "histogram sent to the agency"[/]
     """
-    from streaming_pca.privacy.ledger import BudgetExceeded
-    from streaming_pca.service.charging import ChargeVoid, charge_records
-    from streaming_pca.service.inspection import describe_charge, describe_left
+    from streaming_pca.admin.charge import ChargeVoid, charge_records
+    from streaming_pca.admin.ledger import describe_charge, describe_left
+    from streaming_pca.privacy.ledger.ledger import BudgetExceeded
 
     spans = _spans(everything, ranges or [], partition, start, end)
     charge = _charge(epsilon, delta, rho)
@@ -211,13 +227,13 @@ def ledger_charge(
         print_json({"topic": topic, "job": job, "offset": done.offset, "ranges": ranges_json, **charges})
         return
     count = sum(r.end - r.start for r in done.entry.ranges)
-    out.print(f"{count} offsets of {topic} charged, as job {job}", markup=False, highlight=False)
+    say(f"{count} offsets of {topic} charged, as job {job}")
     _print_charges("their most charged record", charges)
 
 
 def _charge(epsilon: str, delta: str, rho: str | None) -> Charge:
+    from streaming_pca.config.settings import ConfigurationError
     from streaming_pca.privacy.parameters import Charge, parse_rational
-    from streaming_pca.settings import ConfigurationError
 
     parts = {}
     for name, text in (("epsilon", epsilon), ("delta", delta), ("rho", rho)):
@@ -231,9 +247,9 @@ def _charge(epsilon: str, delta: str, rho: str | None) -> Charge:
 def _spans(
     everything: bool, ranges: list[str], partition: int | None, start: int | None, end: int | None
 ) -> list[OffsetSpan] | None:
-    """The ranges that the options name; None for all."""
-    from streaming_pca.privacy.entries import OffsetSpan
-    from streaming_pca.settings import ConfigurationError
+    """Return the ranges that the options name; None for all records."""
+    from streaming_pca.config.settings import ConfigurationError
+    from streaming_pca.privacy.ledger.entries import OffsetSpan
 
     one = (partition, start, end)
     named = [text.split(":") for text in ranges]

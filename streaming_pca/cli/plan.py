@@ -1,55 +1,64 @@
-"""`streaming-pca plan`."""
+"""Commands `streaming-pca plan` and `streaming-pca estimators`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
-from streaming_pca.cli.common import JsonOption, MaybeConfig, out, print_json
+from streaming_pca.cli.common import JsonOption, MaybeConfig, StreamOption, out, print_json, say
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from streaming_pca.estimators.forecast import Forecast
+    from streaming_pca.estimators.forecast.result import Forecast
 
 
 def plan(
-    records: Annotated[int, typer.Option(help="Records of the whole stream.", show_default=False)],
-    dim: Annotated[int | None, typer.Option(help="Features of a record.")] = None,
+    records: Annotated[int, typer.Option(help="Number of records in the whole stream.", show_default=False)],
+    dim: Annotated[int | None, typer.Option(help="Number of features of a record.")] = None,
     rank: Annotated[int | None, typer.Option(help="Dimension of the subspace.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="The promise for each record, or user.")] = None,
-    delta: Annotated[float | None, typer.Option(help="The same; below 1/records.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Epsilon of the guarantee for each record or user.")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="Delta of the guarantee, below 1/records.")] = None,
     batches: Annotated[
-        int | None, typer.Option(help="Equal batches; by default those that a stream cuts by itself.")
+        int | None, typer.Option(help="Number of equal batches; by default the stream chooses their sizes.")
     ] = None,
     contributions: Annotated[
-        int | None, typer.Option(help="Batches that a user may enter, where users are protected.")
+        int | None, typer.Option(help='Most batches of one user, with privacy_unit = "user".')
     ] = None,
     tail: Annotated[
-        float, typer.Option(help="Clip radius over the mean |x|²: 2 to 5 for heavy tails.")
+        float,
+        typer.Option(help="Ratio of the clip radius of |x|² to the mean of |x|²: 2 to 5 for heavy tails."),
     ] = 1.0,
     gap: Annotated[
         float | None,
-        typer.Option(help="lambda_k - lambda_(k+1) as a share of the total variance: its error is told."),
+        typer.Option(
+            help="Eigengap lambda_k - lambda_(k+1) as a share of the total variance, to predict the error."
+        ),
     ] = None,
     config: MaybeConfig = None,
-    stream: Annotated[str | None, typer.Option(help="This stream, where the file holds several.")] = None,
+    stream: StreamOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Predict noise, charges and attainable errors before anything is spent.
 
-    By the formulas of the default estimator, from public numbers alone. A file of settings gives dim,
-    rank, epsilon, delta, contributions and batches instead. Nothing is read from a broker.
+    The forecast uses the formulas of the default estimator and public numbers only; no broker is needed.
+    With --config, the file gives dim, rank, epsilon, delta, contributions and batches.
 
-    [dim]Examples: streaming-pca plan --dim 50 --rank 2 --records 100000 --epsilon 1 --delta 1e-6 --gap 0.1
+    [dim]Examples:
+
+    streaming-pca plan --dim 50 --rank 2 --records 100000 --epsilon 1 --delta 1e-6 --gap 0.1
+
     streaming-pca plan --config stream.toml --records 1000000 --json[/]
     """
-    from streaming_pca.estimators.forecast import forecast
-    from streaming_pca.estimators.forecast_batches import planned_batches
-    from streaming_pca.estimators.forecast_text import as_json as facts_of
-    from streaming_pca.estimators.forecast_text import describe
-    from streaming_pca.settings import ConfigurationError
+    from streaming_pca.config.settings import ConfigurationError
+    from streaming_pca.estimators.forecast.batches import planned_batches
+    from streaming_pca.estimators.forecast.forecast import forecast
+    from streaming_pca.estimators.forecast.result import as_json as facts_of
+    from streaming_pca.estimators.forecast.result import describe
 
     given = {"dim": dim, "rank": rank, "epsilon": epsilon, "delta": delta}
     if config is not None:
@@ -57,7 +66,7 @@ def plan(
             name for name, value in {**given, "contributions": contributions}.items() if value is not None
         ]
         if named:
-            raise ConfigurationError(f"--{named[0]} is told by --config: name one of them")
+            raise ConfigurationError(f"--{named[0]} is given by --config: leave out one of them")
         found = _of_stream(config, stream, records, batches, tail)
     elif stream is not None:
         raise ConfigurationError("--stream needs --config FILE")
@@ -78,13 +87,39 @@ def plan(
     if as_json:
         print_json(facts_of(found, gap))
     else:
-        out.print(describe(found, gap), markup=False, highlight=False, soft_wrap=True)
+        say(describe(found, gap))
 
 
 def _of_stream(config: Path, stream: str | None, records: int, batches: int | None, tail: float) -> Forecast:
-    """Forecast for the estimator that a file of settings names."""
-    from streaming_pca.configuration import load_settings
-    from streaming_pca.estimators.forecast_of import forecast_of
+    """Return the forecast for the estimator of a settings file."""
+    from streaming_pca.config.loading import load_settings
+    from streaming_pca.estimators.forecast.forecast import forecast_of
 
     settings = load_settings(config, stream).stream
-    return forecast_of(settings.made, records, batches=batches, tail=tail)
+    return forecast_of(settings.build_estimator(), records, batches=batches, tail=tail)
+
+
+def estimators(as_json: JsonOption = False) -> None:
+    """List the estimators with their purpose, source and requirements.
+
+    The column "private" names the adjacency: the relation of neighbouring inputs. JSON has adjacency and
+    released quantities as separate fields.
+
+    [dim]Example: streaming-pca estimators --json[/]
+    """
+    import dataclasses
+
+    from streaming_pca.estimators.registry import ESTIMATORS
+
+    infos = [e.info for _, e in sorted(ESTIMATORS.items())]
+    if as_json:
+        print_json([dataclasses.asdict(info) for info in infos])
+        return
+    table = Table(show_lines=True)
+    table.add_column("id", no_wrap=True)
+    for name in ("what", "source", "private", "needs"):
+        table.add_column(name)
+    for info in infos:
+        private = ("at the producer" if info.local else info.adjacency) if info.private else "NO"
+        table.add_row(info.id, info.summary, info.source, private, info.needs)
+    out.print(table)

@@ -1,4 +1,4 @@
-"""`streaming-pca produce`."""
+"""Command `streaming-pca produce`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,24 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from streaming_pca.cli.common import ConfigOption, JsonOption, err, out, print_json, progress_bar
+from streaming_pca.cli.common import (
+    ConfigOption,
+    JsonOption,
+    StreamOption,
+    err,
+    print_json,
+    progress_bar,
+    say,
+)
 
 if TYPE_CHECKING:
-    from streaming_pca.service.record_files import RecordFile
-    from streaming_pca.settings import Settings
+    from streaming_pca.config.settings import Settings
+    from streaming_pca.data.files import RecordFile
 
 
 @dataclass(frozen=True)
 class _Local:
-    """The options of reports."""
+    """Options of reports."""
 
     epsilon: float | None = None
     delta: float | None = None
@@ -31,50 +39,50 @@ def produce(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Records: .npy (m, d) or (m, r, d), .csv, one a line, .parquet or .arrow.",
+            help="Records: .npy of shape (m, d) or (m, r, d), .csv with one a line, .parquet or .arrow.",
             show_default=False,
         ),
     ],
     config: ConfigOption,
-    stream: Annotated[str | None, typer.Option(help="Which stream, where the file holds several.")] = None,
+    stream: StreamOption = None,
     shuffle: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Public seed: send in a random order. Reads a .parquet or .arrow file whole."
+            min=0,
+            help="Public seed of a random order to send in. A .parquet or .arrow file is then read whole.",
         ),
     ] = None,
-    rate: Annotated[float | None, typer.Option(min=0.001, help="Records a second, at most.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Most records sent in a second.")] = None,
     rows_per_message: Annotated[
-        int, typer.Option(min=1, help='Rows in a message, for privacy_unit = "row" or with --factors.')
+        int, typer.Option(min=1, help='Rows of a message, for privacy_unit = "row" or with --factors.')
     ] = 1,
     factors: Annotated[
-        bool, typer.Option("--factors", help="Every --rows-per-message rows are one record, a factor.")
+        bool, typer.Option("--factors", help="Send every --rows-per-message rows as one record, a factor.")
     ] = False,
     key: Annotated[
         str | None,
         typer.Option(
             metavar="COLUMN",
-            help="The column of the messages' keys, which is no feature: text or whole numbers. "
-            'For privacy_unit = "user", and for --local-accountant, keys are the users.',
+            help="Column of the messages' keys, text or whole numbers; it is not a feature. "
+            'Keys identify the users of privacy_unit = "user" and of --local-accountant.',
         ),
     ] = None,
     content_type: Annotated[
         Literal["octets", "npy", "json", "arrow"],
-        typer.Option(help="Of the messages; octets are the fastest to read."),
+        typer.Option(help="Format of the messages; octets are the fastest to read."),
     ] = "octets",
     local_epsilon: Annotated[
         float | None,
-        typer.Option(help="Of each report, to be compared with stream.epsilon.", show_default=False),
+        typer.Option(help="Epsilon of each report; it must agree with stream.epsilon.", show_default=False),
     ] = None,
     local_delta: Annotated[
         float | None,
-        typer.Option(help="Of each report, to be compared with stream.delta.", show_default=False),
+        typer.Option(help="Delta of each report; it must agree with stream.delta.", show_default=False),
     ] = None,
     local_radius: Annotated[
         float | None,
         typer.Option(
-            help="Public: longer vectors are clipped to it, and reports are of x x^T over its square. "
-            "By default 1.",
+            help="Public radius R to which vectors x are clipped; a report is of x x^T / R². By default 1.",
             show_default=False,
         ),
     ] = None,
@@ -82,8 +90,8 @@ def produce(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Keep here who has reported, and let nobody report to a topic twice: users are those of "
-            "--key, or else each row of the file. Keys are not sent.",
+            help="File that records which users have reported, so that no user reports to a topic twice. "
+            "Users are the keys of --key, or else the rows of the file. Keys are not sent.",
             show_default=False,
         ),
     ] = None,
@@ -91,19 +99,19 @@ def produce(
         bool,
         typer.Option(
             "--local-skip-spent",
-            help="Leave out the rows of users who have reported, as after an interruption.",
+            help="Skip the rows of users who have reported, for example after an interruption.",
         ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Send a file of records to the stream's input topic.
 
-    Columns that have names are put in the order of stream.feature_names.
+    Named columns are sent in the order of stream.feature_names.
 
-    For a stream with record_kind = "local" no record leaves: each vector x is clipped
-    to norm 1, or to --local-radius, and a report is sent of its x x^T, with Gaussian noise that keeps
-    stream.epsilon and stream.delta. A report has dim (dim + 1)/2 numbers. A vector with a
-    number that is not finite is reported as zeros, so that nobody sees it missing.
+    For a stream with record_kind = "local" no record is sent. Each vector x is clipped to norm 1, or to
+    --local-radius, and a report of x x^T is sent, with Gaussian noise that guarantees stream.epsilon and
+    stream.delta. A report has dim (dim + 1)/2 numbers. A vector with a number that is not finite is
+    reported as zeros, so that its absence cannot be observed.
 
     [dim]Examples:
 
@@ -118,10 +126,10 @@ def produce(
     streaming-pca produce people.csv --config local.toml --local-epsilon 1 --local-delta 1e-6 \
 --local-radius 5 --key person --local-accountant spent.sqlite[/]
     """
-    from streaming_pca.configuration import load_settings
-    from streaming_pca.service.produce import arrange, send_records
-    from streaming_pca.service.record_files import open_records
-    from streaming_pca.settings import ConfigurationError
+    from streaming_pca.admin.produce import arrange, send_records
+    from streaming_pca.config.loading import load_settings
+    from streaming_pca.config.settings import ConfigurationError
+    from streaming_pca.data.files import open_records
 
     settings = load_settings(config, stream)
     local = _Local(local_epsilon, local_delta, local_radius, local_accountant, local_skip_spent)
@@ -164,16 +172,12 @@ def produce(
         print_json(facts)
     else:
         messages = "" if n_records == sent.messages else f" in {sent.messages} messages"
-        out.print(f"{n_records} records sent to {sent.topic}{messages} in {sent.seconds:.1f} s")
+        say(f"{n_records} records sent to {sent.topic}{messages} in {sent.seconds:.1f} s")
 
 
 def _tell_order(records: RecordFile) -> None:
     if records.columns is not None:
-        err.print(
-            f"{records.path}: columns are sent in the order of stream.feature_names",
-            markup=False,
-            highlight=False,
-        )
+        say(f"{records.path}: columns are sent in the order of stream.feature_names", err)
 
 
 def _produce_reports(
@@ -185,23 +189,23 @@ def _produce_reports(
     rate: float | None,
     as_json: bool,
 ) -> None:
+    from streaming_pca.admin.produce_reports import arrange_vectors, mechanism_of, send_reports
+    from streaming_pca.config.settings import ConfigurationError
+    from streaming_pca.data.files import open_records
     from streaming_pca.local.accountant import LocalAccountant
-    from streaming_pca.service.produce_reports import arrange_vectors, mechanism_of, send_reports
-    from streaming_pca.service.record_files import open_records
-    from streaming_pca.settings import ConfigurationError
 
     radius = 1.0 if local.radius is None else local.radius
     mechanism = mechanism_of(settings.stream, local.epsilon, local.delta, radius)
     if local.accountant is None and (local.skip_spent or key is not None):
         option = "--key" if key is not None else "--local-skip-spent"
         raise ConfigurationError(
-            f"{option} is about the users of --local-accountant, as reports are sent without keys: "
+            f"{option} is about the users of --local-accountant, because reports are sent without keys: "
             f"add --local-accountant FILE, or leave out {option}"
         )
     records = arrange_vectors(open_records(file, key), settings.stream)
     _tell_order(records)
     if local.accountant is None:
-        err.print("no --local-accountant: nothing keeps a row from being reported again", markup=False)
+        say("no --local-accountant: nothing keeps a row from being reported again", err)
     opened = nullcontext() if local.accountant is None else LocalAccountant(local.accountant)
     with progress_bar() as progress, opened as accountant:
         task = progress.add_task("privatizing", total=len(records))
@@ -234,7 +238,7 @@ def _produce_reports(
         print_json(facts)
         return
     left_out = f", {skipped} rows of users who had reported left out" if skipped else ""
-    out.print(
+    say(
         f"{sent.messages} reports of ({mechanism.epsilon:g}, {mechanism.delta:g}) made and sent to "
         f"{sent.topic} in {sent.seconds:.1f} s{left_out}"
     )

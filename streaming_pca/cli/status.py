@@ -1,4 +1,4 @@
-"""`streaming-pca status`."""
+"""Command `streaming-pca status`."""
 
 from __future__ import annotations
 
@@ -7,32 +7,30 @@ from typing import Annotated, Any
 
 import typer
 
-from streaming_pca.cli.common import ConfigOption, JsonOption, err, out, print_json
+from streaming_pca.cli.common import ConfigOption, JsonOption, err, print_json, say, streams_of
 
 
 def status(
     config: ConfigOption,
     stream: Annotated[
-        str | None, typer.Option(help="This stream only, where the file holds several.")
+        str | None, typer.Option(help="Show this stream only; by default all streams of the file.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how the streams of a file stand, from their topics.
+    """Show the status of the streams of a file: batches, last release, lag and charges.
 
-    Exit status 1 if the topics of a stream do not allow that.
+    Everything is read from the topics. The exit status is 1 if a stream's topics cannot be read.
+
     [dim]Example: streaming-pca status --config stream.toml[/]
     """
-    from streaming_pca.configuration import load_settings, load_streams
-    from streaming_pca.service.status import describe_status
+    from streaming_pca.admin.status import describe_status
 
-    all_settings = load_streams(config) if stream is None else (load_settings(config, stream),)
-    found = describe_status(all_settings)
+    found = describe_status(streams_of(config, stream))
     if as_json:
         print_json(found)
     for facts in found:
         if facts["problem"] is not None:
-            line = f"problem: stream {facts['stream']}: {facts['problem']}"
-            err.print(line, markup=False, highlight=False, soft_wrap=True)
+            say(f"problem: stream {facts['stream']}: {facts['problem']}", err)
         elif not as_json:
             _print(facts)
     if any(facts["problem"] is not None for facts in found):
@@ -54,9 +52,9 @@ def _print(facts: dict[str, Any]) -> None:
         **_charges(facts),
         "ledger": f"{facts['ledger']['entries']} entries, {facts['ledger']['bytes']} bytes",
     }
-    out.print(facts["stream"], markup=False, highlight=False, soft_wrap=True)
+    say(facts["stream"])
     for name, value in rows.items():
-        out.print(f"  {name:<13} {value}", markup=False, highlight=False, soft_wrap=True)
+        say(f"  {name:<13} {value}")
 
 
 def _release(release: dict[str, Any]) -> str:

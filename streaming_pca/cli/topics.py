@@ -1,25 +1,22 @@
-"""`streaming-pca topics`."""
+"""Commands `streaming-pca topics`."""
 
 from __future__ import annotations
 
 import math
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from streaming_pca.cli.common import ConfigOption, JsonOption, err, out, print_json
+from streaming_pca.cli.common import ConfigOption, JsonOption, err, print_json, say, streams_of
 
 if TYPE_CHECKING:
-    from streaming_pca.privacy.entries import Cap
-    from streaming_pca.settings import Settings
+    from streaming_pca.privacy.ledger.entries import Cap
 
-app = typer.Typer(help="Create the topics of a stream, and check how they are kept.", no_args_is_help=True)
-
+app = typer.Typer(help="Create the topics of streams, and check their settings.", no_args_is_help=True)
 
 StreamOption = Annotated[
-    str | None, typer.Option("--stream", help="One stream of the file; all of them when not given.")
+    str | None, typer.Option("--stream", help="One stream of the file; by default all of them.")
 ]
 
 
@@ -29,32 +26,36 @@ def topics_create(
     cap: Annotated[
         str,
         typer.Option(
-            help="EPSILON,DELTA that no record may ever pass, by all jobs together; "
-            "inf,inf for none, which a stream that is not private needs."
+            metavar="EPSILON,DELTA",
+            help="Cap on each record's charges by all jobs together; inf,inf for no cap, as a stream "
+            "that is not private needs.",
         ),
     ],
-    partitions: Annotated[int, typer.Option(min=1, help="Partitions of the input topic.")] = 3,
+    partitions: Annotated[int, typer.Option(min=1, help="Number of partitions of the input topic.")] = 3,
     replication: Annotated[
         int, typer.Option(min=1, help="Replicas of each topic; with 3 or more, two must be in sync.")
     ] = 1,
     budget_filter: Annotated[
-        str, typer.Option("--filter", help="How charges on a record add up: basic or zcdp.")
+        str,
+        typer.Option(
+            "--filter", metavar="basic|zcdp", help="Composition by which charges on a record add up."
+        ),
     ] = "basic",
     stream: StreamOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Create a stream's missing topics and open its ledger with a cap.
+    """Create the missing topics of streams and open their ledger with a cap.
 
-    Topics that exist are left as they are: run it again after adding a stream.
+    Existing topics are not changed, so run the command again after adding a stream.
 
     [dim]Example: streaming-pca topics create --config stream.toml --cap 1,1e-6[/]
     """
-    from streaming_pca.privacy.entries import Opened
+    from streaming_pca.config.settings import ConfigurationError
+    from streaming_pca.privacy.ledger.entries import Opened
     from streaming_pca.privacy.parameters import format_rational
-    from streaming_pca.service.admission import check_room
-    from streaming_pca.service.checkpoint import open_ledger
-    from streaming_pca.service.topics import create_topics, find_topics
-    from streaming_pca.settings import ConfigurationError
+    from streaming_pca.service.commit.admission import check_room
+    from streaming_pca.service.commit.checkpoint import open_ledger
+    from streaming_pca.service.topics.find import create_topics, find_topics
 
     wanted = _cap(cap)
     if budget_filter not in ("basic", "zcdp"):
@@ -62,7 +63,7 @@ def topics_create(
     rule: Literal["basic", "zcdp"] = "zcdp" if budget_filter == "zcdp" else "basic"
     streams = streams_of(config, stream)
     for settings in streams:
-        # Before anything is created: a cap can never change.
+        # A cap can never change, so it is checked before anything is created.
         check_room(settings.stream, wanted, rule)
     created, opened = [], None
     for settings in streams:
@@ -85,26 +86,25 @@ def topics_create(
     if as_json:
         print_json({"created": created, "cap": opened.cap.model_dump(mode="json"), "filter": opened.filter})
     else:
-        out.print(f"created: {', '.join(created) or 'nothing, all were there'}", highlight=False)
-        out.print(
+        say(f"created: {', '.join(created) or 'nothing, all topics existed'}")
+        say(
             f"cap per record: epsilon {format_rational(opened.cap.epsilon)}, "
-            f"delta {format_rational(opened.cap.delta)} ({opened.filter} composition)",
-            highlight=False,
+            f"delta {format_rational(opened.cap.delta)} ({opened.filter} composition)"
         )
         if opened.cap.epsilon == math.inf or opened.cap.delta >= 1:
-            out.print("such a cap protects no record: a job may charge it anything", highlight=False)
+            say("this cap protects no record: jobs may charge any amount")
 
 
 @app.command("check")
 def topics_check(config: ConfigOption, stream: StreamOption = None, as_json: JsonOption = False) -> None:
-    """Name everything that is wrong with how the topics and the broker are set, and how to mend it.
+    """Check the settings of the topics and the broker, and name each correction.
 
-    One line each. An error keeps a worker from starting; a warning does not.
-    Exit status 2 if there are errors. Changes nothing.
+    An error keeps a worker from starting; a warning does not. The exit status is 2 if there are errors.
+    Nothing is changed.
 
     [dim]Example: streaming-pca topics check --config stream.toml --json[/]
     """
-    from streaming_pca.service.topics import check_topics
+    from streaming_pca.service.topics.find import check_topics
 
     found: dict[str, tuple[list[str], bool, dict[str, object]]] = {}
     for settings in streams_of(config, stream):
@@ -118,24 +118,17 @@ def topics_check(config: ConfigOption, stream: StreamOption = None, as_json: Jso
     else:
         for line, (_, fatal, _) in found.items():
             kind = "error" if fatal else "warning"
-            err.print(f"{kind}: {line}", markup=False, highlight=False, soft_wrap=True)
-        out.print("topics are as they must be" if ok else "NOT as they must be", highlight=False)
+            say(f"{kind}: {line}", err)
+        say("topics are as they must be" if ok else "NOT as they must be")
     if not ok:
         sys.exit(2)
-
-
-def streams_of(path: Path, stream: str | None) -> tuple[Settings, ...]:
-    """One stream of a file, or all of them."""
-    from streaming_pca.configuration import load_settings, load_streams
-
-    return load_streams(path) if stream is None else (load_settings(path, stream),)
 
 
 def _cap(text: str) -> Cap:
     from pydantic import ValidationError
 
-    from streaming_pca.privacy.entries import Cap
-    from streaming_pca.settings import ConfigurationError
+    from streaming_pca.config.settings import ConfigurationError
+    from streaming_pca.privacy.ledger.entries import Cap
 
     parts = text.split(",")
     if len(parts) != 2:

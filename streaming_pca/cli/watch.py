@@ -1,4 +1,4 @@
-"""`streaming-pca watch`."""
+"""Command `streaming-pca watch`."""
 
 from __future__ import annotations
 
@@ -15,37 +15,48 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streaming_pca.cli.common import BootstrapOption, JsonOption, MaybeConfig, err, fail, print_json
+from streaming_pca.cli.common import (
+    BootstrapOption,
+    JsonOption,
+    MaybeConfig,
+    StreamOption,
+    err,
+    fail,
+    print_json,
+    say,
+)
 
 if TYPE_CHECKING:
-    from streaming_pca.release import Release
-    from streaming_pca.service.following import FollowedRelease, NotARelease
-    from streaming_pca.settings import KafkaSettings
+    from streaming_pca.admin.watch import FollowedRelease, NotARelease
+    from streaming_pca.config.settings import KafkaSettings
+    from streaming_pca.data.release import Release
 
 
 def watch(
     config: MaybeConfig = None,
-    stream: Annotated[str | None, typer.Option(help="Which stream, where the file holds several.")] = None,
-    releases: Annotated[str | None, typer.Option(help="Releases topic, where no --config is given.")] = None,
+    stream: StreamOption = None,
+    releases: Annotated[str | None, typer.Option(help="Releases topic, without --config.")] = None,
     bootstrap: BootstrapOption = None,
     as_json: JsonOption = False,
     from_beginning: Annotated[
         bool, typer.Option("--from-beginning", help="Start with the first release, not with the latest.")
     ] = False,
-    count: Annotated[int | None, typer.Option(min=1, help="End after so many releases.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Exit after this number of releases.")] = None,
     timeout: Annotated[
-        float | None, typer.Option(min=0.001, help="End, with status 1, after so many seconds without one.")
+        float | None,
+        typer.Option(min=0.001, help="Exit with status 1 after this number of seconds without a release."),
     ] = None,
 ) -> None:
-    """Follow the releases of a stream: the latest one, then each as it comes.
+    """Follow the releases of a stream: the latest one, then each new one.
 
-    The angle in its own column is the largest principal angle to the release
-    before; one with a bound is to what the same records would have given without
-    noise. Errors are standard errors of the noise alone. JSON has angles in
-    radians, text in degrees. A line below a release says why it is doubtful.
+    The column "angle" is the largest principal angle to the previous release. An
+    angle with "≤" bounds the distance to the subspace of the same records without
+    noise. Errors are standard errors of the noise alone. Angles are in radians in
+    JSON and in degrees in text. A line below a release says why it is doubtful.
+
     [dim]Example: streaming-pca watch --config stream.toml[/]
     """
-    from streaming_pca.service.following import follow_releases
+    from streaming_pca.admin.watch import follow_releases
 
     kafka, topic = _topic_of(config, stream, releases, bootstrap)
     with (
@@ -55,7 +66,7 @@ def watch(
         try:
             in_time = _show(items, as_json, count, timeout)
         except BrokenPipeError:
-            # Whoever read us has enough; what Python still holds for them goes nowhere.
+            # The reader has closed the pipe: Python's buffered output must not raise again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return
     if not in_time:
@@ -68,19 +79,19 @@ def _show(
     count: int | None,
     timeout: float | None,
 ) -> bool:
-    """Print releases to the end; False if the next one did not come in time."""
-    from streaming_pca.service.following import NotARelease
+    """Print releases until the end; return False if the next one did not come in time."""
+    from streaming_pca.admin.watch import NotARelease
 
     shown = 0
     since = time.monotonic()
     headed = as_json
     for item in items:
         if not headed:
-            # Not before the topic has answered: what is wrong with it is then all that is printed.
+            # Only after the topic has answered, so that an error is the only output.
             _print_line(("batch", "records", "angle", "created", "explained variance"))
             headed = True
         if isinstance(item, NotARelease):
-            err.print(str(item), markup=False, highlight=False, soft_wrap=True)
+            say(str(item), err)
         elif item is not None:
             _print_release(item, as_json)
             shown += 1
@@ -95,8 +106,8 @@ def _show(
 def _topic_of(
     config: Path | None, stream: str | None, releases: str | None, bootstrap: str | None
 ) -> tuple[KafkaSettings, str]:
-    from streaming_pca.configuration import load_settings
-    from streaming_pca.settings import ConfigurationError, KafkaSettings
+    from streaming_pca.config.loading import load_settings
+    from streaming_pca.config.settings import ConfigurationError, KafkaSettings
 
     if config is not None:
         if releases is not None or bootstrap is not None:
@@ -112,7 +123,10 @@ def _topic_of(
 
 @contextmanager
 def _signals_noted() -> Iterator[Callable[[], bool]]:
-    """Whether SIGINT or SIGTERM has come; a second one ends the process at once."""
+    """Yield a function that tells whether SIGINT or SIGTERM has come.
+
+    A second signal ends the process at once.
+    """
     came: list[int] = []
 
     def note(number: int, frame: Any) -> None:
@@ -128,7 +142,10 @@ def _signals_noted() -> Iterator[Callable[[], bool]]:
 
 
 def _reader_is_gone() -> bool:
-    """Whether standard output is a pipe that nobody reads: without it `| head` waits for one more release."""
+    """Return whether standard output is a pipe without a reader.
+
+    Without this check `| head` would wait for one more release.
+    """
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(events & select.POLLERR for _, events in poll.poll(0))

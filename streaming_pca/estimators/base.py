@@ -1,4 +1,4 @@
-"""What every estimator is."""
+"""Base classes of estimators: state, plan, release, options."""
 
 from __future__ import annotations
 
@@ -6,73 +6,92 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
+from streaming_pca.data.preprocessing import Preprocessing
+from streaming_pca.data.records import Batch, RecordKind
 from streaming_pca.estimators.diagnostics import Diagnostics
-from streaming_pca.estimators.mean import LARGEST_SHARE, PrivateMean
-from streaming_pca.estimators.outcome import Outcome
+from streaming_pca.estimators.private_mean import LARGEST_SHARE, PrivateMean
 from streaming_pca.linalg.subspace import stable_signs
-from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy.noise import NOISE_LAW
 from streaming_pca.privacy.parameters import Charge, PrivacyParameters
-from streaming_pca.records import Batch, RecordKind
 
-__all__ = ["Card", "Estimator", "Options", "Plan", "State", "Subspace"]
+__all__ = ["Estimator", "EstimatorInfo", "Options", "Outcome", "Plan", "State", "Subspace"]
+
+
+class Outcome(StrEnum):
+    """Outcome of the last batch: an output of its mechanisms, which are charged in every case."""
+
+    LEARNT = "learnt"
+    NO_SCALE = "no-scale"
+    """No bin of PrivRange's histogram was full enough: nothing is learnt from the batch."""
+    NO_GAP = "no-gap"
+    """The private eigengap is too small to calibrate noise to, or the k-th private eigenvalue is lost
+    in the noise: nothing is learnt."""
+    TOO_FEW = "too-few-records"
+    """The batch closed with fewer records than the algorithm's guarantee needs: nothing is learnt from it."""
+
 
 Matrix = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class State:
-    """Base of estimator states: frozen dataclasses of arrays, numbers, None, and of such dataclasses."""
+    """Base of estimator states.
+
+    A frozen dataclass of arrays, numbers, strings, None, and of such dataclasses.
+    """
 
     batch: int
-    """Batches learnt from."""
+    """Number of batches so far."""
     records: int
-    """Records delivered in them, null ones included."""
+    """Records delivered in these batches, null ones included."""
     counts: NDArray[np.int64] | None = field(default=None, kw_only=True)
-    """(2,) noisy numbers of null and of clipped records in the last batch, if a share pays for them."""
+    """(2,) noisy numbers of null and of clipped records in the last batch; None without diagnostics."""
     mean: NDArray[np.float64] | None = field(default=None, kw_only=True)
     """(d,) running mean in units of the data, where ``centering = "auto"`` has found one."""
     mean_weight: float = field(default=0.0, kw_only=True)
-    """Records behind it."""
+    """Records behind the mean."""
     anchor: NDArray[np.float64] | None = field(default=None, kw_only=True)
-    """(d,) the centre that records are taken about, where an estimator finds it itself: it stays while
-    ``mean`` moves, so that what sums miss of a moving mean is known exactly."""
+    """(d,) fixed centre of all sums, where the estimator finds the centre itself. It stays while ``mean``
+    moves, so the correction of the sums for a moving mean is exact."""
     mean_noise: float | None = field(default=None, kw_only=True)
-    """Variance of the noise in each coordinate of the centre, in scaled units, where it is known."""
+    """Variance of the noise in each coordinate of the mean, in scaled units, where it is known."""
     components: NDArray[np.float64] | None = field(default=None, kw_only=True)
-    """(k, d) rows that were released before the last batch: the signs of later ones follow them."""
+    """(k, d) rows released before the last batch: later signs follow them."""
     outcome: str | None = field(default=None, kw_only=True)
-    """What the last batch came to, an :class:`~streaming_pca.estimators.outcome.Outcome`; None before
-    any, and where the algorithm learns from every batch."""
+    """:class:`~streaming_pca.estimators.base.Outcome` of the last batch; None before any batch, and where
+    the algorithm learns from every batch."""
     noise: str | None = field(default=None, kw_only=True)
     """Law of the last batch's Gaussian noise (:data:`~streaming_pca.privacy.noise.NOISE_LAW`); None
-    before any, and for the discrete Gaussians of earlier versions."""
+    before any batch, and for the discrete Gaussians of earlier versions."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the next batch will be and cost; from public quantities and earlier outputs only.
+    """Size, charge and mechanism parameters of the next batch.
+
+    A plan depends on public quantities and earlier outputs only.
 
     Attributes
     ----------
     count : int
         Records to take; a multiple of ``granularity``.
     least : int
-        The fewest records that are of use: what a batch must have to close at
-        ``max_wait``. A multiple of ``granularity``, at most ``count``.
+        Least number of records with which a batch may close at ``max_wait``.
+        A multiple of ``granularity``, at most ``count``.
     granularity : int
         Records of one partition that must stay together.
     charge : Charge
-        What ``update`` costs each record of the batch. Where a unit of privacy
-        may enter several batches: what they cost it together.
+        Cost of ``update`` for each record of the batch. Where a unit of privacy
+        may enter several batches: the cost of all these batches together.
     parameters : dict
-        Every parameter of its mechanisms, as JSON.
+        Every parameter of the batch's mechanisms, as JSON.
     """
 
     count: int
@@ -84,36 +103,36 @@ class Plan:
 
 @dataclass(frozen=True)
 class Subspace:
-    """A release: outputs of mechanisms, post-processed.
+    """Release: post-processed outputs of mechanisms.
 
     Attributes
     ----------
     components : (k, d) float64
-        Orthonormal rows, by decreasing explained variance. Of a tensor: unit rows,
-        by decreasing weight, each with the sign that its weight has.
+        Orthonormal rows, by decreasing explained variance. For a tensor: unit rows,
+        by decreasing weight, each with its weight's sign.
     explained_variance : (k,) float64
     mean : (d,) float64 or None
         In units of the scaled features.
     explained_variance_error : (k,) float64 or None
         Standard errors, from the noise alone.
     total_variance : float or None
-        Sum of all d variances, itself the output of a mechanism.
+        Sum of all d variances, itself an output of a mechanism.
     total_variance_error : float or None
         Its standard error, from the noise alone.
     angle_bound : float or None
-        Radians, in [0, pi/2]: with probability 0.95 over the noise, the largest
-        principal angle to the subspace that the same clipped sums would have
-        given without noise is at most this. pi/2 says nothing.
+        Radians, in [0, pi/2]. With probability 0.95 over the noise, it bounds the
+        largest principal angle to the subspace of the same clipped sums without
+        noise. pi/2 says nothing.
     outcome : Outcome or None
-        What the last batch came to; None before any, and where the algorithm
+        Outcome of the last batch; None before any batch, and where the algorithm
         learns from every batch.
     weights : (k,) float64 or None
-        Of a tensor: lambda_i of lambda_1 v_1 (x) v_1 (x) v_1 + ..., decreasing.
+        For a tensor: lambda_i of lambda_1 v_1 (x) v_1 (x) v_1 + ..., decreasing.
     support : tuple of int or None
-        The features that a sparse estimator takes for those that matter, ascending.
+        Features that a sparse estimator selects, ascending.
     mean_error : float or None
-        Length of what noise adds to the centre, expected, in units of the scaled features.
-        It stays in the process.
+        Expected norm of the noise in the mean, in units of the scaled features.
+        It is not published.
     """
 
     components: Matrix
@@ -130,26 +149,26 @@ class Subspace:
 
 
 @dataclass(frozen=True)
-class Card:
-    """How an estimator introduces itself.
+class EstimatorInfo:
+    """Static description of an estimator.
 
     Attributes
     ----------
     id, name : str
-        Of the estimator, and of its class.
+        Id of the estimator, and name of its class.
     source : str
-        Paper and algorithm.
+        Paper, by its key in ``docs/references.md``, and algorithm.
     adjacency : str
-        "none" where nothing is promised.
+        Neighbouring relation of the privacy guarantee; "none" without a guarantee.
     private : bool
     needs : str
-        What it wants of the stream, or of the data.
+        Requirements on the stream or on the data.
     summary : str
     local : bool
-        Whether the promise is kept by the producers: records are reports
+        True where producers privatise: records are reports
         (:attr:`RecordKind.LOCAL`), and batches are charged nothing.
     releases : {"subspace", "tensor"}
-        What a release is.
+        Kind of a release.
     """
 
     id: str
@@ -166,8 +185,8 @@ class Card:
 class Options(BaseModel):
     """Base of an estimator's own settings.
 
-    ``sizing`` names those that decide how large a batch is and nothing else: a
-    batch that is reserved can be answered under others.
+    ``sizing`` names the options that decide the size of a batch and nothing else. A
+    reserved batch can be computed under other values of these options.
     """
 
     # Attribute docstrings are the fields' descriptions in the settings reference.
@@ -177,7 +196,7 @@ class Options(BaseModel):
 
     @property
     def largest_batch(self) -> int:
-        """The most records that any plan asks for."""
+        """Largest number of records of any plan."""
         raise NotImplementedError
 
 
@@ -186,44 +205,46 @@ O = TypeVar("O", bound=Options)
 
 
 class Estimator(ABC, Generic[S, O]):
-    """An algorithm, configured for one stream. It holds settings; the state is passed in and out.
+    """Algorithm, configured for one stream; its state is passed in and out.
 
     Parameters
     ----------
     dim, k : int
         Features, and the rank of the subspace; 1 <= k <= dim.
     privacy : PrivacyParameters
-        The whole promise.
+        Privacy guarantee of the stream as a whole.
     preprocessing : Preprocessing
     options : Options
     diagnostics_share : float
-        Share of the promise's epsilon for noisy counts of null and clipped
-        records; 0 for none.
+        Share of epsilon for noisy counts of null and clipped records; 0 for none.
 
     Attributes
     ----------
     privacy : PrivacyParameters
-        What the estimator's own mechanisms may cost: the promise without the share.
+        Bound on the cost of the estimator's own mechanisms: the guarantee less the share.
     diagnostics : Diagnostics or None
     private_mean : PrivateMean or None
-        What finds the centre, where ``centering = "auto"``.
+        Mechanism that finds the centre on a share of each batch, where ``centering =
+        "auto"`` and the estimator does not find it itself.
     """
 
-    card: ClassVar[Card]
+    info: ClassVar[EstimatorInfo]
     options_type: ClassVar[type[Options]]
     state_type: ClassVar[type[State]]
     centerings: ClassVar[tuple[str, ...]] = ("auto", "pairs", "none")
-    """Ways to centre that it can use, besides a public vector, which all can."""
+    """Supported values of ``centering``, besides a public vector, which every estimator supports."""
 
     kinds: ClassVar[frozenset[RecordKind]] = frozenset({RecordKind.FACTOR, RecordKind.MATRIX})
-    """The kinds of records that it can read."""
+    """Kinds of records that the estimator can read."""
 
     finds_centre: ClassVar[bool] = False
-    """Whether it finds the centre itself, with a share of its own budget, where ``centering = "auto"``."""
+    """True where the estimator finds the centre itself, with a share of its own budget, if ``centering =
+    "auto"``."""
 
     in_parts: ClassVar[bool] = False
-    """Whether each of a user's batches costs a part of the promise, by basic composition. What else such
-    a batch may hold must cost no more: with bounds that compose together, a mix would pass the promise."""
+    """True where each of a user's batches costs a part of (epsilon, delta), by basic composition. Any other
+    mechanism in such a batch must cost no more than that part: with a joint bound, a mix of the two kinds
+    of batches would exceed (epsilon, delta)."""
 
     def __init__(
         self,
@@ -239,16 +260,16 @@ class Estimator(ABC, Generic[S, O]):
         if preprocessing.kind not in self.kinds:
             kinds = " or ".join(f'"{kind}"' for kind in sorted(self.kinds))
             raise ValueError(
-                f'{self.card.id} cannot read records of kind "{preprocessing.kind}": it reads {kinds}'
+                f'{self.info.id} cannot read records of kind "{preprocessing.kind}": it reads {kinds}'
             )
         centering = preprocessing.centering
         if isinstance(centering, str) and centering not in self.centerings:
             known = ", ".join(f'"{name}"' for name in self.centerings)
-            raise ValueError(f'{self.card.id} cannot use centering = "{centering}": use {known} or a vector')
-        if diagnostics_share and not self.card.private:
-            raise ValueError(f"{self.card.id} is not private: no share of a promise can pay for diagnostics")
-        if diagnostics_share and self.card.local:
-            raise ValueError(f"{self.card.id} reads reports, which are public: there is nothing to diagnose")
+            raise ValueError(f'{self.info.id} cannot use centering = "{centering}": use {known} or a vector')
+        if diagnostics_share and not self.info.private:
+            raise ValueError(f"{self.info.id} is not private: no guarantee can pay for diagnostics")
+        if diagnostics_share and self.info.local:
+            raise ValueError(f"{self.info.id} reads reports, which are public: there is nothing to diagnose")
         self.dim, self.k = dim, k
         self.diagnostics = Diagnostics(privacy, diagnostics_share) if diagnostics_share else None
         self.privacy = privacy if self.diagnostics is None else self.diagnostics.rest
@@ -258,19 +279,22 @@ class Estimator(ABC, Generic[S, O]):
 
     @property
     def _noise_law(self) -> str | None:
-        """Of its Gaussian noise; None where it draws none, as reports have their producers'."""
-        return NOISE_LAW if self.card.private and not self.card.local else None
+        """Law of its Gaussian noise; None where it draws none: producers add the noise of reports."""
+        return NOISE_LAW if self.info.private and not self.info.local else None
 
     @property
     def _privacy_of_mean(self) -> PrivacyParameters:
-        """What the mean's mechanisms may cost: any mix of them and the estimator's keeps the promise."""
+        """Bound on the cost of the mean's mechanisms.
+
+        Any mix of them and the estimator's mechanisms keeps (epsilon, delta).
+        """
         if not self.in_parts:
             return self.privacy
         epsilon, delta = self.privacy.of_each_batch
         return PrivacyParameters(epsilon=epsilon, delta=delta)
 
     def _charge_of_mean(self, private_mean: PrivateMean) -> Charge:
-        """Of the mean in all batches that a unit of privacy may enter."""
+        """Return the mean's charge for all batches that a unit of privacy may enter."""
         charge = private_mean.charge
         if not self.in_parts or charge.rho is None:
             return charge
@@ -279,15 +303,15 @@ class Estimator(ABC, Generic[S, O]):
 
     @abstractmethod
     def init(self, rng: np.random.Generator) -> S:
-        """The state before any record; ``rng`` is utility randomness."""
+        """Return the state before any record; ``rng`` is utility randomness."""
 
     def plan(self, state: S) -> Plan:
-        """Size, charge and parameters of the next batch."""
+        """Return size, charge and parameters of the next batch."""
         plan = self._plan(state)
         if self._noise_law is not None:
             plan = replace(plan, parameters=plan.parameters | {"noise": self._noise_law})
         if self.private_mean is not None:
-            # The rest of a batch of `least` is to have what the estimator asks for.
+            # A batch of `least` must leave the estimator its own least after the mean's share.
             least = max(math.ceil(plan.least / (1 - LARGEST_SHARE)), self.private_mean.least)
             plan = replace(
                 plan,
@@ -304,7 +328,7 @@ class Estimator(ABC, Generic[S, O]):
         )
 
     def update(self, state: S, batch: Batch) -> S:
-        """Learn from a batch: for any state, a mechanism that costs the plan's charge."""
+        """Learn from a batch: for any state, a mechanism whose cost is the plan's charge."""
         self.check(batch)
         if self.private_mean is None:
             new, clipped = self._update(state, batch)
@@ -322,16 +346,16 @@ class Estimator(ABC, Generic[S, O]):
         first = private_mean.records(len(batch), state.mean_weight)
         share, rest = batch.split([first, len(batch) - first])
         mean, weight = private_mean.refresh(state.mean, state.mean_weight, share)
-        # What the estimator gets is the end of the batch: it counts from there.
+        # The estimator gets the end of the batch, so it counts records from there.
         reached = replace(state, records=state.records + first)
         new, clipped = self._about(mean)._update(reached, rest)
         return replace(new, mean=mean, mean_weight=weight), clipped
 
     def _about(self, mean: Matrix) -> Self:
-        """This estimator, and those that it holds as attributes, with records centred there.
+        """Copy this estimator, and the estimators it holds, with records centred at ``mean``.
 
-        Whatever else was derived from the preprocessing stays: nothing but the
-        centre differs, and only :meth:`Preprocessing.apply` reads it.
+        Values derived from the preprocessing are kept: only the centre differs, and
+        only :meth:`Preprocessing.apply` reads it.
         """
         centred = copy.copy(self)
         for name, value in vars(self).items():
@@ -342,21 +366,21 @@ class Estimator(ABC, Generic[S, O]):
 
     @abstractmethod
     def _plan(self, state: S) -> Plan:
-        """The plan of what the estimator learns, without diagnostics."""
+        """Plan the estimator's own mechanisms, without diagnostics and private mean."""
 
     @abstractmethod
     def _update(self, state: S, batch: Batch) -> tuple[S, int]:
-        """The next state, and how many records (pairs) the clip changed.
+        """Return the next state and the number of records (pairs) that the clip changed.
 
-        That number is exact, and as secret as a record: it goes to no other place.
+        That number is exact and as secret as a record: only :meth:`update` may read it.
         """
 
     def release(self, state: S) -> Subspace:
-        """The current subspace: post-processing of the state."""
+        """Return the current subspace: post-processing of the state."""
         subspace = self._release(state)
         rows = np.ascontiguousarray(subspace.components)
-        if self.card.releases == "subspace":
-            # The sign of a tensor's component means something.
+        if self.info.releases == "subspace":
+            # The sign of a tensor's component carries information.
             rows = stable_signs(rows, state.components)
         subspace = replace(
             subspace,
@@ -372,10 +396,15 @@ class Estimator(ABC, Generic[S, O]):
 
     @abstractmethod
     def _release(self, state: S) -> Subspace:
-        """The subspace that the estimator has learnt, with any signs; it need not know of a private mean."""
+        """Return the learnt subspace, with any signs and without the private mean."""
 
     def check(self, batch: Batch) -> None:
-        """Raise ValueError unless the batch has this estimator's dimension and record kind."""
+        """Check that the batch has this estimator's dimension and record kind.
+
+        Raises
+        ------
+        ValueError
+        """
         if batch.dim != self.dim:
             raise ValueError(f"records have {batch.dim} features, expected {self.dim}")
         if batch.kind is not self.preprocessing.kind:
@@ -383,10 +412,45 @@ class Estimator(ABC, Generic[S, O]):
 
     @property
     def largest_batch(self) -> int:
-        """The most records that any plan asks for."""
+        """Largest number of records of any plan."""
         return int(self.options.largest_batch)
 
     @property
     def kind(self) -> RecordKind:
-        """The kind of records it reads."""
+        """Kind of the records it reads."""
         return self.preprocessing.kind
+
+
+def check_private(info: EstimatorInfo, private: bool) -> None:
+    """Check that the setting ``private`` agrees with the estimator.
+
+    Raises
+    ------
+    ValueError
+    """
+    if private and not info.private:
+        raise ValueError(
+            f"estimator {info.id!r} is not private: it runs only with private = false, "
+            "and then every record is charged infinity"
+        )
+    if info.private and not private:
+        raise ValueError(f"private = false is not for estimator {info.id!r}, which is private: remove it")
+
+
+def no_guarantee() -> PrivacyParameters:
+    """Return placeholder parameters for an estimator that is not private and calibrates no noise."""
+    return PrivacyParameters(epsilon=1.0, delta=0.5)
+
+
+def first_problem(error: ValidationError) -> str:
+    """Describe the first problem in one line: where it is, and its message."""
+    problem = error.errors()[0]
+    where = ".".join(str(part) for part in problem["loc"] if not str(part).startswith("function"))
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden":
+        message = "no such setting"
+    elif problem["type"] == "missing":
+        message = "must be set"
+    elif problem["type"] == "model_type":
+        message = "must be a table"
+    return f"{where}: {message}" if where else message

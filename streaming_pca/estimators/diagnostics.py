@@ -1,4 +1,4 @@
-"""Private diagnostics: noisy counts of a batch's null and clipped records, for a share of the promise."""
+"""Private diagnostics: noisy counts of a batch's null and clipped records."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from streaming_pca.privacy.parameters import Charge, PrivacyParameters, format_r
 __all__ = ["MAX_SHARE", "Diagnostics"]
 
 MAX_SHARE = 0.5
-"""More than half of the promise for diagnostics is a mistake."""
+"""Largest share of epsilon: more than half of it for diagnostics is a mistake."""
 
 _SENSITIVITY = 2
 """Replacing a record moves each of the two counts by one at most."""
 
 
 class Diagnostics:
-    """What a share of a promise buys: two noisy counts a batch.
+    """Mechanism that counts null and clipped records, for a share of epsilon.
 
     Parameters
     ----------
     privacy : PrivacyParameters
-        The whole promise.
+        Privacy guarantee of the stream as a whole.
     share : float in (0, 0.5]
-        Of its epsilon; the rest is left to the estimator.
+        Share of epsilon; the rest is left to the estimator.
 
     Attributes
     ----------
     rest : PrivacyParameters
-        What is left: epsilon less the share, the whole delta.
+        Parameters left to the estimator: epsilon less the share, the whole delta.
     charge : Charge
-        Of all batches that a unit of privacy may enter, together.
+        Charge of all batches that a unit of privacy may enter, together.
     error : int
         Half of the 95% confidence interval of each count.
 
     Notes
     -----
-    Released: the number of null records of a batch and the number of those that
-    its clip changed, each plus discrete Laplace noise. Adjacency: replace-one.
-    A record is null, or clipped, or neither (in pairs: its pair is), and whether
-    it is depends on that record and on public numbers alone. So a replacement
+    Adjacency: replace-one. Released: the number of null records of a batch and the
+    number of records that its clip changed, each plus discrete Laplace noise.
+    A record is null, or clipped, or neither (in pairs: its pair is); which of these
+    depends on that record and on public numbers alone. So a replacement
     moves the two counts by at most 2 in L1, and noise of scale 2/epsilon makes
-    them epsilon-DP. Both read records that the estimator reads too: the charges
+    them epsilon-DP. The counts read the same records as the estimator, so the charges
     add up. With ``contributions`` c each batch gets epsilon/c.
     """
 
@@ -70,15 +70,18 @@ class Diagnostics:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """As a reservation names them."""
+        """Parameters as a reservation names them."""
         return {"mechanism": "counts", "epsilon": format_rational(self._epsilon)}
 
     def counts(self, null: int, clipped: int) -> NDArray[np.int64]:
-        """The two counts with noise; the only form in which they leave an estimator."""
+        """Add noise to the two counts, which leave an estimator in no other form."""
         return laplace_on_vector(np.array([null, clipped], dtype=np.int64), self._scale)
 
 
 def _half_width(scale: float) -> int:
-    """Smallest t with P(\\|X\\| > t) <= 0.05, X discrete Laplace: 2 e^-((t+1)/scale)/(1 + e^-(1/scale))."""
+    """Smallest t with P(\\|X\\| > t) <= 0.05 for discrete Laplace X.
+
+    P(\\|X\\| > t) = 2 e^-((t+1)/scale)/(1 + e^-(1/scale)).
+    """
     tail = 0.05 * (1 + math.exp(-1 / scale)) / 2
     return max(math.ceil(-scale * math.log(tail) - 1), 0)

@@ -1,8 +1,8 @@
-"""Doubts about a release: what its own numbers say against it.
+"""Doubts about a release, read off its own numbers.
 
 Functions of released numbers and public settings: post-processing, which costs
-no privacy. No doubt does not prove that a release is good: of many estimators
-neither an angle bound nor standard errors are known.
+no privacy. A release without doubts is not proved good: many estimators
+have neither an angle bound nor standard errors.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from streaming_pca.estimators.uncertainty import angle_bound_of_covariance
-from streaming_pca.records import RecordKind
+from streaming_pca.data.records import RecordKind
+from streaming_pca.estimators.common.error_bounds import angle_bound_of_covariance
 
 if TYPE_CHECKING:
+    from streaming_pca.data.preprocessing import Preprocessing
+    from streaming_pca.data.release import Release
     from streaming_pca.estimators.base import Subspace
-    from streaming_pca.preprocessing import Preprocessing
-    from streaming_pca.release import Release
 
 __all__ = ["Doubt", "DoubtfulResultWarning", "describe_doubts", "doubts", "remedies", "resolved_components"]
 
 _RIGHT_ANGLE = math.pi / 2
 _STANDARD_ERRORS = 2.0
-"""A variance must be so many of them above 0 to be told from noise."""
+"""Standard errors above 0 from which on a variance is told from noise."""
 _NEARLY_ALL = 0.9
-"""Share of the total that one component seldom has, unless it is the mean."""
+"""Share of the total that one component seldom exceeds, unless it is the direction of the mean."""
 
 _MORE = "more records, a larger epsilon, public bounds or a lower rank"
 
 
 class DoubtfulResultWarning(UserWarning):
-    """The result of a fit should not be relied on; the message says why, and what helps."""
+    """Warning that a fitted result is not reliable; the message gives reason and remedy."""
 
 
 class Doubt(StrEnum):
@@ -58,12 +58,12 @@ class Doubt(StrEnum):
 
     @property
     def explanation(self) -> str:
-        """One line for people."""
+        """Explanation in one line."""
         return _EXPLANATIONS[self]
 
     @property
     def remedy(self) -> str:
-        """What helps against it."""
+        """Remedy in one line."""
         return _REMEDIES[self]
 
 
@@ -143,7 +143,7 @@ def _mean_is_unknown(subspace: Subspace, preprocessing: Preprocessing) -> bool:
 
 
 def _first_has_nearly_all(subspace: Subspace) -> bool:
-    """Whether that is so beyond the noise, as far as its errors are known."""
+    """Return whether the first component has nearly all variance, beyond its known noise."""
     if subspace.total_variance is None or subspace.components.shape[1] == 1:
         return False
     errors = subspace.explained_variance_error
@@ -168,9 +168,9 @@ def resolved_components(said: Subspace | Release) -> int | None:
     Notes
     -----
     For j < k it is an estimate: the largest j whose gap to the next variance
-    :func:`~streaming_pca.estimators.uncertainty.angle_bound_of_covariance` finds
-    large against the largest of the standard errors, taken as that of every
-    entry of the noise. For a covariance that is not centred, this is its proof.
+    :func:`~streaming_pca.estimators.common.error_bounds.angle_bound_of_covariance` finds
+    large against the largest of the standard errors, which stands for every
+    entry of the noise. For a covariance that is not centred the bound's proof applies.
     """
     if said.angle_bound is None:
         return None
@@ -195,7 +195,7 @@ def describe_doubts(ids: Sequence[str], resolved: int | None, rank: int) -> str:
     Parameters
     ----------
     ids : sequence of str
-        Ids of doubts; one that is not known stands for itself.
+        Ids of doubts; an unknown id is shown as it is.
     resolved : int or None
         As :func:`resolved_components`.
     rank : int

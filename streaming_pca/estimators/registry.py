@@ -1,17 +1,16 @@
-"""Every estimator by its id."""
+"""Registry of all estimators by id."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from streaming_pca.estimators.base import Estimator
-from streaming_pca.estimators.local_gaussian import LocalGaussianPCA
-from streaming_pca.estimators.local_sparse import SparseLocalPCA
-from streaming_pca.estimators.oja import OjaPCA
-from streaming_pca.estimators.tadadpo import TadaDPO
-from streaming_pca.estimators.tensor_online import OnlineTensorPower
-from streaming_pca.estimators.tensor_private import PrivateTensorPower
-from streaming_pca.estimators.warm_starts import WARM_STARTS
+from streaming_pca.estimators.local.gaussian import LocalGaussianPCA
+from streaming_pca.estimators.local.sparse import SparseLocalPCA
+from streaming_pca.estimators.oja.oja import OjaPCA
+from streaming_pca.estimators.tadadpo import WARM_STARTS, TadaDPO
+from streaming_pca.estimators.tensor.online import OnlineTensorPower
+from streaming_pca.estimators.tensor.private import PrivateTensorPower
 
 __all__ = ["ESTIMATORS", "find"]
 
@@ -25,12 +24,18 @@ _OTHERS: tuple[type[Estimator[Any, Any]], ...] = (
 )
 
 ESTIMATORS: dict[str, type[Estimator[Any, Any]]] = {
-    e.card.id: e for e in sorted((*WARM_STARTS.values(), *_OTHERS), key=lambda e: e.card.id)
+    e.info.id: e for e in sorted((*WARM_STARTS.values(), *_OTHERS), key=lambda e: e.info.id)
 }
 
 
 def find(name: str) -> type[Estimator[Any, Any]]:
-    """The estimator with this id; ValueError lists the known ones."""
+    """Return the estimator class with this id.
+
+    Raises
+    ------
+    ValueError
+        If the id is unknown; the message lists the known ids.
+    """
     try:
         return ESTIMATORS[name]
     except KeyError:

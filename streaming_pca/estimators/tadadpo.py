@@ -1,4 +1,4 @@
-"""TADADPO: adaptive private Oja in the tangent space of a start that another estimator found."""
+"""TADADPO: adaptive private Oja in the tangent space of a warm start."""
 
 from __future__ import annotations
 
@@ -9,20 +9,45 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
-from streaming_pca.estimators.adadpo import AdaDPO, AdaDPOOptions, AdaDPOState
-from streaming_pca.estimators.base import Card, Estimator, Options, Plan, Subspace
-from streaming_pca.estimators.fitting_state import decode_fitting_state
-from streaming_pca.estimators.state_bytes import encode_state
-from streaming_pca.estimators.warm_starts import WARM_STARTS
+from streaming_pca.data.records import Batch
+from streaming_pca.estimators.adaptive import AdaptivePCA
+from streaming_pca.estimators.base import Estimator, EstimatorInfo, Options, Plan, Subspace
+from streaming_pca.estimators.block.block import BlockPCA
+from streaming_pca.estimators.common.state import decode_fitting_state, encode_state
+from streaming_pca.estimators.covariance.analyze_gauss import AnalyzeGauss
+from streaming_pca.estimators.covariance.output_perturbation import OutputPerturbation
+from streaming_pca.estimators.oja.adadpo import AdaDPO, AdaDPOOptions, AdaDPOState
+from streaming_pca.estimators.oja.k_dp_ojas import DPOjas
+from streaming_pca.estimators.oja.k_dp_pca import DPPCA, KDPPCA
+from streaming_pca.estimators.oja.private_oja import PrivateOja
+from streaming_pca.estimators.power.adaptive_power import AdaptivePowerMethod
+from streaming_pca.estimators.power.noisy_power import NoisyPowerMethod
 from streaming_pca.linalg.subspace import orthonormalise
 from streaming_pca.privacy.parameters import PrivacyParameters
-from streaming_pca.records import Batch
 
-__all__ = ["TadaDPO", "TadaDPOOptions", "TadaDPOState"]
+__all__ = ["WARM_STARTS", "TadaDPO", "TadaDPOOptions", "TadaDPOState"]
+
+
+WARM_STARTS: dict[str, type[Estimator[Any, Any]]] = {
+    e.info.id: e
+    for e in (
+        AdaDPO,
+        AdaptivePCA,
+        AdaptivePowerMethod,
+        AnalyzeGauss,
+        BlockPCA,
+        DPOjas,
+        DPPCA,
+        KDPPCA,
+        NoisyPowerMethod,
+        OutputPerturbation,
+        PrivateOja,
+    )
+}
 
 
 class TadaDPOOptions(AdaDPOOptions):
-    """Settings of :class:`TadaDPO`: the inputs of 003, Algorithm 3, and of its start."""
+    """Settings of :class:`TadaDPO`: inputs of [DunglerSanyal2026, Algorithm 3], and its start's."""
 
     warm_estimator: str = "adadpo"
     """The private estimator that finds the start; the paper's is "adadpo"."""
@@ -48,61 +73,64 @@ class TadaDPOOptions(AdaDPOOptions):
         return self
 
     def of_warm(self) -> Options:
-        """The start's settings, read."""
+        """Parse the start's settings."""
         kind = WARM_STARTS[self.warm_estimator].options_type
         known = {"n_records": self.warm_records} if "n_records" in kind.model_fields else {}
         return kind(**{**known, **self.warm_options})
 
     @property
     def largest_batch(self) -> int:
-        """The most records that any plan asks for."""
+        """Largest number of records of any plan."""
         return max(self.records_a_batch(1), self.of_warm().largest_batch)
 
 
 @dataclass(frozen=True)
 class TadaDPOState(AdaDPOState):
-    """That of ADADPO, and the start's as long as it is being learnt."""
+    """State of ADADPO, with the start's state until the start is learnt."""
 
     warm: NDArray[np.uint8] | None = field(kw_only=True)
-    """Bytes of the start's state (:func:`~streaming_pca.estimators.state_bytes.encode_state`)."""
+    """Bytes of the start's state (:func:`~streaming_pca.estimators.common.state.encode_state`); None once
+    it is learnt."""
     warm_batches: int = field(kw_only=True)
-    """Batches that the start has had."""
+    """Batches of the start."""
 
 
 class TadaDPO(AdaDPO):
-    """TADADPO, 003 Algorithm 3 (lines 217-234).
+    """TADADPO [DunglerSanyal2026, Algorithm 3].
 
     ===========  ================================================================
     input Q_0    the last release of ``warm_estimator`` on the first
-                 ``warm_records``: records that nothing else reads
-    lines 2-3    Y_i = (I - Q Q^T) A_i Q: ``_removed``
-    line 4       Algorithm 4, PrivRange, at failure probability zeta/(8T)
-    line 5       r_t = C_R K sqrt(Lambda) ln^a(B d k T/zeta)
-    lines 6-8    Algorithm 5, TruncatedMean, and its noise, as ADADPO's
-    line 9       one step of the mean, projected on the tangent space
+                 ``warm_records``, which no other mechanism reads
+    steps 2-3    Y_i = (I - Q Q^T) A_i Q: ``_removed``
+    step 4       Algorithm 4, PrivRange, at failure probability zeta/(8T)
+    step 5       r_t = C_R K sqrt(Lambda) ln^a(B d k T/zeta)
+    steps 6-8    Algorithm 5, TruncatedMean, and its noise, as ADADPO's
+    step 9       one step of the mean, projected on the tangent space
     ===========  ================================================================
 
-    Mends
-    -----
-    Those of :class:`~streaming_pca.estimators.adadpo.AdaDPO`, and:
+    Deviations from the paper
+    -------------------------
+    Those of :class:`~streaming_pca.estimators.oja.adadpo.AdaDPO`, and:
 
     - C_R is a setting, as the paper gives none.
-    - Any private estimator can find the start; without ``n_records`` T is the number of
+    - Any private estimator can find the start. Without ``n_records`` T is the number of
       the step: the sum of failure probabilities zeta/(8 t (t + 1)) is bounded.
-    - Tangent steps tell nothing of Q^T A Q: the explained variances stay
-      those of the start, turned with the basis.
+    - Tangent steps do not measure Q^T A Q: the explained variances are
+      the start's, turned with the basis.
 
     Privacy
     -------
-    Replace-one. A record is in a batch of the start, or of the tangent steps. The
-    start's costs (epsilon, delta) a record, a tangent step's as ADADPO's. A user
-    may enter c batches of both sorts: each then has a c-th of the promise.
+    Adjacency: replace-one. Released: the start's releases, then private ranges and noisy
+    means of the tangent steps. A record is in a batch of the start or of the tangent
+    steps, never both. A batch of the start costs each record (epsilon, delta), a tangent
+    step costs the same as ADADPO's. A user may enter c batches of both sorts: each then
+    costs a c-th of (epsilon, delta).
     """
 
-    card = Card(
+    info = EstimatorInfo(
         id="tadadpo",
         name="TadaDPO",
-        source="003 Algorithm 3",
+        source="DunglerSanyal2026, Algorithm 3",
         adjacency="replace-one",
         private=True,
         needs="a start within the reach of its steps, and a learning rate that suits the data",
@@ -122,40 +150,40 @@ class TadaDPO(AdaDPO):
             self.preprocessing,
             self.options.of_warm(),
         )
-        # For those that count what they clip only where somebody pays to know.
+        # Some estimators count clipped records only where diagnostics pay for the count.
         self.warm.diagnostics = self.diagnostics
 
     def init(self, rng: np.random.Generator) -> TadaDPOState:
-        """The start's own."""
+        """Return the start's initial state."""
         warm = self.warm.init(rng)
         basis, inner = self._start(warm)
         return TadaDPOState(0, 0, basis, inner, warm=_bytes(warm), warm_batches=0)
 
     def _start(self, warm: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """A start's subspace as an iterate and its Rayleigh quotients."""
+        """Return a start's subspace as an iterate, and its Rayleigh quotients."""
         found = self.warm._release(warm)
         return np.ascontiguousarray(found.components.T), np.diag(found.explained_variance)
 
     def _steps(self, state: AdaDPOState) -> int:
-        """Tangent steps, those included that a batch gave no range for."""
+        """Count tangent steps, including batches without a range."""
         assert isinstance(state, TadaDPOState)
         return state.batch - state.warm_batches
 
     def _plan(self, state: AdaDPOState) -> Plan:
-        """The start's plan, or B records: half for the range, half for centre and mean."""
+        """Return the start's plan, or B records: half for the range, half for centre and mean."""
         assert isinstance(state, TadaDPOState)
         if state.warm is None:
             return super()._plan(state)
         plan = self.warm._plan(self._warm_state(state))
         return replace(
             plan,
-            # No rho, as later batches have none: a ledger that asks for one refuses the first batch.
+            # Later batches have no rho, so a ledger that asks for one must refuse the first batch.
             charge=self.privacy.charge(None),
-            parameters={"mechanism": self.card.id, "start": self.warm.card.id, **_own(plan.parameters)},
+            parameters={"mechanism": self.info.id, "start": self.warm.info.id, **_own(plan.parameters)},
         )
 
     def _update(self, state: AdaDPOState, batch: Batch) -> tuple[AdaDPOState, int]:
-        """A batch of the start, or one tangent step."""
+        """Learn a batch of the start, or take one tangent step."""
         assert isinstance(state, TadaDPOState)
         if state.warm is None:
             return super()._update(state, batch)
@@ -175,16 +203,16 @@ class TadaDPO(AdaDPO):
         return new, clipped
 
     def _warm_state(self, state: TadaDPOState) -> Any:
-        """The start's state, with the records that this one has counted."""
+        """Decode the start's state, with this state's count of records."""
         assert state.warm is not None
         return replace(decode_fitting_state(self.warm, state.warm.tobytes()), records=state.records)
 
     def _removed(self, basis: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(d, k): the basis itself."""
+        """Return the (d, k) basis itself."""
         return basis
 
     def _failure(self, step: int) -> float:
-        """zeta/(8T), step from 1."""
+        """Return zeta/(8T); steps count from 1."""
         return super()._failure(step) / 4
 
     def _radius(self, scale: float, records: int, step: int) -> float:
@@ -195,7 +223,7 @@ class TadaDPO(AdaDPO):
     def _step(
         self, state: AdaDPOState, mean: NDArray[np.float64], step: int
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The next iterate, and the start's Rayleigh quotients in it."""
+        """Return the next iterate, and the start's Rayleigh quotients in it."""
         tangent = mean - state.basis @ (state.basis.T @ mean)
         basis = orthonormalise(state.basis + self._rate(state, step) * tangent)
         turn = basis.T @ state.basis
@@ -203,7 +231,7 @@ class TadaDPO(AdaDPO):
         return basis, (inner + inner.T) / 2
 
     def _release(self, state: AdaDPOState) -> Subspace:
-        """What the start releases, and after it the span of the iterate."""
+        """Return the start's release, or after the start the span of the iterate."""
         assert isinstance(state, TadaDPOState)
         if state.warm is None:
             return super()._release(state)
@@ -211,7 +239,7 @@ class TadaDPO(AdaDPO):
 
 
 def _own(parameters: dict[str, Any]) -> dict[str, Any]:
-    """A plan's parameters, but for the name of its mechanism."""
+    """Drop the mechanism's name from a plan's parameters."""
     return {name: value for name, value in parameters.items() if name != "mechanism"}
 
 

@@ -1,8 +1,10 @@
 """Sparse principal subspaces: linear functions with an entrywise penalty, over the Fantope.
 
 The Fantope of rank k is {X symmetric : 0 <= X <= I, tr X = k}, the convex hull of the
-projections of rank k. Source: 002, equation (5) and Algorithm 2, lines 6-12 (lines
-225-249 of the text), which take both from Vu, Cho, Lei and Rohe 2013.
+projections of rank k. Source: [WangXu2020, equation (5) and Alg. 2, steps 6 to 12], from
+[VuEtAl2013].
+
+Proofs: docs/explanation/proofs/fantope.md.
 """
 
 from __future__ import annotations
@@ -30,23 +32,23 @@ Matrix = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 _UNBALANCED = 3.0
-"""Ratio of the residuals at which the step doubles or halves."""
+"""Ratio of the residuals at which the step doubles or halves: faster balance against oscillation."""
 
 
 @dataclass(frozen=True)
 class FantopeIterate:
-    """Where the iteration stands; all is zero outside of ``features``.
+    """Iterate of the solver; all is zero outside ``features``.
 
     Attributes
     ----------
     features : (m,) int64, ascending
-        Of the d features, those in play.
+        Indices of the selected features.
     sparse : (m, m) float64
-        Y: entries that are zero are exactly so. Differs from X by the primal residual.
+        Y: zero entries are exactly zero. Differs from X by the primal residual.
     dual : (m, m) float64
         Z, entries within the penalty: S - Z has its k leading eigenvectors in the optimum.
     step : float
-        The augmented Lagrangian's.
+        Of the augmented Lagrangian.
     """
 
     features: Indices
@@ -55,7 +57,7 @@ class FantopeIterate:
     step: float
 
     def largest(self, count: int) -> FantopeIterate:
-        """The same of the ``count`` features with the largest weights Y_ii, at most."""
+        """Restrict to the ``count`` features with the largest weights Y_ii, at most."""
         order = np.argsort(-np.diagonal(self.sparse), kind="stable")
         kept = np.sort(order[:count])
         block = np.ix_(kept, kept)
@@ -64,7 +66,7 @@ class FantopeIterate:
 
 @dataclass(frozen=True)
 class FantopeSolution(FantopeIterate):
-    """What maximises <S, X> - penalty |X|_1, and how well.
+    """Maximiser of <S, X> - penalty |X|_1, and its accuracy.
 
     Attributes
     ----------
@@ -72,10 +74,10 @@ class FantopeSolution(FantopeIterate):
         X: in the Fantope.
     iterations : int
     converged : bool
-        Whether both residuals fell below the tolerance before the iterations ended.
+        True if both residuals fell below the tolerance before the iterations ended.
     gap : float
         In units of S: no X of the Fantope, of all d features, is better than
-        ``feasible`` by more (but for rounding).
+        ``feasible`` by more (except for rounding).
     """
 
     feasible: Matrix
@@ -84,18 +86,18 @@ class FantopeSolution(FantopeIterate):
     gap: float
 
     def support(self, tolerance: float) -> Indices:
-        """Features i with Y_ii above the tolerance, ascending."""
+        """Return the features i with Y_ii above the tolerance, ascending."""
         return self.features[np.diagonal(self.sparse) > tolerance]
 
     def components(self, k: int, dim: int) -> Matrix:
-        """The k leading eigenvectors of Y as rows (k, dim); 002, Algorithm 2, line 13."""
+        """Return the k leading eigenvectors of Y as rows (k, dim); [WangXu2020, Alg. 2, step 13]."""
         rows = np.zeros((k, dim))
         rows[:, self.features] = leading_eigenpairs(self.sparse, k)[1].T
         return rows
 
 
 def noise_penalty(dim: int, sigma: float, failure: float = 0.05) -> float:
-    """What no entry of a symmetric Gaussian matrix exceeds, but with probability ``failure``.
+    """Bound the largest entry of symmetric Gaussian noise, except with probability ``failure``.
 
     Parameters
     ----------
@@ -109,20 +111,20 @@ def noise_penalty(dim: int, sigma: float, failure: float = 0.05) -> float:
     -------
     float
         sigma sqrt(2 ln(d(d+1)/(2 failure))): P(|g| > t) <= exp(-t^2/2), and the union
-        bound. The rate is that of 002, Theorems 4 and 5, whose constant is not given.
+        bound. The rate is the one of [WangXu2020, Theorems 4 and 5], which give no constant.
     """
     return sigma * math.sqrt(2 * math.log(dim * (dim + 1) / (2 * failure)))
 
 
 def soft_threshold(matrix: Matrix, threshold: float) -> Matrix:
-    """Entries moved towards zero by the threshold, and not past it; 002, Algorithm 2, line 9."""
+    """Move entries towards zero by the threshold, not past it; [WangXu2020, Alg. 2, step 9]."""
     return np.asarray(matrix - np.clip(matrix, -threshold, threshold))
 
 
 def fantope_weights(values: Matrix, k: int) -> Matrix:
-    """Numbers in [0, 1] with sum k that are nearest to ``values`` (m,), m >= k.
+    """Return the numbers in [0, 1] with sum k that are nearest to ``values`` (m,).
 
-    They are min(max(v - t, 0), 1) for a shift t. Their sum falls from m to 0 in t,
+    For m >= k. They are min(max(v - t, 0), 1) for a shift t. Their sum falls from m to 0 in t,
     linearly between the numbers v and v - 1: bisection over these, then one division.
     """
     breaks = np.sort(np.concatenate([values, values - 1.0]))
@@ -134,25 +136,25 @@ def fantope_weights(values: Matrix, k: int) -> Matrix:
         else:
             high = middle
     start = np.clip(values - breaks[low], 0.0, 1.0)
-    # Between the two breaks these numbers fall as fast as t rises; no other moves.
+    # Between the two breaks these numbers fall as fast as t rises; the others do not move.
     falling = np.count_nonzero((values > breaks[low]) & (values - 1.0 <= breaks[low]))
     shift = breaks[low] + (start.sum() - k) / max(falling, 1)
     return np.asarray(np.clip(values - min(shift, breaks[high]), 0.0, 1.0))
 
 
 def fantope_projection(matrix: Matrix, k: int) -> Matrix:
-    """The nearest matrix, in Frobenius norm, of the Fantope of rank k; matrix (m, m) symmetric."""
+    """Project a symmetric matrix (m, m) onto the Fantope of rank k, in Frobenius norm."""
     return _projected(matrix, k, len(matrix))[0]
 
 
 def _projected(matrix: Matrix, k: int, guess: int) -> tuple[Matrix, int]:
-    """The projection, and its rank; ``guess`` eigenpairs are tried first."""
+    """Return the projection and its rank; ``guess`` eigenpairs are tried first."""
     m = len(matrix)
     count = min(max(guess, k + 1), m)
     while True:
         values, vectors = leading_eigenpairs(matrix, count)
         weights = fantope_weights(values, k)
-        # Where the least of these has no weight, those below it have none.
+        # If the least of these has no weight, all below it have none.
         if count == m or weights[-1] == 0.0:
             break
         count = min(2 * count, m)
@@ -162,7 +164,7 @@ def _projected(matrix: Matrix, k: int, guess: int) -> tuple[Matrix, int]:
 
 
 def features_in_play(matrix: Matrix, k: int, penalty: float) -> Indices:
-    """Features outside of which some optimum is zero, ascending; at least k.
+    """Return features outside of which some optimum is zero, ascending; at least k.
 
     Parameters
     ----------
@@ -173,12 +175,8 @@ def features_in_play(matrix: Matrix, k: int, penalty: float) -> Indices:
 
     Notes
     -----
-    Join i and j where |S_ij| > penalty. For an optimal X, drop all entries between
-    different components: what is left is an average of conjugates of X by diagonal
-    signs, so in the Fantope, and each dropped entry loses at most |S_ij| |X_ij| and
-    saves penalty |X_ij|. So some optimum is block diagonal. A feature that is joined
-    to none gains (S_ii - penalty) X_ii: weight moved to those of the largest S_ii,
-    each up to 1, loses nothing, and k of them have room for all.
+    They are the features with an entry |S_ij| > penalty off the diagonal, and the k largest
+    S_ii of the others. Proof: docs/explanation/proofs/fantope.md.
     """
     joined = np.abs(matrix) > penalty
     np.fill_diagonal(joined, False)
@@ -197,7 +195,7 @@ def sparse_subspace(
     tolerance: float = 1e-5,
     max_iterations: int = 1000,
 ) -> FantopeSolution:
-    """Maximise <S, X> - penalty sum_ij |X_ij| over the Fantope; 002, Algorithm 2, lines 6-12.
+    """Maximise <S, X> - penalty sum_ij |X_ij| over the Fantope; [WangXu2020, Alg. 2].
 
     Parameters
     ----------
@@ -205,9 +203,9 @@ def sparse_subspace(
         S, symmetric and finite.
     k : int
     penalty : float
-        At least 0, in units of S. lambda in 002.
+        At least 0, in units of S. lambda in the paper.
     start : FantopeIterate, optional
-        Of a similar problem: the iteration goes on from there. Changes what is found
+        Of a similar problem: the iteration continues from it. It changes the solution
         by no more than the tolerance.
     tolerance : float
         Ends the iteration where |X - Y|_F <= tolerance sqrt(k) and the step times the
@@ -216,19 +214,10 @@ def sparse_subspace(
 
     Notes
     -----
-    Only the features in play are worked on (:func:`features_in_play`), which loses
-    nothing: the reduced problem has the same optimum.
-
-    The step (rho in 002, a constant there) starts at |S|_2 and is doubled or halved
-    where one residual is three times the other, in the first half of the iterations:
-    with a constant step from some time on ADMM converges (Boyd et al. 2011, 3.4.1).
-    What is kept is Z = step U, which such a change leaves alone. Without ``start`` it
-    is S clipped to the penalty, so that the first X is that of the thresholded S; 0 in
-    002. Optimal solutions need not be unique; the gap is what is certain.
-
-    After every iteration Z = step U is within the penalty, entry by entry (U is what
-    soft thresholding takes off). So the k leading eigenvalues of S - Z sum to at
-    least <S, X> - penalty |X|_1 for every X of the Fantope: that is the gap.
+    ADMM on the selected features, which loses nothing. The step (rho in the paper, a constant
+    there) doubles or halves where one residual is three times the other, in the first half of
+    the iterations. Optimal solutions need not be unique; the gap, from the dual solution Z, is
+    certain.
     """
     features = features_in_play(matrix, k, penalty)
     s = np.ascontiguousarray(matrix[np.ix_(features, features)])

@@ -17,17 +17,17 @@ Number = TypeVar("Number", bound=np.generic)
 
 
 def packed_size(dim: int) -> int:
-    """Numbers in the upper triangle of a matrix of order ``dim``."""
+    """Return the count of numbers in the upper triangle of a matrix of order ``dim``."""
     return dim * (dim + 1) // 2
 
 
 def dim_of_packed(size: int) -> int:
-    """Order of the matrix whose upper triangle has ``size`` numbers.
+    """Return the order of the matrix whose upper triangle has ``size`` numbers.
 
     Raises
     ------
     ValueError
-        If no matrix has.
+        If there is no such matrix.
     """
     dim = (math.isqrt(8 * size + 1) - 1) // 2 if size > 0 else 0
     if dim < 1 or packed_size(dim) != size:
@@ -36,7 +36,7 @@ def dim_of_packed(size: int) -> int:
 
 
 def pack_symmetric(matrix: NDArray[Number]) -> NDArray[Number]:
-    """The upper triangle of a symmetric matrix; what is below the diagonal is not read.
+    """Pack the upper triangle of a symmetric matrix; entries below the diagonal are not read.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def pack_symmetric(matrix: NDArray[Number]) -> NDArray[Number]:
 
 
 def unpack_symmetric(packed: NDArray[Number], dim: int | None = None) -> NDArray[Number]:
-    """The symmetric matrix of an upper triangle.
+    """Return the symmetric matrix of an upper triangle.
 
     Parameters
     ----------

@@ -1,29 +1,29 @@
-"""Symmetric third-order tensors: images T(I, u, u), deflation, whitening, the power method.
+"""Symmetric third-order tensors: products T(I, u, u), deflation, whitening, the power method.
 
-A moment E[x (x) x (x) x] is never formed: its image T(I, u, u) is the mean of
+A moment E[x (x) x (x) x] is never formed: its product T(I, u, u) is the mean of
 (x . u)^2 x, so L candidates u and k found components take O(d (k + L)) numbers.
-A tensor that is given as a dense array has images too.
+Tensors given as dense arrays have products too.
 
-Source: Wang and Anandkumar 2016 (001).
+Source: [WangAnandkumar2016].
 
 ==================================  ==================================================
-T(I, u, u) of a dense tensor        :func:`images_of_tensor`
-Algorithm 1, line 3                 :func:`random_starts`
-Algorithm 1, line 4                 :func:`normalised`
-Algorithm 1, lines 5, 6             :func:`robust_tensor_power`
-Algorithm 2, line 6 (u)             :func:`images_of_rows`
-Algorithm 2, line 6 (lambda)        :func:`image_values`: T(u, u, u) = u . T(I, u, u)
-Algorithm 2, line 7                 :func:`deflated`
-whitening (line 68)                 :func:`whitening_of`, :func:`unwhitened`
+T(I, u, u) of a dense tensor        :func:`products_of_tensor`
+Algorithm 1, step 3                 :func:`random_starts`
+Algorithm 1, step 4                 :func:`normalised`
+Algorithm 1, steps 5, 6             :func:`robust_tensor_power`
+Algorithm 2, step 6 (u)             :func:`products_of_rows`
+Algorithm 2, step 6 (lambda)        :func:`product_values`: T(u, u, u) = u . T(I, u, u)
+Algorithm 2, step 7                 :func:`deflated`
+whitening (section 1.2)             :func:`whitening_of`, :func:`unwhitened`
 L and R (Theorem 2.2)               :func:`enough_restarts`, :func:`enough_steps`
 ==================================  ==================================================
 
-Mends
------
-- Algorithm 2, line 7 prints the overlap with the next, unnormalised iterate. Deflation
-  by lambda v (x) v (x) v takes lambda (v . u)^2 v off the image of u: u is the
-  candidate that the image was computed for.
-- The theorems give L and R up to a constant; the two functions have ours.
+Deviations from the paper
+-------------------------
+- Algorithm 2, step 7 prints the overlap with the next, unnormalised iterate. Deflation
+  by lambda v (x) v (x) v subtracts lambda (v . u)^2 v from the product of u: u is the
+  candidate that the product was computed for.
+- The theorems give L and R up to a constant; the two functions choose one.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ __all__ = [
     "deflated",
     "enough_restarts",
     "enough_steps",
-    "image_values",
-    "images_of_rows",
-    "images_of_tensor",
     "normalised",
+    "product_values",
+    "products_of_rows",
+    "products_of_tensor",
     "random_starts",
     "robust_tensor_power",
     "sum_of_cubes",
@@ -56,8 +56,8 @@ __all__ = [
 Floats = NDArray[np.float64]
 
 
-def images_of_rows(rows: Floats, candidates: Floats) -> Floats:
-    """Sum of (x . u)^2 x over rows x, for every candidate u.
+def products_of_rows(rows: Floats, candidates: Floats) -> Floats:
+    """Sum (x . u)^2 x over rows x, for every candidate u.
 
     Parameters
     ----------
@@ -68,14 +68,14 @@ def images_of_rows(rows: Floats, candidates: Floats) -> Floats:
     Returns
     -------
     (d, L) float64
-        The images under sum x (x) x (x) x; O((n + d) L) memory.
+        The products under sum x (x) x (x) x; O((n + d) L) memory.
     """
     seen = rows @ candidates
     return np.asarray(rows.T @ (seen * seen))
 
 
-def images_of_tensor(tensor: Floats, candidates: Floats) -> Floats:
-    """T(I, u, u) for every candidate u.
+def products_of_tensor(tensor: Floats, candidates: Floats) -> Floats:
+    """Compute T(I, u, u) for every candidate u.
 
     Parameters
     ----------
@@ -92,74 +92,88 @@ def images_of_tensor(tensor: Floats, candidates: Floats) -> Floats:
     return np.asarray(np.einsum("ijl,jl->il", once, candidates))
 
 
-def image_values(images: Floats, candidates: Floats) -> Floats:
-    """T(u, u, u) = u . T(I, u, u) for every candidate: (L,) from two (d, L)."""
-    return np.asarray(np.einsum("il,il->l", images, candidates))
+def product_values(products: Floats, candidates: Floats) -> Floats:
+    """Compute T(u, u, u) = u . T(I, u, u) for every candidate: (L,) from two (d, L)."""
+    return np.asarray(np.einsum("il,il->l", products, candidates))
 
 
-def deflated(images: Floats, candidates: Floats, weights: Floats, components: Floats) -> Floats:
-    """Images under T - sum_j lambda_j v_j (x) v_j (x) v_j, from those under T.
+def deflated(products: Floats, candidates: Floats, weights: Floats, components: Floats) -> Floats:
+    """Deflate products by the components found.
+
+    From products under T to products under T - sum_j lambda_j v_j (x) v_j (x) v_j.
 
     Parameters
     ----------
-    images, candidates : (d, L) float64
+    products, candidates : (d, L) float64
     weights : (i,) float64
     components : (i, d) float64
         v_j in rows; i may be 0.
     """
     overlaps = components @ candidates
-    return np.asarray(images - components.T @ (weights[:, None] * overlaps * overlaps))
+    return np.asarray(products - components.T @ (weights[:, None] * overlaps * overlaps))
 
 
-def normalised(images: Floats, candidates: Floats) -> Floats:
-    """Columns of ``images`` (d, L) at unit length; where that cannot be, the candidate stays."""
+def normalised(products: Floats, candidates: Floats) -> Floats:
+    """Scale columns of ``products`` (d, L) to unit length.
+
+    Where that is impossible (0, inf or NaN), the candidate stays.
+    """
     with np.errstate(all="ignore"):
-        largest = np.abs(images).max(axis=0)
-        # Scaled first: squares of large entries overflow.
-        scaled = images / largest
+        largest = np.abs(products).max(axis=0)
+        # Scaled first, because squares of large entries overflow.
+        scaled = products / largest
         unit = scaled / np.linalg.norm(scaled, axis=0)
     return np.where(np.isfinite(unit).all(axis=0), unit, candidates)
 
 
 def random_starts(rng: np.random.Generator, dim: int, count: int) -> Floats:
-    """Columns (dim, count), independent and uniform on the unit sphere; ``rng`` is utility randomness."""
+    """Draw columns (dim, count), independent and uniform on the unit sphere.
+
+    ``rng`` is utility randomness.
+    """
     columns = rng.standard_normal((dim, count))
     return np.asarray(columns / np.linalg.norm(columns, axis=0))
 
 
 def symmetrised(tensor: Floats) -> Floats:
-    """Mean of a (d, d, d) tensor over the six orders of its axes."""
+    """Average a (d, d, d) tensor over the six orders of its axes."""
     orders = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
     total = np.zeros_like(tensor, dtype=np.float64)
     for order in orders:
         total += tensor.transpose(order)
-    # Sums of the same six numbers in another order may differ in their last bit.
-    # The largest of them is one number: a swap and the cycles make all six orders.
+    # Sums of the same six numbers in another order may differ in their last bit. The largest
+    # of them is the same for all six orders, which a swap and the cycles generate.
     total = np.maximum(total, total.transpose(0, 2, 1))
     total = np.maximum(total, np.maximum(total.transpose(1, 2, 0), total.transpose(2, 0, 1)))
     return np.asarray(total / 6)
 
 
 def sum_of_cubes(weights: Floats, components: Floats) -> Floats:
-    """sum_i lambda_i v_i (x) v_i (x) v_i as a dense (d, d, d) array; components (k, d) in rows."""
+    """Return sum_i lambda_i v_i (x) v_i (x) v_i as a dense (d, d, d) array.
+
+    Components (k, d) are rows.
+    """
     dense = np.einsum("i,ia,ib,ic->abc", weights, components, components, components, optimize=True)
     return symmetrised(dense)
 
 
 def enough_restarts(k: int) -> int:
-    """L = 2 k log k, at least 10: Theorem 2.2 asks for Omega(max(K_0, k) log max(K_0, k))."""
+    """Return L = 2 k log k, at least 10.
+
+    Theorem 2.2 asks for Omega(max(K_0, k) log max(K_0, k)).
+    """
     return max(10, math.ceil(2 * k * math.log(k)))
 
 
 def enough_steps(dim: int) -> int:
-    """R = 2 log2(d) + 6: Theorem 2.2 asks for Omega(log(lambda_max d/error))."""
+    """Return R = 2 log2(d) + 6; Theorem 2.2 asks for Omega(log(lambda_max d/error))."""
     return math.ceil(2 * math.log2(max(dim, 2))) + 6
 
 
 def robust_tensor_power(
     tensor: Floats, k: int, restarts: int, steps: int, rng: np.random.Generator
 ) -> tuple[Floats, Floats]:
-    """Robust tensor power method, Algorithm 1 (001, lines 49-62). Not private.
+    """Find components by the robust tensor power method [WangAnandkumar2016, Alg. 1]. Not private.
 
     Parameters
     ----------
@@ -193,10 +207,10 @@ def robust_tensor_power(
         found = (weights[:i], components[:i])
         candidates = random_starts(rng, d, restarts)
         for _ in range(steps):
-            images = deflated(images_of_tensor(tensor, candidates), candidates, *found)
-            candidates = normalised(images, candidates)
-        images = deflated(images_of_tensor(tensor, candidates), candidates, *found)
-        values = image_values(images, candidates)
+            products = deflated(products_of_tensor(tensor, candidates), candidates, *found)
+            candidates = normalised(products, candidates)
+        products = deflated(products_of_tensor(tensor, candidates), candidates, *found)
+        values = product_values(products, candidates)
         best = int(np.argmax(values))
         weights[i], components[i] = values[best], candidates[:, best]
     return weights, components
@@ -204,7 +218,7 @@ def robust_tensor_power(
 
 @dataclass(frozen=True)
 class Whitening:
-    """Maps that make linearly independent components orthogonal, and back.
+    """Pair of maps that make linearly independent components orthogonal, and back.
 
     Attributes
     ----------
@@ -229,7 +243,7 @@ class Whitening:
 
 
 def whitening_of(moment: Floats, k: int, floor: float) -> Whitening:
-    """The whitening of a second moment.
+    """Compute the whitening of a second moment.
 
     Parameters
     ----------
@@ -237,7 +251,7 @@ def whitening_of(moment: Floats, k: int, floor: float) -> Whitening:
         May be noisy, and so indefinite.
     k : int
     floor : float, above 0
-        Eigenvalues below it count as it: what noise has made small would
+        Smaller eigenvalues are set to it: eigenvalues that noise has made small would
         blow up W, and the third moment's noise with it.
 
     Returns
@@ -249,7 +263,7 @@ def whitening_of(moment: Floats, k: int, floor: float) -> Whitening:
 
 
 def unwhitened(whitening: Whitening, weights: Floats, components: Floats) -> tuple[Floats, Floats]:
-    """Weights and unit components in the data's space, of those in the whitened one.
+    """Map weights and components from the whitened space to the data's.
 
     With T = sum mu_i (x) mu_i (x) mu_i in the span of U, T(W, W, W) is the sum over W^T mu_i,
     and B W^T mu_i = mu_i. So lambda v (x) v (x) v stands for lambda (B v) (x) (B v) (x) (B v),
@@ -269,5 +283,5 @@ def unwhitened(whitening: Whitening, weights: Floats, components: Floats) -> tup
         Unit rows.
     """
     back = components @ whitening.unwhiten.T
-    sizes = np.linalg.norm(back, axis=1)
-    return weights * sizes**3, np.asarray(back / sizes[:, None])
+    norms = np.linalg.norm(back, axis=1)
+    return weights * norms**3, np.asarray(back / norms[:, None])

@@ -1,7 +1,7 @@
-"""For producers: records that become private before they are sent.
+"""Local model, for producers: records become private before they are sent.
 
-The local model trusts nobody but the user's own device. It needs NumPy, SciPy and
-mpmath, and of this package what imports nothing else.
+It trusts the user's own device alone. It needs NumPy, SciPy and mpmath, and only
+modules of this package that import nothing else.
 """
 
 from streaming_pca.local.accountant import AccountantError, AlreadySpent, LocalAccountant

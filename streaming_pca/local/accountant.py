@@ -1,4 +1,4 @@
-"""What each user has spent on reports: a small file that outlives its producer."""
+"""Local accountant: a small file of the privacy that each user has spent on reports."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ _SCHEMA = """
 
 
 class AccountantError(Exception):
-    """The accountant's file cannot be used; one line that names it."""
+    """Failure to use the accountant's file; one line that names it."""
 
 
 class AlreadySpent(Exception):
-    """A user's promise for a topic does not allow another report."""
+    """Report that a user's cap for a topic does not allow."""
 
 
 class LocalAccountant:
-    """Keeps users from reporting to a topic more often than their promise allows.
+    """Accountant that keeps users from reporting to a topic beyond their cap.
 
-    Two reports of one user are together twice as telling as one: their epsilons
-    and deltas add up. Whoever makes reports asks here first.
+    Epsilons and deltas of a user's reports add up. A producer charges the accountant before
+    each report.
 
     Parameters
     ----------
     path : Path or str
-        An SQLite file, made where there is none, for its owner to read alone.
+        An SQLite file, made if it does not exist, readable by its owner alone.
     timeout : float
         Seconds to wait for other processes that use the file.
 
@@ -57,31 +57,31 @@ class LocalAccountant:
 
     Notes
     -----
-    :meth:`spend` is on the disk before it returns, so before any noise is drawn.
-    A report that is then not sent, or a process that is killed, leaves its
-    charge: never less is recorded than was sent. Processes may share the file
+    The charge of :meth:`spend` is on the disk before it returns, so before any noise is
+    drawn. If the report is then not sent, or the process is killed, the charge stays:
+    never less is recorded than was sent. Processes may share the file
     on one machine: each charge is one transaction, which reads and writes under
     the lock of the file.
 
     Users are not in the file by name, but as HMAC-SHA256 of their key under a
-    secret salt. The salt is in the file: without the file nobody can look for a
-    user, but who holds it can try names. Sums are exact: a float counts as
+    secret salt. The salt is in the file: a user cannot be looked up without the file,
+    but its holder can try names. Sums are exact: a float counts as
     the decimal that prints it, as everywhere in this package.
 
     The cap is for one topic and one file. Reports of the same data to two
     topics, with two files, or after an older copy of the file was put back, add
-    up, and nothing here knows.
+    up, which the accountant cannot see.
     """
 
     def __init__(self, path: Path | str, timeout: float = 30.0) -> None:
         self.path = Path(path)
         with self._errors():
-            # Absolute: SQLite has names of its own, such as ":memory:", for what is on no disk.
+            # Absolute, as SQLite reads names such as ":memory:" as databases that are on no disk.
             real = os.path.realpath(self.path)
             _make_unless_there(real)
             self._connection = sqlite3.connect(real, timeout=timeout, isolation_level=None)
             try:
-                # On the disk with each commit, whatever the system's SQLite was built with.
+                # Every commit must reach the disk, with any build of SQLite.
                 self._connection.execute("PRAGMA synchronous = EXTRA")
                 self._salt = self._prepare()
             except BaseException:
@@ -95,7 +95,7 @@ class LocalAccountant:
         self.close()
 
     def close(self) -> None:
-        """Leave the file to others."""
+        """Close the file."""
         self._connection.close()
 
     def spend(
@@ -106,25 +106,25 @@ class LocalAccountant:
         delta: float,
         cap: tuple[float, float] | None = None,
     ) -> None:
-        """Charge a user for one report, durably; before its noise is drawn.
+        """Charge a user for one report, durably, before its noise is drawn.
 
         Parameters
         ----------
         user : bytes
-            A key that is the user's in all files and processes.
+            The user's key, the same in all files and processes.
         topic : str
-            Where the report goes.
+            Topic that the report is sent to.
         epsilon, delta : float
-            The report's promise.
+            The report's privacy guarantee.
         cap : (epsilon, delta), optional
-            What the user may spend on the topic altogether; by default one such report.
+            Most that the user may spend on the topic; by default one such report.
 
         Raises
         ------
         AlreadySpent
-            If the user has not so much left. Nothing was charged.
+            If the user has too little left; nothing is charged.
         ParameterError
-            If the promise is none, or is above the cap.
+            If (epsilon, delta) is out of range, or above the cap.
         AccountantError
             If the file cannot be read or written.
         """
@@ -145,7 +145,7 @@ class LocalAccountant:
             )
 
     def spent(self, user: bytes, topic: str) -> tuple[Fraction, Fraction]:
-        """Epsilon and delta that a user has spent on a topic.
+        """Return the epsilon and delta that a user has spent on a topic.
 
         Raises
         ------
@@ -164,7 +164,9 @@ class LocalAccountant:
         reports: int = 1,
         cap: tuple[float, float] | None = None,
     ) -> bool:
-        """Whether a user has so many reports left; charges nothing, and another process may be faster.
+        """Return whether a user has ``reports`` reports left; charges nothing.
+
+        Another process may charge the user before this one does.
 
         Raises
         ------
@@ -199,7 +201,7 @@ class LocalAccountant:
         return (Fraction(0), Fraction(0)) if found is None else (Fraction(found[0]), Fraction(found[1]))
 
     def _prepare(self) -> bytes:
-        """The salt of the file, which is made ready if it is new."""
+        """Return the salt of the file; set the file up if it is new."""
         with self._transaction() as connection:
             (application,) = connection.execute("PRAGMA application_id").fetchone()
             (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -217,7 +219,7 @@ class LocalAccountant:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing, alone with the file, and on the disk at the end."""
+        """Run one transaction: atomic, under the file's lock, and on the disk at its end."""
         with self._errors():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -242,8 +244,8 @@ def _exact(number: float) -> Fraction:
 
 
 def _make_unless_there(path: str) -> None:
-    """An empty file that no other user of the machine can read, not even for a moment."""
-    # A process that closes a file gives up its locks on it, those of its other connections too:
-    # a file that may be in use is not opened here, and one that is being made is not in use yet.
+    """Make an empty file that other users of the machine can never read."""
+    # A process that closes a file gives up all its locks on it, also of other connections. So an
+    # existing file, which may be in use, is not opened here; a file being made is not in use yet.
     with _making, suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))

@@ -1,4 +1,4 @@
-"""How a message tells which promise its report keeps."""
+"""Message headers that name the privacy guarantee of a report."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from streaming_pca.privacy.errors import require_open_unit, require_positive
 __all__ = ["KIND_HEADER", "PROMISE_HEADER", "REPORT_KIND", "promise_header", "report_headers"]
 
 KIND_HEADER: Final = "record-kind"
-"""Header of a message that holds a report; its value is :data:`REPORT_KIND`."""
+"""Name of the header of every report; its value is :data:`REPORT_KIND`."""
 
 PROMISE_HEADER: Final = "local-promise"
-"""Header whose value is :func:`promise_header`."""
+"""Name of the header whose value is :func:`promise_header`."""
 
 REPORT_KIND: Final = b"local"
 
@@ -20,15 +20,15 @@ _OCTETS: Final = b"application/octet-stream"
 
 
 def promise_header(epsilon: float, delta: float) -> bytes:
-    """The promise as a header's value, such as ``b"1.0,1e-06"``.
+    """Return (epsilon, delta) as a header's value, such as ``b"1.0,1e-06"``.
 
-    Two promises have one text only where they are equal: each number is the
+    Two guarantees have the same text only if they are equal: each number is the
     shortest decimal that reads as the same float64.
 
     Raises
     ------
     ParameterError
-        If there is no such promise.
+        If epsilon or delta is out of range.
     """
     require_positive("epsilon", epsilon)
     require_open_unit("delta", delta)
@@ -36,7 +36,7 @@ def promise_header(epsilon: float, delta: float) -> bytes:
 
 
 def report_headers(epsilon: float, delta: float) -> list[tuple[str, bytes]]:
-    """Every header that a message with a report has."""
+    """Return all headers of a message with a report."""
     return [
         ("content-type", _OCTETS),
         (KIND_HEADER, REPORT_KIND),

@@ -1,4 +1,4 @@
-"""The error of a parameter that no mechanism can work with, and the checks that raise it."""
+"""Errors of privacy parameters, and the checks that raise them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ __all__ = ["CalibrationError", "ParameterError", "require_count", "require_open_
 
 
 class ParameterError(ValueError):
-    """A parameter of a mechanism, a calibration or an accountant is out of its range.
+    """Parameter of a mechanism, a calibration or an accountant that is out of its range.
 
-    Every parameter that is checked is public, so the message may show it;
-    what was computed from records is never checked by value.
+    Every checked parameter is public, so the message may show it; values computed
+    from records are never checked.
     """
 
 
 class CalibrationError(ParameterError):
-    """No noise scale gives the promise that was asked for."""
+    """Privacy guarantee that no noise scale gives."""
 
 
 def require_positive(name: str, value: float) -> None:

@@ -1,41 +1,23 @@
-"""Gaussian noise on exact integer sums, rounded to a grid: exactly, and vectorised.
+"""Gaussian noise on exact integer sums, rounded to a grid: exact and vectorised.
 
 The answer to a sum S (lattice units) is
 
     round((S + sigma Z) / 2**e) 2**e,    Z a standard normal real number,
 
-a post-processing of the continuous Gaussian mechanism on S. So every bound of that
-mechanism, (epsilon, delta), Gaussian DP and zCDP, holds for it as it is: at any scale, for
-any number of values and whatever 2**e is. Real numbers never appear: only the
-rounded answer is computed, and it is computed without error.
+a post-processing of the continuous Gaussian mechanism on S, so every bound of that mechanism
+holds for it unchanged: (epsilon, delta), Gaussian DP and zCDP, at any scale, for any number of
+values and for any grid 2**e.
 
-*The real number.* U is uniform in (0, 1); its bits, and a sign, come from the operating system.
-|Z| is the point whose upper tail is p = U/2, so Z is standard normal. 63 bits of U are drawn
-for every value: U = (m + V) 2**-63, where V are the bits that nobody has drawn yet.
+Only the rounded answer is computed, and without error. |Z| is the point whose upper tail is U/2,
+U a uniform number whose bits, and a sign, come from the operating system. 63 bits of U are
+drawn first. Where they and a bound on the float error leave two answers possible, more bits of
+the same U are drawn, and compared with the tails at growing precision, until one answer is left.
+Only the error of ndtri is taken on trust, with a margin of 2**6; a test checks it.
 
-*The decision.* Write S = q 2**e + r 2**e with 0 <= r < 1, s = sigma 2**-e, and v = r +- s |Z|:
-the answer is (q + round(v)) 2**e. Floats give v' for v, from p' = float(m) 2**-64 and
-z' = -ndtri(p'). The error |v - v'| is at most
+No state is kept between calls: a copy of a process draws its own noise. The time of a draw
+depends on S only through its part below the grid, and a little on the noise.
 
-    s z' 2**-44          ndtri: Cephes states a peak relative error below 2**-50
-    + s 2**-62/p' + s 2**-50     |p - p'| <= 2**-64 + p' 2**-53, over the slope of the quantile
-    + s z' 2**-50 + 2**-40       the product, the sum and the evaluation of these lines
-
-The slope: dz/dp = -1/phi(z), and phi(z)/p, the normal law's hazard rate, rises with z
-from sqrt(2/pi) at 0. So 1/phi <= 1.26/p on all of (0, 1/2), and between p and p' z moves by
-at most 1.26 (2**-64/p' + 2**-53) (1 + 2**-50), where p' > 0; p' = 0 leaves no bound. r, s and
-v' - round(v') are exact, and addition rounds monotonely. So where |v' - round(v')| plus that bound is below
-1/2, v rounds as v' does, whatever V is.
-
-*The rest.* Where it is not, more bits of the same U are drawn and compared with the tails at
-the boundaries between answers, at a precision that grows with them, until one answer is
-left. Nothing is rejected or drawn anew, so the law is that of the rounded real
-number, exactly. Only ndtri's error is taken on trust, with a margin of 2**6; a test
-holds it to account.
-
-Nothing is kept from one call to the next: a copy of a process, however it was made, draws
-its own. What a draw costs does not depend on S but for its part below the grid; it depends
-a little on the noise, for one value in 80,000 or fewer takes as long as a thousand others.
+Proof: docs/explanation/proofs/noise.md.
 """
 
 from __future__ import annotations
@@ -53,20 +35,22 @@ from streaming_pca.privacy.errors import ParameterError, require_positive
 __all__ = ["GREATEST_SIGMA", "LARGEST_TOTAL", "NOISE_LAW", "grid_exponent", "rounded_gaussian"]
 
 NOISE_LAW = "rounded-gaussian"
-"""What reservations and states call it. Those that name no law had discrete Gaussians."""
+"""Name of the law in reservations and states; those without a name had discrete Gaussians."""
 
 LARGEST_TOTAL = 2**62
 """Totals are clipped to this before noise, and answers after it."""
 
 GREATEST_SIGMA = 2.0**57
-"""The clip is then 32 sigma wide."""
+"""Largest noise scale: the clip is then 32 sigma wide."""
 
 _GRID_BITS = 26
-"""Bits of sigma above the grid: more would leave more to the slow path, fewer would show in answers."""
+"""Bits of sigma above the grid: more send more values to the slow path, fewer coarsen the answers."""
 
 _NDTRI_ERROR = 2.0**-44
+"""Bound on the relative error of scipy's ndtri, 2**6 above the error that Cephes states."""
+
 _BLOCK = 2**14
-"""Values at a time, whose dozen arrays a second-level cache holds."""
+"""Values drawn at a time: a second-level cache holds their dozen arrays."""
 
 RandomBytes = Callable[[int], bytes]
 
@@ -91,11 +75,11 @@ def rounded_gaussian(total: NDArray[np.int64], sigma: float, random_bytes: Rando
     Parameters
     ----------
     total : int64 array of any shape
-        Exact sums; clipped to :data:`LARGEST_TOTAL` first, which moves no two neighbours apart.
+        Exact sums; clipped to :data:`LARGEST_TOTAL` first, which moves no two sums further apart.
     sigma : float
         Standard deviation in lattice units, at most :data:`GREATEST_SIGMA`.
     random_bytes : callable
-        Returns so many fresh, uniform, secret bytes.
+        ``random_bytes(n)``: n fresh, uniform, secret bytes.
 
     Returns
     -------
@@ -118,7 +102,7 @@ def rounded_gaussian(total: NDArray[np.int64], sigma: float, random_bytes: Rando
 def _rounded(
     total: NDArray[np.int64], exponent: int, scale: float, random_bytes: RandomBytes
 ) -> NDArray[np.int64]:
-    # 0.1 s, and most commands draw nothing.
+    # Imported here: it takes 0.1 s, and most commands draw no noise.
     from scipy.special import ndtri
 
     bits = np.frombuffer(random_bytes(8 * total.size), dtype="<u8")
@@ -126,7 +110,7 @@ def _rounded(
     p = (bits >> np.uint64(1)).astype(np.float64)
     p *= 2.0**-64
     quotient, remainder = total >> exponent, total & ((1 << exponent) - 1)
-    # No bit but the sign may be all that is known (p = 0): infinite noise and error, which settles nothing.
+    # All 63 bits may be 0 (p = 0): noise and error are then infinite, and the value is not settled.
     with np.errstate(all="ignore"):
         noise = ndtri(p)
         noise *= -scale
@@ -143,25 +127,25 @@ def _rounded(
     for i in unsettled.tolist():
         tail = _Tail(int(bits[i]) >> 1, random_bytes)
         offset = Fraction(int(remainder[i]), 1 << exponent)
-        # As far as any float of a tail reaches.
+        # No float tail reaches beyond 9 sigma.
         guess = noise[i] if math.isfinite(noise[i]) else math.copysign(9 * scale, noise[i])
         steps[i] = _settle(tail, bool(negative[i]), Fraction(scale), offset, round(float(guess)))
-    # 2**62 at most, and far less: a step beyond 2**38 takes half a million bits that are all zero.
+    # Never reached in practice: a step beyond 2**38 takes half a million zero bits.
     most = LARGEST_TOTAL >> exponent
     return np.asarray(np.clip(quotient + steps, -most, most) << exponent)
 
 
 class _Tail:
-    """A tail probability p in (0, 1/2), of which ever more bits are drawn: (m + V) 2**-bits."""
+    """Tail probability p = (m + V) 2**-bits in (0, 1/2); V is drawn as needed."""
 
     def __init__(self, m: int, random_bytes: RandomBytes) -> None:
         self._m, self._bits = m, 64
         self._random_bytes = random_bytes
 
-    def is_below_that_of(self, x: Fraction) -> bool:
-        """Return whether p < Q(x), the upper tail of a standard normal at x >= 0."""
+    def is_below_tail_at(self, x: Fraction) -> bool:
+        """Return whether p < Q(x), the standard normal's upper tail at x >= 0."""
         while True:
-            # Known to 2**-40 of the last bit.
+            # The boundary is exact to 2**-40 of the last bit.
             boundary = _upper_tail(x, self._bits + 40) * 2**self._bits
             guard = Fraction(1, 2**40)
             if self._m + 1 <= boundary - guard:
@@ -173,13 +157,13 @@ class _Tail:
 
 
 def _settle(tail: _Tail, negative: bool, scale: Fraction, offset: Fraction, guess: int) -> int:
-    """Round offset +- scale z to an integer, z the point whose upper tail is given."""
+    """Round offset +- scale z to an integer; ``tail`` is the upper tail of z."""
 
     def rounds_to_at_most(k: int) -> bool:
         x = (k + Fraction(1, 2) - offset) / scale
         if negative:
-            return x >= 0 or tail.is_below_that_of(-x)
-        return x > 0 and not tail.is_below_that_of(x)
+            return x >= 0 or tail.is_below_tail_at(-x)
+        return x > 0 and not tail.is_below_tail_at(x)
 
     step = 1
     low = high = guess
@@ -199,15 +183,9 @@ def _settle(tail: _Tail, negative: bool, scale: Fraction, offset: Fraction, gues
 
 
 def _upper_tail(x: Fraction, bits: int) -> Fraction:
-    """Q(x) for x >= 0, within 2**-bits.
+    """Return Q(x) for x >= 0, within 2**-bits: 1/2 - phi(x) sum_n x**(2n + 1)/(2n + 1)!!.
 
-    Notes
-    -----
-    Q(x) = 1/2 - phi(x) sum_n x**(2n + 1)/(2n + 1)!!. Terms are positive, and each operation of decimal
-    is within 10**(1 - digits) of its exact result, relatively: so the product, which is at
-    most 1/2, is within (3 n + x**2 + 20) 10**(1 - digits) of its own, n the number
-    of terms. The series ends where a term is below 10**-digits of the sum and the next is at most half
-    of it. From x = 2**10 on Q is less than 2**(-2**19).
+    Error bound: docs/explanation/proofs/noise.md. From x = 2**10 on Q is below 2**(-2**19).
     """
     if x >= 2**10 and bits < 2**19:
         return Fraction(0)
@@ -226,7 +204,7 @@ def _upper_tail(x: Fraction, bits: int) -> Fraction:
 
 
 def _pi(digits: int) -> Decimal:
-    """Machin's formula, in the current context."""
+    """Return pi by Machin's formula, in the current context."""
 
     def arc_cotangent(x: int) -> int:
         power = unit // x

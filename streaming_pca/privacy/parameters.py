@@ -1,4 +1,4 @@
-"""What is promised, and what a promise costs, as exact numbers."""
+"""Privacy parameters and charges, as exact numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HUGE_EXPONENT = re.compile(r"[eE][+-]?\d{4}")
 
 
 class Adjacency(StrEnum):
-    """Which inputs are neighbours."""
+    """Neighbour relation of inputs."""
 
     REPLACE_ONE = "replace-one"
 
@@ -60,7 +60,7 @@ def parse_rational(value: Any) -> Fraction | float:
         raise ValueError(f"must be a number, a ratio or 'inf', not {value!r}") from error
     if number < 0:
         raise ValueError("must not be negative")
-    # Sums with infinity pass through float: keep far from its end.
+    # Sums with infinity pass through float, which must not overflow.
     if number > _MOST:
         raise ValueError("must be at most 1e12, or 'inf'")
     return number
@@ -74,11 +74,11 @@ def format_rational(value: Fraction | float) -> str:
 Rational = Annotated[
     Fraction | float, PlainValidator(parse_rational), PlainSerializer(format_rational, return_type=str)
 ]
-"""An exact non-negative rational, or infinity; a string on the wire."""
+"""Exact non-negative rational, or infinity; a string on the wire."""
 
 
 class Charge(BaseModel):
-    """What one mechanism costs each record that enters it.
+    """Cost of one mechanism to each record that enters it.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ class Charge(BaseModel):
     rho: Rational | None = None
 
     def __add__(self, other: Charge) -> Charge:
-        """Basic composition on the same record."""
+        """Compose with a mechanism on the same record: basic composition."""
         rho = None if self.rho is None or other.rho is None else self.rho + other.rho
         # Not checked again: a sum may be above the most that one charge may name.
         return Charge.model_construct(
@@ -103,7 +103,7 @@ class Charge(BaseModel):
         )
 
     def __or__(self, other: Charge) -> Charge:
-        """Parallel composition: mechanisms on disjoint records."""
+        """Compose with a mechanism on disjoint records: parallel composition."""
         rho = None if self.rho is None or other.rho is None else max(self.rho, other.rho)
         return Charge.model_construct(
             epsilon=max(self.epsilon, other.epsilon), delta=max(self.delta, other.delta), rho=rho
@@ -111,27 +111,27 @@ class Charge(BaseModel):
 
     @classmethod
     def nothing(cls) -> Charge:
-        """No mechanism at all."""
+        """Return the charge of no mechanism."""
         return cls(epsilon=Fraction(0), delta=Fraction(0), rho=Fraction(0))
 
     @classmethod
     def unbounded(cls) -> Charge:
-        """What an estimator that is not private costs."""
+        """Return the charge of an estimator that is not private."""
         return cls(epsilon=math.inf, delta=math.inf, rho=math.inf)
 
 
 class PrivacyParameters(BaseModel):
-    """The promise of a stream: (epsilon, delta) for each unit of privacy, for all releases together.
+    """Privacy guarantee of a stream: (epsilon, delta) per unit, for all releases together.
 
     Attributes
     ----------
     epsilon : float > 0
     delta : float in (0, 1)
     adjacency : Adjacency
-        Only replace-one: see privacy.md for why add/remove cannot hold here.
+        Only replace-one: batches are cut on public counts, which add/remove would change.
     contributions : int >= 1
-        Batches that one unit may enter: 1 where it is a record, more where it
-        is a user. What they cost together is the promise.
+        Batches that one unit may enter: 1 if the unit is a record, more if it
+        is a user. (epsilon, delta) is their cost together.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -162,13 +162,13 @@ class PrivacyParameters(BaseModel):
 
     @property
     def of_each_batch(self) -> tuple[float, float]:
-        """(epsilon, delta) that ``contributions`` batches may cost each, by basic composition."""
+        """(epsilon, delta) of each of ``contributions`` batches, by basic composition."""
         if self.contributions == 1:
             return self.epsilon, self.delta
-        # A little less than the part, so that roundings cannot add up to more than the whole.
+        # Slightly less than the part: roundings must not add up to more than the whole.
         part = (1 - 1e-12) / self.contributions
         return self.epsilon * part, self.delta * part
 
     def charge(self, rho: Fraction | float | None = None) -> Charge:
-        """The whole promise as one charge."""
+        """Return the whole guarantee as one charge."""
         return Charge(epsilon=parse_rational(self.epsilon), delta=parse_rational(self.delta), rho=rho)

@@ -1,10 +1,10 @@
-"""The two doors to randomness. Nothing else in the package draws a random number.
+"""Samplers of randomness: the only source of random bits and of generators in the package.
 
-The *secret* door yields privacy noise and secret permutations, fed by the operating
-system's generator; it cannot be seeded, and it keeps nothing between draws. Gaussian noise is
+The *secret* sampler draws privacy noise and secret permutations from the operating
+system's generator; it cannot be seeded, and it keeps no state between draws. Gaussian noise is
 :mod:`~streaming_pca.privacy.noise`, other laws come from OpenDP's exact integer samplers. The
-*utility* door yields reproducible numbers for things whose privacy does not rest on
-them: an initial basis, the order of rows in an experiment.
+*utility* generator draws reproducible numbers that privacy does not rest on: an initial
+basis, the order of rows in an experiment.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from numpy.typing import NDArray
 from streaming_pca.privacy.noise import rounded_gaussian
 
 __all__ = [
-    "NoiseDoor",
-    "noise_door",
-    "replace_noise_door",
+    "NoiseSampler",
+    "noise_sampler",
+    "replace_noise_sampler",
     "secret_salt",
     "utility_generator",
 ]
 
 
-class NoiseDoor(Protocol):
+class NoiseSampler(Protocol):
     """Samplers of noise on integers, and of secret orders."""
 
     def rounded_gaussian(self, total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
-        """``total`` plus independent Gaussians of ``sigma``, rounded to a grid."""
+        """Return ``total`` plus independent Gaussians of ``sigma``, rounded to a grid."""
 
     def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
-        """``size`` independent draws, P(j) proportional to exp(-|j|/scale)."""
+        """Draw ``size`` independent integers, P(j) proportional to exp(-|j|/scale)."""
 
     def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
-        """Index of the largest score after permute-and-flip's exponential noise of ``scale``."""
+        """Return the index of the largest score plus exponential noise of ``scale`` (permute-and-flip)."""
 
     def permutation(self, n: int) -> NDArray[np.int64]:
-        """A uniformly random order of 0 to n - 1."""
+        """Return a uniformly random order of 0 to n - 1."""
 
 
 @lru_cache(maxsize=64)
 def _measurement(kind: str, scale: float) -> Any:
     """Build a sampler of OpenDP, which takes 50 us."""
-    # 0.1 s, for nothing where all noise is Gaussian. Not opendp.prelude, which imports scikit-learn
-    # where it is installed: a second for every command.
+    # Imported here: it takes 0.1 s that streams with Gaussian noise only need not pay. Not
+    # opendp.prelude, which imports scikit-learn if it is installed: a second for every command.
     from opendp.domains import atom_domain, vector_domain
     from opendp.measurements import make_laplace, make_noisy_max
     from opendp.measures import max_divergence
@@ -63,8 +63,8 @@ def _measurement(kind: str, scale: float) -> Any:
     return make_noisy_max(domain, linf_distance(T="i64"), max_divergence(), scale=scale)
 
 
-class _SecretDoor:
-    """Bits of the operating system."""
+class _SecretSampler:
+    """Sampler that draws bits of the operating system."""
 
     def rounded_gaussian(self, total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
         return rounded_gaussian(total, sigma, secrets.token_bytes)
@@ -84,30 +84,30 @@ class _SecretDoor:
                 return order.astype(np.int64)
 
 
-_door: NoiseDoor = _SecretDoor()
+_sampler: NoiseSampler = _SecretSampler()
 
 
-def noise_door() -> NoiseDoor:
-    """The door that mechanisms draw from; for ``privacy/mechanisms`` only."""
-    return _door
+def noise_sampler() -> NoiseSampler:
+    """Return the sampler of the mechanisms; for ``privacy/mechanisms`` only."""
+    return _sampler
 
 
 @contextmanager
-def replace_noise_door(door: NoiseDoor) -> Iterator[None]:
-    """Let a test watch or fix the noise. No setting, command or public class reaches this."""
-    global _door
-    before, _door = _door, door
+def replace_noise_sampler(sampler: NoiseSampler) -> Iterator[None]:
+    """Let a test watch or fix the noise; no setting, command or public class calls this."""
+    global _sampler
+    before, _sampler = _sampler, sampler
     try:
         yield
     finally:
-        _door = before
+        _sampler = before
 
 
 def secret_salt(n_bytes: int = 32) -> bytes:
-    """A fresh salt for digests of secret bytes."""
+    """Draw a fresh salt for digests of secret bytes."""
     return secrets.token_bytes(n_bytes)
 
 
 def utility_generator(seed: int | None) -> np.random.Generator:
-    """A reproducible generator; never for noise that privacy rests on."""
+    """Return a reproducible generator; never for noise that privacy rests on."""
     return np.random.default_rng(seed)

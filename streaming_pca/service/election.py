@@ -1,7 +1,7 @@
-"""Leader election: membership in a group that subscribes to topics of one partition each.
+"""Leader election by a consumer group that subscribes to one-partition topics.
 
-One consumer for all streams of a process: the state topic of a stream has one
-partition, and whoever is assigned it leads the stream.
+A process has one consumer for all its streams. The state topic of a stream has one partition,
+and the member to which it is assigned leads the stream.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 from kafka import ConsumerRebalanceListener, KafkaConsumer
 from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
-from streaming_pca.service.clients import group_consumer
-from streaming_pca.settings import KafkaSettings
+from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.service.kafka.clients import group_consumer
 
 __all__ = ["Election"]
 
 
 class _OnePartition:
-    """What an assignor asks of cluster metadata, for topics of one partition."""
+    """Cluster metadata, as an assignor asks for it, of one-partition topics."""
 
     def __init__(self, topics: set[str]) -> None:
         self._topics = topics
@@ -32,13 +32,11 @@ class _OnePartition:
 
 
 class _LeadershipAssignor(StickyPartitionAssignor):  # type: ignore[misc]
-    """Sticky assignment of partition 0, known in advance.
+    """Sticky assignment of partition 0, without waiting for metadata.
 
-    kafka-python 3.0.12 can assign before the topic's metadata has arrived, and
-    then to nobody; now and then it does not notice that it came (seen once in
-    some hundred starts under load: a lone worker stood by for over a minute).
-    A state topic has one partition, always, so there is nothing to wait for.
-    Sticky because the default assignor lets a joining standby take it away.
+    A state topic always has one partition. kafka-python may assign before metadata has arrived, and
+    then to no member (docs/explanation/kafka-client.md). Sticky, because the default assignor lets a
+    joining standby take the lead away.
     """
 
     def assign(self, cluster: Any, members: Any) -> Any:
@@ -47,15 +45,15 @@ class _LeadershipAssignor(StickyPartitionAssignor):  # type: ignore[misc]
 
 
 class Election(ConsumerRebalanceListener):  # type: ignore[misc]
-    """A candidate for streams.
+    """Candidate for the leadership of streams.
 
     Parameters
     ----------
     kafka : KafkaSettings
     group : str
-        The same for all who may lead any of these streams.
+        The same for all processes that may lead any of these streams.
     topics : iterable of str
-        Their state topics; they are never read here.
+        Their state topics, which are never read here.
     on_rebalance : callable
         Called after each assignment.
     """
@@ -71,24 +69,24 @@ class Election(ConsumerRebalanceListener):  # type: ignore[misc]
 
     @property
     def joined(self) -> bool:
-        """Whether the group has answered: we lead, or somebody else does."""
+        """True once the group has answered: this process or another one leads."""
         return self._joined
 
     def on_partitions_assigned(self, assigned: Any) -> None:
-        """Nothing is fetched: the state can be large, and is read elsewhere."""
+        """Pause the assigned partitions: a state can be large, and is read elsewhere."""
         if assigned:
             self._consumer.pause(*assigned)
         self._joined = True
         self._on_rebalance()
 
     def on_partitions_revoked(self, revoked: Any) -> None:
-        """Seen by :meth:`poll`."""
+        """Do nothing: :meth:`poll` sees it."""
 
     def on_partitions_lost(self, lost: Any) -> None:
-        """Seen by :meth:`poll`."""
+        """Do nothing: :meth:`poll` sees it."""
 
     def stand_for(self, topics: Iterable[str]) -> None:
-        """Stand for these streams from now on, not for others."""
+        """Stand for these streams from now on, and for no others."""
         wanted = sorted(topics)
         if wanted != self._topics:
             self._topics = wanted
@@ -98,11 +96,11 @@ class Election(ConsumerRebalanceListener):  # type: ignore[misc]
                 self._consumer.unsubscribe()
 
     def poll(self) -> frozenset[str]:
-        """Serve the group protocol for a moment; the state topics of the streams that we lead."""
+        """Serve the group protocol briefly; return the state topics of led streams."""
         if not self._topics:
             return frozenset()
         # kafka-python 3.0.12 forgets a join whose answer takes longer than one poll: the member would
-        # send no heartbeat any more and keep what it was assigned before, beside its successor.
+        # send no more heartbeats and keep its former assignment, beside its successor.
         coordinator = self._consumer._coordinator
         if not coordinator.stable():
             coordinator.request_rejoin()
@@ -113,5 +111,5 @@ class Election(ConsumerRebalanceListener):  # type: ignore[misc]
         return frozenset(tp.topic for tp in assignment)
 
     def close(self) -> None:
-        """Leave the group, so that a standby need not wait for the session to time out."""
+        """Leave the group, so that a standby need not wait for a timeout."""
         self._consumer.close()

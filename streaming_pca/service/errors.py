@@ -1,21 +1,25 @@
-"""Why a worker stops, each with the exit status that it stops with."""
+"""Errors that end a session, a stream or the process; ``worker`` maps them to exit statuses."""
 
 from __future__ import annotations
 
-__all__ = ["DeadlineExceeded", "RecordsLost", "SessionLost", "StreamRefused"]
+__all__ = ["DeadlineExceeded", "RecordsLost", "SessionLost", "StreamRefused", "TopicError"]
 
 
 class StreamRefused(Exception):
-    """The ledger or the state does not allow this stream to go on as configured."""
+    """Ledger or state that does not allow this stream to go on as configured."""
+
+
+class TopicError(Exception):
+    """Missing topic, or settings of a topic that break the privacy guarantee; one line."""
 
 
 class RecordsLost(Exception):
-    """Records that were not read yet are gone, or were written in a way in which they are not read."""
+    """Unread records that are gone, or that cannot be read as they were written."""
 
 
 class SessionLost(Exception):
-    """Fenced, or the broker failed in the midst: drop everything, recover from the topics."""
+    """Loss of the lead or of the broker: drop everything and recover from the topics."""
 
 
 class DeadlineExceeded(Exception):
-    """A broker exchange hangs; its thread cannot be stopped, so the process must end."""
+    """Hanging exchange with the broker; its thread cannot be stopped, so the process must end."""

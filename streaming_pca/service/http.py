@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from streaming_pca.config.settings import HttpSettings
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.service.metrics import Metrics
-from streaming_pca.settings import HttpSettings
 
 __all__ = ["HttpServer"]
 
@@ -31,21 +31,21 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """Serves in the worker's event loop.
+    """HTTP server in the worker's event loop.
 
     Parameters
     ----------
     settings : HttpSettings
     metrics : Metrics
     roles : callable
-        What this process is to each stream, by name: "starting", "leading",
+        Returns this process's role in each stream, by name: "starting", "leading",
         "standby", "paused", "ended".
     """
 
     def __init__(self, settings: HttpSettings, metrics: Metrics, roles: Callable[[], dict[str, str]]) -> None:
         self._metrics, self._roles = metrics, roles
         try:
-            # Here, not in uvicorn, which would end the process where a port is taken.
+            # uvicorn would end the process where the port is taken.
             family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
             self._socket = socket.create_server((settings.host, settings.port), family=family)
         except OSError as error:
@@ -55,7 +55,7 @@ class HttpServer:
             ) from None
         host, port = self._socket.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        """Where it listens."""
+        """Host and port on which it listens."""
         config = uvicorn.Config(
             self.application(),
             http="h11",
@@ -72,7 +72,7 @@ class HttpServer:
         self._task: asyncio.Task[None] | None = None
 
     def application(self) -> Starlette:
-        """The routes, for a server or a test."""
+        """Return the application, for a server or a test."""
         return Starlette(
             routes=[
                 Route("/metrics", self._show_metrics),
@@ -85,17 +85,17 @@ class HttpServer:
         return Response(self._metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def _health(self, request: Request) -> Response:
-        """The process serves; one that hangs in an exchange ends itself."""
+        """Report that the process serves; a process with a hanging exchange ends itself."""
         return JSONResponse({"status": "ok"})
 
     async def _ready(self, request: Request) -> Response:
-        """Whether the election has answered for every stream that has not ended."""
+        """Report whether the election has answered for every stream that has not ended."""
         roles = self._roles()
         ready = "starting" not in roles.values() and not all(role == "ended" for role in roles.values())
         return JSONResponse({"ready": ready, "streams": roles}, status_code=200 if ready else 503)
 
     def start(self) -> None:
-        """Begin to serve; in the event loop."""
+        """Begin to serve; call it in the event loop."""
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
 
     async def stop(self) -> None:

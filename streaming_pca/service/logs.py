@@ -1,7 +1,7 @@
 """Log lines for people or for programs, with stream, job and batch.
 
-Rule 9 holds here too: counts of delivered records, offsets, charges and times
-of day; nothing that depends on what a record holds.
+They show public quantities only: counts of delivered records, offsets, charges
+and times of day; nothing that depends on a record's contents.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from pythonjsonlogger.json import JsonFormatter
 
-from streaming_pca.settings import LogSettings
+from streaming_pca.config.settings import LogSettings
 
 __all__ = ["StreamLog", "configure_logging"]
 
@@ -21,14 +21,14 @@ _FIELDS = ("stream", "job", "batch")
 
 
 class StreamLog(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose lines name their stream; ``batch=N`` in ``extra`` names the batch."""
+    """Logger whose lines name their stream; ``batch=N`` in ``extra`` names the batch."""
 
     def __init__(self, logger: logging.Logger, stream: str) -> None:
-        # In the ledger a stream's job has its name.
+        # In the ledger a stream's job has the stream's name.
         super().__init__(logger, {"stream": stream, "job": stream})
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """Add the stream to what a single line says."""
+        """Add the stream to the fields of a line."""
         kwargs["extra"] = {**(self.extra or {}), **kwargs.get("extra", {})}
         return msg, kwargs
 
@@ -53,9 +53,9 @@ def _formatter(settings: LogSettings) -> logging.Formatter:
 
 
 def configure_logging(settings: LogSettings) -> None:
-    """Send all log lines to standard error as the settings say; replaces what was there."""
+    """Send all log lines to standard error, in place of earlier handlers."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_formatter(settings))
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
-    # The client logs every reconnect; what matters of it reaches our own log.
+    # The client logs every reconnect; its relevant failures reach our own log.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)

@@ -1,12 +1,10 @@
 """Prometheus metrics: public quantities only.
 
-Counts are of delivered records, null ones included. Norms, errors and the true
-numbers of malformed or clipped records are private (rule 9 of privacy.md): of
-the latter two there are noisy counts, with their error, where the stream pays
-for them, and nothing where it does not. What is shown of a release is copied
-from its published bytes. Process metrics (memory, CPU time) are left out for
-the same reason. How long a batch takes can depend on its records; that channel
-is not closed (README, limits), and the buckets are coarse.
+Counts are of delivered records, null ones included. Norms, errors and the true numbers of malformed
+or clipped records are private. Of the latter two there are noisy counts, with their error, only where
+the stream pays for them. What is shown of a release is copied from its published bytes. Process
+metrics (memory, CPU time) are left out, because they depend on records. So can the duration of a
+batch: that channel is not closed (docs/explanation/guarantee.md), and the buckets are coarse.
 """
 
 from __future__ import annotations
@@ -22,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from streaming_pca.estimators.outcome import Outcome
-from streaming_pca.privacy.filters import left_of
-from streaming_pca.privacy.ledger import Ledger
-from streaming_pca.release import Release
+from streaming_pca.data.release import Release
+from streaming_pca.estimators.base import Outcome
+from streaming_pca.privacy.ledger.cap import left_of
+from streaming_pca.privacy.ledger.ledger import Ledger
 
 __all__ = ["Metrics", "StreamMetrics"]
 
@@ -50,21 +48,21 @@ class Metrics:
         self.paused = gauge("paused", "1 while the stream is paused.")
         self.records = counter("records_delivered", "Records in committed batches, null ones included.")
         self.lag = gauge("lag_records", "Offsets between the stream's position and the end of its input.")
-        self.batches = counter("batches", "Batches by how they ended.", "outcome")
+        self.batches = counter("batches", "Batches by outcome.", "outcome")
         self.batch_seconds = histogram("batch_seconds", "From a batch's reservation to its release.")
         self.commit_seconds = histogram("commit_seconds", "Time of the commit of state and ledger.")
-        self.charged_epsilon = gauge("charged_epsilon", "Most that a record of the input was charged.")
-        self.charged_delta = gauge("charged_delta", "Most that a record of the input was charged.")
-        self.remaining_epsilon = gauge("remaining_epsilon", "What the cap leaves to that record.")
-        self.remaining_delta = gauge("remaining_delta", "What the cap leaves to that record.")
+        self.charged_epsilon = gauge("charged_epsilon", "Largest epsilon charged to a record of the input.")
+        self.charged_delta = gauge("charged_delta", "Largest delta charged to a record of the input.")
+        self.remaining_epsilon = gauge("remaining_epsilon", "Epsilon that the cap leaves to that record.")
+        self.remaining_delta = gauge("remaining_delta", "Delta that the cap leaves to that record.")
         self.releases = counter("releases", "Releases published by this process.")
         self.last_release = gauge("last_release_timestamp_seconds", "When the last release was published.")
         self.angle_bound = gauge(
             "angle_bound_radians",
-            "How far noise may have turned the last release, with probability 0.95.",
+            "Largest angle by which noise may have turned the last release, with probability 0.95.",
         )
         self.total_variance = gauge(
-            "total_variance", "Of all features in the last release, with privacy noise."
+            "total_variance", "Total variance of all features in the last release, with privacy noise."
         )
         self.total_variance_error = gauge(
             "total_variance_error",
@@ -72,7 +70,7 @@ class Metrics:
         )
         self.outcomes = counter(
             "batch_outcomes",
-            "Releases by what their batch came to, where the estimator may learn nothing from one.",
+            "Releases by the outcome of their batch, where the estimator may learn nothing from one.",
             "outcome",
         )
         self.ledger_entries = gauge("ledger_entries", "Entries of the input's ledger.")
@@ -85,7 +83,10 @@ class Metrics:
 
     @cached_property
     def counts(self) -> tuple[Gauge, Gauge, Gauge]:
-        """Of null and of clipped records, and their error; not there before a stream has paid for them."""
+        """Noisy counts of null and of clipped records, and their error.
+
+        Not there before a stream has paid for them.
+        """
         return (
             self._gauge("batch_null_records", "Null records of the last batch, with privacy noise."),
             self._gauge(
@@ -95,22 +96,22 @@ class Metrics:
         )
 
     def text(self) -> bytes:
-        """The exposition format."""
+        """Return the metrics in the exposition format."""
         return generate_latest(self.registry)
 
-    def of(self, stream: str) -> StreamMetrics:
-        """The metrics of one stream, at zero."""
+    def for_stream(self, stream: str) -> StreamMetrics:
+        """Return the metrics of one stream, at zero."""
         return StreamMetrics(self, stream)
 
 
 class StreamMetrics:
-    """One stream's share of :class:`Metrics`."""
+    """One stream's part of :class:`Metrics`."""
 
     def __init__(self, metrics: Metrics, stream: str) -> None:
         self._all, self._stream = metrics, stream
-        self.leads(False)
-        self.paused(False)
-        # A series that is not there yet cannot be told from one that is broken.
+        self.set_leading(False)
+        self.set_paused(False)
+        # A missing series looks like a broken one.
         for outcome in ("committed", "abandoned"):
             metrics.batches.labels(stream, outcome)
         metrics.records.labels(stream)
@@ -118,48 +119,48 @@ class StreamMetrics:
         metrics.batch_seconds.labels(stream)
         metrics.commit_seconds.labels(stream)
 
-    def leads(self, leads: bool) -> None:
-        """Whether this process leads the stream."""
-        self._all.leader.labels(self._stream).set(leads)
+    def set_leading(self, leading: bool) -> None:
+        """Set whether this process leads the stream."""
+        self._all.leader.labels(self._stream).set(leading)
 
-    def paused(self, paused: bool) -> None:
-        """Whether the stream is paused, as far as this process knows."""
+    def set_paused(self, paused: bool) -> None:
+        """Set whether the stream is paused, as far as this process knows."""
         self._all.paused.labels(self._stream).set(paused)
 
-    def lag_from(self, read: Callable[[], float]) -> None:
-        """Where the lag is read from when somebody asks."""
+    def set_lag_source(self, read: Callable[[], float]) -> None:
+        """Set the function that is called for the lag when metrics are read."""
         self._all.lag.labels(self._stream).set_function(read)
 
     @contextmanager
-    def commit(self) -> Iterator[None]:
-        """Time a commit that succeeds."""
+    def time_commit(self) -> Iterator[None]:
+        """Time a commit; only a successful one counts."""
         started = time.monotonic()
         yield
         self._all.commit_seconds.labels(self._stream).observe(time.monotonic() - started)
 
-    def committed(self, records: int) -> None:
-        """A batch was answered."""
+    def count_committed(self, records: int) -> None:
+        """Count a committed batch and its records."""
         self._all.batches.labels(self._stream, "committed").inc()
         self._all.records.labels(self._stream).inc(records)
 
-    def counted(self, counts: NDArray[np.int64], error: int) -> None:
-        """The noisy counts of a batch that was committed."""
+    def set_noisy_counts(self, counts: NDArray[np.int64], error: int) -> None:
+        """Set the noisy counts of a committed batch."""
         for metric, value in zip(self._all.counts, (*counts, error), strict=True):
             metric.labels(self._stream).set(int(value))
 
-    def abandoned(self) -> None:
-        """A batch was given up."""
+    def count_abandoned(self) -> None:
+        """Count an abandoned batch."""
         self._all.batches.labels(self._stream, "abandoned").inc()
 
-    def released(self, seconds: float | None) -> None:
-        """A release is out; ``seconds`` after its batch was reserved here."""
+    def count_release(self, seconds: float | None) -> None:
+        """Count a release, ``seconds`` after its batch was reserved here."""
         self._all.releases.labels(self._stream).inc()
         self._all.last_release.labels(self._stream).set(time.time())
         if seconds is not None:
             self._all.batch_seconds.labels(self._stream).observe(seconds)
 
-    def published(self, release: Release) -> None:
-        """Show what the last release says about itself: not before it is published."""
+    def show_release(self, release: Release) -> None:
+        """Show the accuracy and outcome of the last release, once it is published."""
         for metric, value in (
             (self._all.angle_bound, release.angle_bound),
             (self._all.total_variance, release.total_variance),
@@ -171,13 +172,13 @@ class StreamMetrics:
             else:
                 metric.labels(self._stream).set(value)
         if release.outcome is not None:
-            # The others too: one that is not there yet cannot be told from one that is broken.
+            # The others too: a missing series looks like a broken one.
             for outcome in Outcome:
                 self._all.outcomes.labels(self._stream, outcome.value)
             self._all.outcomes.labels(self._stream, release.outcome).inc()
 
-    def ledger(self, ledger: Ledger, entries: int) -> None:
-        """Show what the ledger says of the input's records."""
+    def show_ledger(self, ledger: Ledger, entries: int) -> None:
+        """Show the ledger's charges to the input's records."""
         if ledger.opened is None:
             return
         most = ledger.most_charged()
@@ -194,10 +195,10 @@ class StreamMetrics:
 
 
 def _zcdp_epsilon(rho: Fraction | float | None, delta: Fraction | float) -> float:
-    """epsilon of the conversion that the zcdp filter makes; for show only."""
+    """Return epsilon of the zcdp filter's conversion; for display only."""
     if rho is None or math.isinf(rho) or not delta:
         return math.inf if rho is None or rho else 0.0
-    # The logarithm of an exact ratio: as a float it may be zero.
+    # The logarithm of an exact ratio: as a float the ratio may be zero.
     exact = Fraction(delta)
     inverse = math.log(exact.denominator) - math.log(exact.numerator)
     return float(rho) + 2 * math.sqrt(float(rho) * max(inverse, 0.0))

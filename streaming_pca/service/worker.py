@@ -1,18 +1,19 @@
-"""The process: one election, one clock and a few threads for all its streams.
+"""Worker process: one election, one clock and a few threads for all its streams.
 
-Each stream stands by, leads in sessions, and steps down; what ends one stream
-(a cap that is reached, a changed promise) does not end the others. The loop is
-asyncio on uvloop and never blocks: see :mod:`streaming_pca.service.session`.
-A thread that misses its deadline cannot be stopped, so then the process ends
-and its successor recovers.
+Each stream stands by, leads in sessions, and steps down. The end of one stream (a cap that is reached,
+a changed privacy contract) does not end the others. The loop is asyncio on uvloop and never blocks
+(:mod:`streaming_pca.service.session`). A thread that misses its deadline cannot be stopped, so then the
+process ends and its successor recovers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -21,37 +22,55 @@ from typing import TypeVar
 import uvloop
 from kafka.errors import KafkaError
 
-from streaming_pca.estimators.compiled import are_cached, compile_apart
-from streaming_pca.linalg.threads import use_threads
+from streaming_pca.config.settings import ConfigurationError, Settings
+from streaming_pca.estimators.common.kernel_cache import are_cached, compile_apart
+from streaming_pca.kernels.threads import use_threads
 from streaming_pca.privacy.errors import ParameterError
-from streaming_pca.privacy.ledger import BudgetExceeded
-from streaming_pca.service.checkpoint import BudgetExceededByAnother
-from streaming_pca.service.clients import BrokerUnreachable
+from streaming_pca.privacy.ledger.ledger import BudgetExceeded
+from streaming_pca.service.commit.checkpoint import BudgetExceededByAnother
+from streaming_pca.service.commit.release import Progress
 from streaming_pca.service.election import Election
-from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused
+from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused, TopicError
+from streaming_pca.service.executors import Executors, Pool, first_of
 from streaming_pca.service.http import HttpServer
-from streaming_pca.service.interpreter import prepare
+from streaming_pca.service.input.end_offsets import EndOffsetPoller
+from streaming_pca.service.kafka.clients import BrokerUnreachable
 from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import Metrics
-from streaming_pca.service.publisher import Progress
 from streaming_pca.service.session import Session
-from streaming_pca.service.snapshots import SnapshotClock
-from streaming_pca.service.threads import Room, Threads, first_of
-from streaming_pca.service.topics import TopicError, Topics, find_topics
-from streaming_pca.settings import ConfigurationError, Settings
+from streaming_pca.service.topics.find import Topics, find_topics
 
-__all__ = ["Progress", "Worker", "run_worker"]
+__all__ = ["Worker", "run_worker"]
 
 log = logging.getLogger(__name__)
 
+_SWITCH_SECONDS = 0.0005
+"""Time that a decoding thread may keep the interpreter's lock.
+
+Others wait for that lock with the answer to a commit, or a kernel's next block: at Python's own 5 ms a
+batch waits for it dozens of times.
+"""
+
 _ELECTION_SECONDS = 60.0
-"""The longest that one step of the group protocol may take."""
+"""Time limit of one step of the group protocol."""
 
 T = TypeVar("T")
 
 
+def _prepare() -> None:
+    """Set up the interpreter, once everything is imported.
+
+    Objects that exist now are excluded from garbage collection: hundreds of thousands, of the libraries,
+    which the collector would search every few polls. That was a fifth of the processor time of a worker of
+    small messages. The collector still runs as often: a fetch that was read is megabytes of cyclic garbage.
+    """
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    gc.collect()
+    gc.freeze()
+
+
 def _status_of(error: BaseException) -> int | None:
-    """Exit status of what ends a stream; None for what ends the process."""
+    """Return the exit status of a stream's end; None where the process must end."""
     if isinstance(error, BudgetExceeded | BudgetExceededByAnother):
         return 3
     if isinstance(error, StreamRefused | TopicError | RecordsLost | ConfigurationError | ParameterError):
@@ -73,49 +92,49 @@ class _Stream:
     def __init__(self, worker: Worker, settings: Settings) -> None:
         self.settings = settings
         self.status: int | None = None
-        """How it ended; None while it has not."""
+        """Exit status; None while the stream has not ended."""
         self._worker = worker
         self._log = StreamLog(log, settings.stream.name)
-        self._metrics = worker.metrics.of(settings.stream.name)
+        self._metrics = worker.metrics.for_stream(settings.stream.name)
         self._leading = asyncio.Event()
         self._session: Session | None = None
         self._trouble_since: float | None = None
-        self.stands = False
-        """Whether its topics were found, so that it can be led."""
+        self.is_candidate = False
+        """True once its topics were found, so that this process can lead it."""
 
     @property
     def topic(self) -> str:
-        """Its leadership."""
+        """Topic whose assignment is the stream's leadership."""
         return self.settings.stream.state_topic
 
     @property
     def in_session(self) -> bool:
-        """Whether a batch may be in the making."""
+        """True while a batch may be in progress."""
         return self._session is not None
 
     @property
     def role(self) -> str:
-        """What this process is to it."""
+        """Role of this process in the stream."""
         if self.status is not None:
             return "ended"
         if self._session is not None and self._session.paused:
             return "paused"
         if self._leading.is_set():
             return "leading"
-        return "standby" if self.stands and self._worker.joined else "starting"
+        return "standby" if self.is_candidate and self._worker.joined else "starting"
 
-    def lead(self, leads: bool) -> None:
-        """Take the election's word."""
-        if leads and not self._leading.is_set():
+    def set_leading(self, leading: bool) -> None:
+        """Follow the election's result."""
+        if leading and not self._leading.is_set():
             self._log.info("leading stream %s", self.settings.stream.name)
             if not self.settings.stream.private:
-                self._log.warning("the stream is not private: its releases promise nothing")
+                self._log.warning("the stream is not private: its releases have no guarantee")
             self._leading.set()
-        elif not leads and self._leading.is_set():
+        elif not leading and self._leading.is_set():
             self._log.info("no longer leading stream %s", self.settings.stream.name)
             self._leading.clear()
             self.interrupt()
-        self._metrics.leads(leads)
+        self._metrics.set_leading(leading)
 
     def interrupt(self) -> None:
         """End the session, after its reserved batch."""
@@ -123,7 +142,7 @@ class _Stream:
             self._session.interrupt()
 
     async def run(self) -> None:
-        """Lead whenever elected; sets :attr:`status` when there is no more to do."""
+        """Lead whenever elected; set :attr:`status` at the stream's end."""
         try:
             await self._run()
             self.status = 0
@@ -138,9 +157,9 @@ class _Stream:
 
     async def _run(self) -> None:
         stopping = self._worker.stopping
-        topics: Topics | None = await self._find_topics_at_first()
+        topics: Topics | None = await self._find_topics_patiently()
         await self._worker.kernels
-        self.stands = True
+        self.is_candidate = True
         self._worker.candidates.set()
         if not self._leading.is_set():
             self._log.info("standing by for stream %s", self.settings.stream.name)
@@ -155,7 +174,7 @@ class _Stream:
             except (SessionLost, BrokerUnreachable) as error:
                 if stopping.is_set():
                     raise
-                self._bear(started)
+                self._raise_if_stuck(started)
                 self._log.warning("session lost, recovering from the topics: %s", error)
                 await first_of(stopping, seconds=1.0)
                 continue
@@ -168,15 +187,15 @@ class _Stream:
         session = Session(
             self.settings,
             topics,
-            worker.threads,
-            worker.clock,
+            worker.executors,
+            worker.poller,
             self._metrics,
             self._log,
             worker.on_release,
         )
         self._session = session
         try:
-            # The lead may be gone since, or the process stopping.
+            # The lead may be lost by now, or the process stopping.
             if worker.stopping.is_set() or not self._leading.is_set():
                 return False
             return await session.run()
@@ -186,8 +205,8 @@ class _Stream:
             self._session = None
 
     async def _find_topics(self) -> Topics:
-        return await self._worker.threads.call(
-            Room.COMMITS,
+        return await self._worker.executors.call(
+            Pool.COMMITS,
             "finding topics",
             find_topics,
             self.settings.kafka,
@@ -195,8 +214,8 @@ class _Stream:
             deadline=self.settings.worker.step_deadline_seconds,
         )
 
-    async def _find_topics_at_first(self) -> Topics:
-        """Find the topics; patiently, if the broker has answered another stream of the process."""
+    async def _find_topics_patiently(self) -> Topics:
+        """Find the topics; retry if the broker has answered another stream of the process."""
         worker = self._worker
         while True:
             started = time.monotonic()
@@ -204,15 +223,15 @@ class _Stream:
                 topics = await self._find_topics()
             except BrokerUnreachable as error:
                 await first_of(worker.stopping, seconds=1.0)
-                if worker.stopping.is_set() or not worker.answered:
+                if worker.stopping.is_set() or not worker.broker_reached:
                     raise
-                self._bear(started)
+                self._raise_if_stuck(started)
                 self._log.warning("looking for the topics again: %s", error)
             else:
-                worker.answered, self._trouble_since = True, None
+                worker.broker_reached, self._trouble_since = True, None
                 return topics
 
-    def _bear(self, started: float) -> None:
+    def _raise_if_stuck(self, started: float) -> None:
         """Raise the current error again if trouble has lasted too long without progress."""
         now, patience = time.monotonic(), self.settings.worker.give_up_seconds
         if self._trouble_since is None or now - started > patience:
@@ -222,14 +241,14 @@ class _Stream:
 
 
 class Worker:
-    """A process that runs streams, each as leader or standby.
+    """Process that runs streams, each as leader or standby.
 
     Parameters
     ----------
     settings : sequence of Settings
-        One for each stream; all but ``stream`` is the same in them.
+        One for each stream, equal but for ``stream``.
     on_release : callable, optional
-        Told of every release after it was published.
+        Called with every release after it was published.
     """
 
     def __init__(
@@ -238,8 +257,8 @@ class Worker:
         self._settings = settings[0]
         self.on_release = on_release
         self.stopping = asyncio.Event()
-        self.threads = Threads()
-        self.clock = SnapshotClock(
+        self.executors = Executors()
+        self.poller = EndOffsetPoller(
             self._settings.kafka,
             self._settings.worker.tick_seconds,
             self._settings.worker.partitions_seconds,
@@ -249,21 +268,21 @@ class Worker:
         """Done when they are compiled."""
         self.candidates = asyncio.Event()
         """Set once there is a stream to stand for."""
-        self.answered = False
-        """Whether the broker has answered any stream."""
+        self.broker_reached = False
+        """True once the broker has answered any stream."""
         self.joined = False
-        """Whether the election has answered."""
+        """True once the election has answered."""
         self._streams = [_Stream(self, each) for each in settings]
 
     def stop(self) -> None:
-        """Finish reserved batches, drop those that are not, and step down."""
+        """Finish reserved batches, drop unreserved ones, and step down."""
         log.info("stopping: a reserved batch is finished first")
         self.stopping.set()
         for stream in self._streams:
             stream.interrupt()
 
     def _compile(self) -> None:
-        """Have kernels ready before this process stands for a stream: no batch is to wait for a compiler."""
+        """Compile the kernels before standing for a stream: no batch may wait for that."""
         use_threads(self._settings.worker.threads)
         kinds = {stream.settings.stream.record_kind for stream in self._streams}
         if not are_cached(kinds):
@@ -271,7 +290,7 @@ class Worker:
             compile_apart(kinds)
 
     def roles(self) -> dict[str, str]:
-        """What this process is to each stream."""
+        """Return the role of this process in each stream."""
         return {stream.settings.stream.name: stream.role for stream in self._streams}
 
     async def run(self) -> int:
@@ -282,8 +301,8 @@ class Worker:
         int
             Exit status: the greatest of the streams'.
         """
-        self.clock.start()
-        self.kernels = asyncio.ensure_future(self.threads.call(Room.RECORDS, "compiling", self._compile))
+        self.poller.start()
+        self.kernels = asyncio.ensure_future(self.executors.call(Pool.RECORDS, "compiling", self._compile))
         http = None
         if self._settings.http.enabled:
             http = HttpServer(self._settings.http, self.metrics, self.roles)
@@ -291,22 +310,22 @@ class Worker:
             log.info("metrics and health on http://%s", http.address)
         running = [asyncio.create_task(stream.run()) for stream in self._streams]
         for task in running:
-            # The first error is raised; asyncio would print the others', whatever is in them.
+            # The first error is raised; asyncio would print the others, with their contents.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        election = asyncio.create_task(self._elect())
+        election = asyncio.create_task(self._serve_election())
         try:
             await self._until_done(running, election)
         finally:
             self.stopping.set()
             await asyncio.wait([election], timeout=self._settings.kafka.request_timeout_ms / 1000)
             patience = self._settings.kafka.request_timeout_ms / 1000 + 5
-            await self.threads.call(Room.ELECTION, "closing", self.clock.close, deadline=patience)
+            await self.executors.call(Pool.ELECTION, "closing", self.poller.close, deadline=patience)
             if http is not None:
                 await http.stop()
         return max(stream.status or 0 for stream in self._streams)
 
     async def _until_done(self, running: list[asyncio.Task[None]], election: asyncio.Task[None]) -> None:
-        """Wait for all streams; the first error that is the process's is raised."""
+        """Wait for all streams; raise the first error that ends the process."""
         waiting = {*running, election}
         while any(not task.done() for task in running):
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -315,43 +334,45 @@ class Worker:
         if election.done():
             election.result()
 
-    async def _elect(self) -> None:
-        """Serve the election until stopping; a failed consumer is made anew."""
+    async def _serve_election(self) -> None:
+        """Serve the election until stopping; replace a failed consumer."""
         kafka, group = self._settings.kafka, self._settings.worker.group
         await first_of(self.candidates, self.stopping)
         while not self.stopping.is_set():
             election = None
             try:
-                election = await self._vote(
+                election = await self._in_election(
                     "joining", Election, kafka, group, self._topics(), self.metrics.rebalances.inc
                 )
                 while not self.stopping.is_set() or any(s.in_session for s in self._streams):
-                    await self._vote("the election", election.stand_for, self._topics())
-                    won = await self._vote("the election", election.poll)
+                    await self._in_election("the election", election.stand_for, self._topics())
+                    led_topics = await self._in_election("the election", election.poll)
                     self.joined = election.joined
                     if not self.stopping.is_set():
-                        self._lead(won)
+                        self._lead(led_topics)
             except (KafkaError, BrokerUnreachable) as error:
                 log.warning("election: %s", error)
                 self._lead(frozenset())
                 await first_of(self.stopping, seconds=1.0)
             finally:
                 if election is not None:
-                    await self._vote("leaving", election.close, deadline=kafka.request_timeout_ms / 1000 + 5)
+                    await self._in_election(
+                        "leaving", election.close, deadline=kafka.request_timeout_ms / 1000 + 5
+                    )
         self._lead(frozenset())
 
-    async def _vote(
-        self, what: str, function: Callable[..., T], *args: object, deadline: float = _ELECTION_SECONDS
+    async def _in_election(
+        self, task: str, function: Callable[..., T], *args: object, deadline: float = _ELECTION_SECONDS
     ) -> T:
-        return await self.threads.call(Room.ELECTION, what, function, *args, deadline=deadline)
+        return await self.executors.call(Pool.ELECTION, task, function, *args, deadline=deadline)
 
     def _topics(self) -> list[str]:
-        """The leaderships that this process stands for."""
-        return [stream.topic for stream in self._streams if stream.stands and stream.status is None]
+        """Return the state topics of the streams for which this process stands."""
+        return [stream.topic for stream in self._streams if stream.is_candidate and stream.status is None]
 
-    def _lead(self, won: frozenset[str]) -> None:
+    def _lead(self, led_topics: frozenset[str]) -> None:
         for stream in self._streams:
-            stream.lead(stream.topic in won and stream.status is None)
+            stream.set_leading(stream.topic in led_topics and stream.status is None)
 
 
 def run_worker(settings: Sequence[Settings], on_release: Callable[[Progress], None] | None = None) -> int:
@@ -363,8 +384,7 @@ def run_worker(settings: Sequence[Settings], on_release: Callable[[Progress], No
         Exit status: 0 stopped or done, 2 refused or misconfigured, 3 budget
         exceeded, 4 broker lost; the greatest where streams ended differently.
     """
-
-    prepare()
+    _prepare()
 
     async def main() -> int:
         worker = Worker(settings, on_release)
@@ -381,7 +401,7 @@ def run_worker(settings: Sequence[Settings], on_release: Callable[[Progress], No
     except DeadlineExceeded as error:
         log.error("%s: ending the process; the next one recovers", error)
         logging.shutdown()
-        # The thread that hangs would keep a normal exit waiting.
+        # The hanging thread would delay a normal exit.
         os._exit(4)
     except Exception as error:
         status = _status_of(error)

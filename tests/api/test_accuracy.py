@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from streaming_pca import PrivatePCA
-from streaming_pca.estimators.base import State, Subspace
-from streaming_pca.estimators.outcome import Outcome
+from streaming_pca.estimators.base import Outcome, State, Subspace
 from streaming_pca.estimators.registry import find
-from tests.api.doors import spiked
+from tests.api.samplers import spiked
 
 ACCURACY = {
     "explained_variance_error_",

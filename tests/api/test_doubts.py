@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 import streaming_pca
 from streaming_pca import DoubtfulResultWarning, PrivatePCA
 from streaming_pca.linalg.subspace import principal_angle
-from streaming_pca.privacy.randomness import replace_noise_door
-from tests.privacy.noise import SeededDoor
+from streaming_pca.privacy.randomness import replace_noise_sampler
+from tests.privacy.noise import SeededSampler
 
 D = 20
 
@@ -26,14 +26,14 @@ def records(m: int, mean: float = 0.0, d: int = D, leading: tuple[float, ...] = 
 
 def quietly(pca: PrivatePCA, X: NDArray[Any]) -> PrivatePCA:
     """Fit, where a warning is an error."""
-    with warnings.catch_warnings(), replace_noise_door(SeededDoor()):
+    with warnings.catch_warnings(), replace_noise_sampler(SeededSampler()):
         warnings.simplefilter("error")
         return pca.fit(X)
 
 
 def warned(pca: PrivatePCA, X: NDArray[Any]) -> str:
     """Fit, and the one warning of it."""
-    with pytest.warns(DoubtfulResultWarning) as caught, replace_noise_door(SeededDoor()):
+    with pytest.warns(DoubtfulResultWarning) as caught, replace_noise_sampler(SeededSampler()):
         pca.fit(X)
     (warning,) = caught
     assert Path(warning.filename) == Path(__file__)
@@ -72,7 +72,7 @@ def test_a_plane_that_a_large_mean_has_spoilt_is_not_passed_off_as_good(d: int) 
     """50,000 records, all means 10, default settings: 70 to 88 degrees off, and nothing said so."""
     X = records(50_000, mean=10.0, d=d).astype(np.float32)
     for seed in range(5):
-        with warnings.catch_warnings(record=True) as caught, replace_noise_door(SeededDoor(seed)):
+        with warnings.catch_warnings(record=True) as caught, replace_noise_sampler(SeededSampler(seed)):
             warnings.simplefilter("always")
             pca = PrivatePCA(2).fit(X)
         good = principal_angle(pca.components_, np.eye(2, d)) < 0.5

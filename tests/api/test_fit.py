@@ -10,13 +10,13 @@ import pytest
 
 from streaming_pca import PrivatePCA
 from streaming_pca.api import DEFAULT_ESTIMATOR
-from streaming_pca.configured_estimator import configure
+from streaming_pca.estimators.factory import configure
 from streaming_pca.estimators.registry import find
-from streaming_pca.linalg.lattice import MAX_RECORDS
+from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
-from streaming_pca.privacy.randomness import replace_noise_door
-from tests.api.doors import CASES, RepeatingDoor, rows, spiked, turn, watched
-from tests.privacy.noise import ScriptedDoor, SeededDoor
+from streaming_pca.privacy.randomness import replace_noise_sampler
+from tests.api.samplers import CASES, RepeatingSampler, rows, spiked, turn, watched
+from tests.privacy.noise import ScriptedSampler, SeededSampler
 
 every_case = pytest.mark.parametrize("parameters", CASES.values(), ids=CASES)
 
@@ -24,14 +24,14 @@ every_case = pytest.mark.parametrize("parameters", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("centering", ["auto", "pairs"])
 def test_the_subspace_of_shifted_records_is_found(centering: str) -> None:
     pca = PrivatePCA(2, centering=centering, bounds=(-2, 2), random_state=3)
-    with replace_noise_door(SeededDoor()):
+    with replace_noise_sampler(SeededSampler()):
         pca.fit(spiked(40_000, mean=0.5))
     random = orthonormalise(np.random.default_rng(1).standard_normal((8, 2))).T
     truth = turn(8)[:2]
     assert subspace_error(pca.components_, truth) < 0.1 * subspace_error(random, truth)
     # The radius that is best for the subspace can take much off the variances: here, hardly anything.
     pca.set_params(estimator="analyze-gauss", options={"clip_quantile": 0.99})
-    with replace_noise_door(SeededDoor()):
+    with replace_noise_sampler(SeededSampler()):
         pca.fit(spiked(40_000, mean=0.5))
     np.testing.assert_allclose(pca.explained_variance_, [0.16, 0.09], rtol=0.1)
 
@@ -40,7 +40,7 @@ def test_the_subspace_of_shifted_records_is_found(centering: str) -> None:
 def test_the_mean_is_found_in_units_of_the_features(scale: Any) -> None:
     pca = PrivatePCA(2, bounds=(-2, 2), scale=scale)
     X = spiked(40_000, mean=0.5)
-    with replace_noise_door(SeededDoor()):
+    with replace_noise_sampler(SeededSampler()):
         pca.fit(X)
     np.testing.assert_allclose(pca.mean_, X.mean(axis=0), atol=0.02)
 
@@ -72,14 +72,14 @@ def test_without_noise_and_clipping_it_is_pca() -> None:
     X = spiked(500, mean=1.0)
     mean = X.mean(axis=0)
     pca = PrivatePCA(3, estimator="analyze-gauss", centering=mean, options={"clip_radius": 1e4})
-    with replace_noise_door(ScriptedDoor()):
+    with replace_noise_sampler(ScriptedSampler()):
         pca.fit(X)
     values, vectors = np.linalg.eigh(np.cov(X.T, bias=True))
     np.testing.assert_allclose(pca.explained_variance_, values[::-1][:3], rtol=1e-3)
     assert subspace_error(pca.components_, vectors.T[::-1][:3]) < 1e-2
     # Found by itself, up to what the clip of the last round leaves.
     pca = PrivatePCA(3, estimator="analyze-gauss", options={"clip_radius": 1e4})
-    with replace_noise_door(ScriptedDoor()):
+    with replace_noise_sampler(ScriptedSampler()):
         pca.fit(X)
     np.testing.assert_allclose(pca.mean_, mean, atol=0.05)
     np.testing.assert_allclose(pca.explained_variance_, values[::-1][:3], atol=5e-3)
@@ -128,7 +128,7 @@ def test_the_seed_alone_decides_the_order_of_records(parameters: dict[str, Any])
 @every_case
 def test_fit_is_partial_fit_on_its_batches(parameters: dict[str, Any]) -> None:
     parameters = {**parameters, "random_state": 4}
-    with replace_noise_door(ScriptedDoor()):
+    with replace_noise_sampler(ScriptedSampler()):
         with watched(parameters) as batches:
             whole = PrivatePCA(**parameters).fit(spiked(1000))
         parts = PrivatePCA(**parameters)
@@ -187,7 +187,7 @@ def test_a_last_batch_of_a_few_records_joins_the_one_before() -> None:
 @every_case
 def test_a_factor_of_one_row_is_a_vector(parameters: dict[str, Any]) -> None:
     X = spiked(200)
-    with replace_noise_door(RepeatingDoor()):
+    with replace_noise_sampler(RepeatingSampler()):
         vectors = PrivatePCA(**parameters, random_state=1).fit(X)
         factors = PrivatePCA(**parameters, random_state=1).fit(X[:, None, :])
     assert np.array_equal(vectors.components_, factors.components_)
@@ -198,7 +198,7 @@ def test_a_factor_of_one_row_is_a_vector(parameters: dict[str, Any]) -> None:
 def test_a_factor_is_one_record_of_many_rows() -> None:
     factors = spiked(600).reshape(200, 3, 8)
     options = {"clip_radius": 1e4}
-    with replace_noise_door(ScriptedDoor()):
+    with replace_noise_sampler(ScriptedSampler()):
         pca = PrivatePCA(estimator="analyze-gauss", centering="none", options=options).fit(factors)
     assert pca.n_records_seen_ == 200
     # The matrix of a record is F^T F, so the second moment is three times that of the rows.
@@ -210,7 +210,7 @@ def test_signs_and_order_are_stable_from_batch_to_batch() -> None:
     # Two entries of the first direction are as large, so that chance decides a sign that nothing holds.
     directions = np.array([[1, -1, 0, 0], [1, 1, 0, 0]]) / np.sqrt(2)
     pca, overlaps, loose = PrivatePCA(2, bounds=(-2, 2)), [], []
-    with replace_noise_door(SeededDoor()):
+    with replace_noise_sampler(SeededSampler()):
         for seed in range(10):
             X = spiked(4000, d=4, seed=seed) @ turn(4).T
             X[:, :2] = X[:, :2] @ directions[:, :2]

@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from streaming_pca import PrivatePCA
-from streaming_pca.configured_estimator import MAX_FEATURES
-from streaming_pca.linalg.lattice import MAX_RECORDS
-from tests.api.doors import spiked
+from streaming_pca.estimators.factory import MAX_FEATURES
+from streaming_pca.kernels.lattice import MAX_RECORDS
+from tests.api.samplers import spiked
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"n_components": 0}, "n_components must be a whole number of at least 1, not 0"),

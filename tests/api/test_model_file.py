@@ -17,10 +17,10 @@ import pandas as pd
 import pytest
 
 from streaming_pca import PrivatePCA
-from streaming_pca.estimators.state_bytes import state_values
+from streaming_pca.estimators.common.state import state_values
 from streaming_pca.model_file import ModelFileError
-from streaming_pca.privacy.randomness import replace_noise_door
-from tests.api.doors import CASES, QUIET, RepeatingDoor, spiked
+from streaming_pca.privacy.randomness import replace_noise_sampler
+from tests.api.samplers import CASES, QUIET, RepeatingSampler, spiked
 
 every_case = pytest.mark.parametrize("parameters", (CASES | QUIET).values(), ids=CASES | QUIET)
 
@@ -58,7 +58,7 @@ def assert_same(a: PrivatePCA, b: PrivatePCA) -> None:
 def test_a_kept_model_goes_on_as_if_it_had_never_been_away(
     parameters: dict[str, Any], begin: str, keep: Callable[[PrivatePCA, Path], PrivatePCA], tmp_path: Path
 ) -> None:
-    with replace_noise_door(RepeatingDoor()):
+    with replace_noise_sampler(RepeatingSampler()):
         pca = PrivatePCA(**parameters, random_state=3)
         getattr(pca, begin)(spiked(100))
         pca.partial_fit(spiked(30, seed=1))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from streaming_pca import PrivatePCA
-from streaming_pca.estimators.forecast import forecast
+from streaming_pca.estimators.forecast.forecast import forecast
 
 
 def test_a_model_forecasts_its_own_fit() -> None:

@@ -13,11 +13,11 @@ from sklearn.exceptions import NotFittedError
 
 from streaming_pca import PrivatePCA
 from streaming_pca.api import DEFAULT_ESTIMATOR
+from streaming_pca.data.records import Batch
 from streaming_pca.estimators.registry import find
 from streaming_pca.privacy.parameters import Charge
-from streaming_pca.privacy.randomness import replace_noise_door
-from streaming_pca.records import Batch
-from tests.api.doors import CASES, RepeatingDoor, rows, spiked, watched
+from streaming_pca.privacy.randomness import replace_noise_sampler
+from tests.api.samplers import CASES, RepeatingSampler, rows, spiked, watched
 
 every_case = pytest.mark.parametrize("parameters", CASES.values(), ids=CASES)
 
@@ -70,12 +70,12 @@ def test_a_batch_that_fails_is_spent_and_the_model_stays() -> None:
     pca = PrivatePCA(bounds=(-2, 2)).partial_fit(spiked(100))
     before = pca.components_
 
-    class Broken(RepeatingDoor):
+    class Broken(RepeatingSampler):
         def rounded_gaussian(self, total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
             raise OSError
 
     pca.privacy_spent_ = Charge.nothing()
-    with replace_noise_door(Broken()), pytest.raises(OSError):  # noqa: PT011
+    with replace_noise_sampler(Broken()), pytest.raises(OSError):  # noqa: PT011
         pca.partial_fit(spiked(100))
     assert pca.privacy_spent_.epsilon == 1
     assert pca.n_records_seen_ == 100
@@ -83,7 +83,7 @@ def test_a_batch_that_fails_is_spent_and_the_model_stays() -> None:
 
 
 def test_a_fit_that_fails_after_it_was_charged_leaves_no_model() -> None:
-    class BreaksLater(RepeatingDoor):
+    class BreaksLater(RepeatingSampler):
         calls = 0
 
         def rounded_gaussian(self, total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
@@ -93,7 +93,7 @@ def test_a_fit_that_fails_after_it_was_charged_leaves_no_model() -> None:
             return super().rounded_gaussian(total, sigma)
 
     pca = PrivatePCA(epsilon=0.5, options={"n_batches": 4, "growth": 1}).fit(spiked(100))
-    with replace_noise_door(BreaksLater()), pytest.raises(OSError):  # noqa: PT011
+    with replace_noise_sampler(BreaksLater()), pytest.raises(OSError):  # noqa: PT011
         pca.set_params(epsilon=0.25).fit(spiked(100, seed=1))
     assert pca.privacy_spent_.epsilon == Fraction(1, 4)
     for name in ("components_", "explained_variance_", "mean_", "n_records_seen_"):

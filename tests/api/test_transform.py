@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from streaming_pca import PrivatePCA
-from tests.api.doors import CASES, spiked
+from tests.api.samplers import CASES, spiked
 
 
 @pytest.mark.parametrize("scale", [None, 3.0, np.linspace(0.5, 2, 8)])

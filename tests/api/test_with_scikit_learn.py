@@ -14,9 +14,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from streaming_pca import PrivatePCA
-from streaming_pca.privacy.randomness import replace_noise_door
-from tests.api.doors import spiked, turn
-from tests.privacy.noise import SeededDoor
+from streaming_pca.privacy.randomness import replace_noise_sampler
+from tests.api.samplers import spiked, turn
+from tests.privacy.noise import SeededSampler
 
 NAMES = [f"feature {i}" for i in range(8)]
 
@@ -79,7 +79,7 @@ def test_a_pipeline_classifies_by_private_components() -> None:
     X = spiked(20_000)
     y = (X @ turn(8)[0] > 0).astype(int)
     pipeline = make_pipeline(FunctionTransformer(), PrivatePCA(2, bounds=(-2, 2)), LogisticRegression())
-    with replace_noise_door(SeededDoor()):
+    with replace_noise_sampler(SeededSampler()):
         pipeline.fit(X, y)
     assert pipeline.score(X, y) > 0.95
     assert float(pipeline[1].privacy_spent_.epsilon) == 1.0
@@ -94,7 +94,7 @@ def test_a_search_goes_over_its_parameters() -> None:
         "privatepca__options": [None, {"n_batches": 1}],
     }
     pipeline = make_pipeline(PrivatePCA(bounds=(-2, 2)), LogisticRegression())
-    with replace_noise_door(SeededDoor()):
+    with replace_noise_sampler(SeededSampler()):
         search = GridSearchCV(pipeline, grid, cv=2, error_score="raise").fit(X, y)
     assert search.best_params_["privatepca__epsilon"] == 8
     assert search.best_score_ > 0.9

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import instruction_sets, kernels, mean_kernels
-from benchmarks.workload import Shape, Workload
-from streaming_pca.linalg.lattice import RADIUS
+from benchmarks import covariance_update, kernels, mean_kernels
+from benchmarks.timing import instruction_sets
+from benchmarks.timing.workload import Shape, Workload
+from streaming_pca.kernels.lattice import RADIUS
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--shapes", "60x6x2", "--repeats", "1", "--records", "50", "--coordinates", "3"]
@@ -28,11 +29,13 @@ RATIOS = {
 }
 
 
-def test_the_last_line_has_a_row_for_every_dtype_and_number_of_threads() -> None:
-    command = [sys.executable, "-m", "benchmarks.kernels", "--json", *TINY]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+def test_the_last_line_has_a_row_for_every_dtype_and_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(covariance_update, "SHAPE", Shape(500, 16, 2))
+    kernels.main(["--json", *TINY])
+    printed = capsys.readouterr()
+    found = json.loads(printed.out.splitlines()[-1])
     cases = {(row["m"], row["d"], row["k"], row["dtype"], row["threads"]) for row in found["rows"]}
     assert cases == {(60, 6, 2, dtype, n) for dtype in ("float32", "float64") for n in (1, 2)}
     for row in found["rows"]:
@@ -44,10 +47,12 @@ def test_the_last_line_has_a_row_for_every_dtype_and_number_of_threads() -> None
     assert [row["kernel"] for row in found["mean"]] == list(mean_kernels.KERNELS)
     assert all(row["compiled_ns"] > 0 and row["ratio"] > 0 for row in found["mean"])
     assert found["machine"]["cpu"] == "native"
-    assert "60x6x2, float64" in done.stderr
+    assert "60x6x2, float64" in printed.err
 
 
-@pytest.mark.parametrize("cpu", instruction_sets.INSTRUCTION_SETS)
+# All kernels are compiled for each; tests/kernels/test_processors.py has both.
+@pytest.mark.slow
+@pytest.mark.parametrize("cpu", ["avx2", pytest.param("avx512", marks=pytest.mark.soak)])
 def test_kernels_and_blas_are_held_to_an_instruction_set(cpu: str) -> None:
     try:
         wanted = instruction_sets.environment(cpu)
@@ -101,7 +106,7 @@ def test_a_sum_that_depends_on_threads_is_one_line_and_a_status(
     monkeypatch.setattr(kernels, "_totals", lambda work: next(totals))
     with pytest.raises(SystemExit, match="2"):
         kernels.main(["--json", *TINY])
-    assert capsys.readouterr().err.splitlines()[-1].endswith("the sum is not that of one thread")
+    assert capsys.readouterr().err.splitlines()[-1].endswith("the sum differs from the sum of one thread")
 
 
 def test_both_dtypes_hold_the_same_records() -> None:

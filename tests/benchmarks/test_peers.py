@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from benchmarks import peers
-from benchmarks.clipped_covariance import ClippedCovariance, clipped_mean_square, symmetric_noise
-from benchmarks.comparison import measure
-from benchmarks.peers import COINPRESS_SHARES, ORACLE_QUANTILES, PEERS, oracle
-from benchmarks.settings import centred_setting
-from benchmarks.synthetic_families import FAMILIES
+from benchmarks.accuracy import peers
+from benchmarks.accuracy.clipped_covariance import ClippedCovariance, clipped_mean_square, symmetric_noise
+from benchmarks.accuracy.comparison import measure
+from benchmarks.accuracy.peers import COINPRESS_SHARES, ORACLE_QUANTILES, PEERS, oracle
+from benchmarks.accuracy.settings import centred_setting
+from benchmarks.accuracy.synthetic_families import FAMILIES
 from streaming_pca.linalg.subspace import subspace_error
-from streaming_pca.privacy.analytic import gaussian_multiplier
+from streaming_pca.privacy.calibration.analytic import gaussian_multiplier
 
 RNG = np.random.default_rng(0)
 DRAWS = 400

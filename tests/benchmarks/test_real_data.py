@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks import utility
-from benchmarks.real_data import REAL_DATA, DataError, RealData, load, missing_packages
-from benchmarks.settings import TABLE, centred_setting
+from benchmarks.accuracy.real_data import REAL_DATA, DataError, RealData, load, missing_packages
+from benchmarks.accuracy.settings import TABLE, centred_setting
 
 NAMES = sorted(REAL_DATA)
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from benchmarks.conditions import with_threads
-from benchmarks.timing import Call, measured, medians
-from benchmarks.workload import Shape, Workload
+from benchmarks.timing.conditions import with_threads
+from benchmarks.timing.timing import Call, measured, medians
+from benchmarks.timing.workload import Shape, Workload
 
 SHAPE = Shape(2048, 1024, 16)
 

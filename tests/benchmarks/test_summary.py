@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from benchmarks import utility
-from benchmarks.comparison import DEFAULT, default_methods
-from benchmarks.settings import EPSILONS, TABLE, gaussian, select
-from benchmarks.summary import summarise, summary_lines
+from benchmarks.accuracy.comparison import DEFAULT, default_methods
+from benchmarks.accuracy.settings import EPSILONS, TABLE, gaussian, select
+from benchmarks.accuracy.summary import summarise, summary_lines
 
 
 def cell(name: str, ours: float, oracle: float, peer: float | None = None, **more: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.synthetic_families import FAMILIES
+from benchmarks.accuracy.synthetic_families import FAMILIES
 
 
 def draw(name: str, n: int | None = None, seed: int = 0) -> np.ndarray:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.timing import QUICK, THOROUGH, Effort, idle, interleaved, measured, medians
+from benchmarks.timing.timing import QUICK, THOROUGH, Effort, idle, interleaved, measured, medians
 
 
 class Stage:

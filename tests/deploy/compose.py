@@ -21,8 +21,8 @@ from typing import Any
 
 import yaml
 
-from benchmarks.kafka_server import _LOG4J
-from streaming_pca.child import Child
+from benchmarks.kafka.server import _LOG4J
+from streaming_pca.demo.broker import Child
 from tests.deploy.dockerfile import Image
 from tests.deploy.tools import ROOT, tool
 

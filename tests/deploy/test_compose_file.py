@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 import streaming_pca
-from benchmarks.kafka_server import KAFKA
-from streaming_pca.configuration import load_settings
+from benchmarks.kafka.server import KAFKA
+from streaming_pca.config.loading import load_settings
 from tests.deploy.compose import read_compose, seconds_of
 from tests.deploy.dockerfile import last_of, read_stages
 from tests.deploy.tools import ROOT, run_tool

@@ -52,7 +52,7 @@ def test_an_alert_that_is_wrong_is_noticed(tmp_path: Path, old: str, new: str) -
 
 def test_alerts_name_metrics_that_a_worker_has() -> None:
     metrics = Metrics()
-    metrics.of("s")
+    metrics.for_stream("s")
     known = set(re.findall(r"^# TYPE (\w+)", metrics.text().decode(), re.MULTILINE))
     named = set(re.findall(r"streaming_pca_\w+", (FILES / "alerts.yml").read_text())) - {"streaming_pca"}
     assert len(named) >= 8

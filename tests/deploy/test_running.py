@@ -14,8 +14,8 @@ import pytest
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource
 
-from streaming_pca.release import Release
-from streaming_pca.settings import KafkaSettings
+from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.data.release import Release
 from tests.deploy.compose import PATIENCE, Deployment
 from tests.deploy.tools import ROOT
 from tests.kafka.stream import read_all, wait_for

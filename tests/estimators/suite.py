@@ -17,18 +17,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from streaming_pca.data.preprocessing import Preprocessing
+from streaming_pca.data.records import Batch, RecordKind
 from streaming_pca.estimators.base import Estimator, State, Subspace
-from streaming_pca.estimators.composed import ComposedEstimator
+from streaming_pca.estimators.common.composed import ComposedEstimator
 from streaming_pca.estimators.registry import ESTIMATORS, find
 from streaming_pca.linalg.packed import pack_symmetric
 from streaming_pca.linalg.subspace import orthonormalise
 from streaming_pca.local import noise_sigma
-from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy import mechanisms
 from streaming_pca.privacy.parameters import PrivacyParameters
-from streaming_pca.privacy.randomness import replace_noise_door, utility_generator
-from streaming_pca.records import Batch, RecordKind
-from tests.privacy.noise import SeededDoor
+from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
+from tests.privacy.noise import SeededSampler
 
 D = 5
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -111,12 +111,29 @@ EVERY_CASE = [*CASES, *MATRIX_CASES, *LOCAL_CASES]
 every_case = pytest.mark.parametrize(("name", "how"), EVERY_CASE, ids=str)
 # Those with mechanisms of their own: a report's is its producer's.
 PRIVATE_CASES = [
-    (name, how) for name, how in EVERY_CASE if find(name).card.private and not find(name).card.local
+    (name, how) for name, how in EVERY_CASE if find(name).info.private and not find(name).info.local
 ]
 private_case = pytest.mark.parametrize(("name", "how"), PRIVATE_CASES, ids=str)
 
 
-class FixedDoor(SeededDoor):
+def crossed(cases: list[tuple[str, Any]], names: str, values: list[Any]) -> pytest.MarkDecorator:
+    """Cross cases with values: all of them on one centering of each estimator and kind, one on each other.
+
+    The one is the next in turn, so that each way to centre meets each value, if not of every estimator.
+    All other combinations are left to `make soak`.
+    """
+    first = {(name, isinstance(how, RecordKind) and how): how for name, how in reversed(cases)}
+    crossings = []
+    for i, (name, how) in enumerate(cases):
+        is_first = first[name, isinstance(how, RecordKind) and how] == how
+        for j, value in enumerate(values):
+            more = value if isinstance(value, tuple) else (value,)
+            marks = () if is_first or i % len(values) == j else pytest.mark.soak
+            crossings.append(pytest.param(name, how, *more, marks=marks, id=f"{name}-{how}-{value}"))
+    return pytest.mark.parametrize(f"name, how, {names}", crossings)
+
+
+class FixedSampler(SeededSampler):
     """No noise; the same candidate whatever the scores, as one output of the mechanism."""
 
     def rounded_gaussian(self, total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
@@ -126,7 +143,7 @@ class FixedDoor(SeededDoor):
         return scores.size // 2
 
 
-class ClosedDoor:
+class ClosedSampler:
     """Fails when anything is drawn."""
 
     def __getattr__(self, name: str) -> Any:
@@ -232,9 +249,9 @@ def start(estimator: Estimator[Any, Any]) -> Any:
     return estimator.init(utility_generator(7))
 
 
-def run(estimator: Estimator[Any, Any], batches: list[list[Any]], door: Any = None) -> State:
+def run(estimator: Estimator[Any, Any], batches: list[list[Any]], sampler: Any = None) -> State:
     state = start(estimator)
-    with replace_noise_door(door or SeededDoor()):
+    with replace_noise_sampler(sampler or SeededSampler()):
         for items in batches:
             state = estimator.update(state, pack(estimator, items))
     return state
@@ -302,7 +319,7 @@ def mechanism_inputs(
 ) -> list[Call]:
     """What the mechanisms of an update, by default the first, are asked, given what they answer."""
     batch = items if isinstance(items, Batch) else pack(estimator, items)
-    with replace_noise_door(SeededDoor()), watched(answers) as seen:
+    with replace_noise_sampler(SeededSampler()), watched(answers) as seen:
         estimator.update(start(estimator) if state is None else state, batch)
     assert answers is None or len(seen) == len(answers)
     return seen
@@ -334,7 +351,7 @@ def differing(a: Call, b: Call) -> int:
 def check_subspace(estimator: Estimator[Any, Any], release: Subspace) -> None:
     assert release.components.shape == (estimator.k, estimator.dim)
     gram = release.components @ release.components.T
-    if estimator.card.releases == "tensor":
+    if estimator.info.releases == "tensor":
         gram = np.diag(np.diagonal(gram))
         assert release.weights is not None
         np.testing.assert_array_equal(release.weights, release.explained_variance)

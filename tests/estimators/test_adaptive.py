@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from streaming_pca.data.preprocessing import Preprocessing
+from streaming_pca.data.records import Batch, RecordKind
 from streaming_pca.estimators.adaptive import AdaptiveOptions, AdaptivePCA, AdaptiveState
-from streaming_pca.estimators.state_bytes import decode_state, encode_state
+from streaming_pca.estimators.common.state import decode_state, encode_state
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
-from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy.parameters import PrivacyParameters
-from streaming_pca.privacy.randomness import replace_noise_door, utility_generator
-from streaming_pca.records import Batch, RecordKind
-from tests.privacy.noise import ScriptedDoor, SeededDoor
+from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
+from tests.privacy.noise import ScriptedSampler, SeededSampler
 
 Floats = NDArray[np.float64]
 
@@ -49,7 +49,7 @@ def start(estimator: AdaptivePCA) -> AdaptiveState:
 
 def learn(estimator: AdaptivePCA, batches: list[Batch], seed: int = 0) -> list[AdaptiveState]:
     states = [start(estimator)]
-    with replace_noise_door(SeededDoor(seed)):
+    with replace_noise_sampler(SeededSampler(seed)):
         for batch in batches:
             states.append(estimator.update(states[-1], batch))
     return states[1:]
@@ -167,7 +167,7 @@ def test_a_state_of_either_route_survives_its_bytes_and_goes_on_alike() -> None:
         batch = gaussian(3000, 10, 5)
         after = []
         for s in (state, again):
-            with replace_noise_door(SeededDoor(3)):
+            with replace_noise_sampler(SeededSampler(3)):
                 after.append(encode_state(estimator.update(s, batch)))
         assert after[0] == after[1]
 
@@ -206,9 +206,9 @@ def test_nothing_stops_it(how: Any, route: str, d: int, k: int) -> None:
         for m in (1, 2, 3, 600):
             m += m % step
             batch = batches_of(what, d, kind, m)
-            for door in (ScriptedDoor(), SeededDoor(0)):
+            for sampler in (ScriptedSampler(), SeededSampler(0)):
                 state = start(estimator)
-                with replace_noise_door(door):
+                with replace_noise_sampler(sampler):
                     for _ in range(2):
                         state = estimator.update(state, batch)
                 release = estimator.release(state)

@@ -8,23 +8,30 @@ from typing import Any
 
 import pytest
 
+from streaming_pca.config.settings import StreamSettings
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.registry import ESTIMATORS, find
-from streaming_pca.privacy.entries import Cap, OffsetRange, Opened, Reserved, decode_entry, encode_entry
-from streaming_pca.privacy.ledger import Ledger
-from streaming_pca.privacy.mechanism_costs import least_rho
+from streaming_pca.privacy.ledger.entries import (
+    Cap,
+    OffsetRange,
+    Opened,
+    Reserved,
+    decode_entry,
+    encode_entry,
+)
+from streaming_pca.privacy.ledger.ledger import Ledger
+from streaming_pca.privacy.ledger.mechanism_costs import least_rho
+from streaming_pca.privacy.ledger.protocol import rho_is_unchecked
 from streaming_pca.privacy.parameters import Charge
-from streaming_pca.privacy.protocol import rho_is_unchecked
-from streaming_pca.privacy.randomness import replace_noise_door
-from streaming_pca.records import RecordKind
-from streaming_pca.service.answer import parameters_of
-from streaming_pca.settings import StreamSettings
+from streaming_pca.privacy.randomness import replace_noise_sampler
+from streaming_pca.service.commit.batch_result import parameters_of
 from tests.estimators.suite import OPTIONS, PUBLIC_RADIUS, RANKS, UNCLAIMED, D, pack, records, start
-from tests.privacy.noise import SeededDoor
+from tests.privacy.noise import SeededSampler
 
 CLAIMING = [
     name
     for name, estimator in ESTIMATORS.items()
-    if estimator.card.private and not estimator.card.local and name not in UNCLAIMED
+    if estimator.info.private and not estimator.info.local and name not in UNCLAIMED
 ]
 EPSILONS = (0.1, 0.7, 1.0, 1 / 3, 8.0)
 # One that no decimal of 17 digits subtracts exactly.
@@ -43,22 +50,22 @@ def stream_of(name: str, **how: Any) -> StreamSettings:
     base: dict[str, Any] = {"name": "s", "input": "in", "dim": D, "rank": RANKS.get(name, 2)}
     base |= {"estimator": name, "options": OPTIONS[name], "epsilon": 1.0, "delta": 1e-6}
     base |= {"centering": "none", "diagnostics_share": 0.0}
-    if estimator.card.local:
+    if estimator.info.local:
         base |= {"record_kind": "local"}
-    if not estimator.card.private:
+    if not estimator.info.private:
         base |= {"private": False, "epsilon": math.inf, "delta": math.inf}
     return StreamSettings(**(base | how))
 
 
 def reserved(stream: StreamSettings, state: Any = None) -> Reserved:
-    plan = stream.made.plan(start(stream.made) if state is None else state)
+    plan = stream.build_estimator().plan(start(stream.build_estimator()) if state is None else state)
     entry = Reserved(
         topic_id="T",
         job=stream.name,
         batch=1,
         previous="",
         ranges=(OffsetRange(partition=0, start=0, end=plan.count, count=plan.count),),
-        promise=stream.promise,
+        promise=stream.privacy_contract,
         parameters=parameters_of(stream, plan),
         charge=plan.charge,
     )
@@ -92,17 +99,17 @@ def check(entry: Reserved) -> None:
 @pytest.mark.parametrize("name", ESTIMATORS)
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_what_an_estimator_reserves_counts_and_less_does_not(name: str, epsilon: float) -> None:
-    card = find(name).card
+    info = find(name).info
     units: list[dict[str, Any]] = [{}]
-    if card.private:
+    if info.private:
         units = [{"epsilon": epsilon}, {"epsilon": epsilon, "delta": 1e-9}]
-    if card.private and not card.local:
+    if info.private and not info.local:
         units += [
             {"epsilon": epsilon, "privacy_unit": "user", "contributions_per_user": c} for c in (1, 2, 50)
         ]
-    shares = SHARES if card.private and not card.local else (0.0,)
+    shares = SHARES if info.private and not info.local else (0.0,)
     centerings = [c for c in ("none", "auto") if c == "none" or c in find(name).centerings]
-    if card.local or not card.private:
+    if info.local or not info.private:
         centerings = ["none"]
     for options in [{}, PUBLIC_RADIUS.get(name, {}), *MORE_OPTIONS.get(name, [])]:
         for unit in units:
@@ -120,11 +127,13 @@ def test_later_batches_count_too(name: str) -> None:
         if kind not in find(name).kinds:
             continue
         stream = stream_of(name, record_kind=kind, diagnostics_share=0.02)
-        state = start(stream.made)
-        with replace_noise_door(SeededDoor()):
+        state = start(stream.build_estimator())
+        with replace_noise_sampler(SeededSampler()):
             for i in range(3):
                 check(reserved(stream, state))
-                state = stream.made.update(state, pack(stream.made, records(stream.made, 200, i)))
+                state = stream.build_estimator().update(
+                    state, pack(stream.build_estimator(), records(stream.build_estimator(), 200, i))
+                )
 
 
 @pytest.mark.parametrize("name", [*sorted(UNCLAIMED)])

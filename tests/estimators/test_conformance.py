@@ -14,14 +14,14 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.estimators.common.state import decode_state, encode_state, state_values
 from streaming_pca.estimators.registry import ESTIMATORS, find
-from streaming_pca.estimators.state_bytes import decode_state, encode_state, state_values
-from streaming_pca.privacy.calibration import gaussian_delta, gaussian_multiplier
+from streaming_pca.privacy.calibration.multipliers import gaussian_delta, gaussian_multiplier
+from streaming_pca.privacy.calibration.shuffling import is_shuffle_private
 from streaming_pca.privacy.errors import CalibrationError
 from streaming_pca.privacy.parameters import PrivacyParameters, parse_rational
-from streaming_pca.privacy.randomness import replace_noise_door
-from streaming_pca.privacy.shuffling import is_shuffle_private
-from streaming_pca.records import Batch, RecordKind
+from streaming_pca.privacy.randomness import replace_noise_sampler
 from tests.estimators.suite import (
     CASES,
     CENTERINGS,
@@ -34,10 +34,11 @@ from tests.estimators.suite import (
     PRIVATE_CASES,
     PUBLIC_RADIUS,
     UNCLAIMED,
-    ClosedDoor,
+    ClosedSampler,
     D,
-    FixedDoor,
+    FixedSampler,
     check_subspace,
+    crossed,
     differing,
     every_case,
     make,
@@ -49,7 +50,7 @@ from tests.estimators.suite import (
     run,
     start,
 )
-from tests.privacy.noise import SeededDoor
+from tests.privacy.noise import SeededSampler
 
 
 def test_every_estimator_is_in_this_suite() -> None:
@@ -59,9 +60,9 @@ def test_every_estimator_is_in_this_suite() -> None:
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_an_estimator_introduces_itself(name: str) -> None:
     estimator = find(name)
-    assert estimator.card.id == name
-    assert estimator.card.name == estimator.__name__
-    assert estimator.card.adjacency == ("replace-one" if estimator.card.private else "none")
+    assert estimator.info.id == name
+    assert estimator.info.name == estimator.__name__
+    assert estimator.info.adjacency == ("replace-one" if estimator.info.private else "none")
     assert dataclasses.is_dataclass(estimator.state_type)
 
 
@@ -75,21 +76,19 @@ def test_releases_have_orthonormal_components(name: str, how: Any) -> None:
     estimator = make(name, how)
     state = start(estimator)
     check_subspace(estimator, estimator.release(state))
-    with replace_noise_door(SeededDoor()):
+    with replace_noise_sampler(SeededSampler()):
         for i in range(3):
             state = estimator.update(state, pack(estimator, records(estimator, 200, i)))
             check_subspace(estimator, estimator.release(state))
 
 
-@every_case
-@pytest.mark.parametrize(("dim", "k"), [(1, 1), (5, 1), (5, 5), (2, 2)])
+@crossed(EVERY_CASE, "dim, k", [(1, 1), (5, 1), (5, 5), (2, 2)])
 def test_any_rank_from_one_to_the_dimension_works(name: str, how: Any, dim: int, k: int) -> None:
     estimator = make(name, how, dim=dim, k=k)
     check_subspace(estimator, estimator.release(run(estimator, [records(estimator, 60)] * 2)))
 
 
-@every_case
-@pytest.mark.parametrize("m", [0, 1, 2, 3, 7, 64])
+@crossed(EVERY_CASE, "m", [0, 1, 2, 3, 7, 64])
 def test_batches_of_any_length_work(name: str, how: Any, m: int) -> None:
     """An empty one, fewer records than the rank, odd lengths; pairs come in even numbers."""
     estimator = make(name, how, k=4)
@@ -99,8 +98,7 @@ def test_batches_of_any_length_work(name: str, how: Any, m: int) -> None:
     assert (state.batch, state.records) == (2, m + 40)
 
 
-@every_case
-@pytest.mark.parametrize("what", ["null", "zero", "duplicate", "huge", "tiny", "one large"])
+@crossed(EVERY_CASE, "what", ["null", "zero", "duplicate", "huge", "tiny", "one large"])
 def test_degenerate_records_work(name: str, how: Any, what: str) -> None:
     estimator = make(name, how)
     one = next(r for r in records(estimator, 50) if r is not None)
@@ -112,8 +110,8 @@ def test_degenerate_records_work(name: str, how: Any, what: str) -> None:
         "tiny": [1e-300 * one] * 50,
         "one large": [1e150 * one] + [one] * 49,
     }[what]
-    for door in (SeededDoor(), FixedDoor()):
-        check_subspace(estimator, estimator.release(run(estimator, [batch, batch], door)))
+    for sampler in (SeededSampler(), FixedSampler()):
+        check_subspace(estimator, estimator.release(run(estimator, [batch, batch], sampler)))
 
 
 @private_case
@@ -122,7 +120,7 @@ def test_the_noise_alone_makes_two_runs_differ(name: str, how: Any) -> None:
     batches = [records(estimator, 400, i) for i in range(3)]
     first = encode_state(run(estimator, batches))
     assert first == encode_state(run(make(name, how), batches))
-    assert first != encode_state(run(estimator, batches, SeededDoor(1)))
+    assert first != encode_state(run(estimator, batches, SeededSampler(1)))
 
 
 @every_case
@@ -144,7 +142,7 @@ def test_a_state_survives_its_bytes(name: str, how: Any) -> None:
         batch = pack(estimator, records(estimator, 80, 9))
         nexts = []
         for s in (state, again):
-            with replace_noise_door(SeededDoor(3)):
+            with replace_noise_sampler(SeededSampler(3)):
                 nexts.append(encode_state(estimator.update(s, batch)))
         assert nexts[0] == nexts[1]
 
@@ -155,7 +153,7 @@ def test_updating_leaves_the_old_state_and_the_batch_alone(name: str, how: Any) 
     state = run(estimator, [records(estimator, 80)])
     batch = pack(estimator, records(estimator, 80, 1))
     before, rows = encode_state(state), batch.rows.copy()
-    with replace_noise_door(SeededDoor()):
+    with replace_noise_sampler(SeededSampler()):
         estimator.update(state, batch)
     estimator.release(state)
     assert encode_state(state) == before
@@ -200,8 +198,7 @@ def test_a_null_record_takes_the_place_of_one_and_shifts_no_other(name: str, how
         assert sum(differing(a, b) > 0 for a, b in zip(whole, nulled, strict=True)) <= MEETS.get(name, 1)
 
 
-@private_case
-@pytest.mark.parametrize("m", [120, 4000])
+@crossed(PRIVATE_CASES, "m", [120, 4000])
 def test_neighbours_reach_one_mechanism_within_its_sensitivity(name: str, how: Any, m: int) -> None:
     """Sums in lattice units as they meet the noise; sigma over its multiplier is the sensitivity.
 
@@ -246,8 +243,7 @@ def test_neighbours_reach_one_mechanism_within_its_sensitivity(name: str, how: A
                 assert sum(sums.values()) <= Fraction(sigma / ratio * (1 + 1e-12)) ** 2
 
 
-@private_case
-@pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 1e-6), (0.1, 1e-9), (0.3, 0.01), (8.0, 1e-6)])
+@crossed(PRIVATE_CASES, "epsilon, delta", [(1.0, 1e-6), (0.1, 1e-9), (0.3, 0.01), (8.0, 1e-6)])
 def test_the_charge_is_the_promise_and_not_more(name: str, how: Any, epsilon: float, delta: float) -> None:
     estimator = make(name, how, epsilon=epsilon, delta=delta)
     charge = estimator.plan(start(estimator)).charge
@@ -258,7 +254,7 @@ def test_the_charge_is_the_promise_and_not_more(name: str, how: Any, epsilon: fl
     assert charge.rho is None or charge.rho >= 1 / (2 * Fraction(ratio) ** 2)
 
 
-class ListeningDoor(SeededDoor):
+class ListeningSampler(SeededSampler):
     """Remembers the scales of the exponential mechanism and of histograms."""
 
     def __init__(self) -> None:
@@ -274,9 +270,7 @@ class ListeningDoor(SeededDoor):
         return super().discrete_laplace(size, scale)
 
 
-@private_case
-@pytest.mark.parametrize("contributions", [1, 2, 7])
-@pytest.mark.parametrize("epsilon", [0.3, 2.0])
+@crossed(PRIVATE_CASES, "contributions, epsilon", [(c, e) for e in (0.3, 2.0) for c in (1, 2, 7)])
 def test_whatever_a_unit_meets_in_its_batches_costs_the_promise_together(
     name: str, how: Any, contributions: int, epsilon: float
 ) -> None:
@@ -299,9 +293,9 @@ def test_whatever_a_unit_meets_in_its_batches_costs_the_promise_together(
     if plan.charge.rho is None:
         return
     assert plan.charge.rho >= contributions * Fraction(mu) ** 2 / 2
-    door = ListeningDoor()
-    run(estimator, [records(estimator, 200, i) for i in range(2)], door)
-    for scale in door.scales:
+    sampler = ListeningSampler()
+    run(estimator, [records(estimator, 200, i) for i in range(2)], sampler)
+    for scale in sampler.scales:
         # A pure mechanism's trade-off function is that of a Gaussian at their common fixed point.
         pure = 2 / scale
         assert pure <= epsilon
@@ -316,7 +310,7 @@ def test_the_plan_depends_on_the_state_alone(name: str, how: Any) -> None:
     one, other = (
         run(estimator, [records(estimator, 100, seed), records(estimator, 100, seed + 5)]) for seed in (0, 1)
     )
-    with replace_noise_door(ClosedDoor()):
+    with replace_noise_sampler(ClosedSampler()):
         plan = estimator.plan(one)
         assert plan == estimator.plan(one) == make(name, how).plan(one)
         assert plan == estimator.plan(decode_state(estimator.state_type, encode_state(one)))
@@ -338,7 +332,7 @@ def test_what_sizes_batches_does_nothing_else(name: str) -> None:
         other = make(name, **{option: 2 * options[option]})
         states = []
         for one in (estimator, other):
-            with replace_noise_door(SeededDoor()):
+            with replace_noise_sampler(SeededSampler()):
                 states.append(encode_state(one.update(start(one), batch)))
         assert states[0] == states[1], option
 
@@ -347,7 +341,7 @@ def test_what_sizes_batches_does_nothing_else(name: str) -> None:
 def test_releasing_and_starting_draw_no_noise(name: str, how: Any) -> None:
     estimator = make(name, how)
     state = run(estimator, [records(estimator, 100)])
-    with replace_noise_door(ClosedDoor()):
+    with replace_noise_sampler(ClosedSampler()):
         first, second = estimator.release(state), estimator.release(state)
         start(estimator)
     assert np.array_equal(first.components, second.components)
@@ -364,7 +358,7 @@ def test_batches_of_another_shape_or_kind_are_refused(name: str, how: Any) -> No
     estimator = make(name, how)
     state = start(estimator)
     other = RecordKind.FACTOR if estimator.kind is RecordKind.MATRIX else RecordKind.MATRIX
-    with replace_noise_door(ClosedDoor()):
+    with replace_noise_sampler(ClosedSampler()):
         with pytest.raises(ValueError, match="features"):
             estimator.update(state, Batch.of_records([None, None], D + 1, estimator.kind))
         with pytest.raises(ValueError, match="kind"):
@@ -379,14 +373,14 @@ def test_a_rank_outside_the_dimension_is_refused(name: str, k: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "how"), [c for c in EVERY_CASE if find(c[0]).card.releases == "subspace"], ids=str
+    ("name", "how"), [c for c in EVERY_CASE if find(c[0]).info.releases == "subspace"], ids=str
 )
 def test_signs_do_not_flip_between_releases(name: str, how: Any) -> None:
     """The leading direction, which every batch shows clearly."""
     estimator = make(name, how, k=1, epsilon=8.0, **PUBLIC_RADIUS.get(name, {}))
     state = start(estimator)
     previous = None
-    with replace_noise_door(FixedDoor()):
+    with replace_noise_sampler(FixedSampler()):
         for i in range(4):
             state = estimator.update(state, pack(estimator, records(estimator, 200, i)))
             row = estimator.release(state).components[0]
@@ -451,5 +445,5 @@ def test_no_record_makes_an_error_where_the_host_asks_for_all_of_them(name: str,
     for i, size in enumerate((5e-324, 1e-310, 1e-160, 1e160, 1.7e308)):
         hostile[20 * i : 20 * i + 4] = [np.full_like(one, value) for value in (size, -size, 0.0, size)]
     state = run(estimator, [records(estimator, 200)])
-    with np.errstate(all="raise"), replace_noise_door(SeededDoor()):
+    with np.errstate(all="raise"), replace_noise_sampler(SeededSampler()):
         estimator.release(estimator.update(state, pack(estimator, hostile)))

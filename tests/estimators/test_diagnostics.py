@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streaming_pca.data.preprocessing import Preprocessing
+from streaming_pca.data.records import Batch, RecordKind
 from streaming_pca.estimators.base import Estimator
+from streaming_pca.estimators.common.state import decode_state, encode_state
 from streaming_pca.estimators.diagnostics import Diagnostics
 from streaming_pca.estimators.registry import ESTIMATORS, find
-from streaming_pca.estimators.state_bytes import decode_state, encode_state
-from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy.parameters import PrivacyParameters
-from streaming_pca.privacy.randomness import replace_noise_door, utility_generator
-from streaming_pca.records import Batch, RecordKind
-from tests.privacy.noise import ScriptedDoor
+from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
+from tests.privacy.noise import ScriptedSampler
 
 D = 3
 RADIUS = 4.0
@@ -63,14 +63,14 @@ def make(
 
 def counts(estimator: Estimator[Any, Any], batch: Batch) -> tuple[int, int]:
     state = estimator.init(utility_generator(3))
-    with replace_noise_door(ScriptedDoor()):
+    with replace_noise_sampler(ScriptedSampler()):
         found = estimator.update(state, batch).counts
     assert found is not None
     return int(found[0]), int(found[1])
 
 
 def test_every_estimator_is_in_this_suite() -> None:
-    private = {name for name, kind in ESTIMATORS.items() if kind.card.private and not kind.card.local}
+    private = {name for name, kind in ESTIMATORS.items() if kind.info.private and not kind.info.local}
     assert OPTIONS.keys() | OTHERS == private
 
 
@@ -155,10 +155,10 @@ def test_learning_and_counting_together_cost_the_promise(
 @every_estimator
 def test_the_noise_is_that_of_the_charge(name: str) -> None:
     made = make(name, 0.02, contributions=4)
-    door = ScriptedDoor()
-    with replace_noise_door(door):
+    sampler = ScriptedSampler()
+    with replace_noise_sampler(sampler):
         made.update(made.init(utility_generator(3)), Batch.of_vectors(np.ones((8, D))))
-    ((_, size, scale),) = (asked for asked in door.asked if asked[0] == "laplace")
+    ((_, size, scale),) = (asked for asked in sampler.asked if asked[0] == "laplace")
     epsilon = Fraction(made.plan(made.init(utility_generator(3))).parameters["diagnostics"]["epsilon"])
     assert size == 2
     assert 2 / epsilon <= Fraction(scale) <= 2 / epsilon * (1 + Fraction(1, 10**11))
@@ -168,10 +168,10 @@ def test_the_noise_is_that_of_the_charge(name: str) -> None:
 def test_without_a_share_nothing_is_counted_and_all_goes_to_learning(name: str) -> None:
     made = make(name, 0.0)
     state = made.init(utility_generator(3))
-    door = ScriptedDoor()
-    with replace_noise_door(door):
+    sampler = ScriptedSampler()
+    with replace_noise_sampler(sampler):
         assert made.update(state, Batch.of_vectors(np.ones((8, D)))).counts is None
-    assert not [asked for asked in door.asked if asked[0] == "laplace"]
+    assert not [asked for asked in sampler.asked if asked[0] == "laplace"]
     assert made.plan(state).charge.epsilon == 1
     assert "diagnostics" not in made.plan(state).parameters
 

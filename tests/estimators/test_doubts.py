@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streaming_pca.data.preprocessing import Preprocessing
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Subspace
 from streaming_pca.estimators.doubts import Doubt, describe_doubts, doubts, remedies, resolved_components
-from streaming_pca.preprocessing import Preprocessing
-from streaming_pca.records import RecordKind
 
 D = 4
 GOOD = Subspace(

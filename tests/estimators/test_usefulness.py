@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from streaming_pca.data.records import Batch, RecordKind
 from streaming_pca.estimators.base import Estimator, Subspace
-from streaming_pca.estimators.batching import GrowingBatches
+from streaming_pca.estimators.common.clipped_batches import GrowingBatches
 from streaming_pca.estimators.registry import find
-from streaming_pca.linalg.lattice import MAX_RECORDS
+from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.linalg.subspace import subspace_error
-from streaming_pca.privacy.randomness import replace_noise_door
-from streaming_pca.records import Batch, RecordKind
+from streaming_pca.privacy.randomness import replace_noise_sampler
 from tests.estimators.suite import (
     LARGE,
     MATRIX_CASES,
     D,
-    FixedDoor,
+    FixedSampler,
     check_subspace,
     make,
     records,
@@ -68,7 +68,7 @@ def test_a_radius_is_found_on_any_sizes(where: str) -> None:
     x[7] *= 1e6 if where == "one far above" else 1
     x = np.full_like(x, np.nan) if where == "all null" else x[:3] if where == "three" else x
     estimator = make("analyze-gauss", k=1, **({"radius_range": sizes} if sizes else {}))
-    with replace_noise_door(FixedDoor()):
+    with replace_noise_sampler(FixedSampler()):
         state = estimator.update(start(estimator), Batch.of_vectors(x))
     release = estimator.release(state)
     check_subspace(estimator, release)

@@ -1,23 +1,23 @@
-"""`streaming-pca experiment` as a user meets it."""
+"""`python -m experiments` as a user meets it."""
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from experiments.experiment import Experiment, JointMethod
+from experiments.methods import METHODS, OURS, REFERENCES
+from experiments.papers import EXPERIMENTS
+from experiments.papers.wang_xu import LOCAL_METHODS
+from experiments.running import _configured
 from streaming_pca.estimators.registry import ESTIMATORS
-from streaming_pca.experiments.catalogue import EXPERIMENTS
-from streaming_pca.experiments.experiment import Experiment
-from streaming_pca.experiments.local_methods import LOCAL_METHODS
-from streaming_pca.experiments.methods import METHODS, OURS, REFERENCES
-from streaming_pca.experiments.running import _configured
-from streaming_pca.experiments.whole_methods import WholeMethod
-from tests.command import call
+from tests.experiments.command import call
 
 # Those of tensors have tests of their own.
 SUBSPACES = [name for name in EXPERIMENTS if not name.startswith(("tensor-", "topics"))]
@@ -30,7 +30,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def always_there(experiment: Experiment) -> tuple[str, ...]:
     """What every figure of its model has."""
-    if all(isinstance(method, WholeMethod) for method in experiment.methods):
+    if all(isinstance(method, JointMethod) for method in experiment.methods):
         return ("local-gaussian",)
     return (*OURS, *REFERENCES)
 
@@ -40,7 +40,7 @@ def always_there(experiment: Experiment) -> tuple[str, ...]:
 def test_a_quick_experiment_gives_rows_a_picture_and_a_verdict(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, name: str
 ) -> None:
-    result = call(capfd, "experiment", name, "--quick", "--out", tmp_path, "--json")
+    result = call(capfd, name, "--quick", "--out", tmp_path, "--json")
     assert result.returncode == 0, result.stderr
     facts = json.loads(result.stdout)
     assert facts["verdict"] in ("reproduced", "partly", "not reproduced", "not judged")
@@ -58,7 +58,7 @@ def test_a_quick_experiment_gives_rows_a_picture_and_a_verdict(
     assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert 5_000 < picture.stat().st_size < 100_000
 
-    again = call(capfd, "experiment", name, "--quick", "--out", tmp_path)
+    again = call(capfd, name, "--quick", "--out", tmp_path)
     assert again.returncode == 0, again.stderr
     assert again.stdout.startswith(f"{name} (quick: too small to judge): {facts['verdict']}: ")
     printed = sum(len(panel.printed) for panel in experiment.panels)
@@ -79,7 +79,7 @@ def test_an_experiment_is_whole(name: str, quick: bool) -> None:
         # What README.md promises of memory, for each of two draws at once.
         assert setting.bytes < 0.7e9
         for method in experiment.methods:
-            if isinstance(method, WholeMethod):
+            if isinstance(method, JointMethod):
                 # What a method is given is what its estimator would be given.
                 assert method.id in ESTIMATORS or not method.private
             elif method.runs_on(setting, 0) and method.id in ESTIMATORS:
@@ -95,24 +95,35 @@ def test_every_method_is_an_estimator() -> None:
     assert {method.id for method in (*METHODS.values(), *ours)} <= set(ESTIMATORS)
 
 
-def test_its_help_has_examples(capfd: pytest.CaptureFixture[str]) -> None:
-    result = call(capfd, "experiment", "--help")
+def test_the_list_has_every_experiment_and_its_paper(capfd: pytest.CaptureFixture[str]) -> None:
+    result = call(capfd, "--list")
     assert result.returncode == 0
-    assert "streaming-pca experiment adadpo-fig1 --quick" in " ".join(result.stdout.replace("│", " ").split())
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(EXPERIMENTS)
+    assert all(re.search(r"\[[A-Z][A-Za-z]+20\d\d\]", line) for line in lines)
+
+
+def test_its_help_has_examples(capfd: pytest.CaptureFixture[str]) -> None:
+    result = call(capfd, "--help")
+    assert result.returncode == 0
+    assert "python -m experiments adadpo-fig1 --quick" in " ".join(result.stdout.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (["fig1"], "no experiment 'fig1'; known: adadpo-fig1, adadpo-fig2, "),
-        (["adadpo-fig1", "--seeds", 0], "--seeds must be at least 1, not 0"),
-        (["adadpo-fig1", "--jobs", -1], "--jobs must be at least 1, not -1"),
+        (["adadpo-fig1", "--seeds", 0], "--seeds: must be a whole number of at least 1, not '0'"),
+        (["adadpo-fig1", "--jobs", -1], "--jobs: must be a whole number of at least 1, not '-1'"),
+        ([], "NAME is missing: --list prints all experiments"),
+        (["adadpo-fig1", "--lots"], "unrecognized arguments: --lots"),
+        (["adadpo-fig1", "--seeds", "many"], "--seeds: must be a whole number of at least 1, not 'many'"),
     ],
 )
 def test_bad_input_is_one_line(
     capfd: pytest.CaptureFixture[str], arguments: list[Any], expected: str
 ) -> None:
-    result = call(capfd, "experiment", *arguments)
+    result = call(capfd, *arguments)
     assert result.returncode == 2
     (line,) = result.stderr.strip().splitlines()
     assert line.startswith("error: ")
@@ -124,7 +135,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    result = call(capfd, "experiment", "adadpo-fig2", "--quick", "--out", tmp_path / "file")
+    result = call(capfd, "adadpo-fig2", "--quick", "--out", tmp_path / "file")
     assert result.returncode == 2
     (line,) = result.stderr.strip().splitlines()
     assert "error: --out" in line
@@ -134,7 +145,7 @@ def test_without_matplotlib_the_error_names_the_extra_before_any_work(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    result = call(capfd, "experiment", "adadpo-fig2", "--quick", "--out", tmp_path)
+    result = call(capfd, "adadpo-fig2", "--quick", "--out", tmp_path)
     assert result.returncode == 2
     assert "pip install 'streaming-pca[experiments]'" in result.stderr
     assert list(tmp_path.iterdir()) == []

@@ -12,28 +12,34 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streaming_pca.estimators.registry import ESTIMATORS
-from streaming_pca.experiments.claims import Across, Levels, Trend
-from streaming_pca.experiments.experiment import (
+from experiments.claims import Across, Levels, Trend
+from experiments.experiment import (
     FIRST_SEED,
     Experiment,
     Panel,
     Row,
     Table,
-    beside_the_papers,
 )
-from streaming_pca.experiments.local_figures import ldp_fig3, ldp_fig4
-from streaming_pca.experiments.local_methods import DENSE, LOCAL_METHODS, leading, leading_sparse
-from streaming_pca.experiments.local_tables import ldp_table1, ldp_table2
-from streaming_pca.experiments.moments import MODEL, MomentSetting, sparse_subspace
-from streaming_pca.experiments.stand_ins import STAND_INS, moment_of
+from experiments.papers.moments import MODEL, MomentSetting, sparse_subspace
+from experiments.papers.synthetic_data import DATA_SETS, moment_of
+from experiments.papers.wang_xu import (
+    DENSE,
+    LOCAL_METHODS,
+    ldp_fig3,
+    ldp_fig4,
+    ldp_table1,
+    ldp_table2,
+    leading,
+    leading_sparse,
+)
+from streaming_pca.data.preprocessing import Preprocessing
+from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.linalg.packed import pack_symmetric
 from streaming_pca.linalg.subspace import ritz_pairs, subspace_error
 from streaming_pca.local import noise_sigma
-from streaming_pca.preprocessing import Preprocessing
 from streaming_pca.privacy.parameters import PrivacyParameters
-from streaming_pca.records import Batch, RecordKind
-from tests.command import call
+from tests.experiments.command import call
 
 SMALL = MomentSetting(MODEL, 2_000, 6, 2, 1.0, 1e-4)
 
@@ -107,9 +113,9 @@ def _symmetric(rng: np.random.Generator, dim: int) -> np.ndarray[Any, Any]:
     return upper + np.triu(upper, 1).T
 
 
-@pytest.mark.parametrize("name", [name for name in STAND_INS if name != "flights"])
-def test_a_stand_in_has_the_papers_shape_and_rows_of_length_1(name: str) -> None:
-    found = STAND_INS[name]
+@pytest.mark.parametrize("name", [name for name in DATA_SETS if name != "flights"])
+def test_a_synthetic_set_has_the_papers_shape_and_rows_of_length_1(name: str) -> None:
+    found = DATA_SETS[name]
     blocks = found.blocks()
     first = next(blocks)
     assert first.shape == (min(found.n, 2**11), found.dim)
@@ -119,13 +125,13 @@ def test_a_stand_in_has_the_papers_shape_and_rows_of_length_1(name: str) -> None
     assert len(np.unique(first[:50], axis=0)) > 5
 
 
-def test_all_rows_of_a_stand_in_are_there() -> None:
-    assert sum(len(block) for block in STAND_INS["isolet5"].blocks()) == 1_559
-    assert sum(len(block) for block in STAND_INS["lung"].blocks()) == 203
+def test_all_rows_of_a_synthetic_set_are_there() -> None:
+    assert sum(len(block) for block in DATA_SETS["isolet5"].blocks()) == 1_559
+    assert sum(len(block) for block in DATA_SETS["lung"].blocks()) == 203
 
 
 def test_a_sets_moment_is_that_of_its_first_rows_and_its_most_energetic_features() -> None:
-    rows = np.concatenate(list(STAND_INS["isolet5"].blocks())).astype(np.float64)
+    rows = np.concatenate(list(DATA_SETS["isolet5"].blocks())).astype(np.float64)
     whole = moment_of("isolet5", 1_559, 617)
     np.testing.assert_allclose(whole, rows.T @ rows / 1_559, atol=1e-9)
     assert np.trace(whole) == pytest.approx(1.0, abs=1e-6)
@@ -184,14 +190,14 @@ def test_a_table_has_all_18_numbers_of_the_paper(
     panel = next(panel for panel in found.panels if panel.key == place[0])
     assert panel.printed["local-sparse", place[1]] == number
     # The set is the paper's in size, if not in its numbers.
-    assert all(setting.n == STAND_INS[place[0]].n and setting.k == 10 for _, setting in panel.points)
+    assert all(setting.n == DATA_SETS[place[0]].n and setting.k == 10 for _, setting in panel.points)
 
 
 @pytest.mark.slow
 def test_a_quick_table_has_the_papers_numbers_and_says_what_replaced_the_data(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    result = call(capfd, "experiment", "ldp-table1", "--quick", "--out", tmp_path)
+    result = call(capfd, "ldp-table1", "--quick", "--out", tmp_path)
     assert result.returncode == 0, result.stderr
     head, replaced, *table = result.stdout.strip().splitlines()
     assert head.startswith("ldp-table1 (quick: too small to judge): ")
@@ -204,7 +210,7 @@ def test_a_quick_table_has_the_papers_numbers_and_says_what_replaced_the_data(
     assert ("isolet5", "20.0", "2.023") in of_paper
     assert {row["paper"] for row in rows if row["method"] == "local-gaussian"} == {""}
 
-    facts = json.loads(call(capfd, "experiment", "ldp-table1", "--quick", "--out", tmp_path, "--json").stdout)
+    facts = json.loads(call(capfd, "ldp-table1", "--quick", "--out", tmp_path, "--json").stdout)
     assert facts["fits"] == 0
     assert f"replaced: {facts['replaced']}" == replaced
     numbers = {
@@ -275,9 +281,9 @@ def test_claims_about_the_local_model_are_compared_with_numbers(
 
 
 def test_ours_stands_beside_the_papers_number() -> None:
-    lines = beside_the_papers(table_of({("a", 1.0): [1.0, 1.2], ("a", 2.0): []}, {1.0: 1.05, 2.0: 3.0}))
+    lines = table_of({("a", 1.0): [1.0, 1.2], ("a", 2.0): []}, {1.0: 1.05, 2.0: 3.0}).beside_the_papers()
     assert [line.split() for line in lines[1:]] == [
         ["a", "n", "=", "1", "local-gaussian", "1.050", "1.100", "±", "1.271"],
         ["a", "n", "=", "2", "local-gaussian", "3.000", "none"],
     ]
-    assert beside_the_papers(table_of({("a", 1.0): [1.0]}, {})) == []
+    assert table_of({("a", 1.0): [1.0]}, {}).beside_the_papers() == []

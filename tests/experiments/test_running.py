@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from streaming_pca.experiments import drawing, running, tuning
-from streaming_pca.experiments.claims import Beats, Changes, Ratio, Slope, Steeper, Trend
-from streaming_pca.experiments.experiment import (
+from experiments import drawing, running, tuning
+from experiments.claims import Beats, Changes, Ratio, Slope, Steeper, Trend
+from experiments.experiment import (
     FIRST_SEED,
     Experiment,
     Panel,
@@ -20,11 +20,11 @@ from streaming_pca.experiments.experiment import (
     row_key,
     slope,
 )
-from streaming_pca.experiments.local_methods import LOCAL_METHODS
-from streaming_pca.experiments.methods import METHODS, Method
-from streaming_pca.experiments.results import ExperimentError, ResultFile
-from streaming_pca.experiments.running import left_to_do, run
-from streaming_pca.experiments.settings import Draw, Setting
+from experiments.methods import METHODS, TunedMethod
+from experiments.papers.wang_xu import LOCAL_METHODS
+from experiments.results import ExperimentError, ResultFile
+from experiments.running import left_to_do, run
+from experiments.settings import Draw, Setting
 
 SEEDS = range(FIRST_SEED, FIRST_SEED + 2)
 
@@ -37,10 +37,10 @@ def refusing(setting: Setting, choice: Any) -> dict[str, Any]:
     return {"clip_radius": -1.0}
 
 
-BAD = Method("bad", "bad", "analyze-gauss", refusing)
+BAD = TunedMethod("bad", "bad", "analyze-gauss", refusing)
 
 
-def small(*methods: Method) -> Experiment:
+def small(*methods: TunedMethod) -> Experiment:
     """Two panels that share a setting."""
     return Experiment(
         name="small",
@@ -133,7 +133,7 @@ def test_a_refusal_is_noted_and_tried_again(tmp_path: Path) -> None:
 
 
 def test_a_method_that_is_not_there_is_noted(tmp_path: Path) -> None:
-    absent = Method("absent", "absent", "no-such-id", refusing)
+    absent = TunedMethod("absent", "absent", "no-such-id", refusing)
     table = run(small(absent), SEEDS, ResultFile(tmp_path / "x.csv"))
     assert "no-such-id" in table.refused["absent"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streaming_pca.experiments.settings import Draw, Setting, error, random_error
+from experiments.settings import Draw, Setting
 from streaming_pca.linalg.subspace import orthonormalise
 
 SPIKED = Setting("spiked", 20_000, 6, (10.0, 5.0), 0.5)
@@ -44,7 +44,7 @@ def test_the_truth_is_orthonormal_and_leads_the_moment(setting: Setting) -> None
     draw = Draw(setting, 2)
     np.testing.assert_allclose(draw.truth @ draw.truth.T, np.eye(setting.k), atol=1e-12)
     leading = np.linalg.eigh(matrix(draw))[1][:, ::-1][:, : setting.k].T
-    assert error("subspace", setting, leading, draw) < 0.05
+    assert draw.error("subspace", leading) < 0.05
 
 
 @EVERY
@@ -67,7 +67,7 @@ def test_a_seed_names_one_stream(setting: Setting) -> None:
     assert a.start().random() == b.start().random()
     # An estimator's start must not meet the truth, which is drawn from the same seed.
     first = orthonormalise(a.start().standard_normal((setting.dim, setting.k))).T
-    assert error("subspace", setting, first, a) > 0.1
+    assert a.error("subspace", first) > 0.1
 
 
 @EVERY
@@ -103,15 +103,15 @@ def test_rows_that_do_not_fit_into_the_unit_ball_are_refused() -> None:
 def test_errors_are_0_at_the_truth_and_known_at_random(measure: str) -> None:
     setting = ONE if measure == "sine" else SPIKED
     draw = Draw(setting, 8)
-    assert error(measure, setting, draw.truth, draw) == pytest.approx(0, abs=1e-12)  # type: ignore[arg-type]
+    assert draw.error(measure, draw.truth) == pytest.approx(0, abs=1e-12)  # type: ignore[arg-type]
     rng = np.random.default_rng(9)
     found = [
-        error(measure, setting, orthonormalise(rng.standard_normal((6, setting.k))).T, draw)  # type: ignore[arg-type]
+        draw.error(measure, orthonormalise(rng.standard_normal((6, setting.k))).T)  # type: ignore[arg-type]
         for _ in range(4_000)
     ]
     # The root of the mean square for "subspace"; 4,000 draws: 1% is 6 standard errors and more.
     mean = np.sqrt(np.mean(np.square(found))) if measure == "subspace" else np.mean(found)
-    assert mean == pytest.approx(random_error(measure, setting), rel=0.03)  # type: ignore[arg-type]
+    assert mean == pytest.approx(setting.random_error(measure), rel=0.03)  # type: ignore[arg-type]
 
 
 def test_energy_is_what_definition_1_of_004_says() -> None:
@@ -119,4 +119,4 @@ def test_energy_is_what_definition_1_of_004_says() -> None:
     components = orthonormalise(np.random.default_rng(11).standard_normal((6, 2))).T
     sigma = draw.truth.T @ np.diag([10.0, 5.0]) @ draw.truth + 0.25 * np.eye(6)
     kept = np.trace(components @ sigma @ components.T) / np.trace(draw.truth @ sigma @ draw.truth.T)
-    assert error("energy", SPIKED, components, draw) == pytest.approx(1 - kept, rel=1e-9)
+    assert draw.error("energy", components) == pytest.approx(1 - kept, rel=1e-9)

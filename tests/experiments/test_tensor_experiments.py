@@ -1,4 +1,4 @@
-"""Experiments of 001: the data are what they say, quick forms run, claims compare."""
+"""Experiments of [WangAnandkumar2016]: the data are what they say, quick forms run, claims compare."""
 
 from __future__ import annotations
 
@@ -9,18 +9,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streaming_pca.experiments import drawing
-from streaming_pca.experiments.catalogue import EXPERIMENTS
-from streaming_pca.experiments.experiment import FIRST_SEED, Experiment, Panel, Row, Table
-from streaming_pca.experiments.running import fit, released
-from streaming_pca.experiments.tensor_figures import Transition, crossing
-from streaming_pca.experiments.tensor_methods import GIVEN_METHODS, POWER, RECORD_METHODS
-from streaming_pca.experiments.tensor_settings import MixtureSetting, TensorSetting, failure
-from streaming_pca.experiments.topic_windows import PACKAGES, VOCABULARY, Windows, versions, windows
-from streaming_pca.experiments.topics import TOPIC_METHODS, Reaches, TopicSetting, purity, top_words
-from streaming_pca.linalg.tensors import image_values, images_of_tensor, random_starts
+from experiments import drawing
+from experiments.claims import Reaches, Transition, crossing
+from experiments.experiment import FIRST_SEED, Experiment, Panel, Row, Table
+from experiments.papers import EXPERIMENTS
+from experiments.papers.tensor_data import MixtureSetting, TensorSetting, failure
+from experiments.papers.topics import (
+    PACKAGES,
+    TOPIC_METHODS,
+    VOCABULARY,
+    TopicSetting,
+    Windows,
+    purity,
+    top_words,
+    versions,
+    windows,
+)
+from experiments.papers.wang_anandkumar import GIVEN_METHODS, POWER, RECORD_METHODS
+from experiments.running import fit, released
+from streaming_pca.linalg.tensors import product_values, products_of_tensor, random_starts
 from streaming_pca.privacy.randomness import utility_generator
-from tests.command import call
+from tests.experiments.command import call
 
 NAMES = ("tensor-fig1", "tensor-scaling", "topics")
 FEW = 1_500
@@ -30,7 +39,7 @@ FEW = 1_500
 def test_a_quick_experiment_gives_rows_a_picture_and_a_verdict(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, name: str
 ) -> None:
-    result = call(capfd, "experiment", name, "--quick", "--seeds", 1, "--out", tmp_path, "--json")
+    result = call(capfd, name, "--quick", "--seeds", 1, "--out", tmp_path, "--json")
     assert result.returncode == 0, result.stderr
     facts = json.loads(result.stdout)
     assert facts["verdict"] in ("reproduced", "partly", "not reproduced", "not judged")
@@ -81,20 +90,20 @@ def test_noise_has_the_operator_norm_that_is_asked_for(noise: str) -> None:
         np.testing.assert_allclose(tensor, tensor.transpose(swap), atol=1e-12)
     u = random_starts(utility_generator(5), 12, 4_000)
     for _ in range(60):
-        image = images_of_tensor(tensor, u) + 0.5 * u
-        u = image / np.linalg.norm(image, axis=0)
-    assert image_values(images_of_tensor(tensor, u), u).max() == pytest.approx(0.5, rel=0.02)
+        product = products_of_tensor(tensor, u) + 0.5 * u
+        u = product / np.linalg.norm(product, axis=0)
+    assert product_values(products_of_tensor(tensor, u), u).max() == pytest.approx(0.5, rel=0.02)
 
 
 def test_weak_noise_leaves_the_components_alone_and_adversarial_noise_pulls_to_the_second() -> None:
     weak = TensorSetting("weak", 8, 0.5).draw(1)
     np.testing.assert_allclose(
-        images_of_tensor(weak.tensor, np.eye(8)[:, :1])[:, 0], np.eye(8)[0], atol=1e-12
+        products_of_tensor(weak.tensor, np.eye(8)[:, :1])[:, 0], np.eye(8)[0], atol=1e-12
     )
     bad = TensorSetting("adversarial", 8, 0.6).draw(1)
-    image = images_of_tensor(bad.tensor, np.eye(8)[:, 4:5])[:, 0]
-    assert image[1] == pytest.approx(0.2)
-    assert np.abs(np.delete(image, 1)).max() < 1e-12
+    product = products_of_tensor(bad.tensor, np.eye(8)[:, 4:5])[:, 0]
+    assert product[1] == pytest.approx(0.2)
+    assert np.abs(np.delete(product, 1)).max() < 1e-12
 
 
 def test_a_trial_fails_where_a_component_is_missing_or_in_the_wrong_place() -> None:

@@ -1,7 +1,7 @@
 """A worker in a process of its own, which can be told to strike itself at a numbered step.
 
 Only the child is patched: production code has no hook. Run by :class:`tests.kafka.stream.Child`
-through a fork server that imports this module once, so that a child starts in milliseconds.
+through a fork server that is warm (warm_child.py), so that a child starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from streaming_pca.privacy.randomness import replace_noise_door
-from streaming_pca.records import Batch
-from streaming_pca.service import clients, gathering, source
-from streaming_pca.service.checkpoint import CheckpointWriter
+from streaming_pca.config.settings import Settings, StreamSettings
+from streaming_pca.data.records import Batch
+from streaming_pca.privacy.randomness import replace_noise_sampler
+from streaming_pca.service.commit.checkpoint import CheckpointWriter
+from streaming_pca.service.input import buffer, source
+from streaming_pca.service.kafka import clients
 from streaming_pca.service.worker import run_worker
-from streaming_pca.settings import Settings, StreamSettings
-from tests.privacy.noise import ScriptedDoor
+from tests.privacy.noise import ScriptedSampler
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def main(
     if telltale is not None:
         break_assembly(telltale)
     Path(directory, "started").touch()
-    with nullcontext() if noise else replace_noise_door(ScriptedDoor()):
+    with nullcontext() if noise else replace_noise_sampler(ScriptedSampler()):
         status = run_worker([Settings(**each) for each in settings])
     Path(directory, "peak").write_text(str(peak_memory()))
     sys.exit(status)
@@ -120,7 +121,7 @@ def break_assembly(telltale: str) -> None:
     def interleave(*args: Any) -> Any:
         raise MemoryError(telltale)
 
-    gathering.interleave = interleave
+    buffer.interleave = interleave
 
 
 def peak_memory() -> int:
@@ -131,12 +132,9 @@ def peak_memory() -> int:
     raise OSError("no VmHWM in /proc/self/status")
 
 
-def _warm_up() -> None:
+def warm_up() -> None:
     """Load the compiled kernels, so that forked children have them."""
     stream = StreamSettings(name="warm", input="up", dim=4, rank=1, epsilon=1, delta=1e-6)
     for dtype in (np.float32, np.float64):
-        state = stream.made.init(np.random.default_rng(0))
-        stream.made.update(state, Batch.of_vectors(np.ones((8, 4), dtype)))
-
-
-_warm_up()
+        state = stream.build_estimator().init(np.random.default_rng(0))
+        stream.build_estimator().update(state, Batch.of_vectors(np.ones((8, 4), dtype)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.kafka.stream import Stream, session_timeout_ms
+from tests.kafka.stream import Stream, session_timeout_ms, start_fork_server
 
 MakeStream = Callable[..., Stream]
 
@@ -19,9 +19,19 @@ def session_ms(kafka_bootstrap: str) -> int:
     return session_timeout_ms(kafka_bootstrap)
 
 
+@pytest.fixture(scope="session")
+def fork_server() -> None:
+    """Server of children with compiled kernels: no test waits for the compiler within its own limits."""
+    start_fork_server()
+
+
 @pytest.fixture
 def make_stream(
-    kafka_bootstrap: str, unique_name: Callable[[str], str], tmp_path: Path, session_ms: int
+    fork_server: None,
+    kafka_bootstrap: str,
+    unique_name: Callable[[str], str],
+    tmp_path: Path,
+    session_ms: int,
 ) -> Iterator[MakeStream]:
     """Make streams; their children are ended with the test."""
     made: list[Stream] = []

@@ -22,8 +22,16 @@ from kafka.admin import ConfigResource
 from numpy.typing import NDArray
 
 from streaming_pca.api import DEFAULT_ESTIMATOR
+from streaming_pca.config.settings import (
+    HttpSettings,
+    KafkaSettings,
+    Settings,
+    StreamSettings,
+    WorkerSettings,
+)
+from streaming_pca.data.release import Release
 from streaming_pca.estimators.registry import find
-from streaming_pca.privacy.entries import (
+from streaming_pca.privacy.ledger.entries import (
     Abandoned,
     Cap,
     Committed,
@@ -34,27 +42,35 @@ from streaming_pca.privacy.entries import (
     Reserved,
     decode_entry,
 )
-from streaming_pca.privacy.ledger import Ledger, Phase
-from streaming_pca.privacy.verify import verify_log
-from streaming_pca.release import Release
-from streaming_pca.service.checkpoint import open_ledger
-from streaming_pca.service.clients import plain_producer
-from streaming_pca.service.state_topic import is_part
-from streaming_pca.service.topics import create_topics, find_topics
-from streaming_pca.settings import HttpSettings, KafkaSettings, Settings, StreamSettings, WorkerSettings
-from streaming_pca.wire import Checkpoint, decode_checkpoint
+from streaming_pca.privacy.ledger.ledger import BatchStatus, Ledger
+from streaming_pca.privacy.ledger.verify import verify_log
+from streaming_pca.service.commit.checkpoint import open_ledger
+from streaming_pca.service.commit.checkpoint_format import Checkpoint, decode_checkpoint
+from streaming_pca.service.commit.state_topic import is_part
+from streaming_pca.service.kafka.clients import plain_producer
+from streaming_pca.service.topics.find import create_topics, find_topics
 from tests.kafka import child
 
 T = TypeVar("T")
 Vectors = NDArray[np.floating]
 
 OCTETS = [("content-type", b"application/octet-stream")]
-PATIENCE = 60.0
+PATIENCE = 120.0
+"""Seconds: a worker may compile kernels meanwhile, beside other tests."""
 
 # Processes look after one another's exit status, which is read once: threads must not race for it.
 _one_at_a_time = threading.Lock()
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.kafka.child"])
+_context.set_forkserver_preload(["tests.kafka.warm_child"])
+
+
+def start_fork_server() -> None:
+    """Start the server that children are forked from, and wait until its kernels are compiled."""
+    process = _context.Process(target=int)
+    with _one_at_a_time:
+        process.start()
+        process.join()
+    assert process.exitcode == 0
 
 
 def wait_for(
@@ -418,7 +434,7 @@ def check_books(stream: Stream) -> None:
     messages = stream.messages(stream.settings.stream.ledger_topic)
     entries = [decode_entry(m.value) for m in messages]
     job = stream.replay(entries).job(stream.settings.stream.name)
-    assert job.phase in (Phase.RELEASED, Phase.ABANDONED), job.phase
+    assert job.phase in (BatchStatus.RELEASED, BatchStatus.ABANDONED), job.phase
 
     reserved = {e.batch: e for e in stream.own(Reserved, entries)}
     committed = {e.batch: e for e in stream.own(Committed, entries)}

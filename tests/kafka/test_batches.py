@@ -9,7 +9,7 @@ from typing import Any
 from kafka import KafkaAdminClient
 from kafka.admin import NewPartitions
 
-from streaming_pca.privacy.entries import Reserved
+from streaming_pca.privacy.ledger.entries import Reserved
 from tests.kafka.conftest import MakeStream
 from tests.kafka.stream import Stream, check_books, wait_for
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from kafka import KafkaAdminClient
 
+from streaming_pca.config.settings import KafkaSettings
 from streaming_pca.service.errors import SessionLost
-from streaming_pca.service.snapshots import Feed, Snapshot, SnapshotClock
-from streaming_pca.service.ticks import first_line
-from streaming_pca.settings import KafkaSettings
+from streaming_pca.service.input.clock import settings_line
+from streaming_pca.service.input.end_offsets import EndOffsetPoller, EndOffsets, OffsetFeed
 from tests.kafka.conftest import MakeStream
 from tests.kafka.stream import Stream, wait_for
 
@@ -24,29 +24,29 @@ TICK = 0.05
 
 
 @contextmanager
-def ticking(stream: Stream) -> Iterator[SnapshotClock]:
-    clock = SnapshotClock(stream.settings.kafka, TICK, 0.2)
+def ticking(stream: Stream) -> Iterator[EndOffsetPoller]:
+    clock = EndOffsetPoller(stream.settings.kafka, TICK, 0.2)
     try:
         yield clock
     finally:
         clock.close()
 
 
-def opened(clock: SnapshotClock, stream: Stream, partitions: int = 2) -> Feed:
-    return clock.open(stream.settings.stream.input, range(partitions), lambda: None)
+def opened(clock: EndOffsetPoller, stream: Stream, partitions: int = 2) -> OffsetFeed:
+    return clock.open_feed(stream.settings.stream.input, range(partitions), lambda: None)
 
 
-def taken(feed: Feed, ends: dict[int, int]) -> Snapshot:
-    """The first snapshot that shows these ends."""
+def taken(feed: OffsetFeed, ends: dict[int, int]) -> EndOffsets:
+    """The first end offsets that show these ends."""
 
-    def probe() -> Snapshot | None:
-        snapshot = feed.next()
-        return snapshot if snapshot is not None and snapshot.ends == ends else None
+    def probe() -> EndOffsets | None:
+        found = feed.next()
+        return found if found is not None and found.ends == ends else None
 
     return wait_for(f"ends {ends}", probe)
 
 
-def process_of(clock: SnapshotClock) -> int:
+def process_of(clock: EndOffsetPoller) -> int:
     assert clock._process is not None
     return clock._process.pid
 
@@ -101,11 +101,13 @@ def test_a_topic_that_is_deleted_fails_its_feed_alone(make_stream: MakeStream) -
 
 def test_it_ends_with_the_worker_however_that_ended() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "streaming_pca.service.ticks"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-m", "streaming_pca.service.input.clock"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(first_line(KafkaSettings(bootstrap_servers="127.0.0.1:1"), TICK, 1.0))
+    process.stdin.write(settings_line(KafkaSettings(bootstrap_servers="127.0.0.1:1"), TICK, 1.0))
     process.stdin.flush()
     # Signals are for the worker; what ends the clock is the end of its input.
     wait_for("its handlers", lambda: ignores_sigterm(process.pid))
@@ -130,4 +132,4 @@ def test_the_password_reaches_it_by_its_input() -> None:
         sasl_username="u",
         sasl_password="s3cret",  # type: ignore[arg-type]
     )
-    assert b"s3cret" in first_line(settings, TICK, 1.0)
+    assert b"s3cret" in settings_line(settings, TICK, 1.0)

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import pytest
 from kafka import KafkaAdminClient
 
+from streaming_pca.config.settings import KafkaSettings
 from streaming_pca.service.election import Election
-from streaming_pca.settings import KafkaSettings
 
 pytestmark = [pytest.mark.kafka]
 

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streaming_pca.estimators.outcome import Outcome
+from streaming_pca.admin.ledger import describe_ledger, describe_spent, verify_ledger
+from streaming_pca.admin.status import describe_status
+from streaming_pca.data.release import Release
+from streaming_pca.estimators.base import Outcome
 from streaming_pca.estimators.registry import ESTIMATORS
-from streaming_pca.privacy.entries import Reserved
+from streaming_pca.privacy.ledger.entries import Reserved
 from streaming_pca.privacy.parameters import Charge
-from streaming_pca.release import Release
-from streaming_pca.service.inspection import describe_ledger, describe_spent, verify_ledger
-from streaming_pca.service.status import describe_status
-from tests.command import call
+from tests.cli.command import call
 from tests.kafka.stream import Child, Stream, check_books, wait_for
 
 DIM, RANK = 6, 2
@@ -62,7 +62,7 @@ FIRST, LATER = 2, 3
 
 def test_every_estimator_is_in_the_table() -> None:
     # Those of reports are in test_local_model: one topic has no two kinds of records.
-    assert {name for name, estimator in ESTIMATORS.items() if not estimator.card.local} == TABLE.keys()
+    assert {name for name, estimator in ESTIMATORS.items() if not estimator.info.local} == TABLE.keys()
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def check_stream(stream: Stream, before: list[bytes], spent: dict[str, dict[str,
         assert (release.estimator, release.dim, release.rank) == (settings.estimator, DIM, settings.rank)
         components = np.array(release.components)
         gram = components @ components.T
-        tensor = settings.made.card.releases == "tensor"
+        tensor = settings.build_estimator().info.releases == "tensor"
         assert (release.kind, release.version) == ("tensor", 4) if tensor else ("subspace", release.version)
         np.testing.assert_allclose(
             np.diagonal(gram) if tensor else gram, 1.0 if tensor else np.eye(len(gram)), atol=1e-9

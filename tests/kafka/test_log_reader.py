@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from streaming_pca.service.clients import plain_producer
+from streaming_pca.service.commit.log_reader import LogReader
 from streaming_pca.service.errors import SessionLost
-from streaming_pca.service.log_reader import LogReader
+from streaming_pca.service.kafka.clients import plain_producer
 from tests.kafka.conftest import MakeStream
 
 PATIENCE = 1.0

@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from streaming_pca.privacy.entries import Reserved
+from streaming_pca.admin.charge import charge_records
+from streaming_pca.privacy.ledger.entries import Reserved
 from streaming_pca.privacy.parameters import Charge
-from streaming_pca.service.charging import charge_records
 from tests.kafka.stream import Child, Stream, check_books, wait_for
 
 STREAMS = 50

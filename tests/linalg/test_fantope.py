@@ -148,7 +148,7 @@ def test_a_solution_is_optimal_among_all_features(d: int, k: int, s: int, consta
 
 @pytest.mark.parametrize("seed", range(5))
 def test_features_out_of_play_cannot_make_it_better(seed: int) -> None:
-    """Against 002, Algorithm 2, as printed: all features, a constant step, no start."""
+    """Against [WangXu2020, Algorithm 2], as printed: all features, a constant step, no start."""
     d, k = 25, 3
     matrix = sparse_spike(d, k, 6, seed)[0] + symmetric(d, 0.05, seed)
     penalty = noise_penalty(d, 0.05)
@@ -182,7 +182,7 @@ def test_without_a_penalty_it_is_the_principal_subspace() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_support_is_recovered_where_the_signal_is_above_the_noise(seed: int) -> None:
-    """The regime of 002, Theorem 5."""
+    """The regime of [WangXu2020, Theorem 5]."""
     d, k, s, sigma = 300, 3, 9, 0.01
     covariance, rows, features = sparse_spike(d, k, s, seed)
     matrix = covariance + symmetric(d, sigma, seed + 100)

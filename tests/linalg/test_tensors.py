@@ -1,4 +1,4 @@
-"""Images of tensors, deflation, whitening, and the power method of 001, Algorithm 1."""
+"""Products of tensors, deflation, whitening, and the power method of [WangAnandkumar2016, Algorithm 1]."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from streaming_pca.linalg.tensors import (
     deflated,
     enough_restarts,
     enough_steps,
-    image_values,
-    images_of_rows,
-    images_of_tensor,
     normalised,
+    product_values,
+    products_of_rows,
+    products_of_tensor,
     random_starts,
     robust_tensor_power,
     sum_of_cubes,
@@ -30,22 +30,22 @@ def orthonormal_rows(d: int, k: int, seed: int = 0) -> np.ndarray:
     return orthonormalise(np.random.default_rng(seed).standard_normal((d, k))).T
 
 
-def test_images_of_rows_are_those_of_their_dense_moment() -> None:
+def test_products_of_rows_are_those_of_their_dense_moment() -> None:
     rng = np.random.default_rng(1)
     rows, candidates = rng.standard_normal((30, 4)), random_starts(rng, 4, 3)
     dense = np.einsum("na,nb,nc->abc", rows, rows, rows)
-    images = images_of_rows(rows, candidates)
-    np.testing.assert_allclose(images, images_of_tensor(dense, candidates))
+    products = products_of_rows(rows, candidates)
+    np.testing.assert_allclose(products, products_of_tensor(dense, candidates))
     direct = np.einsum("abc,bl,cl->al", dense, candidates, candidates)
-    np.testing.assert_allclose(images, direct)
+    np.testing.assert_allclose(products, direct)
     values = np.einsum("abc,al,bl,cl->l", dense, candidates, candidates, candidates)
-    np.testing.assert_allclose(image_values(images, candidates), values)
+    np.testing.assert_allclose(product_values(products, candidates), values)
 
 
-def test_images_of_rows_form_no_tensor() -> None:
+def test_products_of_rows_form_no_tensor() -> None:
     rows, candidates = np.ones((8, 400)), np.ones((400, 5))
     tracemalloc.start()
-    images_of_rows(rows, candidates)
+    products_of_rows(rows, candidates)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 400 * 400 * 8 / 10
@@ -56,11 +56,11 @@ def test_deflation_takes_the_cubes_off() -> None:
     tensor = symmetrised(rng.standard_normal((5, 5, 5)))
     weights, components = np.array([2.0, -0.5]), random_starts(rng, 5, 2).T
     candidates = random_starts(rng, 5, 4)
-    images = deflated(images_of_tensor(tensor, candidates), candidates, weights, components)
+    products = deflated(products_of_tensor(tensor, candidates), candidates, weights, components)
     smaller = tensor - sum_of_cubes(weights, components)
-    np.testing.assert_allclose(images, images_of_tensor(smaller, candidates), atol=1e-12)
-    nothing = deflated(images, candidates, weights[:0], components[:0])
-    np.testing.assert_array_equal(nothing, images)
+    np.testing.assert_allclose(products, products_of_tensor(smaller, candidates), atol=1e-12)
+    nothing = deflated(products, candidates, weights[:0], components[:0])
+    np.testing.assert_array_equal(nothing, products)
 
 
 def test_symmetrised_tensors_equal_their_transposes_bit_for_bit() -> None:
@@ -72,8 +72,8 @@ def test_symmetrised_tensors_equal_their_transposes_bit_for_bit() -> None:
 
 def test_what_has_no_direction_leaves_the_candidate() -> None:
     candidates = random_starts(np.random.default_rng(4), 3, 4)
-    images = np.array([[0.0, 3e200, np.inf, 1e-310], [0.0, 4e200, 1.0, 0.0], [0.0, 0.0, 1.0, 0.0]])
-    unit = normalised(images, candidates)
+    products = np.array([[0.0, 3e200, np.inf, 1e-310], [0.0, 4e200, 1.0, 0.0], [0.0, 0.0, 1.0, 0.0]])
+    unit = normalised(products, candidates)
     np.testing.assert_array_equal(unit[:, [0, 2]], candidates[:, [0, 2]])
     np.testing.assert_allclose(unit[:, 1], [0.6, 0.8, 0.0])
     np.testing.assert_allclose(unit[:, 3], [1.0, 0.0, 0.0])
@@ -104,7 +104,7 @@ def test_noise_within_the_bound_of_theorem_2_2_moves_components_by_no_more() -> 
     # |E(I, u, u)| is the theorem's epsilon, here C_1 lambda_min/sqrt(k) with C_1 = 0.1;
     # round noise has |E(v, u, u)| about epsilon/sqrt(d), within C_0 lambda_min/d.
     epsilon = 0.1 * weights.min() / np.sqrt(k)
-    noise *= epsilon / np.linalg.norm(images_of_tensor(noise, candidates), axis=0).max()
+    noise *= epsilon / np.linalg.norm(products_of_tensor(noise, candidates), axis=0).max()
     tensor = sum_of_cubes(weights, truth) + noise
     found, components = robust_tensor_power(tensor, k, 30, enough_steps(d), np.random.default_rng(8))
     np.testing.assert_allclose(found, weights, atol=2 * epsilon)

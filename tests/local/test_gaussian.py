@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streaming_pca.linalg.lattice import RADIUS
+from streaming_pca.kernels.lattice import RADIUS
 from streaming_pca.linalg.packed import pack_symmetric, packed_size, unpack_symmetric
 from streaming_pca.local import MAX_DIM, LocalGaussian, noise_sigma, promise_header, report_headers
 from streaming_pca.local.gaussian import unit_ball_integers
-from streaming_pca.privacy.calibration import gaussian_delta, gaussian_multiplier
+from streaming_pca.privacy.calibration.multipliers import gaussian_delta, gaussian_multiplier
 from streaming_pca.privacy.errors import CalibrationError, ParameterError
-from streaming_pca.privacy.randomness import replace_noise_door
-from tests.privacy.noise import FACTORS, MISS, ScriptedDoor, has_scale, missed
+from streaming_pca.privacy.randomness import replace_noise_sampler
+from tests.privacy.noise import FACTORS, MISS, ScriptedSampler, has_scale, missed
 
 EPSILON, DELTA = 1.0, 1e-6
 
 
 def exact_report(x: Any, radius: float = 1.0) -> np.ndarray:
     """What a report is of, without its noise."""
-    with replace_noise_door(ScriptedDoor()):
+    with replace_noise_sampler(ScriptedSampler()):
         return LocalGaussian(EPSILON, DELTA, radius).privatize(x)
 
 
@@ -90,13 +90,13 @@ def test_a_radius_divides() -> None:
 @pytest.mark.parametrize("d", [1, 2, 255, 256, 363, 700])
 def test_pieces_make_one_report(d: int) -> None:
     x = np.random.default_rng(d).uniform(-1, 1, d) / math.sqrt(d)
-    door = ScriptedDoor()
-    with replace_noise_door(door):
+    sampler = ScriptedSampler()
+    with replace_noise_sampler(sampler):
         report = LocalGaussian(EPSILON, DELTA).privatize(x)
     np.testing.assert_allclose(report, pack_symmetric(np.outer(x, x)), atol=4 / RADIUS)
-    assert sum(size for _, size, _ in door.asked) == packed_size(d)
-    assert max(size for _, size, _ in door.asked) <= 2**16
-    assert {scale for _, _, scale in door.asked} == {noise_sigma(EPSILON, DELTA) * RADIUS**2}
+    assert sum(size for _, size, _ in sampler.asked) == packed_size(d)
+    assert max(size for _, size, _ in sampler.asked) <= 2**16
+    assert {scale for _, _, scale in sampler.asked} == {noise_sigma(EPSILON, DELTA) * RADIUS**2}
 
 
 def test_numbers_of_any_type_are_taken_and_nothing_else() -> None:
@@ -186,4 +186,4 @@ def test_a_producer_needs_little() -> None:
     least = set(others) - {"charset_normalizer", "cython_runtime", "gmpy2"}
     assert least == {"mpmath", "numpy", "scipy", "streaming_pca"}
     folders = {name.split(".")[1] for name in own}
-    assert folders == {"linalg", "local", "privacy"}
+    assert folders == {"kernels", "linalg", "local", "privacy"}

@@ -121,7 +121,7 @@ def test_the_wheel_is_the_package_and_nothing_else(built: Distributions) -> None
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Description-Content-Type"] == "text/markdown"
     extras = set(metadata.get_all("Provides-Extra", []))
-    assert extras == {"arrow", "benchmarks", "demo", "experiments", "test"}
+    assert extras == {"arrow", "benchmarks", "demo", "docs", "experiments", "test"}
 
 
 def test_the_sdist_has_the_sources_without_the_tests(built: Distributions) -> None:
@@ -139,8 +139,8 @@ def test_the_sdist_makes_the_same_wheel(built: Distributions) -> None:
 def test_the_installed_command_runs(installed: Path) -> None:
     command = installed / "bin" / "streaming-pca"
     assert run(command, "--version", cwd=installed).strip() == f"streaming-pca {VERSION}"
-    cards = json.loads(run(command, "estimators", "--json", cwd=installed))
-    assert "adaptive" in {card["id"] for card in cards}
+    infos = json.loads(run(command, "estimators", "--json", cwd=installed))
+    assert "adaptive" in {info["id"] for info in infos}
 
 
 def test_what_is_imported_is_what_was_installed(installed: Path) -> None:

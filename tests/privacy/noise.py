@@ -1,4 +1,4 @@
-"""A door without noise, one with reproducible noise, and two-sided tests of the scale of noise.
+"""A sampler without noise, one with reproducible noise, and two-sided tests of the scale of noise.
 
 Every test of a scale is a chi-square or gamma test at level 2e-7, with so many
 draws that the same test misses noise of 0.7 or 1.3 times the scale with
@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from streaming_pca.privacy.mechanisms.addition import add
+from streaming_pca.privacy.mechanisms.laplace import add
 
 LEVEL = 2e-7
 MISS = 1e-7
 FACTORS = [0.7, 1.3]
 
 
-class ScriptedDoor:
+class ScriptedSampler:
     """No noise at all, unless told; remembers what was asked of it."""
 
     def __init__(self, noise: Callable[[int, float], NDArray[np.int64]] | None = None) -> None:
@@ -47,7 +47,7 @@ class ScriptedDoor:
         return np.arange(n, dtype=np.int64)
 
 
-class SeededDoor:
+class SeededSampler:
     """Independent noise of the right law and size, the same in each run of a test."""
 
     def __init__(self, seed: int = 0) -> None:

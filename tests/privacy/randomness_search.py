@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-# Modules whose every import is a find; opendp's samplers are what the noise door wraps.
+# Modules whose every import is a find; opendp's samplers are what the noise sampler wraps.
 MODULES = ("random", "secrets", "opendp", "numpy.random", "scipy.stats", "sklearn.utils.random")
 # Functions elsewhere, by full name and by last name: `x.urandom`, whatever x is.
 FUNCTIONS = {
@@ -117,7 +117,7 @@ class _Search(ast.NodeVisitor):
         return self.names.get(node.id, node.id) if isinstance(node, ast.Name) else "?"
 
 
-DOORS = {"noise_door", "replace_noise_door", "_SecretDoor", "_door"}
+SAMPLERS = {"noise_sampler", "replace_noise_sampler", "_SecretSampler", "_sampler"}
 
 
 def names_in(source: str) -> set[str]:

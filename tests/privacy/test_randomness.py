@@ -1,4 +1,4 @@
-"""The doors to randomness, and that there are no others."""
+"""The samplers to randomness, and that there are no others."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ import pytest
 
 import streaming_pca
 from streaming_pca.privacy.randomness import (
-    noise_door,
-    replace_noise_door,
+    noise_sampler,
+    replace_noise_sampler,
     secret_salt,
     utility_generator,
 )
-from tests.privacy.noise import ScriptedDoor
-from tests.privacy.randomness_search import DOORS, names_in, randomness_in
+from tests.privacy.noise import ScriptedSampler
+from tests.privacy.randomness_search import SAMPLERS, names_in, randomness_in
 
 
-def test_a_replaced_door_is_restored() -> None:
-    before = noise_door()
-    door = ScriptedDoor()
-    with replace_noise_door(door):
-        assert noise_door() is door
-        with replace_noise_door(before):
-            assert noise_door() is before
-        assert noise_door() is door
-    assert noise_door() is before
+def test_a_replaced_sampler_is_restored() -> None:
+    before = noise_sampler()
+    sampler = ScriptedSampler()
+    with replace_noise_sampler(sampler):
+        assert noise_sampler() is sampler
+        with replace_noise_sampler(before):
+            assert noise_sampler() is before
+        assert noise_sampler() is sampler
+    assert noise_sampler() is before
 
 
-def test_a_replaced_door_is_restored_after_an_error() -> None:
-    before = noise_door()
+def test_a_replaced_sampler_is_restored_after_an_error() -> None:
+    before = noise_sampler()
 
     def fail() -> None:
-        with replace_noise_door(ScriptedDoor()):
+        with replace_noise_sampler(ScriptedSampler()):
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         fail()
-    assert noise_door() is before
+    assert noise_sampler() is before
 
 
-def test_the_secret_door_cannot_be_seeded() -> None:
+def test_the_secret_sampler_cannot_be_seeded() -> None:
     np.random.seed(0)  # noqa: NPY002
-    first = noise_door().rounded_gaussian(np.zeros(100, dtype=np.int64), 1e9)
+    first = noise_sampler().rounded_gaussian(np.zeros(100, dtype=np.int64), 1e9)
     np.random.seed(0)  # noqa: NPY002
-    assert not np.array_equal(first, noise_door().rounded_gaussian(np.zeros(100, dtype=np.int64), 1e9))
+    assert not np.array_equal(first, noise_sampler().rounded_gaussian(np.zeros(100, dtype=np.int64), 1e9))
 
 
 def test_utility_randomness_repeats_and_salts_do_not() -> None:
@@ -57,11 +57,11 @@ def test_utility_randomness_repeats_and_salts_do_not() -> None:
 PACKAGE = Path(streaming_pca.__file__).parent
 # Neither noise nor anything that privacy rests on; each with its reason.
 ALLOWED_USES = {
-    ("experiments/flights.py", "numpy.random.PCG64"): "the published shuffle of a public data set",
-    ("experiments/flights.py", "?.random_raw"): "of the same",
-    ("embedded.py", "uuid.uuid4"): "the name of a throw-away broker",
+    ("demo/flights.py", "numpy.random.PCG64"): "the published shuffle of a public data set",
+    ("demo/flights.py", "?.random_raw"): "of the same",
+    ("demo/broker.py", "uuid.uuid4"): "the name of a throw-away broker",
 }
-DOOR = "privacy/randomness.py"
+RANDOMNESS = "privacy/randomness.py"
 DRAWING = ("gaussian", "laplace", "quantile", "shuffled", "threshold")
 MECHANISMS = {f"privacy/mechanisms/{name}.py" for name in DRAWING}
 
@@ -70,18 +70,21 @@ def modules() -> dict[str, str]:
     return {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in PACKAGE.rglob("*.py")}
 
 
-def test_no_module_but_the_doors_has_a_source_of_randomness() -> None:
+def test_no_module_but_the_samplers_has_a_source_of_randomness() -> None:
     found = {
-        (name, use) for name, source in modules().items() if name != DOOR for use in randomness_in(source)
+        (name, use)
+        for name, source in modules().items()
+        if name != RANDOMNESS
+        for use in randomness_in(source)
     }
     assert found - ALLOWED_USES.keys() == set()
     # An exception that nothing needs any more is a hole.
     assert ALLOWED_USES.keys() - found == set()
-    assert randomness_in(modules()[DOOR]) >= {"secrets", "numpy.random.default_rng"}
+    assert randomness_in(modules()[RANDOMNESS]) >= {"secrets", "numpy.random.default_rng"}
 
 
-def test_only_mechanisms_go_through_the_noise_door_and_only_through_it() -> None:
-    users = {name for name, source in modules().items() if names_in(source) & DOORS} - {DOOR}
+def test_only_mechanisms_go_through_the_noise_sampler_and_only_through_it() -> None:
+    users = {name for name, source in modules().items() if names_in(source) & SAMPLERS} - {RANDOMNESS}
     assert users == MECHANISMS
     for name, source in modules().items():
         if name.startswith("privacy/mechanisms/"):
@@ -169,11 +172,11 @@ def test_the_search_for_randomness_finds_nothing_else(source: str) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "from streaming_pca.privacy.randomness import noise_door",
-        "from streaming_pca.privacy.randomness import noise_door as d",
-        "from streaming_pca.privacy import randomness\nrandomness.replace_noise_door(3)",
-        "from streaming_pca.privacy import randomness\nrandomness._door = 3",
+        "from streaming_pca.privacy.randomness import noise_sampler",
+        "from streaming_pca.privacy.randomness import noise_sampler as d",
+        "from streaming_pca.privacy import randomness\nrandomness.replace_noise_sampler(3)",
+        "from streaming_pca.privacy import randomness\nrandomness._sampler = 3",
     ],
 )
-def test_the_search_for_doors_finds_them(source: str) -> None:
-    assert names_in(source) & DOORS
+def test_the_search_for_samplers_finds_them(source: str) -> None:
+    assert names_in(source) & SAMPLERS

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from streaming_pca.estimators.outcome import Outcome
-from streaming_pca.privacy.entries import Cap, OffsetRange, Opened, Reserved
-from streaming_pca.privacy.ledger import Ledger
+from streaming_pca.data.release import Release
+from streaming_pca.estimators.base import Outcome
+from streaming_pca.privacy.ledger.entries import Cap, OffsetRange, Opened, Reserved
+from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.parameters import Charge
-from streaming_pca.release import Release
 from streaming_pca.service.metrics import Metrics
-from tests.test_wire import ACCURATE, accurate
+from tests.data.test_codec import ACCURATE, accurate
 
 
 def shown(filter: str, cap: tuple[str, str], *charges: tuple[int, int, Charge]) -> dict[str, float]:
@@ -37,7 +37,7 @@ def shown(filter: str, cap: tuple[str, str], *charges: tuple[int, int, Charge]) 
         )
         assert ledger.apply(entry).accepted
     metrics = Metrics()
-    metrics.of("s").ledger(ledger, 1 + len(charges))
+    metrics.for_stream("s").show_ledger(ledger, 1 + len(charges))
     families = text_string_to_metric_families(metrics.text().decode())
     return {s.name.removeprefix("streaming_pca_"): s.value for f in families for s in f.samples}
 
@@ -82,11 +82,11 @@ def test_an_infinite_charge_leaves_infinity_under_an_infinite_cap() -> None:
 
 def test_outcomes_are_counted_as_releases_tell_them() -> None:
     metrics = Metrics()
-    stream, other = metrics.of("s"), metrics.of("other")
-    other.published(Release(**accurate()))
+    stream, other = metrics.for_stream("s"), metrics.for_stream("other")
+    other.show_release(Release(**accurate()))
     assert b"batch_outcomes_total{" not in metrics.text()
     for outcome in ("no-scale", "learnt", "learnt"):
-        stream.published(Release(**accurate(version=3, outcome=outcome)))
+        stream.show_release(Release(**accurate(version=3, outcome=outcome)))
     lines = metrics.text().decode().splitlines()
     found = {line for line in lines if line.startswith("streaming_pca_batch_outcomes_total{")}
     counts = {"learnt": 2.0, "no-scale": 1.0, "no-gap": 0.0, "too-few-records": 0.0}
@@ -103,11 +103,11 @@ def test_no_process_metrics_are_shown() -> None:
 
 def test_noisy_counts_are_shown_with_their_error_once_there_are_any() -> None:
     metrics = Metrics()
-    stream = metrics.of("s")
+    stream = metrics.for_stream("s")
     assert b"batch_null" not in metrics.text()
     assert b"batch_counts" not in metrics.text()
-    stream.counted(np.array([-3, 70]), 299)
-    stream.counted(np.array([5, -1]), 299)
+    stream.set_noisy_counts(np.array([-3, 70]), 299)
+    stream.set_noisy_counts(np.array([5, -1]), 299)
     lines = metrics.text().decode().splitlines()
     assert 'streaming_pca_batch_null_records{stream="s"} 5.0' in lines
     assert 'streaming_pca_batch_clipped_records{stream="s"} -1.0' in lines
@@ -116,21 +116,21 @@ def test_noisy_counts_are_shown_with_their_error_once_there_are_any() -> None:
 
 def test_what_a_release_says_of_itself_is_shown_until_another_says_nothing() -> None:
     metrics = Metrics()
-    stream, other = metrics.of("s"), metrics.of("other")
+    stream, other = metrics.for_stream("s"), metrics.for_stream("other")
     series = ("angle_bound_radians", "total_variance", "total_variance_error")
     lines = metrics.text().decode().splitlines()
     assert not [
         line for line in lines if line.startswith(tuple(f"streaming_pca_{name}{{" for name in series))
     ]
-    stream.published(Release(**accurate(angle_bound=0.25)))
-    other.published(Release(**accurate(total_variance=None, total_variance_error=None)))
+    stream.show_release(Release(**accurate(angle_bound=0.25)))
+    other.show_release(Release(**accurate(total_variance=None, total_variance_error=None)))
     lines = metrics.text().decode().splitlines()
     assert 'streaming_pca_angle_bound_radians{stream="s"} 0.25' in lines
     assert 'streaming_pca_total_variance{stream="s"} -0.5' in lines
     assert f'streaming_pca_total_variance_error{{stream="s"}} {ACCURATE["total_variance_error"]}' in lines
     assert f'streaming_pca_angle_bound_radians{{stream="other"}} {ACCURATE["angle_bound"]}' in lines
     assert not [line for line in lines if line.startswith('streaming_pca_total_variance{stream="other"}')]
-    stream.published(Release(**accurate(version=1, **dict.fromkeys(ACCURATE))))
+    stream.show_release(Release(**accurate(version=1, **dict.fromkeys(ACCURATE))))
     lines = metrics.text().decode().splitlines()
     assert not [line for line in lines if "angle_bound" in line and '"s"' in line]
     assert not [line for line in lines if "total_variance" in line and '"s"' in line]

@@ -8,14 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.data.records import Batch
 from streaming_pca.estimators.base import Subspace
+from streaming_pca.estimators.common.state import encode_state
 from streaming_pca.estimators.registry import ESTIMATORS
-from streaming_pca.estimators.state_bytes import encode_state
 from streaming_pca.privacy.randomness import secret_salt
-from streaming_pca.records import Batch
-from streaming_pca.service.publisher import make_release
-from streaming_pca.service.topic_checks import replica_problems
-from streaming_pca.service.topic_sizes import (
+from streaming_pca.service.commit.checkpoint_format import Checkpoint, encode_checkpoint
+from streaming_pca.service.commit.release import make_release
+from streaming_pca.service.commit.user_log import UserLog
+from streaming_pca.service.topics.checks import replica_problems
+from streaming_pca.service.topics.find import input_topic
+from streaming_pca.service.topics.sizes import (
     MESSAGE_OVERHEAD,
     commit_bytes,
     record_bytes,
@@ -24,10 +28,6 @@ from streaming_pca.service.topic_sizes import (
     state_topic_config,
     table_bytes,
 )
-from streaming_pca.service.topics import input_topic
-from streaming_pca.service.user_log import UserLog
-from streaming_pca.settings import KafkaSettings, StreamSettings
-from streaming_pca.wire import Checkpoint, encode_checkpoint
 
 MIB = 2**20
 DIM = 60
@@ -56,13 +56,13 @@ KAFKA = KafkaSettings(bootstrap_servers="kafka-1:9092,kafka-2:9092")
 
 def stream_of(estimator: str = "adaptive", **more: Any) -> StreamSettings:
     tree: dict[str, Any] = {"name": "s", "input": "in", "dim": DIM, "rank": 7, "epsilon": 1.0, "delta": 1e-6}
-    if not ESTIMATORS[estimator].card.private:
+    if not ESTIMATORS[estimator].info.private:
         tree |= NOT_PRIVATE
     if estimator == "dp-pca":
         tree |= {"rank": 1}
-    if ESTIMATORS[estimator].card.local:
+    if ESTIMATORS[estimator].info.local:
         tree |= {"record_kind": "local", "centering": "none"}
-    if ESTIMATORS[estimator].card.releases == "tensor":
+    if ESTIMATORS[estimator].info.releases == "tensor":
         tree |= {"centering": "none"}
     return StreamSettings(**(tree | {"estimator": estimator, "options": OPTIONS[estimator]} | more))
 
@@ -98,7 +98,7 @@ def test_every_estimator_has_a_size() -> None:
 def test_what_a_batch_commits_fits_the_size_that_topics_are_made_for(estimator: str, centering: str) -> None:
     names = tuple(f"feature {'x' * 40} {i}" for i in range(DIM))
     stream = stream_of(estimator, centering=centering, feature_names=names)
-    made, rng = stream.made, np.random.default_rng(0)
+    made, rng = stream.build_estimator(), np.random.default_rng(0)
     state = made.init(np.random.default_rng(0))
     for batch in (1, 2):
         width = stream.record_kind.width(DIM)
@@ -166,7 +166,7 @@ def test_segments_hold_a_commit_and_the_bound_is_four_commits() -> None:
 
 def test_users_add_what_their_table_takes_and_nothing_where_they_are_not_the_unit() -> None:
     by_message, by_user = stream_of(), stream_of(privacy_unit="user")
-    largest = by_user.made.largest_batch
+    largest = by_user.build_estimator().largest_batch
     assert 0 < commit_bytes(by_user) - commit_bytes(by_message) - 16 * largest < 4096
     assert table_bytes(by_message, 10**7) == 0
     table = table_bytes(by_user, 10**7)

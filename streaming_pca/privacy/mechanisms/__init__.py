@@ -1,15 +1,15 @@
-"""Every mechanism: the only code that adds noise.
+"""Privacy mechanisms: the only code that adds noise.
 
-A mechanism takes exact integers, or a number a record of which it uses the
-order only, and draws through the noise door. What happens after is
+A mechanism takes exact integers, or one number a record of which it uses the
+order only, and draws through the noise sampler. Every later step is
 post-processing. Adjacency is replace-one throughout: one
 record of the input is replaced by another, or by the null record.
 
 Errors are about public parameters, types and shapes, never about values that
 depend on records.
 
-Those of :mod:`~streaming_pca.privacy.mechanisms.modes` are imported when they are asked
-for: they are compiled, and a producer of reports has no use for the compiler.
+:mod:`~streaming_pca.privacy.mechanisms.modes` is imported at first use: it is compiled,
+and a producer of reports does not need the compiler.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Gaussian noise on exact integer sums, rounded to a grid (:mod:`~streaming_pca.privacy.noise`).
 
-Rounding is post-processing, so what holds for the continuous Gaussian mechanism holds
-here. It rests on one number, D'^2, the sum over coordinates of (D_i/sigma_i)**2, D the
-difference of two neighbouring sums: the privacy loss is normal with mean D'^2/2 and variance D'^2, that
-of one Gaussian of multiplier 1/D' (Balle and Wang 2018, Lemma 3). Hence
+Rounding is post-processing, so the bounds of the continuous Gaussian mechanism hold
+here. They rest on one number, D'^2, the sum over coordinates of (D_i/sigma_i)**2, D the
+difference of two neighbouring sums: the privacy loss is normal with mean D'^2/2 and variance D'^2,
+as of one Gaussian of multiplier 1/D' [BalleWang2018, Lemma 3]. Hence
 
 - (epsilon, delta), by :func:`calibration.lattice_sigma`;
-- rho-zCDP with rho = D'^2/2 (Bun and Steinke 2016, Proposition 1.6).
+- rho-zCDP with rho = D'^2/2 [BunSteinke2016, Proposition 1.6].
 """
 
 from __future__ import annotations
@@ -17,14 +17,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.privacy.errors import ParameterError, require_positive
-from streaming_pca.privacy.mechanisms.addition import require_integers
-from streaming_pca.privacy.randomness import noise_door
+from streaming_pca.privacy.randomness import noise_sampler
 
-__all__ = ["gaussian_on_symmetric", "gaussian_on_symmetric_space", "gaussian_on_vector"]
+__all__ = ["gaussian_on_symmetric", "gaussian_on_symmetric_space", "gaussian_on_vector", "require_integers"]
+
+
+def require_integers(name: str, values: NDArray[np.int64]) -> None:
+    """Refuse an array of anything but int64: rounding is the caller's to do, and to account for."""
+    if not isinstance(values, np.ndarray) or values.dtype != np.int64:
+        kind = values.dtype if isinstance(values, np.ndarray) else type(values).__name__
+        raise ParameterError(f"{name} must be an array of int64, not {kind}")
 
 
 def gaussian_on_vector(total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
-    """Lattice Gaussian mechanism on an integer vector.
+    """Add Gaussian noise to an integer vector.
 
     Parameters
     ----------
@@ -48,19 +54,19 @@ def gaussian_on_vector(total: NDArray[np.int64], sigma: float) -> NDArray[np.int
     -----
     Released: every coordinate plus an independent Gaussian, rounded. Adjacency:
     replace-one, under which neighbouring totals differ by at most D_2 in L2. All
-    scales are sigma, so D' = D_2/sigma whatever the direction of the difference:
+    scales are sigma, so D' = D_2/sigma for every direction of the difference:
     (epsilon, delta) by :func:`calibration.lattice_sigma` for ``sensitivity =
     D_2``, and D_2**2/(2 sigma**2)-zCDP.
 
-    Source: Balle and Wang 2018.
+    Source: [BalleWang2018].
     """
     require_positive("sigma", sigma)
     require_integers("total", total)
-    return noise_door().rounded_gaussian(total, sigma)
+    return noise_sampler().rounded_gaussian(total, sigma)
 
 
 def gaussian_on_symmetric(total: NDArray[np.int64], sigma: float) -> NDArray[np.float64]:
-    """Lattice Gaussian mechanism on a symmetric integer matrix, isotropic in Frobenius norm.
+    """Add Gaussian noise, isotropic in Frobenius norm, to a symmetric integer matrix.
 
     Parameters
     ----------
@@ -86,21 +92,16 @@ def gaussian_on_symmetric(total: NDArray[np.int64], sigma: float) -> NDArray[np.
     up), and rounded. Adjacency: replace-one, under which neighbours differ by a
     symmetric D with |D|_F <= D_F.
 
-    Covariance: a symmetric matrix of noise N with these variances has density
-    proportional to exp(-sum_i N_ii^2/(2 sigma^2) - sum_{i<j} N_ij^2/sigma^2) =
-    exp(-|N|_F^2/(2 sigma^2)), which is isotropic: invariant under N -> U N U^T
-    and any other map that keeps the Frobenius norm. The privacy loss of D is
-    (|N + D|_F^2 - |N|_F^2)/(2 sigma^2) = (<N, D> + |D|_F^2/2)/sigma^2, and
-    <N, D> = sum N_ii D_ii + 2 sum_{i<j} N_ij D_ij has variance sigma^2 sum D_ii^2
-    + 4 (sigma^2/2) sum_{i<j} D_ij^2 = sigma^2 |D|_F^2. So the loss is normal with
-    mean and variance set by |D|_F/sigma alone; equally, D'^2 = sum D_ii^2/sigma^2
-    + sum_{i<j} 2 D_ij^2/sigma^2 = |D|_F^2/sigma^2. It costs what a vector of L2
-    sensitivity D_F costs: rho = D_F^2/(2 sigma^2). Equal variances would spend
-    the same and add up to twice the noise off the diagonal.
+    Noise N of these variances has density proportional to exp(-|N|_F^2/(2 sigma^2)), which is
+    isotropic, so the privacy loss depends on |D|_F alone: D'^2 = sum D_ii^2/sigma^2 +
+    sum_{i<j} 2 D_ij^2/sigma^2 = |D|_F^2/sigma^2. It costs as much as a vector of L2
+    sensitivity D_F: (epsilon, delta) by :func:`calibration.lattice_sigma` for ``sensitivity =
+    D_F``, and rho = D_F^2/(2 sigma^2). Equal variances would spend the same and add up to twice
+    the noise off the diagonal.
 
-    For :func:`calibration.lattice_sigma`, ``sensitivity = D_F``.
+    Proof: docs/explanation/proofs/symmetric-noise.md.
 
-    Source: Dwork, Talwar, Thakurta and Zhang 2014, with the off-diagonal mended.
+    Source: [DworkEtAl2014], with the variance off the diagonal corrected.
     """
     require_positive("sigma", sigma)
     require_integers("total", total)
@@ -110,16 +111,16 @@ def gaussian_on_symmetric(total: NDArray[np.int64], sigma: float) -> NDArray[np.
     upper = np.triu_indices(d, 1)
     off_scale = math.nextafter(sigma / math.sqrt(2), math.inf)
     noisy = np.zeros((d, d), dtype=np.float64)
-    noisy[upper] = noise_door().rounded_gaussian(total[upper], off_scale)
+    noisy[upper] = noise_sampler().rounded_gaussian(total[upper], off_scale)
     noisy.T[upper] = noisy[upper]
-    np.fill_diagonal(noisy, noise_door().rounded_gaussian(np.diagonal(total), sigma))
+    np.fill_diagonal(noisy, noise_sampler().rounded_gaussian(np.diagonal(total), sigma))
     return noisy
 
 
 def gaussian_on_symmetric_space(
     total: NDArray[np.int64], basis: NDArray[np.float64], sigma: float
 ) -> NDArray[np.float64]:
-    """Lattice Gaussian mechanism for A Q, projected on S_Q = {Y : Q^T Y symmetric}.
+    """Add Gaussian noise to a product A Q and project on S_Q = {Y : Q^T Y symmetric}.
 
     Parameters
     ----------
@@ -151,16 +152,13 @@ def gaussian_on_symmetric_space(
     D_F``, and rho = D_F^2/(2 sigma^2). The
     projection is post-processing.
 
-    Covariance after it: write the noise as Q B + Z, B = Q^T N and Q^T Z = 0.
-    The projection Y - Q (Q^T Y - Y^T Q)/2 keeps Z and makes B symmetric: it is
-    the orthogonal one on S_Q. The entries of B and of Z (in an orthonormal
-    basis of Q's complement) are independent of variance sigma^2, so those of
-    (B + B^T)/2 have variance sigma^2 on the diagonal and sigma^2/2 off it, and
-    the noise is isotropic on S_Q: variance sigma^2 along every unit direction.
-    The papers' GOE has twice that off the diagonal inside the Q-block, at the
-    same privacy.
+    After the projection the noise is isotropic on S_Q: variance sigma^2 along every unit
+    direction, sigma^2/2 off the diagonal of the Q-block. The papers' GOE has twice that there,
+    at the same privacy.
 
-    Source: 003, Algorithm 1, line 5, with the covariance mended.
+    Proof: docs/explanation/proofs/symmetric-noise.md.
+
+    Source: [DunglerSanyal2026, Alg. 1], line 5, with the covariance corrected.
     """
     require_integers("total", total)
     if total.shape != basis.shape or total.ndim != 2:

@@ -1,4 +1,4 @@
-"""Histograms: over keys that are not known in advance, and over fixed public bins."""
+"""Noisy histograms over unknown keys, and over fixed public bins."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.privacy.errors import ParameterError, require_count, require_open_unit, require_positive
-from streaming_pca.privacy.mechanisms.addition import require_integers
-from streaming_pca.privacy.mechanisms.gaussian import gaussian_on_vector
+from streaming_pca.privacy.mechanisms.gaussian import gaussian_on_vector, require_integers
 from streaming_pca.privacy.mechanisms.laplace import laplace_on_vector, laplace_scale
 
 __all__ = [
@@ -28,7 +27,7 @@ Key = TypeVar("Key", int, str, bytes, tuple[int, ...])
 
 
 def stability_threshold(epsilon: float, delta: float) -> int:
-    """Smallest noisy count that :func:`stability_histogram` shows.
+    """Return the smallest noisy count that :func:`stability_histogram` shows.
 
     Raises
     ------
@@ -54,7 +53,7 @@ def stability_threshold(epsilon: float, delta: float) -> int:
 
 
 def stability_histogram(keys: Sequence[Key | None], epsilon: float, delta: float) -> dict[Key, int]:
-    """Noisy counts of the keys that many records share; nothing need be known of the keys.
+    """Count, with noise, the keys that many records share; the keys may be unknown.
 
     Parameters
     ----------
@@ -76,28 +75,18 @@ def stability_histogram(keys: Sequence[Key | None], epsilon: float, delta: float
     -----
     Released: for each key of at least one record its count plus discrete Laplace
     noise of scale s = 2/epsilon, if that reaches the threshold t; sorted, so the
-    order tells nothing that the set does not. Adjacency: replace-one, under
-    which one bin x loses a record, a -> a - 1, and another y gains one,
-    b -> b + 1 (or only one of the two happens, for a null record). Let
-    q = e^(-1/s) and p = P(1 + N >= t) <= min(delta, 1 - q). Bins are
-    independent; the others have the same law on both sides. Bins with a record
-    on both sides cost e^(1/s) each, thresholding being post-processing. A bin
-    with one record on the first side and none on the second is shown on the
-    first with probability p and never on the second. Hence, for any set S of
-    outputs, with F its side with that record and O the other:
-
-    - P_F(S) <= p + P_F(S, not shown) <= p + e^(1/s) P_O(S), the factor being
-      what the other of the two bins costs;
-    - P_O(S) <= e^(1/s) P_F(S, not shown)/(1 - p) <= e^(2/s) P_F(S), because
-      1 - p >= q;
-    - if x vanishes and y appears, P_F(S) <= p + (1 - p) P(S of the rest) =
-      p + P_O(S, y not shown) <= p + P_O(S), and the same from the other side.
-
-    So the release is (2/s, p)-DP, hence (epsilon, delta)-DP: replace-one costs
+    order reveals nothing beyond the set. Adjacency: replace-one, under
+    which one bin loses a record and another gains one (or only one of the two happens,
+    for a null record). Bins with a record on both sides cost e^(1/s) each, thresholding
+    being post-processing. A bin with one record on one side and none on the other is shown
+    with probability p = P(1 + N >= t) <= min(delta, 1 - e^(-1/s)) on the one and never on
+    the other. So the release is (2/s, p)-DP, hence (epsilon, delta)-DP: replace-one costs
     two bins in epsilon, but one in delta.
 
-    Source: Korolova, Kenthapadi, Mishra and Ntoulas 2009; Bun, Nissim and Stemmer 2019,
-    Section 3 (there for add/remove and with continuous noise).
+    Proof: docs/explanation/proofs/histograms.md.
+
+    Source: [KorolovaEtAl2009]; [BunNissimStemmer2019, Section 3] (there for add/remove and
+    with continuous noise).
     """
     threshold = stability_threshold(epsilon, delta)
     counts = Counter(key for key in keys if key is not None)
@@ -108,7 +97,7 @@ def stability_histogram(keys: Sequence[Key | None], epsilon: float, delta: float
 
 
 def gaussian_histogram(bins: NDArray[np.int64], n_bins: int, rho: float) -> NDArray[np.int64]:
-    """Noisy counts of fixed public bins.
+    """Count fixed public bins with Gaussian noise.
 
     Parameters
     ----------
@@ -135,16 +124,16 @@ def gaussian_histogram(bins: NDArray[np.int64], n_bins: int, rho: float) -> NDAr
     Released: all counts plus independent Gaussians, rounded. Adjacency:
     replace-one, under which one count falls by one and another rises by one: L2
     sensitivity sqrt(2), so sigma = sqrt(2)/sqrt(2 rho) = 1/sqrt(rho) is
-    rho-zCDP, exactly, at any scale and whatever the number of bins.
+    rho-zCDP, exactly, at any scale and for any number of bins.
 
-    Source: Bun and Steinke 2016, Proposition 1.6.
+    Source: [BunSteinke2016, Proposition 1.6].
     """
     require_positive("rho", rho)
     return gaussian_on_vector(_counts(bins, n_bins), _root_inverse_up(rho))
 
 
 def laplace_histogram(bins: NDArray[np.int64], n_bins: int, epsilon: float) -> NDArray[np.int64]:
-    """Noisy counts of fixed public bins, without any delta.
+    """Count fixed public bins with discrete Laplace noise: pure privacy.
 
     Parameters
     ----------
@@ -185,15 +174,15 @@ def _counts(bins: NDArray[np.int64], n_bins: int) -> NDArray[np.int64]:
 
 
 def gaussian_histogram_argmax(bins: NDArray[np.int64], n_bins: int, rho: float) -> int:
-    """The fullest of fixed public bins: post-processing of :func:`gaussian_histogram`, at its cost.
+    """Return the fullest of fixed public bins, the first of equal ones.
 
-    The first of equal ones.
+    A post-processing of :func:`gaussian_histogram`, at its cost.
     """
     return int(np.argmax(gaussian_histogram(bins, n_bins, rho)))
 
 
 def _root_inverse_up(rho: float) -> float:
-    """Smallest float sigma found with 1/sigma^2 <= rho, the decimal that prints rho."""
+    """Return a float sigma with 1/sigma^2 <= rho, as float and as decimal."""
     exact = min(Fraction(repr(float(rho))), Fraction(float(rho)))
     sigma = 1 / math.sqrt(rho)
     while Fraction(sigma) ** 2 * exact < 1:

@@ -1,4 +1,4 @@
-"""The fullest bin of each of many histograms over the same records."""
+"""Fullest bins of many histograms over the same records."""
 
 from __future__ import annotations
 
@@ -20,22 +20,25 @@ from streaming_pca.privacy.noise import grid_exponent
 __all__ = ["NOWHERE", "Modes", "count_bins", "gaussian_modes", "gaussian_modes_threshold", "stability_modes"]
 
 NOWHERE = -(2**31)
-"""A bin that is never counted: that of null records, of what is no number or too large."""
+"""Bin that is never counted: of null records, of NaN and of numbers that are too large."""
 
 _DENSE = 4096
+"""Widest range of bins that is counted in a table; a wider one is sorted."""
+
 _TABLES = 4
+"""Tables filled in turn: an increment waits for the last one at the same place."""
 
 
 @dataclass(frozen=True)
 class Modes:
-    """The fullest bin of each histogram.
+    """Fullest bin of each histogram.
 
     Attributes
     ----------
     bins : (n,) int64
-        0 where none is known.
+        0 if none was found.
     found : (n,) bool
-        Whether any bin's noisy count passed the threshold.
+        True if any bin's noisy count passed the threshold.
     """
 
     bins: NDArray[np.int64]
@@ -43,14 +46,14 @@ class Modes:
 
 
 def stability_modes(bins: NDArray[np.int32], epsilon: float, delta: float) -> Modes:
-    """The fullest bin of each of n histograms, each (epsilon, delta)-DP by itself.
+    """Find the fullest bin of each of n histograms, each (epsilon, delta)-DP by itself.
 
     Parameters
     ----------
     bins : (n, m) int32
         By histogram, each record's bin: a function of that record alone;
-        :data:`NOWHERE` where it counts nowhere. Any other int32 is a bin: nothing need be
-        known of them.
+        :data:`NOWHERE` for a record that is not counted. Any other int32 is a bin; the bins
+        may be unknown.
     epsilon, delta : float
         Of one histogram.
 
@@ -74,7 +77,7 @@ def stability_modes(bins: NDArray[np.int32], epsilon: float, delta: float) -> Mo
 
 
 def gaussian_modes_threshold(n: int, rho: float, delta: float) -> int:
-    """Smallest noisy count that :func:`gaussian_modes` shows.
+    """Return the smallest noisy count that :func:`gaussian_modes` shows.
 
     Raises
     ------
@@ -85,7 +88,7 @@ def gaussian_modes_threshold(n: int, rho: float, delta: float) -> int:
     -----
     The least integer t with n P(A >= t) <= delta, A the answer to a count of 1: 1 + s Z
     rounded to a multiple of g = 2**e. A >= t needs 1 + s Z >= t - g/2: so
-    t >= 1 + g/2 - s Phi^-1(delta/n) will do.
+    t >= 1 + g/2 - s Phi^-1(delta/n) is enough.
     """
     require_open_unit("delta", delta)
     scale = _scale(n, rho)
@@ -98,7 +101,7 @@ def gaussian_modes_threshold(n: int, rho: float, delta: float) -> int:
 
 
 def gaussian_modes(bins: NDArray[np.int32], rho: float, delta: float) -> Modes:
-    """The fullest bin of each of n histograms, all of them together rho-zCDP but for delta.
+    """Find the fullest bin of each of n histograms, together rho-zCDP but for delta.
 
     Parameters
     ----------
@@ -120,19 +123,15 @@ def gaussian_modes(bins: NDArray[np.int32], rho: float, delta: float) -> Modes:
     replace-one, under which in each histogram one count falls by one and
     another rises by one.
 
-    Let X and Y be neighbours, and run both on the bins of X or Y. On the bins that hold
-    records of both, the noisy counts are a Gaussian mechanism whose inputs
-    differ by at most sqrt(2n) in L2: (2n)/(2 s^2) = rho-zCDP (Theorem 14 there).
-    A bin that holds a record of X alone holds one only, that of the replaced
-    record, so there are at most n of them, and the probability that any is
-    shown is at most n P(A >= t) <= delta. Let M' be the mechanism that
-    never shows bins of one side alone: between X and Y it is rho-zCDP, and
-    on each side M is within total variation delta of it in the one direction that
-    counts: P(M(X) in S) <= P(M'(X) in S) + delta, and P(M'(Y) in S) <=
-    P(M(Y) in S) + delta. So if rho-zCDP gives (epsilon, delta'), M is
+    On bins that hold records of both neighbours the noisy counts are a Gaussian mechanism
+    whose inputs differ by at most sqrt(2n) in L2: (2n)/(2 s^2) = rho-zCDP. At most n bins hold
+    a record of one neighbour alone, one record each; any of them is shown with
+    probability n P(A >= t) <= delta at most. So if rho-zCDP gives (epsilon, delta'), this is
     (epsilon, delta' + (1 + e^epsilon) delta)-DP.
 
-    Source: the stability histogram (Bun, Nissim and Stemmer 2019) with Gaussian noise.
+    Proof: docs/explanation/proofs/histograms.md.
+
+    Source: the stability histogram [BunNissimStemmer2019] with Gaussian noise.
     """
     threshold = gaussian_modes_threshold(len(bins), rho, delta)
     owners, keys, counts = _present(bins)
@@ -153,7 +152,7 @@ def _fullest(
     bins, found = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=bool)
     shown = noisy >= threshold
     owners, keys, noisy = owners[shown], keys[shown], noisy[shown]
-    # The fullest of a histogram last, of equal ones the lowest: which of them tells nothing.
+    # A later entry of a histogram overwrites: the fullest bin comes last, of equal ones the lowest.
     order = np.lexsort((-keys, noisy, owners))
     bins[owners[order]] = keys[order]
     found[owners] = True
@@ -161,7 +160,7 @@ def _fullest(
 
 
 def _present(bins: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Histogram, bin and count of every bin that holds a record, in the order of both."""
+    """Check the bins and count them by :func:`count_bins`."""
     if not isinstance(bins, np.ndarray) or bins.dtype != np.int32 or bins.ndim != 2:
         raise ParameterError("bins must be a matrix of int32, a row a histogram")
     return count_bins(np.ascontiguousarray(bins))
@@ -171,12 +170,12 @@ def _present(bins: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int
 def count_bins(
     bins: NDArray[np.int32],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Histogram, bin and count of every bin that holds a record, by histogram and bin; (n, m) bins."""
+    """Return histogram, bin and count of every bin that holds a record, sorted; bins are (n, m)."""
     n, m = bins.shape
     size = 16 * n
     owners, keys, counts = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
     held = 0
-    # Four tables, taken in turn, as an increment waits for the last of the same place; NOWHERE comes last.
+    # NOWHERE is counted in the last place, which is not read.
     dense = np.zeros((_TABLES, _DENSE + 1), np.int32)
     for i in range(n):
         low: Any = 0

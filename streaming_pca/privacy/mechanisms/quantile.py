@@ -1,4 +1,4 @@
-"""The exponential mechanism, for a quantile over public candidates."""
+"""Exponential mechanism for a quantile over public candidates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from streaming_pca.privacy.errors import ParameterError, require_open_unit
 from streaming_pca.privacy.mechanisms.laplace import laplace_scale
-from streaming_pca.privacy.randomness import noise_door
+from streaming_pca.privacy.randomness import noise_sampler
 
 __all__ = ["private_quantile"]
 
@@ -20,7 +20,7 @@ def private_quantile(
     quantile: float,
     epsilon: float,
 ) -> float:
-    """Exponential mechanism for a quantile, over fixed candidates.
+    """Choose a quantile among fixed candidates by the exponential mechanism.
 
     Parameters
     ----------
@@ -50,15 +50,15 @@ def private_quantile(
     order and accepts c with probability exp(-(best - score_c)/scale), the same
     distribution as the largest of score + exponential noise. Between neighbours
     best - score_c moves by at most 2, which bounds the acceptances' ratio; the
-    full argument, that the whole is epsilon-DP at scale 2/epsilon, is McKenna
-    and Sheldon 2020, Theorem 1. Scale 1/epsilon would do if all scores moved
+    full argument, that the whole is epsilon-DP at scale 2/epsilon, is
+    [McKennaSheldon2020, Theorem 1]. Scale 1/epsilon would do if all scores moved
     the same way (monotone); they do not: a record that moves up raises the
     score of candidates above the quantile and lowers those below it.
 
     Floating point leaks nothing: the values are compared with candidates, and
     only the order counts; scores are integers between -m and 0; the sampler is
     OpenDP's permute-and-flip, in unbounded rationals, its coins of probability
-    exp(-x) exact (Canonne, Kamath and Steinke 2020, Algorithm 1); and the scale
+    exp(-x) exact [CanonneKamathSteinke2020, Alg. 1]; and the scale
     is rounded up.
     """
     if values.ndim != 1:
@@ -72,4 +72,4 @@ def private_quantile(
     target = math.ceil(quantile * values.size)
     # NaN sorts last.
     counts = np.searchsorted(np.sort(values), candidates, side="right").astype(np.int64)
-    return float(candidates[noise_door().noisy_max(-np.abs(counts - target), scale)])
+    return float(candidates[noise_sampler().noisy_max(-np.abs(counts - target), scale)])

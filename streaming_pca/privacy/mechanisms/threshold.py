@@ -1,34 +1,34 @@
-"""AboveThreshold, the sparse vector technique for one alarm."""
+"""AboveThreshold: the sparse vector technique for one alarm."""
 
 from __future__ import annotations
 
 from streaming_pca.privacy.errors import ParameterError, require_count
 from streaming_pca.privacy.mechanisms.laplace import laplace_scale
-from streaming_pca.privacy.randomness import noise_door
+from streaming_pca.privacy.randomness import noise_sampler
 
 __all__ = ["AboveThreshold", "AlreadyFired"]
 
 
 class AlreadyFired(RuntimeError):
-    """An AboveThreshold that has answered "above" was asked again."""
+    """Query of an AboveThreshold that has answered "above" before."""
 
 
 class AboveThreshold:
-    """Whether an integer query is above a threshold, asked until one is.
+    """Noisy comparison of integer queries with a threshold, until one is above.
 
     Parameters
     ----------
     threshold : int
         Public.
     epsilon : float
-        What all answers cost together.
+        Cost of all answers together.
     sensitivity : int
-        How far replacing one record moves any of the queries.
+        Largest change of a query when one record is replaced.
 
     Attributes
     ----------
     fired : bool
-        Whether a query was above: then it answers no more.
+        True once a query was above: no more queries are answered.
 
     Raises
     ------
@@ -57,7 +57,7 @@ class AboveThreshold:
     A draw beyond int64 saturates. At the largest scale that is accepted that
     has probability below e^(-2**22) a draw, which no delta in use can see.
 
-    Source: Dwork and Roth 2014, Algorithm 1; Lyu, Su and Li 2017, Algorithm 1.
+    Source: [DworkRoth2014, Alg. 1]; [LyuSuLi2017, Alg. 1].
     """
 
     def __init__(self, threshold: int, epsilon: float, sensitivity: int = 1) -> None:
@@ -67,22 +67,22 @@ class AboveThreshold:
         self._scale = laplace_scale(4 * sensitivity, epsilon)
         if self._scale > 2.0**40:
             raise ParameterError(f"epsilon = {epsilon!r} is too small for a sensitivity of {sensitivity}")
-        (noise,) = noise_door().discrete_laplace(1, laplace_scale(2 * sensitivity, epsilon)).tolist()
+        (noise,) = noise_sampler().discrete_laplace(1, laplace_scale(2 * sensitivity, epsilon)).tolist()
         self._level: int = threshold + noise
         self._fired = False
 
     @property
     def fired(self) -> bool:
-        """Whether a query was above."""
+        """True once a query was above."""
         return self._fired
 
     def ask(self, query: int) -> bool:
-        """Whether the noisy query is at least the noisy threshold.
+        """Return whether the noisy query is at least the noisy threshold.
 
         Raises
         ------
         ParameterError
-            If the query is not an int: of another type, whatever its value.
+            If the query is of another type than int.
         AlreadyFired
             After an answer True.
         """
@@ -90,6 +90,6 @@ class AboveThreshold:
             raise ParameterError(f"query must be an int, not {type(query).__name__}")
         if self._fired:
             raise AlreadyFired("this AboveThreshold has fired: a new one, with its own epsilon, is needed")
-        (noise,) = noise_door().discrete_laplace(1, self._scale).tolist()
+        (noise,) = noise_sampler().discrete_laplace(1, self._scale).tolist()
         self._fired = query + noise >= self._level
         return self._fired

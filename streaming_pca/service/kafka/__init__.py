@@ -1,1 +1,1 @@
-"""What the service makes sure of itself, beside what kafka-python does."""
+"""Kafka clients, with the faults of kafka-python that the service works around."""

@@ -1,27 +1,11 @@
-"""Transactions that are all or nothing: nothing is committed before every message has arrived.
+"""Transactions that commit only after every message has arrived.
 
-kafka-python 3.0.12 commits a transaction of which a message was lost. Checked in its
-`producer/sender.py` and `producer/transaction_manager.py`:
-
-- A batch that is past its delivery timeout fails with KafkaTimeoutError. That
-  counts as retriable, so `_dispatch_error` changes no state, and the commit goes
-  through without the batch. So it does where retries are exhausted, or where the
-  producer's epoch is not the batch's any more.
-- `send` answers with a failed future, and leaves the transaction as it is, where
-  the broker refuses to describe the topic.
-- An error that bumps the epoch (a sequence out of order, an unknown producer)
-  clears the transaction. An EndTxn that waits by then is answered as done, and
-  nothing was committed: `next_request_handler`, `not _transaction_started`.
-- Other errors of a batch, and those of AddPartitionsToTxn and TxnOffsetCommit,
-  put the transaction into error, and the commit raises.
-
-The first three fail the message's future. So each is waited for before the commit,
-and none is in flight when EndTxn is sent: then no batch can fail after it.
-Offsets' answer is waited for where they are sent.
-
-The delivery timeout lies behind the time at which the broker aborts the
-transaction by itself, so that a batch that is given up is in none that could still
-be committed, whoever commits it. What was committed is read back by the caller.
+kafka-python 3.0.12 can commit a transaction that has lost a message (which cases, and how this module
+closes each: docs/explanation/kafka-client.md). In all of them the message's future fails. So a commit
+first waits for every future, and no message is in flight when EndTxn is sent. Offsets are confirmed when
+they are sent. The delivery timeout ends after the broker has aborted the transaction by itself: a batch
+that is given up belongs to no transaction that could still be committed. The caller reads back what was
+committed.
 """
 
 from __future__ import annotations
@@ -32,17 +16,17 @@ from typing import Any
 from kafka import KafkaProducer, OffsetAndMetadata, TopicPartition
 from kafka.errors import KafkaTimeoutError
 
-from streaming_pca.kafka_settings import KafkaSettings
+from streaming_pca.config.kafka import KafkaSettings
 
 __all__ = ["Sent", "Transaction", "delivery_timeout_ms"]
 
 _CLEANUP_MS = 10_000
-"""A broker looks for transactions that are out of time this often, unless it is told otherwise."""
+"""Interval at which a broker looks for timed-out transactions, by default."""
 _SLACK_MS = 1_000
 
 
 def delivery_timeout_ms(settings: KafkaSettings) -> int:
-    """Return how long a message may take to arrive: longer than its transaction may be open."""
+    """Return the time that a message may take, longer than its transaction may be open."""
     aborted = settings.transaction_timeout_ms + _CLEANUP_MS
     return max(2 * settings.request_timeout_ms, aborted + _SLACK_MS)
 
@@ -55,7 +39,7 @@ class Sent:
 
     @property
     def offset(self) -> int:
-        """Where it is, after the commit."""
+        """The message's offset, after the commit."""
         return int(self._future.value.offset)
 
 
@@ -65,19 +49,19 @@ class Transaction:
     Parameters
     ----------
     producer : KafkaProducer
-        Initialised for transactions; none of them is open.
+        Initialised for transactions, with none open.
     settings : KafkaSettings
-        Those that the producer was made with.
+        The producer's own settings.
 
     Raises
     ------
     KafkaError
-        By every method. Then nothing is known of the outcome: take over anew.
+        By every method. The outcome is not known then: take over anew.
     """
 
     def __init__(self, producer: KafkaProducer, settings: KafkaSettings) -> None:
         self._producer = producer
-        # The producer gives a message up first, and says why.
+        # The producer gives a message up first, and names the reason.
         self._patience = (delivery_timeout_ms(settings) + settings.request_timeout_ms) / 1000
         self._answer_ms = 2 * settings.request_timeout_ms
         self._manager = producer._transaction_manager
@@ -104,13 +88,13 @@ class Transaction:
         self._wait(self._manager.begin_commit(), "commit")
 
     def abort(self) -> None:
-        """Take everything back."""
+        """Abort the transaction."""
         self._wait(self._manager.begin_abort(), "abort")
 
     def _wait(self, result: Any, what: str) -> None:
-        """Wait for an answer, with a bound: the producer's own methods have none.
+        """Wait for an answer within a time limit, which the producer's own methods lack.
 
-        Beside a coordinator that has died the client may ask for ever.
+        Beside a dead coordinator the client may ask for ever.
         """
         self._producer._sender.wakeup()
         if not result.wait(timeout_ms=self._answer_ms):

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from kafka.errors import KafkaTimeoutError
 
+from streaming_pca.config.settings import KafkaSettings
 from streaming_pca.service.kafka.transaction import Transaction, delivery_timeout_ms
-from streaming_pca.settings import KafkaSettings
 
 SETTINGS = KafkaSettings(request_timeout_ms=1000)
 
 
-class Answer:
+class BatchResult:
     """What the client gives for a message, or for a request of a transaction."""
 
     def __init__(self, arrives: bool) -> None:
@@ -35,9 +35,9 @@ class Producer:
         self._lost, self.done = lost, list[str]()
         self._transaction_manager = self._sender = self
 
-    def _answer(self, what: str) -> Answer:
+    def _answer(self, what: str) -> BatchResult:
         self.done.append(what)
-        return Answer(what != self._lost)
+        return BatchResult(what != self._lost)
 
     def begin_transaction(self) -> None:
         self.done.append("begin")
@@ -45,13 +45,13 @@ class Producer:
     def wakeup(self) -> None:
         """Nothing sleeps."""
 
-    def send(self, topic: str, **_: Any) -> Answer:
+    def send(self, topic: str, **_: Any) -> BatchResult:
         return self._answer(topic)
 
-    def send_offsets_to_transaction(self, offsets: Any, group: str) -> Answer:
+    def send_offsets_to_transaction(self, offsets: Any, group: str) -> BatchResult:
         return self._answer("offsets")
 
-    def begin_commit(self) -> Answer:
+    def begin_commit(self) -> BatchResult:
         return self._answer("commit")
 
 

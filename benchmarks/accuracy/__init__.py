@@ -1,0 +1,1 @@
+"""Accuracy of estimators: data, settings, rivals and comparisons."""

@@ -1,0 +1,1 @@
+"""Apache Kafka and workers, started for a measurement."""

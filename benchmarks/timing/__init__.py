@@ -1,0 +1,1 @@
+"""Timing of calls and the conditions of a measurement."""

@@ -1,0 +1,41 @@
+"""Parts shared by the benchmarks' command lines: one-line errors and argument types."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+__all__ = ["Parser", "telling", "whole"]
+
+T = TypeVar("T")
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage, and ends with status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """A type of arguments: whole numbers of at least ``least``."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, not {text}")
+        return int(text)
+
+    return read
+
+
+def telling(read: Callable[[str], T]) -> Callable[[str], T]:
+    """The same as a type of arguments: argparse hides what other ValueErrors say."""
+
+    def told(text: str) -> T:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return told

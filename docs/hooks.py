@@ -1,0 +1,140 @@
+"""Pages of the documentation that are read off the code at build time.
+
+A page holds a line ``<!-- generated: NAME -->``; :data:`GENERATORS` names the text that replaces it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+_MARKER = re.compile(r"^<!-- generated: ([a-z]+) -->$", re.MULTILINE)
+
+
+def settings_text() -> str:
+    """Return every setting, a table a section."""
+    from streaming_pca.config.schema import settings_markdown
+
+    return settings_markdown().replace("\n#### ", "\n## ")
+
+
+def cli_text() -> str:
+    """Return every command with its help, arguments and options."""
+    import typer.main
+
+    from streaming_pca.cli.app import app
+
+    return "\n\n".join(_commands(typer.main.get_command(app), "streaming-pca")) + "\n"
+
+
+def _commands(command: Any, path: str) -> Iterator[str]:
+    if hasattr(command, "commands"):
+        for name, inner in command.commands.items():
+            yield from _commands(inner, f"{path} {name}")
+        return
+    # Help has marks of rich, which only terminals show; the examples are marked as dim.
+    text = re.sub(r"\[dim\]Examples?:(.*?)\[/\]", _examples, command.help or "", flags=re.DOTALL)
+    parts = [f"## {path}", text.strip()]
+    rows = [_row(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
+    if rows:
+        parts.append("\n".join(["| option | default | meaning |", "| --- | --- | --- |", *rows]))
+    yield "\n\n".join(parts)
+
+
+def _examples(found: re.Match[str]) -> str:
+    lines = (" ".join(line.split()) for line in re.split(r"(?=streaming-pca )", found[1]))
+    return "\n\n```bash\n" + "\n".join(filter(None, lines)) + "\n```\n\n"
+
+
+def _row(parameter: Any) -> str:
+    is_argument = parameter.param_type_name == "argument"
+    name = parameter.name.upper() if is_argument else ", ".join(parameter.opts)
+    default = parameter.default
+    if parameter.required:
+        shown = "**needed**"
+    elif default is None or default is False or callable(default):
+        shown = ""
+    else:
+        shown = f"`{default}`"
+    text = (getattr(parameter, "help", None) or "").replace("|", "\\|")
+    return f"| `{name}` | {shown} | {text} |"
+
+
+def metrics_text() -> str:
+    """Return every metric of a worker with its type, its labels and its help."""
+    from prometheus_client.metrics import MetricWrapperBase
+
+    from streaming_pca.service.metrics import Metrics
+
+    metrics = Metrics()
+    found = [*vars(metrics).values(), *metrics.counts]
+    rows = ["| metric | type | labels | meaning |", "| --- | --- | --- | --- |"]
+    for metric in found:
+        if isinstance(metric, MetricWrapperBase):
+            (family,) = metric.describe()
+            name = family.name + "_total" * (family.type == "counter")
+            labels = ", ".join(f"`{label}`" for label in metric._labelnames)
+            rows.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
+    return "\n".join(rows) + "\n"
+
+
+def estimators_text() -> str:
+    """Return every estimator with its source, its privacy and its needs."""
+    from streaming_pca.estimators.registry import ESTIMATORS
+
+    rows = ["| id | summary | source | private | needs |", "| --- | --- | --- | --- | --- |"]
+    for name, estimator in sorted(ESTIMATORS.items()):
+        info = estimator.info
+        private = ("at the producer" if info.local else info.adjacency) if info.private else "**no**"
+        cells = (f"`{name}`", info.summary, info.source, private, info.needs)
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def experiments_text() -> str:
+    """Return the report of experiments/, with its links to files of the repository as plain code."""
+    text = (ROOT / "experiments" / "README.md").read_text(encoding="utf-8")
+    text = text.partition("\n")[2]
+    return re.sub(r"(?<!!)\[([^\]]+)\]\((?!http|#|figures/)([^)]+)\)", r"`\1`", text)
+
+
+GENERATORS: dict[str, Callable[[], str]] = {
+    "settings": settings_text,
+    "cli": cli_text,
+    "metrics": metrics_text,
+    "estimators": estimators_text,
+    "experiments": experiments_text,
+}
+
+
+def on_config(config: Any) -> Any:
+    """Add to the navigation the explanations and proofs that mkdocs.yml does not name."""
+    docs = Path(config.docs_dir)
+    (section,) = (item["Explanation"] for item in config.nav if "Explanation" in item)
+    named = {path for entry in section for path in entry.values()}
+    for page in sorted((docs / "explanation").glob("*.md")):
+        path = page.relative_to(docs).as_posix()
+        if path not in named:
+            section.append(path)
+    proofs = sorted((docs / "explanation" / "proofs").glob("*.md"))
+    if proofs:
+        section.append({"Proofs": [page.relative_to(docs).as_posix() for page in proofs]})
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the figures that the report of experiments/ shows."""
+    from mkdocs.structure.files import File
+
+    for figure in sorted((ROOT / "experiments" / "figures").glob("*.png")):
+        path = f"explanation/figures/{figure.name}"
+        files.append(File.generated(config, path, abs_src_path=str(figure)))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replace each marker by its text."""
+    return _MARKER.sub(lambda found: GENERATORS[found[1]](), markdown)

@@ -1,0 +1,1 @@
+"""Figures and tables of the papers, run again: `python -m experiments NAME`."""

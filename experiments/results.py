@@ -1,0 +1,109 @@
+"""Rows of an experiment in a CSV file, written as they come."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from experiments.experiment import KEY_DIGITS, Row
+
+__all__ = ["ExperimentError", "ResultFile"]
+
+_COLUMNS = [field.name for field in dataclasses.fields(Row)]
+
+
+class ExperimentError(Exception):
+    """Mistake that a user can correct: one line."""
+
+
+class ResultFile:
+    """Rows of one experiment.
+
+    Parameters
+    ----------
+    path : Path
+        The file is created if it does not exist.
+
+    Raises
+    ------
+    ExperimentError
+        If it cannot be written, or holds anything else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._lock = path, threading.Lock()
+        with self._writing():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.rows = list(_read(path)) if path.exists() else []
+        self.replace(self.rows)
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Add rows, so that they survive a run that ends early."""
+        with self._lock, self._writing(), self.path.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            for row in rows:
+                writer.writerow(_cells(row))
+                self.rows.append(row)
+
+    def replace(self, rows: Iterable[Row]) -> None:
+        """Write these rows and no others, atomically."""
+        kept = list(rows)
+        new = self.path.with_name(f"{self.path.name}.new")
+        with self._writing():
+            with new.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file)
+                writer.writerow(_COLUMNS)
+                writer.writerows(_cells(row) for row in kept)
+            os.replace(new, self.path)
+        self.rows = kept
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ExperimentError(f"--out: {self.path}: {error.strerror or error}") from None
+
+
+def _cells(row: Row) -> list[object]:
+    return ["" if value is None else value for value in dataclasses.astuple(row)]
+
+
+def _read(path: Path) -> Iterable[Row]:
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        if reader.fieldnames is not None and reader.fieldnames != _COLUMNS:
+            raise ExperimentError(f"{path} is no file of an experiment: move it away, or name another --out")
+        for number, cells in enumerate(reader, start=2):
+            try:
+                yield _row(cells)
+            except (TypeError, ValueError):
+                # A torn last line is the end of a run that was killed while it wrote.
+                if any(reader):
+                    raise ExperimentError(f"{path}, line {number}: is no row of an experiment") from None
+
+
+def _row(cells: dict[str, str]) -> Row:
+    def number(name: str) -> float | None:
+        return float(cells[name]) if cells[name] else None
+
+    if len(cells["key"]) != KEY_DIGITS:
+        raise ValueError("torn")
+    return Row(
+        panel=cells["panel"],
+        x=float(cells["x"]),
+        method=cells["method"],
+        seed=int(cells["seed"]),
+        error=number("error"),
+        seconds=number("seconds"),
+        learnt=number("learnt"),
+        batches=int(cells["batches"]) if cells["batches"] else None,
+        key=cells["key"],
+        note=cells["note"] or "",
+        paper=number("paper"),
+    )

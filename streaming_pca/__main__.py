@@ -1,0 +1,5 @@
+"""`python -m streaming_pca`."""
+
+from streaming_pca.cli.app import main
+
+main()

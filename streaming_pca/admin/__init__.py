@@ -1,0 +1,1 @@
+"""Operations on a stream from outside: status, ledger, watch, pause, charge, backup, produce."""

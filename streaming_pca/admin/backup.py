@@ -1,0 +1,293 @@
+"""Backup of a ledger and of its jobs' states: taking it, verifying it, and its file.
+
+The file is a zip of ``manifest.json``, ``ledger.jsonl`` (the entries' exact bytes, in
+order, one a line), ``states/JOB`` (the bytes that the state topic holds in
+chunks) and, where the user is the unit of privacy, ``users/JOB`` (the parts of
+the table that the state names, one after the other).
+
+Digests in the manifest find damage. Forgery is found by the ledger's hash chains,
+except for a forged end of a chain: keep backups where only the topics' own readers
+may read them, and no one may write.
+
+How ledger and states are read beside running workers: :mod:`streaming_pca.service.commit.snapshot`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from streaming_pca import __version__
+from streaming_pca.admin.ledger import topic_id_of
+from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.privacy.ledger.ledger import Ledger
+from streaming_pca.privacy.ledger.verify import check_states, verify_log
+from streaming_pca.service.commit.log_reader import whole_log
+from streaming_pca.service.commit.snapshot import read_snapshot, replay
+from streaming_pca.service.commit.state_topic import summarise
+
+__all__ = [
+    "Backup",
+    "BackupError",
+    "BackupNotVerified",
+    "export_backup",
+    "read_backup",
+    "take_backup",
+    "verified_ledger",
+    "write_backup",
+]
+
+_LARGEST_MANIFEST = 64 * 2**20
+_LEDGER, _MANIFEST, _STATES, _USERS = "ledger.jsonl", "manifest.json", "states/", "users/"
+
+
+class BackupError(Exception):
+    """File that cannot be written or read, or is no backup of the topic; one line."""
+
+
+class BackupNotVerified(Exception):
+    """Backup or topics that the verifier rejects.
+
+    Attributes
+    ----------
+    problems : tuple of str
+        One line each.
+    """
+
+    def __init__(self, what: str, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(f"{what} is not verified: {len(self.problems)} problem(s)")
+
+
+@dataclass(frozen=True)
+class Backup:
+    """Ledger of an input topic, and the last committed states of its jobs.
+
+    Attributes
+    ----------
+    topic, topic_id : str
+        The input topic, and the id of its life.
+    created : str
+        ISO 8601, UTC.
+    ledger_end : int
+        Offset of the ledger topic at which the backup ends.
+    entries : tuple of bytes
+        All of the ledger, other lives of the topic included.
+    states : dict of str to bytes
+        The last committed state of each job that has one.
+    users : dict of str to bytes
+        The table of users of each job whose state names one.
+    """
+
+    topic: str
+    topic_id: str
+    created: str
+    ledger_end: int
+    entries: tuple[bytes, ...]
+    states: dict[str, bytes]
+    users: dict[str, bytes] = field(default_factory=dict)
+
+
+# -- taking one ------------------------------------------------------------
+
+
+def export_backup(kafka: KafkaSettings, topic: str, path: Path) -> Backup:
+    """Take a backup and write it; see :func:`take_backup` and :func:`write_backup`."""
+    _check_new(path)
+    backup = take_backup(kafka, topic)
+    write_backup(backup, path)
+    return backup
+
+
+def take_backup(kafka: KafkaSettings, topic: str) -> Backup:
+    """Read and verify a ledger and its jobs' states, beside running workers.
+
+    Raises
+    ------
+    TopicError
+        If the input topic or its ledger is missing.
+    StreamRefused
+        If the ledger topic has lost its beginning.
+    BackupNotVerified
+        If the verifier rejects the contents of the topics.
+    SessionLost
+        If the broker fails, or jobs commit faster than their states can be read.
+    """
+    topic_id = topic_id_of(kafka, topic)
+    reader = whole_log(kafka, f"{topic}.ledger")
+    try:
+        read = read_snapshot(kafka, reader, topic_id, lambda found, _: found)
+    finally:
+        reader.close()
+
+    backup = Backup(
+        topic=topic,
+        topic_id=topic_id,
+        created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        ledger_end=read.end,
+        entries=tuple(data for _, data in read.entries),
+        states={name: s.data for name, s in sorted(read.states.items()) if s.data is not None},
+        users={name: s.users for name, s in sorted(read.states.items()) if s.users is not None},
+    )
+    verified_ledger(backup, f"ledger {reader.topic!r}")
+    return backup
+
+
+def verified_ledger(backup: Backup, what: str = "the backup") -> Ledger:
+    """Verify a backup, and that each state is its job's last; return its ledger.
+
+    Raises
+    ------
+    BackupNotVerified
+        With everything that is wrong.
+    """
+    report = verify_log(enumerate(backup.entries), topic_id=backup.topic_id)
+    problems = list(report.problems)
+    ledger = replay(backup.entries, Ledger(backup.topic_id))
+    states = {name: summarise(data, backup.users.get(name)) for name, data in backup.states.items()}
+    problems += [
+        f"job {name!r}: {wrong}" for name, wrong in check_states(states, ledger.jobs, backup.topic_id).items()
+    ]
+    if problems:
+        raise BackupNotVerified(what, problems)
+    return ledger
+
+
+# -- its file --------------------------------------------------------------
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class _Part(_Frozen):
+    size: int
+    sha256: str
+
+
+class _Manifest(_Frozen):
+    format: Literal["streaming-pca copy"] = "streaming-pca copy"
+    version: Literal[1] = 1
+    program: str
+    created: str
+    topic: str
+    topic_id: str
+    ledger_end: int
+    entries: int
+    ledger: _Part
+    states: dict[str, _Part]
+    users: dict[str, _Part] = {}
+
+
+def write_backup(backup: Backup, path: Path) -> None:
+    """Write a new file, readable by its owner alone: all of it, or no file."""
+    _check_new(path)
+    ledger = b"".join(entry + b"\n" for entry in backup.entries)
+    manifest = _Manifest(
+        program=__version__,
+        created=backup.created,
+        topic=backup.topic,
+        topic_id=backup.topic_id,
+        ledger_end=backup.ledger_end,
+        entries=len(backup.entries),
+        ledger=_part(ledger),
+        states={name: _part(data) for name, data in backup.states.items()},
+        users={name: _part(data) for name, data in backup.users.items()},
+    )
+    # An older program knows no users: it can read a backup that has none.
+    left_out = None if backup.users else {"users"}
+    parts = {_MANIFEST: manifest.model_dump_json(indent=1, exclude=left_out).encode(), _LEDGER: ledger}
+    parts |= {f"{_STATES}{name}": data for name, data in backup.states.items()}
+    parts |= {f"{_USERS}{name}": data for name, data in backup.users.items()}
+    try:
+        # Made with mode 0600; beside the file, so that the rename is atomic.
+        handle, scratch = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                with zipfile.ZipFile(file, "w") as archive:
+                    for name, data in parts.items():
+                        # States are mostly noise and hashes, which do not compress.
+                        dense = name.startswith((_STATES, _USERS))
+                        method = zipfile.ZIP_STORED if dense else zipfile.ZIP_DEFLATED
+                        archive.writestr(name, data, compress_type=method)
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(scratch, path)
+        except BaseException:
+            os.unlink(scratch)
+            raise
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise BackupError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def _check_new(path: Path) -> None:
+    """Refuse to write over a file."""
+    # Not path.exists(), which raises where it may not look, and overlooks a broken link.
+    if os.path.lexists(path):
+        raise BackupError(f"{path}: is there already: name a new file")
+
+
+def _part(data: bytes) -> _Part:
+    return _Part(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def read_backup(path: Path) -> Backup:
+    """Read a backup; BackupError if the file is none, or is damaged."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if archive.getinfo(_MANIFEST).file_size > _LARGEST_MANIFEST:
+                raise BackupError(f"{path}: its manifest is too large")
+            manifest = _Manifest.model_validate_json(archive.read(_MANIFEST))
+            wanted = {_LEDGER: manifest.ledger}
+            wanted |= {f"{_STATES}{name}": part for name, part in manifest.states.items()}
+            wanted |= {f"{_USERS}{name}": part for name, part in manifest.users.items()}
+            if sorted(archive.namelist()) != sorted([_MANIFEST, *wanted]):
+                raise BackupError(f"{path}: holds other parts than its manifest names")
+            parts = {name: _read_part(archive, path, name, part) for name, part in wanted.items()}
+    except OSError as error:
+        raise BackupError(f"{path}: {error.strerror or error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise BackupError(
+            f"{path}: its manifest is not of this program's version 1: {where}: {first['msg']}"
+        ) from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, RuntimeError, ValueError):
+        raise BackupError(f"{path}: is no backup made by `streaming-pca export`, or is damaged") from None
+    entries = tuple(parts[_LEDGER].split(b"\n")[:-1])
+    if len(entries) != manifest.entries:
+        raise BackupError(f"{path}: has {len(entries)} entries, its manifest says {manifest.entries}")
+    return Backup(
+        topic=manifest.topic,
+        topic_id=manifest.topic_id,
+        created=manifest.created,
+        ledger_end=manifest.ledger_end,
+        entries=entries,
+        states={name: parts[f"{_STATES}{name}"] for name in manifest.states},
+        users={name: parts[f"{_USERS}{name}"] for name in manifest.users},
+    )
+
+
+def _read_part(archive: zipfile.ZipFile, path: Path, name: str, part: _Part) -> bytes:
+    # Before unpacking: a small archive can unfold to any size.
+    if archive.getinfo(name).file_size != part.size:
+        raise BackupError(f"{path}: {name} is damaged: its size is not the manifest's")
+    data = archive.read(name)
+    if _part(data) != part:
+        raise BackupError(f"{path}: {name} is damaged: its digest is not the manifest's")
+    return data

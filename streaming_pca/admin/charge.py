@@ -1,0 +1,233 @@
+"""Charges for releases that were made elsewhere: `streaming-pca ledger charge`.
+
+The cap of a topic covers the releases of this program. An owner who releases
+something else about the same records enters its cost here, so that the cap
+covers that too. Like every charge, it can never be taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kafka import TopicPartition
+from kafka.errors import KafkaError
+
+from streaming_pca.config.settings import TOPIC_NAME, ConfigurationError, KafkaSettings
+from streaming_pca.privacy.ledger.entries import Charged, OffsetSpan, Opened
+from streaming_pca.privacy.parameters import Charge
+from streaming_pca.service.commit.ledger_writer import LedgerWriter, check_reason, group_of_charges, trace_of
+from streaming_pca.service.commit.log_reader import high_watermark
+from streaming_pca.service.errors import SessionLost, StreamRefused, TopicError
+from streaming_pca.service.kafka.clients import reading_consumer
+from streaming_pca.service.topics.find import describe_topics
+
+__all__ = ["ChargeVoid", "ChargeWriter", "Done", "charge_records"]
+
+
+class ChargeVoid(StreamRefused):
+    """Charge that another job forestalled: it is in the log and counts for nothing."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """Charge that counts.
+
+    Attributes
+    ----------
+    entry : Charged
+    offset : int
+        Of the entry in the ledger topic.
+    spent : Charge
+        Largest sum that any of these records has been charged; epsilon, delta and rho each on its own.
+    opened : Opened
+        The cap and the filter.
+    """
+
+    entry: Charged
+    offset: int
+    spent: Charge
+    opened: Opened
+
+
+def charge_records(
+    kafka: KafkaSettings,
+    topic: str,
+    job: str,
+    charge: Charge,
+    ranges: Sequence[OffsetSpan] | None,
+    reason: str,
+) -> Done:
+    """Charge records of a topic for a release made elsewhere.
+
+    Parameters
+    ----------
+    kafka : KafkaSettings
+    topic : str
+        The input topic.
+    job : str
+        Name to charge under; not a stream's.
+    charge : Charge
+        Cost of the release for each record.
+    ranges : sequence of OffsetSpan, or None
+        Records to charge; None for every record that the topic holds or ever held.
+    reason : str
+        One line for readers of the ledger.
+
+    Raises
+    ------
+    BudgetExceeded, ChargeVoid
+        If a record would pass the cap: then nothing is charged.
+    ConfigurationError
+        If an argument is wrong.
+    """
+    check_reason(reason)
+    if not TOPIC_NAME.fullmatch(job):
+        raise ConfigurationError("--job must be 1 to 200 letters, digits, '.', '_' or '-'")
+    if not (charge.epsilon or charge.delta or charge.rho):
+        raise ConfigurationError("--epsilon and --delta are both 0: that charges nothing")
+    topic_id, ends = _look_up(kafka, topic, job)
+    writer = ChargeWriter(kafka, topic, topic_id, job)
+    try:
+        # Before the fence, which would end the session of a stream of that name.
+        writer.check(charge)
+        return writer.charge(_spans(ranges, ends, topic), charge, reason)
+    except SessionLost as error:
+        if writer.committing:
+            raise SessionLost(
+                f"{error}. Whether the charge was written is not known: look for it in "
+                "`streaming-pca ledger show` before you charge again"
+            ) from None
+        raise SessionLost(f"{error}. Nothing was charged: try again") from None
+    finally:
+        writer.close()
+
+
+class ChargeWriter(LedgerWriter):
+    """Writer of the CHARGED entries of one job."""
+
+    committing = False
+    """True from just before the commit, which may succeed even if it raises."""
+
+    def __init__(self, kafka: KafkaSettings, topic: str, topic_id: str, job: str) -> None:
+        super().__init__(kafka, f"{topic}.ledger", topic_id, job)
+        self._topic = topic
+
+    def check(self, charge: Charge) -> None:
+        """Refuse a wrong charge before fencing any other writer."""
+        with self._step("charge.1 read ahead"):
+            self.log.catch_up()
+        opened, known = self.log.ledger.opened, self.log.ledger.job(self._job)
+        if opened is None:
+            raise TopicError(
+                f"ledger {self._ledger_topic!r} is not open: set a cap with "
+                "`streaming-pca topics create --config FILE --cap EPSILON,DELTA`"
+            )
+        if opened.filter == "zcdp" and not charge.rho:
+            what = "given" if charge.rho is None else "above 0"
+            raise ConfigurationError(f"--rho must be {what}: this ledger adds up by zCDP (--filter zcdp)")
+        if opened.filter == "basic" and not (charge.epsilon or charge.delta):
+            raise ConfigurationError(
+                "--epsilon and --delta are both 0: this ledger adds up those (--filter basic), "
+                "so that charges nothing"
+            )
+        if known.batch:
+            raise ConfigurationError(f"--job {self._job} is a stream with batches: choose another name")
+
+    def charge(self, ranges: Sequence[OffsetSpan], charge: Charge, reason: str) -> Done:
+        """Write CHARGED, unless a record would pass the cap."""
+        with self._step("charge.2 fence"):
+            self._fence()
+        with self._step("charge.3 end"):
+            end = high_watermark(self._kafka, self._ledger_topic)
+        with self._step("charge.4 replay"):
+            self.log.catch_up(end)
+        ledger = self.log.ledger
+        with self._step("charge.5 dry run"):
+            entry = Charged(
+                topic_id=self._topic_id,
+                job=self._job,
+                previous=ledger.head(self._job),
+                ranges=tuple(ranges),
+                charge=charge,
+                reason=reason,
+            )
+            verdict = ledger.judge(entry)
+            if not verdict.accepted:
+                ledger.check_budget(entry)
+                raise StreamRefused(f"the ledger refuses the charge: {verdict.reason}")
+        with self._step("charge.6 begin"):
+            self._begin()
+        with self._step("charge.7 CHARGED"):
+            sent = self._send_entry(entry)
+            ends = {r.partition: r.end for r in ranges}
+            self._transaction.send_offsets(
+                self._topic, ends, group_of_charges(self._topic, self._job), trace_of(entry)
+            )
+        with self._step("charge.8 commit"):
+            self.committing = True
+            self._transaction.commit()
+        with self._step("charge.9 read back"):
+            verdict = self._read_back(sent.offset, entry)
+            if not verdict.accepted:
+                raise ChargeVoid(f"another job was faster, and nothing was charged: {verdict.reason}")
+        assert ledger.opened is not None
+        return Done(entry, sent.offset, self._most(ranges), ledger.opened)
+
+    def _most(self, ranges: Sequence[OffsetSpan]) -> Charge:
+        """Return the largest charges of these records: epsilon, delta and rho each on its own."""
+        ledger, most = self.log.ledger, Charge.nothing()
+        for r in ranges:
+            for spent in ledger.spend[r.partition].over(r.start, r.end):
+                most |= spent
+        return most + ledger.everywhere
+
+
+def _look_up(kafka: KafkaSettings, topic: str, job: str) -> tuple[str, dict[int, int]]:
+    """Return the topic's id and each partition's end; refuse a job that is a stream."""
+    names = {"topic": topic, "ledger": f"{topic}.ledger", "state": f"{job}.state"}
+    found = {
+        t["name"]: t for t in describe_topics(kafka, [*names.values()], "the topics") if not t["error_code"]
+    }
+    for name in (names["topic"], names["ledger"]):
+        if name not in found:
+            raise TopicError(f"topic {name!r} is missing")
+    if names["state"] in found:
+        # The charge would fence its leader, and a job with charges can never reserve again.
+        raise ConfigurationError(f"--job {job} is a stream (topic {job}.state is there): choose another name")
+    tps = [TopicPartition(topic, p["partition_index"]) for p in found[topic]["partitions"]]
+    consumer = reading_consumer(kafka, committed=False)
+    try:
+        ends = consumer.end_offsets(tps, timeout_ms=kafka.request_timeout_ms)
+    except KafkaError as error:
+        raise SessionLost(f"reading the ends of {topic} failed: {error}") from None
+    finally:
+        consumer.close(autocommit=False)
+    return str(found[topic]["topic_id"]), {tp.partition: int(end) for tp, end in ends.items()}
+
+
+def _spans(ranges: Sequence[OffsetSpan] | None, ends: dict[int, int], topic: str) -> list[OffsetSpan]:
+    """Return the ranges to charge; refuse empty ones, and records that are not there."""
+    if ranges is None:
+        everything = [OffsetSpan(partition=p, start=0, end=end) for p, end in sorted(ends.items()) if end]
+        if not everything:
+            raise ConfigurationError(f"--all: topic {topic!r} has no records")
+        return everything
+    seen: set[int] = set()
+    for r in ranges:
+        name = f"--range {r.partition}:{r.start}:{r.end}"
+        if r.partition not in ends:
+            raise ConfigurationError(f"{name}: topic {topic!r} has partitions 0 to {max(ends)}")
+        if r.start >= r.end:
+            raise ConfigurationError(f"{name}: the end must be above the start")
+        if r.end > ends[r.partition]:
+            raise ConfigurationError(
+                f"{name}: partition {r.partition} ends at offset {ends[r.partition]}: "
+                "a charge is for records that are there"
+            )
+        if r.partition in seen:
+            raise ConfigurationError(
+                f"{name}: partition {r.partition} is named twice: charge it in two commands"
+            )
+        seen.add(r.partition)
+    return sorted(ranges, key=lambda r: r.partition)

@@ -1,0 +1,238 @@
+"""Reading a ledger without writing to it: `streaming-pca ledger`."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from kafka.errors import KafkaError
+
+from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.privacy.ledger.cap import approximate, left_of, within_cap
+from streaming_pca.privacy.ledger.entries import (
+    Abandoned,
+    Charged,
+    Committed,
+    LedgerEntry,
+    MalformedEntry,
+    Opened,
+    Paused,
+    Released,
+    Reserved,
+    Resumed,
+    Retired,
+    decode_entry,
+)
+from streaming_pca.privacy.ledger.ledger import Ledger
+from streaming_pca.privacy.ledger.verify import Report, StoredState, verify_log
+from streaming_pca.privacy.parameters import Charge
+from streaming_pca.service.commit.log_reader import LedgerLog, Replayed, whole_log
+from streaming_pca.service.commit.snapshot import existing_topics, read_messages, read_snapshot, read_topic
+from streaming_pca.service.commit.state_topic import FoundState, summarise
+from streaming_pca.service.errors import TopicError
+from streaming_pca.service.kafka.clients import admin_client
+
+__all__ = [
+    "describe_charge",
+    "describe_ledger",
+    "describe_left",
+    "describe_spent",
+    "read_ledger",
+    "topic_id_of",
+    "verify_ledger",
+]
+
+
+def topic_id_of(kafka: KafkaSettings, topic: str) -> str:
+    """Return the topic's present id; TopicError if it or its ledger is missing."""
+    admin = admin_client(kafka)
+    try:
+        found = {t["name"]: t for t in admin.describe_topics([topic, f"{topic}.ledger"])}
+    except KafkaError as error:
+        raise TopicError(f"the broker would not describe the topics: {error}") from None
+    finally:
+        admin.close()
+    for name in (topic, f"{topic}.ledger"):
+        if name not in found or found[name]["error_code"]:
+            raise TopicError(f"topic {name!r} is missing")
+    return str(found[topic]["topic_id"])
+
+
+def read_ledger(kafka: KafkaSettings, topic: str) -> Ledger:
+    """Replay the ledger of an input topic."""
+    return _replayed(kafka, topic)[0]
+
+
+def _replayed(kafka: KafkaSettings, topic: str) -> tuple[Ledger, list[Replayed]]:
+    log = LedgerLog(kafka, f"{topic}.ledger", topic_id_of(kafka, topic))
+    try:
+        replayed = log.catch_up()
+        return log.ledger, replayed
+    finally:
+        log.close()
+
+
+def describe_ledger(kafka: KafkaSettings, topic: str) -> dict[str, Any]:
+    """Describe cap, jobs and every entry as plain data."""
+    ledger, replayed = _replayed(kafka, topic)
+    entries = [
+        {"offset": item.offset, "kind": item.entry.kind, "void": item.verdict.reason, **_row(item.entry)}
+        for item in replayed
+    ]
+    opened, everywhere = ledger.opened, ledger.everywhere
+    return {
+        "topic": topic,
+        "topic_id": ledger.topic_id,
+        "cap": None if opened is None else opened.cap.model_dump(mode="json"),
+        "filter": None if opened is None else opened.filter,
+        "everywhere": None
+        if opened is None or everywhere == Charge.nothing()
+        else describe_charge(everywhere, with_rho=opened.filter == "zcdp"),
+        "jobs": {
+            name: {
+                "batch": job.batch,
+                "phase": str(job.phase),
+                "standing": str(job.standing),
+                "charges": job.charges,
+                "committed": job.committed,
+                "abandoned": job.abandoned,
+                "released": job.released,
+                "records_committed": job.records_committed,
+                "records_abandoned": job.records_abandoned,
+                "promise": job.contract,
+            }
+            for name, job in sorted(ledger.jobs.items())
+        },
+        "entries": entries,
+    }
+
+
+def _row(entry: LedgerEntry) -> dict[str, Any]:
+    """Describe an entry's fields, its kind left out."""
+    if isinstance(entry, Opened):
+        return {}
+    row: dict[str, Any] = {"job": entry.job}
+    if not isinstance(entry, Paused | Resumed | Retired | Charged):
+        row["batch"] = entry.batch
+    if isinstance(entry, Reserved):
+        row["records"] = entry.count
+    if isinstance(entry, Reserved | Charged):
+        row["ranges"] = [r.model_dump() for r in entry.ranges]
+        row |= describe_charge(entry.charge, with_rho=entry.charge.rho is not None)
+    if isinstance(entry, Abandoned | Paused | Resumed | Retired | Charged):
+        row["reason"] = entry.reason
+    return row
+
+
+def describe_spent(kafka: KafkaSettings, topic: str, partition: int, offset: int) -> dict[str, Any]:
+    """Describe the charges of one record: in all, by job, and left under the cap."""
+    ledger = read_ledger(kafka, topic)
+    opened = ledger.opened
+    if opened is None:
+        raise TopicError(f"ledger {topic + '.ledger'!r} is not open")
+    spent = ledger.spent(partition, offset)
+    zcdp = opened.filter == "zcdp"
+    of_jobs = {name: job.spent(partition, offset) for name, job in sorted(ledger.jobs.items())}
+    return {
+        "topic": topic,
+        "partition": partition,
+        "offset": offset,
+        "spent": describe_charge(spent, with_rho=zcdp),
+        "left": describe_left(spent, opened),
+        "cap": opened.cap.model_dump(mode="json"),
+        "jobs": {
+            name: describe_charge(charge, with_rho=zcdp)
+            for name, charge in of_jobs.items()
+            if charge != Charge.nothing()
+        },
+    }
+
+
+def describe_charge(charge: Charge, *, with_rho: bool) -> dict[str, str | None]:
+    """Describe a charge as plain data.
+
+    A rho of None claims none; such a charge never fits the zcdp filter.
+    """
+    plain: dict[str, str | None] = {
+        "epsilon": approximate(charge.epsilon),
+        "delta": approximate(charge.delta),
+    }
+    if with_rho:
+        plain["rho"] = None if charge.rho is None else approximate(charge.rho)
+    return plain
+
+
+def describe_left(spent: Charge, opened: Opened) -> dict[str, str]:
+    """Describe what the cap leaves of a record's budget, in the filter's units."""
+    if opened.filter == "zcdp":
+        return {"rho": approximate(_rho_left(spent, opened))}
+    pairs = {"epsilon": (opened.cap.epsilon, spent.epsilon), "delta": (opened.cap.delta, spent.delta)}
+    return {name: approximate(left_of(*pair)) for name, pair in pairs.items()}
+
+
+def _rho_left(spent: Charge, opened: Opened) -> Fraction | float:
+    """Return the largest rho that fits, rounded down to 12 decimals; the exact one is irrational."""
+
+    def fits(rho: Fraction) -> bool:
+        more = Charge(epsilon=Fraction(0), delta=Fraction(0), rho=rho)
+        return within_cap(spent + more, opened.cap, opened.filter)
+
+    steps = 10**12
+    if not fits(Fraction(0)):
+        return Fraction(0)
+    if not isinstance(opened.cap.epsilon, Fraction) or opened.cap.delta >= 1:
+        return math.inf
+    low, high = 0, math.floor(opened.cap.epsilon * steps) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(Fraction(middle, steps)) else (low, middle)
+    return Fraction(low, steps)
+
+
+def verify_ledger(kafka: KafkaSettings, topic: str) -> Report:
+    """Run the independent verifier over a ledger and its jobs' states and releases."""
+    topic_id = topic_id_of(kafka, topic)
+    reader = whole_log(kafka, f"{topic}.ledger")
+    try:
+        read = read_snapshot(kafka, reader, topic_id, _stored)
+        decoded = _decoded(read.entries)
+        jobs = {e.job for e in decoded if isinstance(e, Reserved) and e.topic_id == topic_id}
+        releases: list[bytes] = []
+        for name in sorted(existing_topics(kafka, [f"{job}.releases" for job in jobs])):
+            releases.extend(read_topic(kafka, name))
+        # A worker may have gone on: entries written since the snapshot account for later releases.
+        later = _decoded(read_messages(kafka, reader))
+    finally:
+        reader.close()
+    since = {e.release_digest for e in later if isinstance(e, Released)}
+    known = [value for value in releases if hashlib.sha256(value).hexdigest() not in since]
+    committed = {e.state_digest for e in later if isinstance(e, Committed)}
+    states = {
+        # A worker resumes from the topic's last state, so some COMMITTED must name that state.
+        name: state if last in (state.digest, *committed) else StoredState(last)
+        for name, (state, last) in read.states.items()
+        if last
+    }
+    return verify_log(read.entries, known, states, topic_id=topic_id)
+
+
+def _stored(found: FoundState, digest: str) -> tuple[StoredState, str]:
+    """Summarise a state; return also the digest of its topic's last one."""
+    if found.data is not None:
+        return summarise(found.data, found.users), found.last
+    torn = "a chunk of its state is missing or was changed" if found.last == digest else ""
+    return StoredState(found.last, problem=torn), found.last
+
+
+def _decoded(messages: Sequence[tuple[int, bytes]]) -> list[LedgerEntry]:
+    """Decode the messages that are entries; the verifier reports the others."""
+    entries = []
+    for _, data in messages:
+        try:
+            entries.append(decode_entry(data))
+        except MalformedEntry:
+            continue
+    return entries

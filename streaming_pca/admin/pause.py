@@ -1,0 +1,139 @@
+"""Pause, resume and retire a stream: `streaming-pca stream`.
+
+Each is an entry of the stream's own chain, written with the stream's own
+transactional id. So the running leader is fenced, recovers from the topics, and finds
+the entry there. A committed release is published on the way. An open reservation is
+left to the next leader, which may finish it while the stream is paused. A retired
+stream has no next leader, so its reservation is abandoned.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import cast
+
+from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.privacy.ledger.entries import Paused, Resumed, Retired, decode_entry, encode_entry
+from streaming_pca.privacy.ledger.ledger import JobStatus
+from streaming_pca.service.commit.checkpoint import CheckpointWriter
+from streaming_pca.service.commit.ledger_writer import check_reason, trace_of
+from streaming_pca.service.commit.recovery import Action
+from streaming_pca.service.errors import SessionLost, StreamRefused
+from streaming_pca.service.topics.find import find_topics
+
+__all__ = ["Change", "LifecycleWriter", "pause", "resume", "retire"]
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS = 6
+_WANTED = {Paused: JobStatus.PAUSED, Resumed: JobStatus.ACTIVE, Retired: JobStatus.RETIRED}
+
+
+@dataclass(frozen=True)
+class Change:
+    """Status of a stream after a command.
+
+    Attributes
+    ----------
+    stream : str
+    standing : JobStatus
+    changed : bool
+        False where the stream had this status already.
+    batch : int
+        The last batch that was reserved, 0 before the first.
+    phase : str
+        Status of that batch.
+    """
+
+    stream: str
+    standing: JobStatus
+    changed: bool
+    batch: int
+    phase: str
+
+
+def pause(kafka: KafkaSettings, stream: StreamSettings, reason: str) -> Change:
+    """Stop the stream from reserving batches until it is resumed."""
+    return _change(kafka, stream, Paused, reason)
+
+
+def resume(kafka: KafkaSettings, stream: StreamSettings, reason: str) -> Change:
+    """Let a paused stream go on."""
+    return _change(kafka, stream, Resumed, reason)
+
+
+def retire(kafka: KafkaSettings, stream: StreamSettings, reason: str) -> Change:
+    """End the stream for ever; its charges stay."""
+    return _change(kafka, stream, Retired, reason)
+
+
+def _change(
+    kafka: KafkaSettings, stream: StreamSettings, kind: type[Paused | Resumed | Retired], reason: str
+) -> Change:
+    check_reason(reason)
+    topic_id = find_topics(kafka, stream).topic_id
+    attempt = 1
+    while True:
+        writer = LifecycleWriter(kafka, stream, topic_id)
+        try:
+            return writer.change(kind, reason)
+        except SessionLost as error:
+            # The fenced leader takes over anew, and may fence this writer in turn.
+            if attempt == _ATTEMPTS:
+                raise
+            attempt += 1
+            log.warning("trying again: %s", error)
+        finally:
+            writer.close()
+
+
+class LifecycleWriter(CheckpointWriter):
+    """Writer that changes the status of a stream for its operator."""
+
+    def change(self, kind: type[Paused | Resumed | Retired], reason: str) -> Change:
+        """Give the stream the status that an entry of this kind stands for."""
+        name = self._stream.name
+        with self._step("standing.1 read ahead"):
+            self.read_ahead()
+        status = self.log.ledger.job(name).standing
+        if status is _WANTED[kind]:
+            return self._result(changed=False)
+        if status is JobStatus.RETIRED:
+            raise StreamRefused(f"stream {name!r} is retired, which is final: choose a new stream.name")
+        found = self.take_over(to_change_status=True)
+        if found.recovery.action is Action.PUBLISH:
+            self.publish()
+        elif found.recovery.action is Action.RESUME and kind is Retired:
+            assert found.reservation is not None
+            self.abandon(found.reservation, "the stream is retired")
+        self._write(kind, reason)
+        return self._result(changed=True)
+
+    def _write(self, kind: type[Paused | Resumed | Retired], reason: str) -> None:
+        with self._step("standing.2 dry run"):
+            entry = kind(
+                topic_id=self._topic_id,
+                job=self._stream.name,
+                previous=self.log.ledger.head(self._stream.name),
+                reason=reason,
+            )
+            entry = cast(Paused | Resumed | Retired, decode_entry(encode_entry(entry)))
+            verdict = self.log.ledger.judge(entry)
+            if not verdict.accepted:
+                raise StreamRefused(f"the ledger refuses {entry.kind}: {verdict.reason}")
+        with self._step("standing.3 begin"):
+            self._begin()
+        with self._step("standing.4 entry"):
+            sent = self._send_entry(entry)
+            # Unchanged offsets, or the beginning: only the trace beside them is new.
+            positions = self._checkpoint.positions if self._checkpoint else {0: 0}
+            self._transaction.send_offsets(self._stream.input, positions, self._stream.name, trace_of(entry))
+        with self._step("standing.5 commit"):
+            self._transaction.commit()
+        with self._step("standing.6 read back"):
+            self._expect(sent.offset, entry)
+
+    def _result(self, changed: bool) -> Change:
+        job = self.log.ledger.job(self._stream.name)
+        return Change(self._stream.name, job.standing, changed, job.batch, str(job.phase))

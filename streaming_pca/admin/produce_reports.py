@@ -1,0 +1,207 @@
+"""Sender of vectors as locally private reports: `produce` for `record_kind = "local"`.
+
+Each vector is first charged to its user, then privatized, then sent. So a process
+that is killed has charged every report that it sent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.admin.produce import arrange_features
+from streaming_pca.admin.sending import Outgoing, Produced, send_messages
+from streaming_pca.config.settings import ConfigurationError, KafkaSettings, StreamSettings
+from streaming_pca.data.files import RecordFile, RecordFileError
+from streaming_pca.data.records import RecordKind
+from streaming_pca.linalg.packed import packed_size
+from streaming_pca.local.accountant import AlreadySpent, LocalAccountant
+from streaming_pca.local.gaussian import LocalGaussian
+from streaming_pca.local.promise import report_headers
+from streaming_pca.privacy.randomness import utility_generator
+from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES
+
+__all__ = ["arrange_vectors", "mechanism_of", "send_reports", "users_of", "without_spent"]
+
+_BLOCK_ENTRIES = 2**20
+"""Numbers of a file held in memory at once."""
+
+_OVERHEAD = 2**16
+"""Most bytes of a message beside its payload."""
+
+
+def mechanism_of(
+    stream: StreamSettings, epsilon: float | None = None, delta: float | None = None, radius: float = 1.0
+) -> LocalGaussian:
+    """Return the mechanism that makes the stream's reports.
+
+    Parameters
+    ----------
+    stream : StreamSettings
+    epsilon, delta : float, optional
+        The producer's privacy parameters; by default the stream's.
+    radius : float
+        Clip radius: longest norm that is left as it is; public.
+
+    Raises
+    ------
+    ConfigurationError
+        If the stream takes no reports, or reports with other privacy parameters.
+    ParameterError
+        If no noise gives that privacy guarantee, or the radius is invalid.
+    """
+    if stream.record_kind is not RecordKind.LOCAL:
+        raise ConfigurationError(
+            f'{stream.name}: record_kind = "{stream.record_kind}" takes no reports: '
+            'set record_kind = "local", or leave out the --local options'
+        )
+    for name, given, own in (("epsilon", epsilon, stream.epsilon), ("delta", delta, stream.delta)):
+        if given is not None and given != own:
+            raise ConfigurationError(
+                f"--local-{name} {given!r} is not stream.{name} = {own!r}, "
+                "and reports of another epsilon or delta are null: leave the option out, or change "
+                "one of them"
+            )
+    return LocalGaussian(stream.epsilon, stream.delta, radius)
+
+
+def arrange_vectors(records: RecordFile, stream: StreamSettings) -> RecordFile:
+    """Check vectors against a stream of reports; arrange features as the stream has them.
+
+    Raises
+    ------
+    RecordFileError, ConfigurationError
+    """
+    if len(records.shape) != 2:
+        raise RecordFileError(
+            f"{records.path}: holds factors of {records.shape[1]} rows, and a report is of one vector"
+        )
+    records = arrange_features(records, stream)
+    size = 4 * packed_size(stream.dim)
+    if size + _OVERHEAD > MAX_MESSAGE_BYTES:
+        raise ConfigurationError(
+            f"stream.dim = {stream.dim} makes reports of {size / 2**20:.0f} MiB, "
+            f"and a message holds {MAX_MESSAGE_BYTES // 2**20} MiB: lower stream.dim"
+        )
+    return records
+
+
+def users_of(records: RecordFile) -> list[bytes]:
+    """Return the user of each row: its key, or the row itself if the file has no keys.
+
+    The key itself is the user. So charges from Python, or from another program that
+    uses the same accountant's file, count here.
+
+    Raises
+    ------
+    RecordFileError
+        If a row has no key.
+    """
+    if records.row_keys is None:
+        path = str(Path(records.path).resolve())
+        return [f"row {row} of {path}".encode() for row in range(1, len(records) + 1)]
+    users = []
+    for row, key in enumerate(records.keys(), start=1):
+        if key is None:
+            raise RecordFileError(
+                f"{records.path}: row {row} has no key, so there is no user to charge for its report"
+            )
+        users.append(key)
+    return users
+
+
+def without_spent(
+    users: list[bytes], accountant: LocalAccountant, topic: str, mechanism: LocalGaussian
+) -> NDArray[np.int64]:
+    """Return the rows whose users may still report, in order; the first ones of each user.
+
+    Raises
+    ------
+    AccountantError
+    """
+    asked: Counter[bytes] = Counter()
+    kept = []
+    for row, user in enumerate(users):
+        if accountant.allows(user, topic, mechanism.epsilon, mechanism.delta, reports=asked[user] + 1):
+            asked[user] += 1
+            kept.append(row)
+    return np.array(kept, dtype=np.int64)
+
+
+def send_reports(
+    kafka: KafkaSettings,
+    topic: str,
+    records: RecordFile,
+    mechanism: LocalGaussian,
+    *,
+    accountant: LocalAccountant | None = None,
+    skip_spent: bool = False,
+    shuffle: int | None = None,
+    rate: float | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Produced:
+    """Send a report of each vector, without its key, in turn over the topic's partitions.
+
+    Parameters
+    ----------
+    records : RecordFile
+        From :func:`arrange_vectors`.
+    mechanism : LocalGaussian
+        From :func:`mechanism_of`.
+    accountant : LocalAccountant, optional
+        Charged before the noise of a report is drawn. Without an accountant a vector
+        could be reported twice.
+    skip_spent : bool
+        Leave out users who may not report any more, instead of sending nothing:
+        to go on where a process was interrupted.
+    shuffle : int, optional
+        Public seed of the order.
+    rate : float, optional
+        Most reports per second.
+    progress : callable, optional
+        Called after each report, and with the number of rows left out.
+
+    Raises
+    ------
+    AlreadySpent
+        If a user has nothing left. Unless another process charged the same users
+        at the same time, nothing was sent.
+    AccountantError, RecordFileError, TopicError, BrokerUnreachable
+    """
+    order = None if shuffle is None else utility_generator(shuffle).permutation(len(records))
+    users = None
+    total = len(records)
+    if accountant is not None:
+        users = users_of(records)
+        kept = without_spent(users, accountant, topic, mechanism)
+        if len(kept) < total:
+            if not skip_spent:
+                raise AlreadySpent(
+                    f"{records.path}: {total - len(kept)} of {total} rows are of users who have spent their "
+                    f"epsilon on {topic!r}, by {accountant.path}: --local-skip-spent leaves these rows out"
+                )
+            order = kept if order is None else order[np.isin(order, kept)]
+            if progress is not None:
+                progress(total - len(kept))
+            total = len(kept)
+
+    def reports() -> Iterator[Outgoing]:
+        for row, vector in _rows(records, order):
+            if accountant is not None and users is not None:
+                accountant.spend(users[row], topic, mechanism.epsilon, mechanism.delta)
+            yield Outgoing(mechanism.privatize(vector).astype("<f4", copy=False).tobytes())
+
+    headers = report_headers(mechanism.epsilon, mechanism.delta)
+    return send_messages(kafka, topic, reports(), total, headers, rate=rate, progress=progress)
+
+
+def _rows(records: RecordFile, order: NDArray[np.int64] | None) -> Iterator[tuple[int, NDArray[np.floating]]]:
+    """Yield (number, vector) of each row."""
+    numbers = iter(range(len(records)) if order is None else order.tolist())
+    for block in records.blocks(max(1, _BLOCK_ENTRIES // records.dim), order):
+        for vector in block:
+            yield next(numbers), vector

@@ -1,0 +1,426 @@
+"""Import of a backup: what is missing of it is written to the topics.
+
+Everything that is missing goes into one transaction. An import that was cut
+short has therefore written nothing, and the next one starts anew: its producer's
+``init_transactions`` ends what the first left open. Contents that are there
+already must be the backup's. A ledger that is the backup's beginning (OPENED alone,
+after `topics create`) is continued; a ledger that holds the whole backup is left alone, so
+to import twice is to import once.
+
+An old backup is worse than none: batches that were answered after it would be
+answered again. :func:`_check_newest` looks for traces of such batches before
+anything is written:
+
+- releases on the releases topics;
+- offsets that consumer groups have committed: the positions of streams, with the hash
+  of the ledger entry that was written beside them (batches, PAUSED, RESUMED, RETIRED, CHARGED).
+
+All of these can be lost together with the ledger, and brokers forget a group's
+offsets (`offsets.retention.minutes`, a week unless set otherwise); then nothing
+tells. A reservation leaves no trace before its batch is committed, and none is
+needed: its answer was never seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from kafka import KafkaProducer
+from kafka.admin import NewTopic
+from kafka.errors import KafkaError
+
+from streaming_pca.admin.backup import (
+    Backup,
+    BackupError,
+    BackupNotVerified,
+    read_backup,
+    verified_ledger,
+)
+from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.data.release import Release
+from streaming_pca.privacy.ledger.entries import Opened, Released, decode_entry
+from streaming_pca.privacy.ledger.ledger import Ledger
+from streaming_pca.privacy.ledger.verify import verify_log
+from streaming_pca.service.commit.checkpoint_format import decode_checkpoint
+from streaming_pca.service.commit.ledger_writer import group_of_charges
+from streaming_pca.service.commit.snapshot import existing_topics, read_topic, replay
+from streaming_pca.service.commit.state_topic import find_state, send_state
+from streaming_pca.service.errors import SessionLost, StreamRefused, TopicError
+from streaming_pca.service.kafka.clients import BrokerUnreachable, admin_client, transactional_producer
+from streaming_pca.service.kafka.transaction import Transaction
+from streaming_pca.service.topics.checks import broker_settings
+from streaming_pca.service.topics.find import (
+    describe_topics,
+    ensure_topics,
+    find_topics,
+    input_topic_id,
+    releases_topic,
+    state_topic,
+    written_topics,
+)
+
+__all__ = ["Restored", "import_backup"]
+
+_BYTES_A_SECOND = 2 * 2**20
+"""Assumed speed of writing: far less than a broker on the same continent takes."""
+_TRANSACTION_MS = 900_000
+"""Kafka's own ``transaction.max.timeout.ms``."""
+_TRACE = re.compile(r"([A-Z]+) ([0-9a-f]{64})")
+_OLD = (
+    "the backup is old, and with it records would be charged and answered a second time. "
+    "Import the newest backup"
+)
+
+
+@dataclass(frozen=True)
+class Restored:
+    """Result of an import.
+
+    Attributes
+    ----------
+    backup : Backup
+    created : tuple of str
+        Topics that were missing.
+    entries : int
+        Number of the backup's entries that were written.
+    states : tuple of str
+        Jobs whose states were written.
+    newer : int
+        Number of entries that the ledger holds beyond the backup.
+    lost_releases : int
+        Number of releases that the ledger names and no topic has.
+    """
+
+    backup: Backup
+    created: tuple[str, ...]
+    entries: int
+    states: tuple[str, ...]
+    newer: int
+    lost_releases: int
+
+
+@dataclass(frozen=True)
+class _Missing:
+    """Part of a backup that is not in the topics."""
+
+    entries: tuple[bytes, ...]
+    states: dict[str, bytes]
+    newer: int
+
+
+def import_backup(
+    kafka: KafkaSettings, streams: Sequence[StreamSettings], path: Path, replication: int | None = None
+) -> Restored:
+    """Bring back what is missing of a backup, and verify the whole.
+
+    Parameters
+    ----------
+    kafka : KafkaSettings
+    streams : sequence of StreamSettings
+        Configured streams that read the backup's input topic; one at least.
+    path : Path
+        Of the backup.
+    replication : int, optional
+        Replicas of topics that are created; the input topic's when not given.
+
+    Raises
+    ------
+    BackupError
+        If the file is no backup of this input topic's ledger.
+    BackupNotVerified
+        If the verifier rejects the backup, or the contents of the topics at the end.
+    StreamRefused
+        If the input topic has another life, the backup is not the newest, or the
+        topics hold something else.
+    TopicError
+        If the input topic is missing, or a topic is kept in the wrong way.
+    """
+    backup = read_backup(path)
+    ledger = verified_ledger(backup, str(path))
+    stream = streams[0]
+    if backup.topic != stream.input:
+        raise BackupError(f"{path}: is of input topic {backup.topic!r}, not of {stream.input!r}")
+    current = input_topic_id(kafka, stream)
+    if current is None:
+        raise TopicError(
+            f"topic {stream.input!r} is missing: a ledger says nothing of a topic that is created anew"
+        )
+    if current != backup.topic_id:
+        raise StreamRefused(
+            f"{path}: is of topic id {backup.topic_id}, but {stream.input!r} is {current} now: it was "
+            "deleted and created again, so its records are other data. Open a new ledger with "
+            "`streaming-pca topics create`"
+        )
+    patient = _with_time_to_write(kafka, backup)
+    # The id that opens ledgers: another process that opens or imports this one is fenced.
+    producer = transactional_producer(patient, f"streaming-pca.{backup.topic_id}")
+    try:
+        return _complete(kafka, patient, streams, backup, ledger, producer, replication)
+    except KafkaError as error:
+        raise SessionLost(
+            f"the import was cut short ({_one_line(error)}): it has written all or nothing. Import again"
+        ) from error
+    finally:
+        producer.close(timeout=5)
+
+
+def _complete(
+    kafka: KafkaSettings,
+    patient: KafkaSettings,
+    streams: Sequence[StreamSettings],
+    backup: Backup,
+    ledger: Ledger,
+    producer: KafkaProducer,
+    replication: int | None,
+) -> Restored:
+    # Ends the open transaction of an import that was killed, which would block every read below.
+    producer.init_transactions()
+    names = [each.name for each in streams]
+    lost = _check_newest(kafka, backup, ledger, names)
+    created = _create(kafka, streams, backup, ledger, replication)
+    for each in streams:
+        find_topics(kafka, each)
+    missing = _compare(kafka, backup)
+    if missing.entries or missing.states:
+        # Workers may have written until they were fenced: look a second time.
+        _fence(kafka, backup, {*ledger.jobs, *names})
+        lost = _check_newest(kafka, backup, ledger, names)
+        missing = _compare(kafka, backup)
+        _write(patient, producer, backup, missing)
+        _read_back(kafka, backup)
+    return Restored(backup, tuple(created), len(missing.entries), tuple(missing.states), missing.newer, lost)
+
+
+def _create(
+    kafka: KafkaSettings,
+    streams: Sequence[StreamSettings],
+    backup: Backup,
+    ledger: Ledger,
+    replication: int | None,
+) -> list[str]:
+    """Create missing topics of the backup's jobs and of the configured streams."""
+    if replication is None:
+        (topic,) = describe_topics(kafka, [backup.topic], backup.topic)
+        replication = min(len(p["replica_nodes"]) for p in topic["partitions"])
+    wanted: dict[str, NewTopic] = {}
+    for stream in streams:
+        wanted |= {topic.name: topic for topic in written_topics(stream, replication)}
+    for name, job in ledger.jobs.items():
+        if not job.batch:
+            continue
+        # For a stream that is not configured here, sizes are estimated from its last state.
+        state = backup.states.get(name, b"")
+        checkpoint = decode_checkpoint(state)[0] if state else None
+        release = len(checkpoint.release) if checkpoint else 0
+        deltas = checkpoint.users.deltas.values() if checkpoint and checkpoint.users else ()
+        commit = len(state) + 2 * release + 2**16 + max((part.size for part in deltas), default=0)
+        for topic in (
+            state_topic(f"{name}.state", replication, commit),
+            releases_topic(f"{name}.releases", replication, 2 * release),
+        ):
+            wanted.setdefault(topic.name, topic)
+    return ensure_topics(kafka, wanted.values())
+
+
+# -- staleness -----------------------------------------------------------------
+
+
+def _check_newest(kafka: KafkaSettings, backup: Backup, ledger: Ledger, streams: Iterable[str]) -> int:
+    """Refuse a backup that is older than some trace; return how many releases are gone.
+
+    ``streams`` are configured to read the input: the backup may not know them yet.
+    """
+    if len(_committed(kafka, f"{backup.topic}.ledger")) > len(backup.entries):
+        return 0  # the ledger itself is newer, and is compared with the backup later
+    released = [e for e in map(decode_entry, backup.entries) if isinstance(e, Released)]
+    names = sorted({*ledger.jobs, *streams})
+    seen = set()
+    for name in names:
+        known = {e.release_digest for e in released if e.job == name}
+        for value in _committed(kafka, f"{name}.releases"):
+            digest = hashlib.sha256(value).hexdigest()
+            if digest not in known:
+                _refuse_release(f"{name}.releases", value)
+            seen.add(digest)
+    _check_groups(kafka, backup, ledger)
+    return sum(e.topic_id == backup.topic_id and e.release_digest not in seen for e in released)
+
+
+def _refuse_release(topic: str, value: bytes) -> None:
+    try:
+        release = Release.from_bytes(value)
+    except ValueError as error:
+        raise StreamRefused(f"releases topic {topic!r}: {error}: another program writes to it") from None
+    raise StreamRefused(
+        f"topic {topic!r} has a release of batch {release.batch} that the backup does not know: {_OLD}"
+    )
+
+
+def _check_groups(kafka: KafkaSettings, backup: Backup, ledger: Ledger) -> None:
+    """Refuse a backup that is older than the offsets of streams' and charges' groups."""
+    admin = admin_client(kafka)
+    try:
+        # Either topic tells of a stream: state topics are lost together with the ledger.
+        found = (t.rpartition(".") for t in admin.list_topics())
+        others = {name for name, _, role in found if name and role in ("state", "releases")}
+        charges = group_of_charges(backup.topic, "")
+        named = (group["group_id"] for group in admin.list_groups())
+        others |= {name for name in named if name.startswith(charges)}
+        groups = admin.list_group_offsets(sorted({*ledger.jobs, *others}))
+    except KafkaError as error:
+        raise BrokerUnreachable(f"the broker would not tell the offsets of groups: {error}") from None
+    finally:
+        admin.close()
+    known = {hashlib.sha256(entry).hexdigest() for entry in backup.entries}
+    for name, offsets in sorted(groups.items()):
+        state = backup.states.get(name)
+        positions = decode_checkpoint(state)[0].positions if state else {}
+        for tp, committed in sorted(offsets.items()):
+            if tp.topic != backup.topic:
+                continue
+            trace = _TRACE.fullmatch(committed.metadata or "")
+            if not name.startswith(charges) and committed.offset > positions.get(tp.partition, 0):
+                foreign = f". Or did another consumer use {name!r} as its group? Delete its offsets"
+                raise StreamRefused(
+                    f"stream {name!r} has committed offset {committed.offset} of partition {tp.partition}, "
+                    f"the backup ends at {positions.get(tp.partition, 0)}: {_OLD}{'' if trace else foreign}"
+                )
+            if trace and trace[2] not in known:
+                raise StreamRefused(
+                    f"job {name.removeprefix(charges)!r} has written {trace[1]} to the ledger, "
+                    f"an entry that the backup does not know: {_OLD}"
+                )
+
+
+def _committed(kafka: KafkaSettings, topic: str) -> tuple[bytes, ...]:
+    """Return the committed messages of a topic; none if it is missing."""
+    return read_topic(kafka, topic) if existing_topics(kafka, [topic]) else ()
+
+
+# -- what is missing -----------------------------------------------------------
+
+
+def _compare(kafka: KafkaSettings, backup: Backup) -> _Missing:
+    """Return what must be written; StreamRefused if the topics hold anything else."""
+    there = _committed(kafka, f"{backup.topic}.ledger")
+    common = min(len(there), len(backup.entries))
+    if there[:common] != backup.entries[:common]:
+        _refuse_ledger(f"{backup.topic}.ledger", there, backup.entries)
+    newer = len(there) - common
+    jobs = replay(there if newer else backup.entries, Ledger(backup.topic_id)).jobs
+    states: dict[str, bytes] = {}
+    for name, job in sorted(jobs.items()):
+        if not job.last_committed:
+            continue
+        topic = f"{name}.state"
+        found = find_state(kafka, topic, job.state_digest)
+        own = backup.states.get(name, b"")
+        # A worker that runs already may have written a later state.
+        if found.is_whole(job.state_digest) and (newer or found.last == job.state_digest):
+            continue
+        if found.last == job.state_digest and found.data is not None:
+            raise StreamRefused(
+                f"state topic {topic!r} has lost a part of its table of users: delete that topic, "
+                "and import again"
+            )
+        if found.last:
+            raise StreamRefused(
+                f"state topic {topic!r} is not empty, and its last state differs from batch "
+                f"{job.last_committed}, with which the ledger ends: one of the two is old. "
+                "Import the newest backup"
+            )
+        if hashlib.sha256(own).hexdigest() != job.state_digest:
+            raise StreamRefused(
+                f"state topic {topic!r} is empty, the ledger goes on to batch {job.last_committed}, "
+                "and the backup's state is older: import a newer backup"
+            )
+        states[name] = own
+    return _Missing(backup.entries[len(there) :], states, newer)
+
+
+def _refuse_ledger(topic: str, there: tuple[bytes, ...], entries: tuple[bytes, ...]) -> None:
+    number = next(i for i, (a, b) in enumerate(zip(there, entries, strict=False)) if a != b)
+    if number == 0 and len(there) == 1 and isinstance(decode_entry(there[0]), Opened):
+        raise StreamRefused(
+            f"ledger topic {topic!r} was opened otherwise than the backup's (another cap, filter or "
+            "topic id), "
+            "and holds nothing else: delete that topic, and import again"
+        )
+    raise StreamRefused(
+        f"ledger topic {topic!r} is not empty, and differs from the backup from entry {number} on: "
+        "a backup completes an empty ledger, or a part of the same one"
+    )
+
+
+# -- writing it ----------------------------------------------------------------
+
+
+def _fence(kafka: KafkaSettings, backup: Backup, names: set[str]) -> None:
+    """Shut out the workers that lead these streams, and end their open transactions."""
+    for name in sorted(names):
+        producer = transactional_producer(kafka, f"streaming-pca.{backup.topic_id}.{name}")
+        try:
+            producer.init_transactions()
+        except KafkaError as error:
+            raise SessionLost(f"shutting out the worker of {name!r} failed: {_one_line(error)}") from error
+        finally:
+            producer.close(timeout=2)
+
+
+def _write(kafka: KafkaSettings, producer: KafkaProducer, backup: Backup, missing: _Missing) -> None:
+    """Write entries and states, all or nothing."""
+    transaction = Transaction(producer, kafka)
+    try:
+        for name, data in missing.states.items():
+            checkpoint, digest = decode_checkpoint(data)
+            index = checkpoint.users
+            parts = {} if index is None else index.split(backup.users[name])
+            send_state(transaction, f"{name}.state", data, digest, checkpoint.batch, parts)
+        for data in missing.entries:
+            job = getattr(decode_entry(data), "job", None)
+            key = None if job is None else job.encode()
+            transaction.send(f"{backup.topic}.ledger", data, key)
+        transaction.commit()
+    except BaseException:
+        # An open transaction would block readers of the topics until it times out.
+        with suppress(Exception):
+            transaction.abort()
+        raise
+
+
+def _with_time_to_write(kafka: KafkaSettings, backup: Backup) -> KafkaSettings:
+    """Return settings with time for a transaction that writes all of a backup."""
+    admin = admin_client(kafka)
+    try:
+        _, settings = broker_settings(admin)
+    except KafkaError as error:
+        raise BrokerUnreachable(f"the broker would not describe itself: {_one_line(error)}") from None
+    finally:
+        admin.close()
+    most = int(settings.get("transaction.max.timeout.ms", _TRANSACTION_MS))
+    written = (backup.entries, backup.states.values(), backup.users.values())
+    size = sum(len(data) for of_kind in written for data in of_kind)
+    needed = 60_000 + size * 1000 // _BYTES_A_SECOND
+    return kafka.model_copy(update={"transaction_timeout_ms": min(needed, most)})
+
+
+def _read_back(kafka: KafkaSettings, backup: Backup) -> None:
+    """Compare and verify the contents of the topics; a worker may have gone on already."""
+    missing = _compare(kafka, backup)
+    if missing.entries or missing.states:
+        raise SessionLost("what was written cannot be read back: import again")
+    entries = _committed(kafka, f"{backup.topic}.ledger")
+    report = verify_log(enumerate(entries), topic_id=backup.topic_id)
+    if not report.ok:
+        raise BackupNotVerified(
+            f"ledger {backup.topic + '.ledger'!r}, as it is after the import,", report.problems
+        )
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__} {' '.join(str(error).split())[:200]}".strip()

@@ -1,0 +1,1 @@
+"""Empirical privacy audit: worst-case neighbours, and bounds from samples."""

@@ -1,0 +1,291 @@
+"""Lower bounds on the privacy loss of a mechanism, from samples on two neighbours.
+
+An audit can refute a claim and never prove one. Every output becomes one number, its score, and
+a threshold on the scores tells the inputs apart with error rates FP and FN. One half of the trials
+chooses the threshold; on the other half the errors are binomial, so Clopper and Pearson's upper
+limits hold for both rates but for a probability of ``risk``. At these limits a mechanism is not
+
+- (epsilon, delta)-DP where 1 - FN > e^epsilon FP + delta or 1 - FP > e^epsilon FN + delta;
+- mu-GDP where mu < Phi^-1(1 - FP) - Phi^-1(FN), the sharper bound for Gaussian noise.
+
+Proof: docs/explanation/proofs/audit-bounds.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import betaincinv, expit, ndtr, ndtri
+
+__all__ = [
+    "REFUTED_AT",
+    "REPORTED_AT",
+    "AuditError",
+    "Case",
+    "Claim",
+    "Finding",
+    "Separation",
+    "audit",
+    "check_trials",
+    "epsilon_bound",
+    "error_limit",
+    "least_trials",
+    "mu_bound",
+    "mu_of_pure",
+    "repeated",
+]
+
+Scores = NDArray[np.float64]
+
+REPORTED_AT = 0.05
+"""Risk of a reported bound: largest share of audits in which it is above the truth."""
+
+REFUTED_AT = 1e-4
+"""Risk of a refutation: largest probability that a true claim is refuted."""
+
+_CHUNK = 100
+"""Trials between two reports of progress."""
+
+_THRESHOLDS = 400
+"""Most thresholds that are tried."""
+
+
+class AuditError(ValueError):
+    """Audit that cannot be run as asked."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Claim that a mechanism is (epsilon, delta)-DP and mu-GDP.
+
+    Attributes
+    ----------
+    epsilon, delta : float
+    mu : float
+        inf: no mu is claimed.
+    """
+
+    epsilon: float
+    delta: float
+    mu: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """Mechanism on two neighbours, and a score of its outputs.
+
+    Attributes
+    ----------
+    id : str
+        The subject, and behind a slash the name of the neighbours.
+    subject : str
+        Id of an estimator, or name of a mechanism.
+    claim : Claim
+    sample : callable
+        ``sample(second, n)``: scores of n independent runs on the first or on
+        the second neighbour.
+    """
+
+    id: str
+    subject: str
+    claim: Claim
+    sample: Callable[[bool, int], Scores]
+
+
+def repeated(run: Callable[[bool], float]) -> Callable[[bool, int], Scores]:
+    """Make the ``sample`` of a :class:`Case` from a run that returns one score."""
+    return lambda second, n: np.array([run(second) for _ in range(n)], dtype=np.float64)
+
+
+def mu_of_pure(epsilon: float) -> float:
+    """Return the smallest mu for which every epsilon-DP mechanism is mu-GDP."""
+    return float(-2 * ndtri(expit(-epsilon)))
+
+
+def error_limit(errors: NDArray[np.int64] | int, n: int, risk: float) -> Scores:
+    """Return Clopper and Pearson's one-sided upper limit of a rate; ``errors`` in n were seen.
+
+    The rate is above it with probability at most ``risk``.
+    """
+    wrong = np.asarray(errors, dtype=np.float64)
+    limit = betaincinv(wrong + 1, np.maximum(n - wrong, 1), 1 - risk)
+    return np.asarray(np.where(wrong >= n, 1.0, limit))
+
+
+def epsilon_bound(
+    false_positives: NDArray[np.int64] | int,
+    false_negatives: NDArray[np.int64] | int,
+    n: int,
+    delta: float,
+    risk: float,
+) -> Scores:
+    """Return a lower bound on epsilon at ``delta``, 0 or above; wrong with probability ``risk``.
+
+    ``n`` outputs were judged on each neighbour.
+    """
+    a, b = (error_limit(wrong, n, risk / 2) for wrong in (false_positives, false_negatives))
+    ratio = np.maximum((1 - b - delta) / a, (1 - a - delta) / b)
+    return np.asarray(np.log(np.maximum(ratio, 1.0)))
+
+
+def mu_bound(
+    false_positives: NDArray[np.int64] | int,
+    false_negatives: NDArray[np.int64] | int,
+    n: int,
+    risk: float,
+) -> Scores:
+    """Return a lower bound on mu; parameters as for :func:`epsilon_bound`."""
+    a, b = (error_limit(wrong, n, risk / 2) for wrong in (false_positives, false_negatives))
+    return np.asarray(np.maximum(-ndtri(a) - ndtri(b), 0.0))
+
+
+@dataclass(frozen=True)
+class Separation:
+    """Errors of one threshold among ``n`` outputs on each neighbour, judged by fresh outputs."""
+
+    false_positives: int
+    false_negatives: int
+    n: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of the audit of one case.
+
+    Attributes
+    ----------
+    id : str
+    claim : Claim
+    trials : int
+        Runs on each of the two neighbours.
+    for_epsilon, for_mu : Separation
+        Errors of the thresholds that were best for each of the two bounds.
+    """
+
+    id: str
+    claim: Claim
+    trials: int
+    for_epsilon: Separation
+    for_mu: Separation
+
+    def epsilon_above(self, delta: float, risk: float) -> float:
+        """Return a lower bound on epsilon at any delta, wrong with probability at most ``risk``."""
+        s = self.for_epsilon
+        return float(epsilon_bound(s.false_positives, s.false_negatives, s.n, delta, risk))
+
+    def mu_above(self, risk: float) -> float:
+        """Return a lower bound on mu, wrong with probability at most ``risk``."""
+        s = self.for_mu
+        return float(mu_bound(s.false_positives, s.false_negatives, s.n, risk))
+
+    @property
+    def epsilon_lower_bound(self) -> float:
+        """Lower bound on epsilon at the claim's delta and 95% confidence."""
+        return self.epsilon_above(self.claim.delta, REPORTED_AT)
+
+    @property
+    def mu_lower_bound(self) -> float:
+        """Lower bound on mu at 95% confidence."""
+        return self.mu_above(REPORTED_AT)
+
+    @cached_property
+    def refuted(self) -> bool:
+        """True if either part of the claim is false; wrong with probability at most 1e-4."""
+        return bool(
+            self.epsilon_above(self.claim.delta, REFUTED_AT / 2) > self.claim.epsilon
+            or self.mu_above(REFUTED_AT / 2) > self.claim.mu
+        )
+
+
+def least_trials(claim: Claim) -> int:
+    """Return the fewest trials that refute a claim if both neighbours share no output."""
+    # Without one error in n, the limit u of either rate has (1 - u)^n = risk/2.
+    for_epsilon = (1 - claim.delta) * float(expit(-claim.epsilon))
+    rate = max(for_epsilon, float(ndtr(-claim.mu / 2)))
+    # A rate below 1e-15, which may be 0 in floats, takes more trials than is feasible anyway.
+    n = math.floor(math.log(REFUTED_AT / 4) / math.log1p(-max(rate, 1e-15))) + 1
+    return 2 * n
+
+
+def check_trials(case: Case, trials: int) -> None:
+    """Raise AuditError if ``trials`` are too few to refute the claim by any outcome."""
+    needed = least_trials(case.claim)
+    if trials < needed:
+        raise AuditError(
+            f"{trials} trials can refute nothing of {case.id} at epsilon = {case.claim.epsilon:g}:"
+            f" raise them to {needed} or more, or lower epsilon"
+        )
+
+
+def audit(case: Case, trials: int, advance: Callable[[int], None] = lambda n: None) -> Finding:
+    """Run a case and bound its privacy loss from below.
+
+    Parameters
+    ----------
+    case : Case
+    trials : int
+        Runs on each neighbour; one half finds thresholds, the other judges them.
+    advance : callable
+        Called with the number of new runs, 2 ``trials`` in all.
+
+    Raises
+    ------
+    AuditError
+        If ``trials`` are too few to refute the claim by any outcome.
+    """
+    check_trials(case, trials)
+    first, second = (_scores(case, side, trials, advance) for side in (False, True))
+    half = trials // 2
+    learn, judge = (first[:half], second[:half]), (first[half:], second[half:])
+    delta = case.claim.delta
+
+    def best(bound: Callable[[NDArray[np.int64], NDArray[np.int64]], Scores]) -> Separation:
+        thresholds = _thresholds(*learn)
+        wrong = _errors(*learn, thresholds)
+        ahead, behind = bound(*wrong), bound(half - wrong[0], half - wrong[1])
+        n = trials - half
+        at = np.argmax(np.maximum(ahead, behind))
+        positives, negatives = (int(e[0]) for e in _errors(*judge, thresholds[at : at + 1]))
+        if behind[at] > ahead[at]:
+            positives, negatives = n - positives, n - negatives
+        return Separation(positives, negatives, n)
+
+    return Finding(
+        id=case.id,
+        claim=case.claim,
+        trials=trials,
+        for_epsilon=best(lambda a, b: epsilon_bound(a, b, half, delta, REFUTED_AT / 2)),
+        for_mu=best(lambda a, b: mu_bound(a, b, half, REFUTED_AT / 2)),
+    )
+
+
+def _scores(case: Case, second: bool, trials: int, advance: Callable[[int], None]) -> Scores:
+    parts = []
+    for first in range(0, trials, _CHUNK):
+        n = min(_CHUNK, trials - first)
+        parts.append(case.sample(second, n))
+        advance(n)
+    scores = np.concatenate(parts)
+    if np.isnan(scores).any():
+        raise ArithmeticError(f"{case.id} has a score that is not a number")
+    return scores
+
+
+def _thresholds(first: Scores, second: Scores) -> Scores:
+    """Return the thresholds to try: all scores, or ``_THRESHOLDS`` quantiles of them."""
+    values = np.unique(np.concatenate([first, second]))
+    if values.size > _THRESHOLDS:
+        values = values[np.linspace(0, values.size - 1, _THRESHOLDS).astype(np.int64)]
+    return values
+
+
+def _errors(first: Scores, second: Scores, thresholds: Scores) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Count the errors of assigning every score above a threshold to the second neighbour."""
+    positives = first.size - np.searchsorted(np.sort(first), thresholds, side="right")
+    negatives = np.searchsorted(np.sort(second), thresholds, side="right")
+    return positives.astype(np.int64), negatives.astype(np.int64)

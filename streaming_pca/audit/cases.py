@@ -1,0 +1,81 @@
+"""Worst-case neighbours of every estimator and mechanism, found by name.
+
+Streams of few, small records go through ``plan`` and ``update`` as they do in the service: a
+batch is the plan's count of records in their order. The score is a function of the state, of
+which every release is a post-processing. Neighbours differ in one record, where the clip lets
+them be as far apart as it ever does.
+"""
+
+from __future__ import annotations
+
+from streaming_pca.audit.bounds import AuditError, Case, repeated
+from streaming_pca.audit.compositions import COMPOSED_CASES
+from streaming_pca.audit.mechanisms import LOCAL_CASES, MECHANISM_CASES, mechanism_cases
+from streaming_pca.audit.neighbours import AnyEstimator, Cut, Target, by_count
+from streaming_pca.audit.sums import SUM_CASES
+from streaming_pca.estimators.registry import ESTIMATORS
+from streaming_pca.privacy.errors import ParameterError
+
+__all__ = ["ESTIMATOR_CASES", "estimator_cases", "find_cases"]
+
+ESTIMATOR_CASES = SUM_CASES | COMPOSED_CASES
+"""Trials by estimator id and case name; a private estimator that is missing fails a test."""
+
+
+def estimator_cases(
+    estimator_type: type[AnyEstimator], epsilon: float, delta: float, cut: Cut = by_count
+) -> list[Case]:
+    """Build the cases of one estimator at a claim of (epsilon, delta).
+
+    Parameters
+    ----------
+    estimator_type : type
+        Its cases are found by its info's id.
+    epsilon, delta : float
+    cut : callable
+        ``cut(stream, count)``: the end of the next batch.
+
+    Raises
+    ------
+    AuditError
+        If the estimator has no cases.
+    """
+    name = estimator_type.info.id
+    if name not in ESTIMATOR_CASES:
+        raise AuditError(f"{name} has no worst-case neighbours yet: add them to streaming_pca/audit/sums.py")
+    target = Target(estimator_type, epsilon, delta, cut)
+    trials = {case: trial(target) for case, trial in ESTIMATOR_CASES[name].items()}
+    return [Case(f"{name}/{case}", name, claim, repeated(run)) for case, (claim, run) in trials.items()]
+
+
+def find_cases(estimator: str | None, mechanism: str | None, epsilon: float, delta: float) -> list[Case]:
+    """Build the cases of an estimator and of a mechanism; all cases if both are None.
+
+    Raises
+    ------
+    AuditError
+        If a name is not known, or no noise is large enough for (epsilon, delta).
+    """
+    everything = estimator is None and mechanism is None
+    if estimator is not None and estimator not in ESTIMATORS:
+        raise AuditError(f"no estimator {estimator!r}; known: {', '.join(sorted(ESTIMATORS))}")
+    known = sorted(MECHANISM_CASES | LOCAL_CASES)
+    if mechanism is not None and mechanism not in known:
+        raise AuditError(f"no mechanism {mechanism!r}; known: {', '.join(known)}")
+    mechanisms = known if everything else [] if mechanism is None else [mechanism]
+    private = sorted(i for i, kind in ESTIMATORS.items() if kind.info.private and not kind.info.local)
+    if estimator is not None and ESTIMATORS[estimator].info.local:
+        reports = " or ".join(f"--mechanism {name}" for name in sorted(LOCAL_CASES))
+        raise AuditError(f"{estimator} has no mechanism: its records are private already, see {reports}")
+    if estimator is not None and estimator not in private:
+        raise AuditError(f"{estimator} is not private: there is nothing to audit")
+    estimators = private if everything else [] if estimator is None else [estimator]
+    cases: list[Case] = []
+    try:
+        for name in mechanisms:
+            cases += mechanism_cases(name, epsilon, delta)
+        for name in estimators:
+            cases += estimator_cases(ESTIMATORS[name], epsilon, delta)
+    except ParameterError as error:
+        raise AuditError(f"no audit at this epsilon and delta: {error}") from error
+    return cases

@@ -1,0 +1,113 @@
+"""Estimators under audit, and the trials that run them on two neighbouring streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.audit.bounds import Claim
+from streaming_pca.data.preprocessing import Preprocessing
+from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.estimators.base import Estimator
+from streaming_pca.privacy.parameters import PrivacyParameters
+from streaming_pca.privacy.randomness import utility_generator
+
+__all__ = [
+    "HUGE",
+    "AnyEstimator",
+    "Cut",
+    "Matrix",
+    "Record",
+    "Target",
+    "Trial",
+    "TrialOf",
+    "by_count",
+    "first_state",
+    "neighbours",
+    "one_batch",
+]
+
+Matrix = NDArray[np.float64]
+Record = Matrix | None
+AnyEstimator = Estimator[Any, Any]
+Cut = Callable[[Batch, int], int]
+
+Trial = tuple[Claim, Callable[[bool], float]]
+"""A claim, and ``run(second)``: the score of one run on the first or on the second neighbour."""
+
+HUGE = 1e6
+"""Norm of the worst records, far above every clip radius."""
+
+
+def by_count(stream: Batch, count: int) -> int:
+    """Return the end of a batch: after ``count`` records, independent of their contents."""
+    return min(count, len(stream))
+
+
+@dataclass(frozen=True)
+class Target:
+    """Estimator type at the privacy parameters of an audit.
+
+    Attributes
+    ----------
+    type : type
+    epsilon, delta : float
+    cut : callable
+        ``cut(stream, count)``: the end of the next batch; tests replace it by a wrong one.
+    """
+
+    type: type[AnyEstimator]
+    epsilon: float
+    delta: float
+    cut: Cut = by_count
+
+    def privacy(self, contributions: int = 1) -> PrivacyParameters:
+        """Return the parameters as an estimator takes them."""
+        return PrivacyParameters(epsilon=self.epsilon, delta=self.delta, contributions=contributions)
+
+    def build(
+        self,
+        dim: int,
+        k: int,
+        options: dict[str, Any],
+        share: float = 0.0,
+        contributions: int = 1,
+        **preprocessing: Any,
+    ) -> AnyEstimator:
+        """Build the estimator; it subtracts no centre unless ``preprocessing`` names one."""
+        about = Preprocessing(**{"dim": dim, "centering": "none", **preprocessing})
+        privacy = self.privacy(contributions)
+        return self.type(dim, k, privacy, about, self.type.options_type(**options), share)
+
+    def claim(self, multiplier: Any) -> Claim:
+        """Claim (epsilon, delta), and the mu of one Gaussian of this noise multiplier."""
+        return Claim(self.epsilon, self.delta, 1 / float(multiplier))
+
+
+TrialOf = Callable[[Target], Trial]
+
+
+def first_state(estimator: AnyEstimator) -> Any:
+    """Return the state before any batch; the same in every audit."""
+    return estimator.init(utility_generator(0))
+
+
+def neighbours(
+    differing: Sequence[Record],
+    others: Sequence[Record],
+    dim: int,
+    kind: RecordKind = RecordKind.FACTOR,
+) -> list[Batch]:
+    """Make two batches that differ in their first record."""
+    return [Batch.of_records([record, *others], dim, kind) for record in differing]
+
+
+def one_batch(
+    estimator: AnyEstimator, start: Any, batches: Sequence[Batch], score: Callable[[Any], float]
+) -> Callable[[bool], float]:
+    """Return a trial's ``run``: update ``start`` by one of two batches and score the new state."""
+    return lambda second: float(score(estimator.update(start, batches[second])))

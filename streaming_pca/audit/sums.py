@@ -1,0 +1,448 @@
+"""Worst-case neighbours of estimators that learn from one clipped sum a batch.
+
+=========  ==================================================================
+sum        two huge records in opposite directions, among zeros: the clip, the
+           noise of the sum, and whether other records' contributions move
+matrix     the same with ``record-kind: matrix``
+pairs      the same with ``centering = "pairs"``
+user       one user's records in two batches, ``contributions_per_user = 2``
+counts     a huge record or the null record; only the noisy counts of both are scored
+stream     a record that becomes null before several batches: they move
+           if batches are cut by anything but the number of records
+mean       with ``centering = "auto"``, one of the records that find the mean
+block      "sum" by the block update of an estimator that has two updates
+layers     a huge record in the sums that learn the covariance: one at every radius, and the last
+sizes      a huge record or the null record, in norm counts, sums at all radii and the last together
+floats     a record or the null record: is the answer a double that float noise can give?
+=========  ==================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.audit.bounds import Claim, mu_of_pure
+from streaming_pca.audit.neighbours import (
+    HUGE,
+    AnyEstimator,
+    Matrix,
+    Record,
+    Target,
+    Trial,
+    TrialOf,
+    first_state,
+    neighbours,
+    one_batch,
+)
+from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.estimators.base import Plan
+from streaming_pca.estimators.common.centre import most_share
+from streaming_pca.estimators.common.clipped_batches import BatchCosts
+from streaming_pca.privacy.parameters import parse_rational
+
+__all__ = ["SUM_CASES", "oja_answer", "unreachable"]
+
+_BATCH = 8
+"""Records of a batch."""
+
+_MANY = 16
+"""Records of a batch that also chooses its clip radius."""
+
+_STREAM_BATCHES = 6
+"""Batches of the "stream" case: a wrong cut shows with sqrt(6) times mu."""
+
+_RATE = 1e-2
+"""Learning rate of Oja's steps; small, so that the sum can be read back from the states."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Worst records of an estimator, and its sum read back from its states; the clip radius is 1.
+
+    Attributes
+    ----------
+    dim, k : int
+    options : callable
+        ``options(count)``: options for batches of ``count`` records.
+    worst : callable
+        ``worst(state, kind)``: two records, norms far above the clip, whose
+        contributions are as far apart as two can be.
+    contribution : callable
+        ``contribution(state, A)``: the term of a record of matrix A, before the clip.
+    answer : callable
+        ``answer(estimator, before, after, transformed)``: the noisy sum of
+        ``transformed`` contributions, recovered from the states.
+    sensitivity : dict
+        L2 sensitivity of the sum, by record kind.
+    """
+
+    dim: int
+    k: int
+    options: Callable[[int], dict[str, Any]]
+    worst: Callable[[Any, RecordKind], tuple[Matrix, Matrix]]
+    contribution: Callable[[Any, Matrix], Matrix]
+    answer: Callable[[Any, Any, Any, int], Matrix]
+    sensitivity: dict[RecordKind, float]
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """Pair of neighbouring streams.
+
+    ``records(a, b, zero)`` makes both from the two worst records; ``signs`` gives the sign
+    of their difference in each batch.
+    """
+
+    records: Callable[[Matrix, Matrix, Matrix], tuple[Sequence[Record], Sequence[Record]]]
+    signs: tuple[int, ...] = (1,)
+    batch: int = _BATCH
+    kind: RecordKind = RecordKind.FACTOR
+    centering: str = "none"
+    contributions: int = 1
+    share: float = 0.0
+    bounds: tuple[float, float] | None = None
+
+    def build(self, setup: Setup, target: Target) -> AnyEstimator:
+        """Build the estimator that reads these streams."""
+        return target.build(
+            setup.dim,
+            setup.k,
+            setup.options(self.batch),
+            self.share,
+            self.contributions,
+            kind=self.kind,
+            centering=self.centering,
+            bounds=self.bounds,
+        )
+
+
+def _one_record(a: Matrix, b: Matrix, zero: Matrix) -> tuple[list[Record], list[Record]]:
+    others: list[Record] = [zero] * (_BATCH - 1)
+    return [a, *others], [b, *others]
+
+
+def _two_batches(a: Matrix, b: Matrix, zero: Matrix) -> tuple[list[Record], list[Record]]:
+    first, second = _one_record(a, b, zero)
+    return first * 2, second * 2
+
+
+def _null_or_huge(a: Matrix, b: Matrix, zero: Matrix) -> tuple[list[Record], list[Record]]:
+    others: list[Record] = [zero] * (_BATCH - 1)
+    return [None, *others], [b, *others]
+
+
+def _null_before_others(a: Matrix, b: Matrix, zero: Matrix) -> tuple[list[Record], list[Record]]:
+    """Make batches of two that would exchange a for b, b for a, ... if a null record did not count."""
+    rest: list[Record] = [zero, *(r for t in range(1, _STREAM_BATCHES + 1) for r in ((a, b)[t % 2], zero))]
+    return [a, *rest], [None, *rest]
+
+
+_SUM = _Probe(_one_record)
+_PROBES = {
+    "sum": _SUM,
+    "matrix": replace(_SUM, kind=RecordKind.MATRIX),
+    "pairs": replace(_SUM, centering="pairs"),
+    # Two such matrices are opposite about any basis that the first batch may lead to.
+    "user": _Probe(_two_batches, signs=(1, 1), kind=RecordKind.MATRIX, contributions=2),
+    "counts": _Probe(_null_or_huge, share=0.5),
+    "stream": _Probe(
+        _null_before_others,
+        signs=tuple((-1) ** t for t in range(_STREAM_BATCHES)),
+        batch=2,
+        kind=RecordKind.MATRIX,
+    ),
+}
+
+
+def _probe_trial(setup: Setup, probe: _Probe, target: Target) -> Trial:
+    """Score the projection of the sum on the difference of the two clipped records."""
+    estimator = probe.build(setup, target)
+    start = first_state(estimator)
+    worst = setup.worst(start, probe.kind)
+    lists = probe.records(*worst, np.zeros_like(worst[0]))
+    streams = [Batch.of_records(records, setup.dim, probe.kind) for records in lists]
+    plan = estimator.plan(start)
+    noise = float(plan.parameters["sigma_over_sensitivity"]) * setup.sensitivity[probe.kind]
+    counts = _counts_epsilon(plan)
+
+    def run(second: bool) -> float:
+        state, left, score = start, streams[second], 0.0
+        for sign in probe.signs:
+            count = target.cut(left, estimator.plan(state).count)
+            batch, left = left.split([count, len(left) - count])
+            after = estimator.update(state, batch)
+            if after.counts is not None:
+                # Only the counts: the sum's noise would hide a loss that is twice as large.
+                score += _log_ratio_of_counts(after.counts, counts)
+            else:
+                answer = setup.answer(estimator, state, after, count // estimator.preprocessing.units)
+                first, other = (_clipped(setup, state, record) for record in worst)
+                score += sign * float(np.sum(answer * (other - first))) / noise**2
+            state = after
+        return score
+
+    claim = Claim(counts, 0.0, mu_of_pure(counts)) if counts else _claim_of(plan, probe.contributions)
+    return claim, run
+
+
+def _claim_of(plan: Plan, batches: int = 1) -> Claim:
+    """Claim the whole charge, and the mu that Gaussian noise and noisy counts compose to.
+
+    c mechanisms of mu_i are sqrt(sum mu_i^2)-GDP together [DongRothSu2022, Corollary 3.3].
+    """
+    mu = 1 / float(plan.parameters["sigma_over_sensitivity"])
+    counts = _counts_epsilon(plan)
+    if counts:
+        mu = math.hypot(mu, mu_of_pure(counts))
+    return Claim(float(plan.charge.epsilon), float(plan.charge.delta), mu * math.sqrt(batches))
+
+
+def _counts_epsilon(plan: Plan) -> float:
+    """Return the epsilon of one batch's noisy counts; 0 without counts."""
+    counts = plan.parameters.get("diagnostics")
+    return float(parse_rational(counts["epsilon"])) if counts else 0.0
+
+
+def _log_ratio_of_counts(counts: NDArray[np.int64], epsilon: float) -> float:
+    """Return the log-likelihood ratio of one clipped to one null record; Laplace noise of scale 2/epsilon."""
+    null, clipped = (int(n) for n in counts)
+    return (abs(null - 1) + abs(clipped) - abs(null) - abs(clipped - 1)) * epsilon / 2
+
+
+def _clipped(setup: Setup, state: Any, record: Matrix) -> Matrix:
+    """Return the record's term of the sum, at a clip radius of 1."""
+    matrix = record.T @ record if len(record) == 1 else record
+    added = setup.contribution(state, matrix)
+    return np.asarray(added / max(1.0, float(np.linalg.norm(added))))
+
+
+def _mean(setup: Setup, target: Target) -> Trial:
+    """Move the mean, found by the estimator itself or on a share of the records."""
+    return (_centre if target.type.finds_centre else _mean_of_share)(setup, target)
+
+
+def _centre(setup: Setup, target: Target) -> Trial:
+    """Score a huge record or its opposite, among others at a right angle; the clip radius is public.
+
+    With many features and few records the last round has the largest share. The claim is
+    the share that the centre's rounds may take together, not the rest of the budget.
+    """
+    dim, radius = 64, 8.0
+    multiplier = BatchCosts(target.privacy()).multiplier
+    count = max(int(2.5 * math.sqrt(dim) * multiplier / 0.15), 8)
+    options = setup.options(count) | {"radius_range": (radius**2, 1.001 * radius**2)}
+    estimator = target.build(dim, setup.k, options, centering="auto")
+    huge, other = HUGE * np.eye(1, dim, 1), 1.1 * radius * np.eye(1, dim)
+    batches = neighbours([-huge, huge], [other] * (count - 1), dim)
+    start = first_state(estimator)
+    mu = math.sqrt(most_share(dim, count, multiplier)) / multiplier
+    claim = replace(_claim_of(estimator.plan(start)), mu=mu)
+    return claim, one_batch(estimator, start, batches, lambda s: 0.0 if s.mean is None else s.mean[1])
+
+
+def _mean_of_share(setup: Setup, target: Target) -> Trial:
+    """Score a large record or its opposite, the last to find the mean.
+
+    The others that find it have norm 1 and are at a right angle to it; the rest are null.
+    """
+    # The bounds only shorten the list of radii: they are far above the chosen one.
+    probe = replace(_SUM, centering="auto", bounds=(-8.0, 8.0))
+    small = probe.build(setup, target)
+    assert small.private_mean is not None
+    count = small.private_mean.least
+    share = small.private_mean.records(count, 0.0)
+    estimator = replace(probe, batch=count).build(setup, target)
+    large, other = 8 * np.eye(1, setup.dim), np.eye(1, setup.dim, 1)
+    first, rest = [other] * (share - 1), [None] * (count - share)
+    batches = [Batch.of_records([*first, sign * large, *rest], setup.dim) for sign in (-1, 1)]
+    start = first_state(estimator)
+    plan = estimator.plan(start)
+    claim = replace(_claim_of(plan), mu=1 / float(plan.parameters["mean"]["sigma_over_sensitivity"]))
+    return claim, one_batch(estimator, start, batches, lambda state: state.mean[0])
+
+
+# The covariance update.
+
+
+def _covariance_options(count: int) -> dict[str, Any]:
+    return {"first_batch": count, "max_batch": count, "clip_radius": 1.0}
+
+
+def _covariance_worst(state: Any, kind: RecordKind) -> tuple[Matrix, Matrix]:
+    x, y = HUGE * np.eye(2)[:, None, :]
+    return (x, y) if kind is RecordKind.FACTOR else (x.T @ x, -x.T @ x)
+
+
+def _covariance_answer(estimator: AnyEstimator, before: Any, after: Any, transformed: int) -> Matrix:
+    new, old = after.covariance, before.covariance
+    return np.asarray(new.released_moment() * new.records - old.released_moment() * old.records)
+
+
+def _radius_search(target: Target) -> tuple[AnyEstimator, Any, Claim]:
+    """Build an estimator that searches its radius, between public numbers far below the worst records."""
+    options: dict[str, Any] = {"first_batch": _MANY, "max_batch": _MANY, "radius_range": (1.0, 64.0)}
+    if "route" in target.type.options_type.model_fields:
+        options["route"] = "covariance"
+    estimator = target.build(2, 1, options)
+    start = first_state(estimator)
+    return estimator, start, _claim_of(estimator.plan(start))
+
+
+def _layers(target: Target) -> Trial:
+    """Score a huge record of one direction or of another, in all sums.
+
+    The state combines the answers at the chosen radius; that combination, in units of the
+    noise that the state names, tells the two apart best.
+    """
+    estimator, start, claim = _radius_search(target)
+
+    def score(state: Any) -> float:
+        memory = state.covariance
+        noise = math.sqrt(memory.noise[memory.chosen, memory.chosen])
+        return float(memory.released_moment()[1, 1] - memory.released_moment()[0, 0]) / noise
+
+    batches = neighbours(list(HUGE * np.eye(2)[:, None, :]), [None] * (_MANY - 1), 2)
+    return claim, one_batch(estimator, start, batches, score)
+
+
+def _sizes(target: Target) -> Trial:
+    """Score a huge record or a null one: the evidence of norm counts and sums, added up."""
+    estimator, start, claim = _radius_search(target)
+
+    def score(state: Any) -> float:
+        memory = state.covariance
+        added = float(memory.radii[memory.chosen]) / _MANY
+        of_sum = float(memory.released_moment()[0, 0]) * added / memory.noise[memory.chosen, memory.chosen]
+        return float(of_sum + memory.sizes.counts[-1] / memory.sizes.variance)
+
+    batches = neighbours([None, np.array([[HUGE, 0.0]])], [None] * (_MANY - 1), 2)
+    return claim, one_batch(estimator, start, batches, score)
+
+
+def _floats(target: Target) -> Trial:
+    """Score a null record or x, below the radius: can the answer be x x^T plus any float noise?"""
+    x = np.array([[1.1, 0.9, 1.3]])
+    exact = x.T * x
+    estimator = target.build(3, 1, {"first_batch": 2, "max_batch": 2, "clip_radius": 3.8})
+    start = first_state(estimator)
+
+    def score(state: Any) -> float:
+        after = state.covariance
+        return -float(np.count_nonzero(unreachable(after.released_moment() * after.records, exact)))
+
+    batches = neighbours([None, x], [None], 3)
+    return _claim_of(estimator.plan(start)), one_batch(estimator, start, batches, score)
+
+
+def unreachable(answers: Matrix, sums: Matrix) -> NDArray[np.bool_]:
+    """Mark answers that are no float64 sum of ``sums`` and any float64 noise.
+
+    If the float s + n rounds to y, n lies within an ulp of y - s. Where y is
+    closer to 0 than s, or noise and s have opposite signs, y - s needs more bits
+    than a double has for many y, and a sum without s shows such y [Mironov2012].
+    """
+    noise = answers - sums
+    near = (noise, np.nextafter(noise, np.inf), np.nextafter(noise, -np.inf))
+    return np.asarray(~np.any([sums + n == answers for n in near], axis=0))
+
+
+# A basis, and products of it.
+
+
+def _basis_worst(basis: Matrix, kind: RecordKind) -> tuple[Matrix, Matrix]:
+    """Return x = c q +- s p, q in the basis and p outside: x x^T Q turns to +- p q^T as c falls."""
+    q = basis[:, :1]
+    if kind is RecordKind.MATRIX:
+        return HUGE * q @ q.T, -HUGE * q @ q.T
+    p = np.linalg.svd(basis, full_matrices=True)[0][:, -1:]
+    return HUGE * (0.1 * q + p).T, HUGE * (0.1 * q - p).T
+
+
+def _block_answer(estimator: AnyEstimator, before: Any, after: Any, transformed: int) -> Matrix:
+    """Return the noisy sum about the centre C = ``before.block.product``, less the sum of zeros.
+
+    It is found from the estimate S before it was carried to the new basis.
+
+    Without a share for the total variance the step is Q' T = S, and with Q^T S
+    symmetric the carried estimate Y = S Q^T Q' + Q S^T Q' - Q Q^T S Q^T Q' has
+    Q^T Y = S^T Q' = T^T. S moved from C by a gain that follows from the variances.
+    """
+    old, new = before.block, after.block
+    estimate = new.basis @ (old.basis.T @ new.product).T
+    noise = BatchCosts(estimator.privacy).multiplier * 2 / transformed
+    gain = 1.0
+    if math.isfinite(old.variance):
+        gain = old.variance / (old.variance + noise**2 + 1 / (old.basis.size * transformed))
+    of_zero = -old.product / max(1.0, float(np.linalg.norm(old.product)))
+    return np.asarray(((estimate - old.product) / gain - of_zero) * transformed)
+
+
+def oja_answer(estimator: AnyEstimator, before: Any, after: Any, transformed: int) -> Matrix:
+    """Return the noisy sum M m of an Oja step.
+
+    The state holds B = orth(Q + eta M) and the inner B^T Q (Q^T M) Q^T B.
+    Q + eta M = B T, so Q^T B T = I + eta Q^T M.
+    """
+    q, b = before.basis, after.basis
+    turn = q.T @ b
+    inner = np.linalg.solve(turn.T, np.linalg.solve(turn.T, after.inner).T)
+    eta = estimator.options.rate(after.batch)
+    mean = (b @ np.linalg.solve(turn, np.eye(estimator.k) + eta * inner) - q) / eta
+    return np.asarray(mean * transformed)
+
+
+_COVARIANCE = Setup(
+    dim=2,
+    k=1,
+    options=_covariance_options,
+    worst=_covariance_worst,
+    contribution=lambda state, matrix: matrix,
+    answer=_covariance_answer,
+    sensitivity={RecordKind.FACTOR: math.sqrt(2), RecordKind.MATRIX: 2.0},
+)
+_BLOCK = Setup(
+    dim=3,
+    k=2,
+    options=_covariance_options,
+    worst=lambda state, kind: _basis_worst(state.block.basis, kind),
+    contribution=lambda state, matrix: np.asarray(matrix @ state.block.basis - state.block.product),
+    answer=_block_answer,
+    sensitivity={RecordKind.FACTOR: 2.0, RecordKind.MATRIX: 2.0},
+)
+_PRIVATE_OJA = replace(
+    _BLOCK,
+    options=lambda count: {"batch_size": count, "clip_radius": 1.0, "learning_rate": _RATE},
+    worst=lambda state, kind: _basis_worst(state.basis, kind),
+    contribution=lambda state, matrix: matrix @ state.basis,
+    answer=oja_answer,
+)
+
+
+def _with_route(setup: Setup, route: str) -> Setup:
+    return replace(setup, options=lambda count: {**setup.options(count), "route": route})
+
+
+def _cases(setup: Setup) -> dict[str, TrialOf]:
+    probes = {name: partial(_probe_trial, setup, probe) for name, probe in _PROBES.items()}
+    return {**probes, "mean": partial(_mean, setup)}
+
+
+SUM_CASES: dict[str, dict[str, TrialOf]] = {
+    "adaptive": {
+        **_cases(_with_route(_COVARIANCE, "covariance")),
+        "block": partial(_probe_trial, _with_route(_BLOCK, "block"), _SUM),
+        "layers": _layers,
+        "sizes": _sizes,
+    },
+    "analyze-gauss": {**_cases(_COVARIANCE), "layers": _layers, "sizes": _sizes, "floats": _floats},
+    "block": _cases(_BLOCK),
+    "private-oja": _cases(_PRIVATE_OJA),
+}
+"""Trials by estimator id and case name."""

@@ -1,0 +1,1 @@
+"""Settings: models, sources, effective values and their reference."""

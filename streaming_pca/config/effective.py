@@ -1,0 +1,150 @@
+"""Effective settings with their origins, and a forecast of each stream."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel
+
+from streaming_pca.config.environment import OPTIONS, deciding_variable, environment_streams
+from streaming_pca.config.settings import Settings, StreamSettings
+from streaming_pca.data.records import RecordKind
+from streaming_pca.estimators.base import State
+from streaming_pca.estimators.common.state import state_values
+from streaming_pca.privacy.parameters import format_rational
+from streaming_pca.privacy.randomness import utility_generator
+
+__all__ = ["EffectiveSetting", "describe_stream", "process_settings", "stream_settings"]
+
+# Bounds of the memory of a stream.
+_BLOCKS_BYTES = 128 * 2**20
+"""Four temporaries of a kernel."""
+_FETCH_BYTES = 48 * 2**20
+"""Messages fetched ahead, being decoded, and on the wire; more are held with over 48 partitions."""
+_STATES = 8
+"""Copies of a state: old, new, encoded, and temporaries of sums, noise and eigenvectors; 7 were measured."""
+_ROW_BYTES = 16
+"""Indices of a row."""
+
+Origin = Literal["default", "environment", "file"]
+
+
+@dataclass(frozen=True)
+class EffectiveSetting:
+    """Value of a setting as plain JSON data, secrets masked, with its origin."""
+
+    path: tuple[str, ...]
+    value: Any
+    origin: Origin
+
+
+def process_settings(settings: Settings) -> list[EffectiveSetting]:
+    """Return the settings that all streams of a file share."""
+    return [
+        found
+        for name in Settings.model_fields
+        if name != "stream"
+        for found in _effective(getattr(settings, name), (name,))
+    ]
+
+
+def stream_settings(settings: Settings, number: int) -> list[EffectiveSetting]:
+    """Return the settings of one stream, with its estimator's options.
+
+    Parameters
+    ----------
+    settings : Settings
+    number : int
+        Place of the stream in the file, from 0.
+    """
+    listed = environment_streams()
+    own = {} if listed is None else listed[number]
+    stream = settings.stream
+    options = stream.build_estimator().options
+    return _effective(stream, ("stream",), own) + _effective(options, OPTIONS, own.get("options"))
+
+
+def _effective(model: BaseModel, path: tuple[str, ...], own: Any = None) -> list[EffectiveSetting]:
+    """Return the values of a model with their origins.
+
+    Parameters
+    ----------
+    model : BaseModel
+    path : tuple of str
+    own : dict, optional
+        Values of this model in ``STREAMING_PCA_STREAMS``.
+    """
+    own = own or {}
+    values = model.model_dump(mode="json")
+    found: list[EffectiveSetting] = []
+    for name in type(model).model_fields:
+        here, value = (*path, name), getattr(model, name)
+        if here == OPTIONS:
+            continue
+        if isinstance(value, BaseModel):
+            found += _effective(value, here, own.get(name))
+            continue
+        origin: Origin = "default"
+        if name in own or deciding_variable(here) is not None:
+            origin = "environment"
+        elif name in model.model_fields_set:
+            origin = "file"
+        found.append(EffectiveSetting(here, _plain(values[name]), origin))
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Return infinities as text, for JSON has none."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def describe_stream(stream: StreamSettings) -> dict[str, Any]:
+    """Return a stream's topics, first plan and memory bounds as plain data."""
+    estimator = stream.build_estimator()
+    state = estimator.init(utility_generator(stream.seed))
+    plan = estimator.plan(state)
+    rho = plan.charge.rho
+    return {
+        "stream": stream.name,
+        "privacy_unit": stream.privacy_unit,
+        "topics": {
+            "input": stream.input,
+            "ledger": stream.ledger_topic,
+            "state": stream.state_topic,
+            "releases": stream.releases_topic,
+        },
+        "first_batch": {
+            "records": plan.count,
+            "charge": {
+                "epsilon": format_rational(plan.charge.epsilon),
+                "delta": format_rational(plan.charge.delta),
+                "rho": None if rho is None else format_rational(rho),
+            },
+            "noise_multiplier": plan.parameters.get("sigma_over_sensitivity"),
+        },
+        "memory_bytes": _memory(stream, state),
+    }
+
+
+def _memory(stream: StreamSettings, state: State) -> dict[str, int]:
+    """Bound the memory of a stream, in bytes.
+
+    One bound holds for any messages; for factors a second one holds if each
+    message is one row of the stream's number type.
+    """
+    state_bytes = sum(a.nbytes for a in state_values(state).values() if isinstance(a, np.ndarray))
+    fixed = _STATES * state_bytes + _BLOCKS_BYTES + _FETCH_BYTES
+    records = stream.build_estimator().largest_batch
+    if stream.record_kind is RecordKind.LOCAL:
+        report = 4 * stream.record_kind.width(stream.dim)
+        return {"any_messages": fixed + 3 * records * (report + _ROW_BYTES)}
+    matrices = stream.record_kind is RecordKind.MATRIX
+    most_rows = stream.dim if matrices else stream.max_rows
+    bounds = {"any_messages": fixed + 3 * records * most_rows * (stream.dim * 8 + _ROW_BYTES)}
+    if not matrices:
+        row_bytes = stream.dim * np.dtype(stream.dtype).itemsize
+        bounds["one_row_messages"] = fixed + 3 * records * (row_bytes + _ROW_BYTES)
+    return bounds

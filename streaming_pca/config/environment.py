@@ -1,0 +1,115 @@
+"""Environment variables of settings."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from streaming_pca.config.settings import ENV_PREFIX, ConfigurationError, Settings
+
+__all__ = [
+    "OPTIONS",
+    "STREAMS_VARIABLE",
+    "check_environment",
+    "deciding_variable",
+    "environment_streams",
+    "variable_of",
+]
+
+STREAMS_VARIABLE = f"{ENV_PREFIX}STREAMS"
+OPTIONS = ("stream", "options")
+"""Path of the estimator's options."""
+
+
+def variable_of(path: Sequence[str]) -> str:
+    """Return the environment variable of a setting: ``STREAMING_PCA_STREAM__EPSILON``."""
+    return ENV_PREFIX + "__".join(path).upper()
+
+
+def _environment() -> dict[str, str]:
+    """Return all variables in upper case, since pydantic-settings ignores case."""
+    return {name.upper(): value for name, value in os.environ.items()}
+
+
+def deciding_variable(path: Sequence[str]) -> tuple[str, Sequence[str]] | None:
+    """Return the variable that sets a value, and the value's path in its JSON.
+
+    Parameters
+    ----------
+    path : sequence of str
+        For example ``("stream", "cap", "epsilon")``, which the variables of
+        ``stream.cap`` and of ``stream`` can set too, as JSON.
+
+    Returns
+    -------
+    (variable, rest) or None
+        None if the environment does not set the value.
+    """
+    environment = _environment()
+    for length in range(len(path), 0, -1):
+        variable = variable_of(path[:length])
+        if variable in environment:
+            keys = _keys(environment[variable], path[length:])
+            if keys is not None:
+                return variable, keys
+    return None
+
+
+def _keys(text: str, path: Sequence[str]) -> Sequence[str] | None:
+    """Return the keys along a path in the JSON of a variable; None if it does not set that value."""
+    value: Any = json.loads(text) if _is_json(text) else text
+    for depth, name in enumerate(path):
+        if not isinstance(value, dict):
+            return path[:depth]
+        if name not in value:
+            return None
+        value = value[name]
+    return path
+
+
+def check_environment() -> None:
+    """Refuse variables with the prefix but no known section, and invalid JSON tables.
+
+    Raises
+    ------
+    ConfigurationError
+        One line that names the variable.
+    """
+    for variable, text in _environment().items():
+        if not variable.startswith(ENV_PREFIX):
+            continue
+        path = tuple(variable.removeprefix(ENV_PREFIX).lower().split("__"))
+        if path[0] not in (*Settings.model_fields, "streams"):
+            raise ConfigurationError(f"environment: {variable}: no such setting")
+        # pydantic-settings raises an error without the variable's name for these.
+        if (len(path) == 1 or path == OPTIONS) and not _is_json(text):
+            raise ConfigurationError(f"environment: {variable}: is not JSON")
+
+
+def environment_streams() -> list[Any] | None:
+    """Return the list of streams in ``STREAMING_PCA_STREAMS``; None if it is not set.
+
+    The variable is JSON, as :func:`check_environment` has made sure.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is not a list of one stream or more.
+    """
+    text = _environment().get(STREAMS_VARIABLE)
+    if text is None:
+        return None
+    found = json.loads(text)
+    if not isinstance(found, list) or not found:
+        raise ConfigurationError(f"environment: {STREAMS_VARIABLE}: must be a list of tables")
+    return found
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,249 @@
+"""Reference of all settings as Markdown, and the JSON schema of a settings file.
+
+Both are generated from the models.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+
+from streaming_pca.config.environment import OPTIONS, STREAMS_VARIABLE, variable_of
+from streaming_pca.config.settings import Settings, StreamSettings
+from streaming_pca.estimators.registry import ESTIMATORS
+
+__all__ = ["Setting", "every_setting", "file_schema", "settings_markdown"]
+
+_WORDS: dict[Any, str] = {
+    int: "integer",
+    float: "number",
+    str: "text",
+    bool: "true or false",
+    Path: "path",
+    SecretStr: "secret",
+    Fraction: "ratio",
+    types.NoneType: "",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Description of one setting.
+
+    Attributes
+    ----------
+    path : tuple of str
+        For example ``("stream", "cap", "epsilon")``.
+    type, default, description : str
+        Text for readers; ``default`` is "" if the setting is required.
+    estimator : str or None
+        Id of the estimator whose option it is.
+    """
+
+    path: tuple[str, ...]
+    type: str
+    default: str
+    description: str
+    estimator: str | None = None
+
+    @property
+    def variable(self) -> str:
+        """Environment variable of the setting."""
+        return variable_of(self.path)
+
+
+def every_setting() -> list[Setting]:
+    """Return all settings in the order of the models, options of estimators last."""
+    found: list[Setting] = []
+    for name, field in Settings.model_fields.items():
+        model = _model_of(field.annotation)
+        assert model is not None, f"{name} is no section"
+        found += _settings_of(model, (name,))
+    for name, estimator in sorted(ESTIMATORS.items()):
+        found += _settings_of(estimator.options_type, OPTIONS, name)
+    return found
+
+
+def _settings_of(
+    model: type[BaseModel], path: tuple[str, ...], estimator: str | None = None
+) -> Iterator[Setting]:
+    for name, field in model.model_fields.items():
+        here = (*path, name)
+        if here == OPTIONS:
+            continue
+        inner = _model_of(field.annotation)
+        if inner is None:
+            yield Setting(here, _type(field), _default(field), _one_line(field.description), estimator)
+            continue
+        for setting in _settings_of(inner, here):
+            # An optional table: its required keys are required only if the table is given.
+            yield Setting(
+                setting.path, setting.type, "not set", setting.description or _one_line(field.description)
+            )
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    """Return the model of a field that is a table or an optional one."""
+    for kind in (annotation, *typing.get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+def _type(field: FieldInfo) -> str:
+    words = _words(field.annotation)
+    return ", ".join([words, *filter(None, (_limit(each) for each in field.metadata))])
+
+
+def _limit(limit: Any) -> str | None:
+    match limit:
+        case Ge(ge=number):
+            return f"≥ {number}"
+        case Gt(gt=number):
+            return f"> {number}"
+        case Le(le=number):
+            return f"≤ {number}"
+        case Lt(lt=number):
+            return f"< {number}"
+    return None
+
+
+def _words(kind: Any) -> str:
+    if kind in _WORDS:
+        return _WORDS[kind]
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _choice(_text(member.value) for member in kind)
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return _words(args[0])
+    if origin is Literal:
+        return _choice(_text(value) for value in args)
+    if origin in (typing.Union, types.UnionType):
+        return _choice(filter(None, (_words(arg) for arg in args)))
+    if origin is dict:
+        return "table"
+    if origin is tuple and args[1:] == (...,):
+        return f"list ({_words(args[0])})"
+    if origin is tuple and len(args) == 2:
+        return f"pair (each {_words(args[0])})"
+    raise TypeError(f"a type that the settings reference has no words for: {kind!r}")
+
+
+def _choice(words: Iterable[str]) -> str:
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return ""
+    value = field.get_default(call_default_factory=True)
+    if value is None:
+        return "not set"
+    return _text(value.value if isinstance(value, Enum) else value)
+
+
+def _text(value: Any) -> str:
+    """Format a value as TOML does."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_text, value))}]"
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value)
+
+
+def _one_line(text: str | None) -> str:
+    return " ".join((text or "").split()).replace("``", "`")
+
+
+def settings_markdown() -> str:
+    """Return the settings reference as Markdown, with one table a section."""
+    parts = [
+        "Environment variables override the file; in them lists and tables are written as JSON. "
+        "With several streams, a variable of `[stream]` applies to each of them, and "
+        f"`{STREAMS_VARIABLE}` replaces the list `[[streams]]`.",
+    ]
+    sections: dict[tuple[Any, ...], list[Setting]] = {}
+    for setting in every_setting():
+        key = (OPTIONS if setting.estimator else setting.path[:1], setting.estimator)
+        sections.setdefault(key, []).append(setting)
+    for (path, estimator), settings in sections.items():
+        title = f"`[{'.'.join(path)}]`"
+        if estimator is None:
+            about = _one_line(getattr(_model_of(Settings.model_fields[path[0]].annotation), "__doc__", ""))
+        else:
+            title += f" of {estimator}"
+            about = _one_line(ESTIMATORS[estimator].options_type.__doc__).replace(":class:", "")
+        parts += [f"#### {title}", about, _table(settings, len(path))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(settings: list[Setting], depth: int) -> str:
+    rows = [("key", "type", "default", "environment variable", "description"), ("---",) * 5]
+    for s in settings:
+        default = f"`{s.default}`" if s.default not in ("", "not set") else s.default or "**required**"
+        key = ".".join(s.path[depth:])
+        rows.append((f"`{key}`", s.type, default, f"`{s.variable}`", s.description))
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+
+
+def file_schema() -> dict[str, Any]:
+    """Return the JSON schema of a settings file, for editors.
+
+    The password is not in it, because only the environment may hold it.
+    """
+    schema = copy.deepcopy(Settings.model_json_schema())
+    definitions = schema["$defs"]
+    del definitions["KafkaSettings"]["properties"]["sasl_password"]
+    for name in ("epsilon", "delta"):
+        # Exact rationals: pydantic does not know which types their parser accepts.
+        definitions["Cap"]["properties"][name] |= {"type": ["number", "string"]}
+    stream = definitions["StreamSettings"]
+    needed = stream.pop("required")
+    stream["properties"]["estimator"]["enum"] = sorted(ESTIMATORS)
+    stream["allOf"] = [_options_schema(name) for name in sorted(ESTIMATORS)]
+    for section in schema["properties"].values():
+        # The default of a whole section would show the password's key; each key has its own default.
+        section.pop("default", None)
+    table = {"$ref": "#/$defs/StreamSettings"}
+    schema["properties"]["stream"] = {
+        **table,
+        "description": "The only stream, or the settings that all of [[streams]] share.",
+    }
+    schema["properties"]["streams"] = {
+        "type": "array",
+        "minItems": 1,
+        "items": table,
+        "description": "Several streams, each with its own settings.",
+    }
+    del schema["required"]
+    # A table of [[streams]] may take required keys from [stream].
+    schema["if"] = {"not": {"required": ["streams"]}}
+    schema["then"] = {"required": ["stream"], "properties": {"stream": {"required": needed}}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "streaming-pca",
+        "description": "Settings of streaming-pca for one stream or several.",
+    }
+
+
+def _options_schema(name: str) -> dict[str, Any]:
+    """Return the schema of ``options`` for one estimator, chosen by name or by default."""
+    options = ESTIMATORS[name].options_type.model_json_schema()
+    # Options can be split between [stream] and one of [[streams]].
+    options.pop("required", None)
+    chosen: dict[str, Any] = {"properties": {"estimator": {"const": name}}}
+    if name != StreamSettings.model_fields["estimator"].default:
+        chosen["required"] = ["estimator"]
+    return {"if": chosen, "then": {"properties": {"options": options}}}

@@ -1,0 +1,341 @@
+"""Frozen tree of settings, which :mod:`streaming_pca.config.loading` reads from a file.
+
+The docstrings of the fields are the descriptions in the settings reference.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings, Section
+from streaming_pca.data.preprocessing import Numbers, Preprocessing, present_centering
+from streaming_pca.data.records import RecordKind
+from streaming_pca.estimators.base import Estimator, check_private, first_problem, no_guarantee
+from streaming_pca.estimators.diagnostics import MAX_SHARE
+from streaming_pca.estimators.registry import find
+from streaming_pca.kernels.lattice import MAX_RECORDS
+from streaming_pca.local.promise import promise_header
+from streaming_pca.privacy.ledger.entries import Cap
+from streaming_pca.privacy.parameters import PrivacyParameters
+
+__all__ = [
+    "ENV_PREFIX",
+    "TOPIC_NAME",
+    "ConfigurationError",
+    "HttpSettings",
+    "KafkaSettings",
+    "LogSettings",
+    "Settings",
+    "StreamSettings",
+    "WorkerSettings",
+]
+
+ENV_PREFIX = "STREAMING_PCA_"
+_MAX_LEDGER_ITEMS = 16
+"""Longest array that the privacy contract holds itself; of a longer one it holds the digest."""
+TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+
+
+class WorkerSettings(Section):
+    """Operation of the worker; no part of the privacy contract."""
+
+    group: str = Field(default="streaming-pca", pattern=r"^[A-Za-z0-9._-]{1,200}$")
+    """Consumer group of the leader election, the same for all workers that may run a stream."""
+    tick_seconds: float = Field(default=0.2, gt=0, le=60)
+    """Interval between reads of the partitions' end offsets, in seconds; batches close on these ticks."""
+    partitions_seconds: float = Field(default=10.0, gt=0)
+    """Interval between checks for new partitions of the input topics, in seconds."""
+    step_deadline_seconds: float = Field(default=60.0, gt=0)
+    """Longest time for one exchange with the broker, in seconds."""
+    give_up_seconds: float = Field(default=120.0, gt=0)
+    """Longest time a worker tries to recover from broker failures before it exits, in seconds."""
+    threads: int | None = Field(default=None, ge=1, le=256)
+    """Threads of the compiled kernels, in one shared pool; if not set, as many as processors that this
+    process may use, at most 8. Results do not depend on it."""
+    read_ahead: float = Field(default=1.0, ge=0, le=1)
+    """Share of the next batch to read while the current one is processed; less saves memory but leaves
+    more to read afterwards. Up to 16 MiB are read ahead in any case."""
+    stop_when_done: bool = False
+    """Exit after ``options.n_records`` records are learnt, for a stream of known length."""
+
+
+class HttpSettings(Section):
+    """HTTP server of metrics and health, without authentication and therefore on loopback by default."""
+
+    enabled: bool = True
+    """Run the HTTP server of metrics and health."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(default=9464, ge=0, le=65535)
+    """Port to listen on; 0 chooses a free one and logs it."""
+
+
+class LogSettings(Section):
+    """Log of the worker, on standard error."""
+
+    format: Literal["text", "json"] = "text"
+    """Format of the log: lines for people, or JSON objects for programs."""
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lowest severity that is logged."""
+
+
+class StreamSettings(Section):
+    """Stream: its input, its privacy guarantee, and its estimator."""
+
+    name: str
+    """Name of the stream, of its job in the ledger, and of its topics NAME.state and NAME.releases."""
+    input: str
+    """Topic to read; its ledger is the topic INPUT.ledger."""
+    dim: int = Field(ge=1, le=2**13)
+    """Number d of features of a record."""
+    rank: int = Field(ge=1)
+    """Dimension k of the subspace."""
+    epsilon: float
+    """Epsilon of the privacy guarantee for each privacy unit over all releases; `inf` if
+    `private = false`. For `record_kind = "local"`: the guarantee that every report has already."""
+    delta: float
+    """Delta of the privacy guarantee; `inf` if `private = false`."""
+    private: bool = True
+    """Require a private estimator; with false nothing is guaranteed, every record is
+    charged infinity, and the cap of the input's ledger must be `inf,inf`."""
+    privacy_unit: Literal["message", "row", "user"] = "message"
+    """Unit that the guarantee protects: a message with all its rows, each row of a message, or all
+    messages of a user, identified by the message key."""
+    contributions_per_user: int = Field(default=1, ge=1, le=65535)
+    """Most batches in which one user counts, with one message each; only for `privacy_unit = "user"`."""
+    record_kind: RecordKind = RecordKind.FACTOR
+    """Kind of records: vectors and factors F (A = F^T F), symmetric matrices, or reports that producers
+    have made private themselves."""
+    feature_names: tuple[str, ...] | None = None
+    """Names of the d features, copied into releases."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """Number type of ``application/octet-stream`` payloads."""
+    max_rows: int = Field(default=64, ge=1, le=2**16)
+    """Most rows of one payload; a payload with more is a null record."""
+    max_wait_seconds: float | None = Field(default=None, gt=0)
+    """Time in seconds after which a batch closes before it is full, provided that it has the estimator's
+    minimum of records; if not set, only full batches close."""
+    centering: Annotated[
+        Literal["auto", "pairs", "none"] | tuple[float, ...], BeforeValidator(present_centering)
+    ] = "auto"
+    """Treatment of the mean: estimated with a small part of the budget, removed by pairs, kept, or
+    replaced by a given public centre."""
+    bounds: tuple[Numbers, Numbers] | None = None
+    """Public lower and upper bounds to which rows are clamped, each a number or one number a feature."""
+    scale: Numbers | None = None
+    """Public factors by which features are multiplied after centring, a number or one a feature."""
+    estimator: str = "adaptive"
+    """Id of the estimator; `streaming-pca estimators` lists them."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the estimator."""
+    diagnostics_share: float = Field(default=0.02, ge=0, le=MAX_SHARE)
+    """Share of epsilon that pays for noisy counts of null and of clipped records in each batch, shown as
+    metrics; 0 disables them, as do `private = false` and `record_kind = "local"`."""
+    seed: int | None = None
+    """Seed of utility randomness (an initial basis), never of noise; if not set, it is random."""
+    lost_records: Literal["stop", "skip"] = "stop"
+    """Reaction to records that retention deleted before they were read: stop the stream with an error, or
+    continue without them."""
+    cap: Cap | None = None
+    """Cap that the input's ledger must have; if not set, it is not checked."""
+
+    _estimator: Estimator[Any, Any] = PrivateAttr()
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _read_lists(cls, options: Any) -> Any:
+        # An environment variable of an option is text, and its type is known only to the estimator.
+        if not isinstance(options, dict):
+            return options
+        return {name: _parse_json(value) for name, value in options.items()}
+
+    @model_validator(mode="after")
+    def _check(self) -> StreamSettings:
+        for field in ("name", "input"):
+            if not TOPIC_NAME.fullmatch(getattr(self, field)):
+                raise ValueError(f"{field} must be 1 to 200 letters, digits, '.', '_' or '-'")
+        self._check_names()
+        self._estimator = self._make_estimator()
+        if self.record_kind is RecordKind.LOCAL:
+            self._check_local()
+        if self.privacy_unit == "row":
+            self._check_rows()
+        if self.privacy_unit != "user" and self.contributions_per_user != 1:
+            raise ValueError('contributions_per_user needs privacy_unit = "user"')
+        return self
+
+    def _check_names(self) -> None:
+        names = self.feature_names
+        if names is None:
+            return
+        if len(names) != self.dim:
+            raise ValueError(f"feature_names has {len(names)} names for dim = {self.dim}")
+        if "" in names or len(set(names)) < len(names):
+            raise ValueError("feature_names must be distinct and not empty")
+
+    def _check_local(self) -> None:
+        if self.privacy_unit != "message":
+            raise ValueError(
+                'record_kind = "local" guarantees privacy for each message: set privacy_unit = "message"'
+            )
+        if self.dtype != "float32":
+            raise ValueError('record_kind = "local" has reports of float32 numbers: set dtype = "float32"')
+
+    def _check_rows(self) -> None:
+        if self.record_kind is not RecordKind.FACTOR:
+            raise ValueError('privacy_unit = "row" needs record_kind = "factor"')
+        if self.centering == "pairs":
+            raise ValueError(
+                'privacy_unit = "row" does not go with centering = "pairs", which pairs messages: '
+                'set "auto", or a public centre'
+            )
+        rows = self.build_estimator().largest_batch * self.max_rows
+        if rows > MAX_RECORDS:
+            raise ValueError(
+                f"a batch could hold {rows} rows, of {MAX_RECORDS} at most: lower max_rows, "
+                "or the options that size batches"
+            )
+
+    def _make_estimator(self) -> Estimator[Any, Any]:
+        kind = find(self.estimator)
+        check_private(kind.info, self.private)
+        if not self.private and not self.epsilon == self.delta == math.inf:
+            raise ValueError("private = false guarantees nothing: set epsilon = inf and delta = inf")
+        try:
+            options = kind.options_type(**self.options)
+        except ValidationError as error:
+            raise ValueError(f"options of {self.estimator}: {first_problem(error)}") from None
+        if self.rank > self.dim:
+            raise ValueError(f"rank = {self.rank} is above dim = {self.dim}")
+        return kind(
+            self.dim,
+            self.rank,
+            PrivacyParameters(
+                epsilon=self.epsilon, delta=self.delta, contributions=self.contributions_per_user
+            )
+            if self.private
+            else no_guarantee(),
+            Preprocessing(
+                dim=self.dim,
+                kind=self.record_kind,
+                centering=self.centering,
+                bounds=self.bounds,
+                scale=self.scale,
+            ),
+            options,
+            self.diagnostics_share if self.private and not kind.info.local else 0.0,
+        )
+
+    def build_estimator(self) -> Estimator[Any, Any]:
+        """Return the configured estimator, made once when the settings are checked."""
+        return self._estimator
+
+    @property
+    def privacy_contract(self) -> dict[str, Any]:
+        """Settings that may never change under this name, recorded in every reservation.
+
+        Long arrays are replaced by their digests because the ledger is kept for ever.
+        """
+        names = {"epsilon", "delta", "privacy_unit", "dim", "rank", "estimator", "record_kind", "max_rows"}
+        names |= {"dtype", "centering", "bounds", "scale"}
+        if self.privacy_unit == "user":
+            # Only here, so that contracts of other units keep their bytes. A user's batches compose, and
+            # the proof assumes that the diagnostic counts cost the same share in each of them.
+            names |= {"contributions_per_user", "diagnostics_share"}
+        contract = self.model_dump(mode="json", include=names)
+        if not self.private:
+            # JSON has no infinity.
+            contract |= {"epsilon": "inf", "delta": "inf", "private": False}
+        if self.record_kind is RecordKind.LOCAL:
+            # Producers keep the guarantee, report by report; this stream's batches cost nothing.
+            contract |= {"local": True}
+        return {name: _with_digests(value) for name, value in contract.items()}
+
+    @property
+    def mechanism_options(self) -> dict[str, Any]:
+        """Options on which the result of a batch depends, as a reservation records them."""
+        chosen = self.build_estimator().options
+        options: dict[str, Any] = chosen.model_dump(mode="json", exclude=set(chosen.sizing))
+        return options
+
+    @property
+    def local_guarantee(self) -> bytes | None:
+        """Value of the header that states a report's local guarantee; None for other records."""
+        if self.record_kind is not RecordKind.LOCAL:
+            return None
+        return promise_header(self.epsilon, self.delta)
+
+    @property
+    def ledger_topic(self) -> str:
+        """Ledger topic, shared by all streams that read ``input``."""
+        return f"{self.input}.ledger"
+
+    @property
+    def state_topic(self) -> str:
+        """Internal compacted topic; the holder of its one partition leads the stream."""
+        return f"{self.name}.state"
+
+    @property
+    def releases_topic(self) -> str:
+        """Topic on which subspaces are published."""
+        return f"{self.name}.releases"
+
+
+def _parse_json(value: Any) -> Any:
+    """Parse a list or a table that is written as JSON; return anything else unchanged."""
+    if not (isinstance(value, str) and value.startswith(("[", "{"))):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def _with_digests(value: Any) -> Any:
+    """Replace lists that are longer than ``_MAX_LEDGER_ITEMS`` by their length and digest."""
+    if not isinstance(value, list):
+        return value
+    if len(value) <= _MAX_LEDGER_ITEMS:
+        return [_with_digests(item) for item in value]
+    text = json.dumps(value, separators=(",", ":"))
+    return {"length": len(value), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+class Settings(BaseSettings):
+    """Settings of a worker for one stream."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter="__"
+    )
+
+    kafka: KafkaSettings = KafkaSettings()
+    stream: StreamSettings
+    worker: WorkerSettings = WorkerSettings()
+    http: HttpSettings = HttpSettings()
+    log: LogSettings = LogSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Give the environment precedence over the file, whose values are the init arguments."""
+        return env_settings, init_settings

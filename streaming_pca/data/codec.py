@@ -1,0 +1,249 @@
+"""Codec of payloads: from a message to rows of numbers, or to a null record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.data.arrow import find_pyarrow, rows_of_arrow
+from streaming_pca.data.payloads import rows_of_json, rows_of_npy
+from streaming_pca.data.records import RecordKind, is_symmetric
+from streaming_pca.local.promise import PROMISE_HEADER
+from streaming_pca.privacy.users.table import hash_users
+
+__all__ = [
+    "CONTENT_TYPES",
+    "Message",
+    "PayloadCodec",
+    "PrivacyUnit",
+]
+
+JSON = "application/json"
+NPY = "application/x-npy"
+OCTETS = "application/octet-stream"
+ARROW = "application/vnd.apache.arrow.stream"
+CONTENT_TYPES = (OCTETS, NPY, JSON, ARROW)
+
+_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
+_PLAIN = [("content-type", OCTETS.encode())]
+Rows = NDArray[np.floating]
+PrivacyUnit = Literal["message", "row", "user"]
+
+
+class Message(Protocol):
+    """Parts of a Kafka message that a codec reads."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]]
+
+
+@dataclass(frozen=True)
+class PayloadCodec:
+    """Decoder of the payloads of one stream.
+
+    Attributes
+    ----------
+    dim : int
+    kind : RecordKind
+    dtype : {"float32", "float64"}
+        Number type of octet streams without a header ``dtype``.
+    max_rows : int
+        Most rows of a payload.
+    unit : {"message", "row", "user"}
+        Privacy unit: a record is one row if it is "row", a whole payload otherwise.
+    user_key : bytes or None
+        Key of the hash of message keys, for unit user.
+    promise : bytes or None
+        Required value of a report's header ``local-promise``, for records of kind local.
+    arrow : bool
+        Whether pyarrow is installed. Without it Arrow payloads are null.
+
+    Notes
+    -----
+    If each row is a record, neighbours differ in the *contents* of one row. The
+    *structure* of a message, its headers and its number of rows, is public and
+    never depends on contents. Explanation: docs/explanation/payloads.md.
+
+    A message is taken as a report, the record of kind local, only if its headers
+    name the kind and the stream's local guarantee: a record without noise on the
+    same topic is a secret, a report is not.
+    """
+
+    dim: int
+    kind: RecordKind = RecordKind.FACTOR
+    dtype: Literal["float32", "float64"] = "float32"
+    max_rows: int = 64
+    unit: PrivacyUnit = "message"
+    user_key: bytes | None = field(default=None, repr=False)
+    promise: bytes | None = None
+    _pyarrow: Any | None = field(init=False, repr=False, compare=False, default_factory=find_pyarrow)
+
+    def __post_init__(self) -> None:
+        if self.unit == "row" and self.kind is RecordKind.MATRIX:
+            raise ValueError("a row is no matrix: unit row needs records of kind factor")
+        if (self.promise is not None) != (self.kind is RecordKind.LOCAL):
+            raise ValueError("records of kind local, and no others, have a promise")
+
+    @property
+    def arrow(self) -> bool:
+        """True if Arrow payloads can be read."""
+        return self._pyarrow is not None
+
+    def decode(self, message: Message) -> Rows | None:
+        """Return the rows (r, d) of one payload, or None if it has none.
+
+        The result depends on the message alone. If the message is the record,
+        it is None (null) for anything undecodable, oversized, misshapen, of
+        another kind, or with a NaN or an infinity. If rows are records, see the
+        notes of the class; null records are rows of NaNs.
+        """
+        try:
+            rows = self._decode(message)
+        except Exception:
+            # An error of a decoder must not end the worker: that would reveal something of the payload,
+            # and the batch would lose its other records.
+            return None
+        if rows is None:
+            return None
+        if self.unit == "row":
+            return _null_rows_as_nan(rows)
+        if not len(rows) or not np.isfinite(rows).all():
+            return None
+        if self.kind is RecordKind.MATRIX and not is_symmetric(rows):
+            return None
+        return rows
+
+    def _decode(self, message: Message) -> Rows | None:
+        value = message.value
+        if value is None:
+            return None
+        headers = {key: bytes(item or b"") for key, item in message.headers or ()}
+        kind = headers.get("record-kind")
+        if kind is not None and kind != self.kind.encode():
+            return None
+        content_type = headers.get("content-type", OCTETS.encode()).decode("ascii").split(";")[0].strip()
+        if self.kind is RecordKind.LOCAL:
+            return self._report(value, content_type, headers)
+        if len(value) > self._most_bytes(content_type):
+            return None
+        if content_type == OCTETS:
+            name = headers.get("dtype", self.dtype.encode()).decode("ascii")
+            array: NDArray[Any] = np.frombuffer(value, dtype=_DTYPES[name])
+            if array.size % self.dim:
+                return None
+            array = array.reshape(-1, self.dim)
+        elif content_type == NPY:
+            array = rows_of_npy(value)
+        elif content_type == JSON:
+            array = rows_of_json(value, self.dim, self._most_rows)
+        elif content_type == ARROW and self._pyarrow is not None:
+            array = rows_of_arrow(self._pyarrow, value, self.dim, self._most_rows)
+        else:
+            return None
+        return self._shaped(array)
+
+    def _report(self, value: bytes, content_type: str, headers: Mapping[str, bytes]) -> Rows | None:
+        """Return the one row of a report, or None."""
+        said = (headers.get("record-kind"), headers.get(PROMISE_HEADER))
+        size = 4 * self.kind.width(self.dim)
+        if content_type != OCTETS or said != (self.kind.encode(), self.promise) or len(value) != size:
+            return None
+        # A copy, so that the message can be freed.
+        return np.frombuffer(value, dtype=_DTYPES["float32"]).astype(np.float32).reshape(1, -1)
+
+    @property
+    def _most_rows(self) -> int:
+        return self.dim if self.kind is RecordKind.MATRIX else self.max_rows
+
+    def _most_bytes(self, content_type: str) -> float:
+        """Return the bound on a payload's length.
+
+        Python and JavaScript write a JSON number in at most 25 bytes. Arrow's
+        reader has its own bounds. A payload of JSON rows has no bound, because
+        its length is contents; rows are bounded one by one.
+        """
+        if content_type == ARROW or (content_type == JSON and self.unit == "row"):
+            return float("inf")
+        return 4096 + self._most_rows * (self.dim * 26 + 8)
+
+    def _shaped(self, array: NDArray[Any]) -> Rows | None:
+        if array.dtype.kind not in "fiu" or array.dtype.itemsize > 8:
+            return None
+        if array.ndim == 1 and self.kind is RecordKind.FACTOR:
+            array = array[None, :]
+        if array.ndim != 2 or array.shape[1] != self.dim or len(array) > self._most_rows:
+            return None
+        if self.kind is RecordKind.MATRIX and len(array) != self.dim:
+            return None
+        small = array.dtype == np.float32 or array.dtype == np.dtype("<f4")
+        # Casting a signalling NaN warns, and a warning would reveal something of the record.
+        with np.errstate(all="ignore"):
+            return np.ascontiguousarray(array, dtype=np.float32 if small else np.float64)
+
+    def decode_many(self, messages: Sequence[Message]) -> tuple[Rows, NDArray[np.int64]]:
+        """Return the rows of all messages in order, and each message's number of rows.
+
+        A null message has 0 rows. If rows are records, null records are rows of
+        NaNs in their places, as ``Batch.of_vectors`` reads them.
+        """
+        fast = self._decode_octets(messages)
+        if fast is not None:
+            return fast
+        decoded = [self.decode(message) for message in messages]
+        lengths = np.array([0 if rows is None else len(rows) for rows in decoded], dtype=np.int64)
+        present = [rows for rows in decoded if rows is not None]
+        no_rows = np.zeros((0, self.kind.width(self.dim)), np.float32)
+        return np.concatenate(present or [no_rows]), lengths
+
+    def users_of(self, messages: Sequence[Message]) -> NDArray[np.uint64] | None:
+        """Return keyed hashes (n, 2) of the messages' keys, for unit user.
+
+        A message without a key has (0, 0). The result is None for other units.
+        The keys themselves are not kept.
+        """
+        if self.user_key is None:
+            return None
+        return hash_users(self.user_key, [message.key for message in messages])
+
+    def _decode_octets(self, messages: Sequence[Message]) -> tuple[Rows, NDArray[np.int64]] | None:
+        """Decode plain octet streams in one copy; None if a message is anything else."""
+        if self.kind is not RecordKind.FACTOR:
+            return None
+        values: list[bytes] = []
+        for message in messages:
+            headers = message.headers
+            if headers and list(headers) != _PLAIN:
+                return None
+            values.append(message.value or b"")
+        dtype = _DTYPES[self.dtype]
+        sizes = np.fromiter(map(len, values), dtype=np.int64, count=len(values))
+        lengths, rest = np.divmod(sizes, self.dim * dtype.itemsize)
+        wrong = (rest != 0) | (lengths > self.max_rows)
+        if wrong.any():
+            lengths[wrong] = 0
+            values = [b"" if bad else value for value, bad in zip(values, wrong, strict=True)]
+        rows: Rows = np.frombuffer(b"".join(values), dtype=dtype).reshape(-1, self.dim)
+        if self.unit == "row":
+            return _null_rows_as_nan(rows), lengths
+        finite = np.isfinite(rows)
+        if not finite.all():
+            owner = np.repeat(np.arange(len(lengths)), lengths)
+            null = np.zeros(len(lengths), dtype=bool)
+            null[owner[~finite.all(axis=1)]] = True
+            rows = rows[~null[owner]]
+            lengths[null] = 0
+        return rows, lengths
+
+
+def _null_rows_as_nan(rows: Rows) -> Rows:
+    finite = np.isfinite(rows)
+    if finite.all():
+        return rows
+    rows = rows.copy()
+    rows[~finite.all(axis=1)] = np.nan
+    return rows

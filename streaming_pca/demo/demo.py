@@ -1,0 +1,285 @@
+"""Demo of the whole service on real records, compared with the exact subspace."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from kafka import TopicPartition
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from streaming_pca.admin.ledger import verify_ledger
+from streaming_pca.admin.produce import send_records
+from streaming_pca.config.loading import load_settings
+from streaming_pca.config.settings import Settings
+from streaming_pca.data.release import Release
+from streaming_pca.demo import flights
+from streaming_pca.demo.broker import Child, EmbeddedBroker
+from streaming_pca.linalg.subspace import subspace_error
+from streaming_pca.privacy.ledger.entries import Cap, Opened
+from streaming_pca.service.commit.checkpoint import open_ledger
+from streaming_pca.service.kafka.clients import reading_consumer
+from streaming_pca.service.topics.find import create_topics, find_topics
+
+__all__ = ["DemoFailed", "run_demo"]
+
+# Enough batches to show a falling error, at sqrt(6) times the noise of one batch.
+_N_BATCHES = 6
+_GROWTH = 2.0
+_DEADLINE_SECONDS = 600.0
+"""Longest time until the last release."""
+_END_SECONDS = 30.0
+"""Longest time between the last release and the end of the worker."""
+
+
+class DemoFailed(Exception):
+    """Error of a part of the demo; one line."""
+
+
+@dataclass(frozen=True)
+class _Point:
+    release: Release
+    error: float
+    seconds: float
+
+
+def run_demo(
+    rank: int,
+    epsilon: float,
+    delta: float,
+    plot: Path,
+    bootstrap: str | None,
+    seed: int,
+    out: Console,
+    err: Console,
+) -> dict[str, Any]:
+    """Run the demo and return its summary.
+
+    Parameters
+    ----------
+    rank : int
+    epsilon, delta : float
+    plot : Path
+        PNG file to write.
+    bootstrap : str or None
+        Broker to use; None starts the embedded one.
+    seed : int
+        Public seed of the order of the flights.
+    out, err : Console
+        Results and progress.
+
+    Raises
+    ------
+    DemoFailed
+    """
+    with contextlib.ExitStack() as stack:
+        embedded = bootstrap is None
+        if bootstrap is None:
+            err.print("starting the embedded broker (for trying things out, never for production)")
+            bootstrap = stack.enter_context(EmbeddedBroker()).bootstrap
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="streaming-pca-demo-")))
+        err.print("reading the flights of 2013 from New York")
+        try:
+            data = flights.load().shuffled(seed)
+        except (ModuleNotFoundError, ValueError) as error:
+            raise DemoFailed(str(error)) from None
+        config = folder / "demo.toml"
+        config.write_text(_configuration(bootstrap, embedded, rank, epsilon, delta, len(data.records)))
+        settings = load_settings(config)
+        _open(settings, epsilon, delta)
+        command = [sys.executable, "-m", "streaming_pca", "worker", "--config", str(config)]
+        worker = Child(command, log=folder / "worker.log", cwd=Path.cwd())
+        stack.callback(worker.kill)
+        exact = flights.exact_subspace(data.records, rank)
+        points = _learn(settings, data.records, exact, worker, err)
+        status = _finish(worker)
+        report = verify_ledger(settings.kafka, settings.stream.input)
+    random_error = flights.random_error(flights.N_FEATURES, rank)
+    _print_table(points, random_error, out)
+    _draw(points, random_error, plot, rank, epsilon, delta)
+    out.print(f"picture: {plot}", highlight=False)
+    if status != 0:
+        raise DemoFailed(f"the worker ended with status {status}")
+    if not report.ok:
+        raise DemoFailed(f"the ledger is not verified: {report.problems[0]}")
+    last = points[-1]
+    if last.release.records != len(data.records):
+        raise DemoFailed(f"only {last.release.records} of {len(data.records)} records were learnt")
+    return {
+        "records": last.release.records,
+        "releases": len(points),
+        "error": round(last.error, 5),
+        "random_error": round(random_error, 5),
+        "epsilon": epsilon,
+        "delta": delta,
+        "ledger": "verified",
+        "rows_per_second": round(len(data.records) / last.seconds),
+    }
+
+
+def _configuration(
+    bootstrap: str, embedded: bool, rank: int, epsilon: float, delta: float, records: int
+) -> str:
+    name = f"flights-{int(time.time() * 1000):x}"
+    return f"""\
+[kafka]
+bootstrap_servers = "{bootstrap}"
+unchecked_topics = {str(embedded).lower()}
+
+[stream]
+name = "{name}-pca"
+input = "{name}"
+dim = {flights.N_FEATURES}
+rank = {rank}
+epsilon = {epsilon}
+delta = {delta}
+bounds = [-{flights.BOUND}, {flights.BOUND}]
+
+[stream.options]
+n_records = {records}
+n_batches = {_N_BATCHES}
+growth = {_GROWTH}
+
+[worker]
+group = "{name}"
+stop_when_done = true
+
+[http]
+enabled = false
+"""
+
+
+def _open(settings: Settings, epsilon: float, delta: float) -> None:
+    create_topics(settings.kafka, settings.stream, partitions=3, replication=1)
+    topics = find_topics(settings.kafka, settings.stream)
+    cap = Cap(epsilon=epsilon, delta=delta)
+    entry = Opened(topic_id=topics.topic_id, topic=settings.stream.input, cap=cap)
+    open_ledger(settings.kafka, entry, settings.stream.ledger_topic)
+
+
+def _learn(
+    settings: Settings,
+    records: NDArray[np.float32],
+    exact: NDArray[np.float64],
+    worker: Child,
+    err: Console,
+) -> list[_Point]:
+    """Send the records in another thread, and collect the releases until the last."""
+    failures: list[BaseException] = []
+    started = time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err) as progress:
+        sending = progress.add_task("records sent", total=len(records))
+        learning = progress.add_task("records learnt", total=len(records))
+
+        def produce() -> None:
+            try:
+                send_records(
+                    settings.kafka,
+                    settings.stream.input,
+                    records,
+                    progress=lambda n: progress.update(sending, advance=n),
+                )
+            except BaseException as error:
+                failures.append(error)
+
+        threading.Thread(target=produce, name="producer", daemon=True).start()
+        points: list[_Point] = []
+        for release in _releases(settings, worker, failures):
+            error = subspace_error(np.array(release.components), exact)
+            points.append(_Point(release, error, time.monotonic() - started))
+            progress.update(learning, completed=release.records)
+            if release.records >= len(records):
+                break
+    return points
+
+
+def _releases(settings: Settings, worker: Child, failures: list[BaseException]) -> Iterator[Release]:
+    tp = TopicPartition(settings.stream.releases_topic, 0)
+    consumer = reading_consumer(settings.kafka)
+    try:
+        consumer.assign([tp])
+        consumer.seek(tp, 0)
+        deadline = time.monotonic() + _DEADLINE_SECONDS
+        while True:
+            for messages in consumer.poll(timeout_ms=200).values():
+                for message in messages:
+                    yield Release.from_bytes(message.value)
+            if failures:
+                raise DemoFailed(f"the producer failed: {failures[0]}")
+            if worker.returncode not in (None, 0):
+                raise DemoFailed(f"the worker ended with status {worker.returncode}: {worker.log_tail(1)}")
+            if time.monotonic() > deadline:
+                raise DemoFailed(
+                    f"not done after {_DEADLINE_SECONDS:g} s; the worker says: {worker.log_tail(1)}"
+                )
+    finally:
+        consumer.close(autocommit=False)
+
+
+def _finish(worker: Child) -> int:
+    deadline = time.monotonic() + _END_SECONDS
+    while worker.returncode is None:
+        if time.monotonic() > deadline:
+            raise DemoFailed(f"the worker does not end; it says: {worker.log_tail(1)}")
+        time.sleep(0.05)
+    return worker.returncode
+
+
+def _print_table(points: list[_Point], random_error: float, out: Console) -> None:
+    table = Table(title="private releases against the exact centred PCA of the same records")
+    for name in ("batch", "records", "seconds", "error", "error / random", "explained variance (private)"):
+        table.add_column(name, justify="right")
+    for p in points:
+        table.add_row(
+            str(p.release.batch),
+            f"{p.release.records:,}",
+            f"{p.seconds:.1f}",
+            f"{p.error:.3f}",
+            f"{p.error / random_error:.3f}",
+            " ".join(f"{v:.2f}" for v in p.release.explained_variance),
+        )
+    out.print(table)
+
+
+def _draw(
+    points: list[_Point], random_error: float, path: Path, rank: int, epsilon: float, delta: float
+) -> None:
+    try:
+        import matplotlib as mpl
+    except ModuleNotFoundError:
+        raise DemoFailed("the demo needs matplotlib: pip install 'streaming-pca[demo]'") from None
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    batches = [p.release.batch for p in points]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    left.semilogy(batches, [p.error for p in points], marker="o", label="private release")
+    left.axhline(random_error, color="grey", linestyle="--", label="random subspace")
+    left.set(xlabel="batch", ylabel=r"$\|UU^T - VV^T\|_F$", title="error against the exact centred PCA")
+    left.legend()
+    variances = np.array([p.release.explained_variance for p in points])
+    for i in range(variances.shape[1]):
+        right.plot(batches, variances[:, i], marker="o", label=f"component {i + 1}")
+    right.set(xlabel="batch", ylabel="explained variance", title="explained variance (private)")
+    right.legend(fontsize="small")
+    figure.suptitle(
+        f"{points[-1].release.records:,} flights, rank {rank}, epsilon = {epsilon:g}, delta = {delta:g}"
+    )
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise DemoFailed(f"{path}: {error.strerror or error}") from None
+    finally:
+        plt.close(figure)

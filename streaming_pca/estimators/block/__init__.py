@@ -1,0 +1,1 @@
+"""Block update: noisy clipped means of A Q, refined from basis to basis."""

@@ -1,0 +1,419 @@
+"""Block route: power steps on noisy, clipped means of A Q - C about a free centre C.
+
+The steps of one round: docs/explanation/default-estimator.md ("One round of the block route").
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from streaming_pca.data.preprocessing import Preprocessing
+from streaming_pca.data.records import Batch
+from streaming_pca.estimators.base import EstimatorInfo, Plan, State, Subspace
+from streaming_pca.estimators.common.budget import Budget
+from streaming_pca.estimators.common.centre import resolves_radius
+from streaming_pca.estimators.common.clipped_batches import ClippedBatches, clipped_plan
+from streaming_pca.estimators.common.clipped_sums import block_residual_norms, block_sum
+from streaming_pca.estimators.common.composed import ComposedEstimator
+from streaming_pca.estimators.common.error_bounds import angle_bound_of_block
+from streaming_pca.estimators.common.forgetting import HalfLife, kept_share, process_noise
+from streaming_pca.estimators.common.norm_distribution import norm_shares, private_norm_distribution
+from streaming_pca.estimators.common.total_variance import TotalVariance, learn_total
+from streaming_pca.linalg.subspace import orthonormalise, project_symmetric, ritz_pairs
+from streaming_pca.privacy.mechanisms import gaussian_on_vector
+
+__all__ = [
+    "BlockEstimate",
+    "BlockOptions",
+    "BlockPCA",
+    "BlockState",
+    "BlockUpdate",
+    "block_subspace",
+    "learn_block",
+    "round_shares",
+]
+
+Matrix = NDArray[np.float64]
+
+# Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").
+_WARM = (0.0004, 0.006, 0.08)
+"""Shares of the rounds before the last, from eigenvectors: early rounds against the last one."""
+_COLD = (0.003, 0.015, 0.08)
+"""Shares of the rounds before the last, from a random basis."""
+_LEAST = 1000.0
+"""Records at multiplier 5 below which a round is left out."""
+_RADIUS_PART = 0.25
+"""Price of counting residual norms in a round, over the price of a first count."""
+QUANTILE = 0.5
+"""Default quantile of the residual norms. It is the best on light tails: clipping shrinks residuals
+without turning them, and by a known factor."""
+_LEAST_WEIGHT = 0.2
+"""Least mean weight that a clipped mean is divided by: clipping against amplified noise."""
+_FAR = 0.5
+"""Change of the basis, in Frobenius norm, beyond which earlier means are dropped."""
+
+
+@dataclass(frozen=True)
+class BlockEstimate:
+    """State of the block route: post-processed outputs of mechanisms.
+
+    Attributes
+    ----------
+    basis : (d, k) float64
+        Q, orthonormal columns, in the features' space.
+    product : (d, k) float64
+        S, near Sigma Q.
+    variance : float
+        P, variance of an entry of S; inf where S is only a guess.
+    noise : float
+        Part of P that is noise.
+    level : float
+        c, mean of the eigenvalues outside the basis.
+    spectrum : (k,) float64
+        Singular values of the S - c Q that the basis spans; zeros at the start.
+    """
+
+    basis: Matrix
+    product: Matrix
+    variance: float
+    noise: float
+    level: float
+    spectrum: Matrix
+
+    @classmethod
+    def start(cls, basis: Matrix) -> BlockEstimate:
+        """Return an estimate of no records, with this basis."""
+        return cls(basis, np.zeros(basis.shape), math.inf, 0.0, 0.0, np.zeros(basis.shape[1]))
+
+    def check(self) -> None:
+        """Check that a round could have left these values.
+
+        Raises
+        ------
+        ValueError
+        """
+        if not np.linalg.norm(self.basis, axis=0).max(initial=0.0) < 1.01:
+            raise ValueError("the state's basis must have orthonormal columns")
+        if not (self.variance >= 0 and self.noise >= 0 and 0 <= self.level < math.inf):
+            raise ValueError("the state's variances must not be below 0")
+
+    def restarted(self) -> BlockEstimate:
+        """Return an estimate of no records with the same basis."""
+        return BlockEstimate.start(self.basis)
+
+
+class BlockUpdate:
+    """Mechanisms of the block route, and their post-processing.
+
+    Parameters
+    ----------
+    k : int
+        Columns of the basis.
+    preprocessing : Preprocessing
+    multiplier : float
+        Noise multiplier of a whole batch.
+    norm_range : (float, float)
+        Public range of the records' norms; residual norms may be far smaller.
+    """
+
+    def __init__(
+        self, k: int, preprocessing: Preprocessing, multiplier: float, norm_range: tuple[float, float]
+    ) -> None:
+        self.k, self.preprocessing, self.multiplier, self.norm_range = (
+            k,
+            preprocessing,
+            multiplier,
+            norm_range,
+        )
+        low, high = norm_range
+        self.residual_range = (max(low * 2.0**-20, 1e-230), high * 2.0)
+
+    def radius(
+        self,
+        estimate: BlockEstimate,
+        batch: Batch,
+        quantile: float,
+        budget: Budget,
+        part: float = _RADIUS_PART,
+    ) -> tuple[float, float]:
+        """Find the clip radius and the mean weight by noisy counts of residual norms.
+
+        Parameters
+        ----------
+        estimate : BlockEstimate
+        batch : Batch
+        quantile : float
+            Quantile of the residual norms that becomes the radius.
+        budget : Budget
+        part : float
+            Factor on the limits of the counts' shares, see :func:`norm_shares`.
+
+        Returns
+        -------
+        radius, weight : float
+            The weight is E min(1, R/|A Q - C|_F), 0.2 at least.
+        """
+        norms = block_residual_norms(batch, self.preprocessing, estimate.basis, estimate.product)
+        shares = norm_shares(len(norms), self.multiplier, part)
+        found = private_norm_distribution(norms, *self.residual_range, budget, shares)
+        radius = found.quantile(quantile)
+        return radius, max(found.mean_weight(radius), _LEAST_WEIGHT)
+
+    def noise(self, radius: float, weight: float, count: float, multiplier: float) -> float:
+        """Return the standard deviation of an entry of a round's mean."""
+        return multiplier * 2 * radius / (weight * max(count, 1))
+
+    def learn(
+        self,
+        estimate: BlockEstimate,
+        part: Batch,
+        radius: float,
+        weight: float,
+        half_life: HalfLife,
+        multiplier: float,
+    ) -> tuple[BlockEstimate, int]:
+        """Add one round's noisy clipped mean of A Q - C; returns the clipped records too.
+
+        Adjacency: replace-one. A record's term is A Q - C clipped to Frobenius norm R, so the
+        sum's sensitivity is 2 R (:func:`block_sensitivity`). Released: the sum with Gaussian
+        noise of this multiplier. Basis and centre are earlier outputs.
+        """
+        count = len(part) // self.preprocessing.units
+        basis = estimate.basis
+        exact = block_sum(part, self.preprocessing, basis, radius, estimate.product)
+        if not count:
+            return estimate, exact.clipped
+        assert exact.centre is not None
+        sigma = Budget(multiplier, 1.0).sigma(multiplier, exact.sensitivity)
+        noisy = gaussian_on_vector(exact.total, sigma) * (exact.unit / (weight * count))
+        measured = np.asarray(exact.centre + project_symmetric(np.asarray(noisy, dtype=np.float64), basis))
+        noise = self.noise(radius, weight, count, multiplier) ** 2
+        spread = noise + radius**2 / (basis.size * count)
+        gain, variance = 1.0, spread
+        if math.isfinite(estimate.variance):
+            before = estimate.variance
+            if half_life == "auto":
+                before += process_noise(measured - estimate.product, before + spread)
+            gain = max(before / (before + spread), 1 - kept_share(half_life, count))
+            variance = (1 - gain) ** 2 * before + gain**2 * spread
+        settled = replace(
+            estimate,
+            product=estimate.product + gain * (measured - estimate.product),
+            variance=variance,
+            noise=(1 - gain) ** 2 * estimate.noise + gain**2 * noise,
+        )
+        return settled, exact.clipped
+
+    def step(self, estimate: BlockEstimate, total_variance: float) -> BlockEstimate:
+        """Move to the next basis and carry the estimate to it: post-processing."""
+        basis, centred = estimate.basis, estimate.product
+        d, k = basis.shape
+        values = np.linalg.svd(centred, compute_uv=False)
+        level = 0.0
+        if d > k:
+            level = min(max((total_variance - float(values.sum())) / (d - k), 0.0), float(values[-1]) / 2)
+        shifted = centred - level * basis
+        new = orthonormalise(shifted)
+        inner = basis.T @ centred
+        inner = (inner + inner.T) / 2
+        within = basis.T @ new
+        carried = centred @ within + basis @ (centred.T @ new) - basis @ (inner @ within)
+        carried += level * (new - basis @ within)
+        change = float(np.linalg.norm(new - basis @ within))
+        neglected = (float(values[0]) * change**2 + 0.1 * float(values[-1]) * change) ** 2 / carried.size
+        variance = estimate.variance + neglected if change <= _FAR else math.inf
+        spectrum = np.asarray(np.linalg.svd(shifted, compute_uv=False), dtype=np.float64)
+        return BlockEstimate(new, carried, variance, estimate.noise, level, spectrum)
+
+
+def block_subspace(estimate: BlockEstimate, total: TotalVariance, k: int) -> Subspace:
+    """Compute the release, leading Ritz vectors of the basis: post-processing.
+
+    Parameters
+    ----------
+    estimate : BlockEstimate
+    total : TotalVariance
+    k : int
+        At most the basis' columns.
+    """
+    basis, centred = estimate.basis, estimate.product
+    inner = basis.T @ centred
+    values, turn = ritz_pairs(inner, k)
+    components = (basis @ turn).T
+    variances = np.maximum(values, 0.0)
+    noise = math.sqrt(estimate.noise)
+    known = bool(estimate.spectrum.any()) and math.isfinite(noise)
+    whole = max(total.value, 0.0)
+    told = total.weight > 0 and math.isfinite(whole)
+    return Subspace(
+        components,
+        variances,
+        None,
+        explained_variance_error=np.full(k, noise) if known else None,
+        total_variance=whole if told else None,
+        total_variance_error=total.standard_error if told else None,
+        angle_bound=angle_bound_of_block(estimate.spectrum, k, len(basis), noise) if known else None,
+    )
+
+
+def round_shares(count: int, multiplier: float, cold: bool) -> list[float]:
+    """List the shares of the rounds before the last, which gets the rest.
+
+    Every round reads all records. A round of share s is as noisy as one on a part sqrt(s) of them.
+    A round noisier than a thousand records at multiplier 5 measures nothing and is left out.
+
+    Parameters
+    ----------
+    count : int
+        Records.
+    multiplier : float
+        Noise multiplier of the whole batch.
+    cold : bool
+        True where the basis is a guess.
+    """
+    return [share for share in (_COLD if cold else _WARM) if count * share**0.5 >= _LEAST * multiplier / 5]
+
+
+class BlockOptions(ClippedBatches):
+    """Settings of :class:`BlockPCA`."""
+
+    oversampling: int = Field(default=0, ge=0, le=2**10)
+    """Columns beyond the rank, for slowly falling spectra; each adds noise. A stream keeps the
+    value it began with."""
+
+
+@dataclass(frozen=True)
+class BlockState(State):
+    """State of :class:`BlockPCA`: the block estimate and the total variance."""
+
+    block: BlockEstimate
+    total: TotalVariance
+
+
+def learn_block(
+    update: BlockUpdate,
+    estimate: BlockEstimate,
+    total: TotalVariance,
+    batch: Batch,
+    budget: Budget,
+    options: ClippedBatches,
+    quantile: float = QUANTILE,
+) -> tuple[BlockEstimate, TotalVariance, int]:
+    """Learn the total variance, and run one batch's rounds with the rest of its budget.
+
+    With a public radius there is no total, no count of norms, and one round.
+
+    Parameters
+    ----------
+    update : BlockUpdate
+    estimate : BlockEstimate
+        A start has several rounds, a later estimate one.
+    total : TotalVariance
+    batch : Batch
+    budget : Budget
+    options : ClippedBatches
+    quantile : float
+        Quantile of the residual norms, where ``options`` set none.
+
+    Returns
+    -------
+    BlockEstimate, TotalVariance, int
+        The last is the number of clipped records.
+    """
+    quantile = quantile if options.clip_quantile is None else options.clip_quantile
+    shares: list[float] = []
+    if options.clip_radius is None:
+        total = learn_total(total, batch, update.preprocessing, budget, update.multiplier, update.norm_range)
+        if not estimate.spectrum.any():
+            # Without products either, the basis is a guess.
+            shares = round_shares(len(batch), update.multiplier, cold=not estimate.product.any())
+    clipped = 0
+    for share in (*shares, None):
+        radius, weight = options.clip_radius, 1.0
+        if radius is None:
+            radius, weight = update.radius(estimate, batch, max(quantile, QUANTILE), budget)
+        multiplier = budget.take_rest() if share is None else budget.take(share)
+        estimate, clipped = update.learn(estimate, batch, radius, weight, options.half_life, multiplier)
+        estimate = update.step(estimate, max(total.value, 0.0))
+    if options.clip_radius is None and not resolves_radius(len(batch), update.multiplier):
+        # A radius from few records is a guess, and so is the noise computed from it.
+        estimate = replace(estimate, noise=max(estimate.noise, float(np.sum(estimate.product**2))))
+    return estimate, total, clipped
+
+
+class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
+    """Power steps on noisy, clipped block means about a free centre.
+
+    It follows ADADPO [DunglerSanyal2026, Algorithm 2]:
+
+    ===============================================  ==========================================
+    clip around a private centre                     ``BlockUpdate.learn``: about the estimate
+    at a private scale                               ``BlockUpdate.radius``: noisy counts
+    with noise inside the symmetric space            ``project_symmetric``
+    step and orthonormalise                          ``BlockUpdate.step``
+    ===============================================  ==========================================
+
+    Deviations from the paper
+    -------------------------
+    - A clip in Frobenius norm, of sensitivity 2R/m, instead of a box of coordinates.
+    - The centre is the last estimate, which costs nothing.
+    - The scale comes from noisy counts.
+    - No learning rate: Kalman gains, and a shifted power step.
+    - A first batch has rounds of growing shares of its budget, each with its own basis;
+      a later batch has one round.
+
+    Oversampling was measured on spiked, Gaussian and wide records. With the shifted
+    step it costs more noise than it gains, so its default is 0. On slow spectra,
+    where it would help, the covariance route is far better than either.
+
+    Privacy
+    -------
+    The argument of every :class:`~streaming_pca.estimators.common.composed.ComposedEstimator`
+    (adjacency: replace-one). Released: the counts of norms, the noisy mean, the noisy means of
+    residuals and the noisy totals.
+    """
+
+    info = EstimatorInfo(
+        id="block",
+        name="BlockPCA",
+        source="this project, after DunglerSanyal2026, Algorithm 2",
+        adjacency="replace-one",
+        private=True,
+        needs="records that agree, or many features",
+        summary="clipped block power steps about a free centre",
+    )
+    options_type: ClassVar[type[BlockOptions]] = BlockOptions
+    state_type: ClassVar[type[BlockState]] = BlockState
+
+    def init(self, rng: np.random.Generator) -> BlockState:
+        """Return a state of no records with a uniformly random basis."""
+        columns = min(self.k + self.options.oversampling, self.dim)
+        basis = orthonormalise(rng.standard_normal((self.dim, columns)))
+        block = BlockEstimate.start(basis)
+        return BlockState(0, 0, block, TotalVariance())
+
+    def _plan(self, state: BlockState) -> Plan:
+        """Plan a batch of rounds and of the total, with one budget."""
+        own = {"columns": state.block.basis.shape[1]}
+        return clipped_plan("block", state, self.preprocessing, self.options, self.costs, own)
+
+    def _learn(
+        self, state: BlockState, preprocessing: Preprocessing, batch: Batch, budget: Budget
+    ) -> tuple[BlockState, int]:
+        """The rounds of one batch; charged as :meth:`plan` says."""
+        columns = state.block.basis.shape[1]
+        if self._restarts(state, batch):
+            state = replace(state, block=state.block.restarted(), total=TotalVariance())
+        update = BlockUpdate(columns, preprocessing, self.costs.multiplier, self.norm_range)
+        block, total, clipped = learn_block(update, state.block, state.total, batch, budget, self.options)
+        return BlockState(state.batch + 1, state.records + len(batch), block, total), clipped
+
+    def _release(self, state: BlockState) -> Subspace:
+        """Return leading Ritz vectors of the basis."""
+        return block_subspace(state.block, state.total, self.k)

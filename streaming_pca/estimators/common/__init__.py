@@ -1,0 +1,1 @@
+"""Parts shared by estimators: budget, clipped sums, norms, centres, error bounds, states."""

@@ -1,0 +1,101 @@
+"""Budget of one batch: shares of mu^2, each spent once.
+
+Proof: docs/explanation/budget.md.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+from streaming_pca.privacy.calibration.multipliers import require_room
+
+__all__ = ["WHOLE", "Budget"]
+
+WHOLE = 1_000_000
+"""Millionths of the whole budget: whole numbers, so shares add up exactly."""
+
+
+class Budget:
+    """One batch's budget, from which each mechanism takes a share.
+
+    Parameters
+    ----------
+    multiplier : float
+        z: noise scale over sensitivity of the one Gaussian that the batch is charged for.
+    epsilon : float
+        Epsilon of the privacy contract, for error messages.
+
+    Notes
+    -----
+    A Gaussian mechanism of multiplier z/sqrt(s) is (sqrt(s)/z)-GDP. Mechanisms
+    that are mu_i-GDP compose to sqrt(sum mu_i^2)-GDP, also where each one, and its
+    mu_i, is chosen after seeing the earlier answers, if the sum of squares
+    never exceeds a bound fixed beforehand ([DongRothSu2022]; [SmithThakurta2022];
+    [KoskelaTobabenHonkela2023]). Shares add up to 1 at most, so all mechanisms on
+    one batch are (1/z)-GDP together: the cost of one Gaussian of multiplier z.
+    """
+
+    def __init__(self, multiplier: float, epsilon: float) -> None:
+        self.multiplier = multiplier
+        self._squared = Fraction(multiplier) ** 2
+        self._epsilon = epsilon
+        self.left = WHOLE
+
+    def take(self, share: float) -> float:
+        """Spend a share, and return the multiplier of a Gaussian of that cost, rounded up.
+
+        Parameters
+        ----------
+        share : float
+            In (0, 1]; rounded down to millionths, at least one.
+
+        Raises
+        ------
+        ValueError
+            If less is left: the answer would cost more than was charged.
+        """
+        millionths = max(int(share * WHOLE), 1)
+        if millionths > self.left:
+            raise ValueError(f"a share of {millionths} where {self.left} millionths are left")
+        self.left -= millionths
+        return multiplier_of(self._squared, Fraction(millionths, WHOLE))
+
+    def rest(self) -> float:
+        """Return the unspent share."""
+        return self.left / WHOLE
+
+    def take_rest(self) -> float:
+        """Spend the unspent share; as :meth:`take`.
+
+        Raises
+        ------
+        ValueError
+            If nothing is left.
+        """
+        if not self.left:
+            raise ValueError("nothing is left of the batch's budget")
+        millionths, self.left = self.left, 0
+        return multiplier_of(self._squared, Fraction(millionths, WHOLE))
+
+    def sigma(self, multiplier: float, sensitivity: float) -> float:
+        """Compute the noise scale for a sensitivity in lattice units, rounded up.
+
+        Raises
+        ------
+        CalibrationError
+            If int64 is too narrow for the noise.
+        """
+        product = multiplier * sensitivity
+        if product < math.inf and Fraction(product) < Fraction(multiplier) * Fraction(sensitivity):
+            product = math.nextafter(product, math.inf)
+        return require_room(product, self._epsilon)
+
+
+def multiplier_of(squared: Fraction, share: Fraction) -> float:
+    """Compute the square root of squared/share as a float, rounded up."""
+    wanted = squared / share
+    root = math.sqrt(wanted)
+    while Fraction(root) ** 2 < wanted:
+        root = math.nextafter(root, math.inf)
+    return root

@@ -1,0 +1,176 @@
+"""Private mean of the records by coarse-to-fine rounds on a batch's shared budget.
+
+A round finds a radius, the 0.75 quantile of |x - c|, and the mean of the x - c clipped to it;
+the next round clips about the new centre. Steps, and the reason for the last round's share:
+docs/explanation/default-estimator.md ("Centre").
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.data.preprocessing import Preprocessing
+from streaming_pca.data.records import Batch
+from streaming_pca.estimators.common.budget import Budget
+from streaming_pca.estimators.common.norm_distribution import norm_shares, private_quantile_radius
+from streaming_pca.estimators.private_mean import clipped_mean_sum, mean_norms
+from streaming_pca.kernels.lattice import lattice_unit
+from streaming_pca.kernels.record_means import MEAN_RADIUS
+from streaming_pca.privacy.mechanisms import gaussian_on_vector
+
+__all__ = [
+    "LATER_SHARE",
+    "MEAN_SHARE",
+    "RADIUS_SHARE",
+    "ROUNDS",
+    "coarse_to_fine",
+    "last_share",
+    "radius_share",
+    "refine",
+    "resolves_radius",
+]
+
+Vector = NDArray[np.float64]
+
+# Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").
+ROUNDS = 2
+"""Most coarse rounds of a first batch, before the last one."""
+RADIUS_SHARE, MEAN_SHARE = 0.004, 0.01
+"""Least share of a round's radius, and share of a coarse round's mean: a far mean against the budget."""
+LATER_SHARE = 0.01
+"""Share of the mean in a later batch."""
+_MOST_LAST = 0.15
+"""Largest share of the last round's mean: the centre's error against the sum's noise."""
+_ENOUGH = 2.5
+"""Factor of sqrt(d)/(n mu) in the last round's share. At that share the square of the centre's error is
+about the largest eigenvalue of the covariance's noise."""
+_SEEN = 2.0
+"""Standard deviations above the noise's own norm that show a mean: small means against moves by noise."""
+_QUANTILE = 0.75
+"""Quantile of |x - c| that becomes the radius: noise of the mean against clipping."""
+_LEAST = 100.0
+"""Records, at multiplier 1, below which no mean is measured."""
+
+
+def last_share(dim: int, count: int, multiplier: float) -> float:
+    """Return the last round's share: enough to hide the centre's squared error in the covariance's noise."""
+    return min(max(_ENOUGH * math.sqrt(dim) * multiplier / max(count, 1), MEAN_SHARE), _MOST_LAST)
+
+
+def most_share(dim: int, count: int, multiplier: float) -> float:
+    """Return the largest share that all rounds of a first batch take together."""
+    rounds = (ROUNDS + 1) * radius_share(count, multiplier) + ROUNDS * MEAN_SHARE
+    return rounds + last_share(dim, count, multiplier)
+
+
+def radius_share(count: int, multiplier: float) -> float:
+    """Return the share of a round's radius: more for few records, whose counts noise would hide."""
+    return max(norm_shares(count, multiplier)[0], RADIUS_SHARE)
+
+
+def resolves_radius(count: int, multiplier: float) -> bool:
+    """Return whether a radius can be found: below 100 z records noise is a fifth of its counts."""
+    return count >= _LEAST * multiplier
+
+
+def coarse_to_fine(
+    batch: Batch,
+    preprocessing: Preprocessing,
+    start: Vector,
+    radii: tuple[float, float],
+    budget: Budget,
+    last: float,
+) -> tuple[Vector, bool, float]:
+    """Find the mean of a first batch.
+
+    Parameters
+    ----------
+    batch : Batch
+    preprocessing : Preprocessing
+    start : (d,) float64
+        Centre of the first round; public.
+    radii : (float, float)
+        Public range of the radius of |S (x - c)|, S the scale.
+    budget : Budget
+    last : float
+        Share of the last round's mean.
+
+    Returns
+    -------
+    mean : (d,) float64
+        In units of the data.
+    seen : bool
+        True if any round saw more than its noise.
+    variance : float
+        Noise variance of the last round, as of :func:`refine`.
+
+    Notes
+    -----
+    See :func:`refine` for what is released.
+    """
+    centre, known, noise = start, False, 0.0
+    for _ in range(ROUNDS):
+        step, seen, noise = refine(batch, preprocessing, centre, radii, budget, MEAN_SHARE)
+        centre, known = centre + step, known or seen
+        if not seen:
+            break
+    step, seen, noise = refine(batch, preprocessing, centre, radii, budget, last)
+    return centre + step, known or seen, noise
+
+
+def refine(
+    batch: Batch,
+    preprocessing: Preprocessing,
+    centre: Vector,
+    radii: tuple[float, float],
+    budget: Budget,
+    share: float,
+) -> tuple[Vector, bool, float]:
+    """Estimate the mean's distance from a centre.
+
+    Parameters
+    ----------
+    batch, preprocessing, radii, budget
+        As for :func:`coarse_to_fine`.
+    centre : (d,) float64
+    share : float
+        Share of the mean; its radius costs :func:`radius_share` besides.
+
+    Returns
+    -------
+    distance : (d,) float64
+        In units of the data; zeros if noise explains it.
+    seen : bool
+        True if it is more than noise.
+    variance : float
+        Noise variance in each coordinate, in scaled units.
+
+    Notes
+    -----
+    Adjacency: replace-one. Released: a quantile's noisy counts
+    (:func:`~streaming_pca.estimators.common.norm_distribution.private_quantile_radius`) and the sum
+    of the clipped x - c with Gaussian noise. The terms are integer vectors of norm
+    2**40 at most, so the sum's sensitivity is 2**41. Radius and centre are earlier outputs.
+    Post-processing: a noisy mean no longer than noise counts as 0, any other is shrunk by the part
+    that noise explains [JamesStein1961], so noise alone moves no centre.
+    """
+    about = preprocessing.about(centre)
+    norms = batch.map(lambda block: mean_norms(about.apply(block)))
+    shared = radius_share(len(norms), budget.multiplier)
+    radius, present = private_quantile_radius(norms, *radii, _QUANTILE, budget, shared)
+    sigma = budget.sigma(budget.take(share), 2.0 * MEAN_RADIUS)
+    noisy = gaussian_on_vector(clipped_mean_sum(batch, about, radius), sigma)
+    count = max(len(batch), 1) * present
+    unit = lattice_unit(radius, MEAN_RADIUS) / count
+    step = np.asarray(noisy, dtype=np.float64) * unit
+    scale = 1.0 if about.scale is None else np.asarray(about.scale)
+    with np.errstate(all="ignore"):
+        square, dim = float(step @ step), len(step)
+        chance = dim * (sigma * unit) ** 2
+        moved = (1 - chance / square if square > 0 else 0.0) * step / scale
+    if not (square > chance * (1 + _SEEN * math.sqrt(2 / dim)) and np.isfinite(moved).all()):
+        return np.zeros(len(step)), False, (sigma * unit) ** 2
+    return moved, True, (sigma * unit) ** 2

@@ -1,0 +1,214 @@
+"""Settings of batches and clip, and cost of a batch, of estimators with one budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from streaming_pca.data.preprocessing import Preprocessing
+from streaming_pca.estimators.base import Options, Plan, State
+from streaming_pca.estimators.common.budget import Budget
+from streaming_pca.kernels.lattice import MAX_RECORDS, RADIUS
+from streaming_pca.privacy.calibration.multipliers import gaussian_rho, least_multiplier
+from streaming_pca.privacy.parameters import Charge, PrivacyParameters
+
+__all__ = ["BatchCosts", "ClippedBatches", "GrowingBatches", "clipped_plan", "norm_range"]
+
+
+class GrowingBatches(Options):
+    """Settings of batches that grow to a limit, or add up to a known number."""
+
+    sizing: ClassVar[frozenset[str]] = frozenset(
+        {"first_batch", "growth", "max_batch", "n_records", "n_batches"}
+    )
+
+    first_batch: int = Field(default=4096, ge=2, le=MAX_RECORDS)
+    """Records of the first batch of an endless stream."""
+    growth: float = Field(default=1.6, ge=1, le=64)
+    """Each batch has this many times the records of the one before."""
+    max_batch: int = Field(default=131_072, ge=2, le=MAX_RECORDS)
+    """Largest batch of an endless stream; a worker's memory is two of them."""
+    n_records: int | None = Field(default=None, ge=2)
+    """The number of records that will ever come, where it is known: then
+    ``n_batches`` batches, growing by ``growth``, add up to it exactly."""
+    n_batches: int = Field(default=9, ge=1, le=10_000)
+    """Number of batches that ``n_records`` are cut into."""
+
+    @model_validator(mode="after")
+    def _check(self) -> GrowingBatches:
+        if self.n_records is None and self.first_batch > self.max_batch:
+            raise ValueError("first_batch must not be above max_batch")
+        if max(self._schedule, default=0) > MAX_RECORDS:
+            raise ValueError(f"a batch may hold {MAX_RECORDS} records at most: raise n_batches")
+        return self
+
+    @cached_property
+    def _schedule(self) -> tuple[int, ...]:
+        """Sizes of batches that add up to ``n_records``, all even except the last."""
+        if self.n_records is None:
+            return ()
+        # The last weight is 1, as powers above it could overflow.
+        weights = [self.growth ** (i + 1 - self.n_batches) for i in range(self.n_batches)]
+        sizes: list[int] = []
+        taken, mass = 0, 0.0
+        for weight in weights[:-1]:
+            mass += weight
+            end = int(self.n_records * mass / sum(weights)) // 2 * 2
+            if end > taken:
+                sizes.append(end - taken)
+                taken = end
+        return (*sizes, self.n_records - taken)
+
+    @property
+    def largest_batch(self) -> int:
+        """Largest number of records of any plan."""
+        return max(self._schedule, default=self.max_batch)
+
+    def future_records(self, records: int) -> float:
+        """Return the records to expect after ``records``; as many again for an endless stream."""
+        if self.n_records is not None:
+            return float(max(self.n_records - records, 0))
+        return float(records)
+
+    def count(self, batch: int, records: int = 0) -> int:
+        """Return the size of batch number ``batch``, from 0, after ``records`` records."""
+        if self._schedule:
+            planned = self._schedule[min(batch, len(self._schedule) - 1)]
+            # Earlier batches may have closed early, so the last may differ from its plan.
+            left = self.n_records - records if self.n_records is not None else 0
+            return min(planned, left) if left > 0 else planned
+        size = float(self.first_batch)
+        for _ in range(batch if self.growth > 1 else 0):
+            size *= self.growth
+            if size >= self.max_batch:
+                return self.max_batch
+        return min(int(size) // 2 * 2, self.max_batch)
+
+
+LEAST_RADIUS, GREATEST_RADIUS = 1e-70, 1e70
+"""Limits of clip radii, whose squares stay finite and above 0."""
+
+
+class ClippedBatches(GrowingBatches):
+    """Settings of an estimator that clips, besides those of its batches."""
+
+    # n_records is no mere size: records still to come influence the choice of the clip radius.
+    sizing: ClassVar[frozenset[str]] = GrowingBatches.sizing - {"n_records"}
+
+    clip_quantile: float | None = Field(default=None, gt=0, lt=1)
+    """Private quantile of the records' |x|^2 (norms of matrices) that becomes the clip radius. By
+    default the radius with the least sum of noise and bias is chosen."""
+    clip_radius: float | None = Field(default=None, ge=LEAST_RADIUS, le=GREATEST_RADIUS)
+    """Public clip radius of |x|^2 (norms of matrices): no budget is spent on finding one."""
+    radius_range: tuple[float, float] = (2.0**-40, 2.0**60)
+    """Public range, low and high, in which the radius is sought if no ``bounds`` are set."""
+    half_life: Annotated[float, Field(ge=1)] | Literal["auto"] | None = None
+    """Records after which a batch counts half, for streams that drift; or "auto", to forget as fast
+    as new estimates disagree with old ones beyond their noise. By default all records count alike."""
+
+    @model_validator(mode="after")
+    def _check_radius(self) -> ClippedBatches:
+        low, high = self.radius_range
+        if not LEAST_RADIUS <= low < high <= GREATEST_RADIUS:
+            raise ValueError(f"radius_range must rise, between {LEAST_RADIUS:g} and {GREATEST_RADIUS:g}")
+        if self.clip_quantile is not None and self.clip_radius is not None:
+            raise ValueError("clip_quantile and clip_radius exclude each other")
+        return self
+
+
+_GREATEST_SENSITIVITY = 2.0 * RADIUS**2
+"""Largest sensitivity of a batch's sums, in lattice units."""
+
+_LEAST_SHARE = 1e-3
+"""Least share of the budget that such a sum gets."""
+
+
+class BatchCosts:
+    """Cost of a batch whose mechanisms all read all of its records: one Gaussian's.
+
+    The mechanisms share the budget of that Gaussian
+    (:class:`~streaming_pca.estimators.common.budget.Budget`). A user may enter c batches:
+    each is mu-GDP, with the mu of which c compose to (epsilon, delta).
+
+    Parameters
+    ----------
+    privacy : PrivacyParameters
+
+    Attributes
+    ----------
+    multiplier : float
+        Noise scale over sensitivity of that Gaussian: the least that (epsilon, delta) allows.
+    """
+
+    def __init__(self, privacy: PrivacyParameters) -> None:
+        self.privacy = privacy
+        self.multiplier = least_multiplier(privacy.epsilon, privacy.delta, privacy.contributions)
+        # More noise than int64 holds is refused here, before a batch is charged.
+        budget = self.budget()
+        budget.sigma(budget.take(_LEAST_SHARE), _GREATEST_SENSITIVITY)
+
+    def budget(self) -> Budget:
+        """Return the unspent budget of one batch."""
+        return Budget(self.multiplier, self.privacy.epsilon)
+
+    @property
+    def charge(self) -> Charge:
+        """Charge of a batch, or of a user's batches together."""
+        return self.privacy.charge(self.privacy.contributions * gaussian_rho(self.multiplier))
+
+    def least(self, granularity: int) -> int:
+        """Return the least records of a batch: with fewer a radius could not be resolved."""
+        return math.ceil(max(400, 200 * self.multiplier) / granularity) * granularity
+
+
+def norm_range(preprocessing: Preprocessing, options: ClippedBatches) -> tuple[float, float]:
+    """Return the public range of the records' norms (of |x|^2 for vectors)."""
+    bound = preprocessing.largest_squared_norm
+    if bound is None:
+        return options.radius_range
+    high = min(max(bound, LEAST_RADIUS * 2.0**30), GREATEST_RADIUS)
+    return high * 2.0**-30, high
+
+
+def clipped_plan(
+    mechanism: str,
+    state: State,
+    preprocessing: Preprocessing,
+    options: ClippedBatches,
+    costs: BatchCosts,
+    own: Mapping[str, Any],
+) -> Plan:
+    """Plan the next batch of an estimator whose mechanisms share one budget.
+
+    Parameters
+    ----------
+    mechanism : str
+        Name in the reservation.
+    state : State
+    preprocessing : Preprocessing
+    options : ClippedBatches
+    costs : BatchCosts
+    own : mapping
+        Further parameters of the mechanisms.
+    """
+    granularity = preprocessing.granularity
+    wanted = options.count(state.batch, state.records)
+    if options.n_records is None and not options.model_fields_set & {"first_batch", "max_batch"}:
+        # By default a batch has at least the records that a radius needs.
+        wanted = max(wanted, costs.least(granularity))
+    count = max(wanted // granularity * granularity, granularity)
+    parameters = {
+        "mechanism": mechanism,
+        "clip_quantile": options.clip_quantile,
+        "clip_radius": options.clip_radius,
+        "radius_range": list(norm_range(preprocessing, options)),
+        "half_life": options.half_life,
+        "n_records": options.n_records,
+        **own,
+        "sigma_over_sensitivity": costs.multiplier,
+    }
+    return Plan(count, min(costs.least(granularity), count), granularity, costs.charge, parameters)

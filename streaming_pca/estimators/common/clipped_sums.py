@@ -1,0 +1,350 @@
+"""Exact lattice sums of clipped records: the covariance sum and the block sum.
+
+Each sum takes both kinds of record. Adjacency is replace-one.
+
+Covariance sum: the records' matrices A. Factors are clipped in trace, the nuclear norm
+of A = F^T F: with A, B positive semidefinite of trace at most R, |A - B|_F^2 <= |A|_F^2 +
+|B|_F^2 <= 2 R^2, so the sensitivity is sqrt(2) R. Symmetric matrices are clipped in
+Frobenius norm: sensitivity 2 R.
+
+Block sum: A Q - C for a basis Q and a public centre C (0 by default),
+clipped in Frobenius norm to R: sensitivity 2 R.
+
+A sum comes with the number of records that the clip made smaller: the last
+integer of the vector that a kernel sums.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.data.preprocessing import Preprocessing, transformed
+from streaming_pca.data.records import Batch, RecordKind, SumKernel
+from streaming_pca.estimators.common.record_reader import RecordReader, worth_a_thread
+from streaming_pca.estimators.common.residual_sums import (
+    FactorProducts,
+    MatrixProducts,
+    factor_residual_norms,
+    matrix_residual_norms,
+)
+from streaming_pca.kernels.blas import dsyrk_address
+from streaming_pca.kernels.block.tiles import longest_column
+from streaming_pca.kernels.clipping import quantise_records, record_squared_norms
+from streaming_pca.kernels.factor_rows import factor_squared_norms, sum_factors
+from streaming_pca.kernels.lattice import (
+    BLOCK,
+    MATRIX_RADIUS,
+    MAX_RECORDS,
+    RADIUS,
+    LatticeSum,
+    lattice_unit,
+)
+from streaming_pca.kernels.records_view import RecordsView
+from streaming_pca.kernels.residuals import frobenius_norm, residual_norms, sum_residuals
+from streaming_pca.kernels.threads import shared_out
+
+__all__ = [
+    "ROWS",
+    "SQRT2_UP",
+    "block_residual_norms",
+    "block_sensitivity",
+    "block_sum",
+    "check_count",
+    "covariance_sensitivity",
+    "covariance_sum",
+    "covariance_unit",
+    "record_norms",
+]
+
+Matrix = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+SQRT2_UP = math.nextafter(math.sqrt(2), 2)
+"""sqrt(2), rounded up."""
+
+_TIGHT = 0.05
+"""Ratio R/|C|_F below which 20 bits of a record are too few: the residual is rounded, not the record."""
+
+ROWS = 2**10
+"""Rounded rows that BLAS multiplies at once, few enough to stay in a cache."""
+
+_MOST_TOTAL = 2**20
+"""Largest total, in entries, of which every thread may hold a copy."""
+
+
+def covariance_sensitivity(kind: RecordKind) -> float:
+    """Return the sensitivity of :func:`covariance_sum` in lattice units, rounded up."""
+    return SQRT2_UP * RADIUS**2 if kind is RecordKind.FACTOR else 2.0 * MATRIX_RADIUS
+
+
+def covariance_unit(kind: RecordKind, radius: float) -> float:
+    """Return the value of one lattice unit of :func:`covariance_sum`."""
+    if kind is RecordKind.MATRIX:
+        return lattice_unit(radius, MATRIX_RADIUS)
+    row_unit = lattice_unit(math.sqrt(radius), RADIUS)
+    return row_unit * row_unit
+
+
+def _block_radius(kind: RecordKind) -> int:
+    return RADIUS**2 if kind is RecordKind.FACTOR else MATRIX_RADIUS
+
+
+def block_sensitivity(kind: RecordKind) -> float:
+    """Return the sensitivity of :func:`block_sum` in lattice units, with any centre."""
+    return 2.0 * _block_radius(kind)
+
+
+def record_norms(batch: Batch, preprocessing: Preprocessing) -> Matrix:
+    """Compute the norm that :func:`covariance_sum` clips, for each record.
+
+    It is the trace (nuclear norm) of a factor's matrix, |A|_F of a symmetric matrix. Each
+    number is a function of its record alone, computed in a fixed order.
+    """
+
+    if batch.kind is RecordKind.FACTOR:
+        records = RecordReader(preprocessing)
+
+        def fill(read: RecordsView, first: int, last: int, out: Matrix) -> None:
+            room = np.empty((read.longest, preprocessing.output_dim))
+            factor_squared_norms(read, first, last, records.how, room, out)
+
+        return records.norms(batch, fill)
+
+    def kernel(block: Batch) -> Matrix:
+        starts, rows = transformed(preprocessing, block)
+        out = np.zeros(len(starts) - 1)
+        record_squared_norms(rows, starts, out)
+        return np.sqrt(out)
+
+    return batch.map(kernel)
+
+
+def block_residual_norms(batch: Batch, preprocessing: Preprocessing, basis: Matrix, centre: Matrix) -> Matrix:
+    """Compute |A_i Q - C|_F, the norm that :func:`block_sum` clips, for each record.
+
+    Each number is a function of its record alone, computed in a fixed order.
+    """
+    basis, centre = np.ascontiguousarray(basis), np.ascontiguousarray(centre)
+    of_matrices = batch.kind is RecordKind.MATRIX
+    if of_matrices:
+        norms = matrix_residual_norms(batch, preprocessing, basis, centre)
+    else:
+        norms = factor_residual_norms(batch, preprocessing, basis, centre)
+    unknown = norms < 0
+    if not unknown.any():
+        return norms
+
+    def kernel(block: Batch) -> Matrix:
+        starts, rows = transformed(preprocessing, block)
+        out = np.zeros(len(starts) - 1)
+        residual_norms(rows, starts, of_matrices, basis, centre, out)
+        return out
+
+    # Residuals of these records are too small beside the centre for float32 products.
+    norms[unknown] = batch.only(np.repeat(unknown, preprocessing.units)).map(kernel)
+    return norms
+
+
+def check_count(count: int) -> int:
+    """Check that a batch is small enough for exact sums; returns its count of records.
+
+    Raises
+    ------
+    ValueError
+    """
+    if count > MAX_RECORDS:
+        raise ValueError(f"a batch may hold {MAX_RECORDS} records at most: lower max_batch")
+    return count
+
+
+def _vector(total: NDArray[np.floating] | Integers, clipped: int) -> Integers:
+    """Pack a kernel's answer: the total's entries, then the number of clipped records."""
+    out = np.empty(total.size + 1, dtype=np.int64)
+    out[:-1] = total.ravel()
+    out[-1] = clipped
+    return out
+
+
+class _FactorCovariance:
+    """Sum of clip(F^T F) over factors F, as a kernel of :meth:`Batch.sum`."""
+
+    limit = BLOCK
+
+    def __init__(self, preprocessing: Preprocessing, per_unit: float) -> None:
+        self.records = RecordReader(preprocessing)
+        self.whole = self.records.whole
+        self.per_unit = per_unit
+        self.dim = preprocessing.output_dim
+        self.shape: tuple[int, ...] = (self.dim * self.dim + 1,)
+
+    def __call__(self, batch: Batch) -> Integers:
+        read = self.records.read(batch)
+        least = worth_a_thread(read, read.longest) if self.shape[0] <= _MOST_TOTAL else len(read.begins)
+        parts = shared_out(
+            len(read.begins), lambda first, last: self._part(read, first, last), self.records.step, least
+        )
+        out = np.zeros(self.shape, dtype=np.int64)
+        lower = out[:-1].reshape(self.dim, self.dim)
+        for total, clipped in parts:
+            lower += total
+            out[-1] += clipped
+        lower += np.tril(lower, -1).T
+        return out
+
+    def _part(self, read: RecordsView, first: int, last: int) -> tuple[Integers, int]:
+        d = self.dim
+        room, rounded = np.empty((read.longest, d)), np.empty((max(ROWS, read.longest), d))
+        exact, total = np.zeros((d, d)), np.zeros((d, d), dtype=np.int64)
+        how, dsyrk = self.records.how, dsyrk_address()
+        clipped = sum_factors(read, first, last, how, self.per_unit, dsyrk, room, rounded, exact, total)
+        return total, clipped
+
+
+class _MatrixSum:
+    """Sum of clipped symmetric matrices."""
+
+    limit = BLOCK
+    whole = False
+
+    def __init__(self, preprocessing: Preprocessing, per_unit: float) -> None:
+        self.preprocessing, self.per_unit = preprocessing, per_unit
+        self.dim = preprocessing.output_dim
+        self.shape: tuple[int, ...] = (self.dim * self.dim + 1,)
+
+    def __call__(self, block: Batch) -> Integers:
+        starts, rows = transformed(self.preprocessing, block)
+        z = np.empty_like(rows)
+        clipped = quantise_records(rows, starts, self.per_unit, float(MATRIX_RADIUS), z)
+        return _vector(z.reshape(-1, self.dim, self.dim).sum(axis=0), clipped)
+
+
+def covariance_sum(batch: Batch, preprocessing: Preprocessing, radius: float) -> LatticeSum:
+    """Sum clipped matrices exactly on the lattice.
+
+    Parameters
+    ----------
+    batch : Batch
+    preprocessing : Preprocessing
+    radius : float
+        Clip radius of the trace (factors) or the Frobenius norm (matrices).
+
+    Returns
+    -------
+    LatticeSum of a (d, d) symmetric total
+    """
+    unit = covariance_unit(preprocessing.kind, radius)
+    kernel: _FactorCovariance | _MatrixSum = _MatrixSum(preprocessing, 1 / unit)
+    if preprocessing.kind is RecordKind.FACTOR:
+        kernel = _FactorCovariance(preprocessing, 1 / lattice_unit(math.sqrt(radius), RADIUS))
+    d = preprocessing.output_dim
+    return _summed(batch, kernel, (d, d), unit, covariance_sensitivity(preprocessing.kind))
+
+
+class _TightBlock:
+    """Kernel for R far below |C|: it rounds residuals instead of records."""
+
+    limit = 2**10
+    whole = False
+
+    def __init__(
+        self,
+        preprocessing: Preprocessing,
+        basis: Matrix,
+        per_unit: float,
+        centre: Matrix,
+    ) -> None:
+        self.preprocessing, self.per_unit = preprocessing, per_unit
+        self.basis = np.ascontiguousarray(basis, dtype=np.float64)
+        self.shape: tuple[int, ...] = (basis.size + 1,)
+        self.centre = centre
+
+    def __call__(self, block: Batch) -> Integers:
+        starts, rows = transformed(self.preprocessing, block)
+        total = np.zeros(self.basis.shape, dtype=np.int64)
+        of_matrices = self.preprocessing.kind is RecordKind.MATRIX
+        clipped = sum_residuals(rows, starts, of_matrices, self.basis, self.centre, self.per_unit, total)
+        return _vector(total, clipped)
+
+
+def block_sum(
+    batch: Batch,
+    preprocessing: Preprocessing,
+    basis: Matrix,
+    radius: float,
+    centre: Matrix | None = None,
+) -> LatticeSum:
+    """Sum clip_R(A_i Q - C) exactly on the lattice.
+
+    Parameters
+    ----------
+    batch : Batch
+    preprocessing : Preprocessing
+    basis : (d, k) float64, orthonormal columns
+        Rounded to float32; where R is below 0.05 |C|_F it is used as it is.
+    radius : float
+        R, in squared units of the data (in units of the data for matrices).
+    centre : (d, k) float64, optional
+        C, in the same units; public, for instance an earlier private output. A null
+        record then contributes clip_R(-C); without a centre it adds nothing.
+
+    Returns
+    -------
+    LatticeSum of a (d, k) total
+        Its ``centre`` is the subtracted one: C on a lattice of R 2**-20, without
+        its part outside the basis and two columns more if that part is R/8 at most; C itself
+        for matrices and where R is below 0.05 |C|_F. Rounding of the values, relative to
+        R: see :mod:`streaming_pca.kernels.block.tiles`, :mod:`~streaming_pca.kernels.block.matrix_sums`
+        and :mod:`~streaming_pca.kernels.residuals`.
+
+    Raises
+    ------
+    ValueError
+        If the centre is not finite or not of the basis' shape.
+    """
+    unit = lattice_unit(radius, _block_radius(preprocessing.kind))
+    kernel = _block_kernel(preprocessing, basis, 1 / unit, centre, radius)
+    sensitivity = block_sensitivity(preprocessing.kind)
+    return _summed(batch, kernel, basis.shape, unit, sensitivity, kernel.centre)
+
+
+def _block_kernel(
+    preprocessing: Preprocessing,
+    basis: Matrix,
+    per_unit: float,
+    centre: Matrix | None,
+    radius: float,
+) -> FactorProducts | MatrixProducts | _TightBlock:
+    """Choose the kernel by kind, R and |C|, never by a record."""
+    basis = np.ascontiguousarray(basis, dtype=np.float64)
+    _check_basis(basis)
+    if centre is not None:
+        if centre.shape != basis.shape or not np.all(np.isfinite(centre)):
+            raise ValueError(f"the centre must be finite, of the basis' shape {basis.shape}")
+        centre = np.ascontiguousarray(centre, dtype=np.float64)
+        if radius < _TIGHT * frobenius_norm(centre):
+            return _TightBlock(preprocessing, basis, per_unit, centre)
+    if preprocessing.kind is RecordKind.MATRIX:
+        return MatrixProducts(preprocessing, basis, per_unit, centre)
+    return FactorProducts(preprocessing, basis, per_unit, centre, radius)
+
+
+def _check_basis(basis: Matrix) -> None:
+    """Check the basis: far too long columns would exceed the headroom of exact sums."""
+    if not longest_column(basis) <= 1.01:
+        raise ValueError("the basis must be finite and have orthonormal columns")
+
+
+def _summed(
+    batch: Batch,
+    kernel: SumKernel,
+    shape: tuple[int, ...],
+    unit: float,
+    sensitivity: float,
+    centre: Matrix | None = None,
+) -> LatticeSum:
+    check_count(len(batch))
+    vector = batch.sum(kernel)
+    return LatticeSum(vector[:-1].reshape(shape), unit, sensitivity, int(vector[-1]), centre)

@@ -1,0 +1,137 @@
+"""Base of estimators whose mechanisms share one budget and all of a batch's records."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import replace
+from functools import cached_property
+from typing import ClassVar, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.data.preprocessing import Preprocessing
+from streaming_pca.data.records import Batch
+from streaming_pca.estimators.base import Estimator, State
+from streaming_pca.estimators.common.budget import Budget
+from streaming_pca.estimators.common.centre import (
+    LATER_SHARE,
+    coarse_to_fine,
+    last_share,
+    refine,
+    resolves_radius,
+)
+from streaming_pca.estimators.common.clipped_batches import BatchCosts, ClippedBatches, norm_range
+from streaming_pca.estimators.private_mean import PrivateMean
+
+__all__ = ["RESTART_RATIO", "ComposedEstimator"]
+
+Vector = NDArray[np.float64]
+S = TypeVar("S", bound=State)
+O = TypeVar("O", bound=ClippedBatches)
+
+# Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").
+RESTART_RATIO = 4.0
+"""Records of a batch, over those of all before it, from which on the estimate restarts: few earlier
+records could only spoil it."""
+_TRUSTED = 5.0
+"""Bound on a round's gain, in ratios of the mean's noise deviation to the round's: a noisy round moves
+the mean little."""
+_ALWAYS, _GROWTH = 16, 1.25
+"""Number of first batches that all refine the centre; growth of the batch number between later ones."""
+
+
+class ComposedEstimator(Estimator[S, O]):
+    """Base of the default estimator and of its two routes.
+
+    Privacy
+    -------
+    Adjacency: replace-one. Released: noisy answers of Gaussian mechanisms. A batch is charged
+    for one Gaussian of multiplier z. One record changes each mechanism's sum by its sensitivity
+    at most, and the mechanisms take shares of that Gaussian's budget that add up to 1 at most
+    (:class:`~streaming_pca.estimators.common.budget.Budget`). The choice of mechanisms, shares
+    and radii depends on earlier outputs alone. Proof: docs/explanation/budget.md.
+    """
+
+    finds_centre: ClassVar[bool] = True
+
+    @cached_property
+    def costs(self) -> BatchCosts:
+        """Costs of a batch."""
+        return BatchCosts(self.privacy)
+
+    @cached_property
+    def norm_range(self) -> tuple[float, float]:
+        """Public range of the records' norms."""
+        return norm_range(self.preprocessing, self.options)
+
+    def _update(self, state: S, batch: Batch) -> tuple[S, int]:
+        budget = self.costs.budget()
+        if self.preprocessing.centering != "auto":
+            return self._learn(state, self.preprocessing, batch, budget)
+        centred = self._centred(state, batch, budget)
+        anchor = PrivateMean.start_of(self.preprocessing) if centred.anchor is None else centred.anchor
+        new, clipped = self._learn(state, self.preprocessing.about(anchor), batch, budget)
+        return replace(
+            new,
+            mean=centred.mean,
+            mean_weight=centred.mean_weight,
+            mean_noise=centred.mean_noise,
+            anchor=centred.anchor,
+        ), clipped
+
+    def _restarts(self, state: S, batch: Batch) -> bool:
+        """Return whether to forget earlier batches: if they had few records to find a radius by."""
+        known = 0 < state.records
+        return known and self.options.clip_radius is None and len(batch) >= RESTART_RATIO * state.records
+
+    @abstractmethod
+    def _learn(self, state: S, preprocessing: Preprocessing, batch: Batch, budget: Budget) -> tuple[S, int]:
+        """Learn from records about their centre, with the rest of the budget.
+
+        Returns
+        -------
+        S, int
+            The next state, and the number of clipped records.
+        """
+
+    def _centred(self, state: S, batch: Batch, budget: Budget) -> S:
+        """Update the running mean, which is None while noise explains it, and the anchor.
+
+        All batches take their sums about the anchor. With weights by counts, the covariance
+        about the mean is their average less (mean - anchor)(mean - anchor)^T, however
+        the mean has moved.
+        """
+        start = PrivateMean.start_of(self.preprocessing)
+        low, high = self.norm_range
+        radii = (math.sqrt(low), math.sqrt(high))
+        lower, upper = PrivateMean.limits_of(self.preprocessing)
+        count, multiplier = len(batch), self.costs.multiplier
+        if not resolves_radius(count, multiplier):
+            return state
+        if count >= RESTART_RATIO * state.mean_weight:
+            last = last_share(self.dim, count, multiplier)
+            found, known, noise = coarse_to_fine(batch, self.preprocessing, start, radii, budget, last)
+            mean = np.clip(found, lower, upper) if known else None
+            return replace(state, mean=mean, mean_weight=float(count), mean_noise=noise, anchor=mean)
+        if not _refines(state.batch):
+            return state
+        anchor = start if state.anchor is None else state.anchor
+        before = anchor if state.mean is None else state.mean
+        step, seen, fresh = refine(batch, self.preprocessing, anchor, radii, budget, LATER_SHARE)
+        weight, known_noise = state.mean_weight + count, state.mean_noise or 0.0
+        if not seen and state.mean is None:
+            return replace(state, mean_weight=weight)
+        # Gains go by counts, but a round whose radius was far too large must move little.
+        gain = min(count / weight, _TRUSTED * math.sqrt(known_noise / fresh) if fresh > 0 else 1.0)
+        with np.errstate(all="ignore"):
+            moved = np.clip(before + gain * (anchor + step - before), lower, upper)
+        noise = (1 - gain) ** 2 * known_noise + gain**2 * fresh
+        return replace(state, mean=moved, mean_weight=weight, mean_noise=noise)
+
+
+def _refines(batch: int) -> bool:
+    if batch < _ALWAYS:
+        return True
+    return math.floor(math.log(batch + 1, _GROWTH)) > math.floor(math.log(batch, _GROWTH))

@@ -1,0 +1,170 @@
+"""Bounds and standard errors of a release that its noise causes.
+
+Functions of mechanism outputs and noise scales: post-processing. The noise is
+taken as Gaussian; the lattice's law differs by what calibration charges to delta.
+Scales and exact sums (their clip, their basis) may depend on earlier outputs, and all
+statements are conditional on these. Neither may depend on the noise itself.
+Proofs: docs/explanation/proofs/angle-bounds.md.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "FAILURE",
+    "angle_bound_of_block",
+    "angle_bound_of_covariance",
+    "errors_of_covariance",
+    "explained_ratio",
+]
+
+Matrix = NDArray[np.float64]
+
+FAILURE = 0.05
+"""Failure probability of an angle bound, over the noise."""
+
+_SAYS_NOTHING = math.pi / 2
+_QUARTER_ARC = math.sqrt(math.pi / 2) * (math.pi / 2 + math.sqrt(2)) / (2 * math.pi)
+"""E sup <g, e> over the unit vectors e of a quadrant of the plane: by its hull's perimeter (Cauchy)."""
+
+
+def angle_bound_of_covariance(
+    values: Matrix, k: int, sigma_diagonal: float, *, other: float = 0.0, failure: float = FAILURE
+) -> float:
+    """Bound the angle between a symmetric matrix's leading subspaces with and without noise.
+
+    Parameters
+    ----------
+    values : (d,) float64
+        All eigenvalues of the noisy matrix A = M + N + E, decreasing.
+    k : int
+        Dimension of the subspaces.
+    sigma_diagonal : float
+        N is symmetric, Gaussian, isotropic in Frobenius norm: standard deviation
+        s on the diagonal and s/sqrt(2) off it. Units of ``values``.
+    other : float
+        Bound on |E|_2, of any further perturbation E, random or not.
+    failure : float
+        Probability with which the bound may fail.
+
+    Returns
+    -------
+    float
+        Radians: the largest principal angle is at most this. pi/2 says nothing.
+
+    Notes
+    -----
+    With g = a_k - a_{k+1}, the *noisy* gap, and
+
+        r = sqrt(2) s (E|g_{d-k}| + E|g_k| + 0.6 + sqrt(2 ln(1/failure))) + 2 |E|_2,
+
+    g_m standard normal in R^m (so E|g_m| <= sqrt(m)): the bound is
+    arcsin(r/g)/2 where g > r, and pi/2 otherwise.
+    Proof: docs/explanation/proofs/angle-bounds.md, after [DavisKahan1970] and [AdlerTaylor2007].
+    """
+    d = len(values)
+    if k == d:
+        return 0.0
+    gap = float(values[k - 1]) - float(values[k])
+    width = _length(d - k) + _length(k) + _QUARTER_ARC + _tail(failure)
+    reach = math.sqrt(2) * sigma_diagonal * width + 2 * other
+    # The comparison is false for NaNs and after overflow: then the bound is pi/2.
+    return math.asin(reach / gap) / 2 if reach < gap < math.inf else _SAYS_NOTHING
+
+
+def angle_bound_of_block(singular_values: Matrix, k: int, dim: int, sigma: float) -> float:
+    """Bound the angle between a block's leading column spaces with and without noise.
+
+    Parameters
+    ----------
+    singular_values : (L,) float64
+        Of the noisy block B = M + Z, (d, L) with k <= L <= d, decreasing.
+    k : int
+        Dimension of the subspaces.
+    dim : int
+        d.
+    sigma : float
+        s. Z has independent Gaussian entries of this standard deviation, or is
+        the projection of such a matrix on a linear space, such as
+        {Z : Q^T Z symmetric}. Units of ``singular_values``.
+
+    Returns
+    -------
+    float
+        Radians: the largest principal angle between the spans of the k leading
+        left singular vectors of B and of M is at most this. pi/2 says nothing.
+
+    Notes
+    -----
+    With b_i the singular values of B, t = sqrt(2 ln(1/0.05)) and t' = sqrt(2 ln(2/0.05)):
+    L = k: arcsin(s (E|g_{d-k}| + E|g_k| + t)/b_k).
+    L > k: arcsin of s (E|g_d| + E|g_L| + t')/(b_k - b_{k+1} - s (2 E|g_{k+1}| + t')).
+    pi/2 where the quotient is not below 1.
+    Proof: docs/explanation/proofs/angle-bounds.md, after [Wedin1972] and [Anderson1955].
+    """
+    columns = len(singular_values)
+    if k == dim:
+        return 0.0
+    if columns == k:
+        noise = sigma * (_length(dim - k) + _length(k) + _tail(FAILURE))
+        gap = float(singular_values[k - 1])
+    else:
+        tail = _tail(FAILURE / 2)
+        noise = sigma * (_length(dim) + _length(columns) + tail)
+        above = float(singular_values[k - 1]) - float(singular_values[k])
+        gap = above - sigma * (2 * _length(k + 1) + tail)
+    return math.asin(noise / gap) if noise < gap < math.inf else _SAYS_NOTHING
+
+
+def errors_of_covariance(k: int, dim: int, sigma_diagonal: float) -> tuple[Matrix, float]:
+    """Compute standard errors of k eigenvalues, and of the trace, under isotropic symmetric noise.
+
+    Parameters
+    ----------
+    k, dim : int
+    sigma_diagonal : float
+        s: standard deviation of the noise N on the diagonal.
+
+    Returns
+    -------
+    (k,) float64
+        s each: u^T N u has standard deviation s for every unit u, and to first
+        order an eigenvalue moves by u^T N u of its eigenvector u. The second order is a
+        bias, upwards for the leading eigenvalues.
+    float
+        s sqrt(d), for the sum of d independent diagonal entries.
+    """
+    return np.full(k, sigma_diagonal), sigma_diagonal * math.sqrt(dim)
+
+
+def explained_ratio(explained_variance: Matrix, total_variance: float) -> Matrix | None:
+    """Compute shares of the total variance, for positive semidefinite records.
+
+    Parameters
+    ----------
+    explained_variance : (k,) float64, at least 0
+    total_variance : float
+
+    Returns
+    -------
+    (k,) float64 or None
+        At least 0, with a sum of at most 1: noise can put the variances above the
+        total, and then their own sum is the divisor. None where all is 0 or overflowed.
+    """
+    with np.errstate(all="ignore"):
+        whole = max(total_variance, float(np.sum(explained_variance)))
+    return explained_variance / whole if 0 < whole < math.inf else None
+
+
+def _length(m: int) -> float:
+    """Compute E|g| of a standard normal vector of m numbers: at most sqrt(m)."""
+    return math.sqrt(2) * math.exp(math.lgamma((m + 1) / 2) - math.lgamma(m / 2))
+
+
+def _tail(failure: float) -> float:
+    """Return t of the tail bound exp(-t^2/2) = failure of a Gaussian supremum."""
+    return math.sqrt(2 * math.log(1 / failure))

@@ -1,0 +1,50 @@
+"""Forgetting: weight of earlier batches against a new one."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["HalfLife", "kept_share", "process_noise"]
+
+HalfLife = float | Literal["auto"] | None
+"""Records after which a batch counts half; "auto" to estimate drift; None to forget nothing."""
+
+_SIGNIFICANT = 5.0
+"""Standard deviations from which on a change counts as drift: missed drift against false alarms."""
+_LEAST_KEPT = 1e-12
+"""Least weight of earlier records, which later divides."""
+
+
+def kept_share(half_life: HalfLife, count: float) -> float:
+    """Return the weight of earlier records after ``count`` more; 1 without a fixed half-life."""
+    if half_life is None or half_life == "auto":
+        return 1.0
+    # Never 0, as variances are divided by it.
+    return max(float(0.5 ** (count / half_life)), _LEAST_KEPT)
+
+
+def process_noise(innovation: NDArray[np.float64], expected: float) -> float:
+    """Estimate the variance of an entry's movement beyond noise.
+
+    Parameters
+    ----------
+    innovation : array of n numbers
+        A new private estimate less the mean of the earlier ones.
+    expected : float
+        Variance of an entry of ``innovation`` from noise alone.
+
+    Returns
+    -------
+    float
+        The mean square less ``expected``; 0 unless it exceeds ``expected`` by 5
+        standard deviations, of sqrt(2/n) times ``expected`` each. A Kalman filter adds
+        it to the variance of its state.
+    """
+    square = float(np.mean(innovation**2)) if innovation.size else 0.0
+    if not square > expected * (1 + _SIGNIFICANT * math.sqrt(2 / max(innovation.size, 1))):
+        return 0.0
+    return square - expected

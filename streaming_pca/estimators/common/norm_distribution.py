@@ -1,0 +1,267 @@
+"""Distribution of the records' norms, from private counts.
+
+The norm of a record is here the number that a clip limits: the trace |x|^2 of a vector's or
+factor's matrix, the Frobenius norm of a symmetric matrix or a residual, or |x - c| of a mean.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.estimators.common.budget import Budget
+from streaming_pca.privacy.mechanisms import gaussian_on_vector
+
+__all__ = [
+    "BINS",
+    "NormCounts",
+    "NormDistribution",
+    "norm_shares",
+    "private_norm_counts",
+    "private_norm_distribution",
+    "private_quantile_radius",
+]
+
+Vector = NDArray[np.float64]
+
+# Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").
+STEPS = 8
+"""Radii an octave: a radius is known to 9%. Resolution against the number of counts."""
+
+_TAIL = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12])
+"""Edges of the tail's bins, in octaves above the median. Few bins against noise in each."""
+
+BINS = len(_TAIL)
+
+_NEXT, _FAR = 2.0, 5.0
+"""Standard deviations from which on a bin counts as filled: the next one in a row, and any bin."""
+
+_LEAST_PRESENT = 0.02
+"""Least share of records that are not null, which later divides."""
+
+_GRAIN = 2**10
+"""Lattice units of one record: noise of less than a record is not rounded away."""
+
+_UP = 1 + 2.0**-50
+"""Factor that rounds sqrt(2) up."""
+
+
+@dataclass(frozen=True)
+class NormDistribution:
+    """Distribution of norms from the median up, read off private counts.
+
+    Attributes
+    ----------
+    radii : (c,) float64, increasing
+        The first is the median norm of the records that are not null.
+    above : (c,) float64, decreasing
+        Share of all records, null ones included, with a norm above each radius.
+    present : float
+        Share of the records that are not null (of norm 0).
+    """
+
+    radii: Vector
+    above: Vector
+    present: float
+
+    def quantile(self, q: float) -> float:
+        """Return the least radius that holds a share q >= 0.5 of non-null records."""
+        inside = np.flatnonzero(self.above <= (1 - q) * self.present)
+        return float(self.radii[int(inside[0]) if inside.size else len(self.radii) - 1])
+
+    def share_above(self, radius: float | Vector) -> Vector:
+        """Return the share of all records with a norm above each radius."""
+        return np.asarray(np.interp(radius, self.radii, self.above))
+
+    def excess(self, radius: float | Vector) -> Vector:
+        """Compute E (norm - radius)+, the mean norm that a clip cuts off."""
+        return self._integral(self.above, radius)
+
+    def squared_excess(self, radius: float) -> float:
+        """Compute E ((norm - radius)+)^2."""
+        values = 2 * np.maximum(self.radii - radius, 0.0) * self.above
+        return float(np.sum(np.diff(self.radii) * (values[1:] + values[:-1]) / 2))
+
+    def mean_weight(self, radius: float) -> float:
+        """Compute E min(1, radius/norm) over all records; it is 1 below the median."""
+        shares = -np.diff(np.append(self.above, 0.0))
+        return float(1 - self.above[0] + np.sum(shares * np.minimum(1.0, radius / self.radii)))
+
+    def _integral(self, values: Vector, radius: float | Vector) -> Vector:
+        steps = np.diff(self.radii) * (values[1:] + values[:-1]) / 2
+        beyond = np.concatenate([np.cumsum(steps[::-1])[::-1], [0.0]])
+        return np.asarray(np.interp(radius, self.radii, beyond))
+
+
+def norm_shares(count: int, multiplier: float, part: float = 1.0) -> tuple[float, float]:
+    """Return shares of a batch's budget for the norms' median and tail.
+
+    Within limits, a count is off by some 1/90 (median) or 1/500 (tail) of the records.
+
+    Parameters
+    ----------
+    count : int
+        Records.
+    multiplier : float
+        Noise multiplier of the whole batch.
+    part : float
+        Factor on the limits: below 1 where norms were counted before.
+    """
+    precision = 2 * max(count, 1) / multiplier
+
+    def share(wanted: float, low: float, high: float) -> float:
+        return min(max((wanted / precision) ** 2, low * part), high * part)
+
+    return share(600.0, 0.002, 0.03), share(1500.0, 0.004, 0.05)
+
+
+def private_quantile_radius(
+    norms: Vector, low: float, high: float, quantile: float, budget: Budget, share: float
+) -> tuple[float, float]:
+    """Find a quantile of the norms of non-null records, by bisection with noisy counts.
+
+    Parameters
+    ----------
+    norms : (m,) float64
+        One number a record, a function of that record alone; 0 for null records.
+    low, high : float
+        Public range of the quantile.
+    quantile : float
+    budget : Budget
+    share : float
+        Share of the budget for all counts together.
+
+    Returns
+    -------
+    radius, present : float
+        The radius, within 9%, and the share of records that are not null.
+
+    Notes
+    -----
+    Adjacency: replace-one. Released: the number of records above ``low``, and above one radius
+    after another of a public grid, each with Gaussian noise. One record
+    changes a count by 1 at most, its sensitivity. Each count has an equal part of the share. The
+    next radius follows from the answers before, as :class:`Budget` allows.
+    """
+    steps = max(math.ceil(math.log2(high / low) * STEPS), 1)
+    queries = 1 + math.ceil(math.log2(steps + 1))
+    count = max(len(norms), 1)
+
+    def above(radius: float) -> float:
+        exact = np.array([np.count_nonzero(norms > radius)], dtype=np.int64)
+        sigma = budget.sigma(budget.take(share / queries), float(_GRAIN))
+        noisy = gaussian_on_vector(exact * _GRAIN, sigma)
+        return float(noisy[0]) / _GRAIN / count
+
+    present = min(max(above(low), _LEAST_PRESENT), 1.0)
+    first, last = 0, steps
+    while last - first > 1:
+        middle = (first + last) // 2
+        if above(high * 2.0 ** ((middle - steps) / STEPS)) > (1 - quantile) * present:
+            first = middle
+        else:
+            last = middle
+    return high * 2.0 ** ((last - steps) / STEPS), present
+
+
+@dataclass(frozen=True)
+class NormCounts:
+    """Noisy counts of norms, of one batch or of several together.
+
+    Attributes
+    ----------
+    median : float
+        Median norm of the first batch's records that are not null; 0 before any batch.
+    present : float
+        Share of the records that are not null.
+    counts : (BINS,) float64
+        Noisy numbers of records in the bins from the median up.
+    variance : float
+        Variance of each count's noise.
+    records : float
+        Records of these batches.
+    """
+
+    median: float
+    present: float
+    counts: Vector
+    variance: float
+    records: float
+
+    @classmethod
+    def empty(cls) -> NormCounts:
+        """Return the counts before any record."""
+        return cls(0.0, 0.0, np.zeros(BINS), 0.0, 0.0)
+
+    def distribution(self, high: float) -> NormDistribution:
+        """Estimate the distribution of norms up to ``high``: post-processing.
+
+        The tail ends where bins are no longer filled beyond their noise.
+        """
+        deviation = math.sqrt(self.variance)
+        last = 0
+        while last + 1 < BINS and self.counts[last + 1] > _NEXT * deviation:
+            last += 1
+        far = np.flatnonzero(self.counts > _FAR * deviation)
+        last = max(last, int(far[-1]) if far.size else 0)
+        found = np.where(np.arange(BINS) <= last, np.maximum(self.counts, 0.0), 0.0)
+        above = np.minimum(np.cumsum(found[::-1])[::-1] / max(self.records, 1.0), 0.5 * self.present)
+        radii = self.median * 2.0 ** (np.arange(int(_TAIL[-1]) * STEPS + 1) / STEPS)
+        radii = radii[: max(int(np.count_nonzero(radii <= high)), 1)]
+        edges = np.log2(self.median * 2.0**_TAIL)
+        # With half a record as the least share, the last filled bin reaches to its end.
+        least = 0.5 / max(self.records, 1.0)
+        shares = np.exp2(np.interp(np.log2(radii), edges, np.log2(np.maximum(above, least))))
+        return NormDistribution(radii, np.where(shares > 1.01 * least, shares, 0.0), self.present)
+
+
+def private_norm_counts(
+    known: NormCounts,
+    norms: Vector,
+    low: float,
+    high: float,
+    budget: Budget,
+    shares: tuple[float, float],
+) -> NormCounts:
+    """Add a batch's counts to earlier ones.
+
+    Parameters
+    ----------
+    known : NormCounts
+        Counts of earlier batches; the first batch finds the median.
+    norms, low, high, budget
+        As for :func:`private_quantile_radius`.
+    shares : (float, float)
+        Shares of the budget for the median and for the tail.
+
+    Notes
+    -----
+    Adjacency: replace-one. Released: the median's counts, and a histogram of the norms above it
+    over twelve bins with Gaussian noise. One record leaves a bin and enters
+    another, so the histogram's sensitivity is sqrt(2).
+
+    Floating point: norms are only compared with the bins' edges.
+    """
+    if not known.median:
+        median, present = private_quantile_radius(norms, low, high, 0.5, budget, shares[0])
+        known = replace(known, median=median, present=present)
+    edges = known.median * 2.0**_TAIL
+    exact = np.histogram(norms, np.append(edges, np.inf))[0].astype(np.int64)
+    multiplier = budget.take(shares[1])
+    noisy = gaussian_on_vector(exact * _GRAIN, budget.sigma(multiplier, math.sqrt(2) * _GRAIN * _UP))
+    return replace(
+        known,
+        counts=known.counts + np.asarray(noisy, dtype=np.float64) / _GRAIN,
+        variance=known.variance + 2 * multiplier**2,
+        records=known.records + len(norms),
+    )
+
+
+def private_norm_distribution(
+    norms: Vector, low: float, high: float, budget: Budget, shares: tuple[float, float]
+) -> NormDistribution:
+    """Estimate the distribution of one batch's norms; as :func:`private_norm_counts`."""
+    return private_norm_counts(NormCounts.empty(), norms, low, high, budget, shares).distribution(high)

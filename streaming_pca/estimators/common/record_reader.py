@@ -1,0 +1,102 @@
+"""Records as compiled kernels read them: checked once, in place where possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.data.preprocessing import Preprocessing, transformed
+from streaming_pca.data.records import Batch
+from streaming_pca.kernels.public_map import NO_MAP
+from streaming_pca.kernels.records_view import RecordsView, records_view
+from streaming_pca.kernels.threads import shared_out
+
+__all__ = ["RecordReader", "worth_a_thread"]
+
+Vector = NDArray[np.float64]
+
+_LEAST_ENTRIES = 2**18
+"""Entries of records that are worth a thread: a tenth of a millisecond."""
+
+
+def worth_a_thread(read: RecordsView, rows_of_a_record: int) -> int:
+    """Return the number of records whose entries take a tenth of a millisecond."""
+    return max(_LEAST_ENTRIES // max(int(read.rows.shape[1]) * rows_of_a_record, 1), 1)
+
+
+class RecordReader:
+    """Reader of records for kernels: in place, through a public map, or transformed.
+
+    Parameters
+    ----------
+    preprocessing : Preprocessing
+    basis : (d', k) float64, optional
+        Checked to have a row for each feature after ``preprocessing``.
+
+    Attributes
+    ----------
+    whole : bool
+        True where a batch can be read in place; else it is read block by block.
+    how : PublicMap
+        Map that is left to the kernel.
+    step : int
+        Delivered records behind one summed record.
+    """
+
+    def __init__(self, preprocessing: Preprocessing, basis: NDArray[np.float64] | None = None) -> None:
+        if basis is not None and (basis.ndim != 2 or len(basis) != preprocessing.output_dim):
+            raise ValueError(
+                f"a basis of shape {basis.shape} for records of {preprocessing.output_dim} features"
+            )
+        self.preprocessing = preprocessing
+        how = preprocessing.public_map()
+        self.whole = how is not None
+        self.how = NO_MAP if how is None else how
+        self.step = 1 if how is None else preprocessing.units
+
+    def read(self, batch: Batch) -> RecordsView:
+        """View the records, in place or transformed.
+
+        Raises
+        ------
+        ValueError
+            If a pair is incomplete, or the number of features is wrong.
+        """
+        if len(batch) % self.preprocessing.units:
+            raise ValueError("pairs need an even number of records")
+        rows, begins, starts = batch.rows, batch.places(), batch.starts
+        # Kernels read and write by this number without a check.
+        if rows.shape[1] != self.preprocessing.dim:
+            raise ValueError(f"records of {rows.shape[1]} features for {self.preprocessing.dim}")
+        if not self.whole:
+            starts, rows = transformed(self.preprocessing, batch)
+            begins = starts[:-1]
+        return records_view(rows, begins, starts)
+
+    def norms(
+        self, batch: Batch, fill: Callable[[RecordsView, int, int, Vector], object], work: int = 1
+    ) -> Vector:
+        """Compute one number a summed record, with threads.
+
+        Parameters
+        ----------
+        batch : Batch
+        fill : callable
+            Writes the numbers of the delivered records first to last into its last argument.
+        work : int
+            Operations for each entry of a record.
+        """
+
+        def of_block(block: Batch) -> Vector:
+            read = self.read(block)
+            out = np.empty(len(read.begins) // self.step)
+
+            def part(first: int, last: int) -> None:
+                fill(read, first, last, out[first // self.step : last // self.step])
+
+            shared_out(len(read.begins), part, self.step, worth_a_thread(read, read.longest * work))
+            return out
+
+        return of_block(batch) if self.whole else batch.map(of_block)

@@ -1,0 +1,146 @@
+"""Exact bytes of an estimator's state."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.estimators.base import Estimator, State
+from streaming_pca.privacy.randomness import utility_generator
+
+__all__ = ["decode_fitting_state", "decode_state", "encode_state", "state_values"]
+
+
+S = TypeVar("S")
+
+_STORED_NAMES = {"product": "image", "products": "images"}
+"""Stored names of renamed fields: names in stored states never change."""
+_FIELD_NAMES = {stored: name for name, stored in _STORED_NAMES.items()}
+
+
+def state_values(state: Any) -> dict[str, Any]:
+    """List arrays, numbers, strings and None of a state by name; ``outer.inner`` in a dataclass."""
+    values: dict[str, Any] = {}
+    for f in dataclasses.fields(state):
+        value = getattr(state, f.name)
+        stored = _STORED_NAMES.get(f.name, f.name)
+        if dataclasses.is_dataclass(value):
+            values |= {f"{stored}.{name}": inner for name, inner in state_values(value).items()}
+        else:
+            values[stored] = value
+    return values
+
+
+def encode_state(state: State) -> bytes:
+    """Encode a state exactly: numbers as JSON, arrays as .npy, in one .npz; no pickle."""
+    arrays: dict[str, NDArray[Any]] = {}
+    plain: dict[str, Any] = {}
+    for name, value in state_values(state).items():
+        if isinstance(value, np.ndarray):
+            arrays[name] = value
+        else:
+            plain[name] = value.hex() if isinstance(value, float) else value
+    header = json.dumps(plain, sort_keys=True).encode()
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, __plain__=np.frombuffer(header, dtype=np.uint8), **arrays)
+    return buffer.getvalue()
+
+
+def decode_state(state_type: type[S], data: bytes) -> S:
+    """Decode the bytes of :func:`encode_state`.
+
+    Raises
+    ------
+    TypeError, ValueError or KeyError
+        If the bytes do not hold such a state.
+    """
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        values: dict[str, Any] = {name: archive[name] for name in archive.files if name != "__plain__"}
+        values |= json.loads(archive["__plain__"].tobytes())
+    return _build_state(state_type, values)
+
+
+def _build_state(kind: type[S], values: Mapping[str, Any]) -> S:
+    """Make the dataclass from values named ``field`` or ``field.inner``."""
+    hints = get_type_hints(kind)
+    found: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        outer, dot, rest = name.partition(".")
+        outer = _FIELD_NAMES.get(outer, outer)
+        if dot:
+            inner.setdefault(outer, {})[rest] = value
+            continue
+        hint = hints.get(outer)
+        if dataclasses.is_dataclass(hint):
+            raise ValueError(f"{name} of the state is a single value")
+        is_hex = isinstance(value, str) and float in (hint, *get_args(hint))
+        found[outer] = float.fromhex(value) if is_hex else value
+    # A name that the dataclass does not have is refused by its constructor.
+    return kind(**found, **{name: _build_state(hints[name], fields) for name, fields in inner.items()})
+
+
+def decode_fitting_state(estimator: Estimator[Any, Any], data: bytes) -> State:
+    """Decode a state that this estimator can continue from.
+
+    Options are no part of a stream's privacy contract, so a state can be older than the
+    present options, some of which decide its shapes.
+
+    Parameters
+    ----------
+    estimator : Estimator
+    data : bytes
+        Bytes of :func:`~streaming_pca.estimators.common.state.encode_state`.
+
+    Raises
+    ------
+    TypeError, ValueError or KeyError
+        If the bytes hold no such state, or one of other shapes.
+    """
+    state: State = decode_state(estimator.state_type, data)
+    # The state before any record has all lasting shapes, for any seed and noise.
+    fresh = state_values(estimator.init(utility_generator(0)))
+    for name, value in state_values(state).items():
+        _check_value(name, value, fresh[name])
+    if not 0 <= state.mean_weight < math.inf or (state.mean_noise is not None and state.mean_noise < 0):
+        raise ValueError("numbers of the state's mean must not be below 0")
+    _check_parts(state)
+    estimator.plan(state)
+    return state
+
+
+def _check_parts(state: Any) -> None:
+    """Run the ``check`` methods of the dataclasses in a state."""
+    for f in dataclasses.fields(state):
+        part = getattr(state, f.name)
+        if dataclasses.is_dataclass(part):
+            if hasattr(part, "check"):
+                part.check()
+            _check_parts(part)
+
+
+def _check_value(name: str, value: Any, fresh: Any) -> None:
+    """Check a value's type, shape and range against the state before any record."""
+    if isinstance(value, np.ndarray) and value.dtype == np.uint8:
+        # Bytes of an inner state vary in length; its own decoding checks their content.
+        fits = isinstance(fresh, np.ndarray) and fresh.dtype == value.dtype and value.ndim == 1
+    elif isinstance(value, np.ndarray):
+        if fresh is None:
+            fits = value.dtype in (np.float64, np.int64)
+        else:
+            fits = (value.dtype, value.shape) == (fresh.dtype, fresh.shape)
+        fits = fits and bool(np.isfinite(value).all())
+    elif value is None or fresh is None:
+        fits = True
+    else:
+        fits = type(value) is type(fresh) and (not isinstance(value, int) or value >= 0)
+        fits = fits and (not isinstance(value, float) or not math.isnan(value))
+    if not fits:
+        raise ValueError(f"{name} of the state does not fit the estimator")

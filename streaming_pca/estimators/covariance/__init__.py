@@ -1,0 +1,1 @@
+"""Covariance update of the default, Analyze Gauss and output perturbation."""

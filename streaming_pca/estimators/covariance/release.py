@@ -1,0 +1,117 @@
+"""Release from a noisy second moment: leading eigenvectors, variances and their errors."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.data.preprocessing import Preprocessing
+from streaming_pca.data.records import RecordKind
+from streaming_pca.estimators.base import Subspace
+from streaming_pca.estimators.common.error_bounds import (
+    FAILURE,
+    angle_bound_of_covariance,
+    errors_of_covariance,
+)
+from streaming_pca.estimators.covariance.radius_choice import leading_subspaces, symmetric_noise
+from streaming_pca.estimators.covariance.state import CovarianceEstimate
+from streaming_pca.linalg.subspace import ritz_pairs
+from streaming_pca.privacy.randomness import utility_generator
+
+__all__ = ["covariance_subspace"]
+
+Matrix = NDArray[np.float64]
+
+_PAIRS, _GUARDS = 40, 4
+"""Simulated pairs of an angle bound, and columns of the iteration beyond the rank: precision, time."""
+_LOST = 1.4
+"""Radians from which on a simulated bound is replaced by pi/2."""
+
+
+def covariance_subspace(
+    estimate: CovarianceEstimate,
+    preprocessing: Preprocessing,
+    k: int,
+    mean: Matrix | None = None,
+    mean_noise: float | None = None,
+) -> Subspace:
+    """Compute the release, leading eigenvectors of the noisy covariance: post-processing.
+
+    Parameters
+    ----------
+    estimate : CovarianceEstimate
+    preprocessing : Preprocessing
+    k : int
+    mean : (d,) float64, optional
+        Present mean of the records. The sums were taken about the centre c; about
+        the mean they are less by (mean - c)(mean - c)^T.
+    mean_noise : float, optional
+        Noise variance of each coordinate of the mean: its error e adds e e^T.
+    """
+    moment = estimate.released_moment()
+    dim = len(moment)
+    if mean is not None:
+        scale = 1.0 if preprocessing.scale is None else np.asarray(preprocessing.scale)
+        with np.errstate(all="ignore"):
+            offset = mean * scale - estimate.centre
+            if math.isfinite(float(offset @ offset)):
+                moment = moment - np.outer(offset, offset)
+    values, vectors = ritz_pairs(moment, dim)
+    components = vectors[:, :k].T
+    variances = np.maximum(values[:k], 0.0)
+    if not estimate.records:
+        return Subspace(components, variances, None)
+    sigma = math.sqrt(estimate.noise[estimate.chosen, estimate.chosen])
+    total = max(float(np.trace(moment)), 0.0)
+    if estimate.weighted:
+        along = (components @ estimate.basis) ** 2 @ estimate.weights
+        errors = sigma * along, sigma * float(np.linalg.norm(estimate.weights))
+        bound = _simulated_angle(moment, vectors, k, estimate, sigma, mean_noise or 0.0)
+    else:
+        errors = errors_of_covariance(k, dim, sigma)
+        # The norm of d standard normals exceeds this with probability e^-8 at most.
+        length = math.sqrt(dim) + 4
+        bound = angle_bound_of_covariance(values, k, sigma, other=(mean_noise or 0.0) * length * length)
+    # Clipping took a share of the total; every variance is divided by the kept share.
+    restored = 1 / estimate.kept
+    # The trace of indefinite matrices is no variance.
+    is_total = preprocessing.kind is RecordKind.FACTOR
+    finite = math.isfinite(total) and math.isfinite(errors[1]) and bool(np.isfinite(errors[0]).all())
+    return Subspace(
+        components,
+        variances * restored,
+        None,
+        explained_variance_error=errors[0] * restored if finite else None,
+        total_variance=total * restored if finite and is_total else None,
+        total_variance_error=errors[1] * restored if finite and is_total else None,
+        angle_bound=bound if finite else None,
+    )
+
+
+def _simulated_angle(
+    moment: Matrix, vectors: Matrix, k: int, estimate: CovarianceEstimate, sigma: float, mean_noise: float
+) -> float:
+    """Estimate the angle bound under noise of direction-dependent scale, from simulated pairs.
+
+    A + N and A - N, with N fresh noise of the release's law, differ by twice the noise of
+    the release. To first order their angle is twice the release's angle to its exact
+    sums, so the 0.95 quantile over the pairs is a conservative bound.
+    """
+    dim = len(moment)
+    if k == dim:
+        return 0.0
+    rng = utility_generator(dim)
+    root = estimate.basis * np.sqrt(estimate.weights)
+    start = vectors[None, :, : min(k + _GUARDS, dim)]
+    angles = []
+    for _ in range(_PAIRS):
+        noise = sigma * (root @ symmetric_noise(rng, 1, dim)[0] @ root.T)
+        error = math.sqrt(mean_noise) * rng.standard_normal(dim)
+        noise += np.outer(error, error)
+        pair = leading_subspaces(np.stack([moment + noise, moment - noise]), k, start)
+        cosine = float(np.linalg.svd(pair[0].T @ pair[1], compute_uv=False)[-1])
+        angles.append(math.acos(min(cosine, 1.0)))
+    bound = float(np.quantile(angles, 1 - FAILURE, method="higher"))
+    return bound if bound < _LOST else math.pi / 2

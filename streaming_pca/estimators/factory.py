@@ -1,0 +1,260 @@
+"""Construction of an estimator from the parameters of a call.
+
+Each invalid parameter raises a ValueError whose one line names it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from streaming_pca.data.preprocessing import Preprocessing, present_centering
+from streaming_pca.estimators.base import Estimator, check_private, first_problem, no_guarantee
+from streaming_pca.estimators.registry import find
+from streaming_pca.kernels.lattice import MAX_RECORDS
+from streaming_pca.privacy.parameters import PrivacyParameters
+from streaming_pca.privacy.randomness import utility_generator
+
+__all__ = [
+    "MAX_FEATURES",
+    "changed_parameters",
+    "configure",
+    "records_to_take",
+    "usable_records",
+    "utility_generator_of",
+]
+
+MAX_FEATURES = 2**13
+"""Largest dimension for which products of quantised records are exact; the limit of streams too."""
+
+_CENTERINGS = ("auto", "pairs", "none")
+
+
+def configure(
+    dim: int,
+    *,
+    n_components: Any,
+    epsilon: Any,
+    delta: Any,
+    estimator: Any,
+    centering: Any,
+    bounds: Any,
+    scale: Any,
+    options: Any,
+    private: Any = True,
+    n_records: int | None = None,
+) -> Estimator[Any, Any]:
+    """Build an estimator of vectors or factors.
+
+    Parameters
+    ----------
+    dim : int
+        Features of the records.
+    n_components, epsilon, delta, estimator, centering, bounds, scale, options, private
+        As :class:`~streaming_pca.api.PrivatePCA` takes them.
+    n_records : int or None
+        Number of all records to come, if known. It becomes the estimator's option of
+        this name, if there is one and ``options`` do not set it. Records that do not
+        fill a pair do not count.
+
+    Raises
+    ------
+    ValueError
+        One line that names the parameter.
+    """
+    if not 1 <= dim <= MAX_FEATURES:
+        raise ValueError(f"X has {dim} features, at most {MAX_FEATURES} are possible")
+    k = _whole("n_components", n_components)
+    if k > dim:
+        raise ValueError(f"n_components = {k} is above the number of features, {dim}")
+    if not isinstance(estimator, str):
+        raise ValueError(f"estimator must be the id of one, not {estimator!r}")
+    kind = find(estimator)
+    if not isinstance(private, (bool, np.bool_)):
+        raise ValueError(f"private must be True or False, not {_short(private)}")
+    check_private(kind.info, bool(private))
+    if kind.info.local:
+        raise ValueError(
+            f"{estimator} learns from reports that producers have made private (streaming_pca.local): "
+            "run it as a stream, or take another estimator"
+        )
+    try:
+        privacy = no_guarantee()
+        if private:
+            privacy = PrivacyParameters(epsilon=_number("epsilon", epsilon), delta=_number("delta", delta))
+        preprocessing = Preprocessing(
+            dim=dim, centering=_centering(centering), bounds=_bounds(bounds), scale=_scale(scale)
+        )
+    except ValidationError as error:
+        raise ValueError(_line(first_problem(error))) from None
+    try:
+        # Only exact rationals in a certain range can be charged.
+        privacy.charge()
+    except ValueError as error:
+        raise ValueError(f"epsilon and delta {error}") from None
+    given = _options(options)
+    if n_records is not None and "n_records" in kind.options_type.model_fields:
+        given.setdefault("n_records", n_records - n_records % preprocessing.granularity)
+        if "n_batches" in kind.options_type.model_fields and "n_batches" not in given:
+            # Only the last release is shown, and each batch adds noise of its own.
+            given["n_batches"] = 1
+            if n_records > MAX_RECORDS:
+                # Equal batches stay below the limit; a cut at even numbers adds at most 2 records.
+                given["n_batches"] = math.ceil(n_records / (MAX_RECORDS - 2))
+                given.setdefault("growth", 1.0)
+    try:
+        checked = kind.options_type(**given)
+    except ValidationError as error:
+        raise ValueError(f"options of {estimator}: {_line(first_problem(error))}") from None
+    return kind(dim, k, privacy, preprocessing, checked)
+
+
+def usable_records(shape: tuple[int, ...], estimator: Estimator[Any, Any]) -> int:
+    """Count the records of an array that can be learnt from: whole pairs with ``centering = "pairs"``.
+
+    Raises
+    ------
+    ValueError
+        If records of several rows are to be paired.
+    """
+    granularity = estimator.preprocessing.granularity
+    if granularity > 1 and shape[1:-1] not in ((), (1,)):
+        raise ValueError(f'centering = "pairs" needs records of one row each; X is {shape}')
+    return shape[0] - shape[0] % granularity
+
+
+def records_to_take(planned: int, left: int) -> int:
+    """Size of the next batch where ``left`` records remain; the last one absorbs a short remainder."""
+    # A last batch of few records would be mostly noise, so the batch before it takes them.
+    return left if 2 * left < 3 * planned and left <= MAX_RECORDS else planned
+
+
+def changed_parameters(was: Estimator[Any, Any], now: Estimator[Any, Any]) -> list[str]:
+    """List the parameters in which two estimators differ, compared by value."""
+    before, after = _describe(was), _describe(now)
+    return [name for name in before if before[name] != after[name]]
+
+
+def _describe(estimator: Estimator[Any, Any]) -> dict[str, Any]:
+    preprocessing = estimator.preprocessing
+    return {
+        "n_components": estimator.k,
+        "epsilon": estimator.privacy.epsilon,
+        "delta": estimator.privacy.delta,
+        "estimator": estimator.info.id,
+        "centering": preprocessing.centering,
+        "bounds": preprocessing.bounds,
+        "scale": preprocessing.scale,
+        "options": estimator.options.model_dump(),
+    }
+
+
+def utility_generator_of(random_state: Any) -> np.random.Generator:
+    """Make a generator of utility randomness.
+
+    Parameters
+    ----------
+    random_state : None, int >= 0, numpy RandomState or Generator
+        A seed is drawn from a RandomState or Generator.
+
+    Raises
+    ------
+    ValueError
+        If ``random_state`` is anything else.
+    """
+    if random_state is None:
+        return utility_generator(None)
+    if _is_whole(random_state) and random_state >= 0:
+        return utility_generator(int(random_state))
+    for name in ("randint", "integers"):
+        if callable(draw := getattr(random_state, name, None)):
+            try:
+                return utility_generator(int(draw(2**31 - 1)))
+            except (TypeError, ValueError):
+                break
+    raise ValueError(
+        "random_state must be None, a whole number of at least 0, or a generator of numpy, "
+        f"not {_short(random_state)}"
+    )
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _whole(name: str, value: Any) -> int:
+    if not _is_whole(value) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, not {_short(value)}")
+    return int(value)
+
+
+def _number(name: str, value: Any) -> float:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise ValueError(f"{name} must be a number, not {_short(value)}")
+    return float(value)
+
+
+def _numbers(name: str, value: Any) -> float | tuple[float, ...]:
+    """Read one number, or one number for each feature."""
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        array = np.asarray(None)
+    if array.dtype.kind not in "iuf" or array.ndim > 1:
+        raise ValueError(f"{name} must be a number, or one number a feature, not {_short(value)}")
+    return float(array) if array.ndim == 0 else tuple(float(x) for x in array)
+
+
+def _centering(value: Any) -> Any:
+    if isinstance(value, str):
+        if present_centering(value) in _CENTERINGS:
+            return value
+    elif value is not None:
+        vector = _numbers("centering", value)
+        if isinstance(vector, tuple):
+            return vector
+    names = ", ".join(f'"{name}"' for name in _CENTERINGS)
+    raise ValueError(f"centering must be {names}, or one number a feature, not {_short(value)}")
+
+
+def _bounds(value: Any) -> tuple[float | tuple[float, ...], float | tuple[float, ...]] | None:
+    if value is None:
+        return None
+    try:
+        lower, upper = value
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"bounds must be a pair: the lower and the upper bound, not {_short(value)}"
+        ) from None
+    return _numbers("bounds", lower), _numbers("bounds", upper)
+
+
+def _scale(value: Any) -> float | tuple[float, ...] | None:
+    return None if value is None else _numbers("scale", value)
+
+
+def _options(value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ValueError(f"options must be a dict of the estimator's settings, not {_short(value)}")
+    return {key: _native(item) for key, item in value.items()}
+
+
+def _native(value: Any) -> Any:
+    """Convert a numpy number, as scikit-learn's parameter searches pass it, to Python's own."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _short(value: Any) -> str:
+    text = _line(repr(value))
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,1 @@
+"""Forecast of the error of the default estimator, before any charge."""

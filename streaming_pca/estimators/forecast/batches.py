@@ -1,0 +1,142 @@
+"""Batches of a forecast, and their shares of the budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from streaming_pca.estimators.common.centre import LATER_SHARE, MEAN_SHARE, ROUNDS, last_share, radius_share
+from streaming_pca.estimators.common.clipped_batches import GrowingBatches
+from streaming_pca.estimators.common.norm_distribution import norm_shares
+from streaming_pca.estimators.covariance.update import FIRST_LOOK, LATER_LOOK, LATER_NORMS
+from streaming_pca.kernels.lattice import MAX_RECORDS
+from streaming_pca.privacy.errors import ParameterError, require_count
+
+__all__ = ["MOST_RECORDS", "Shares", "checked_batches", "planned_batches"]
+
+MOST_RECORDS = 10**10
+_MOST_BATCHES = 10_000
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Shares of mu^2 for a batch's sum, and for the mechanisms before it.
+
+    Attributes
+    ----------
+    first, later : float in (0, 1]
+        Share of the covariance (or block) sum, in the first batch and in each later one.
+    sizes, centre, pilot : float in [0, 1)
+        Shares in the first batch: of the counts of norms, of the centre (at most), and
+        of the first look at the covariance. They enter no formula.
+    """
+
+    first: float = 0.77
+    later: float = 0.94
+    sizes: float = 0.03
+    centre: float = 0.05
+    pilot: float = 0.15
+
+    def __post_init__(self) -> None:
+        if not (0 < self.first <= 1 and 0 < self.later <= 1):
+            raise ParameterError(
+                f"shares of a sum must lie above 0, up to 1, not {self.first} and {self.later}"
+            )
+        if self.first + self.sizes + self.centre + self.pilot > 1 + 1e-9:
+            raise ParameterError("shares of the first batch must not sum to more than 1")
+
+    @classmethod
+    def of_default(cls, dim: int, sizes: Sequence[int], multiplier: float) -> Shares:
+        """Return the default's shares with ``centering = "auto"`` and without weights.
+
+        Parameters
+        ----------
+        dim : int
+        sizes : sequence of int
+            Records of each batch.
+        multiplier : float
+            Noise multiplier of a whole batch.
+        """
+        first = sum(norm_shares(sizes[0], multiplier))
+        radius = radius_share(sizes[0], multiplier)
+        centre = ROUNDS * (radius + MEAN_SHARE) + radius + last_share(dim, sizes[0], multiplier)
+        again = sum(norm_shares(sizes[-1], multiplier, LATER_NORMS))
+        later = 1 - again - radius_share(sizes[-1], multiplier) - LATER_SHARE - LATER_LOOK
+        return cls(1 - first - centre - FIRST_LOOK, later, first, centre, FIRST_LOOK)
+
+    @classmethod
+    def of_one_sum(cls) -> Shares:
+        """Give everything to the sum: where the clip radius is public."""
+        return cls(first=1.0, later=1.0, sizes=0.0, centre=0.0, pilot=0.0)
+
+    def of_sums(self, batches: int) -> list[float]:
+        """Return the sum's share in each batch."""
+        return [self.first, *[self.later] * (batches - 1)]
+
+
+def planned_batches(records: int, options: GrowingBatches | None = None) -> tuple[int, ...]:
+    """Cut a stream of ``records`` into batches by an estimator's options.
+
+    Parameters
+    ----------
+    records : int
+    options : GrowingBatches, optional
+        By default those of an endless stream: 4,096 records, growing by 1.6 up to 131,072.
+
+    Returns
+    -------
+    tuple of int
+        They sum to ``records``. The last one is shorter, as if it closed at ``max_wait_seconds``.
+    """
+    if not 1 <= records <= MOST_RECORDS:
+        raise ParameterError(f"records must lie between 1 and {MOST_RECORDS}, not {records}")
+    options = options or GrowingBatches()
+    sizes: list[int] = []
+    left = records
+    while left:
+        sizes.append(min(options.count(len(sizes), records - left), left))
+        left -= sizes[-1]
+    if len(sizes) > 1 and sizes[-1] < 2:
+        sizes[-2:] = [sum(sizes[-2:])]
+    return tuple(sizes)
+
+
+def checked_batches(records: int, batches: int | Sequence[int], per_row: int) -> tuple[int, ...]:
+    """Return the records of each batch.
+
+    Parameters
+    ----------
+    records : int
+    batches : int or sequence of int
+        A number of equal batches, or the records of each.
+    per_row : int
+        Records behind one summed row.
+
+    Raises
+    ------
+    ParameterError
+        If a batch would be too small or too large.
+    """
+    if isinstance(batches, int):
+        require_count("batches", batches)
+        if batches > _MOST_BATCHES:
+            raise ParameterError(f"batches must be at most {_MOST_BATCHES}, not {batches}")
+        whole, rest = divmod(records, batches)
+        sizes = (*[whole + 1] * rest, *[whole] * (batches - rest))
+    else:
+        sizes = tuple(batches)
+        for size in sizes:
+            require_count("batches", size)
+        if sum(sizes) != records:
+            raise ParameterError(f"batches hold {sum(sizes)} records together, not {records}")
+    least = 2 * per_row
+    if min(sizes) < least:
+        raise ParameterError(f"records = {records} are too few for {len(sizes)} batches of at least {least}")
+    if max(sizes) > MAX_RECORDS:
+        needed = math.ceil(records / MAX_RECORDS)
+        raise ParameterError(
+            f"a batch would hold {max(sizes)} records, of {MAX_RECORDS} at most: "
+            f"take {needed} batches or more"
+        )
+    return sizes

@@ -1,0 +1,1 @@
+"""Estimators that learn from locally private reports."""

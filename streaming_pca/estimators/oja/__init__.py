@@ -1,0 +1,1 @@
+"""Oja's rule and its private descendants."""

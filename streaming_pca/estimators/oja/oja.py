@@ -1,0 +1,123 @@
+"""Oja's algorithm without privacy: one step a record. A baseline."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from streaming_pca.data.preprocessing import transformed
+from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.estimators.base import EstimatorInfo, Plan
+from streaming_pca.estimators.oja.iterate import IterateEstimator, IterateState
+from streaming_pca.estimators.oja.options import LearningRates
+from streaming_pca.kernels.lattice import BLOCK, MAX_RECORDS
+from streaming_pca.kernels.sequential_oja import oja_steps
+from streaming_pca.privacy.parameters import Charge
+
+__all__ = ["OjaOptions", "OjaPCA"]
+
+_LARGEST = 1e150
+"""Bound of the Rayleigh quotients: keeps their eigenvalues finite."""
+
+
+class OjaOptions(LearningRates):
+    """Settings of :class:`OjaPCA`: the inputs of [DunglerSanyal2026, Alg. 7]."""
+
+    sizing: ClassVar[frozenset[str]] = frozenset({"batch_size"})
+
+    n_records: int | None = Field(default=None, ge=2, le=2**40)
+    """n of the spectral schedules: the total number of records of the stream, if known."""
+    batch_size: int = Field(default=4096, ge=2, le=MAX_RECORDS)
+    """Records between two releases; the result does not depend on it."""
+
+    @property
+    def largest_batch(self) -> int:
+        """The most records that any plan asks for."""
+        return self.batch_size
+
+
+class OjaPCA(IterateEstimator[IterateState, OjaOptions]):
+    """Oja's algorithm [DunglerSanyal2026, Alg. 7]. **Not private.**
+
+    ===========  ==================================================================
+    step 1       ``init``
+    steps 2 - 5  ``update``, by :func:`~streaming_pca.kernels.sequential_oja.oja_steps`
+    step 3       eta_t is :meth:`~streaming_pca.estimators.oja.options.LearningRates.rate`,
+                 t the number of the record in the stream (of the pair, for "pairs"), from 1
+    step 6       ``release``
+    ===========  ==================================================================
+
+    Deviations from the paper
+    -------------------------
+    - The stream has no end: the iterate is released after every ``batch_size``
+      records. The steps do not depend on how the stream is cut.
+    - A null record makes no step but counts as one. The same holds for a record whose
+      step would overflow or reduce the rank of the basis: Q stays.
+    - Variances: the algorithm has none. They come from the last batch's mean of
+      Q^T A_i Q, which also rotates Q to its Ritz vectors; the subspace is the same.
+    - Centring: the printed algorithm has second moments only ("none"). "pairs" and a
+      public vector are public maps of the records. "auto" is refused: it needs a privacy
+      contract to calibrate its noise to.
+
+    Privacy
+    -------
+    None: nothing is clipped and no noise is added. A batch costs each of its records
+    infinity, and no share of a contract can pay for diagnostics. It runs only with
+    ``private = false``, on a topic whose cap is infinite.
+    """
+
+    info = EstimatorInfo(
+        id="oja",
+        name="OjaPCA",
+        source="DunglerSanyal2026, Algorithm 7",
+        adjacency="none",
+        private=False,
+        needs="private = false, and a learning rate that suits the data",
+        summary="a step of Oja's algorithm for each record, without noise: a baseline",
+    )
+    options_type: ClassVar[type[OjaOptions]] = OjaOptions
+    state_type: ClassVar[type[IterateState]] = IterateState
+    centerings: ClassVar[tuple[str, ...]] = ("pairs", "none")
+
+    def _plan(self, state: IterateState) -> Plan:
+        """Plan ``batch_size`` records; any number is of use."""
+        granularity = self.preprocessing.granularity
+        count = max(self.options.batch_size // granularity * granularity, granularity)
+        return Plan(count, granularity, granularity, Charge.unbounded(), {"mechanism": "none"})
+
+    def _update(self, state: IterateState, batch: Batch) -> tuple[IterateState, int]:
+        """Make one step for each record; nothing is clipped."""
+        units = self.preprocessing.units
+        whole = len(batch) // units * units
+        paired, _ = batch.split([whole, len(batch) - whole])
+        basis = np.array(state.basis, order="C")
+        step = state.records // units
+        for block in paired.blocks(BLOCK):
+            starts, rows = transformed(self.preprocessing, block)
+            rates = np.array([self._rate(step + i) for i in range(1, len(starts))])
+            oja_steps(rows, starts, self.kind is RecordKind.MATRIX, basis, rates)
+            step += len(rates)
+        inner = self._inner(paired, basis) if whole else state.inner
+        return IterateState(state.batch + 1, state.records + len(batch), basis, inner), 0
+
+    def _rate(self, t: int) -> float:
+        records = self.options.n_records or t * self.preprocessing.units
+        return self.options.rate(t, self.dim, records)
+
+    def _inner(self, batch: Batch, basis: NDArray[np.float64]) -> NDArray[np.float64]:
+        total = np.zeros((self.k, self.k))
+        # Overflow of a record must not warn.
+        with np.errstate(all="ignore"):
+            for block in batch.blocks(BLOCK):
+                _, rows = transformed(self.preprocessing, block)
+                seen = rows @ basis
+                if self.kind is RecordKind.MATRIX:
+                    total += basis.T @ seen.reshape(-1, self.dim, self.k).sum(axis=0)
+                else:
+                    total += seen.T @ seen
+            mean = total / (len(batch) // self.preprocessing.units)
+            mean = (mean + mean.T) / 2
+        return np.nan_to_num(np.clip(mean, -_LARGEST, _LARGEST), nan=0.0)

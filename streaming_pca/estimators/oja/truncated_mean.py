@@ -1,0 +1,351 @@
+"""Adaptive private mean: a private scale, a private centre, a clipped mean about it.
+
+From [DunglerSanyal2026] and [DunglerSanyal2025]. A batch of products G_i (d x k, or
+vectors) is read as two disjoint halves:
+
+*PrivRange* ([DunglerSanyal2026, Alg. 4]; [DunglerSanyal2025, Alg. 6]). Pairs of the
+first half are subtracted, so that their common mean cancels, and dealt to m
+blocks of b pairs. The value of a block is the maximum over columns r of the largest
+eigenvalue of (1/2b) sum g_r g_r^T. The fullest bin of a private histogram of the m
+values, over powers of 2^(1/4), is the scale. If no bin is full enough, there is none.
+
+*TruncatedMean* ([DunglerSanyal2026, Alg. 5]; [DunglerSanyal2025, Alg. 7]). The second
+half's coordinates are counted in bins as wide as the scale's root. The fullest noisy
+bins give a centre, about which each coordinate is clipped; the mean of the clipped
+coordinates gets Gaussian noise for the box that they lie in.
+
+Deviations from the paper
+-------------------------
+- Sums are exact integers: a coordinate is rounded to a
+  multiple of 2**-30 of the box's half-width R. A record adds d k integers of
+  at most 2**30, so replacing one moves the sum by at most 2**31 sqrt(d k).
+- Bins are cut from products that are computed record by record in a fixed order,
+  and a block's eigenvalue from its own records alone.
+- Histograms over bins that are not known in advance show a bin only above the
+  stability threshold, whose delta is counted.
+- A coordinate without a centre is clipped about 0: the papers do not say.
+- A spread of 0, which has a bin in the papers, is no scale: the box would have no width.
+
+Accounting of the second half, centre and mean on the same records
+-----------------------------------------------------------------
+"paper": (epsilon/2, delta/2) each; d k histograms of (epsilon/(2 d k), delta/(2 d k))
+by basic composition, as printed in [DunglerSanyal2026, Alg. 5]. ([DunglerSanyal2025,
+Alg. 7, step 3] has advanced composition, which needs epsilon <= 0.9 and is no better at
+these sizes.) A bin is shown from about 2 d k/epsilon times 2 ln(2 d k/delta) records on:
+2 to 5 10^4 at d = 200.
+
+"zcdp": one histogram query of rho_c over all d k coordinates
+(:func:`~streaming_pca.privacy.mechanisms.modes.gaussian_modes`), a Gaussian of rho_m
+with rho_c = rho_m, and a quarter of delta for bins that hold one record: (epsilon, delta)
+by the conversion of zCDP. Noise on a count is then sqrt(d k) large, not d k.
+
+A unit that may enter c batches has a c-th of (epsilon, delta) in each, in both ways.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.data.preprocessing import Preprocessing, transformed
+from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.estimators.base import Outcome
+from streaming_pca.kernels.coordinates import (
+    COORDINATE_RADIUS,
+    bin_coordinates,
+    products,
+    sum_clamped,
+    top_eigenvalue,
+)
+from streaming_pca.kernels.lattice import BLOCK
+from streaming_pca.privacy.calibration.analytic import greatest_rho
+from streaming_pca.privacy.calibration.multipliers import lattice_sigma, textbook_multiplier
+from streaming_pca.privacy.errors import ParameterError
+from streaming_pca.privacy.mechanisms import (
+    gaussian_modes,
+    gaussian_on_vector,
+    stability_histogram,
+    stability_modes,
+)
+from streaming_pca.privacy.parameters import PrivacyParameters
+
+__all__ = ["AdaptiveMean", "MeanFound", "least_records"]
+
+Floats = NDArray[np.float64]
+
+_EIGENVALUE_STEPS = 60
+"""Power steps for a block's eigenvalue: accuracy of the scale against time."""
+_BINS_PER_OCTAVE = 4
+"""Bins of the scale in a factor of 2, as in the papers (powers of 2^(1/4))."""
+_OCTAVES = 400
+"""Scales lie between 2**-400 and 2**400: beyond them the computation overflows."""
+_GREATEST_EPSILON = 100.0
+"""Largest epsilon of a batch: above it e^epsilon leaves almost nothing of delta, and no useful noise."""
+_BLOCK_VALUES = 2**23
+"""Coordinates of products held at once: 64 MiB. Memory against calls."""
+_BINS_HELD = 2**26
+"""Bins held at once: 256 MiB. With more, the coordinates are read in several turns."""
+
+
+@dataclass(frozen=True)
+class MeanFound:
+    """Result of one batch: outputs of mechanisms, except ``clipped``.
+
+    Attributes
+    ----------
+    outcome : Outcome
+    mean : (d, k) float64 or None
+        Noisy, not yet projected; None if nothing is learnt.
+    scale : float or None
+        Lambda.
+    centred : float or None
+        Share of the coordinates whose histogram showed a bin.
+    clipped : int
+        Records with a clipped coordinate: exact, and as secret as a record.
+    """
+
+    outcome: Outcome
+    mean: Floats | None = None
+    scale: float | None = None
+    centred: float | None = None
+    clipped: int = 0
+
+
+def least_records(blocks: int, preprocessing: Preprocessing) -> int:
+    """Return the least size of a batch: a pair a block, and as many records for the mean."""
+    return 4 * blocks * preprocessing.granularity
+
+
+class AdaptiveMean:
+    """PrivRange and TruncatedMean at one privacy contract.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        Of each half of one batch.
+    values : int
+        d k, the coordinates of a product.
+    accounting : {"paper", "zcdp"}
+        Of the second half.
+
+    Attributes
+    ----------
+    multiplier : float
+        Of the mean: sigma over sensitivity.
+
+    Notes
+    -----
+    Released: the scale's bin, or that there is none, (epsilon, delta)-DP; of the
+    other half the centre and the noisy mean, together (epsilon, delta)-DP by
+    ``accounting``. Adjacency: replace-one; a record is in one half.
+    """
+
+    def __init__(
+        self, epsilon: float, delta: float, values: int, accounting: Literal["paper", "zcdp"]
+    ) -> None:
+        if epsilon > _GREATEST_EPSILON:
+            raise ParameterError(
+                f"epsilon must be at most {_GREATEST_EPSILON:g} a batch for an adaptive mean, not {epsilon:g}"
+            )
+        self.epsilon, self.delta, self.values, self.accounting = epsilon, delta, values, accounting
+        sensitivity = _box_sensitivity(values)
+        if accounting == "paper":
+            half = epsilon / 2, delta / 2
+            # The printed constant is proved for epsilon <= 1 only; the analytic one is the smallest.
+            printed = textbook_multiplier(*half) if half[0] <= 1 else None
+            self.sigma = lattice_sigma(*half, sensitivity, printed)
+        else:
+            self.rho, self.unseen = _zcdp(epsilon, delta)
+            self.sigma = math.nextafter(sensitivity / math.sqrt(2 * self.rho) * (1 + 1e-15), math.inf)
+        self.multiplier = self.sigma / sensitivity
+
+    @classmethod
+    def of_batches(
+        cls, privacy: PrivacyParameters, values: int, accounting: Literal["paper", "zcdp"]
+    ) -> AdaptiveMean:
+        """Make one at the cost that each batch of a contract may have."""
+        return cls(*privacy.of_each_batch, values, accounting)
+
+    def range_blocks(self, failure: float, constant: float) -> int:
+        """Return m of PrivRange, ``C1 ln(1/(delta zeta))/epsilon`` ([DunglerSanyal2026, Alg. 4])."""
+        return max(math.ceil(constant * math.log(1 / (self.delta * failure)) / self.epsilon), 1)
+
+    def learn(
+        self,
+        batch: Batch,
+        preprocessing: Preprocessing,
+        basis: Floats,
+        removed: Floats,
+        blocks: int,
+        clip: Callable[[float], tuple[float, float]],
+    ) -> MeanFound:
+        """Estimate a batch's scale from its first half, and its mean from the second.
+
+        Parameters
+        ----------
+        batch : Batch
+            Of any length.
+        preprocessing : Preprocessing
+        basis : (d, k) float64
+        removed : (d, c) float64
+            Orthonormal columns to project out of the products.
+        blocks : int
+            m of PrivRange.
+        clip : callable
+            ``clip(Lambda)``: width of the bins, and R.
+        """
+        if len(batch) < least_records(blocks, preprocessing):
+            return MeanFound(Outcome.TOO_FEW)
+        half = len(batch) // (2 * preprocessing.granularity) * preprocessing.granularity
+        first, second = batch.split([half, len(batch) - half])
+        scale = self.scale(first, preprocessing, basis, removed, blocks)
+        if scale is None:
+            return MeanFound(Outcome.NO_SCALE)
+        found = self.mean(second, preprocessing, basis, removed, *clip(scale))
+        return replace(found, scale=scale)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Parameters of the mechanisms, for the reservation."""
+        found: dict[str, Any] = {"accounting": self.accounting, "sigma_over_sensitivity": self.multiplier}
+        if self.accounting == "zcdp":
+            found |= {"centre_rho": self.rho, "centre_delta": self.unseen}
+        return found
+
+    def scale(
+        self, part: Batch, preprocessing: Preprocessing, basis: Floats, removed: Floats, blocks: int
+    ) -> float | None:
+        """Estimate the private range Lambda of a part's products by PrivRange.
+
+        None if no bin is full enough. The part has at least two products for each block.
+        """
+        each = len(part) // preprocessing.units // 2 // blocks
+        taken = 2 * each * preprocessing.units
+        parts = part.split([taken] * blocks + [len(part) - taken * blocks])[:blocks]
+        keys = [_octave_quarter(_spread(_products(one, preprocessing, basis, removed))) for one in parts]
+        shown = stability_histogram(keys, self.epsilon, self.delta)
+        if not shown:
+            return None
+        fullest = max(shown, key=lambda key: (shown[key], -key))
+        return 2.0 * math.pow(2.0, fullest / _BINS_PER_OCTAVE)
+
+    def mean(
+        self,
+        part: Batch,
+        preprocessing: Preprocessing,
+        basis: Floats,
+        removed: Floats,
+        width: float,
+        radius: float,
+    ) -> MeanFound:
+        """Estimate the noisy mean by TruncatedMean.
+
+        Parameters
+        ----------
+        part : Batch
+        preprocessing : Preprocessing
+        basis : (d, k) float64
+        removed : (d, c) float64
+            Projected out of the products' rows.
+        width, radius : float
+            Of the bins; and R, half the width of the box.
+
+        Returns
+        -------
+        MeanFound
+            Without a scale.
+        """
+        d, k = basis.shape
+        count = len(part) // preprocessing.units
+        centres, centred = self._centres(part, preprocessing, basis, removed, width)
+        total, clipped = np.zeros(d * k, dtype=np.int64), 0
+        for block in _blocks(part, preprocessing, d * k):
+            values = _products(block, preprocessing, basis, removed).reshape(-1, d * k)
+            clipped += sum_clamped(values, centres, radius, total)
+        noisy = gaussian_on_vector(total, self.sigma) * (radius / COORDINATE_RADIUS / max(count, 1))
+        mean = np.ascontiguousarray((centres + noisy).reshape(k, d).T)
+        return MeanFound(Outcome.LEARNT, mean, centred=centred, clipped=clipped)
+
+    def _centres(
+        self, part: Batch, preprocessing: Preprocessing, basis: Floats, removed: Floats, width: float
+    ) -> tuple[Floats, float]:
+        n, count = self.values, len(part) // preprocessing.units
+        at_once = max(min(n, _BINS_HELD // max(count, 1)), 1)
+        centres, found = np.zeros(n), np.zeros(n, dtype=bool)
+        for first in range(0, n, at_once):
+            last = min(first + at_once, n)
+            bins = np.empty((last - first, count), dtype=np.int32)
+            done = 0
+            for block in _blocks(part, preprocessing, n):
+                values = _products(block, preprocessing, basis, removed).reshape(-1, n)[:, first:last]
+                bin_coordinates(values, width, bins[:, done : done + len(values)])
+                done += len(values)
+            # Slightly less than the share, so that rounding cannot exceed the whole.
+            share = (last - first) / n * (1 - 1e-12)
+            if self.accounting == "paper":
+                each = (1 - 1e-12) / (2 * n)
+                modes = stability_modes(bins, self.epsilon * each, self.delta * each)
+            else:
+                modes = gaussian_modes(bins, self.rho * share, self.unseen * share)
+            centres[first:last] = modes.bins * width
+            found[first:last] = modes.found
+        return centres, float(found.mean())
+
+
+def _products(block: Batch, preprocessing: Preprocessing, basis: Floats, removed: Floats) -> Floats:
+    starts, rows = transformed(preprocessing, block)
+    out = np.empty((len(starts) - 1, basis.shape[1], basis.shape[0]))
+    of_matrices = preprocessing.kind is RecordKind.MATRIX
+    products(rows, starts, of_matrices, np.ascontiguousarray(basis), np.ascontiguousarray(removed), out)
+    return out
+
+
+def _blocks(part: Batch, preprocessing: Preprocessing, values: int) -> Iterator[Batch]:
+    limit = max(_BLOCK_VALUES // values // preprocessing.units, 1) * preprocessing.units
+    return part.blocks(min(limit, BLOCK))
+
+
+def _spread(both: Floats) -> float:
+    """Return the spread of b pairs: max over columns r of the eigenvalue below.
+
+    It is the largest eigenvalue of (1/2b) sum g_r g_r^T, g the differences of the pairs.
+    ``both`` is (2 b, k, d). Overflow gives inf or NaN without a warning.
+    """
+    with np.errstate(all="ignore"):
+        differences = both[1::2] - both[::2]
+    d = differences.shape[2]
+    # Public, and orthogonal to hardly any vector.
+    start = np.cos(np.arange(1, d + 1) * math.sqrt(2))
+    columns = [np.ascontiguousarray(differences[:, r]) for r in range(differences.shape[1])]
+    values = [top_eigenvalue(column, start, _EIGENVALUE_STEPS) / 2 for column in columns]
+    return max((value for value in values if value == value), default=math.nan)
+
+
+def _octave_quarter(value: float) -> int | None:
+    """Return the bin [2^(i/4), 2^((i + 1)/4)) of a value.
+
+    None for 0, for NaN, and beyond 2^-400 and 2^400.
+    """
+    inside = 2.0**-_OCTAVES <= value < 2.0**_OCTAVES
+    return math.floor(math.log2(value) * _BINS_PER_OCTAVE) if inside else None
+
+
+def _box_sensitivity(values: int) -> float:
+    """Return the L2 sensitivity of a sum of integers of at most COORDINATE_RADIUS."""
+    return math.nextafter(2.0 * COORDINATE_RADIUS * math.sqrt(values), math.inf)
+
+
+def _zcdp(epsilon: float, delta: float) -> tuple[float, float]:
+    """Return rho of the centre and of the mean, and delta of unseen bins.
+
+    Centre and mean have this rho each. A quarter of delta goes to the centre's unseen bins, by
+    (1 + e^epsilon) times their probability
+    (:func:`~streaming_pca.privacy.mechanisms.modes.gaussian_modes`).
+    """
+    unseen = delta / 4 / (1 + math.exp(epsilon)) * (1 - 1e-12)
+    return greatest_rho(epsilon, delta * 0.75) / 2, unseen

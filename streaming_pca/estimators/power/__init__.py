@@ -1,0 +1,1 @@
+"""Noisy power methods."""

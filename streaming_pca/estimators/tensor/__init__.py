@@ -1,0 +1,1 @@
+"""Power methods for the third moment."""

@@ -1,0 +1,106 @@
+"""Online tensor power method without privacy: a power step a batch, in linear memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from streaming_pca.data.preprocessing import transformed
+from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.estimators.base import Estimator, EstimatorInfo, Plan, State, Subspace
+from streaming_pca.estimators.tensor.search import TensorOptions, TensorSearch, single_rows, tensor_of
+from streaming_pca.kernels.lattice import BLOCK
+from streaming_pca.linalg.tensors import products_of_rows
+from streaming_pca.privacy.parameters import Charge
+
+__all__ = ["OnlineTensorOptions", "OnlineTensorPower", "OnlineTensorState"]
+
+_LARGEST = 1e50
+"""Largest entry of a record that counts: cubes of larger ones would overflow."""
+
+
+class OnlineTensorOptions(TensorOptions):
+    """Settings of :class:`OnlineTensorPower`: n, L and R of [WangAnandkumar2016, Alg. 2]."""
+
+
+@dataclass(frozen=True)
+class OnlineTensorState(State):
+    """Candidates and components: O(d (k + L)) numbers."""
+
+    search: TensorSearch
+
+
+class OnlineTensorPower(Estimator[OnlineTensorState, OnlineTensorOptions]):
+    """Online robust tensor power method [WangAnandkumar2016, Alg. 2]. **Not private.**
+
+    Components of E[x (x) x (x) x], assumed sum_i lambda_i v_i (x) v_i (x) v_i with
+    orthonormal v_i and lambda_i > 0 (Assumption 3.1).
+
+    ============  ==================================================================
+    step 3        ``init``, and :class:`~streaming_pca.estimators.tensor.search.TensorSearch`
+                  after a component
+    steps 5, 6    ``update``: fresh records for every power step
+    steps 7 - 10  :class:`~streaming_pca.estimators.tensor.search.TensorSearch`
+    step 12       ``release``
+    ============  ==================================================================
+
+    Deviations from the paper
+    -------------------------
+    - Step 6 adds x_i where it means x_l, the record; step 7: see
+      :mod:`streaming_pca.linalg.tensors`.
+    - After the last component: see :mod:`streaming_pca.estimators.tensor.search`. R n records
+      find a component, so all are found after k R batches.
+    - A record is one row x. A factor of more rows has no third moment: it counts
+      as null, as does a record with an entry above 1e50.
+    - If the model is x = h + noise, E[x (x) x (x) x] has terms of the noise's
+      second moment and of E[h]; three views of h, or a centre, are the remedy.
+    - Centring: "none", or a public vector. "pairs" would make every third moment zero;
+      "auto" is refused for the reason given in :class:`~streaming_pca.estimators.oja.oja.OjaPCA`.
+
+    Privacy
+    -------
+    None, as of :class:`~streaming_pca.estimators.oja.oja.OjaPCA`: a batch costs each of its
+    records infinity.
+    """
+
+    info = EstimatorInfo(
+        id="tensor-online",
+        name="OnlineTensorPower",
+        source="WangAnandkumar2016, Algorithm 2",
+        adjacency="none",
+        private=False,
+        needs="private = false, and a third moment with orthogonal components",
+        summary="components of the third moment by power steps on fresh records, without noise",
+        releases="tensor",
+    )
+    options_type: ClassVar[type[OnlineTensorOptions]] = OnlineTensorOptions
+    state_type: ClassVar[type[OnlineTensorState]] = OnlineTensorState
+    centerings: ClassVar[tuple[str, ...]] = ("none",)
+    kinds: ClassVar[frozenset[RecordKind]] = frozenset({RecordKind.FACTOR})
+
+    def init(self, rng: np.random.Generator) -> OnlineTensorState:
+        """Draw random candidates."""
+        restarts = self.options.restarts_of(self.k)
+        return OnlineTensorState(0, 0, TensorSearch.start(rng, self.dim, self.k, restarts))
+
+    def _plan(self, state: OnlineTensorState) -> Plan:
+        """Plan n records; any number is of use."""
+        return Plan(self.options.batch_size, 1, 1, Charge.unbounded(), {"mechanism": "none"})
+
+    def _update(self, state: OnlineTensorState, batch: Batch) -> tuple[OnlineTensorState, int]:
+        """Make one power step; nothing is clipped."""
+        queries = state.search.queries
+        products = np.zeros_like(queries)
+        for block in batch.blocks(BLOCK):
+            _, rows = transformed(self.preprocessing, single_rows(block))
+            products += products_of_rows(rows[np.abs(rows).max(axis=1) <= _LARGEST], queries)
+        products /= max(len(batch), 1)
+        steps = self.options.steps_in(self.dim)
+        search = state.search.learn(products, steps, self.options.window)
+        return OnlineTensorState(state.batch + 1, state.records + len(batch), search), 0
+
+    def _release(self, state: OnlineTensorState) -> Subspace:
+        """Return the components by decreasing weight."""
+        return tensor_of(state.search.weights, state.search.components)

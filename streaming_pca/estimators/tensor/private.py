@@ -1,0 +1,211 @@
+"""Private tensor power method on a stream: noisy power steps on disjoint batches."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.estimators.base import Estimator, EstimatorInfo, Plan, State, Subspace
+from streaming_pca.estimators.common.clipped_sums import covariance_sum
+from streaming_pca.estimators.tensor.search import TensorOptions, TensorSearch, single_rows, tensor_of
+from streaming_pca.estimators.tensor.sums import PRODUCT_SENSITIVITY, Space, product_sum
+from streaming_pca.kernels.lattice import MAX_RECORDS
+from streaming_pca.linalg.subspace import orthonormalise
+from streaming_pca.linalg.tensors import Whitening, unwhitened, whitening_of
+from streaming_pca.privacy.calibration.multipliers import gaussian_rho, lattice_sigma, least_multiplier
+from streaming_pca.privacy.mechanisms import gaussian_on_symmetric, gaussian_on_vector
+
+__all__ = ["PrivateTensorOptions", "PrivateTensorPower", "PrivateTensorState"]
+
+
+class PrivateTensorOptions(TensorOptions):
+    """Settings of :class:`PrivateTensorPower`."""
+
+    sizing: ClassVar[frozenset[str]] = frozenset({"batch_size", "whitening_records"})
+
+    clip_radius: float = Field(ge=1e-70, le=1e70)
+    """R: records are scaled down to a Euclidean norm of at most this; public, in units of the
+    records. No default suits all data."""
+    whitening: bool = True
+    """Use the first batch for a whitening: for components that are independent but not
+    orthogonal, and for a search in k dimensions instead of d. It needs memory for a d x d matrix."""
+    whitening_records: int | None = Field(default=None, ge=2, le=MAX_RECORDS)
+    """Records of that first batch; by default as many as of every other. The error of the whitening stays,
+    while the search's averages out: a larger first batch is worth its wait."""
+    whitened_radius: float | None = Field(default=None, ge=1e-3, le=1e6)
+    """Clip of whitened records; by default 2 sqrt(k). Their mean squared norm is k."""
+
+    @property
+    def largest_batch(self) -> int:
+        """The most records that any plan asks for."""
+        return max(self.batch_size, self.first_batch)
+
+    @property
+    def first_batch(self) -> int:
+        """Records of the first batch."""
+        first = self.whitening_records if self.whitening else None
+        return self.batch_size if first is None else first
+
+    def whitened_radius_of(self, k: int) -> float:
+        """Return the clip of whitened records at rank k."""
+        return 2 * math.sqrt(k) if self.whitened_radius is None else self.whitened_radius
+
+
+@dataclass(frozen=True)
+class PrivateTensorState(State):
+    """Whitening of the records, and the search after it."""
+
+    whitening: Whitening
+    """Meaningless with ``whitening = false``, and before the first batch."""
+    search: TensorSearch
+
+
+class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
+    """Private robust tensor power method [WangAnandkumar2016, Alg. 3], record by record.
+
+    Components of E[x (x) x (x) x] = sum_i lambda_i v_i (x) v_i (x) v_i, lambda_i > 0.
+
+    ===============  =============================================================
+    step 4           ``init``, and :class:`~streaming_pca.estimators.tensor.search.TensorSearch`
+    steps 6, 7       :func:`~streaming_pca.estimators.tensor.sums.product_sum`, ``gaussian_on_vector``
+    steps 8, 10, 11  :class:`~streaming_pca.estimators.tensor.search.TensorSearch`
+    step 13          ``release``
+    ===============  =============================================================
+
+    Deviations from the paper
+    -------------------------
+    - The unit. The paper protects one entry of a given tensor
+      (``experiments.papers.given_tensor`` does that). A stream has records, and one record
+      moves every entry of its moment: here it is replaced. Records are clipped to
+      |x| <= R, and every step reads a fresh batch, as in Algorithm 2.
+    - Sensitivity: 2 R^3/m for one candidate and m records. All L candidates are
+      one answer, of sensitivity 2 R^3 rho/m, rho at most sqrt(L) and about 1 for
+      random candidates: proved in :mod:`streaming_pca.estimators.tensor.sums`.
+    - Composition. Printed: noise for k L (R + 1) answers on the same data. Here a
+      record is in one batch, and meets one Gaussian mechanism.
+    - Step 10's weights come from the last power step's products, not from an answer of
+      their own.
+    - Whitening (section 1.2): the first batch's noisy second moment gives U and S, W = U
+      S^(-1/2); eigenvalues below its noise are set to that noise. Later batches
+      clip W^T x to ``whitened_radius`` and search in k dimensions. W^T x
+      may be near any vector of that ball, so the sensitivity is as above with that
+      radius. Components are mapped back by B = U S^(1/2).
+    - After the last component, and before one is found: see
+      :mod:`streaming_pca.estimators.tensor.search`. With a whitening, the fill is orthonormal
+      in the whitened space.
+    - A record is one row x: a factor of more rows counts as null.
+    - If the model is x = h + noise, E[x (x) x (x) x] has terms of the noise's
+      second moment and of E[h]; a centre, or three views of h, are the remedy.
+    - Centring: "none", a public vector, or "auto" (components of the third
+      central moment). "pairs" would make every third moment zero.
+
+    Privacy
+    -------
+    Replace-one. Each record is in one batch, and there in one Gaussian mechanism: on
+    the second moment (sensitivity sqrt(2) R^2 in Frobenius norm, as of
+    :class:`~streaming_pca.estimators.covariance.analyze_gauss.AnalyzeGauss`), or on L (later k)
+    products. Both have one noise multiplier, for (epsilon, delta). Candidates, rho and W are
+    earlier outputs. A user may enter c batches: c such mechanisms compose to (epsilon, delta).
+    Released: noisy sums; all else follows from them.
+    """
+
+    info = EstimatorInfo(
+        id="tensor-private",
+        name="PrivateTensorPower",
+        source="WangAnandkumar2016, Algorithm 3, for records",
+        adjacency="replace-one",
+        private=True,
+        needs="clip_radius; many batches; memory for a d x d matrix for whitening",
+        summary="components of the third moment by noisy power steps on fresh records",
+        releases="tensor",
+    )
+    options_type: ClassVar[type[PrivateTensorOptions]] = PrivateTensorOptions
+    state_type: ClassVar[type[PrivateTensorState]] = PrivateTensorState
+    centerings: ClassVar[tuple[str, ...]] = ("auto", "none")
+    kinds: ClassVar[frozenset[RecordKind]] = frozenset({RecordKind.FACTOR})
+
+    @property
+    def _search_dim(self) -> int:
+        return self.k if self.options.whitening else self.dim
+
+    def init(self, rng: np.random.Generator) -> PrivateTensorState:
+        """Draw random candidates."""
+        search = TensorSearch.start(rng, self._search_dim, self.k, self.options.restarts_of(self.k))
+        basis = orthonormalise(rng.standard_normal((self.dim, self.k)))
+        # Width 0 without a whitening: a state of the other option has another shape.
+        width = self.k if self.options.whitening else 0
+        return PrivateTensorState(0, 0, Whitening(basis[:, :width], np.ones(width)), search)
+
+    def _plan(self, state: PrivateTensorState) -> Plan:
+        """Plan one batch and one Gaussian mechanism."""
+        options = self.options
+        parameters: dict[str, Any] = {
+            "mechanism": self.info.id,
+            # "images" is a stored name, which never changes: the products of the candidates.
+            "answer": "second-moment" if self._whitens(state) else "images",
+            "clip_radius": options.clip_radius,
+            "sigma_over_sensitivity": self._multiplier,
+        }
+        if options.whitening:
+            parameters["whitened_radius"] = options.whitened_radius_of(self.k)
+        # The noise of a sum does not shrink with its batch: fewer than n/4 records are not worth a step.
+        count = options.batch_size if state.batch else options.first_batch
+        least = max(count // 4, 1)
+        charge = self.privacy.charge(self.privacy.contributions * gaussian_rho(self._multiplier))
+        return Plan(count, least, 1, charge, parameters)
+
+    def _whitens(self, state: PrivateTensorState) -> bool:
+        return self.options.whitening and state.batch == 0
+
+    @cached_property
+    def _multiplier(self) -> float:
+        """Noise multiplier of every answer: a user's batches may hold any mix of them."""
+        # Refuse noise beyond int64 here, before a batch is charged.
+        self._sigma(PRODUCT_SENSITIVITY)
+        return least_multiplier(self.privacy.epsilon, self.privacy.delta, self.privacy.contributions)
+
+    def _sigma(self, sensitivity: float) -> float:
+        p = self.privacy
+        return lattice_sigma(p.epsilon, p.delta, sensitivity, contributions=p.contributions)
+
+    def _update(self, state: PrivateTensorState, batch: Batch) -> tuple[PrivateTensorState, int]:
+        """Compute the whitening, or make one power step; the charge is the plan's."""
+        reached = replace(state, batch=state.batch + 1, records=state.records + len(batch))
+        if self._whitens(state):
+            whitening, clipped = self._whitening(batch)
+            return replace(reached, whitening=whitening), clipped
+        options, queries = self.options, state.search.queries
+        space = Space(
+            self.preprocessing,
+            options.clip_radius,
+            state.whitening if options.whitening else None,
+            options.whitened_radius_of(self.k),
+        )
+        exact = product_sum(batch, space, queries)
+        noisy = gaussian_on_vector(exact.total, self._sigma(exact.sensitivity))
+        products = np.multiply(noisy, exact.unit / max(len(batch), 1), dtype=np.float64)
+        search = state.search.learn(products, options.steps_in(self._search_dim), options.window)
+        return replace(reached, search=search), exact.clipped
+
+    def _whitening(self, batch: Batch) -> tuple[Whitening, int]:
+        radius = self.options.clip_radius**2
+        exact = covariance_sum(single_rows(batch), self.preprocessing, radius)
+        sigma = self._sigma(exact.sensitivity)
+        per_record = exact.unit / max(len(batch), 1)
+        moment = gaussian_on_symmetric(exact.total, sigma) * per_record
+        # Norm of a symmetric noise matrix, with variances sigma^2 on and sigma^2/2 off the diagonal.
+        floor = math.sqrt(2 * self.dim) * sigma * per_record
+        return whitening_of(moment, self.k, floor), exact.clipped
+
+    def _release(self, state: PrivateTensorState) -> Subspace:
+        """Return the components by decreasing weight, in the data's space."""
+        weights, components = state.search.weights, state.search.components
+        if self.options.whitening:
+            weights, components = unwhitened(state.whitening, weights, components)
+        return tensor_of(weights, components)

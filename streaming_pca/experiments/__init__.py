@@ -1,1 +1,0 @@
-"""Public data and the papers' figures and tables, as importable code and commands."""

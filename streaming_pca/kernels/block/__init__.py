@@ -1,0 +1,1 @@
+"""Compiled block sums of A Q - C."""

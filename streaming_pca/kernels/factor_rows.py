@@ -1,0 +1,241 @@
+"""Factors of covariance sums: mapped, clipped and rounded within the nearest cache."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from streaming_pca.kernels.blas import add_gram
+from streaming_pca.kernels.lattice import BLOCK, RADIUS
+from streaming_pca.kernels.public_map import PublicMap, map_pair, map_row
+from streaming_pca.kernels.records_view import RecordsView
+from streaming_pca.kernels.rounding import clip_and_round, sum_of_squares
+
+__all__ = [
+    "factor_squared_norms",
+    "round_factors",
+    "sum_factors",
+    "sum_scaled_factors",
+    "turned_squared_norms",
+]
+
+Floats = NDArray[np.float64]
+
+_RADIUS = float(RADIUS)
+
+
+@njit(cache=True, nogil=True)
+def _load(read: RecordsView, i: int, how: PublicMap, room: Floats) -> int:
+    """Copy record i's mapped rows (r, d) to ``room``; return r, 0 for a null record."""
+    rows, begins, starts = read.rows, read.begins, read.starts
+    a = begins[i]
+    r: int = starts[i + 1] - starts[i]
+    if how.pairs:
+        if r != 1 or starts[i + 2] - starts[i + 1] != 1:
+            return 0
+        map_pair(rows[a], rows[begins[i + 1]], how, room[0])
+    else:
+        for j in range(r):
+            map_row(rows[a + j], how, room[j])
+    return r
+
+
+@njit(cache=True, nogil=True)
+def round_factors(
+    read: RecordsView, first: int, last: int, how: PublicMap, per_unit: float, room: Floats, out: Floats
+) -> tuple[int, int, int]:
+    """Clip factors to RADIUS lattice units and round them, until ``out`` is full.
+
+    Parameters
+    ----------
+    read : RecordsView
+    first, last : int
+        Records; of pairs, whole ones.
+    how : PublicMap
+    per_unit : float
+        Lattice units per unit of the mapped data; inf normalises every record to RADIUS.
+    room : (r, d) float64
+        Scratch for the longest record.
+    out : (n, d) float64, n >= r
+        Integers, record after record, each of Frobenius norm at most RADIUS: the trace of
+        out^T out is at most RADIUS**2 a record.
+
+    Returns
+    -------
+    (int, int, int)
+        Next record, used rows of ``out``, and clipped records.
+    """
+    rows = clipped = 0
+    step = 2 if how.pairs else 1
+    i = first
+    while i < last:
+        if rows + read.starts[i + 1] - read.starts[i] > out.shape[0]:
+            break
+        r = _load(read, i, how, room)
+        i += step
+        if r > 0:
+            if clip_and_round(room[:r], per_unit, _RADIUS, out[rows : rows + r]):
+                clipped += 1
+            rows += r
+    return i, rows, clipped
+
+
+@njit(cache=True, nogil=True)
+def sum_factors(
+    read: RecordsView,
+    first: int,
+    last: int,
+    how: PublicMap,
+    per_unit: float,
+    dsyrk: int,
+    room: Floats,
+    rounded: Floats,
+    exact: Floats,
+    total: NDArray[np.int64],
+) -> int:
+    """Add F^T F of rounded factors to ``total``; return the number clipped.
+
+    Products of BLOCK records of norm 2**20 sum to at most 2**53: exact in float64, in any order.
+
+    Parameters
+    ----------
+    read, first, last, how, per_unit
+        As for :func:`round_factors`.
+    dsyrk : int
+        :func:`~streaming_pca.kernels.blas.dsyrk_address`.
+    room : (r, d) float64
+        Scratch for the longest record.
+    rounded : (n, d) float64, n >= r
+        Scratch for rows that BLAS multiplies at once.
+    exact : (d, d) float64 zeros
+        Scratch; zeros again on return.
+    total : (d, d) int64
+        Lower triangle.
+    """
+    held = clipped = 0
+    while first < last:
+        # Of pairs, BLOCK are whole ones.
+        end, rows, more = round_factors(read, first, min(last, first + BLOCK), how, per_unit, room, rounded)
+        if held + end - first > BLOCK:
+            _flush(exact, total)
+            held = 0
+        add_gram(dsyrk, rounded, rows, exact)
+        held += end - first
+        clipped += more
+        first = end
+    _flush(exact, total)
+    return clipped
+
+
+@njit(cache=True, nogil=True)
+def _flush(exact: Floats, total: NDArray[np.int64]) -> None:
+    """Add the lower triangle to int64 and reset it."""
+    for i in range(exact.shape[0]):
+        for j in range(i + 1):
+            total[i, j] += np.int64(exact[i, j])
+            exact[i, j] = 0.0
+
+
+@njit(cache=True, nogil=True)
+def factor_squared_norms(
+    read: RecordsView, first: int, last: int, how: PublicMap, room: Floats, out: Floats
+) -> None:
+    """Write |F|_F**2 of each mapped factor; never NaN.
+
+    0 for null records, including records that the map makes infinite.
+    """
+    step = 2 if how.pairs else 1
+    for n in range((last - first) // step):
+        r = _load(read, first + n * step, how, room)
+        out[n] = sum_of_squares(room[:r])
+        if not out[n] < np.inf and not np.isfinite(room[:r]).all():
+            out[n] = 0.0
+
+
+@njit(cache=True, nogil=True)
+def _turn(rows: Floats, turn: Floats, out: Floats) -> None:
+    """Compute rows @ turn in a fixed order: BLAS results depend on shapes."""
+    for i in range(rows.shape[0]):
+        out[i, :] = 0.0
+        for j in range(rows.shape[1]):
+            x = rows[i, j]
+            for c in range(out.shape[1]):
+                out[i, c] += x * turn[j, c]
+
+
+@njit(cache=True, nogil=True)
+def turned_squared_norms(
+    read: RecordsView, first: int, last: int, how: PublicMap, turn: Floats, room: Floats, out: Floats
+) -> None:
+    """Write |F turn|_F**2 of each record; never NaN.
+
+    Parameters
+    ----------
+    read, first, last, how, room, out
+        As for :func:`factor_squared_norms`.
+    turn : (d, d) float64
+        Public: an earlier private output.
+    """
+    step = 2 if how.pairs else 1
+    turned = np.empty((room.shape[0], turn.shape[1]))
+    for n in range((last - first) // step):
+        r = _load(read, first + n * step, how, room)
+        _turn(room[:r], turn, turned[:r])
+        out[n] = sum_of_squares(turned[:r])
+        if not out[n] < np.inf and not np.isfinite(turned[:r]).all():
+            out[n] = 0.0
+
+
+@njit(cache=True, nogil=True)
+def sum_scaled_factors(
+    read: RecordsView,
+    chosen: NDArray[np.int64],
+    per_units: Floats,
+    how: PublicMap,
+    turn: Floats,
+    dsyrk: int,
+    room: Floats,
+    rounded: Floats,
+    exact: Floats,
+    total: NDArray[np.int64],
+) -> int:
+    """Add F^T F of chosen records, each with a lattice unit of its own; return the number clipped.
+
+    At any scale a record's integers have a Frobenius norm of at most RADIUS
+    (:func:`~streaming_pca.kernels.rounding.clip_and_round`), so BLOCK of them add up exactly.
+
+    Parameters
+    ----------
+    read, how, dsyrk, room, exact, total
+        As for :func:`sum_factors`.
+    chosen : (m,) int64
+        Indices of the records (pairs) to add.
+    per_units : (m,) float64
+        Lattice units per unit of each record; inf normalises it to RADIUS.
+    turn : (d, d) or (0, 0) float64
+        Public change of coordinates applied first; empty for none.
+    rounded : (n, d) float64, n >= r
+    """
+    step = 2 if how.pairs else 1
+    turned = np.empty((room.shape[0], turn.shape[1])) if turn.size else room
+    held = rows = clipped = 0
+    for n in range(chosen.shape[0]):
+        r = _load(read, chosen[n] * step, how, room)
+        if r == 0:
+            continue
+        if rows + r > rounded.shape[0] or held == BLOCK:
+            add_gram(dsyrk, rounded, rows, exact)
+            rows = 0
+            if held == BLOCK:
+                _flush(exact, total)
+                held = 0
+        if turn.size:
+            _turn(room[:r], turn, turned[:r])
+        if clip_and_round(turned[:r], per_units[n], _RADIUS, rounded[rows : rows + r]):
+            clipped += 1
+        rows += r
+        held += 1
+    add_gram(dsyrk, rounded, rows, exact)
+    _flush(exact, total)
+    return clipped

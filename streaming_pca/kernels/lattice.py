@@ -1,0 +1,122 @@
+"""Exact sums of clipped records on an integer lattice.
+
+A float sum depends on its order, and a BLAS product on shapes, threads and processors. Here each
+contribution is a vector of integers, small enough that float64 holds every partial sum of a
+block exactly: at most 2**13 * 2**40 = 2**53. BLAS may then add in any order; blocks are added as
+int64, at most 2**62, which leaves room for noise of 2**62
+(:func:`~streaming_pca.privacy.calibration.multipliers.lattice_sigma`). The lattice unit is the clip radius
+over a power of two, so noise has one scale in lattice units for every radius.
+Headroom of every sum: docs/explanation/proofs/exact-sums.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "BLOCK",
+    "MATRIX_RADIUS",
+    "MAX_RECORDS",
+    "RADIUS",
+    "LatticeSum",
+    "lattice_unit",
+    "quantise_basis",
+    "quantise_centre",
+]
+
+RADIUS = 2**20
+"""Largest Frobenius norm, in lattice units, of a quantised factor."""
+
+MATRIX_RADIUS = 2**26
+"""Largest Frobenius norm, in lattice units, of a quantised symmetric matrix: its square is exact."""
+
+BLOCK = 2**13
+"""Records whose products float64 adds exactly: BLOCK * RADIUS**2 == 2**53."""
+
+MAX_RECORDS = 2**22
+"""Records in one sum: MAX_RECORDS * RADIUS**2 == 2**62 leaves room for noise in int64."""
+
+
+@dataclass(frozen=True)
+class LatticeSum:
+    """Exact sum with its unit and sensitivity.
+
+    Attributes
+    ----------
+    total : int64 array
+        In lattice units.
+    unit : float
+        Value of one lattice unit.
+    sensitivity : float
+        Largest L2 (Frobenius) distance, in lattice units, between the totals
+        of two inputs that differ in one record.
+    clipped : int
+        Clipped records (pairs). Sensitivity 1, and as secret as the total: it leaves
+        through a mechanism or not at all.
+    centre : (d, k) float64 or None
+        Subtracted from each record before the clip, in the data's units: the mean of A Q is near
+        ``centre + total * unit / records``.
+    """
+
+    total: NDArray[np.int64]
+    unit: float
+    sensitivity: float
+    clipped: int
+    centre: NDArray[np.float64] | None = None
+
+
+def lattice_unit(radius: float, lattice_radius: int) -> float:
+    """Return the unit in which the clip radius is a fixed integer.
+
+    Raises
+    ------
+    ValueError
+        If the radius is no number between 1e-250 and 1e250.
+    """
+    if not 1e-250 <= radius <= 1e250:
+        raise ValueError(f"clip radius {radius!r} must lie between 1e-250 and 1e250")
+    return radius / lattice_radius
+
+
+def quantise_basis(basis: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Round a basis to multiples of 2**-20, returned as integers in float64.
+
+    Products of it with quantised factors are then exact: |q| |z| <= 2**41.
+
+    Parameters
+    ----------
+    basis : (d, k) float64, orthonormal columns
+
+    Returns
+    -------
+    (d, k) float64, integer values, Fortran order
+    """
+    rounded = np.rint(np.ldexp(basis, 20))
+    if not np.all(np.abs(rounded) <= RADIUS):
+        raise ValueError("the basis must be finite and have orthonormal columns")
+    # Longer columns would void the headroom above.
+    if not np.all(np.einsum("ij,ij->j", rounded, rounded) <= 1.01 * RADIUS**2):
+        raise ValueError("the basis must have orthonormal columns")
+    return np.asfortranarray(rounded)
+
+
+def quantise_centre(centre: NDArray[np.float64], radius: float) -> NDArray[np.float64]:
+    """Round a centre to multiples of R 2**-20, returned as integers in float64.
+
+    Products of it with quantised factors are then exact, and so is an integer
+    weight times it.
+
+    Parameters
+    ----------
+    centre : (d, k) float64, of norm at most 20 R or so
+    radius : float
+        R.
+
+    Returns
+    -------
+    (d, k) float64, integer values, Fortran order
+    """
+    return np.asfortranarray(np.rint(np.ldexp(centre / radius, 20)))

@@ -1,0 +1,163 @@
+"""Compiled kernels of residuals A Q - C about a distant public centre C.
+
+For R < 0.05 |C|, where the rounding of a record would be too coarse: the residual is rounded
+instead. (:mod:`~streaming_pca.kernels.block.sums` and :mod:`~streaming_pca.kernels.block.matrix_sums` are
+faster, for all other centres.) Residuals are formed in float64 in a fixed order, scaled by powers of
+two, clipped, rounded, and their integer norm checked. A null record and a
+record that is not finite contribute clip(-C). Error analysis: docs/explanation/proofs/exact-sums.md.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from streaming_pca.kernels.lattice import MATRIX_RADIUS, RADIUS
+from streaming_pca.kernels.products import record_product
+from streaming_pca.kernels.rounding import NO_EXPONENT, clip_and_round, exponent, scale_down
+
+__all__ = ["frobenius_norm", "residual_norms", "sum_residuals"]
+
+_BLOCK_RADIUS = float(RADIUS) ** 2
+_MATRIX_RADIUS = float(MATRIX_RADIUS)
+
+
+@njit(cache=True, nogil=True)
+def frobenius_norm(values: NDArray[np.float64]) -> float:
+    """Return |values|_F in a fixed order, without intermediate overflow."""
+    e = exponent(values)
+    if e == NO_EXPONENT:
+        return 0.0
+    return math.ldexp(math.sqrt(scale_down(values, e, np.empty_like(values))), e)
+
+
+@njit(cache=True, nogil=True)
+def _subtract(
+    product: NDArray[np.float64], ratio: float, e: int, centre: NDArray[np.float64], out: NDArray[np.float64]
+) -> int:
+    """Compute (ratio 2**e product - centre) 2**-s, entries at most 2; return s."""
+    of_product = exponent(product)
+    of_centre = exponent(centre)
+    s = max(of_product + e if of_product != NO_EXPONENT else NO_EXPONENT, of_centre)
+    if s == NO_EXPONENT:
+        out[:, :] = 0.0
+        return 0
+    # Powers of two in two factors each, and 0 for zeros: 2**-s alone could overflow.
+    half = (e - s) // 2
+    first = math.ldexp(ratio, half) if of_product != NO_EXPONENT else 0.0
+    second = math.ldexp(1.0, e - s - half) if of_product != NO_EXPONENT else 0.0
+    half = -s // 2
+    third = math.ldexp(1.0, half) if of_centre != NO_EXPONENT else 0.0
+    fourth = math.ldexp(1.0, -s - half) if of_centre != NO_EXPONENT else 0.0
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            out[i, j] = product[i, j] * first * second - centre[i, j] * third * fourth
+    return s
+
+
+@njit(cache=True, nogil=True)
+def _add_residual(
+    product: NDArray[np.float64],
+    ratio: float,
+    e: int,
+    centre: NDArray[np.float64],
+    per_unit: float,
+    radius: float,
+    residual: NDArray[np.float64],
+    units: NDArray[np.float64],
+    total: NDArray[np.int64],
+) -> bool:
+    """Add clip(ratio 2**e product - centre) to ``total``; return whether it was clipped."""
+    s = _subtract(product, ratio, e, centre, residual)
+    clipped = clip_and_round(residual, math.ldexp(per_unit, s), radius, units)
+    for i in range(total.shape[0]):
+        for j in range(total.shape[1]):
+            total[i, j] += np.int64(units[i, j])
+    return clipped
+
+
+@njit(cache=True, nogil=True)
+def sum_residuals(
+    rows: NDArray[np.float64],
+    starts: NDArray[np.int64],
+    of_matrices: bool,
+    basis: NDArray[np.float64],
+    centre: NDArray[np.float64],
+    per_unit: float,
+    total: NDArray[np.int64],
+) -> int:
+    """Add clip(A_i Q - C) of every record to ``total``, rounding the residual.
+
+    Parameters
+    ----------
+    rows : (n, d) float64
+    starts : (m + 1,) int64
+    of_matrices : bool
+        Whether a record's rows are A itself (clipped to MATRIX_RADIUS lattice
+        units), or F with A = F^T F (to RADIUS**2).
+    basis, centre : (d, k) float64, C order
+    per_unit : float
+        Lattice units per (squared, for factors) unit of the data.
+    total : (d, k) int64
+
+    Returns
+    -------
+    int
+        Records with a residual above the radius.
+    """
+    d, k = basis.shape
+    radius = _MATRIX_RADIUS if of_matrices else _BLOCK_RADIUS
+    product = np.empty((d, k))
+    residual, units = np.empty((d, k)), np.empty((d, k))
+    clipped = 0
+    for i in range(starts.shape[0] - 1):
+        x = rows[starts[i] : starts[i + 1]]
+        scaled = np.empty_like(x)
+        e = exponent(x)
+        product[:, :] = 0.0
+        if e == NO_EXPONENT or not scale_down(x, e, scaled) < math.inf:
+            e = 0
+        else:
+            record_product(scaled, of_matrices, basis, product)
+            e = e if of_matrices else 2 * e
+        if _add_residual(product, 1.0, e, centre, per_unit, radius, residual, units, total):
+            clipped += 1
+    return clipped
+
+
+@njit(cache=True, nogil=True)
+def residual_norms(
+    rows: NDArray[np.float64],
+    starts: NDArray[np.int64],
+    of_matrices: bool,
+    basis: NDArray[np.float64],
+    centre: NDArray[np.float64],
+    out: NDArray[np.float64],
+) -> None:
+    """Compute |A_i Q - C|_F of every record, in a fixed order.
+
+    Chooses a radius; sums check their own bound. Overflow is inf or NaN. A null record has |C|_F.
+
+    Parameters
+    ----------
+    rows : (n, d) float64
+    starts : (m + 1,) int64
+    of_matrices : bool
+        Whether a record's rows are A itself, or F with A = F^T F.
+    basis, centre : (d, k) float64, C order
+    out : (m,) float64
+    """
+    d, k = basis.shape
+    product = np.empty((d, k))
+    for i in range(starts.shape[0] - 1):
+        x = rows[starts[i] : starts[i + 1]]
+        record_product(x, of_matrices, basis, product)
+        total = 0.0
+        for j in range(d):
+            for c in range(k):
+                difference = product[j, c] - centre[j, c]
+                total += difference * difference
+        out[i] = math.sqrt(total)

@@ -1,0 +1,168 @@
+"""Scaling, clipping and rounding of one record, shared by all kernels.
+
+All operations are float64 in a fixed order, compiled without ``fastmath``: none is fused or
+reordered, so a record gets the same bits in any block, thread or process (a test compares them
+with the interpreter's). The guarantee rests on the last integer check alone, not on the scale:
+no float input leaves :func:`clip_and_round` with an integer norm above the radius.
+Error analysis: docs/explanation/proofs/exact-sums.md.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+__all__ = [
+    "COUNTED_AS_CLIPPED",
+    "NO_EXPONENT",
+    "clip_and_round",
+    "exponent",
+    "guard",
+    "round_scaled",
+    "scale_down",
+    "squared_bound",
+    "sum_of_squares",
+]
+
+_LEAST, _MOST = 2.0**-900, 2.0**900
+"""Range of sums of squares without harmful underflow or overflow."""
+
+NO_EXPONENT = -100000
+"""Exponent of zero."""
+
+COUNTED_AS_CLIPPED = 1.0 + 2.0**-20
+"""Radii above which a norm counts as clipped: records of norm R exactly must not count by chance."""
+
+
+@njit(cache=True, nogil=True)
+def exponent(values: NDArray[np.float64]) -> int:
+    """Return e with 2**(e-1) <= max|v| < 2**e, NO_EXPONENT for zeros; ignores NaN."""
+    largest = 0.0
+    for i in range(values.shape[0]):
+        for j in range(values.shape[1]):
+            a = abs(values[i, j])
+            if a > largest:
+                largest = a
+    if largest == 0.0:
+        return NO_EXPONENT
+    return math.frexp(largest)[1]
+
+
+@njit(cache=True, nogil=True)
+def scale_down(values: NDArray[np.float64], e: int, out: NDArray[np.float64]) -> float:
+    """Compute values * 2**-e; return its :func:`sum_of_squares`, not finite if a value is not."""
+    # In two factors: 2**1074 is no float64.
+    half = e // 2
+    first = math.ldexp(1.0, -half)
+    second = math.ldexp(1.0, -(e - half))
+    for i in range(values.shape[0]):
+        for j in range(values.shape[1]):
+            out[i, j] = values[i, j] * first * second
+    return sum_of_squares(out)
+
+
+@njit(cache=True, nogil=True)
+def sum_of_squares(values: NDArray[np.float64]) -> float:
+    """Return |values|_F**2, row by row in eight chains; exact for integers up to 2**53.
+
+    Written out because a compiler may not reorder a plain sum.
+    """
+    total = 0.0
+    n = values.shape[1]
+    whole = n - n % 8
+    for i in range(values.shape[0]):
+        row = values[i]
+        s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
+        for j in range(0, whole, 8):
+            s0 += row[j] * row[j]
+            s1 += row[j + 1] * row[j + 1]
+            s2 += row[j + 2] * row[j + 2]
+            s3 += row[j + 3] * row[j + 3]
+            s4 += row[j + 4] * row[j + 4]
+            s5 += row[j + 5] * row[j + 5]
+            s6 += row[j + 6] * row[j + 6]
+            s7 += row[j + 7] * row[j + 7]
+        for j in range(whole, n):
+            s0 += row[j] * row[j]
+        total += ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
+    return total
+
+
+@njit(cache=True, nogil=True)
+def round_scaled(values: NDArray[np.float64], t: float, out: NDArray[np.float64]) -> float:
+    """Compute rint(t * values); return its sum of squares, exact up to 2**53."""
+    for i in range(values.shape[0]):
+        for j in range(values.shape[1]):
+            out[i, j] = np.rint(values[i, j] * t)
+    return sum_of_squares(out)
+
+
+@njit(cache=True, nogil=True)
+def guard(n: float) -> float:
+    """Return a factor below 1 that covers a float sum's error over n terms, twice."""
+    return 1.0 - (n + 8.0) * 2.0**-52
+
+
+@njit(cache=True, nogil=True)
+def squared_bound(radius: float, n: float) -> float:
+    """Return the limit of a float sum of n squared integers that ensures radius**2."""
+    if radius <= 2.0**26:
+        return radius * radius
+    return radius * radius * guard(n)
+
+
+@njit(cache=True, nogil=True)
+def clip_and_round(
+    values: NDArray[np.float64], per_unit: float, radius: float, out: NDArray[np.float64]
+) -> bool:
+    """Clip to ``radius`` lattice units and round to integers; |out|_F <= radius always.
+
+    Parameters
+    ----------
+    values : (r, c) float64
+    per_unit : float
+        Lattice units per unit of ``values``; inf scales every record to the radius.
+    radius : float
+        At most 2**40, in lattice units.
+    out : (r, c) float64
+        Not ``values``. Zero for zeros and where an entry is not finite.
+
+    Returns
+    -------
+    bool
+        Whether the norm of ``values`` is above COUNTED_AS_CLIPPED radii.
+    """
+    total = sum_of_squares(values)
+    if total > _LEAST and total < _MOST:
+        return _clip_scaled(values, math.sqrt(total), per_unit, radius, out)
+    # NaN, too, gets here.
+    e = exponent(values)
+    scaled = np.empty_like(out)
+    if e == NO_EXPONENT or not scale_down(values, e, scaled) < math.inf:
+        out[:, :] = 0.0
+        return False
+    whole = math.inf
+    if per_unit < math.inf:
+        whole = math.ldexp(per_unit, e)
+    return _clip_scaled(scaled, math.sqrt(sum_of_squares(scaled)), whole, radius, out)
+
+
+@njit(cache=True, nogil=True)
+def _clip_scaled(
+    values: NDArray[np.float64], norm: float, per_unit: float, radius: float, out: NDArray[np.float64]
+) -> bool:
+    """Clip and round a record of known norm whose squares neither under- nor overflow."""
+    t = radius / norm
+    clipped = per_unit > t * COUNTED_AS_CLIPPED
+    t = min(t, per_unit)
+    n = float(values.size)
+    bound = squared_bound(radius, n)
+    # NaN fails the comparison.
+    if not round_scaled(values, t, out) <= bound:
+        t = (radius - 0.5 * math.sqrt(n) - 1.0) / norm * (1.0 - (n + 8.0) * 2.0**-51)
+        if not t > 0.0 or not round_scaled(values, t, out) <= bound:
+            out[:, :] = 0.0
+    return bool(clipped)

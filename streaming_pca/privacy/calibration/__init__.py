@@ -1,0 +1,1 @@
+"""Calibration of noise to a privacy guarantee."""

@@ -1,0 +1,1 @@
+"""Ledger of charges: entries, rules, the cap, and the independent verifier."""

@@ -1,0 +1,140 @@
+"""Per-record privacy filter: exact comparison of charges with the cap.
+
+OPENED names one of two rules. Both are privacy filters. The next mechanism and its
+charge may be chosen after seeing every earlier answer; if each step that would pass
+the cap is refused, the accepted ones are (epsilon, delta)-differentially private at
+the cap, for each record.
+
+"basic"
+    Epsilons and deltas are added ([RogersEtAl2016]: with a cap that is fixed
+    in advance, adding is valid for adaptive charges).
+"zcdp"
+    Rhos are added, and (epsilon, delta) is what rho-zCDP implies at the cap's
+    delta: epsilon = rho + 2 sqrt(rho ln(1/delta)) ([BunSteinke2016, Prop. 1.3];
+    a cap on the sum is a filter by [FeldmanZrnic2021] and
+    [WhitehouseEtAl2023]). A charge that claims no rho never fits.
+
+Sums are rationals, and a sum that equals the cap is within it. In the zcdp rule
+ln(1/delta) is irrational for every rational delta in (0, 1) (Lindemann), so the
+comparison is never a tie, and finitely many digits decide it.
+
+Why the rules hold for users over several jobs: docs/explanation/ledger.md.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_HALF_EVEN, Context, Decimal
+from fractions import Fraction
+from functools import lru_cache
+
+from streaming_pca.privacy.ledger.entries import Cap, OffsetSpan, Opened
+from streaming_pca.privacy.parameters import Charge, format_rational
+
+__all__ = ["BudgetExceeded", "approximate", "left_of", "within_cap"]
+
+_LONGEST = 60
+
+
+class BudgetExceeded(Exception):
+    """Refusal of an entry that would take some record above the topic's cap.
+
+    Parameters
+    ----------
+    where : OffsetSpan or None
+        Records that would be above the cap; None for every record, read or not.
+    asked, spent : Charge
+    opened : Opened
+        Holds the cap and the rule.
+
+    Attributes
+    ----------
+    asked, spent : Charge
+    cap : Cap
+    """
+
+    def __init__(self, where: OffsetSpan | None, asked: Charge, spent: Charge, opened: Opened) -> None:
+        self.asked, self.spent, self.cap = asked, spent, opened.cap
+        records = "every record, read or not"
+        if where is not None:
+            records = f"partition {where.partition}, offsets {where.start} to {where.end}"
+        zcdp = opened.filter == "zcdp"
+        super().__init__(
+            f"{records}: asked {_of(asked, zcdp)}; already charged {_of(spent, zcdp)}; "
+            f"the cap is {_of(opened.cap, False)}"
+        )
+
+
+def _of(numbers: Charge | Cap, zcdp: bool) -> str:
+    text = f"epsilon {approximate(numbers.epsilon)}, delta {approximate(numbers.delta)}"
+    if not zcdp or isinstance(numbers, Cap):
+        return text
+    return f"{text}, rho {'not claimed' if numbers.rho is None else approximate(numbers.rho)}"
+
+
+@lru_cache(maxsize=64)
+def _log_inverse(delta: Fraction, digits: int) -> tuple[Fraction, Fraction]:
+    """Bound ln(1/delta) to about ``digits`` digits, equally on every machine."""
+    # Decimal rounds ln correctly, to half a unit of the last digit; libm's log differs by platform.
+    context = Context(prec=digits, rounding=ROUND_HALF_EVEN, traps=[])
+    top, bottom = (Fraction(context.ln(Decimal(n))) for n in (delta.denominator, delta.numerator))
+    error = (top + bottom) / 10 ** (digits - 1)
+    return top - bottom - error, top - bottom + error
+
+
+def within_cap(spent: Charge, cap: Cap, rule: str) -> bool:
+    """Return whether a record with a total charge ``spent`` is within the cap.
+
+    Parameters
+    ----------
+    spent : Charge
+        Sum of the charges by basic composition; its ``rho`` is the sum of rhos.
+    cap : Cap
+    rule : {"basic", "zcdp"}
+
+    Notes
+    -----
+    The comparison is exact, in real numbers, so every reader gets the same result.
+    """
+    if rule == "basic":
+        return spent.epsilon <= cap.epsilon and spent.delta <= cap.delta
+    if cap.epsilon == math.inf:
+        return True
+    rho = spent.rho
+    if rho is None or not isinstance(rho, Fraction) or not isinstance(cap.epsilon, Fraction):
+        return False
+    if rho == 0:
+        return True
+    if not isinstance(cap.delta, Fraction) or cap.delta >= 1:
+        return True
+    if cap.delta == 0 or rho > cap.epsilon:
+        return False
+    # rho + 2 sqrt(rho L) <= eps  <=>  L <= (eps - rho)^2 / (4 rho), as rho <= eps
+    most = (cap.epsilon - rho) ** 2 / (4 * rho)
+    digits = 30
+    while True:
+        low, high = _log_inverse(cap.delta, digits)
+        if high <= most:
+            return True
+        if low > most:
+            return False
+        digits *= 2
+
+
+def left_of(cap: Fraction | float, spent: Fraction | float) -> Fraction | float:
+    """Return the rest of a cap, of the same type; an infinite cap leaves infinity."""
+    if cap == math.inf:
+        return cap
+    return cap - spent if spent < cap else type(cap)(0)
+
+
+def approximate(value: Fraction | float) -> str:
+    """Format a sum of charges: exactly, or to 15 digits if that would be long.
+
+    A sum has as many digits as its parts have together, and Python refuses to
+    write integers of more than 4,300.
+    """
+    if not isinstance(value, Fraction):
+        return format_rational(value)
+    short = max(value.numerator, value.denominator) < 10**_LONGEST
+    return format_rational(value) if short else f"{float(value):.15g}"

@@ -1,0 +1,271 @@
+"""Rules of the ledger's protocol, shared by the ledger and its verifier.
+
+A batch of a job goes
+
+    RESERVED -> COMMITTED -> RELEASED
+             -> ABANDONED
+
+and is charged by RESERVED alone. A charge is never taken back. Besides, the
+job itself has a status,
+
+    ACTIVE <-> PAUSED
+    ACTIVE, PAUSED -> RETIRED
+
+and only an active job reserves. A job that has CHARGED, for releases that were
+made elsewhere, has no batches.
+
+A reservation names records, and its charge is not below its cost:
+
+- epsilon and delta are at least those of its privacy contract (``promise``). A stream of
+  reports, whose producers add the noise, charges exactly 0; a stream that is not
+  private charges exactly infinity.
+- its rho, where one is claimed, is at least the cost of the mechanisms
+  (:mod:`.mechanism_costs`). A claim that cannot be recomputed is void where the
+  ledger adds up rhos, and otherwise counts for nothing.
+
+Comparisons are of rationals, with a relative tolerance of one part in 10^12.
+
+Sums of charges, caps and hashes are not here: ledger and verifier each have their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from fractions import Fraction
+from typing import Any
+
+from streaming_pca.privacy.ledger.cap import approximate
+from streaming_pca.privacy.ledger.entries import (
+    Abandoned,
+    Charged,
+    Committed,
+    LedgerEntry,
+    OffsetRange,
+    OffsetSpan,
+    Opened,
+    Paused,
+    Released,
+    Reserved,
+    Resumed,
+    Retired,
+)
+from streaming_pca.privacy.ledger.mechanism_costs import TOLERANCE, UnknownCost, is_of_reports, least_rho
+from streaming_pca.privacy.parameters import Charge, parse_rational
+
+__all__ = ["BatchStatus", "JobProgress", "JobStatus", "check_entry", "rho_is_unchecked"]
+
+_LARGEST_SHOWN = Fraction(10**300)
+
+
+class BatchStatus(StrEnum):
+    """Stage of a job's last batch."""
+
+    NONE = "none"
+    RESERVED = "reserved"
+    COMMITTED = "committed"
+    ABANDONED = "abandoned"
+    RELEASED = "released"
+
+
+class JobStatus(StrEnum):
+    """Permission of a job to reserve."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+    RETIRED = "retired"
+
+
+@dataclass
+class JobProgress:
+    """Progress of a job, as far as the rules depend on it.
+
+    Attributes
+    ----------
+    head : str
+        Hash of the job's last entry, void ones included.
+    batch, phase : int, BatchStatus
+        The last batch that was reserved, 0 before the first, and its status.
+    last_committed, state_digest : int, str
+        The last batch that was committed, and the digest of its state.
+    contract : dict or None
+        Privacy contract of the job's first reservation, binding for all later ones.
+    ends : dict of partition to offset
+        Start of the job's next batch.
+    standing : JobStatus
+    charges : int
+        Number of CHARGED entries that count; a job that has any has no batches.
+    """
+
+    head: str = ""
+    batch: int = 0
+    phase: BatchStatus = BatchStatus.NONE
+    last_committed: int = 0
+    state_digest: str = ""
+    contract: dict[str, Any] | None = None
+    ends: dict[int, int] = field(default_factory=dict)
+    standing: JobStatus = JobStatus.ACTIVE
+    charges: int = 0
+
+    def follow(self, entry: LedgerEntry) -> None:
+        """Update the progress by the job's next entry that counts."""
+        match entry:
+            case Reserved():
+                self.batch, self.phase, self.contract = entry.batch, BatchStatus.RESERVED, entry.promise
+                self.ends |= {r.partition: r.end for r in entry.ranges}
+            case Committed():
+                self.phase, self.last_committed = BatchStatus.COMMITTED, entry.batch
+                self.state_digest = entry.state_digest
+            case Abandoned():
+                self.phase = BatchStatus.ABANDONED
+            case Released():
+                self.phase = BatchStatus.RELEASED
+            case Paused():
+                self.standing = JobStatus.PAUSED
+            case Resumed():
+                self.standing = JobStatus.ACTIVE
+            case Retired():
+                self.standing = JobStatus.RETIRED
+            case Charged():
+                self.charges += 1
+
+
+def check_entry(entry: LedgerEntry, job: JobProgress, opened: Opened) -> str:
+    """Return why the entry cannot count, caps aside; "" if it can.
+
+    Parameters
+    ----------
+    entry : LedgerEntry
+        Not OPENED; its ``previous`` continues the job's chain.
+    job : JobProgress
+    opened : Opened
+    """
+    match entry:
+        case Reserved():
+            return _check_reservation(entry, job) or _check_charge(entry, opened)
+        case Charged():
+            return _check_elsewhere(entry, job)
+        case Paused() | Resumed() | Retired():
+            return _check_status_change(entry, job)
+        case Committed() | Abandoned() | Released():
+            return _check_end(entry, job)
+    return ""
+
+
+def rho_is_unchecked(entry: Reserved) -> bool:
+    """Return whether the reservation claims a rho that cannot be recomputed."""
+    if entry.charge.rho is None:
+        return False
+    try:
+        least_rho(entry.promise, entry.parameters)
+    except UnknownCost:
+        return True
+    return False
+
+
+# -- what may follow what ----------------------------------------------------------
+
+
+def _check_reservation(entry: Reserved, job: JobProgress) -> str:
+    if job.standing is not JobStatus.ACTIVE:
+        return f"the job is {job.standing}"
+    if job.charges:
+        return "the job has charges for releases made elsewhere, so it can have no batches"
+    if job.phase is BatchStatus.RESERVED:
+        return f"batch {job.batch} is still open"
+    if entry.batch != job.batch + 1:
+        return f"batch {entry.batch} does not follow batch {job.batch}"
+    if job.contract is not None and entry.promise != job.contract:
+        keys = {*job.contract, *entry.promise}
+        changed = sorted(key for key in keys if job.contract.get(key) != entry.promise.get(key))
+        return f"the job's privacy contract changed: {', '.join(changed)}"
+    if not entry.ranges:
+        return "it names no records"
+    if wrong := _check_ranges(entry.ranges):
+        return wrong
+    for r in entry.ranges:
+        if not r.count:
+            return f"partition {r.partition}: no records in offsets {r.start} to {r.end}"
+        if r.start < job.ends.get(r.partition, 0):
+            return (
+                f"partition {r.partition} overlaps an earlier batch of the job: offset {r.start} is below "
+                f"{job.ends[r.partition]}"
+            )
+    return ""
+
+
+def _check_elsewhere(entry: Charged, job: JobProgress) -> str:
+    if job.standing is not JobStatus.ACTIVE:
+        return f"the job is {job.standing}"
+    if job.batch:
+        return "the job has batches, so it can have no charges for releases made elsewhere"
+    return _check_ranges(entry.ranges)
+
+
+def _check_ranges(ranges: Sequence[OffsetSpan]) -> str:
+    """Return what is wrong with ranges in themselves; "" if nothing is."""
+    seen: set[int] = set()
+    for r in ranges:
+        if r.partition in seen:
+            return f"partition {r.partition} appears twice"
+        seen.add(r.partition)
+        if r.end < r.start or (isinstance(r, OffsetRange) and r.count > r.end - r.start):
+            return f"partition {r.partition} has an impossible range: offsets {r.start} to {r.end}"
+    return ""
+
+
+def _check_status_change(entry: Paused | Resumed | Retired, job: JobProgress) -> str:
+    if job.standing is JobStatus.RETIRED:
+        return "the job is retired, which is final"
+    match entry:
+        case Paused() if job.standing is not JobStatus.ACTIVE:
+            return f"the job is {job.standing}"
+        case Resumed() if job.standing is not JobStatus.PAUSED:
+            return f"the job is {job.standing}, not paused"
+        case Retired() if job.phase in (BatchStatus.RESERVED, BatchStatus.COMMITTED):
+            return f"batch {job.batch} is {job.phase}: it must be abandoned or released first"
+    return ""
+
+
+def _check_end(entry: Committed | Abandoned | Released, job: JobProgress) -> str:
+    """Return why the batch cannot be committed, abandoned or released now."""
+    if entry.batch != job.batch:
+        return f"batch {entry.batch} is not the job's last batch ({job.batch})"
+    needed = BatchStatus.COMMITTED if isinstance(entry, Released) else BatchStatus.RESERVED
+    return "" if job.phase is needed else f"batch {entry.batch} is {job.phase}, not {needed}"
+
+
+# -- what is charged ---------------------------------------------------------------
+
+
+def _check_charge(entry: Reserved, opened: Opened) -> str:
+    contract, charge = entry.promise, entry.charge
+    if is_of_reports(contract, entry.parameters):
+        return "" if charge == Charge.nothing() else "reports cost nothing, and it charges something"
+    if contract.get("private") is False:
+        return "" if charge == Charge.unbounded() else "it is not private, and does not charge infinity"
+    for name, charged in (("epsilon", charge.epsilon), ("delta", charge.delta)):
+        try:
+            promised = parse_rational(contract.get(name))
+        except ValueError:
+            return f"its privacy contract names no {name}"
+        # With diagnostics the charge is a sum of two parts, which may be an ulp below the whole.
+        if charged < promised * (1 - TOLERANCE):
+            return f"it charges {name} {approximate(charged)}, and its contract has {approximate(promised)}"
+    return _check_rho(entry, opened)
+
+
+def _check_rho(entry: Reserved, opened: Opened) -> str:
+    claimed = entry.charge.rho
+    if claimed is None:
+        return ""
+    try:
+        least = least_rho(entry.promise, entry.parameters)
+    except UnknownCost as error:
+        return f"its rho cannot be checked: {error}" if opened.filter == "zcdp" else ""
+    if claimed >= least:
+        return ""
+    # The cost of a multiplier close to 0 is above the largest float.
+    cost = f"{float(min(least, _LARGEST_SHOWN)):.6g}" if isinstance(least, Fraction) else "infinity"
+    return f"it claims rho {approximate(claimed)}, and its mechanisms cost {cost} or more"

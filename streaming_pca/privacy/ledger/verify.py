@@ -1,0 +1,322 @@
+"""Independent verifier of a ledger: `streaming-pca ledger verify`.
+
+It needs nothing but the messages. With the writer it shares the entries' schemas
+and the rules of the protocol (:mod:`.protocol`). It computes hashes from the
+messages' bytes, and sums charges by code of its own (:mod:`.verify_replay`).
+
+It cannot detect an entry at the very end of a job's chain that was changed or removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from streaming_pca.privacy.ledger.entries import LedgerEntry, MalformedEntry, Opened, Released, decode_entry
+from streaming_pca.privacy.ledger.protocol import JobProgress
+from streaming_pca.privacy.ledger.verify_replay import Replay, shown
+
+__all__ = ["Report", "StoredState", "check_releases", "check_states", "verify_log"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Result of a verification: problems, and totals of the ledger.
+
+    Attributes
+    ----------
+    ok : bool
+        True if there are no problems.
+    problems : tuple of str
+        One line each.
+    topic_id : str
+        Id of the input topic's life that was judged.
+    entries, other_entries : int
+        Entries of that life and of others; messages that are no entries are problems.
+    void : int
+        Entries that rightly count for nothing: reservations and charges that
+        came too late for the cap, second OPENEDs.
+    jobs, paused, retired : tuple of str
+        All jobs; the paused ones; the retired ones.
+    of_users : tuple of str
+        Jobs whose unit of privacy is a user.
+    batches : dict of str to int
+        Number of batches that are reserved (open), committed, abandoned, released.
+    records_charged : int
+        Records in reservations that count, once for each job.
+    charges : int
+        CHARGED entries that count.
+    offsets_charged : int
+        Offsets in any reservation or charge that counts.
+    max_epsilon, max_delta, max_rho : Fraction, math.inf or None
+        Largest charge of any one record; rho is None where a charge claims none.
+    everywhere_epsilon, everywhere_delta, everywhere_rho : Fraction, math.inf or None
+        Part of it that every record bears, read or not: by the jobs whose unit is a user.
+    rho_unchecked : int
+        Reservations with a rho that cannot be recomputed from their parameters; where the
+        ledger adds up rhos they are problems.
+    releases, other_releases : int or None
+        Releases on the topic that are in this life's ledger, and in other lives'.
+    states : int or None
+        Number of jobs whose stored state is named by their last COMMITTED.
+    """
+
+    ok: bool
+    problems: tuple[str, ...]
+    topic_id: str
+    entries: int
+    other_entries: int
+    void: int
+    jobs: tuple[str, ...]
+    paused: tuple[str, ...]
+    retired: tuple[str, ...]
+    of_users: tuple[str, ...]
+    batches: dict[str, int]
+    records_charged: int
+    charges: int
+    offsets_charged: int
+    max_epsilon: Fraction | float
+    max_delta: Fraction | float
+    max_rho: Fraction | float | None
+    everywhere_epsilon: Fraction | float
+    everywhere_delta: Fraction | float
+    everywhere_rho: Fraction | float | None
+    rho_unchecked: int
+    releases: int | None
+    other_releases: int | None
+    states: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for :func:`json.dumps`; exact numbers are strings."""
+        lists = ("problems", "jobs", "paused", "retired", "of_users")
+        numbers = {
+            name: value for name, value in vars(self).items() if name.startswith(("max_", "everywhere_"))
+        }
+        return {
+            **vars(self),
+            **{name: list(getattr(self, name)) for name in lists},
+            **{name: None if value is None else shown(value) for name, value in numbers.items()},
+        }
+
+
+def verify_log(
+    entries: Iterable[tuple[int, bytes]],
+    releases: Iterable[bytes] | None = None,
+    states: Mapping[str, StoredState] | None = None,
+    *,
+    topic_id: str | None = None,
+) -> Report:
+    """Check a whole ledger, and releases and states against it.
+
+    Parameters
+    ----------
+    entries : iterable of (offset, bytes)
+        Every committed message of the ledger topic, in order.
+    releases : iterable of bytes, optional
+        Every committed message of the releases topics of all jobs, in order within each
+        topic. Not given: releases are not checked.
+    states : dict of job to StoredState, optional
+        Last state of every job that has one. Not given: states are not checked.
+    topic_id : str, optional
+        Id of the input topic's life to judge; the newest when not given.
+    """
+    problems: list[str] = []
+    decoded = list(_decode(entries, problems))
+    if topic_id is None:
+        opened = [entry.topic_id for _, entry, _ in decoded if isinstance(entry, Opened)]
+        topic_id = (opened or [entry.topic_id for _, entry, _ in decoded] or [""])[-1]
+    replay = Replay(problems)
+    mine = [item for item in decoded if item[1].topic_id == topic_id]
+    for offset, entry, digest in mine:
+        replay.take(offset, entry, digest)
+    found = others = None
+    if releases is not None:
+        elsewhere = {
+            (entry.job, entry.batch, entry.release_digest)
+            for _, entry, _ in decoded
+            if isinstance(entry, Released) and entry.topic_id != topic_id
+        }
+        digests = {name: job.digests for name, job in replay.jobs.items()}
+        phases = {name: job.phases for name, job in replay.jobs.items()}
+        found, others = check_releases(releases, digests, phases, elsewhere, problems)
+    matching = None
+    if states is not None:
+        wrong = check_states(states, replay.jobs, topic_id)
+        problems += [
+            f"job {name!r}, batch {replay.jobs[name].last_committed if name in replay.jobs else 0}: {what}. "
+            f"Topic '{name}.state' must hold it: bring back the newest backup with `streaming-pca import`, "
+            "or start the stream under a new name"
+            for name, what in wrong.items()
+        ]
+        matching = sum(job.last_committed > 0 and name not in wrong for name, job in replay.jobs.items())
+    most, everywhere = replay.close(topic_id), replay.everywhere()
+    ends = Counter(str(phase) for job in replay.jobs.values() for phase in job.phases.values())
+
+    def with_status(wanted: str) -> tuple[str, ...]:
+        return tuple(sorted(name for name, job in replay.jobs.items() if job.standing == wanted))
+
+    return Report(
+        ok=not problems,
+        problems=tuple(problems),
+        topic_id=topic_id,
+        entries=len(mine),
+        other_entries=len(decoded) - len(mine),
+        void=replay.void,
+        jobs=tuple(sorted(replay.jobs)),
+        paused=with_status("paused"),
+        retired=with_status("retired"),
+        of_users=tuple(sorted(name for name, job in replay.jobs.items() if job.of_users)),
+        batches={name: ends[name] for name in ("reserved", "committed", "abandoned", "released")},
+        records_charged=replay.records,
+        charges=sum(job.charges for job in replay.jobs.values()),
+        offsets_charged=most.offsets,
+        max_epsilon=most.epsilon,
+        max_delta=most.delta,
+        max_rho=most.rho,
+        everywhere_epsilon=everywhere.epsilon,
+        everywhere_delta=everywhere.delta,
+        everywhere_rho=everywhere.rho,
+        rho_unchecked=replay.rho_unchecked,
+        releases=found,
+        other_releases=others,
+        states=matching,
+    )
+
+
+def _decode(
+    messages: Iterable[tuple[int, bytes]], problems: list[str]
+) -> Iterator[tuple[int, LedgerEntry, str]]:
+    """Yield (offset, entry, hash) of every message that is an entry."""
+    before = -1
+    for offset, data in messages:
+        if offset <= before:
+            problems.append(f"offset {offset}: comes after offset {before}")
+        before = max(before, offset)
+        try:
+            entry = decode_entry(data)
+        except MalformedEntry as error:
+            problems.append(f"offset {offset}: {_line(str(error))}")
+            continue
+        yield offset, entry, hashlib.sha256(data).hexdigest()
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:300]
+
+
+def check_releases(
+    messages: Iterable[bytes],
+    digests: Mapping[str, Mapping[int, str]],
+    phases: Mapping[str, Mapping[int, str]],
+    elsewhere: set[tuple[str, int, str]],
+    problems: list[str],
+) -> tuple[int, int]:
+    """Match releases and RELEASED entries; count this life's releases and others'.
+
+    Parameters
+    ----------
+    messages : iterable of bytes
+        Every committed message of the releases topics, in order within each topic.
+    digests : dict of job to dict of batch to digest
+        Named by RELEASED entries that count.
+    phases : dict of job to dict of batch to phase
+    elsewhere : set of (job, batch, digest)
+        Releases of other lives of the topic.
+    problems : list of str
+        Extended by a line for each release or entry without its counterpart, and for each
+        release out of order.
+    """
+    seen: set[tuple[str, int]] = set()
+    latest: dict[str, int] = {}
+    others = 0
+    for number, message in enumerate(messages):
+        try:
+            content = json.loads(message)
+            stream, batch = content["stream"], content["batch"]
+            if not isinstance(stream, str) or type(batch) is not int:
+                raise TypeError
+        except (ValueError, TypeError, KeyError, RecursionError):
+            problems.append(f"release {number}: not a release")
+            continue
+        digest = hashlib.sha256(message).hexdigest()
+        name = f"release {number} (stream {stream!r}, batch {batch})"
+        released = digests.get(stream, {})
+        if released.get(batch) == digest:
+            if (stream, batch) in seen:
+                problems.append(f"{name}: is on the topic twice")
+            elif batch < latest.get(stream, 0):
+                problems.append(f"{name}: comes after the release of batch {latest[stream]}")
+            seen.add((stream, batch))
+            latest[stream] = max(batch, latest.get(stream, 0))
+        elif (stream, batch, digest) in elsewhere:
+            others += 1
+        elif batch in released:
+            problems.append(f"{name}: differs from the release in the ledger")
+        else:
+            state = phases.get(stream, {}).get(batch, "unknown")
+            problems.append(f"{name}: the ledger did not release it, its batch is {state}")
+    for stream, released in sorted(digests.items()):
+        problems.extend(
+            f"stream {stream!r}, batch {batch}: released by the ledger, but not on the topic"
+            for batch in sorted(released)
+            if (stream, batch) not in seen
+        )
+    return len(seen), others
+
+
+@dataclass(frozen=True)
+class StoredState:
+    """Summary of the last stored state of a job.
+
+    Attributes
+    ----------
+    digest : str
+        SHA-256 of its bytes.
+    topic_id, stream, batch : str, str, int
+        Its own record of where it belongs.
+    problem : str
+        Why the state, or the table of users that it names, cannot be used; "" if it can.
+    """
+
+    digest: str
+    topic_id: str = ""
+    stream: str = ""
+    batch: int = 0
+    problem: str = ""
+
+
+def check_states(
+    states: Mapping[str, StoredState], jobs: Mapping[str, JobProgress], topic_id: str
+) -> dict[str, str]:
+    """Compare each job's stored state with its last COMMITTED.
+
+    Parameters
+    ----------
+    states : dict of job to StoredState
+    jobs : dict of job to JobProgress
+    topic_id : str
+        Id of the input topic's life that is judged.
+
+    Returns
+    -------
+    dict of job to str
+        Problem of each job that has one.
+    """
+    committed = {name: job for name, job in jobs.items() if job.last_committed}
+    found = {name: "a state, but nothing was committed" for name in states if name not in committed}
+    for name, job in committed.items():
+        state = states.get(name)
+        if state is None:
+            found[name] = f"its state is missing, which the ledger committed with batch {job.last_committed}"
+            continue
+        own = (state.digest, state.topic_id, state.stream, state.batch)
+        if state.problem:
+            found[name] = state.problem
+        elif own != (job.state_digest, topic_id, name, job.last_committed):
+            found[name] = f"the state differs from the one committed with batch {job.last_committed}"
+    return dict(sorted(found.items()))

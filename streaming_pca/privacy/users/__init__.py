@@ -1,0 +1,1 @@
+"""Table of users, where the user is the unit of privacy."""

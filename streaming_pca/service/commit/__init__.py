@@ -1,0 +1,1 @@
+"""Admission, checkpoints and recovery: the writers of ledger, state and releases."""

@@ -1,0 +1,183 @@
+"""Checks that the ledger admits a stream as configured."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from streaming_pca.config.settings import StreamSettings
+from streaming_pca.data.records import RecordKind
+from streaming_pca.privacy.errors import ParameterError
+from streaming_pca.privacy.ledger.cap import within_cap
+from streaming_pca.privacy.ledger.entries import Cap, Opened
+from streaming_pca.privacy.ledger.ledger import BudgetExceeded, JobLedger, JobStatus, Ledger
+from streaming_pca.privacy.noise import NOISE_LAW
+from streaming_pca.privacy.parameters import Charge, format_rational
+from streaming_pca.privacy.randomness import utility_generator
+from streaming_pca.service.errors import StreamRefused
+
+__all__ = ["check_admission", "check_opened", "check_room"]
+
+
+def check_opened(stream: StreamSettings, ledger: Ledger) -> None:
+    """Refuse a ledger without a cap, or with another cap than the stream's settings.
+
+    Raises
+    ------
+    StreamRefused
+    """
+    opened = ledger.opened
+    if opened is None:
+        raise StreamRefused(
+            f"ledger {stream.ledger_topic!r} is not open: set a cap with "
+            "`streaming-pca topics create --config FILE --cap EPSILON,DELTA`"
+        )
+    cap = stream.cap
+    if cap is not None and cap != opened.cap:
+        raise StreamRefused(
+            f"stream.cap is ({format_rational(cap.epsilon)}, {format_rational(cap.delta)}), "
+            f"the ledger was opened with ({format_rational(opened.cap.epsilon)}, "
+            f"{format_rational(opened.cap.delta)}): set stream.cap to that, or remove it"
+        )
+
+
+def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
+    """Refuse a stream that could not reserve a batch, independent of its records.
+
+    Raises
+    ------
+    StreamRefused
+    """
+    check_opened(stream, ledger)
+    name, job = stream.name, ledger.job(stream.name)
+    if job.standing is JobStatus.RETIRED:
+        raise StreamRefused(f"stream {name!r} is retired, which is final: choose a new stream.name")
+    if job.charges:
+        raise StreamRefused(
+            f"{name!r} is a job with charges for releases made elsewhere: choose a new stream.name"
+        )
+    _check_input(stream, ledger)
+    recorded = job.contract
+    if recorded is None:
+        _check_first_batch(stream, ledger)
+        return
+    _check_options(stream, job)
+    for key, value in stream.privacy_contract.items():
+        if recorded.get(key) != value:
+            raise StreamRefused(
+                f"stream.{key} is {_short(value)}, but the ledger has "
+                f"{_short(recorded.get(key))} for stream {name!r}: "
+                "set it back, or choose a new stream.name"
+            )
+
+
+def _check_options(stream: StreamSettings, job: JobLedger) -> None:
+    """Refuse changed options, or another noise law, where a user enters several batches.
+
+    The proof that these batches keep the (epsilon, delta) guarantee together needs all of
+    them calibrated alike.
+    """
+    if stream.privacy_unit != "user" or job.reservation is None:
+        return
+    of_several = stream.contributions_per_user > 1 and stream.record_kind is not RecordKind.LOCAL
+    if stream.private and of_several and job.reservation.parameters.get("noise") != NOISE_LAW:
+        raise StreamRefused(
+            f"stream {stream.name!r} was begun by an earlier version, whose noise was discrete. That a "
+            "user's batches of both noise laws keep the guarantee together is not proved: "
+            "choose a new stream.name"
+        )
+    wanted = stream.mechanism_options
+    recorded = job.reservation.parameters.get("options", wanted)
+    # The length of a stream does not affect calibration.
+    if recorded | {"n_records": None} != wanted | {"n_records": None}:
+        raise StreamRefused(
+            f"stream.options is {_short(wanted)}, but the ledger has charged users for "
+            f"batches of {_short(recorded)}: set it back, or choose a new stream.name"
+        )
+
+
+def check_room(stream: StreamSettings, cap: Cap, rule: Literal["basic", "zcdp"]) -> Charge:
+    """Refuse a cap below the charge of one batch of a stream; return that charge.
+
+    Parameters
+    ----------
+    stream : StreamSettings
+    cap : Cap
+        Of the ledger, which may be about to be opened.
+    rule : {"basic", "zcdp"}
+        Rule by which the ledger adds charges up.
+
+    Raises
+    ------
+    StreamRefused
+        The message names the cap and the charge.
+    """
+    estimator = stream.build_estimator()
+    try:
+        charge = estimator.plan(estimator.init(utility_generator(stream.seed))).charge
+    except ParameterError as error:
+        raise StreamRefused(f"stream {stream.name!r} cannot be calibrated: {error}") from None
+    if not within_cap(charge, cap, rule) and not stream.private:
+        raise StreamRefused(
+            f"stream {stream.name!r} is not private (private = false) and charges infinity, which the cap "
+            f"of ledger {stream.ledger_topic!r}, epsilon {format_rational(cap.epsilon)}, "
+            f"delta {format_rational(cap.delta)}, does not allow: read an input topic whose ledger was "
+            "opened for that (`streaming-pca topics create --cap inf,inf`)"
+        )
+    if not within_cap(charge, cap, rule):
+        asked = f"epsilon {format_rational(charge.epsilon)}, delta {format_rational(charge.delta)}"
+        if rule == "zcdp":
+            asked += f", rho {'not claimed' if charge.rho is None else format_rational(charge.rho)}"
+        raise StreamRefused(
+            f"the cap of ledger {stream.ledger_topic!r}, epsilon {format_rational(cap.epsilon)}, "
+            f"delta {format_rational(cap.delta)} ({rule} composition), is below what one batch of stream "
+            f"{stream.name!r} is charged, {asked}: lower stream.epsilon and stream.delta, "
+            "or open the ledger of an input topic with a higher cap (`streaming-pca topics create --cap`)"
+        )
+    return charge
+
+
+def _check_input(stream: StreamSettings, ledger: Ledger) -> None:
+    """Refuse records on a topic of reports, and reports on a topic of records.
+
+    Reports are charged nothing: on a mixed topic, records would be released as if they had noise.
+    """
+    of_reports = stream.record_kind is RecordKind.LOCAL
+    for name, job in ledger.jobs.items():
+        # This stream's own record_kind is compared with the rest of its contract, by the caller.
+        if (
+            name == stream.name
+            or job.contract is None
+            or (job.contract.get("record_kind") == RecordKind.LOCAL) == of_reports
+        ):
+            continue
+        there, here = ("records", "reports") if of_reports else ("reports", "records")
+        raise StreamRefused(
+            f"topic {stream.input!r} holds {there}, as stream {name!r} reads it, and stream {stream.name!r} "
+            f"(stream.record_kind = {str(stream.record_kind)!r}) would read {here}: give it an input topic "
+            "of its own"
+        )
+
+
+def _check_first_batch(stream: StreamSettings, ledger: Ledger) -> None:
+    """Refuse a stream whose first batch the cap refuses, independent of its records.
+
+    Otherwise the stream would collect a whole batch before it is refused.
+    """
+    opened = ledger.opened
+    assert isinstance(opened, Opened), "checked before"
+    charge = check_room(stream, opened.cap, opened.filter)
+    try:
+        if stream.privacy_contract.get("privacy_unit") == "user":
+            ledger.check_everywhere(stream.name, charge)
+        else:
+            ledger.check_unread(charge)
+    except BudgetExceeded as error:
+        raise StreamRefused(
+            f"the cap of ledger {stream.ledger_topic!r} leaves no room for stream {stream.name!r}: {error}. "
+            "Lower stream.epsilon and stream.delta, or read another input topic"
+        ) from None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

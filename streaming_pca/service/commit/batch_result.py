@@ -1,0 +1,63 @@
+"""Result of a batch: everything computed between its reservation and its commit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from streaming_pca.config.settings import StreamSettings
+from streaming_pca.data.release import Release
+from streaming_pca.estimators.base import Plan, State
+from streaming_pca.estimators.common.state import encode_state
+from streaming_pca.service.commit.release import make_release
+from streaming_pca.service.commit.user_log import Step, UserLog
+from streaming_pca.service.input.source import CutBatch
+
+__all__ = ["BatchResult", "compute_batch", "parameters_of"]
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """Result of a batch; no part of it may leave the process before the commit.
+
+    Attributes
+    ----------
+    state : State
+    data : bytes
+        The state's encoding.
+    release : bytes
+        Encoded release, published after the commit.
+    users : Step or None
+        Change of the table of users, where the user is the unit of privacy.
+    """
+
+    state: State
+    data: bytes
+    release: bytes
+    users: Step | None
+
+
+def parameters_of(stream: StreamSettings, plan: Plan) -> dict[str, Any]:
+    """Return RESERVED's parameters: every input of the result except records and state."""
+    return plan.parameters | {"options": stream.mechanism_options, "seed": stream.seed}
+
+
+def compute_batch(
+    stream: StreamSettings, users: UserLog | None, state: State, taken: CutBatch, number: int
+) -> BatchResult:
+    """Compute the result of batch ``number``; changes nothing.
+
+    Where the user is the unit of privacy, records over a user's limit become
+    null here, in their places. The same table and batch always give the same null
+    records, so a successor that finishes a batch uses the same records.
+    """
+    batch, step = taken.batch, None
+    if users is not None:
+        assert taken.users is not None
+        counted = users.admit(taken.users).counted
+        batch, step = batch.keeping(counted), users.step(taken.users, counted)
+    estimator = stream.build_estimator()
+    new: State = estimator.update(state, batch)
+    release = make_release(stream, estimator.release(new), number, new.records)
+    Release.from_bytes(release)  # raises if a number is not finite
+    return BatchResult(new, encode_state(new), release, step)

@@ -1,0 +1,371 @@
+"""Writer of ledger, state and releases: take over, reserve, commit, publish, abandon.
+
+Every write is a transaction of the stream's one transactional producer. Its
+id consists of the input topic's id and the stream's name, so a successor's
+``init_transactions`` fences the previous leader, even while it is suspended. Steps
+are numbered; the tests kill the process before and after each.
+
+After any error in here the caller drops everything in memory and takes over
+anew, because an exception of a commit does not tell whether it happened.
+
+Why nothing is lost or charged twice: docs/explanation/exactly-once.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, cast
+
+from kafka.errors import KafkaError
+
+from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.data.release import Release
+from streaming_pca.privacy.ledger.entries import (
+    Abandoned,
+    Committed,
+    OffsetRange,
+    Opened,
+    Released,
+    Reserved,
+    decode_entry,
+    encode_entry,
+)
+from streaming_pca.privacy.ledger.ledger import JobStatus
+from streaming_pca.privacy.parameters import Charge
+from streaming_pca.privacy.randomness import secret_salt
+from streaming_pca.service.commit.admission import check_admission, check_opened
+from streaming_pca.service.commit.batch_result import BatchResult
+from streaming_pca.service.commit.checkpoint_format import Checkpoint, encode_checkpoint
+from streaming_pca.service.commit.ledger_writer import LedgerWriter, trace_of
+from streaming_pca.service.commit.log_reader import LedgerLog, LogReader, high_watermark
+from streaming_pca.service.commit.recovery import LedgerMismatch, Recovery, recover
+from streaming_pca.service.commit.state_topic import StateReader, send_state
+from streaming_pca.service.commit.user_log import UserLog
+from streaming_pca.service.errors import SessionLost, StreamRefused
+from streaming_pca.service.kafka.clients import transactional_producer
+from streaming_pca.service.kafka.transaction import Transaction
+
+__all__ = ["BudgetExceededByAnother", "CheckpointWriter", "TakenOver", "open_ledger"]
+
+_RELEASES_TAIL = 32
+"""Offsets from the end in which the last release is searched; a publication takes two."""
+
+
+@dataclass(frozen=True)
+class TakenOver:
+    """Result of a take-over."""
+
+    recovery: Recovery
+    checkpoint: Checkpoint | None
+    reservation: Reserved | None
+    """The open batch, if there is one."""
+    standing: JobStatus
+    """Only an active stream may reserve; a paused one may end its open batch."""
+
+
+class CheckpointWriter(LedgerWriter):
+    """Leader's writer of ledger, state and releases.
+
+    Parameters
+    ----------
+    kafka, stream : settings
+    topic_id : str
+        The input topic's id.
+    """
+
+    def __init__(self, kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> None:
+        super().__init__(kafka, stream.ledger_topic, topic_id, stream.name)
+        self._stream = stream
+        self._state: StateReader | None = None
+        self._checkpoint: Checkpoint | None = None
+        self.users: UserLog | None = None
+        """Table of users after :meth:`take_over`, where the user is the unit of privacy."""
+
+    def close(self) -> None:
+        """Release producer and consumers."""
+        super().close()
+        self._close_states()
+
+    # -- take over ---------------------------------------------------------
+
+    def read_ahead(self) -> None:
+        """Read ledger and state before fencing, to shorten the take-over.
+
+        :meth:`take_over` reads to the end anyway. After this call, little is left to read
+        between its fence and the first write.
+        """
+        self.log.catch_up()
+        self._states.read_to(high_watermark(self._kafka, self._stream.state_topic))
+
+    def take_over(self, *, to_change_status: bool = False) -> TakenOver:
+        """Fence the predecessor, read to the now final end, cross-check, and decide.
+
+        Parameters
+        ----------
+        to_change_status : bool
+            True to pause, resume or retire only. Then neither a changed privacy contract
+            nor the stream's status is a reason to refuse.
+        """
+        with self._step("take_over.1 fence"):
+            self._fence()
+        with self._step("take_over.2 ends"):
+            ledger_end = high_watermark(self._kafka, self._stream.ledger_topic)
+            state_end = high_watermark(self._kafka, self._stream.state_topic)
+        with self._step("take_over.3 replay"):
+            self.log.catch_up(ledger_end)
+            self._states.read_to(state_end)
+            self._checkpoint, digest = self._states.last()
+        with self._step("take_over.4 cross-check"):
+            (check_opened if to_change_status else check_admission)(self._stream, self.log.ledger)
+            job = self.log.ledger.job(self._stream.name)
+            checkpoint = self._checkpoint
+            try:
+                recovery = recover(
+                    job,
+                    checkpoint.batch if checkpoint else 0,
+                    digest,
+                    checkpoint.positions if checkpoint else {},
+                )
+            except LedgerMismatch as error:
+                self._refuse(str(error), ledger_end)
+            self._check_releases(job.batch, ledger_end)
+            self._head = self.log.ledger.head(self._stream.name)
+            self.users = None if to_change_status else self._states.users(checkpoint)
+            self._close_states()
+        return TakenOver(recovery, checkpoint, job.reservation, job.standing)
+
+    @property
+    def _states(self) -> StateReader:
+        if self._state is None:
+            self._state = StateReader(self._kafka, self._stream, self._topic_id)
+        return self._state
+
+    def _close_states(self) -> None:
+        # Frees the chunks that the reader holds: a state can be large.
+        states, self._state = self._state, None
+        if states is not None:
+            states.close()
+
+    def read_status(self) -> JobStatus:
+        """Read the stream's present status, for a leader that waits while it is paused.
+
+        Resuming a stream fences that leader, so it takes over anew before it goes on.
+        """
+        self.log.catch_up()
+        return self.log.ledger.job(self._stream.name).standing
+
+    def _refuse(self, reason: str, ledger_end: int) -> NoReturn:
+        """Refuse the stream, or raise SessionLost if the ledger has grown since it was read.
+
+        A leader that was suspended after reading the ledger's end may have been fenced, and its
+        successor may have gone on. Then ledger and state were read at two different moments.
+        """
+        if high_watermark(self._kafka, self._stream.ledger_topic) != ledger_end:
+            raise SessionLost(f"the ledger went on during the take-over ({reason})")
+        raise StreamRefused(reason)
+
+    def _check_releases(self, batch: int, ledger_end: int) -> None:
+        """Refuse a ledger and state that were both rolled back.
+
+        Batches that were released since would be answered again.
+        """
+        topic = self._stream.releases_topic
+        end = high_watermark(self._kafka, topic)
+        reader = LogReader(self._kafka, topic, start=end - _RELEASES_TAIL)
+        try:
+            for message in reader.read_to(end, self._kafka.transaction_timeout_ms / 1000 + 15):
+                release = Release.from_bytes(message.value or b"")
+                if release.stream == self._stream.name and release.batch > batch:
+                    self._refuse(
+                        f"batch {release.batch} was released, but the ledger ends at batch {batch}: "
+                        "ledger and state are from an older backup. Start the stream under a new name",
+                        ledger_end,
+                    )
+        except ValueError as error:
+            raise StreamRefused(f"releases topic {topic!r}: {error}: another program writes to it") from None
+        finally:
+            reader.close()
+
+    # -- reserve -----------------------------------------------------------
+
+    def reserve(self, ranges: Sequence[OffsetRange], parameters: dict[str, Any], charge: Charge) -> Reserved:
+        """Charge a batch before any estimator sees it.
+
+        Raises
+        ------
+        BudgetExceeded
+            If a record would pass the cap, now or because another job was faster.
+        """
+        ledger = self.log.ledger
+        with self._step("reserve.1 dry run"):
+            self.log.catch_up()
+            status = ledger.job(self._stream.name).standing
+            # Another writer for this stream has fenced us, or is `import`. Our plan is older than its
+            # entries, so it must not be judged against them: the next take-over deals with them.
+            if status is not JobStatus.ACTIVE:
+                raise SessionLost(f"the stream is {status}")
+            if ledger.head(self._stream.name) != self._head:
+                raise SessionLost("another leader, or an import, has written for the stream meanwhile")
+            entry = Reserved(
+                topic_id=self._topic_id,
+                job=self._stream.name,
+                batch=ledger.job(self._stream.name).batch + 1,
+                previous=ledger.head(self._stream.name),
+                ranges=tuple(ranges),
+                promise=self._stream.privacy_contract,
+                parameters=parameters,
+                charge=charge,
+            )
+            # The entry as every reader will see it: tuples are lists on the wire.
+            entry = cast(Reserved, decode_entry(encode_entry(entry)))
+            ledger.check_budget(entry)
+            verdict = ledger.judge(entry)
+            if not verdict.accepted:
+                raise StreamRefused(f"the ledger refuses batch {entry.batch}: {verdict.reason}")
+        with self._step("reserve.2 begin"):
+            self._begin()
+        with self._step("reserve.3 RESERVED"):
+            sent = self._send_entry(entry)
+        with self._step("reserve.4 commit"):
+            self._transaction.commit()
+        with self._step("reserve.5 read back"):
+            # The log's order decides between jobs, so the entry counts only if replay accepts it.
+            verdict = self._read_back(sent.offset, entry)
+            if not verdict.accepted:
+                raise BudgetExceededByAnother(verdict.reason)
+        return entry
+
+    # -- commit ------------------------------------------------------------
+
+    def commit(
+        self, reserved: Reserved, positions: dict[int, int], epochs: dict[int, int], answer: BatchResult
+    ) -> Checkpoint:
+        """Write state, COMMITTED and offsets in one transaction.
+
+        No result of ``update`` leaves the process in any other way.
+        """
+        users = answer.users
+        checkpoint = Checkpoint(
+            topic_id=self._topic_id,
+            stream=self._stream.name,
+            batch=reserved.batch,
+            positions=positions,
+            epochs=epochs,
+            salt=secret_salt(),
+            state=answer.data,
+            release=answer.release,
+            users=None if users is None else users.index,
+        )
+        data, digest = encode_checkpoint(checkpoint)
+        entry = Committed(
+            topic_id=self._topic_id,
+            job=self._stream.name,
+            batch=reserved.batch,
+            previous=self.log.ledger.head(self._stream.name),
+            state_digest=digest,
+        )
+        with self._step("commit.1 begin"):
+            self._begin()
+        with self._step("commit.2 state"):
+            parts = {} if users is None else users.parts
+            send_state(self._transaction, self._stream.state_topic, data, digest, reserved.batch, parts)
+        with self._step("commit.3 COMMITTED"):
+            sent = self._send_entry(entry)
+        with self._step("commit.4 offsets"):
+            # For lag tools, and as a trace outside the ledger; positions live in the state.
+            self._transaction.send_offsets(self._stream.input, positions, self._stream.name, trace_of(entry))
+        with self._step("commit.5 commit"):
+            self._transaction.commit()
+        with self._step("commit.6 read back"):
+            self._expect(sent.offset, entry)
+        self._checkpoint = checkpoint
+        if users is not None:
+            assert self.users is not None
+            self.users.follow(users)
+        return checkpoint
+
+    # -- publish -----------------------------------------------------------
+
+    def publish(self) -> bytes:
+        """Publish the committed release, with RELEASED, in a transaction of its own.
+
+        A consumer that reads uncommitted messages sees aborted transactions too. So the
+        release is never sent in the transaction that commits the state.
+        """
+        checkpoint = self._checkpoint
+        assert checkpoint is not None, "nothing was committed"
+        entry = Released(
+            topic_id=self._topic_id,
+            job=self._stream.name,
+            batch=checkpoint.batch,
+            previous=self.log.ledger.head(self._stream.name),
+            release_digest=hashlib.sha256(checkpoint.release).hexdigest(),
+        )
+        with self._step("publish.1 begin"):
+            self._begin()
+        with self._step("publish.2 release"):
+            self._transaction.send(
+                self._stream.releases_topic,
+                checkpoint.release,
+                self._stream.name.encode(),
+                [("content-type", b"application/json")],
+            )
+        with self._step("publish.3 RELEASED"):
+            sent = self._send_entry(entry)
+        with self._step("publish.4 commit"):
+            self._transaction.commit()
+        with self._step("publish.5 read back"):
+            self._expect(sent.offset, entry)
+        return checkpoint.release
+
+    # -- abandon -----------------------------------------------------------
+
+    def abandon(self, reserved: Reserved, reason: str) -> None:
+        """Close a reserved batch without an answer; its charge stays."""
+        entry = Abandoned(
+            topic_id=self._topic_id,
+            job=self._stream.name,
+            batch=reserved.batch,
+            previous=self.log.ledger.head(self._stream.name),
+            reason=reason,
+        )
+        with self._step("abandon.1 begin"):
+            self._begin()
+        with self._step("abandon.2 ABANDONED"):
+            sent = self._send_entry(entry)
+        with self._step("abandon.3 commit"):
+            self._transaction.commit()
+        with self._step("abandon.4 read back"):
+            self._expect(sent.offset, entry)
+
+
+class BudgetExceededByAnother(StreamRefused):
+    """Void reservation: another job reserved the rest of the records' budget first."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the cap was reached by another job first: {reason}")
+
+
+def open_ledger(kafka: KafkaSettings, entry: Opened, topic: str) -> Opened:
+    """Write OPENED unless the ledger is open; return the entry that counts."""
+    log = LedgerLog(kafka, topic, entry.topic_id)
+    try:
+        log.catch_up()
+        if log.ledger.opened is None:
+            producer = transactional_producer(kafka, f"streaming-pca.{entry.topic_id}")
+            try:
+                producer.init_transactions()
+                transaction = Transaction(producer, kafka)
+                transaction.send(topic, encode_entry(entry), None)
+                transaction.commit()
+            except KafkaError as error:
+                raise SessionLost(f"opening the ledger failed: {error}") from error
+            finally:
+                producer.close(timeout=2)
+            log.catch_up()
+        assert log.ledger.opened is not None
+        return log.ledger.opened
+    finally:
+        log.close()

@@ -1,0 +1,94 @@
+"""Bytes of a checkpoint, as the state topic holds them in chunks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+
+from streaming_pca.privacy.users.index import UserIndex
+
+__all__ = ["Checkpoint", "MalformedCheckpoint", "decode_checkpoint", "encode_checkpoint"]
+
+
+class MalformedCheckpoint(ValueError):
+    """Error of a state message that cannot be read."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Complete state of a stream after a batch, from which another worker can continue.
+
+    Attributes
+    ----------
+    topic_id, stream : str
+    batch : int
+        Number of the batch in the ledger.
+    positions : dict of partition to offset
+        End of the batch.
+    salt : bytes
+        Random bytes that make the digest in the ledger useless without the state.
+    state, release : bytes
+        State of the estimator, and the release to publish.
+    users : UserIndex or None
+        Index of users; only if the privacy unit is the user.
+    epochs : dict of partition to leader epoch
+        Epochs of the last records before the positions, as far as they are known.
+    """
+
+    topic_id: str
+    stream: str
+    batch: int
+    positions: dict[int, int]
+    salt: bytes
+    state: bytes
+    release: bytes
+    users: UserIndex | None = None
+    epochs: dict[int, int] = field(default_factory=dict)
+
+
+def encode_checkpoint(checkpoint: Checkpoint) -> tuple[bytes, str]:
+    """Return the bytes of a checkpoint, and their digest for the ledger."""
+    facts = {
+        "version": 1,
+        "topic_id": checkpoint.topic_id,
+        "stream": checkpoint.stream,
+        "batch": checkpoint.batch,
+        "positions": {str(p): o for p, o in sorted(checkpoint.positions.items())},
+        "salt": checkpoint.salt.hex(),
+        "state_bytes": len(checkpoint.state),
+    }
+    if checkpoint.epochs:
+        facts["epochs"] = {str(p): epoch for p, epoch in sorted(checkpoint.epochs.items())}
+    if checkpoint.users is not None:
+        facts["users"] = checkpoint.users.plain()
+    header = json.dumps(facts, sort_keys=True).encode()
+    data = len(header).to_bytes(4, "big") + header + checkpoint.state + checkpoint.release
+    return data, hashlib.sha256(data).hexdigest()
+
+
+def decode_checkpoint(data: bytes) -> tuple[Checkpoint, str]:
+    """Return the checkpoint that :func:`encode_checkpoint` wrote, and its digest.
+
+    Raises
+    ------
+    MalformedCheckpoint
+    """
+    try:
+        size = int.from_bytes(data[:4], "big")
+        header = json.loads(data[4 : 4 + size])
+        body = data[4 + size :]
+        checkpoint = Checkpoint(
+            topic_id=header["topic_id"],
+            stream=header["stream"],
+            batch=header["batch"],
+            positions={int(p): int(o) for p, o in header["positions"].items()},
+            salt=bytes.fromhex(header["salt"]),
+            state=body[: header["state_bytes"]],
+            release=body[header["state_bytes"] :],
+            users=UserIndex.of_plain(header["users"]) if "users" in header else None,
+            epochs={int(p): int(epoch) for p, epoch in header.get("epochs", {}).items()},
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MalformedCheckpoint(f"state message cannot be read: {error}") from None
+    return checkpoint, hashlib.sha256(data).hexdigest()

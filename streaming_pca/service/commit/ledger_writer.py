@@ -1,0 +1,125 @@
+"""Writer of one job's ledger entries: a transactional producer and a replay of the log.
+
+The producer's transactional id consists of the input topic's id and the job's
+name, so a successor's ``init_transactions`` fences the previous writer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kafka import KafkaProducer
+from kafka.errors import KafkaError
+
+from streaming_pca.config.settings import ConfigurationError, KafkaSettings
+from streaming_pca.privacy.ledger.entries import LedgerEntry, encode_entry, entry_hash
+from streaming_pca.privacy.ledger.ledger import Verdict
+from streaming_pca.service.commit.log_reader import LedgerLog
+from streaming_pca.service.errors import SessionLost
+from streaming_pca.service.kafka.clients import transactional_producer
+from streaming_pca.service.kafka.transaction import Sent, Transaction
+
+__all__ = ["LedgerWriter", "check_reason", "group_of_charges", "trace_of"]
+
+_REASON_LENGTH = 500
+
+
+def check_reason(reason: str) -> None:
+    """Refuse a reason that does not fit on one line of output."""
+    if not 1 <= len(reason) <= _REASON_LENGTH or not reason.isprintable():
+        raise ConfigurationError(f"--reason must be one line of 1 to {_REASON_LENGTH} printable characters")
+
+
+def trace_of(entry: LedgerEntry) -> str:
+    """Return metadata for group offsets: a trace of an entry outside the ledger.
+
+    The offsets are sent in the entry's transaction. If the ledger is lost, an import
+    (:mod:`streaming_pca.admin.restore`) refuses a backup that lacks the entry.
+    """
+    return f"{entry.kind} {entry_hash(entry)}"
+
+
+def group_of_charges(topic: str, job: str) -> str:
+    """Return the consumer group for traces of a job's charges; no consumer uses such a name."""
+    return f"{topic}.ledger.{job}"
+
+
+class LedgerWriter:
+    """Base of ledger writers: numbered steps, fencing, and reading back.
+
+    Parameters
+    ----------
+    kafka : KafkaSettings
+    ledger_topic : str
+    topic_id : str
+        The input topic's id.
+    job : str
+    """
+
+    def __init__(self, kafka: KafkaSettings, ledger_topic: str, topic_id: str, job: str) -> None:
+        self._kafka, self._ledger_topic = kafka, ledger_topic
+        self._topic_id, self._job = topic_id, job
+        self._producer: KafkaProducer | None = None
+        self._open: Transaction | None = None
+        self._head = ""
+        """Hash of the job's last entry as far as this writer knows it."""
+        self._log: LedgerLog | None = None
+        self.step = ""
+        """Current step, reported on timeout."""
+
+    @contextmanager
+    def _step(self, name: str) -> Iterator[None]:
+        """Run a numbered step; crash tests kill the process before or after it."""
+        self.step = name
+        try:
+            yield
+        except KafkaError as error:
+            reason = (str(error).splitlines() or [""])[0][:200]
+            raise SessionLost(f"{name}: {type(error).__name__} {reason}") from error
+
+    def _begin(self) -> None:
+        """Begin a transaction; one at a time."""
+        assert self._producer is not None, "fence first"
+        self._open = Transaction(self._producer, self._kafka)
+
+    @property
+    def _transaction(self) -> Transaction:
+        assert self._open is not None, "begin first"
+        return self._open
+
+    @property
+    def log(self) -> LedgerLog:
+        """Replay of the ledger."""
+        if self._log is None:
+            self._log = LedgerLog(self._kafka, self._ledger_topic, self._topic_id)
+        return self._log
+
+    def close(self) -> None:
+        """Release producer and consumer."""
+        if self._producer is not None:
+            self._producer.close(timeout=2)
+        if self._log is not None:
+            self._log.close()
+
+    def _fence(self) -> None:
+        """Fence the job's previous writer, and end its open transaction."""
+        self._producer = transactional_producer(self._kafka, f"streaming-pca.{self._topic_id}.{self._job}")
+        self._producer.init_transactions()
+
+    def _send_entry(self, entry: LedgerEntry) -> Sent:
+        return self._transaction.send(self._ledger_topic, encode_entry(entry), self._job.encode())
+
+    def _read_back(self, offset: int, entry: LedgerEntry) -> Verdict:
+        """Replay to the entry just written; return the ledger's verdict on it."""
+        own = next((r for r in self.log.catch_up(offset + 1) if r.offset == offset), None)
+        if own is None or own.entry != entry:
+            raise SessionLost(f"{self.step}: the entry is not in the log where it was written")
+        self._head = entry_hash(entry)
+        return own.verdict
+
+    def _expect(self, offset: int, entry: LedgerEntry) -> None:
+        """Replay to the entry just written; SessionLost if it does not count."""
+        verdict = self._read_back(offset, entry)
+        if not verdict.accepted:
+            raise SessionLost(f"{self.step}: the ledger did not take the entry: {verdict.reason}")

@@ -1,0 +1,169 @@
+"""Readers of one-partition topics to a given end, and the ledger's replay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kafka import TopicPartition
+from kafka.errors import KafkaError
+
+from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.privacy.ledger.entries import LedgerEntry, MalformedEntry, decode_entry
+from streaming_pca.privacy.ledger.ledger import Ledger, Verdict
+from streaming_pca.service.errors import SessionLost, StreamRefused
+from streaming_pca.service.kafka.clients import reading_consumer
+
+__all__ = ["EndReader", "LedgerLog", "LogReader", "Replayed", "high_watermark", "whole_log"]
+
+_POLL_MS = 10
+"""Short, because a poll that meets only a transaction's marker waits for all of it."""
+
+
+def high_watermark(kafka: KafkaSettings, topic: str) -> int:
+    """Return the end of a topic's partition 0, open transactions included.
+
+    A read_committed end would stop before a predecessor's transaction that the
+    broker is still completing; a successor must read past it.
+    """
+    reader = EndReader(kafka, topic)
+    try:
+        return reader.end()
+    finally:
+        reader.close()
+
+
+class EndReader:
+    """Repeated reader of a partition 0's high watermark, over one connection.
+
+    A new connection takes a tenth of a second: it asks for the topic's leader, and the
+    client waits that long before it asks again.
+    """
+
+    def __init__(self, kafka: KafkaSettings, topic: str) -> None:
+        self._kafka, self._tp = kafka, TopicPartition(topic, 0)
+        self._consumer = reading_consumer(kafka, committed=False)
+
+    def end(self) -> int:
+        """Return the end, open transactions included; SessionLost if the broker fails."""
+        try:
+            ends = self._consumer.end_offsets([self._tp], timeout_ms=self._kafka.request_timeout_ms)
+        except KafkaError as error:
+            raise SessionLost(f"reading the end of {self._tp.topic} failed: {error}") from error
+        return int(ends[self._tp])
+
+    def close(self) -> None:
+        """Release the consumer."""
+        self._consumer.close(autocommit=False)
+
+
+class LogReader:
+    """Read_committed reader of partition 0, from ``start`` or the first record on."""
+
+    def __init__(self, kafka: KafkaSettings, topic: str, start: int = 0) -> None:
+        self.topic = topic
+        self._kafka = kafka
+        self._tp = TopicPartition(topic, 0)
+        self._consumer = reading_consumer(kafka, max_poll_records=500)
+        try:
+            self.first = int(
+                self._consumer.beginning_offsets([self._tp], timeout_ms=kafka.request_timeout_ms)[self._tp]
+            )
+        except KafkaError as error:
+            self._consumer.close(autocommit=False)
+            raise SessionLost(f"reading the start of {topic} failed: {error}") from error
+        self._consumer.assign([self._tp])
+        self._consumer.seek(self._tp, max(self.first, start))
+
+    @property
+    def position(self) -> int:
+        """Next offset to read."""
+        return int(self._consumer.position(self._tp, timeout_ms=self._kafka.request_timeout_ms) or 0)
+
+    def read_to(self, end: int, patience_seconds: float) -> Iterator[Any]:
+        """Yield the committed messages before offset ``end``.
+
+        Waits for transactions that are open before ``end``. SessionLost after a standstill
+        of ``patience_seconds``.
+        """
+        seen, deadline = -1, 0.0
+        while (position := self.position) < end:
+            if position != seen:
+                # Only a standstill is limited: a long log may take any time.
+                seen, deadline = position, time.monotonic() + patience_seconds
+            elif time.monotonic() > deadline:
+                raise SessionLost(
+                    f"{self.topic} could not be read to offset {end}: for {patience_seconds:g} s it stops "
+                    f"at {position} (an open transaction, or a broker that hangs)"
+                )
+            try:
+                polled = self._consumer.poll(timeout_ms=_POLL_MS)
+            except KafkaError as error:
+                raise SessionLost(f"reading {self.topic} failed: {error}") from error
+            for messages in polled.values():
+                yield from messages
+
+    def close(self) -> None:
+        """Release the consumer."""
+        self._consumer.close(autocommit=False)
+
+
+def whole_log(kafka: KafkaSettings, topic: str) -> LogReader:
+    """Return a reader from a ledger's first entry; StreamRefused if that was deleted."""
+    reader = LogReader(kafka, topic)
+    if reader.first != 0:
+        reader.close()
+        raise StreamRefused(
+            f"ledger topic {topic!r} starts at offset {reader.first}: entries were deleted, "
+            "so what records have been charged is not known. Restore the topic"
+        )
+    return reader
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Entry of the log, and its verdict in the replay."""
+
+    offset: int
+    entry: LedgerEntry
+    verdict: Verdict
+
+
+class LedgerLog:
+    """Replay of one ledger topic, brought up to date on demand."""
+
+    def __init__(self, kafka: KafkaSettings, topic: str, topic_id: str) -> None:
+        self.topic = topic
+        self.ledger = Ledger(topic_id)
+        self.entries = 0
+        """Number of entries replayed, void ones included."""
+        self._kafka = kafka
+        self._reader = whole_log(kafka, topic)
+        self._ends: EndReader | None = None
+
+    def catch_up(self, end: int | None = None) -> list[Replayed]:
+        """Replay to ``end``, by default the high watermark; return the new entries."""
+        if end is None:
+            self._ends = self._ends or EndReader(self._kafka, self.topic)
+            end = self._ends.end()
+        patience = self._kafka.transaction_timeout_ms / 1000 + 15
+        new = []
+        for message in self._reader.read_to(end, patience):
+            try:
+                entry = decode_entry(message.value or b"")
+            except MalformedEntry as error:
+                raise StreamRefused(
+                    f"ledger topic {self.topic!r}, offset {message.offset}: {error}. "
+                    "Another program writes to it, or a newer version of this one does"
+                ) from None
+            self.entries += 1
+            new.append(Replayed(message.offset, entry, self.ledger.apply(entry)))
+        return new
+
+    def close(self) -> None:
+        """Release the consumers."""
+        self._reader.close()
+        if self._ends is not None:
+            self._ends.close()

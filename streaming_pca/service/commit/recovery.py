@@ -1,0 +1,84 @@
+"""First action of a leader that has just taken over: a pure decision.
+
+Its inputs are the ledger and the last state, both replayed to an end that no earlier
+leader can move any more. Its result is one of three actions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from streaming_pca.privacy.ledger.ledger import BatchStatus, JobLedger
+
+__all__ = ["Action", "LedgerMismatch", "Recovery", "recover"]
+
+
+class LedgerMismatch(Exception):
+    """Contradiction between ledger and state: going on could answer a batch twice."""
+
+
+class Action(StrEnum):
+    """First action after a take-over."""
+
+    PUBLISH = "publish the committed release"
+    RESUME = "finish the reserved batch"
+    PLAN = "plan a new batch"
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Action, and the offsets at which the job's next new batch starts."""
+
+    action: Action
+    positions: dict[int, int]
+
+
+def recover(job: JobLedger, batch: int, digest: str, positions: dict[int, int]) -> Recovery:
+    """Decide the first action.
+
+    Parameters
+    ----------
+    job : JobLedger
+        This stream's, replayed to the end.
+    batch : int
+        The ledger's batch number in the last committed state, 0 where there is none.
+    digest : str
+        That state's salted digest, "" where there is none.
+    positions : dict of partition to offset
+        End of the state's batch.
+
+    Raises
+    ------
+    LedgerMismatch
+        If one of them has lost entries that the other has.
+    """
+    if job.last_committed < batch:
+        raise LedgerMismatch(
+            f"the ledger ends at batch {job.last_committed}, before the state's batch {batch}: "
+            "the ledger topic has lost entries; bring back its newest backup, "
+            "or start the stream under a new name"
+        )
+    if job.last_committed > batch:
+        raise LedgerMismatch(
+            f"the ledger has committed batch {job.last_committed}, the state topic ends at batch {batch}: "
+            "the state topic has lost entries; bring back its newest backup, "
+            "or start the stream under a new name"
+        )
+    if job.state_digest != digest:
+        raise LedgerMismatch(
+            f"the state of batch {batch} differs from the one committed: "
+            "bring back their newest backups, or start the stream under a new name"
+        )
+    # The ledger runs ahead of the state by abandoned batches: their records are
+    # spent, and no later batch may hold them.
+    ahead = {p: max(offset, job.ends.get(p, 0)) for p, offset in positions.items()}
+    ahead |= {p: offset for p, offset in job.ends.items() if p not in ahead}
+    match job.phase:
+        case BatchStatus.COMMITTED:
+            action = Action.PUBLISH
+        case BatchStatus.RESERVED:
+            action = Action.RESUME
+        case _:
+            action = Action.PLAN
+    return Recovery(action, ahead)

@@ -1,0 +1,83 @@
+"""Releases: post-processing of a committed state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from streaming_pca.config.settings import StreamSettings
+from streaming_pca.data.release import ACCURACY, Release
+from streaming_pca.estimators.base import Subspace
+from streaming_pca.estimators.doubts import doubts
+
+__all__ = ["Progress", "make_release"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Public facts of a published release, for callbacks of the worker."""
+
+    batch: int
+    records: int
+    release: bytes
+
+
+def make_release(stream: StreamSettings, subspace: Subspace, batch: int, records: int) -> bytes:
+    """Encode a release; its bytes are part of the state until they are published.
+
+    Parameters
+    ----------
+    stream : StreamSettings
+    subspace : Subspace
+    batch : int
+        The ledger's batch number.
+    records : int
+        Records delivered so far.
+
+    Raises
+    ------
+    ValueError
+        If a figure of the subspace's accuracy is not finite or out of its range.
+    """
+    accuracy = _accuracy(subspace)
+    outcome = None if subspace.outcome is None else subspace.outcome.value
+    info = stream.build_estimator().info
+    found = doubts(subspace, stream.build_estimator().preprocessing, records)
+    third = outcome is not None or not stream.private
+    fourth = info.local or info.releases == "tensor"
+    return Release(
+        version=5 if found else 4 if fourth else 3 if third else 2 if accuracy else 1,
+        kind=info.releases,
+        stream=stream.name,
+        batch=batch,
+        records=records,
+        dim=stream.dim,
+        rank=stream.rank,
+        estimator=stream.estimator,
+        components=subspace.components.tolist(),
+        weights=None if subspace.weights is None else subspace.weights.tolist(),
+        support=None if subspace.support is None else list(subspace.support),
+        explained_variance=subspace.explained_variance.tolist(),
+        mean=None if subspace.mean is None else subspace.mean.tolist(),
+        private=stream.private,
+        local=info.local,
+        epsilon=stream.epsilon if stream.private else None,
+        delta=stream.delta if stream.private else None,
+        adjacency=info.adjacency,
+        privacy_unit=stream.privacy_unit,
+        contributions_per_user=stream.contributions_per_user if stream.privacy_unit == "user" else None,
+        feature_names=None if stream.feature_names is None else list(stream.feature_names),
+        created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        outcome=outcome,
+        doubts=tuple(doubt.value for doubt in found),
+        **accuracy,
+    ).to_bytes()
+
+
+def _accuracy(subspace: Subspace) -> dict[str, Any]:
+    """Return the accuracy figures that the estimator provides."""
+    known = {name: getattr(subspace, name) for name in ACCURACY}
+    return {name: np.asarray(value).tolist() for name, value in known.items() if value is not None}

@@ -1,0 +1,128 @@
+"""Snapshot of a ledger and of its jobs' committed states, taken beside running workers.
+
+The ledger is read first, up to some offset. Then the state that each job's last
+COMMITTED before that offset names is looked up. The state is still on its topic,
+perhaps with later ones behind it, because the broker's cleaner leaves recent
+messages alone. Where a job commits faster than that, both are read again. So a
+snapshot shows one point of the ledger's log, and no worker has to stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.privacy.ledger.entries import MalformedEntry, decode_entry
+from streaming_pca.privacy.ledger.ledger import Ledger
+from streaming_pca.service.commit.log_reader import LogReader, high_watermark
+from streaming_pca.service.commit.state_topic import PATIENCE_SECONDS, FoundState, find_state
+from streaming_pca.service.errors import SessionLost
+from streaming_pca.service.topics.find import describe_topics
+
+__all__ = ["Snapshot", "existing_topics", "read_messages", "read_snapshot", "read_topic", "replay"]
+
+_ATTEMPTS = 20
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Snapshot(Generic[T]):
+    """Ledger up to some offset, and its jobs' states at that point.
+
+    Attributes
+    ----------
+    entries : tuple of (offset, bytes)
+    end : int
+        Offset to which the ledger was read.
+    states : dict of job to T
+        For each job with a committed batch.
+    """
+
+    entries: tuple[tuple[int, bytes], ...]
+    end: int
+    states: dict[str, T]
+
+
+def read_snapshot(
+    kafka: KafkaSettings, reader: LogReader, topic_id: str, keep: Callable[[FoundState, str], T]
+) -> Snapshot[T]:
+    """Read a ledger to its end, and its jobs' states.
+
+    Parameters
+    ----------
+    kafka : KafkaSettings
+    reader : LogReader
+        Of the ledger topic, at its start.
+    topic_id : str
+        Id of the input topic's life whose jobs are meant.
+    keep : callable
+        Takes what was found for a job, and the digest it was searched by. Returns what
+        the snapshot keeps of it, for a state may be large.
+
+    Raises
+    ------
+    SessionLost
+        If the broker fails, or jobs commit faster than their states can be read.
+    """
+    entries: list[tuple[int, bytes]] = []
+    ledger = Ledger(topic_id)
+    states: dict[str, T] = {}
+    sought: dict[str, str] = {}
+    for _ in range(_ATTEMPTS):
+        new = read_messages(kafka, reader)
+        entries += new
+        jobs = replay((data for _, data in new), ledger).jobs
+        wanted = {name: job.state_digest for name, job in jobs.items() if job.last_committed}
+        changed = {name: digest for name, digest in wanted.items() if sought.get(name) != digest}
+        topics = existing_topics(kafka, [f"{name}.state" for name in changed])
+        behind = []
+        for name, digest in changed.items():
+            topic = f"{name}.state"
+            found = find_state(kafka, topic, digest) if topic in topics else FoundState()
+            states[name] = keep(found, digest)
+            if not found.is_whole(digest):
+                behind.append(name)
+        sought = wanted
+        # A missing state was replaced by a later one, whose entry can be read by now.
+        # If there is no such entry, the state is lost: the verifier reports that.
+        if not behind:
+            return Snapshot(tuple(entries), reader.position, states)
+    raise SessionLost(
+        f"streams {', '.join(map(repr, behind))} commit faster than their states can be read: "
+        "try again, nearer to the broker"
+    )
+
+
+def replay(entries: Iterable[bytes], ledger: Ledger) -> Ledger:
+    """Apply entries to a ledger and return it; the verifier reports malformed ones."""
+    for data in entries:
+        try:
+            ledger.apply(decode_entry(data))
+        except MalformedEntry:
+            continue
+    return ledger
+
+
+def existing_topics(kafka: KafkaSettings, names: Iterable[str]) -> set[str]:
+    """Return the subset of these topics that exists."""
+    if not (names := list(names)):
+        return set()
+    return {t["name"] for t in describe_topics(kafka, names, "the topics") if not t["error_code"]}
+
+
+def read_messages(kafka: KafkaSettings, reader: LogReader) -> list[tuple[int, bytes]]:
+    """Read the committed messages, (offset, bytes), from the reader's position to the present end."""
+    end = high_watermark(kafka, reader.topic)
+    return [(m.offset, m.value or b"") for m in reader.read_to(end, PATIENCE_SECONDS)]
+
+
+def read_topic(kafka: KafkaSettings, topic: str) -> tuple[bytes, ...]:
+    """Read all committed messages of an existing topic."""
+    reader = LogReader(kafka, topic)
+    try:
+        return tuple(data for _, data in read_messages(kafka, reader))
+    finally:
+        reader.close()

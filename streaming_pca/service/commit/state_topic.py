@@ -1,0 +1,284 @@
+"""State topic: checkpoints in chunks, written in the caller's transaction, read back whole.
+
+Chunks have keys 0, 1, ... with batch, count and digest in their headers, so
+compaction cannot tear a state apart and keys do not grow. Parts of the table of
+users (:mod:`.user_log`) have keys NAME.0, NAME.1, ...; the checkpoint that follows
+them names the size and digest of each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.privacy.ledger.verify import StoredState
+from streaming_pca.privacy.users.index import UserIndex
+from streaming_pca.service.commit.checkpoint_format import Checkpoint, MalformedCheckpoint, decode_checkpoint
+from streaming_pca.service.commit.log_reader import LogReader, high_watermark
+from streaming_pca.service.commit.user_log import MalformedUserLog, UserLog, check_parts
+from streaming_pca.service.errors import StreamRefused
+from streaming_pca.service.kafka.transaction import Transaction
+
+__all__ = [
+    "PATIENCE_SECONDS",
+    "FoundState",
+    "PartChunks",
+    "StateReader",
+    "find_state",
+    "is_part",
+    "send_state",
+    "summarise",
+]
+
+_CHUNK_BYTES = 512 * 1024
+_PARTS = b"users."
+
+PATIENCE_SECONDS = 60.0
+"""Standstill, in seconds, after which a topic read beside running workers is given up."""
+
+
+def send_state(
+    transaction: Transaction,
+    topic: str,
+    data: bytes,
+    digest: str,
+    batch: int,
+    parts: Mapping[str, bytes],
+) -> None:
+    """Send a checkpoint's bytes after the parts that it names, in one transaction.
+
+    In this order, the last message of each key before a checkpoint's end is of its commit.
+    """
+    headers = [("batch", str(batch).encode())]
+    for name, part in parts.items():
+        for index, chunk in enumerate(_chunks(part)):
+            transaction.send(topic, chunk, f"{name}.{index}".encode(), headers)
+    headers = [
+        *headers,
+        ("chunks", str(math.ceil(len(data) / _CHUNK_BYTES)).encode()),
+        ("digest", digest.encode()),
+    ]
+    for index, chunk in enumerate(_chunks(data)):
+        transaction.send(topic, chunk, str(index).encode(), headers)
+
+
+def _chunks(data: bytes) -> Iterator[bytes]:
+    return (data[first : first + _CHUNK_BYTES] for first in range(0, len(data), _CHUNK_BYTES))
+
+
+def is_part(message: Any) -> bool:
+    """Return whether a message is a chunk of the table of users (not a checkpoint's)."""
+    return bool((message.key or b"").startswith(_PARTS))
+
+
+class PartChunks:
+    """Last chunk of each key, among messages with parts of the table of users."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[bytes, bytes] = {}
+
+    def take(self, message: Any) -> None:
+        """Keep a chunk."""
+        self._chunks[message.key] = message.value or b""
+
+    def joined(self, index: UserIndex) -> dict[str, bytes]:
+        """Join the parts that an index names, where complete; contents are not checked."""
+        found = {}
+        for name, part in index.parts.items():
+            keys = [f"{name}.{i}".encode() for i in range(math.ceil(part.size / _CHUNK_BYTES))]
+            if all(key in self._chunks for key in keys):
+                found[name] = b"".join(self._chunks[key] for key in keys)
+        return found
+
+
+class StateReader:
+    """Reader of a stream's state topic, up to its last state.
+
+    Parameters
+    ----------
+    kafka, stream : settings
+    topic_id : str
+        The input topic's present id: a state of another life is refused.
+    """
+
+    def __init__(self, kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> None:
+        self._stream, self._topic_id = stream, topic_id
+        self._patience = kafka.transaction_timeout_ms / 1000 + 60
+        self._reader = LogReader(kafka, stream.state_topic)
+        self._chunks: dict[int, Any] = {}
+        self._parts = PartChunks()
+
+    def read_to(self, end: int) -> None:
+        """Read the committed chunks before offset ``end``."""
+        for message in self._reader.read_to(end, self._patience):
+            if is_part(message):
+                self._parts.take(message)
+                continue
+            try:
+                self._chunks[int(message.key)] = message
+            except (TypeError, ValueError):
+                raise self._unreadable(f"offset {message.offset} is no chunk of a state") from None
+
+    def last(self) -> tuple[Checkpoint | None, str]:
+        """Return the last state that was read and its digest, or None and "".
+
+        Raises
+        ------
+        StreamRefused
+            If a chunk is missing or changed, or the state is of another life of the input topic.
+        """
+        if not self._chunks:
+            return None, ""
+        # The latest chunk 0 is of the latest commit. Chunks that compaction or a
+        # shorter commit left at higher keys carry another digest.
+        try:
+            first = dict(self._chunks[0].headers)
+            parts = []
+            for index in range(int(first["chunks"])):
+                headers = dict(self._chunks[index].headers)
+                if headers["digest"] != first["digest"]:
+                    raise MalformedCheckpoint(f"chunk {index} belongs to another commit")
+                parts.append(self._chunks[index].value)
+            data = b"".join(parts)
+            if hashlib.sha256(data).hexdigest() != first["digest"].decode():
+                raise MalformedCheckpoint("digest does not match")
+            checkpoint, digest = decode_checkpoint(data)
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._unreadable(str(error)) from None
+        if checkpoint.topic_id != self._topic_id:
+            raise StreamRefused(
+                f"topic {self._stream.input!r} was deleted and created again since the last batch: "
+                "its records are other data. Start under a new stream.name"
+            )
+        return checkpoint, digest
+
+    def users(self, checkpoint: Checkpoint | None) -> UserLog | None:
+        """Rebuild the table of users after the last state; None if users are not the unit.
+
+        Raises
+        ------
+        StreamRefused
+            If a part of it is missing or changed.
+        """
+        if self._stream.privacy_unit != "user":
+            return None
+        limit = self._stream.contributions_per_user
+        if checkpoint is None:
+            return UserLog(limit)
+        if checkpoint.users is None:
+            raise self._unreadable("the last state names no table of users")
+        parts, self._parts = self._parts.joined(checkpoint.users), PartChunks()
+        try:
+            return UserLog.rebuilt(limit, checkpoint.users, parts)
+        except MalformedUserLog as error:
+            raise self._unreadable(str(error)) from None
+
+    def _unreadable(self, reason: str) -> StreamRefused:
+        return StreamRefused(
+            f"state topic {self._stream.state_topic!r} cannot be read: {reason}. Restore it, or start "
+            "the stream under a new name"
+        )
+
+    def close(self) -> None:
+        """Release the consumer."""
+        self._reader.close()
+
+
+# -- one state, by its digest ----------------------------------------------
+
+
+@dataclass(frozen=True)
+class FoundState:
+    """State as a topic holds it.
+
+    Attributes
+    ----------
+    data : bytes or None
+        The state, if the topic holds it whole.
+    users : bytes or None
+        The table of users that the state names, if it names one and it is whole.
+    last : str
+        The digest of the last state there; "" if the topic is empty.
+    """
+
+    data: bytes | None = None
+    users: bytes | None = None
+    last: str = ""
+
+    def is_whole(self, digest: str) -> bool:
+        """Return whether this state has that digest and its table of users."""
+        if _digest(self.data) != digest:
+            return False
+        return self.users is not None or _users_of(self.data) is None
+
+
+def find_state(kafka: KafkaSettings, topic: str, digest: str) -> FoundState:
+    """Search a topic for the state with that digest."""
+    chunks: dict[int, bytes] = {}
+    parts, complete = PartChunks(), False
+    last = ""
+    reader = LogReader(kafka, topic)
+    try:
+        for message in reader.read_to(high_watermark(kafka, topic), PATIENCE_SECONDS):
+            if is_part(message):
+                # Parts that follow the state belong to later ones.
+                if not complete:
+                    parts.take(message)
+                continue
+            headers = dict(message.headers or ())
+            last = headers.get("digest", b"?").decode("ascii", "replace")
+            if last == digest:
+                chunks[int(message.key)] = message.value or b""
+                complete = len(chunks) == int(headers.get("chunks", b"0"))
+    except (TypeError, ValueError):
+        return FoundState(last="?")  # another program's message: its key is no number
+    finally:
+        reader.close()
+    data = b"".join(chunks[index] for index in sorted(chunks))
+    if _digest(data) != digest:
+        return FoundState(last=last)
+    index, users = _users_of(data), None
+    if index is not None:
+        joined = parts.joined(index)
+        with suppress(MalformedUserLog):
+            check_parts(index, joined)
+            users = index.join(joined)
+    return FoundState(data, users, last)
+
+
+def summarise(data: bytes, users: bytes | None) -> StoredState:
+    """Summarise a state, and check that it and its table of users are whole.
+
+    A stream with a missing or wrong table would let users count anew.
+    """
+    try:
+        checkpoint, digest = decode_checkpoint(data)
+    except MalformedCheckpoint as error:
+        return StoredState(_digest(data), problem=str(error))
+    index, problem = checkpoint.users, ""
+    if index is None:
+        problem = "" if users is None else "a table of users that its state does not name"
+    elif users is None:
+        problem = "its table of users is missing"
+    else:
+        try:
+            check_parts(index, index.split(users))
+        except ValueError as error:
+            problem = str(error)
+    return StoredState(digest, checkpoint.topic_id, checkpoint.stream, checkpoint.batch, problem)
+
+
+def _users_of(data: bytes | None) -> UserIndex | None:
+    """Return a state's index of users; None if it has none or cannot be read."""
+    with suppress(MalformedCheckpoint):
+        return None if data is None else decode_checkpoint(data)[0].users
+    return None
+
+
+def _digest(data: bytes | None) -> str:
+    return "" if data is None else hashlib.sha256(data).hexdigest()

@@ -1,0 +1,151 @@
+"""Durable form of the table of users: parts beside the checkpoints on the state topic.
+
+Commit number n of a stream writes two parts, both under slot n mod 64:
+
+- its *delta*: for each record of the batch, in order, the user's hash if the
+  record counts, else (0, 0). Its size depends on the size of the batch alone, which is public;
+- one *shard* of the table, a 64th, as it was *before* this commit.
+
+The checkpoint names size and digest of every part
+(:class:`~streaming_pca.privacy.users.index.UserIndex`), and the ledger's COMMITTED names
+the checkpoint. Why this is enough: docs/explanation/users.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.privacy.randomness import secret_salt
+from streaming_pca.privacy.users.index import Part, UserIndex
+from streaming_pca.privacy.users.table import SHARDS, Admission, UserTable
+
+__all__ = ["MalformedUserLog", "Step", "UserLog", "check_parts"]
+
+_LITTLE = np.dtype("<u8")
+
+
+class MalformedUserLog(ValueError):
+    """Part of the table of users that is missing, changed, or inconsistent with others."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Change of the table by one commit.
+
+    Attributes
+    ----------
+    index : UserIndex
+        Index of the table after the commit.
+    parts : dict of name to bytes
+        Parts that the commit writes.
+    users : (a, 2) uint64
+        Users to count once more.
+    """
+
+    index: UserIndex
+    parts: dict[str, bytes]
+    users: NDArray[np.uint64]
+
+
+class UserLog:
+    """Table of a stream's users, with its durable form.
+
+    Parameters
+    ----------
+    limit : int
+        Batches that one user may count in.
+
+    Attributes
+    ----------
+    key : bytes
+        Secret with which messages' keys are hashed. Drawn anew until the first commit
+        carries it. Until then the table is empty, and equality of keys within one batch
+        does not depend on the secret.
+    table : UserTable
+    index : UserIndex or None
+        Index of the last commit; None before the first.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.table = UserTable(limit)
+        self.index: UserIndex | None = None
+        self.key = secret_salt()
+
+    @classmethod
+    def rebuilt(cls, limit: int, index: UserIndex, parts: MutableMapping[str, bytes]) -> UserLog:
+        """Rebuild the table that an index names; removes the shards from ``parts``.
+
+        Together the shards are large, so each is freed once it is loaded.
+
+        Raises
+        ------
+        MalformedUserLog
+            If a part is missing, changed, or of another commit.
+        """
+        log = cls(limit)
+        log.key, log.index = index.key, index
+        check_parts(index, parts)
+        try:
+            log._replay(index, parts)
+        except ValueError as error:
+            # All digests are right, so the parts were already inconsistent when written.
+            raise MalformedUserLog(f"the table of users cannot be rebuilt: {error}") from None
+        return log
+
+    def _replay(self, index: UserIndex, parts: MutableMapping[str, bytes]) -> None:
+        as_before = np.zeros(SHARDS, dtype=np.int64)
+        for n in index.written:
+            self.table.load_shard(n % SHARDS, parts.pop(f"users.shard.{n % SHARDS}"))
+            as_before[n % SHARDS] = n
+        for n in index.written:
+            data = parts[f"users.delta.{n % SHARDS}"]
+            users = _counted(np.frombuffer(data, dtype=_LITTLE).reshape(-1, 2).astype(np.uint64))
+            self.table.add(users[as_before[self.table.shard_of(users)] <= n])
+
+    def admit(self, users: NDArray[np.uint64]) -> Admission:
+        """Decide which records of a batch count, by their users (m, 2); changes nothing."""
+        return self.table.admit(users)
+
+    def step(self, users: NDArray[np.uint64], counted: NDArray[np.bool_]) -> Step:
+        """Prepare the next commit's change of the table; changes nothing.
+
+        Parameters
+        ----------
+        users : (m, 2) uint64
+            User of each record of the batch.
+        counted : (m,) bool
+        """
+        before = self.index
+        n = 1 if before is None else before.commits + 1
+        slot = n % SHARDS
+        delta = np.where(counted[:, None], users, np.uint64(0))
+        shard, data = self.table.shard_bytes(slot), delta.astype(_LITTLE).tobytes()
+        index = UserIndex(
+            key=self.key,
+            commits=n,
+            deltas=({} if before is None else before.deltas) | {slot: Part.of(data)},
+            shards=({} if before is None else before.shards) | {slot: Part.of(shard)},
+        )
+        return Step(index, {f"users.delta.{slot}": data, f"users.shard.{slot}": shard}, _counted(delta))
+
+    def follow(self, step: Step) -> None:
+        """Apply the change of a commit that succeeded."""
+        self.table.add(step.users)
+        self.index = step.index
+
+
+def _counted(delta: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    return np.ascontiguousarray(delta[delta.any(axis=1)])
+
+
+def check_parts(index: UserIndex, parts: Mapping[str, bytes]) -> None:
+    """Raise MalformedUserLog if a part that an index names is missing or differs."""
+    for name, part in index.parts.items():
+        if name not in parts:
+            raise MalformedUserLog(f"{name} of the table of users is missing")
+        if Part.of(parts[name]) != part:
+            raise MalformedUserLog(f"{name} of the table of users differs from the last commit")

@@ -1,0 +1,78 @@
+"""Thread pools that all streams of a process share, and waits with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from streaming_pca.service.errors import DeadlineExceeded
+
+__all__ = ["Executors", "Pool", "first_of"]
+
+T = TypeVar("T")
+
+
+class Pool(StrEnum):
+    """Names of the thread pools."""
+
+    READING = "reading"
+    """Fetching, decoding and assembly of batches, ahead of the kernels: one thread, because decoding holds
+    the interpreter's lock.
+    """
+    RECORDS = "records"
+    """Kernels, and opening and closing the input: all other work on records."""
+    COMMITS = "commits"
+    """Exchanges with ledger, state and releases."""
+    ELECTION = "election"
+    """The group protocol alone: no kernel and no slow commit may delay it."""
+
+
+_COUNTS = {Pool.READING: 1, Pool.RECORDS: 2, Pool.COMMITS: 2, Pool.ELECTION: 1}
+
+
+class Executors:
+    """Thread pools of fixed sizes, for any number of streams."""
+
+    def __init__(self) -> None:
+        self._pools = {
+            pool: ThreadPoolExecutor(count, thread_name_prefix=pool) for pool, count in _COUNTS.items()
+        }
+        self.long_exchange = asyncio.Semaphore(1)
+        """Held during an exchange that may take long, so that the pool's other threads stay free."""
+
+    async def call(
+        self, pool: Pool, task: str, function: Callable[..., T], *args: Any, deadline: float = 0.0
+    ) -> T:
+        """Run a function in a thread of a pool.
+
+        Raises
+        ------
+        DeadlineExceeded
+            If it runs longer than ``deadline`` seconds, from when a thread was free for it
+            (0: no limit). It goes on there; a thread cannot be stopped.
+        """
+        loop = asyncio.get_running_loop()
+        started = asyncio.Event()
+
+        def run() -> T:
+            loop.call_soon_threadsafe(started.set)
+            return function(*args)
+
+        future = loop.run_in_executor(self._pools[pool], run)
+        if deadline:
+            await started.wait()
+            done, _ = await asyncio.wait([future], timeout=deadline)
+            if not done:
+                raise DeadlineExceeded(f"{task} did not finish within {deadline:g} s")
+        return await future
+
+
+async def first_of(*events: asyncio.Event, seconds: float | None = None) -> None:
+    """Wait until one of the events is set, or for ``seconds``."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()

@@ -1,0 +1,305 @@
+"""Records that were read and not cut yet, and their assembly into a batch.
+
+Messages are kept by partition; their rows lie in one of two arrays, which batches share.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.data.codec import PayloadCodec
+from streaming_pca.data.records import Batch, RecordKind
+
+__all__ = ["Chunk", "PartitionBuffer", "RecordBuffer", "RowStore", "batch_of", "interleave", "row_places"]
+
+_PIECE_BYTES = 2**20
+"""Bytes decoded at a time, which stay in the nearer caches on their way to the store."""
+
+Rows = NDArray[np.floating]
+
+
+class RowStore:
+    """Growing array of rows, float32 as long as all of them are.
+
+    The precision changes no sum: kernels give the same bits for the same values
+    (``tests/kernels/test_lattice.py``).
+
+    It takes the memory of the most rows that it held, and a 64th or a MiB more (the larger).
+    It reserves nothing ahead of records, which could otherwise make a worker ask for more
+    memory than there is.
+
+    Parameters
+    ----------
+    width : int
+        Numbers in a row.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._memory: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
+        self._width = width
+        self._dtype: np.dtype[Any] = np.dtype(np.float32)
+        self.size = 0
+        """Number of rows."""
+
+    @property
+    def rows(self) -> Rows:
+        """All rows (size, width), not copied; invalid after :meth:`append` or :meth:`clear`."""
+        return self._view(self._dtype, 0, self.size)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self._width * self._dtype.itemsize
+
+    def append(self, rows: Rows) -> int:
+        """Copy rows (n, width), float32 or float64, to the end; return the first one's place."""
+        dtype = np.result_type(self._dtype, rows.dtype) if self.size else rows.dtype
+        first, size = self.size, self.size + len(rows)
+        self._reserve(size * self._width * dtype.itemsize)
+        if dtype != self._dtype:
+            self._widen(dtype)
+        self._view(dtype, first, size)[:] = rows
+        self.size = size
+        return first
+
+    def clear(self) -> None:
+        """Drop all rows and keep the memory; :attr:`rows` must have no reader."""
+        self.size = 0
+
+    def _view(self, dtype: np.dtype[Any], first: int, last: int) -> Rows:
+        """Return rows [first, last) as numbers of a type."""
+        size = self._width * dtype.itemsize
+        return self._memory[first * size : last * size].view(dtype).reshape(last - first, self._width)
+
+    def _reserve(self, wanted: int) -> None:
+        """Grow to ``wanted`` bytes, in place where possible: no second block of memory then."""
+        if wanted <= self._memory.size:
+            return
+        wanted += max(wanted // 64, _PIECE_BYTES)
+        try:
+            self._memory.resize(wanted)
+        except ValueError:
+            # Another object holds a view of it, a debugger perhaps.
+            larger = np.empty(wanted, dtype=np.uint8)
+            larger[: self._memory.size] = self._memory
+            self._memory = larger
+
+    def _widen(self, dtype: np.dtype[Any]) -> None:
+        """Convert the rows to a larger type, last rows first.
+
+        In this order no row is overwritten before it was read.
+        """
+        some = max(_PIECE_BYTES // max(self._width * dtype.itemsize, 1), 1)
+        for last in range(self.size, 0, -some):
+            first = max(last - some, 0)
+            self._view(dtype, first, last)[:] = self._view(self._dtype, first, last).copy()
+        self._dtype = dtype
+
+
+@dataclass
+class Chunk:
+    """Messages of one partition whose rows are in a store."""
+
+    offsets: NDArray[np.int64]
+    places: NDArray[np.int64]
+    """Place of each message's first row in the store."""
+    lengths: NDArray[np.int64]
+    """Number of each message's rows."""
+    users: NDArray[np.uint64] | None = None
+    """(n, 2) keyed hashes of the messages' keys, where the user is the unit of privacy."""
+    epoch: int = -1
+    """Epoch of the leader that took the last message; -1 where it is not known."""
+
+    def split(self, count: int) -> tuple[Chunk, Chunk]:
+        """Return the first ``count`` messages, and the rest."""
+        users, more = (None, None) if self.users is None else (self.users[:count], self.users[count:])
+        return (
+            Chunk(self.offsets[:count], self.places[:count], self.lengths[:count], users, self.epoch),
+            Chunk(self.offsets[count:], self.places[count:], self.lengths[count:], more, self.epoch),
+        )
+
+
+@dataclass
+class PartitionBuffer:
+    """Decoded messages of one partition, in offset order."""
+
+    position: int
+    """Offset of the first message not taken yet, or an unused offset between it and the last taken."""
+    epoch: int = -1
+    """Epoch of the leader that took the last message before ``position``; -1 where it is not known."""
+    chunks: deque[Chunk] = field(default_factory=deque)
+    count: int = 0
+
+    def append(self, chunk: Chunk) -> None:
+        """Append messages; ValueError unless their offsets rise from the buffer's end."""
+        end = self.chunks[-1].offsets[-1] + 1 if self.chunks else self.position
+        if len(chunk.offsets) and (chunk.offsets[0] < end or (np.diff(chunk.offsets) <= 0).any()):
+            raise ValueError("offsets do not rise")
+        self.chunks.append(chunk)
+        self.count += len(chunk.offsets)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of all its messages."""
+        return sum(int(c.lengths.sum()) for c in self.chunks)
+
+    def count_before(self, end: int) -> int:
+        """Return the number of messages before an offset."""
+        if not self.chunks:
+            return 0
+        if self.chunks[-1].offsets[-1] < end:
+            return self.count
+        return sum(int(np.searchsorted(c.offsets, end)) for c in self.chunks)
+
+    def take(self, count: int) -> list[Chunk]:
+        """Remove and return the first ``count`` messages."""
+        taken: list[Chunk] = []
+        self.count -= count
+        while count:
+            chunk = self.chunks.popleft()
+            if len(chunk.offsets) > count:
+                chunk, rest = chunk.split(count)
+                self.chunks.appendleft(rest)
+            taken.append(chunk)
+            count -= len(chunk.offsets)
+        if taken:
+            self.position, self.epoch = int(taken[-1].offsets[-1]) + 1, taken[-1].epoch
+        return taken
+
+
+class RecordBuffer:
+    """Buffers of partitions, and the store of their rows; not thread-safe.
+
+    Two stores alternate: a batch shares the rows of one, while later messages fill the
+    other. Both keep their memory.
+
+    Parameters
+    ----------
+    codec : PayloadCodec
+    """
+
+    def __init__(self, codec: PayloadCodec) -> None:
+        self._codec = codec
+        self.buffers: dict[int, PartitionBuffer] = {}
+        self._width = codec.kind.width(codec.dim)
+        self._store = RowStore(self._width)
+        self._spare: RowStore | None = None
+        self._shared: RowStore | None = None
+
+    @property
+    def partitions(self) -> list[int]:
+        """Buffered partitions, in order."""
+        return sorted(self.buffers)
+
+    @property
+    def bytes(self) -> int:
+        """Lower bound of the bytes held; every message counts as one row at least."""
+        messages = sum(buffer.count for buffer in self.buffers.values())
+        return max(self._store.size, messages) * self._store.row_bytes
+
+    def append(self, partition: int, messages: Sequence[Any]) -> None:
+        """Decode messages that follow those of a partition's buffer."""
+        for piece in _pieces(messages):
+            rows, lengths = self._codec.decode_many(piece)
+            first = self._store.append(rows)
+            places = first + np.cumsum(lengths) - lengths
+            offsets = np.fromiter((m.offset for m in piece), dtype=np.int64, count=len(piece))
+            users, epoch = self._codec.users_of(piece), piece[-1].leader_epoch
+            self.buffers[partition].append(Chunk(offsets, places, lengths, users, epoch))
+
+    def take(self, counts: Sequence[int], granularity: int) -> tuple[Batch, NDArray[np.uint64] | None]:
+        """Remove the first messages of each partition; return their batch and its users.
+
+        The batch may share a store's rows until :meth:`release_memory`.
+        """
+        # Memory that was not released by now stays the batch's for good.
+        self._shared = None
+        parts = [self.buffers[p].take(count) for p, count in zip(self.partitions, counts, strict=True)]
+        taken = interleave(parts, granularity)
+        batch = batch_of(self._store.rows, taken, self._codec.kind, self._codec.unit == "row")
+        left = sum(buffer.rows for buffer in self.buffers.values())
+        if self._store.size - left < left:
+            # The smaller part is copied: the batch here, the rest below.
+            return batch.copy(), taken.users
+        self._shared, before = self._store, self._store
+        self._store, self._spare = self._spare or RowStore(self._width), None
+        for buffer in self.buffers.values():
+            for chunk in buffer.chunks:
+                rows = before.rows[row_places(chunk)]
+                first = self._store.append(rows)
+                chunk.places = first + np.cumsum(chunk.lengths) - chunk.lengths
+        return batch, taken.users
+
+    def release_memory(self) -> None:
+        """Release the last batch's memory for reuse; the batch must have no reader."""
+        if self._shared is not None:
+            self._shared.clear()
+            self._spare, self._shared = self._shared, None
+
+
+def _pieces(messages: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Yield runs of messages of one leader, each ended once it reaches a piece's size."""
+    first = size = 0
+    for i, message in enumerate(messages):
+        if message.leader_epoch != messages[first].leader_epoch:
+            yield messages[first:i]
+            first, size = i, 0
+        size += len(message.value or b"")
+        if size >= _PIECE_BYTES:
+            yield messages[first : i + 1]
+            first, size = i + 1, 0
+    if first < len(messages):
+        yield messages[first:]
+
+
+def interleave(parts: list[list[Chunk]], granularity: int) -> Chunk:
+    """Merge messages of all partitions in turn, ``granularity`` at a time."""
+    chunks = [c for part in parts for c in part]
+    counts = [sum(len(c.offsets) for c in part) for part in parts]
+    turns = np.concatenate([np.arange(count) // granularity for count in counts])
+    order = np.lexsort((np.repeat(np.arange(len(counts)), counts), turns))
+    none = np.zeros(0, dtype=np.int64)
+    users = [c.users for c in chunks if c.users is not None]
+    return Chunk(
+        np.concatenate([none, *(c.offsets for c in chunks)])[order],
+        np.concatenate([none, *(c.places for c in chunks)])[order],
+        np.concatenate([none, *(c.lengths for c in chunks)])[order],
+        np.concatenate(users)[order] if users else None,
+    )
+
+
+def row_places(messages: Chunk) -> NDArray[np.int64]:
+    """Return the place of each row of each message."""
+    before = np.cumsum(messages.lengths) - messages.lengths
+    return np.repeat(messages.places - before, messages.lengths) + np.arange(int(messages.lengths.sum()))
+
+
+def batch_of(rows: NDArray[np.floating], messages: Chunk, kind: RecordKind, by_row: bool) -> Batch:
+    """Return the batch of messages, sharing ``rows``.
+
+    Parameters
+    ----------
+    rows : (n, width)
+    messages : Chunk
+    kind : RecordKind
+    by_row : bool
+        Whether each row is a record (a row of NaNs a null record), rather than each message.
+    """
+    places, lengths = messages.places, messages.lengths
+    if by_row:
+        places = row_places(messages)
+        lengths = (~np.isnan(rows[places, 0])).astype(np.int64)
+    starts = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    there = np.flatnonzero(lengths)
+    first = int(places[there[0]]) if len(there) else 0
+    if np.array_equal(places[there] - first, starts[:-1][there]):
+        # Consecutive rows, as of a single partition: the batch need not store places.
+        return Batch(rows[first : first + int(starts[-1])], starts, kind)
+    return Batch(rows, starts, kind, places)

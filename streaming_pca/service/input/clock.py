@@ -1,0 +1,287 @@
+"""Separate process that reads the partitions' end offsets on a clock's ticks.
+
+A tick decides where a batch ends. In a thread of the worker it would wait for the interpreter's
+lock while a record is decoded, for a time that depends on that record. So the clock shares no
+interpreter with code that sees records (docs/explanation/batch-boundaries.md).
+
+Run as ``python -m streaming_pca.service.input.clock``. The first line on its standard input holds
+the settings; each later line holds the topics to read from then on, each with the number of its
+partitions as far as it is known. Each line on its standard output is a tick's end offsets, the
+topics' ids, or a failure. It ends with its input, however the worker ended.
+
+A topic that is deleted and created again can have the same end offsets, so ids are read as often,
+by a thread of their own: a slow answer must not delay a tick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from queue import Empty, SimpleQueue
+from typing import IO, Any
+
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka.errors import KafkaError
+
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+from streaming_pca.service.kafka.clients import (
+    BrokerUnreachable,
+    admin_client,
+    last_offsets,
+    reading_consumer,
+)
+
+__all__ = ["Poller", "event_writer", "settings_line"]
+
+_SINGLE_TOPIC_MS = 2000
+_HEARTBEAT_SECONDS = 1.0
+_FLUSH_SECONDS = 0.5
+"""Time that the event writer has to write its last event."""
+
+SendEvent = Callable[[dict[str, Any]], None]
+
+
+def settings_line(kafka: KafkaSettings, tick: float, partitions_every: float) -> bytes:
+    """Return the first line that the process reads; the password goes no other way."""
+    plain = kafka.model_dump(mode="json")
+    if kafka.sasl_password is not None:
+        plain["sasl_password"] = kafka.sasl_password.get_secret_value()
+    return json.dumps({"kafka": plain, "tick": tick, "partitions_every": partitions_every}).encode() + b"\n"
+
+
+class Poller:
+    """Reader of the wanted topics' last stable offsets, tick after tick.
+
+    Parameters
+    ----------
+    kafka : KafkaSettings
+    tick, partitions_every : float
+        Seconds between ticks, and between searches for new partitions.
+    send : callable
+        Takes ``{"at": time, "ends": {topic: [offset, ...]}}``, the offsets by
+        partition; or ``{"at": time, "failed": reason, "topics": [topic, ...]}``,
+        None for all topics; or ``{"at": time, "ids": {topic: id}}`` where an id is new.
+        Times are of the monotonic clock, which processes share.
+    """
+
+    def __init__(self, kafka: KafkaSettings, tick: float, partitions_every: float, send: SendEvent) -> None:
+        self._kafka, self._tick, self._partitions_every, self._send = kafka, tick, partitions_every, send
+        self._partitions: dict[str, int] = {}
+        self._answered: set[str] = set()
+        self._silent_since: dict[str, float] = {}
+        self._ids: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def set_topics(self, topics: dict[str, int]) -> None:
+        """Read these topics from now on, with at least these numbers of partitions.
+
+        May be called from any thread.
+        """
+        with self._lock:
+            self._partitions = {t: max(n, self._partitions.get(t, 0)) for t, n in topics.items()}
+            self._silent_since = {t: since for t, since in self._silent_since.items() if t in topics}
+            self._ids = {}
+
+    def run(self) -> None:
+        """Tick for ever."""
+        threading.Thread(target=self._watch_ids, name="ids", daemon=True).start()
+        while True:
+            try:
+                self._serve()
+            except BrokerUnreachable as error:
+                self._fail(type(error).__name__)
+                # The fault may be this process's, not the broker's (seen once: no client could be made for a
+                # minute, beside others that could): the worker starts another one.
+                time.sleep(_FLUSH_SECONDS)
+                _end()
+            except (KafkaError, ConfigurationError) as error:
+                # Present readers start again; later ones get a new consumer.
+                self._fail(type(error).__name__)
+            except Exception as error:
+                self._fail(f"a bug in the clock: {type(error).__name__}")
+            time.sleep(self._tick)
+
+    def _fail(self, reason: str, topics: Iterable[str] | None = None) -> None:
+        with self._lock:
+            lost = set(self._partitions if topics is None else topics)
+            self._partitions = {t: n for t, n in self._partitions.items() if t not in lost}
+        self._send(
+            {"at": time.monotonic(), "failed": reason, "topics": None if topics is None else sorted(lost)}
+        )
+
+    def _serve(self) -> None:
+        consumer: KafkaConsumer | None = None
+        due = time.monotonic()
+        last_search = due
+        try:
+            while True:
+                with self._lock:
+                    partitions = dict(self._partitions)
+                at = time.monotonic()
+                if partitions:
+                    consumer = consumer or reading_consumer(self._kafka, io="control")
+                    if not self._read(consumer, at, partitions):
+                        # Perhaps the consumer has failed.
+                        consumer.close(autocommit=False)
+                        consumer = None
+                    if at - last_search >= self._partitions_every:
+                        last_search = at
+                        self._find_partitions(set(partitions))
+                due = max(due + self._tick, time.monotonic())
+                time.sleep(due - time.monotonic() if due > time.monotonic() else 0)
+        finally:
+            if consumer is not None:
+                consumer.close(autocommit=False)
+
+    def _read(self, consumer: KafkaConsumer, at: float, partitions: dict[str, int]) -> bool:
+        """Read the end offsets of all topics once; return whether any answered."""
+        # Topics that have answered before share a request. A new one is asked alone, because the client
+        # waits for metadata only where it knows no leader at all.
+        asked = [topic for topic in partitions if topic in self._answered]
+        groups = [asked, *([topic] for topic in partitions if topic not in self._answered)]
+        ends: dict[str, list[int]] = {}
+        while groups:
+            group = groups.pop()
+            wanted = [TopicPartition(topic, p) for topic in group for p in range(partitions[topic])]
+            timeout = self._kafka.request_timeout_ms
+            # A silent topic must not delay the others' ticks for long.
+            timeout = timeout if len(group) > 1 else min(timeout, _SINGLE_TOPIC_MS)
+            try:
+                found = last_offsets(consumer, wanted, timeout) if wanted else {}
+            except KafkaError as error:
+                self._answered -= set(group)
+                if len(group) > 1:
+                    # A topic that was deleted, or has no leader, must not stop the others' streams.
+                    # A dead broker must: then the search for partitions fails.
+                    self._find_partitions(set(group))
+                    groups.extend([topic] for topic in group)
+                else:
+                    self._drop_if_silent(group[0], error)
+                continue
+            for topic in group:
+                self._answered.add(topic)
+                with self._lock:
+                    self._silent_since.pop(topic, None)
+                ends[topic] = [found[TopicPartition(topic, p)] for p in range(partitions[topic])]
+        if ends:
+            self._send({"at": at, "ends": ends})
+        return bool(ends)
+
+    def _drop_if_silent(self, topic: str, error: KafkaError) -> None:
+        """Skip a topic for this tick; give it up after too long a silence."""
+        now = time.monotonic()
+        with self._lock:
+            since = self._silent_since.setdefault(topic, now)
+            lost = (now - since) * 1000 >= self._kafka.request_timeout_ms
+            if lost:
+                del self._silent_since[topic]
+        if lost:
+            self._fail(type(error).__name__, {topic})
+
+    def _watch_ids(self) -> None:
+        """Send the ids of the wanted topics whenever one is new."""
+        admin: KafkaAdminClient | None = None
+        while True:
+            time.sleep(self._tick)
+            with self._lock:
+                topics, sent = sorted(self._partitions), self._ids
+            if not topics:
+                continue
+            at = time.monotonic()
+            try:
+                admin = admin or admin_client(self._kafka)
+                found = {
+                    t["name"]: str(t["topic_id"])
+                    for t in admin.describe_topics(topics)
+                    if not t["error_code"]
+                }
+            except Exception:
+                # The ticks report a lost broker, and ids are checked again before records are charged.
+                if admin is not None:
+                    with contextlib.suppress(Exception):
+                        admin.close()
+                admin = None
+                continue
+            if found.items() - sent.items():
+                self._send({"at": at, "ids": found})
+                # `sent` belongs to the topics wanted at that time: for others, ids are sent again.
+                sent.update(found)
+
+    def _find_partitions(self, topics: set[str]) -> None:
+        """Find new partitions, and give up the topics that are gone."""
+        admin = admin_client(self._kafka)
+        try:
+            described = {t["name"]: t for t in admin.describe_topics(sorted(topics))}
+        finally:
+            admin.close()
+        gone = {t for t in topics if t not in described or described[t]["error_code"]}
+        with self._lock:
+            for topic in topics - gone:
+                found = described[topic]["partitions"]
+                # A partition without a leader would delay every tick.
+                if topic in self._partitions and all(p["leader_id"] >= 0 for p in found):
+                    self._partitions[topic] = max(len(found), self._partitions[topic])
+        if gone:
+            self._fail("the topic is gone", gone)
+
+
+def event_writer(out: IO[bytes], on_closed: Callable[[], object]) -> SendEvent:
+    """Return a function that queues events for a writing thread, one line each.
+
+    A pipe holds 64 KiB. The worker empties it when its interpreter's lock is free, and the time that a
+    record keeps that lock depends on contents: no tick may wait for it. Without events an empty line is
+    written each second as a sign of life. ``on_closed`` is called once the reader is gone.
+    """
+    events: SimpleQueue[dict[str, Any]] = SimpleQueue()
+
+    def write() -> None:
+        try:
+            while True:
+                try:
+                    line = json.dumps(events.get(timeout=_HEARTBEAT_SECONDS)).encode()
+                except Empty:
+                    line = b""
+                out.write(line + b"\n")
+                out.flush()
+        except (OSError, ValueError):  # a closed pipe
+            on_closed()
+
+    threading.Thread(target=write, daemon=True).start()
+    return events.put
+
+
+def _read_topics(poller: Poller, lines: IO[bytes]) -> None:
+    for line in lines:
+        poller.set_topics(json.loads(line))
+    _end()
+
+
+def _end() -> None:
+    # No connection or file here needs a clean end.
+    os._exit(0)
+
+
+def main() -> None:
+    """Serve one worker."""
+    # These signals can reach a whole process group: the worker finishes its batch first, and the clock
+    # ends with it.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    # Failures are sent to the worker, which logs them in its own format.
+    logging.getLogger().addHandler(logging.NullHandler())
+    first = json.loads(sys.stdin.buffer.readline())
+    send = event_writer(sys.stdout.buffer, _end)
+    poller = Poller(KafkaSettings(**first["kafka"]), first["tick"], first["partitions_every"], send)
+    threading.Thread(target=_read_topics, args=(poller, sys.stdin.buffer), daemon=True).start()
+    poller.run()
+
+
+if __name__ == "__main__":
+    main()

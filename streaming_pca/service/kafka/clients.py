@@ -1,0 +1,290 @@
+"""Kafka clients of the service, with its timeouts, limits and security settings.
+
+Consumers share three threads for their sockets, because a process of fifty streams would
+otherwise have hundreds: one for records, which arrive in megabytes; one for ledgers, states
+and releases, for which a batch waits; one for control (the election, the clock), which must not
+wait for either. A transactional producer keeps the thread that kafka-python gives it.
+
+Faults of kafka-python that the service works around: docs/explanation/kafka-client.md.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
+from kafka.errors import KafkaError, LeaderNotAvailableError
+from kafka.net.compat import KafkaNetClient
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
+
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.service.kafka import large_reads
+from streaming_pca.service.kafka.record_batches import InflatingReader, RecordReader
+from streaming_pca.service.kafka.transaction import delivery_timeout_ms
+
+__all__ = [
+    "BrokerUnreachable",
+    "admin_client",
+    "first_offsets",
+    "group_consumer",
+    "last_offsets",
+    "plain_producer",
+    "reading_consumer",
+    "seek",
+    "transactional_producer",
+]
+
+large_reads.install()
+
+Io = Literal["records", "logs", "control"]
+C = TypeVar("C")
+MAX_MESSAGE_BYTES = 32 * 2**20
+_FETCH_BYTES = 8 * 2**20
+
+
+class BrokerUnreachable(Exception):
+    """Failure to reach any broker."""
+
+
+_LEAST_BOOTSTRAP_MS = 1500
+_answered: dict[str, str] = {}
+"""Bootstrap server that answered last, by the list that names it."""
+
+
+def _connect(settings: KafkaSettings, make: Callable[..., C]) -> C:
+    """Make a client by the first bootstrap server that answers.
+
+    The server that answered last is tried first. kafka-python 3.0.12 draws one server and gives it
+    all of the time: a hanging broker among three could keep a worker from ever making the clients
+    that a take-over needs.
+
+    Raises
+    ------
+    BrokerUnreachable
+        If none answers.
+    """
+    servers = settings.bootstrap_servers.split(",")
+    servers.sort(key=lambda server: server != _answered.get(settings.bootstrap_servers))
+    each = max(settings.bootstrap_timeout_ms // len(servers), _LEAST_BOOTSTRAP_MS)
+    each = min(each, settings.bootstrap_timeout_ms)
+    reason = ""
+    for server in servers:
+        by_one = {"bootstrap_servers": [server], "bootstrap_timeout_ms": each}
+        try:
+            made = make(**(_common_options(settings) | by_one))
+        except (KafkaError, OSError, ValueError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            continue
+        _answered[settings.bootstrap_servers] = server
+        return made
+    raise BrokerUnreachable(
+        f"no broker answers at kafka.bootstrap_servers = {settings.bootstrap_servers!r} "
+        f"within {settings.bootstrap_timeout_ms} ms ({reason[:160]})"
+    )
+
+
+_selectors_lock = threading.Lock()
+_selectors: dict[Io, NetworkSelector] = {}
+
+
+def _shared_selector(name: Io) -> NetworkSelector:
+    """Return the selector that serves consumers' sockets; a failed one is replaced."""
+    with _selectors_lock:
+        found = _selectors.get(name)
+        if found is None or found._exception is not None:
+            found = _selectors[name] = NetworkSelector(client_id=name, selector=large_reads.KeySelector)
+            found.start()
+        return found
+
+
+class _Manager(KafkaConnectionManager):  # type: ignore[misc]
+    def close_idle_connections(self) -> None:
+        """Leave idle connections to the brokers, which close them too.
+
+        The client's own method schedules itself for ever: on a shared selector a closed manager
+        would stay, with its sockets.
+        """
+
+
+class _SharedClient(KafkaNetClient):  # type: ignore[misc]
+    """Client of a consumer that closes its own connections and leaves the selector running."""
+
+    def __init__(self, io: Io, **configs: Any) -> None:
+        net = _shared_selector(io)
+        super().__init__(net=net, manager=_Manager(net, **configs), **configs)
+
+    def close(self, node_id: Any = None) -> None:
+        # In the selector's thread, where its connections are in use.
+        self._net.run(lambda: self._manager.close(node_id=node_id))
+
+
+def _consumer(*, io: Io, **configs: Any) -> KafkaConsumer:
+    """Make a consumer on a shared selector; a failure leaves nothing there."""
+    made: list[_SharedClient] = []
+
+    def client(**more: Any) -> _SharedClient:
+        made.append(_SharedClient(io, **more))
+        return made[0]
+
+    try:
+        consumer = KafkaConsumer(**configs, kafka_client=client)
+        consumer._fetcher.PartitionRecords = RecordReader if io == "records" else InflatingReader
+        return consumer
+    except BaseException:
+        for each in made:
+            each.close()
+        raise
+
+
+def _common_options(settings: KafkaSettings) -> dict[str, Any]:
+    common = {
+        "bootstrap_servers": settings.bootstrap_servers.split(","),
+        "bootstrap_timeout_ms": settings.bootstrap_timeout_ms,
+        "request_timeout_ms": settings.request_timeout_ms,
+        "metrics_enabled": False,
+        "security_protocol": settings.security_protocol,
+        "selector": large_reads.KeySelector,
+    }
+    if settings.security_protocol.startswith("SASL"):
+        common |= {
+            "sasl_mechanism": settings.sasl_mechanism,
+            "sasl_plain_username": settings.sasl_username,
+            "sasl_plain_password": settings.password,
+        }
+    for name in ("ssl_cafile", "ssl_certfile", "ssl_keyfile"):
+        path = getattr(settings, name)
+        if path is not None:
+            common[name] = str(path)
+    return common
+
+
+def admin_client(settings: KafkaSettings) -> KafkaAdminClient:
+    """Make a client for topics and their configuration."""
+
+    def make(*, metrics_enabled: bool, **common: Any) -> KafkaAdminClient:
+        del metrics_enabled  # unknown to KafkaAdminClient
+        return KafkaAdminClient(**common)
+
+    return _connect(settings, make)
+
+
+def reading_consumer(
+    settings: KafkaSettings,
+    *,
+    committed: bool = True,
+    max_poll_records: int = 2000,
+    fetch_bytes: int = _FETCH_BYTES,
+    io: Io = "logs",
+) -> KafkaConsumer:
+    """Make a consumer without a group: partitions and positions are assigned by hand.
+
+    ``io`` is the thread of its socket: "records" for an input, "control" for a consumer that fetches
+    nothing and must not wait for fetches, "logs" for all else.
+    """
+    return _connect(
+        settings,
+        partial(
+            _consumer,
+            io=io,
+            isolation_level="read_committed" if committed else "read_uncommitted",
+            auto_offset_reset="none",
+            enable_auto_commit=False,
+            allow_auto_create_topics=False,
+            fetch_max_bytes=fetch_bytes,
+            max_partition_fetch_bytes=fetch_bytes,
+            fetch_max_wait_ms=100,
+            max_poll_records=max_poll_records,
+        ),
+    )
+
+
+def group_consumer(settings: KafkaSettings, group: str, assignor: type[Any]) -> KafkaConsumer:
+    """Make a member of a group that shares partitions by ``assignor``."""
+    return _connect(
+        settings,
+        partial(
+            _consumer,
+            io="control",
+            group_id=group,
+            partition_assignment_strategy=[assignor],
+            session_timeout_ms=settings.session_timeout_ms,
+            heartbeat_interval_ms=settings.session_timeout_ms // 3,
+            auto_offset_reset="latest",
+            enable_auto_commit=False,
+            allow_auto_create_topics=False,
+        ),
+    )
+
+
+def transactional_producer(settings: KafkaSettings, transactional_id: str) -> KafkaProducer:
+    """Make the one writer of a stream; ``init_transactions`` fences its predecessors."""
+    return _connect(
+        settings,
+        partial(
+            KafkaProducer,
+            transactional_id=transactional_id,
+            transaction_timeout_ms=settings.transaction_timeout_ms,
+            # A broker that still completes the previous transaction refuses the next one for milliseconds.
+            retry_backoff_ms=20,
+            delivery_timeout_ms=delivery_timeout_ms(settings),
+            max_block_ms=settings.request_timeout_ms,
+            max_request_size=MAX_MESSAGE_BYTES,
+            allow_auto_create_topics=False,
+        ),
+    )
+
+
+def plain_producer(settings: KafkaSettings) -> KafkaProducer:
+    """Make a producer of records: idempotent, batched, never compressed.
+
+    A consumer has no bound on what a compressed batch inflates to.
+    """
+    return _connect(
+        settings,
+        partial(
+            KafkaProducer,
+            batch_size=256 * 1024,
+            linger_ms=20,
+            max_block_ms=60_000,
+            max_request_size=MAX_MESSAGE_BYTES,
+            allow_auto_create_topics=False,
+        ),
+    )
+
+
+def seek(consumer: KafkaConsumer, partition: TopicPartition, offset: int, epoch: int) -> None:
+    """Read on from an offset, and detect a lost tail.
+
+    Reading raises LogTruncationError if the record before the offset was taken by another leader
+    than ``epoch``'s (-1: not known). The consumer's own method takes no epoch.
+    """
+    consumer.seek(partition, offset)
+    consumer._subscription.seek(partition, OffsetAndMetadata(offset, "", epoch))
+
+
+def first_offsets(
+    consumer: KafkaConsumer, partitions: Iterable[TopicPartition], timeout_ms: int
+) -> dict[TopicPartition, int]:
+    """Return the first offsets of partitions; KafkaError unless all are known."""
+    return _offsets(consumer.beginning_offsets, partitions, timeout_ms)
+
+
+def last_offsets(
+    consumer: KafkaConsumer, partitions: Iterable[TopicPartition], timeout_ms: int
+) -> dict[TopicPartition, int]:
+    """Return the end offsets of partitions; KafkaError unless all are known."""
+    return _offsets(consumer.end_offsets, partitions, timeout_ms)
+
+
+def _offsets(
+    ask: Callable[..., dict[TopicPartition, int]], partitions: Iterable[TopicPartition], timeout_ms: int
+) -> dict[TopicPartition, int]:
+    try:
+        return {tp: int(offset) for tp, offset in ask(list(partitions), timeout_ms=timeout_ms).items()}
+    except KeyError as error:
+        # kafka-python 3.0.12 asks the leaders that it knows, and forgets the other partitions.
+        raise LeaderNotAvailableError(f"{error.args[0]} has no known leader") from None

@@ -1,0 +1,68 @@
+"""Faster sockets for kafka-python: larger reads, fewer copies, no log calls.
+
+With these patches a consumer takes a third of the time. Reasons: docs/explanation/kafka-client.md.
+"""
+
+from __future__ import annotations
+
+import selectors
+from typing import Any
+
+from kafka.errors import KafkaConnectionError
+from kafka.net.transport import KafkaTCPTransport
+from kafka.protocol.frame import KafkaBytes
+
+__all__ = ["PIECE_BYTES", "KeySelector", "install"]
+
+PIECE_BYTES = 2**18
+_LEAST_SHARED_BYTES = 2**16
+
+
+def _read_piece(self: Any) -> tuple[bytes, Exception | None]:
+    """Read up to a piece; the caller is called again when there is more."""
+    try:
+        data: bytes = self._sock.recv(PIECE_BYTES)
+    except (BlockingIOError, InterruptedError):
+        return b"", None
+    except OSError as error:
+        return b"", KafkaConnectionError(error)
+    # A readable socket without data was closed by its other end.
+    return data, None if data else KafkaConnectionError("socket disconnected")
+
+
+_copy = KafkaBytes.read
+
+
+def _read_rest(self: Any, nbytes: int | None = None) -> bytes | memoryview:
+    """Return the patched method's bytes, without a copy of a large answer's rest.
+
+    The decoder takes bytes and memoryviews, and a complete answer is not written to any more.
+    """
+    if nbytes is not None or len(self) - self._idx < _LEAST_SHARED_BYTES:
+        few: bytes = _copy(self, nbytes)
+        return few
+    rest = memoryview(self)[self._idx :]
+    self._idx = len(self)
+    return rest
+
+
+class KeySelector(selectors.DefaultSelector):
+    """Selector without a log message for an unregistered file."""
+
+    def get_key(self, fileobj: Any) -> selectors.SelectorKey:
+        # The standard library's table heals itself where a closed file's number is used again.
+        me: Any = self
+        key: selectors.SelectorKey | None = me._fd_to_key.get(me._fileobj_lookup(fileobj))
+        if key is None:
+            raise KeyError(fileobj)
+        return key
+
+
+def install() -> None:
+    """Patch the client; harmless when repeated.
+
+    TLS keeps the client's own reads: decrypted data does not show at the socket, so it must be read
+    to its end.
+    """
+    KafkaTCPTransport._sock_recv = _read_piece
+    KafkaBytes.read = _read_rest

@@ -1,0 +1,271 @@
+"""Checks of the configuration of a stream's topics, each problem with its remedy."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kafka import KafkaAdminClient, TopicPartition
+from kafka.admin import ConfigResource, OffsetSpec
+from kafka.errors import KafkaError
+
+from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.service.topics.sizes import MESSAGE_OVERHEAD, record_bytes, release_bytes
+
+__all__ = ["Problem", "broker_settings", "find_problems", "replica_problems", "required_configs"]
+
+_RANGE_BYTES = 128
+"""Upper bound of the bytes that a ledger entry spends on one partition."""
+_ENTRY_BYTES = 64 * 1024
+_CHUNK_BYTES = 512 * 1024 + MESSAGE_OVERHEAD
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Setting that must be changed, or should be where a worker can go on.
+
+    Attributes
+    ----------
+    subject : str
+        "topic 'NAME'" or "broker ID".
+    key : str
+        The setting; "" where the topic is missing.
+    found, wanted : str
+    fix : str
+        A command, or what to change.
+    fatal : bool
+        A worker does not start.
+    """
+
+    subject: str
+    key: str
+    found: str
+    wanted: str
+    fix: str
+    fatal: bool = True
+
+    @property
+    def line(self) -> str:
+        """The problem and its remedy, in one line."""
+        if not self.key:
+            return f"{self.subject} is {self.found}: {self.fix}"
+        must = "must" if self.fatal else "should"
+        return f"{self.subject}: {self.key} is {self.found}, it {must} be {self.wanted}: {self.fix}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the problem as plain data."""
+        names = ("subject", "key", "found", "wanted", "fix")
+        return {"severity": "error" if self.fatal else "warning"} | {n: getattr(self, n) for n in names}
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """Value that a topic's setting must have, or (not ``fatal``) should have.
+
+    Attributes
+    ----------
+    key, wanted : str
+    reason : str
+        Appended to the wanted value in the problem's line.
+    refused : str
+        Where given, a value is wrong only if it contains this; a setting that is not shown is right.
+    fatal : bool
+    """
+
+    key: str
+    wanted: str
+    reason: str = ""
+    refused: str = ""
+    fatal: bool = True
+
+    def holds(self, value: str | None) -> bool:
+        if self.refused:
+            return self.refused not in (value or "")
+        return value == self.wanted
+
+
+# An election of a replica that was not in sync loses the tail of a topic.
+_NO_UNCLEAN_ELECTION = _Rule("unclean.leader.election.enable", "false")
+_GONE = " (`ledger verify` misses the releases that are gone)"
+
+_RULES: dict[str, tuple[_Rule, ...]] = {
+    "input": (
+        _Rule("cleanup.policy", "delete", " (records of a compacted topic vanish from batches)", "compact"),
+        _Rule("compression.type", "uncompressed"),
+        _NO_UNCLEAN_ELECTION,
+    ),
+    "ledger": (
+        _Rule("cleanup.policy", "delete"),
+        _Rule("retention.ms", "-1"),
+        _Rule("retention.bytes", "-1"),
+        _NO_UNCLEAN_ELECTION,
+    ),
+    "state": (
+        _Rule("cleanup.policy", "compact"),
+        _NO_UNCLEAN_ELECTION,
+    ),
+    "releases": (
+        _Rule("cleanup.policy", "delete", " (a compacted topic keeps the last release only)", "compact"),
+        _Rule("retention.ms", "-1", _GONE, fatal=False),
+        _Rule("retention.bytes", "-1", _GONE, fatal=False),
+    ),
+}
+"""Settings that privacy, recovery or `ledger verify` rest on, by the topic's role."""
+
+
+def required_configs(role: str) -> dict[str, str]:
+    """Return the settings with which a topic of a role is created."""
+    return {rule.key: rule.wanted for rule in _RULES[role]}
+
+
+def find_problems(
+    admin: KafkaAdminClient, kafka: KafkaSettings, stream: StreamSettings, described: Mapping[str, Any]
+) -> Iterator[Problem]:
+    """Check the topics that exist, then the broker.
+
+    Parameters
+    ----------
+    admin : KafkaAdminClient
+    kafka, stream : settings
+    described : dict of role to dict
+        The broker's description of each topic that exists.
+    """
+    names = {role: topic["name"] for role, topic in described.items()}
+    resources = [ConfigResource("topic", name) for name in names.values()]
+    found = admin.describe_configs(resources, config_filter="all").get("topic", {})
+    n_brokers = len(admin.describe_cluster()["brokers"])
+    for role, name in names.items():
+        configs = {key: str(item["value"]) for key, item in found.get(name, {}).items()}
+        if configs:
+            yield from _topic_problems(kafka, stream, role, described[role], configs, n_brokers)
+        else:
+            # Empty from the embedded broker, but also where an ACL denies DESCRIBE_CONFIGS.
+            yield Problem(
+                f"the way in which topic {name!r} is kept",
+                "",
+                "not told by the broker",
+                "",
+                "allow DescribeConfigs on it (kafka.unchecked_topics = true is for the embedded broker only)",
+                fatal=not kafka.unchecked_topics,
+            )
+    if "ledger" in names:
+        yield from _ledger_start_problems(admin, names["ledger"])
+    yield from _broker_problems(admin, kafka)
+
+
+def _topic_problems(
+    kafka: KafkaSettings,
+    stream: StreamSettings,
+    role: str,
+    topic: Mapping[str, Any],
+    configs: Mapping[str, str],
+    n_brokers: int,
+) -> Iterator[Problem]:
+    name = topic["name"]
+    rules = list(_RULES[role])
+    least, size = _least_message_bytes(stream, role, len(topic["partitions"])), "max.message.bytes"
+    if int(configs.get(size, least)) < least:
+        rules.append(_Rule(size, str(least), " at least"))
+    for rule in rules:
+        value = configs.get(rule.key)
+        if not rule.holds(value):
+            yield Problem(
+                f"topic {name!r}",
+                rule.key,
+                "not set" if value is None else value,
+                rule.wanted + rule.reason,
+                _alter_command(kafka, name, rule.key, rule.wanted),
+                rule.fatal,
+            )
+    if role != "input":
+        yield from replica_problems(kafka, topic, configs, n_brokers)
+
+
+def _least_message_bytes(stream: StreamSettings, role: str, n_partitions: int) -> int:
+    """Return the lower bound of ``max.message.bytes``."""
+    match role:
+        case "ledger":
+            return _ENTRY_BYTES + _RANGE_BYTES * n_partitions
+        case "state":
+            return _CHUNK_BYTES
+        case "releases":
+            return release_bytes(stream) + MESSAGE_OVERHEAD
+        case "input" if record := record_bytes(stream):
+            return record + MESSAGE_OVERHEAD
+    return 0
+
+
+def replica_problems(
+    kafka: KafkaSettings, topic: Mapping[str, Any], configs: Mapping[str, str], n_brokers: int
+) -> Iterator[Problem]:
+    """Yield problems that lose committed data, or stop a topic from taking writes."""
+    subject, key = f"topic {topic['name']!r}", "min.insync.replicas"
+    n_replicas = min(len(p["replica_nodes"]) for p in topic["partitions"])
+    in_sync = int(configs.get(key, "1"))
+
+    def wrong(wanted: int, reason: str, fatal: bool = False) -> Problem:
+        fix = _alter_command(kafka, topic["name"], key, str(wanted))
+        return Problem(subject, key, str(in_sync), f"{wanted} ({reason})", fix, fatal)
+
+    if in_sync > n_replicas:
+        yield wrong(max(1, n_replicas - 1), f"it has {n_replicas} replicas", fatal=True)
+    elif in_sync == n_replicas > 1:
+        yield wrong(n_replicas - 1, "one broker that is down would stop the stream")
+    elif n_replicas >= 3 and in_sync < 2:
+        yield wrong(2, "one broker that is lost could take what was committed along")
+    if n_replicas < min(3, n_brokers):
+        fix = "add replicas with `kafka-reassign-partitions`, or create topics with `--replication 3`"
+        wanted = f"{min(3, n_brokers)}, on {n_brokers} brokers"
+        yield Problem(subject, "the number of replicas", str(n_replicas), wanted, fix, fatal=False)
+
+
+def _ledger_start_problems(admin: KafkaAdminClient, name: str) -> Iterator[Problem]:
+    tp = TopicPartition(name, 0)
+    start = int(admin.list_partition_offsets({tp: OffsetSpec.EARLIEST})[tp].offset)
+    if start > 0:
+        yield Problem(
+            f"topic {name!r}",
+            "its first offset",
+            str(start),
+            "0 (entries were deleted, so what records have been charged is not known)",
+            "delete the topic and bring back its newest backup with `streaming-pca import`",
+        )
+
+
+def _broker_problems(admin: KafkaAdminClient, kafka: KafkaSettings) -> Iterator[Problem]:
+    broker, settings = broker_settings(admin)
+    key, needed = "transaction.max.timeout.ms", kafka.transaction_timeout_ms
+    if int(settings.get(key, needed)) < needed:
+        yield Problem(
+            f"broker {broker}",
+            key,
+            settings[key],
+            f"{needed} at least, which is kafka.transaction_timeout_ms",
+            f"set kafka.transaction_timeout_ms = {settings[key]}, or raise the broker's",
+        )
+    key = "auto.create.topics.enable"
+    if settings.get(key, "false") != "false":
+        because = "false (a topic that was deleted comes back by itself, kept in the broker's way)"
+        fix = "set it in the broker's server.properties"
+        yield Problem(f"broker {broker}", key, settings[key], because, fix, fatal=False)
+
+
+def broker_settings(admin: KafkaAdminClient) -> tuple[str, dict[str, str]]:
+    """Return the id of one broker and its settings; empty where it shows none."""
+    broker = str(admin.describe_cluster()["brokers"][0]["broker_id"])
+    try:
+        found = admin.describe_configs([ConfigResource("broker", broker)], config_filter="all")
+    except KafkaError:
+        # Hosted clusters show topics' settings but not brokers'.
+        return broker, {}
+    items = found.get("broker", {}).get(broker, {}).items()
+    return broker, {key: str(item["value"]) for key, item in items if item["value"] is not None}
+
+
+def _alter_command(kafka: KafkaSettings, topic: str, key: str, value: str) -> str:
+    return (
+        f"kafka-configs --bootstrap-server {shlex.quote(kafka.bootstrap_servers)} --alter "
+        f"--entity-type topics --entity-name {topic} --add-config {key}={value}"
+    )

@@ -1,0 +1,243 @@
+"""Creation, lookup and checks of the four topics of a stream."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kafka import KafkaAdminClient
+from kafka.admin import NewTopic
+from kafka.errors import KafkaError, TopicAlreadyExistsError, for_code
+
+from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.service.errors import TopicError
+from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES, BrokerUnreachable, admin_client
+from streaming_pca.service.topics.checks import Problem, broker_settings, find_problems, required_configs
+from streaming_pca.service.topics.sizes import (
+    MESSAGE_OVERHEAD,
+    commit_bytes,
+    record_bytes,
+    release_bytes,
+    state_topic_config,
+    whole_mib,
+)
+
+__all__ = [
+    "Topics",
+    "check_topics",
+    "create_topics",
+    "describe_topics",
+    "ensure_topics",
+    "find_topics",
+    "input_topic_id",
+    "releases_topic",
+    "state_topic",
+    "written_topics",
+]
+
+log = logging.getLogger(__name__)
+
+# A ledger entry names every partition of the input: room for some 30,000 of them.
+_LEDGER_MESSAGE = 4 * 2**20
+_ROLES = {"input": "input", "ledger": "ledger_topic", "state": "state_topic", "releases": "releases_topic"}
+
+
+@dataclass(frozen=True)
+class Topics:
+    """Identity of a stream's input topic, as the broker describes it."""
+
+    topic_id: str
+    partitions: tuple[int, ...]
+
+
+def _durable(replication: int) -> dict[str, str]:
+    # Producers write with acks=all, which waits for the in-sync replicas only, perhaps the leader alone.
+    return {"min.insync.replicas": "2"} if replication >= 3 else {}
+
+
+def input_topic(stream: StreamSettings, partitions: int, replication: int) -> NewTopic:
+    """Return the definition of a stream's input topic."""
+    configs = required_configs("input") | _durable(replication)
+    record = record_bytes(stream) + MESSAGE_OVERHEAD
+    if record > 2**20:
+        # Above the broker's default limit of a message.
+        configs |= {"max.message.bytes": str(whole_mib(record))}
+    return NewTopic(stream.input, partitions, replication, topic_configs=configs)
+
+
+def ledger_topic(name: str, replication: int) -> NewTopic:
+    """Return the definition of a ledger topic."""
+    configs = required_configs("ledger") | {"max.message.bytes": str(_LEDGER_MESSAGE)}
+    return NewTopic(name, 1, replication, topic_configs=configs | _durable(replication))
+
+
+def state_topic(name: str, replication: int, commit: int) -> NewTopic:
+    """Return the definition of a state topic for commits of ``commit`` bytes."""
+    return NewTopic(name, 1, replication, topic_configs=state_topic_config(commit) | _durable(replication))
+
+
+def releases_topic(name: str, replication: int, release: int) -> NewTopic:
+    """Return the definition of a releases topic for releases of ``release`` bytes."""
+    configs = required_configs("releases") | {"max.message.bytes": str(whole_mib(release + MESSAGE_OVERHEAD))}
+    return NewTopic(name, 1, replication, topic_configs=configs | _durable(replication))
+
+
+def create_topics(
+    kafka: KafkaSettings, stream: StreamSettings, partitions: int, replication: int
+) -> list[str]:
+    """Create the missing ones of a stream's four topics; return their names.
+
+    Raises
+    ------
+    TopicError
+        If the broker refuses, or a release cannot fit into a message.
+    """
+    _check_release(kafka, stream, release_bytes(stream))
+    return ensure_topics(
+        kafka, [input_topic(stream, partitions, replication), *written_topics(stream, replication)]
+    )
+
+
+def written_topics(stream: StreamSettings, replication: int) -> list[NewTopic]:
+    """Return the definitions of the topics that a stream writes: ledger, state, releases."""
+    return [
+        ledger_topic(stream.ledger_topic, replication),
+        state_topic(stream.state_topic, replication, commit_bytes(stream)),
+        releases_topic(stream.releases_topic, replication, release_bytes(stream)),
+    ]
+
+
+def _check_release(kafka: KafkaSettings, stream: StreamSettings, release: int) -> None:
+    # A topic's max.message.bytes overrides the broker's message.max.bytes, and replicas fetch a first
+    # message of any size: the remaining limit is the size of one request.
+    admin = admin_client(kafka)
+    try:
+        broker, settings = broker_settings(admin)
+    except KafkaError as error:
+        raise BrokerUnreachable(f"the broker would not describe itself: {_one_line(error)}") from None
+    finally:
+        admin.close()
+    limits = {
+        "the most that the producer sends": MAX_MESSAGE_BYTES,
+        f"socket.request.max.bytes of broker {broker}": int(
+            settings.get("socket.request.max.bytes", MAX_MESSAGE_BYTES)
+        ),
+    }
+    what = min(limits, key=limits.__getitem__)
+    if release + MESSAGE_OVERHEAD > limits[what]:
+        raise TopicError(
+            f"a release of stream {stream.name!r} (dim = {stream.dim}, rank = {stream.rank}) can take "
+            f"{release} bytes, which is above {limits[what]}, {what}: lower stream.rank or stream.dim"
+        )
+
+
+def ensure_topics(kafka: KafkaSettings, wanted: Iterable[NewTopic]) -> list[str]:
+    """Create the missing topics and wait until all answer; return the new names."""
+    wanted, created = list(wanted), []
+    admin = admin_client(kafka)
+    try:
+        for topic in wanted:
+            # The exception's text would be the whole request.
+            (answer,) = admin.create_topics([topic], raise_errors=False)["topics"]
+            if answer["error_code"] == TopicAlreadyExistsError.errno:
+                continue
+            if answer["error_code"]:
+                reason = answer.get("error_message") or for_code(answer["error_code"]).__name__
+                raise TopicError(f"topic {topic.name} cannot be created: {' '.join(reason.split())}")
+            created.append(topic.name)
+        admin.wait_for_topics([t.name for t in wanted], timeout_ms=kafka.request_timeout_ms)
+    except KafkaError as error:
+        raise TopicError(f"topics were created but do not answer yet: {_one_line(error)}") from None
+    finally:
+        admin.close()
+    return created
+
+
+def check_topics(kafka: KafkaSettings, stream: StreamSettings) -> tuple[Topics | None, list[Problem]]:
+    """Return the topics and their problems; no topics if a needed one is missing.
+
+    Raises
+    ------
+    BrokerUnreachable
+        If the broker fails during the check.
+    """
+    admin = admin_client(kafka)
+    try:
+        return _check(admin, kafka, stream)
+    except KafkaError as error:
+        raise BrokerUnreachable(f"the broker would not describe the topics: {_one_line(error)}") from None
+    finally:
+        admin.close()
+
+
+def find_topics(kafka: KafkaSettings, stream: StreamSettings) -> Topics:
+    """Find the topics and check their configuration.
+
+    Raises
+    ------
+    TopicError
+        Names the topic, the setting, the value that it must have, and how to set it.
+    BrokerUnreachable
+        If the broker fails during the check.
+    """
+    topics, problems = check_topics(kafka, stream)
+    for problem in problems:
+        if problem.fatal:
+            raise TopicError(problem.line)
+    for problem in problems:
+        log.warning("%s", problem.line)
+    assert topics is not None, "a missing topic is a fatal problem"
+    return topics
+
+
+def describe_topics(kafka: KafkaSettings, names: Sequence[str], what: str) -> list[dict[str, Any]]:
+    """Return the broker's description of topics; ``error_code`` marks missing ones.
+
+    Raises
+    ------
+    BrokerUnreachable
+        If the broker fails; the message calls the topics ``what``.
+    """
+    admin = admin_client(kafka)
+    try:
+        return list(admin.describe_topics(list(names)))
+    except KafkaError as error:
+        raise BrokerUnreachable(f"the broker would not describe {what}: {_one_line(error)}") from None
+    finally:
+        admin.close()
+
+
+def input_topic_id(kafka: KafkaSettings, stream: StreamSettings) -> str | None:
+    """Return the current id of the input topic; None if there is no such topic."""
+    (topic,) = describe_topics(kafka, [stream.input], stream.input)
+    return None if topic["error_code"] else str(topic["topic_id"])
+
+
+def _check(
+    admin: KafkaAdminClient, kafka: KafkaSettings, stream: StreamSettings
+) -> tuple[Topics | None, list[Problem]]:
+    names = {role: getattr(stream, attribute) for role, attribute in _ROLES.items()}
+    described = {t["name"]: t for t in admin.describe_topics(list(names.values()))}
+    problems, there = [], {}
+    for role, name in names.items():
+        topic: Any = described.get(name)
+        if topic is None or topic["error_code"] or not topic["partitions"]:
+            fix = "create it with `streaming-pca topics create --config FILE --cap EPSILON,DELTA`"
+            problems.append(Problem(f"topic {name!r} ({role})", "", "missing", "", fix))
+            continue
+        there[role] = topic
+        if role != "input" and len(topic["partitions"]) != 1:
+            found, fix = str(len(topic["partitions"])), "delete it and create it again, if it is not in use"
+            problems.append(Problem(f"topic {name!r} ({role})", "the number of partitions", found, "1", fix))
+    problems.extend(find_problems(admin, kafka, stream, there))
+    if len(there) < len(names):
+        return None, problems
+    topic = there["input"]
+    partitions = tuple(sorted(p["partition_index"] for p in topic["partitions"]))
+    return Topics(topic_id=str(topic["topic_id"]), partitions=partitions), problems
+
+
+def _one_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200] or type(error).__name__

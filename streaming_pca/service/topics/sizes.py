@@ -1,0 +1,164 @@
+"""Message sizes of a stream, and the settings that bound its topics' disk use.
+
+The state topic stays below ``2 (C + M) + 2 S`` bytes and what is written while its
+cleaner works, for commits of C bytes, segments of S and transaction markers of M.
+Proof, and the growth of the other topics: docs/explanation/disk-use.md.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from streaming_pca.config.settings import StreamSettings
+from streaming_pca.data.records import RecordKind
+from streaming_pca.estimators.base import Outcome, Subspace
+from streaming_pca.estimators.common.state import encode_state
+from streaming_pca.estimators.doubts import Doubt
+from streaming_pca.privacy.randomness import utility_generator
+from streaming_pca.privacy.users.table import SHARDS
+from streaming_pca.service.commit.release import make_release
+
+__all__ = [
+    "LEDGER_BYTES_A_BATCH",
+    "MESSAGE_OVERHEAD",
+    "commit_bytes",
+    "record_bytes",
+    "release_bytes",
+    "state_bound",
+    "state_topic_config",
+    "table_bytes",
+    "whole_mib",
+]
+
+_MIB = 2**20
+_DIRTY_RATIO = 0.5
+_LARGEST_SEGMENT = 2**30
+_MARKER_BYTES = 78
+_NUMBER_BYTES = 25
+"""The longest float64 in JSON, -2.2250738585072014e-308, and a comma."""
+
+_USER_BYTES = 18
+"""A user in the table: a hash and a count."""
+_DELTA_BYTES = 16
+"""A record in the delta of a commit: the user's hash."""
+_PART_OVERHEAD = 512
+"""Upper bound of a shard's header and of Kafka's overhead around two chunks."""
+
+MESSAGE_OVERHEAD = 4096
+"""Upper bound of the key, headers and batch around one message."""
+
+LEDGER_BYTES_A_BATCH = 2200
+"""Disk use of one batch in the ledger: RESERVED, COMMITTED, RELEASED and their markers.
+
+Measured on an `adaptive` stream of three partitions, d = 20 (``tests/kafka/admin/test_topics.py``).
+One batch a minute is 1.1 GB a year. More partitions add some 55 bytes each; more features add
+nothing, because the ledger holds digests of long arrays.
+"""
+
+
+def release_bytes(stream: StreamSettings) -> int:
+    """Return the upper bound of a batch's bytes on the releases topic."""
+    d, k = stream.dim, stream.rank
+    if d * k * _NUMBER_BYTES > _LARGEST_SEGMENT:
+        return d * k * _NUMBER_BYTES  # too large for any broker: not worth writing out
+    longest = -np.finfo(np.float64).tiny
+    largest = Subspace(
+        np.full((k, d), longest),
+        np.full(k, longest),
+        np.full(d, longest),
+        explained_variance_error=np.full(k, -longest),
+        total_variance=longest,
+        total_variance_error=-longest,
+        angle_bound=-longest,
+        outcome=max(Outcome, key=len),
+        weights=np.full(k, longest) if stream.build_estimator().info.releases == "tensor" else None,
+        support=tuple(range(d)) if stream.build_estimator().info.local else None,
+    )
+    # The numbers decide which doubts apply: room for all of them, with quotes, commas and the key.
+    doubts = len('"doubts":[],') + sum(len(doubt) + 3 for doubt in Doubt)
+    return len(make_release(stream, largest, 2**63, 2**63)) + doubts
+
+
+def record_bytes(stream: StreamSettings) -> int:
+    """Return the bytes of a fixed-size record (a report, a matrix as octets), else 0."""
+    if stream.record_kind is RecordKind.LOCAL:
+        return 4 * stream.record_kind.width(stream.dim)
+    if stream.record_kind is RecordKind.MATRIX:
+        return stream.dim**2 * np.dtype(stream.dtype).itemsize
+    return 0
+
+
+def commit_bytes(stream: StreamSettings) -> int:
+    """Return the upper bound of a batch's bytes on the state topic.
+
+    A 64th of the table of users, written with each commit, is not included.
+    """
+    estimator = stream.build_estimator()
+    state = len(encode_state(estimator.init(utility_generator(0))))
+    # None before the first batch: a release's rows, or a basis of the transformed features; a mean.
+    later = 2 * 8 * (estimator.preprocessing.dim * stream.rank + 64)
+    if estimator.private_mean is not None:
+        later += 8 * (stream.dim + 64)
+    # Positions at thousands of partitions, salt, names, and numbers that get longer.
+    header = 2**16
+    return header + state + later + release_bytes(stream) + _delta_bytes(stream)
+
+
+def _delta_bytes(stream: StreamSettings) -> int:
+    """Return the upper bound of a batch's delta of the table of users."""
+    if stream.privacy_unit != "user":
+        return 0
+    return _DELTA_BYTES * stream.build_estimator().largest_batch + _PART_OVERHEAD
+
+
+def table_bytes(stream: StreamSettings, users: int) -> int:
+    """Return the upper bound of a cleaned table of ``users`` users: T of the page."""
+    if stream.privacy_unit != "user":
+        return 0
+    return SHARDS * (_delta_bytes(stream) + _PART_OVERHEAD) + _USER_BYTES * users
+
+
+def whole_mib(size: int) -> int:
+    """Round a size up to whole MiB."""
+    return math.ceil(size / _MIB) * _MIB
+
+
+def _segment_bytes(commit: int) -> int:
+    return min(whole_mib(commit), _LARGEST_SEGMENT)
+
+
+def state_topic_config(commit: int) -> dict[str, str]:
+    """Return the settings of a state topic for commits of ``commit`` bytes."""
+    return {
+        "cleanup.policy": "compact",
+        "unclean.leader.election.enable": "false",
+        # A chunk and its headers fit twice.
+        "max.message.bytes": str(_MIB),
+        "segment.bytes": str(_segment_bytes(commit)),
+        "segment.ms": str(24 * 3600 * 1000),
+        "min.cleanable.dirty.ratio": str(_DIRTY_RATIO),
+        "min.compaction.lag.ms": "0",
+        "max.compaction.lag.ms": str(24 * 3600 * 1000),
+        "delete.retention.ms": str(3600 * 1000),
+        "file.delete.delay.ms": str(60 * 1000),
+    }
+
+
+def state_bound(commit: int, commits_an_hour: float = 3600, table: int = 0) -> int:
+    """Return the upper bound of a state topic's log, in bytes.
+
+    What is written while the cleaner waits and works is not included.
+
+    Parameters
+    ----------
+    commit : int
+        :func:`commit_bytes`.
+    commits_an_hour : float
+    table : int
+        :func:`table_bytes`, where the user is the unit of privacy.
+    """
+    segment = _segment_bytes(commit)
+    markers = _MARKER_BYTES * math.ceil(commits_an_hour + 2 * (commit + table + segment) / commit)
+    return math.ceil((commit + table + markers) / (1 - _DIRTY_RATIO)) + 2 * segment

@@ -1,0 +1,341 @@
+"""The file of a copy, and what is checked of it: no broker is needed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streaming_pca.admin.backup import (
+    Backup,
+    BackupError,
+    BackupNotVerified,
+    read_backup,
+    verified_ledger,
+    write_backup,
+)
+from streaming_pca.privacy.ledger.entries import (
+    Abandoned,
+    Cap,
+    Charged,
+    Committed,
+    LedgerEntry,
+    OffsetRange,
+    OffsetSpan,
+    Opened,
+    Paused,
+    Released,
+    Reserved,
+    encode_entry,
+    entry_hash,
+)
+from streaming_pca.privacy.parameters import Charge
+from streaming_pca.service.commit.checkpoint_format import Checkpoint, encode_checkpoint
+from streaming_pca.service.commit.user_log import UserLog
+
+ID = "9bd05b8e-6e39-43a4-9d57-3e4f5b6ba6a2"
+CHARGE = Charge(epsilon="1", delta="1e-6")
+PROMISE = {"epsilon": 1.0, "delta": 1e-6}
+
+
+def state_of(job: str, batch: int, **changes: Any) -> tuple[bytes, str]:
+    whole = {
+        "topic_id": ID,
+        "stream": job,
+        "batch": batch,
+        "positions": {0: 100 * batch},
+        "salt": b"s" * 32,
+        "state": bytes(range(256)) * 40,
+        "release": b"{}",
+    }
+    return encode_checkpoint(Checkpoint(**(whole | changes)))
+
+
+def entries_of(job: str, previous: str, batches: int, **changes: Any) -> list[LedgerEntry]:
+    found: list[LedgerEntry] = []
+
+    def add(kind: type, **more: Any) -> None:
+        nonlocal previous
+        entry = kind(topic_id=ID, job=job, previous=previous, **more)
+        found.append(entry)
+        previous = entry_hash(entry)
+
+    for batch in range(1, batches + 1):
+        span = OffsetRange(partition=0, start=100 * (batch - 1), end=100 * batch, count=100)
+        add(Reserved, batch=batch, ranges=(span,), promise=PROMISE, parameters={}, charge=CHARGE)
+        add(Committed, batch=batch, state_digest=state_of(job, batch, **changes)[1])
+        add(Released, batch=batch, release_digest="0" * 64)
+    return found
+
+
+def made_backup() -> Backup:
+    """Streams of two batches, of one, and of one abandoned; and a charge for a release made elsewhere."""
+    opened = Opened(topic_id=ID, topic="in", cap=Cap(epsilon="4", delta="1e-5"))
+    first = entry_hash(opened)
+    entries = [opened, *entries_of("a", first, 2), *entries_of("b", first, 1)]
+    reserved = entries_of("c", first, 1)[0]
+    abandoned = Abandoned(topic_id=ID, job="c", previous=entry_hash(reserved), batch=1, reason="x")
+    paused = Paused(topic_id=ID, job="c", previous=entry_hash(abandoned), reason="for a while")
+    span = OffsetSpan(partition=0, start=0, end=50)
+    charged = Charged(topic_id=ID, job="d", previous=first, ranges=(span,), charge=CHARGE, reason="a report")
+    entries += [reserved, abandoned, paused, charged]
+    states = {"a": state_of("a", 2)[0], "b": state_of("b", 1)[0]}
+    return Backup("in", ID, "2026-07-01T00:00:00.000+00:00", 31, tuple(map(encode_entry, entries)), states)
+
+
+def test_a_copy_comes_back_byte_for_byte_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "copy.zip"
+    write_backup(made_backup(), path)
+    assert read_backup(path) == made_backup()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+    with zipfile.ZipFile(path) as archive:
+        assert archive.namelist() == ["manifest.json", "ledger.jsonl", "states/a", "states/b"]
+        lines = archive.read("ledger.jsonl").split(b"\n")
+        assert tuple(lines[:-1]) == made_backup().entries
+        assert json.loads(archive.read("manifest.json"))["topic_id"] == ID
+
+
+def test_a_file_that_is_there_is_never_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "copy.zip"
+    path.write_text("mine")
+    with pytest.raises(BackupError, match="is there already"):
+        write_backup(made_backup(), path)
+    assert path.read_text() == "mine"
+
+
+def test_a_copy_that_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(BackupError, match="cannot be written: No such file"):
+        write_backup(made_backup(), tmp_path / "nowhere" / "copy.zip")
+    whole = made_backup()
+    broken = replace(whole, states=whole.states | {"a": "no bytes"})  # type: ignore[dict-item]
+    with pytest.raises(TypeError):
+        write_backup(broken, tmp_path / "copy.zip")
+    assert list(tmp_path.iterdir()) == []
+
+
+def rewritten(path: Path, change: Callable[[dict[str, bytes]], None], mend: bool) -> None:
+    """Change the parts of a copy; with ``mend``, make the manifest fit again."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    change(parts)
+    if mend:
+        manifest = json.loads(parts["manifest.json"])
+        manifest["entries"] = parts["ledger.jsonl"].count(b"\n")
+        manifest["ledger"] = part_of(parts["ledger.jsonl"])
+        manifest["states"] = {
+            name.removeprefix("states/"): part_of(data)
+            for name, data in parts.items()
+            if name.startswith("states/")
+        }
+        parts["manifest.json"] = json.dumps(manifest).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in parts.items():
+            archive.writestr(name, data)
+
+
+def part_of(data: bytes) -> dict[str, Any]:
+    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def line(number: int, new: Callable[[bytes], bytes]) -> Callable[[dict[str, bytes]], None]:
+    def change(parts: dict[str, bytes]) -> None:
+        lines = parts["ledger.jsonl"].split(b"\n")
+        lines[number] = new(lines[number])
+        parts["ledger.jsonl"] = b"\n".join(lines)
+
+    return change
+
+
+def without(number: int) -> Callable[[dict[str, bytes]], None]:
+    def change(parts: dict[str, bytes]) -> None:
+        lines = parts["ledger.jsonl"].split(b"\n")
+        del lines[number]
+        parts["ledger.jsonl"] = b"\n".join(lines)
+
+    return change
+
+
+def flip(name: str, at: int) -> Callable[[dict[str, bytes]], None]:
+    def change(parts: dict[str, bytes]) -> None:
+        data = bytearray(parts[name])
+        data[at] ^= 1
+        parts[name] = bytes(data)
+
+    return change
+
+
+def put(name: str, data: bytes) -> Callable[[dict[str, bytes]], None]:
+    return lambda parts: parts.update({name: data})
+
+
+def drop(name: str) -> Callable[[dict[str, bytes]], None]:
+    return lambda parts: parts.pop(name) and None
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (flip("ledger.jsonl", 500), "ledger.jsonl is damaged"),
+        (flip("states/a", 5000), "states/a is damaged"),
+        (put("states/b", b"short"), "states/b is damaged: its size"),
+        (drop("states/b"), "other parts than its manifest names"),
+        (put("more", b"x"), "other parts than its manifest names"),
+        (drop("manifest.json"), "is no backup made by `streaming-pca export`, or is damaged"),
+        (put("manifest.json", b"{}"), "its manifest is not of this program's version 1: program"),
+        (put("manifest.json", b"\x00"), "its manifest is not of this program's version 1"),
+        (lambda parts: line(0, lambda _: b"")(parts), "ledger.jsonl is damaged"),
+    ],
+)
+def test_damage_is_found_before_anything_is_looked_at(
+    tmp_path: Path, change: Callable[[dict[str, bytes]], None], told: str
+) -> None:
+    path = tmp_path / "copy.zip"
+    write_backup(made_backup(), path)
+    rewritten(path, change, mend=False)
+    with pytest.raises(BackupError) as refused:
+        read_backup(path)
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_damage_to_the_file_itself_is_found_at_every_byte(tmp_path: Path) -> None:
+    path = tmp_path / "copy.zip"
+    write_backup(made_backup(), path)
+    whole = path.read_bytes()
+    for at in range(0, len(whole), 61):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+        with suppress(BackupError):  # but for a byte that means nothing, such as a time of day
+            assert read_backup(path) == made_backup(), at
+        path.write_bytes(whole[:at])
+        with pytest.raises(BackupError):
+            read_backup(path)
+
+
+# -- with a table of users ----------------------------------------------------------
+
+
+def copy_with_users() -> Backup:
+    """A stream of one batch of three users."""
+    log, users = UserLog(1), np.arange(6, dtype=np.uint64).reshape(3, 2)
+    step = log.step(users, log.admit(users).counted)
+    opened = Opened(topic_id=ID, topic="in", cap=Cap(epsilon="4", delta="1e-5"))
+    entries = [opened, *entries_of("u", entry_hash(opened), 1, users=step.index)]
+    return Backup(
+        "in",
+        ID,
+        "2026-07-01T00:00:00.000+00:00",
+        7,
+        tuple(map(encode_entry, entries)),
+        {"u": state_of("u", 1, users=step.index)[0]},
+        {"u": step.index.join(step.parts)},
+    )
+
+
+def test_a_table_of_users_comes_back_with_its_state(tmp_path: Path) -> None:
+    path, copy = tmp_path / "copy.zip", copy_with_users()
+    write_backup(copy, path)
+    assert read_backup(path) == copy
+    assert set(verified_ledger(copy).jobs) == {"u"}
+    with zipfile.ZipFile(path) as archive:
+        assert archive.namelist()[-1] == "users/u"
+        assert "users" in json.loads(archive.read("manifest.json"))
+
+
+def test_a_copy_without_users_can_be_read_by_programs_that_do_not_know_them(tmp_path: Path) -> None:
+    path = tmp_path / "copy.zip"
+    write_backup(made_backup(), path)
+    with zipfile.ZipFile(path) as archive:
+        assert "users" not in json.loads(archive.read("manifest.json"))
+
+
+def test_a_state_without_the_table_that_it_names_is_not_verified() -> None:
+    whole = copy_with_users()
+    table = whole.users["u"]
+    for users, told in (
+        ({}, "job 'u': its table of users is missing"),
+        ({"u": table[:-1]}, "job 'u': the table of users has another size than its state says"),
+        (
+            {"u": bytes([table[0] ^ 1]) + table[1:]},
+            "job 'u': users.delta.1 of the table of users differs",
+        ),
+        ({"u": table[:-1] + bytes([table[-1] ^ 1])}, "job 'u': users.shard.1 of the table of users differs"),
+    ):
+        with pytest.raises(BackupNotVerified) as refused:
+            verified_ledger(replace(whole, users=users))
+        (problem,) = refused.value.problems
+        assert told in problem
+    with pytest.raises(BackupNotVerified) as refused:
+        verified_ledger(replace(made_backup(), users={"a": table}))
+    assert refused.value.problems == ("job 'a': a table of users that its state does not name",)
+
+
+def test_a_file_that_is_not_there_or_no_zip_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BackupError, match="No such file"):
+        read_backup(tmp_path / "none.zip")
+    (tmp_path / "text.zip").write_text("hello")
+    with pytest.raises(BackupError, match="is no backup made by"):
+        read_backup(tmp_path / "text.zip")
+
+
+def test_a_part_that_unfolds_to_more_than_it_should_is_not_unfolded(tmp_path: Path) -> None:
+    path = tmp_path / "copy.zip"
+    write_backup(made_backup(), path)
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in (parts | {"ledger.jsonl": bytes(2**24)}).items():
+            archive.writestr(name, data)
+    with pytest.raises(BackupError, match=r"ledger.jsonl is damaged: its size"):
+        read_backup(path)
+
+
+# -- with a manifest that fits ------------------------------------------------------
+
+
+def test_a_sound_copy_is_verified() -> None:
+    ledger = verified_ledger(made_backup())
+    assert {name: job.last_committed for name, job in ledger.jobs.items()} == {"a": 2, "b": 1, "c": 0, "d": 0}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        # A smaller charge, for an entry that others follow.
+        (
+            line(1, lambda x: x.replace(b'"epsilon":"1"', b'"epsilon":"0"')),
+            "the hash chain of job 'a' breaks",
+        ),
+        (line(3, lambda x: x.replace(b"0000", b"1111", 1)), "the hash chain of job 'a' breaks"),
+        (without(2), "the hash chain of job 'a' breaks"),
+        (without(0), "never opened"),
+        (line(0, lambda x: x.replace(b'"4"', b'"9"')), "the hash chain of job 'a' breaks"),
+        (line(4, lambda x: x + b" "), "not a ledger entry"),
+        (drop("states/a"), "job 'a': its state is missing"),
+        (put("states/a", state_of("a", 1)[0]), "job 'a': the state differs from the one committed"),
+        (flip("states/b", 3000), "job 'b': the state differs from the one committed with batch 1"),
+        (put("states/b", b"\x00\x00\x00\xff{"), "job 'b': state message cannot be read"),
+        (put("states/c", state_of("c", 1)[0]), "job 'c': a state, but nothing was committed"),
+        (put("states/b", state_of("a", 2)[0]), "job 'b': the state differs from the one"),
+    ],
+)
+def test_a_copy_that_was_changed_with_its_manifest_is_not_verified(
+    tmp_path: Path, change: Callable[[dict[str, bytes]], None], told: str
+) -> None:
+    path = tmp_path / "copy.zip"
+    write_backup(made_backup(), path)
+    rewritten(path, change, mend=True)
+    copy = read_backup(path)
+    with pytest.raises(BackupNotVerified) as refused:
+        verified_ledger(copy)
+    assert any(told in problem for problem in refused.value.problems), refused.value.problems
+    assert all("\n" not in problem for problem in refused.value.problems)

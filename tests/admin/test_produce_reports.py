@@ -1,0 +1,405 @@
+"""From vectors to reports: what is refused, what is sent, and who is charged for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kafka.admin import NewTopic
+
+from streaming_pca.admin import produce_reports, sending
+from streaming_pca.admin.produce_reports import (
+    arrange_vectors,
+    mechanism_of,
+    send_reports,
+    users_of,
+    without_spent,
+)
+from streaming_pca.admin.sending import Outgoing, Produced
+from streaming_pca.config.settings import ConfigurationError, KafkaSettings, StreamSettings
+from streaming_pca.data.codec import PayloadCodec
+from streaming_pca.data.files import RecordFile, RecordFileError
+from streaming_pca.data.records import RecordKind
+from streaming_pca.linalg.packed import pack_symmetric, packed_size
+from streaming_pca.local import AlreadySpent, LocalAccountant, LocalGaussian
+from streaming_pca.privacy.randomness import replace_noise_sampler
+from streaming_pca.service.kafka.clients import BrokerUnreachable, admin_client
+from tests.admin.test_produce import sent_to
+from tests.cli.command import call
+from tests.cli.test_app import write_config
+from tests.privacy.noise import FACTORS, ScriptedSampler, has_scale
+
+ONE = (1.0, 1e-6)
+X = np.array([[0.5, -0.25, 0.0], [3.0, 0.0, 4.0], [0.0, 0.0, 0.0], [0.125, np.nan, 0.0]])
+CLIPPED = np.array([[0.5, -0.25, 0.0], [0.6, 0.0, 0.8], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+RECORDS = RecordFile.of_array(X, "x.npy")
+NOWHERE = KafkaSettings(bootstrap_servers="127.0.0.1:1")
+
+
+def stream(**changes: Any) -> StreamSettings:
+    base: dict[str, Any] = {"name": "s", "input": "in", "dim": 3, "rank": 1, "epsilon": 1.0, "delta": 1e-6}
+    local = {"record_kind": "local", "centering": "none", "estimator": "local-gaussian"}
+    return StreamSettings(**(base | local | changes))
+
+
+def keyed(*keys: bytes | None) -> RecordFile:
+    return replace(RECORDS, row_keys=lambda: iter(keys))
+
+
+@pytest.fixture
+def accountant(tmp_path: Path) -> LocalAccountant:
+    return LocalAccountant(tmp_path / "spent.sqlite")
+
+
+Sent = list[tuple[bytes, list[tuple[str, bytes]]]]
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
+    """What would have been sent: every message with its headers."""
+    found: Sent = []
+
+    def send(
+        kafka: KafkaSettings,
+        topic: str,
+        messages: Any,
+        total: int,
+        headers: list[tuple[str, bytes]],
+        *,
+        rate: float | None,
+        progress: Callable[[int], None] | None,
+    ) -> Produced:
+        for message in messages:
+            assert isinstance(message, Outgoing)
+            assert (message.key, message.rows) == (None, 1)
+            found.append((message.value, headers))
+            if progress is not None:
+                progress(1)
+        assert len(found) == total
+        return Produced(len(found), len(found), 0.0, topic)
+
+    monkeypatch.setattr(produce_reports, "send_messages", send)
+    return found
+
+
+def reports(sent: Sent) -> np.ndarray:
+    return np.array([np.frombuffer(value, "<f4") for value, _ in sent])
+
+
+def exact(x: np.ndarray) -> np.ndarray:
+    return pack_symmetric(x[:, :, None] * x[:, None, :])
+
+
+# -- what is refused -------------------------------------------------------
+
+
+def test_the_promise_is_the_streams() -> None:
+    mechanism = mechanism_of(stream(epsilon=0.5, delta=1e-7))
+    assert (mechanism.epsilon, mechanism.delta, mechanism.radius) == (0.5, 1e-7, 1.0)
+    assert mechanism_of(stream(), 1.0, 1e-6, 3.0).radius == 3.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "expected"),
+    [
+        (
+            {"record_kind": "factor", "estimator": "analyze-gauss"},
+            (),
+            'record_kind = "factor" takes no reports: set record_kind = "local"',
+        ),
+        ({}, (2.0,), r"--local-epsilon 2\.0 is not stream\.epsilon = 1\.0"),
+        ({}, (1.0, 1e-5), r"--local-delta 1e-05 is not stream\.delta = 1e-06"),
+        ({}, (None, None, 0.0), "radius"),
+    ],
+)
+def test_another_promise_is_refused(settings: Any, options: tuple[Any, ...], expected: str) -> None:
+    with pytest.raises((ConfigurationError, ValueError), match=expected) as caught:
+        mechanism_of(stream(**settings), *options)
+    assert "\n" not in str(caught.value)
+
+
+def test_only_vectors_of_the_streams_features_are_reported() -> None:
+    assert arrange_vectors(RECORDS, stream()) is RECORDS
+    named = replace(RECORDS, feature_names=("c", "a", "b"))
+    turned = arrange_vectors(named, stream(feature_names=("a", "b", "c")))
+    np.testing.assert_array_equal(next(turned.blocks(9)), X[:, [1, 2, 0]])
+    for records, changes, expected in (
+        (RECORDS, {"dim": 4}, "have 3 features, the stream's dim is 4"),
+        (RecordFile.of_array(np.zeros((2, 3, 3)), "x.npy"), {}, "holds factors of 3 rows, and a report"),
+        (named, {"feature_names": ("a", "b", "d")}, r"stream\.feature_names has"),
+    ):
+        with pytest.raises(RecordFileError, match=expected) as caught:
+            arrange_vectors(records, stream(**changes))
+        assert "\n" not in str(caught.value)
+
+
+def test_a_report_that_no_message_holds_is_refused_before_any_is_made() -> None:
+    wide = RecordFile.of_array(np.zeros((1, 4500)), "x.npy")
+    with pytest.raises(ConfigurationError, match=r"dim = 4500 makes reports of 39 MiB.* holds 32 MiB"):
+        arrange_vectors(wide, stream(dim=4500))
+
+
+# -- what is sent ----------------------------------------------------------
+
+
+def test_each_message_is_a_report_that_the_codec_takes(sent: Sent) -> None:
+    settings = stream()
+    told: list[int] = []
+    with replace_noise_sampler(ScriptedSampler()):
+        produced = send_reports(NOWHERE, "in", RECORDS, mechanism_of(settings), progress=told.append)
+    assert (produced.messages, told) == (4, [1] * 4)
+    np.testing.assert_allclose(reports(sent), exact(CLIPPED), atol=4e-6)
+    assert settings.local_guarantee is not None
+    codec = PayloadCodec(3, kind=RecordKind.LOCAL, promise=settings.local_guarantee)
+    for (value, headers), report in zip(sent, reports(sent), strict=True):
+        decoded = codec.decode(_Message(value, headers))
+        assert decoded is not None
+        np.testing.assert_array_equal(decoded, [report])
+        other = [*headers[:-1], ("local-promise", b"2.0,1e-06")]
+        assert codec.decode(_Message(value, other)) is None
+
+
+class _Message:
+    def __init__(self, value: bytes, headers: list[tuple[str, bytes]]) -> None:
+        self.value, self.headers, self.key = value, headers, None
+
+
+def test_what_is_sent_has_the_noise_that_is_promised(sent: Sent) -> None:
+    """The system's own noise at level 2e-7, on vectors that are null too."""
+    records = RecordFile.of_array(np.tile(X, (60, 1)), "x.npy")
+    mechanism = mechanism_of(stream())
+    send_reports(NOWHERE, "in", records, mechanism)
+    noise = reports(sent) - exact(np.tile(CLIPPED, (60, 1)))
+    assert has_scale(noise, mechanism.sigma)
+    for factor in FACTORS:
+        assert not has_scale(noise * factor, mechanism.sigma)
+
+
+def test_a_public_seed_shuffles(sent: Sent) -> None:
+    x = np.arange(1.0, 31.0)[:, None] / 64
+    with replace_noise_sampler(ScriptedSampler()):
+        send_reports(NOWHERE, "in", RecordFile.of_array(x), LocalGaussian(*ONE), shuffle=3)
+    found = reports(sent)
+    assert not np.array_equal(found[:, 0], np.sort(found[:, 0]))
+    np.testing.assert_allclose(np.sort(found, axis=0), x * x, atol=1e-5)
+
+
+# -- who is charged --------------------------------------------------------
+
+
+def test_a_file_is_reported_once(sent: Sent, accountant: LocalAccountant) -> None:
+    mechanism = LocalGaussian(*ONE)
+    send_reports(NOWHERE, "in", RECORDS, mechanism, accountant=accountant)
+    assert len(sent) == 4
+    with pytest.raises(AlreadySpent, match=r"4 of 4 rows .* on 'in', by .*: --local-skip-spent") as caught:
+        send_reports(NOWHERE, "in", RECORDS, mechanism, accountant=accountant)
+    assert "\n" not in str(caught.value)
+    assert len(sent) == 4
+    sent.clear()
+    send_reports(NOWHERE, "other", RECORDS, mechanism, accountant=accountant)
+    assert len(sent) == 4
+
+
+def test_a_user_of_two_rows_reports_once(sent: Sent, accountant: LocalAccountant) -> None:
+    records = keyed(b"ada", b"bob", b"ada", b"eve")
+    mechanism = LocalGaussian(*ONE)
+    with pytest.raises(AlreadySpent, match="1 of 4 rows are of users"):
+        send_reports(NOWHERE, "in", records, mechanism, accountant=accountant)
+    assert not sent
+    told: list[int] = []
+    with replace_noise_sampler(ScriptedSampler()):
+        send_reports(
+            *(NOWHERE, "in", records, mechanism),
+            accountant=accountant,
+            skip_spent=True,
+            progress=told.append,
+        )
+    np.testing.assert_allclose(reports(sent), exact(CLIPPED[[0, 1, 3]]), atol=4e-6)
+    assert sum(told) == 4
+    assert len(without_spent(users_of(records), accountant, "in", mechanism)) == 0
+
+
+@pytest.mark.parametrize("shuffle", [None, 5])
+def test_an_interrupted_file_goes_on_where_it_stopped(
+    sent: Sent, accountant: LocalAccountant, shuffle: int | None
+) -> None:
+    """The report that was being made stays charged, and is lost."""
+    mechanism = LocalGaussian(*ONE)
+
+    class Interrupted(ScriptedSampler):
+        def rounded_gaussian(self, total: Any, sigma: float) -> Any:
+            if len(self.asked) == 2:
+                raise KeyboardInterrupt
+            return super().rounded_gaussian(total, sigma)
+
+    x = np.arange(1.0, 9.0)[:, None] / 16
+    records = RecordFile.of_array(x, "x.npy")
+    with replace_noise_sampler(Interrupted()), pytest.raises(KeyboardInterrupt):
+        send_reports(NOWHERE, "in", records, mechanism, accountant=accountant, shuffle=shuffle)
+    assert len(sent) == 2
+    first = reports(sent)
+    sent.clear()
+    with replace_noise_sampler(ScriptedSampler()):
+        options: dict[str, Any] = {"accountant": accountant, "skip_spent": True, "shuffle": shuffle}
+        assert send_reports(NOWHERE, "in", records, mechanism, **options).messages == 5
+        rest = reports(sent)
+        sent.clear()
+        assert send_reports(NOWHERE, "in", records, mechanism, **options).messages == 0
+    assert len({float(v) for v in np.concatenate([first, rest])[:, 0]}) == 7
+
+
+def test_a_user_who_was_charged_from_python_has_spent(accountant: LocalAccountant) -> None:
+    accountant.spend(b"ada", "in", *ONE)
+    users = users_of(keyed(b"ada", b"bob", b"eve", b"ada"))
+    assert without_spent(users, accountant, "in", LocalGaussian(*ONE)).tolist() == [1, 2]
+
+
+def test_a_row_is_its_own_user_where_the_file_has_no_keys() -> None:
+    assert len(set(users_of(RECORDS))) == 4
+    assert set(users_of(RECORDS)).isdisjoint(users_of(replace(RECORDS, path="y.npy")))
+    assert set(users_of(RECORDS)) == set(users_of(replace(RECORDS, path="./x.npy")))
+    with pytest.raises(RecordFileError, match="row 2 has no key"):
+        users_of(keyed(b"ada", None, b"bob", b"eve"))
+
+
+def test_nobody_is_charged_where_no_broker_answers(
+    accountant: LocalAccountant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_answer(kafka: KafkaSettings) -> None:
+        raise BrokerUnreachable
+
+    monkeypatch.setattr(sending, "admin_client", no_answer)
+    with pytest.raises(BrokerUnreachable):
+        send_reports(NOWHERE, "in", RECORDS, LocalGaussian(*ONE), accountant=accountant)
+    assert len(without_spent(users_of(RECORDS), accountant, "in", LocalGaussian(*ONE))) == 4
+
+
+def test_no_more_waits_to_be_sent_than_a_few_large_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is one made before the one before it has been handed over."""
+    waiting = made = 0
+    most = 0
+
+    class Producer:
+        def send(self, topic: str, value: bytes, **_: Any) -> Any:
+            nonlocal waiting, most
+            waiting += len(value)
+            most = max(most, waiting)
+            assert made == 1 + self.sent
+            self.sent += 1
+            return self
+
+        sent = 0
+
+        def add_errback(self, call: Any) -> None: ...
+
+        def flush(self, timeout: float) -> None:
+            nonlocal waiting
+            waiting = 0
+
+        def close(self, timeout: float) -> None: ...
+
+    def messages() -> Iterator[Outgoing]:
+        nonlocal made
+        for _ in range(40):
+            made += 1
+            yield Outgoing(bytes(2**23))
+
+    monkeypatch.setattr(sending, "plain_producer", lambda kafka: Producer())
+    monkeypatch.setattr(sending, "_count_partitions", lambda kafka, topic: 2)
+    assert sending.send_messages(NOWHERE, "in", messages(), 40, []).messages == 40
+    assert (waiting, most) == (0, 2**26)
+
+
+# -- the command, on a broker ----------------------------------------------
+
+
+def test_the_command_sends_reports(
+    tmp_path: Path,
+    broker_bootstrap: str,
+    unique_name: Callable[[str], str],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    topic = unique_name("reports")
+    kafka = KafkaSettings(bootstrap_servers=broker_bootstrap)
+    with closing(admin_client(kafka)) as admin:
+        admin.create_topics([NewTopic(topic, 2, 1)])
+    config = config_of_reports(tmp_path, broker_bootstrap, topic)
+    path = tmp_path / "x.csv"
+    path.write_text("a,who,b\n0.5,ada,0\n0,bob,0.5\n30,eve,40\n")
+    options = ("--key", "who", "--local-accountant", tmp_path / "spent", "--local-radius", 2)
+    given = ("produce", path, "--config", config, *options)
+    with replace_noise_sampler(ScriptedSampler()):
+        done = call(capfd, *given, "--local-epsilon", 1, "--local-delta", "1e-6", "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert (facts["records"], facts["messages"], facts["skipped"], facts["radius"]) == (3, 3, 0, 2.0)
+    assert round(facts["sigma"], 4) == 5.9746
+    messages = [m for partition in sent_to(kafka, topic, 3) for m in partition]
+    assert {m.key for m in messages} == {None}
+    assert {tuple(m.headers) for m in messages} == {
+        (
+            ("content-type", b"application/octet-stream"),
+            ("record-kind", b"local"),
+            ("local-promise", b"1.0,1e-06"),
+        )
+    }
+    found = np.array(sorted(np.frombuffer(m.value, "<f4").tolist() for m in messages))
+    assert found.shape == (3, packed_size(2))
+    np.testing.assert_allclose(found, [[0, 0, 1 / 16], [1 / 16, 0, 0], [0.36, 0.48, 0.64]], atol=1e-5)
+    again = call(capfd, *given)
+    assert again.returncode == 2
+    assert "3 of 3 rows are of users who have spent" in " ".join(again.stderr.split())
+    left_out = call(capfd, *given, "--local-skip-spent")
+    assert left_out.returncode == 0, left_out.stderr
+    assert "0 reports of (1, 1e-06)" in left_out.stdout
+    assert "3 rows of users who had reported left out" in " ".join(left_out.stdout.split())
+
+
+def config_of_reports(folder: Path, bootstrap: str, topic: str) -> Path:
+    return write_config(
+        folder,
+        bootstrap,
+        "s",
+        ('input = "s-in"', f'input = "{topic}"'),
+        ("dim = 6", 'dim = 2\nrecord_kind = "local"\ncentering = "none"\nestimator = "local-gaussian"'),
+        ("rank = 2", "rank = 1"),
+        ("bounds = [-6, 6]\n", ""),
+        ("n_records = 3000\nn_batches = 2\n", ""),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--factors"], "leave out --factors"),
+        (["--rows-per-message", 2], "leave out --factors, --rows-per-message"),
+        (["--content-type", "json"], "--content-type"),
+        (["--key", "who"], "--key is about the users of --local-accountant"),
+        (["--local-skip-spent"], "add --local-accountant FILE"),
+        (["--local-epsilon", 2], "--local-epsilon 2.0 is not stream.epsilon = 1.0"),
+        (["--local-radius", -1], "radius"),
+    ],
+)
+def test_options_that_do_not_go_together_are_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], options: list[Any], expected: str
+) -> None:
+    config = config_of_reports(tmp_path, "127.0.0.1:1", "in")
+    np.save(tmp_path / "x.npy", np.zeros((4, 2)))
+    done = call(capfd, "produce", tmp_path / "x.npy", "--config", config, *options)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_stream_of_records_takes_no_reports(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = write_config(tmp_path, "127.0.0.1:1", "s")
+    np.save(tmp_path / "x.npy", np.zeros((4, 6)))
+    done = call(capfd, "produce", tmp_path / "x.npy", "--config", config, "--local-epsilon", 1)
+    assert done.returncode == 2
+    assert 'set record_kind = "local"' in done.stderr

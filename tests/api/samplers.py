@@ -1,0 +1,106 @@
+"""Noise that tests can count on, the estimators as these tests set them up, and their batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from streaming_pca.data.records import Batch
+from streaming_pca.estimators.registry import find
+from tests.privacy.noise import SeededSampler
+
+CASES: dict[str, dict[str, Any]] = {
+    "adaptive": {"estimator": "adaptive"},
+    "adaptive-pairs": {"estimator": "adaptive", "centering": "pairs"},
+    "adaptive-bounded": {"estimator": "adaptive", "centering": "none", "bounds": (-2, 2)},
+    "analyze-gauss": {"estimator": "analyze-gauss"},
+    "analyze-gauss-pairs": {"estimator": "analyze-gauss", "centering": "pairs"},
+    "analyze-gauss-bounded": {"estimator": "analyze-gauss", "centering": "none", "bounds": (-2, 2)},
+    "block": {"estimator": "block"},
+    "block-pairs": {"estimator": "block", "centering": "pairs"},
+    "private-oja": {
+        "estimator": "private-oja",
+        "centering": "none",
+        "options": {"clip_radius": 1.0, "learning_rate": 5.0},
+    },
+}
+"""Parameters of PrivatePCA."""
+
+QUIET: dict[str, dict[str, Any]] = {
+    "adadpo": {"estimator": "adadpo", "centering": "none", "options": {"batch_size": 200}},
+    "adadpo-pairs": {"estimator": "adadpo", "centering": "pairs", "options": {"batch_size": 200}},
+    "adaptive-power": {
+        "estimator": "adaptive-power",
+        "centering": "none",
+        "options": {"batch_size": 100, "clip_radius": 1.0},
+    },
+    "dp-pca": {"estimator": "dp-pca", "n_components": 1, "centering": "none", "options": {"batch_size": 200}},
+    "k-dp-ojas": {
+        "estimator": "k-dp-ojas",
+        "centering": "none",
+        "options": {"batch_size": 100, "clip_radius": 1.0},
+    },
+    "k-dp-pca": {"estimator": "k-dp-pca", "centering": "none", "options": {"batch_size": 200}},
+    "noisy-power": {
+        "estimator": "noisy-power",
+        "centering": "none",
+        "options": {"batch_size": 200, "clip_l2": 1.0},
+    },
+    "output-perturbation": {
+        "estimator": "output-perturbation",
+        "centering": "none",
+        "options": {"batch_size": 200, "clip_radius": 1.0},
+    },
+    "oja": {"estimator": "oja", "private": False, "centering": "none", "options": {"learning_rate": 5.0}},
+    "oja-pairs": {"estimator": "oja", "private": False, "centering": "pairs"},
+    "tadadpo": {
+        "estimator": "tadadpo",
+        "centering": "none",
+        "options": {"batch_size": 200, "warm_records": 150, "warm_estimator": "block"},
+    },
+}
+"""The same where two fits on the same records may agree: without noise, or where nothing was learnt.
+With those of CASES, every estimator is in at least one."""
+
+
+class RepeatingSampler(SeededSampler):
+    """The same noise in every call, so that two fits are the same."""
+
+    def rng(self) -> np.random.Generator:
+        return np.random.default_rng(0)
+
+
+def spiked(m: int, d: int = 8, k: int = 2, mean: float = 0.0, seed: int = 0) -> NDArray[np.float64]:
+    """Vectors of standard deviation 0.4 to 0.3 in k directions and 0.03 in the others."""
+    rng = np.random.default_rng(seed)
+    deviations = np.concatenate([np.linspace(0.4, 0.3, k), np.full(d - k, 0.03)])
+    return rng.standard_normal((m, d)) * deviations @ turn(d) + mean
+
+
+def turn(d: int) -> NDArray[np.float64]:
+    """An orthogonal matrix; its first rows are the directions of :func:`spiked`."""
+    return np.linalg.qr(np.random.default_rng(99).standard_normal((d, d)))[0]
+
+
+@contextmanager
+def watched(parameters: dict[str, Any]) -> Iterator[list[Batch]]:
+    """The batches that the estimator really learns from."""
+    kind, seen = find(parameters["estimator"]), []
+    update = kind.update
+
+    def spy(self: Any, state: Any, batch: Batch) -> Any:
+        seen.append(batch)
+        return update(self, state, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "update", spy)
+        yield seen
+
+
+def rows(batches: list[Batch]) -> NDArray[Any]:
+    return np.concatenate([batch.rows for batch in batches])

@@ -1,0 +1,514 @@
+"""The empirical audit in its small form: what stands is not refuted, what is broken is.
+
+A true claim is refuted with probability at most 1e-4, the level of the audit;
+for Gaussian noise it is below 1e-6 (see `test_audit_bounds`). Broken variants
+that are noisy draw from a seeded generator, so that their tests cannot fail by
+chance; the probability of catching them with other noise is what `power` computes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+
+from streaming_pca.audit import cases as audit_cases
+from streaming_pca.audit.bounds import (
+    REFUTED_AT,
+    AuditError,
+    Case,
+    Claim,
+    audit,
+    epsilon_bound,
+    mu_bound,
+)
+from streaming_pca.audit.compositions import COMPOSED_CASES
+from streaming_pca.audit.mechanisms import MECHANISM_CASES, mechanism_cases
+from streaming_pca.audit.sums import SUM_CASES, unreachable
+from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.estimators.block import block as block_route
+from streaming_pca.estimators.common.clipped_sums import covariance_sum
+from streaming_pca.estimators.covariance import layered_sums
+from streaming_pca.estimators.covariance.analyze_gauss import AnalyzeGauss, AnalyzeGaussState
+from streaming_pca.estimators.oja import private_oja
+from streaming_pca.estimators.registry import ESTIMATORS
+from streaming_pca.kernels.lattice import LatticeSum
+from streaming_pca.privacy import mechanisms
+from streaming_pca.privacy.randomness import NoiseSampler, noise_sampler, replace_noise_sampler
+
+DELTA = 1e-6
+GAUSSIAN_EPSILON = 8.0
+"""mu = 1.53: large enough for some hundred trials to show the half of the noise."""
+PURE_EPSILON = 2.0
+"""Direct bounds on epsilon need e^epsilon times as many trials."""
+
+# Helpers of mechanisms, and an error: they release nothing.
+NO_MECHANISMS = {
+    "AlreadyFired",
+    "gaussian_modes_threshold",
+    "laplace_scale",
+    "secret_permutation",
+    "stability_threshold",
+}
+
+GAUSSIAN_TRIALS, PURE_TRIALS = 500, 2000
+TRIALS = {
+    "stability_histogram": 4000,
+    "AboveThreshold": 6000,
+    "gaussian_histogram": 2000,
+    "gaussian_histogram_argmax": 2000,
+    "laplace_histogram": 4000,
+    "gaussian_modes": 3000,
+    "stability_modes": 8000,
+    "private_quantile/replay": 2000,
+    "replay": 300,
+    "stream": 360,
+    "counts": 1600,
+    "layers": 700,
+    "sizes": 700,
+    # The centre has less than a fifth of a batch's budget.
+    "adaptive/mean": 3000,
+    "analyze-gauss/mean": 3000,
+    "block/mean": 3000,
+    "range": 500,
+    "search": 2000,
+    "order": 4000,
+    "adadpo": 1000,
+    "dp-pca": 1000,
+    "k-dp-pca": 1000,
+    "tadadpo": 1000,
+    "adaptive-power": 700,
+    "noisy-power": 700,
+}
+"""By case, by kind of neighbours or by mechanism, where others than the two above are needed."""
+
+
+FIRST = {
+    "matrix": {"analyze-gauss", "k-dp-ojas"},
+    "pairs": {"block"},
+    "user": {"private-oja"},
+    "counts": {"private-oja"},
+    "stream": {"analyze-gauss"},
+    # The estimator finds it in rounds of its own, or on a share of the records.
+    "mean": {"adaptive", "private-oja"},
+    "layers": {"adaptive"},
+    "sizes": {"analyze-gauss"},
+    "paper": {"k-dp-pca"},
+    "range": {"dp-pca"},
+}
+"""Estimators whose neighbours of a kind stand for those of all that share it, but in `make soak`.
+
+Sums, and kinds of one estimator alone, are always audited.
+"""
+
+
+def is_first(name: str, kind: str) -> bool:
+    return name in FIRST.get(kind, {name})
+
+
+def by_kind(cases: list[tuple[str, str]]) -> pytest.MarkDecorator:
+    """Estimators and kinds of neighbours; those that others stand for are left to `make soak`."""
+    marked = [pytest.param(*case, marks=() if is_first(*case) else pytest.mark.soak) for case in cases]
+    return pytest.mark.parametrize(("name", "kind"), marked)
+
+
+def trials_of(case: Case) -> int:
+    for name in (case.id, case.id.split("/")[-1], case.subject):
+        if name in TRIALS:
+            return TRIALS[name]
+    if case.subject in MECHANISM_CASES and case.subject.startswith("gaussian_on"):
+        return 700
+    return PURE_TRIALS if case.claim.epsilon == PURE_EPSILON else GAUSSIAN_TRIALS
+
+
+def cases_of_mechanism(name: str) -> list[Case]:
+    epsilon = GAUSSIAN_EPSILON if name.startswith("gaussian") else PURE_EPSILON
+    return mechanism_cases(name, epsilon, DELTA)
+
+
+def cases_of_estimator(name: str, **parameters: Any) -> dict[str, Case]:
+    """By kind of neighbours; what is pure, or has a pure part, at the smaller epsilon."""
+    kind = parameters.pop("kind", ESTIMATORS[name])
+    cases = audit_cases.estimator_cases(kind, GAUSSIAN_EPSILON, DELTA, **parameters)
+    small = audit_cases.estimator_cases(kind, PURE_EPSILON, DELTA, **parameters)
+    pure = ("/counts", "/range")
+    chosen = [b if b.id.endswith(pure) else a for a, b in zip(cases, small, strict=True)]
+    return {case.id.split("/")[1]: case for case in chosen}
+
+
+def power(case: Case, n: int, false_positive: float, false_negative: float) -> float:
+    """Probability that ``n`` judging trials refute a claim, at these rates of a threshold."""
+    counts = np.arange(n + 1)
+    claim = case.claim
+    a, b = np.meshgrid(counts, counts, indexing="ij", sparse=True)
+    refuted = mu_bound(a, b, n, REFUTED_AT / 2) > claim.mu
+    refuted |= epsilon_bound(a, b, n, claim.delta, REFUTED_AT / 2) > claim.epsilon
+    first, second = (stats.binom.pmf(counts, n, rate) for rate in (false_positive, false_negative))
+    return float(first @ refuted @ second)
+
+
+class NumpySampler:
+    """Noise of ``factor`` times the scale, from a generator that anybody could copy."""
+
+    def __init__(self, factor: float = 1.0, seed: int | None = 0) -> None:
+        self.factor, self.rng = factor, np.random.default_rng(seed)
+
+    def rounded_gaussian(self, total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
+        noise = self.rng.normal(scale=self.factor * sigma, size=total.shape)
+        return np.asarray(total + np.rint(noise).astype(np.int64))
+
+    def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
+        # The difference of two geometric numbers is discrete Laplace.
+        p = -math.expm1(-1 / (self.factor * scale))
+        first, second = self.rng.geometric(p, (2, size))
+        return np.asarray(first - second, dtype=np.int64)
+
+    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
+        return int(np.argmax(scores + self.rng.exponential(self.factor * scale, scores.size)))
+
+    def permutation(self, n: int) -> NDArray[np.int64]:
+        return self.rng.permutation(n)
+
+
+class HalfOfTheRealSampler(NumpySampler):
+    """The real sampler's own noise, of half the scale."""
+
+    def __init__(self, sampler: NoiseSampler) -> None:
+        super().__init__()
+        self.sampler = sampler
+
+    def rounded_gaussian(self, total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
+        return self.sampler.rounded_gaussian(total, sigma / 2)
+
+
+# What stands.
+
+
+def test_every_estimator_and_every_mechanism_has_its_worst_case() -> None:
+    assert not SUM_CASES.keys() & COMPOSED_CASES.keys()
+    private = {name for name, kind in ESTIMATORS.items() if kind.info.private and not kind.info.local}
+    assert SUM_CASES.keys() | COMPOSED_CASES.keys() == private
+    assert MECHANISM_CASES.keys() == set(mechanisms.__all__) - NO_MECHANISMS
+
+
+def test_an_estimator_without_a_worst_case_is_told_where_to_add_it() -> None:
+    class New(AnalyzeGauss):
+        info = dataclasses.replace(AnalyzeGauss.info, id="new")
+
+    with pytest.raises(AuditError, match="new has no worst-case neighbours yet"):
+        audit_cases.estimator_cases(New, 1.0, DELTA)
+
+
+@pytest.mark.parametrize("name", MECHANISM_CASES)
+def test_no_mechanism_is_refuted(name: str) -> None:
+    for case in cases_of_mechanism(name):
+        finding = audit(case, trials_of(case))
+        assert not finding.refuted, case.id
+
+
+@pytest.mark.parametrize("first", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["first", "rest"])
+@pytest.mark.parametrize("name", [*SUM_CASES, *COMPOSED_CASES])
+def test_no_estimator_is_refuted(name: str, first: bool) -> None:
+    for kind, case in cases_of_estimator(name).items():
+        if is_first(name, kind) == first:
+            assert not audit(case, trials_of(case)).refuted, case.id
+
+
+def test_the_worst_cases_of_mechanisms_are_nearly_as_bad_as_the_claims() -> None:
+    """A case that tells little would let anything pass. Fixed noise; the bounds miss less than two fifths."""
+    for name in MECHANISM_CASES:
+        if name.startswith("gaussian_on"):
+            is_tight(cases_of_mechanism(name)[0])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", [*SUM_CASES, *COMPOSED_CASES])
+def test_the_worst_cases_of_estimators_are_nearly_as_bad_as_the_claims(name: str) -> None:
+    """Within a factor of two, each is shown below: half of its noise is caught."""
+    for kind, case in cases_of_estimator(name).items():
+        if kind in ("sum", "matrix", "block", "layers", "whitened", "moment"):
+            is_tight(case)
+
+
+def is_tight(case: Case) -> None:
+    with replace_noise_sampler(NumpySampler()):
+        finding = audit(case, 2 * trials_of(case))
+    assert finding.mu_lower_bound > case.claim.mu * 3 / 5, case.id
+
+
+# Half the noise.
+
+# Rates at the best threshold, of Laplace noise at twice the epsilon that is claimed; exact for
+# permute-and-flip, which gives the second of two candidates with the same probability.
+LAPLACE_RATES = (math.exp(-2 * PURE_EPSILON) / 2, 0.5)
+
+
+@pytest.mark.parametrize("name", [n for n in MECHANISM_CASES if n.startswith("gaussian_on")])
+def test_half_of_a_gaussian_noise_is_caught(name: str) -> None:
+    case = cases_of_mechanism(name)[0]
+    rates = gaussian_rates(2 * case.claim.mu)
+    # So nearly certain that real noise, which no seed repeats, will do.
+    assert power(case, trials_of(case) // 2, *rates) > 1 - 1e-6
+    half_is_caught(case, *rates, HalfOfTheRealSampler(noise_sampler()))
+
+
+@pytest.mark.parametrize("name", ["laplace_on_vector", "private_quantile"])
+def test_half_of_a_pure_noise_is_caught(name: str) -> None:
+    half_is_caught(cases_of_mechanism(name)[0], *LAPLACE_RATES)
+
+
+def test_half_the_noise_of_an_alarm_is_caught() -> None:
+    """Rates by summing over the threshold's noise."""
+    j, q = np.arange(-200, 201), math.exp(-PURE_EPSILON)
+    noise = q ** np.abs(j) * (1 - q) / (1 + q)
+    half = math.sqrt(q)
+
+    def below(query: int) -> NDArray[np.float64]:
+        """P(query + N < 1 + j), N of scale 2/epsilon: half of what it should be."""
+        t = j - query
+        tail = half ** (np.abs(t) + (t >= 0)) / (1 + half)
+        return np.where(t >= 0, 1 - tail, tail)
+
+    first = float(noise @ (below(0) ** 4 * (1 - below(1))))
+    second = float(noise @ (below(1) ** 4 * (1 - below(0))))
+    half_is_caught(cases_of_mechanism("AboveThreshold")[0], second, 1 - first)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "stability_histogram",
+        "gaussian_histogram",
+        "gaussian_histogram_argmax",
+        "laplace_histogram",
+        "gaussian_modes",
+        "stability_modes",
+    ],
+)
+def test_half_the_noise_of_a_histogram_is_caught(name: str) -> None:
+    case = cases_of_mechanism(name)[0]
+    with replace_noise_sampler(NumpySampler(0.5)):
+        # The rates of so small a noise are counted, on noise of their own.
+        scores = [case.sample(side, 4000) for side in (False, True)]
+        cut = np.linspace(-3, 3, 13)[:, None]
+        rates = [((scores[0] > t).mean(), (scores[1] <= t).mean()) for t in cut]
+        half_is_caught(case, *max(rates, key=lambda r: power(case, trials_of(case) // 2, *r)))
+
+
+KINDS = ["sum", "matrix", "pairs", "user", "mean"]
+
+
+@by_kind(
+    [
+        *((name, kind) for name in SUM_CASES for kind in KINDS),
+        ("adaptive", "block"),
+        ("adaptive", "layers"),
+        ("analyze-gauss", "layers"),
+    ]
+)
+def test_half_the_noise_of_an_estimator_is_caught(name: str, kind: str) -> None:
+    case = cases_of_estimator(name)[kind]
+    half_is_caught(case, *gaussian_rates(2 * case.claim.mu))
+
+
+@by_kind(
+    [
+        *((name, "sum") for name in COMPOSED_CASES),
+        *((name, "matrix") for name in COMPOSED_CASES if RecordKind.MATRIX in ESTIMATORS[name].kinds),
+        *((name, "paper") for name in ("adadpo", "dp-pca", "k-dp-pca", "tadadpo")),
+        ("k-dp-ojas", "order"),
+        ("output-perturbation", "projector"),
+        ("tensor-private", "whitened"),
+        ("tensor-private", "moment"),
+    ]
+)
+def test_half_the_noise_of_a_composed_sum_is_caught(name: str, kind: str) -> None:
+    case = cases_of_estimator(name)[kind]
+    half_is_caught(case, *gaussian_rates(2 * case.claim.mu))
+
+
+@by_kind([(name, "counts") for name in SUM_CASES])
+def test_half_the_noise_of_the_counts_is_caught(name: str, kind: str) -> None:
+    """Both noisy counts on the side of the second neighbour: each with 1/(1 + q), or q of that."""
+    case = cases_of_estimator(name)[kind]
+    q = math.exp(-case.claim.epsilon)
+    half_is_caught(case, (q / (1 + q)) ** 2, 1 - 1 / (1 + q) ** 2)
+
+
+def gaussian_rates(mu: float, off: float = 0.5) -> tuple[float, float]:
+    """Rates of a threshold that was chosen ``off`` standard deviations beside the best one."""
+    return float(stats.norm.sf(mu / 2 + off)), float(stats.norm.sf(mu / 2 - off))
+
+
+def half_is_caught(
+    case: Case, false_positive: float, false_negative: float, sampler: NoiseSampler | None = None
+) -> None:
+    trials = trials_of(case)
+    assert power(case, trials // 2, false_positive, false_negative) > 0.999
+    with replace_noise_sampler(sampler or NumpySampler(0.5)):
+        assert audit(case, trials).refuted
+
+
+# Other mistakes. That the estimators as they are pass the same cases is shown above.
+
+
+@contextmanager
+def no_clip() -> Iterator[None]:
+    """Sums of records up to a million times the radius, with the noise of the radius."""
+    factor = 10**6
+
+    def unclipped(kernel: Callable[..., LatticeSum]) -> Callable[..., LatticeSum]:
+        def call(*arguments: Any, **others: Any) -> LatticeSum:
+            *before, radius = arguments
+            wide = kernel(*before, radius * factor, **others)
+            return dataclasses.replace(wide, total=wide.total * factor, unit=wide.unit / factor)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layered_sums, "covariance_sum", unclipped(layered_sums.covariance_sum))
+        patch.setattr(block_route, "block_sum", unclipped(block_route.block_sum))
+        patch.setattr(private_oja, "block_sum", unclipped(private_oja.block_sum))
+        yield
+
+
+@pytest.mark.parametrize("name", SUM_CASES)
+@pytest.mark.parametrize("kind", ["sum", "matrix"])
+def test_a_clip_that_is_not_applied_is_caught(name: str, kind: str) -> None:
+    """Records a million radii away from each other: no threshold between them ever errs."""
+    case = cases_of_estimator(name)[kind]
+    assert power(case, 100, 0.0, 0.0) > 1 - 1e-6
+    with no_clip():
+        assert audit(case, 200).refuted
+
+
+class CentredOnItsBatch(AnalyzeGauss):
+    """Subtracts the batch's own mean from its records."""
+
+    def _update(self, state: AnalyzeGaussState, batch: Batch) -> tuple[AnalyzeGaussState, int]:
+        centre = tuple(batch.rows.mean(axis=0))
+        public = self.preprocessing.model_copy(update={"centering": centre})
+        return AnalyzeGauss(self.dim, self.k, self.privacy, public, self.options)._update(state, batch)
+
+
+def test_a_centre_of_the_same_records_is_caught() -> None:
+    """One huge record takes the centre along, and all eight contributions turn: eight times mu."""
+    case = cases_of_estimator("analyze-gauss", kind=CentredOnItsBatch)["sum"]
+    assert power(case, 150, *gaussian_rates(8 * case.claim.mu)) > 1 - 1e-6
+    assert audit(case, 300).refuted
+
+
+def by_content(stream: Batch, count: int) -> int:
+    """A batch ends when so many records are not null."""
+    filled = np.cumsum(np.diff(stream.starts) > 0)
+    return min(int(np.searchsorted(filled, count)) + 1, len(stream))
+
+
+@pytest.mark.parametrize("name", SUM_CASES)
+def test_a_cut_that_depends_on_contents_is_caught(name: str) -> None:
+    """One null record moves the ends of all six batches: sqrt(6) times mu."""
+    case = cases_of_estimator(name, cut=by_content)["stream"]
+    trials = trials_of(case)
+    assert power(case, trials // 2, *gaussian_rates(math.sqrt(6) * case.claim.mu)) > 1 - 1e-6
+    with replace_noise_sampler(NumpySampler()):
+        assert audit(case, trials).refuted
+
+
+class FloatNoise(AnalyzeGauss):
+    """Right scale, right distribution, and float64 noise on a float64 sum."""
+
+    rng = np.random.default_rng(0)
+
+    def _update(self, state: AnalyzeGaussState, batch: Batch) -> tuple[AnalyzeGaussState, int]:
+        assert self.options.clip_radius is not None
+        exact = covariance_sum(batch, self.preprocessing, self.options.clip_radius)
+        sigma = self.costs.multiplier * exact.sensitivity * exact.unit
+        d = self.dim
+        noise = np.triu(self.rng.normal(scale=sigma / math.sqrt(2), size=(d, d)), 1)
+        noise = noise + noise.T + np.diag(self.rng.normal(scale=sigma, size=d))
+        total = batch.rows.T @ batch.rows + noise
+        count = float(len(batch))
+        memory = state.covariance.with_first_look(np.array([1.0]), total[None] / count, np.eye(1), count)
+        memory = dataclasses.replace(memory, records=count)
+        return dataclasses.replace(state, batch=state.batch + 1, covariance=memory), 0
+
+
+def test_float_noise_on_float_sums_is_caught() -> None:
+    """Doubles that no float noise takes x x^T to show that x was not there (Mironov 2012)."""
+    case = cases_of_estimator("analyze-gauss", kind=FloatNoise)["floats"]
+    shown = float(np.mean(case.sample(False, 5000) < 0))
+    assert np.all(case.sample(True, 5000) == 0)
+    trials = trials_of(case)
+    assert power(case, trials // 2, 1 - shown, 0.0) > 1 - 1e-6
+    assert audit(case, trials).refuted
+
+
+def test_a_double_is_reachable_if_any_float_noise_leads_there() -> None:
+    rng = np.random.default_rng(0)
+    sums = rng.normal(size=20_000)
+    assert not unreachable(sums + rng.normal(size=sums.size), sums).any()
+    # 2**-60 has bits that 1 + n never has.
+    assert unreachable(np.array([2.0**-60, 0.3]), np.array([1.0, 1.0])).tolist() == [True, True]
+    assert not unreachable(np.array([0.25, 1.5, 2.0**-60]), np.array([1.0, 1.0, 0.0])).any()
+
+
+REPLAYED = [
+    "gaussian_on_vector",
+    "gaussian_on_symmetric",
+    "gaussian_on_symmetric_space",
+    "laplace_on_vector",
+    "private_quantile",
+]
+
+
+@pytest.mark.parametrize("name", REPLAYED)
+@pytest.mark.parametrize("seed", [0, None], ids=["seeded", "unseeded"])
+def test_a_noise_source_that_can_be_copied_is_caught(name: str, seed: int | None) -> None:
+    """Whoever has the seed, or the memory, of the source draws the same noise and subtracts it."""
+    case = next(c for c in cases_of_mechanism(name) if c.id.endswith("/replay"))
+    trials = trials_of(case)
+    with replace_noise_sampler(NumpySampler(seed=seed)):
+        if name == "private_quantile":
+            # The same candidate always on the one side, another one now and then on the other.
+            changed = float(np.mean(case.sample(True, 2000) != 0))
+            assert np.all(case.sample(False, 2000) == 0)
+            assert power(case, trials // 2, 0.0, 1 - changed) > 0.999
+        else:
+            assert power(case, trials // 2, 0.0, 0.0) > 1 - 1e-6
+        assert audit(case, trials).refuted
+
+
+def test_two_processes_with_one_state_draw_different_noise() -> None:
+    """The source as it is, and the same in a copy of the process: equal with probability below 1e-30."""
+    case = next(c for c in cases_of_mechanism("gaussian_on_vector") if c.id.endswith("/replay"))
+    assert np.all(case.sample(False, 20) != 0)
+    with replace_noise_sampler(NumpySampler()):
+        assert np.all(case.sample(False, 20) == 0)
+
+
+def test_the_sampler_is_the_real_one() -> None:
+    """No test of this file has left another one open."""
+    assert type(noise_sampler()).__module__ == "streaming_pca.privacy.randomness"
+
+
+def test_a_claim_of_a_mechanism_follows_its_parameters() -> None:
+    """Cases are made at the promise that was asked for; no other is audited in its name."""
+    for name in MECHANISM_CASES:
+        for case in mechanism_cases(name, 0.5, 1e-5):
+            assert case.subject == name
+            assert isinstance(case.claim, Claim)
+            assert case.claim.epsilon == 0.5
+            assert case.claim.delta in (0.0, 1e-5)
+    for name in SUM_CASES:
+        for case in audit_cases.estimator_cases(ESTIMATORS[name], 0.5, 1e-5):
+            # The noisy counts are half of that promise, and pure; so is the histogram of sizes.
+            kind = case.id.split("/")[1]
+            pure = {"counts": (0.25, 0.0), "radius": (0.5, 0.0)}
+            assert (case.claim.epsilon, case.claim.delta) == pure.get(kind, (0.5, 1e-5))

@@ -1,0 +1,235 @@
+"""The command line as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+
+from streaming_pca.cli.app import app
+from streaming_pca.estimators.registry import ESTIMATORS
+from tests.cli.command import call
+
+CONFIG = """
+[kafka]
+bootstrap_servers = "{bootstrap}"
+bootstrap_timeout_ms = 2000
+unchecked_topics = true  # where Apache Kafka cannot be had, these run on the embedded broker
+
+[stream]
+name = "{name}"
+input = "{name}-in"
+dim = 6
+rank = 2
+epsilon = 1.0
+delta = 1e-6
+bounds = [-6, 6]
+
+[stream.options]
+n_records = 3000
+n_batches = 2
+
+[worker]
+group = "{name}"
+stop_when_done = true
+tick_seconds = 0.05
+
+[http]
+enabled = false
+"""
+
+
+def run(*arguments: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "streaming_pca", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "COLUMNS": "160"},
+    )
+
+
+def last_json(result: subprocess.CompletedProcess[str]) -> Any:
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.strip().splitlines()[-1])
+
+
+def write_config(tmp_path: Path, bootstrap: str, name: str, *changes: tuple[str, str]) -> Path:
+    text = CONFIG.format(bootstrap=bootstrap, name=name)
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path = tmp_path / f"{name}.toml"
+    path.write_text(text)
+    return path
+
+
+def one_line(result: subprocess.CompletedProcess[str], status: int, *expected: str) -> None:
+    assert result.returncode == status, result.stderr
+    assert "Traceback" not in result.stderr
+    lines = [line for line in result.stderr.strip().splitlines() if " INFO " not in line]
+    assert len(lines) == 1, result.stderr
+    for part in expected:
+        assert part in lines[0]
+
+
+def closed_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def test_estimators_are_listed_for_people_and_programs() -> None:
+    infos = last_json(run("estimators", "--json"))
+    assert {info["id"] for info in infos} == ESTIMATORS.keys()
+    for info in infos:
+        assert info["private"] == (info["id"] not in {"oja", "tensor-online"})
+        assert info["adjacency"] == ("replace-one" if info["private"] else "none")
+        assert {"source", "needs", "summary", "local", "releases"} < info.keys()
+        assert all(info[name] for name in ("source", "needs", "summary"))
+    # The 16 of the design, and the half of the default that has an id of its own.
+    assert len(infos) == 17
+    shown = run("estimators").stdout
+    assert all(f"{info['id']} " in shown for info in infos)
+
+
+def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Words of each command of the program."""
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield path
+        return
+    for name, each in inner.items():
+        yield from leaves(each, (*path, name))
+
+
+COMMANDS = sorted(leaves(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_explains_itself_with_an_example(
+    command: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    result = call(capfd, *command, "--help")
+    assert result.returncode == 0
+    shown = " ".join(result.stdout.replace("│", " ").split())
+    assert "Usage" in shown
+    assert f"streaming-pca {' '.join(command)}" in shown.partition("Options")[0].partition("Example")[2]
+    # A flag is shown as a flag, not as an option that takes a value.
+    assert "--help Show this message" in shown
+    assert "<bool>" not in shown
+
+
+def test_the_program_explains_itself() -> None:
+    result = run("--help")
+    assert result.returncode == 0
+    assert {words[0] for words in COMMANDS} <= set(result.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("rank = 2", "rank = 7"), "rank = 7 is above dim = 6"),
+        (("epsilon = 1.0", "epsilon = 0"), "epsilon must be"),
+        (("dim = 6", "dims = 6"), "stream.dim"),
+        (("[stream]", "[stream"), "is not TOML"),
+    ],
+)
+def test_a_wrong_configuration_is_one_line(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, change: tuple[str, str], expected: str
+) -> None:
+    config = write_config(tmp_path, "127.0.0.1:1", "s", change)
+    one_line(call(capfd, "worker", "--config", config), 2, expected)
+
+
+def test_an_unreachable_broker_is_one_line_in_bounded_time(tmp_path: Path) -> None:
+    config = write_config(tmp_path, f"127.0.0.1:{closed_port()}", "s")
+    started = time.monotonic()
+    one_line(run("worker", "--config", config), 4, "no broker answers at kafka.bootstrap_servers")
+    one_line(run("ledger", "verify", "--config", config), 4, "no broker answers")
+    assert time.monotonic() - started < 60
+
+
+def test_a_ledger_must_be_named(capfd: pytest.CaptureFixture[str]) -> None:
+    one_line(call(capfd, "ledger", "show"), 2, "--config FILE")
+
+
+def test_a_wrong_cap_is_one_line(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = write_config(tmp_path, "127.0.0.1:1", "s")
+    one_line(call(capfd, "topics", "create", "--config", config, "--cap", "1"), 2, "EPSILON,DELTA")
+    one_line(call(capfd, "topics", "create", "--config", config, "--cap", "-1,0"), 2, "must not be negative")
+
+
+def test_records_of_another_dimension_are_not_sent(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = write_config(tmp_path, "127.0.0.1:1", "s")
+    np.save(tmp_path / "x.npy", np.zeros((3, 5)))
+    one_line(call(capfd, "produce", tmp_path / "x.npy", "--config", config), 2, "5 features", "dim is 6")
+
+
+def test_a_stream_from_creation_to_verification(
+    tmp_path: Path, broker_bootstrap: str, unique_name: Any
+) -> None:
+    name = unique_name("cli")
+    config = write_config(tmp_path, broker_bootstrap, name)
+    one_line(run("worker", "--config", config), 2, "is missing", "topics create")
+    created = last_json(run("topics", "create", "--config", config, "--cap", "1,1e-6", "--json"))
+    assert len(created["created"]) == 4
+    again = run("topics", "create", "--config", config, "--cap", "2,1e-6")
+    one_line(again, 2, "was opened with 1,1/1000000")
+
+    x = np.random.default_rng(5).standard_normal((3000, 6)) * [3, 2, 1, 0.1, 0.1, 0.1]
+    np.savetxt(tmp_path / "x.csv", x, delimiter=",")
+    sent = last_json(run("produce", tmp_path / "x.csv", "--config", config, "--shuffle", 3, "--json"))
+    assert sent["records"] == 3000
+    worked = run("worker", "--config", config)
+    assert worked.returncode == 0, worked.stderr
+
+    shown = last_json(run("ledger", "show", "--config", config, "--json"))
+    assert shown["jobs"][name]["records_committed"] == 3000
+    assert [e["kind"] for e in shown["entries"]] == [
+        "OPENED", "RESERVED", "COMMITTED", "RELEASED", "RESERVED", "COMMITTED", "RELEASED",
+    ]  # fmt: skip
+    assert "RESERVED" in run("ledger", "show", "--config", config).stdout
+    verified = run("ledger", "verify", "--config", config, "--json")
+    assert last_json(verified)["ok"] is True
+    by_name = ("--input", f"{name}-in", "--bootstrap", broker_bootstrap)
+    assert "verified" in run("ledger", "verify", *by_name).stdout
+    spent = last_json(run("ledger", "spent", *by_name, "--partition", 0, "--offset", 0, "--json"))
+    assert spent["spent"] == {"epsilon": "1", "delta": "1/1000000"}
+    assert spent["left"] == {"epsilon": "0", "delta": "0"}
+    never = last_json(run("ledger", "spent", *by_name, "--partition", 0, "--offset", 10**6, "--json"))
+    assert never["spent"]["epsilon"] == "0"
+    assert never["left"]["epsilon"] == "1"
+
+    other = write_config(tmp_path, broker_bootstrap, name, ("epsilon = 1.0", "epsilon = 0.5"))
+    one_line(run("worker", "--config", other), 2, "stream.epsilon is 0.5", "the ledger has 1.0")
+
+
+@pytest.mark.slow
+def test_the_demo_learns_the_flights(tmp_path: Path) -> None:
+    result = run("demo", "--plot", tmp_path / "demo.png", timeout=280)
+    facts = last_json(result)
+    assert facts["records"] == 336_776
+    assert facts["error"] <= 0.05 * facts["random_error"]
+    assert facts["ledger"] == "verified"
+    assert facts["releases"] >= 5
+    assert (tmp_path / "demo.png").stat().st_size > 10_000
+
+
+def test_a_demo_that_cannot_finish_fails(tmp_path: Path) -> None:
+    result = run("demo", "--bootstrap", f"127.0.0.1:{closed_port()}", "--plot", tmp_path / "demo.png")
+    assert result.returncode != 0
+    assert "no broker answers" in result.stderr
+    assert "Traceback" not in result.stderr

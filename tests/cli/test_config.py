@@ -1,0 +1,385 @@
+"""`streaming-pca config`: what a file comes to, what can be in one, and the README's reference."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from streaming_pca.config.schema import every_setting, file_schema, settings_markdown
+from streaming_pca.estimators.registry import ESTIMATORS
+from tests.cli.command import call
+from tests.cli.test_app import closed_port, one_line, run, write_config
+from tests.config.test_loading import PASSWORD, SEVERAL
+from tests.config.test_settings import GOOD, OJA
+
+Capture = pytest.CaptureFixture[str]
+README = Path(__file__).parents[2] / "README.md"
+REWRITE = "streaming-pca config reference --write README.md"
+
+SASL = """
+security_protocol = "SASL_PLAINTEXT"
+sasl_mechanism = "PLAIN"
+sasl_username = "me"
+"""
+
+
+def written(tmp_path: Path, text: str = GOOD) -> Path:
+    path = tmp_path / "stream.toml"
+    path.write_text(text)
+    return path
+
+
+def checked(capfd: Capture, config: Path, *more: object) -> Any:
+    result = call(capfd, "config", "check", "--config", config, "--json", *more)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+# -- check -----------------------------------------------------------------
+
+
+def test_each_value_is_shown_with_its_origin(
+    tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMING_PCA_STREAM__EPSILON", "0.5")
+    monkeypatch.setenv("STREAMING_PCA_STREAM__OPTIONS__GROWTH", "2")
+    monkeypatch.setenv("STREAMING_PCA_WORKER", '{"tick_seconds": 1}')
+    monkeypatch.setenv("STREAMING_PCA_STREAM__CAP__EPSILON", "1/3")
+    text = GOOD + 'cap = { delta = "1e-6" }\n[stream.options]\nfirst_batch = 100\n'
+    facts = checked(capfd, written(tmp_path, text))
+    (stream,) = facts["streams"]
+    found = facts["settings"] | stream["settings"]
+    expected = {
+        "kafka.bootstrap_servers": ("127.0.0.1:9092", "file"),
+        "kafka.request_timeout_ms": (10_000, "default"),
+        "worker.tick_seconds": (1.0, "environment"),
+        "worker.group": ("streaming-pca", "default"),
+        "stream.epsilon": (0.5, "environment"),
+        "stream.delta": (1e-6, "file"),
+        "stream.bounds": (None, "default"),
+        "stream.cap.epsilon": ("1/3", "environment"),
+        "stream.cap.delta": ("1/1000000", "file"),
+        "stream.options.growth": (2.0, "environment"),
+        "stream.options.first_batch": (100, "file"),
+        "stream.options.max_batch": (131_072, "default"),
+    }
+    assert {key: (found[key]["value"], found[key]["origin"]) for key in expected} == expected
+    shown = {".".join(s.path) for s in every_setting() if s.estimator in (None, "adaptive")}
+    assert set(found) == shown
+
+
+def test_streams_of_the_environment_are_its_own(
+    tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = [{"name": "x", "options": {"growth": 3}}, {"name": "y", "cap": {"epsilon": 1, "delta": 0}}]
+    monkeypatch.setenv("STREAMING_PCA_STREAMS", json.dumps(own))
+    x, y = (s["settings"] for s in checked(capfd, written(tmp_path))["streams"])
+    assert (x["stream.name"]["origin"], x["stream.rank"]["origin"]) == ("environment", "file")
+    assert x["stream.options.growth"] == {"value": 3.0, "origin": "environment"}
+    assert x["stream.options.n_batches"]["origin"] == y["stream.options.growth"]["origin"] == "default"
+    assert y["stream.cap.epsilon"] == {"value": "1", "origin": "environment"}
+
+
+def test_topics_first_batch_and_memory_of_each_stream_are_shown(tmp_path: Path, capfd: Capture) -> None:
+    a, b, c = checked(capfd, written(tmp_path, SEVERAL))["streams"]
+    assert [s["stream"] for s in (a, b, c)] == ["a", "b", "c"]
+    assert b["topics"] == {"input": "in", "ledger": "in.ledger", "state": "b.state", "releases": "b.releases"}
+    assert [s["first_batch"]["records"] for s in (a, b, c)] == [100, 200, 4096]
+    assert a["first_batch"]["charge"] == {
+        "epsilon": "1",
+        "delta": "1/1000000",
+        "rho": "1359179953/50000000000",
+    }
+    # Analytic Gaussian mechanism at (0.98, 1e-6): the diagnostics have the rest of epsilon.
+    assert a["first_batch"]["noise_multiplier"] == pytest.approx(4.3046, abs=1e-4)
+    memory = a["memory_bytes"]
+    two_batches = 2 * 131_072 * (4 * 4 + 16)
+    assert two_batches < memory["one_row_messages"] < memory["any_messages"]
+    assert memory["any_messages"] > 2 * 131_072 * 64 * 4 * 8
+
+
+def test_a_stream_that_is_not_private_is_shown_with_its_infinite_charge(
+    tmp_path: Path, capfd: Capture
+) -> None:
+    config = written(tmp_path, OJA)
+    result = call(capfd, "config", "check", "--config", config, "--json")
+    (stream,) = json.loads(result.stdout, parse_constant=pytest.fail)["streams"]
+    assert stream["first_batch"]["charge"] == {"epsilon": "inf", "delta": "inf", "rho": "inf"}
+    assert stream["first_batch"]["noise_multiplier"] is None
+    assert stream["settings"]["stream.epsilon"] == {"value": "inf", "origin": "file"}
+    assert stream["settings"]["stream.private"] == {"value": False, "origin": "file"}
+    text = call(capfd, "config", "check", "--config", config)
+    assert text.returncode == 0, text.stderr
+    assert "epsilon inf" in text.stdout
+    assert not list(Draft202012Validator(file_schema()).iter_errors(tomllib.loads(OJA)))
+
+
+def test_no_finite_cap_is_opened_for_a_stream_that_is_not_private(tmp_path: Path, capfd: Capture) -> None:
+    # Before the broker is asked, and nothing answers at this address.
+    create = ("topics", "create", "--config", written(tmp_path, OJA), "--cap")
+    one_line(call(capfd, *create, "1,1e-6"), 2, "is not private", "charges infinity", "--cap inf,inf")
+    one_line(call(capfd, *create, "inf,1"), 2, "is not private", "--cap inf,inf")
+
+
+def test_memory_counts_the_state(tmp_path: Path, capfd: Capture) -> None:
+    """A covariance and the three sums of its slots, 400 x 400, against a basis."""
+    text = (
+        GOOD.replace("dim = 4", "dim = 400") + 'centering = "none"\nestimator = "{}"\n[stream.options]\n{}\n'
+    )
+    large, small = (
+        checked(capfd, written(tmp_path, text.format(*of)))["streams"][0]["memory_bytes"]["any_messages"]
+        for of in (
+            ("adaptive", "first_batch = 64\nmax_batch = 64"),
+            ("private-oja", "batch_size = 64\nclip_radius = 1.0\nlearning_rate = 1.0"),
+        )
+    )
+    assert large - small > 4 * 400**2 * 8
+
+
+def test_matrices_have_all_their_rows_in_memory(tmp_path: Path, capfd: Capture) -> None:
+    text = GOOD + 'record_kind = "matrix"\ncentering = "none"\n'
+    (stream,) = checked(capfd, written(tmp_path, text))["streams"]
+    assert set(stream["memory_bytes"]) == {"any_messages"}
+    assert stream["memory_bytes"]["any_messages"] > 2 * 131_072 * 4 * 4 * 8
+
+
+def test_text_says_the_same(tmp_path: Path, capfd: Capture) -> None:
+    config = written(tmp_path, SEVERAL)
+    result = call(capfd, "config", "check", "--config", config)
+    assert result.returncode == 0, result.stderr
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert ["bootstrap_servers", '"127.0.0.1:9092"', "file"] in lines
+    assert ["rank", "3", "file"] in lines
+    assert ["growth", "1.6", "default"] not in lines[: lines.index(["stream", "b"])]
+    assert lines.count(["[stream.options]"]) == 3
+    assert "first batch  200 records, each charged epsilon 1, delta 1/1000000; noise mult" in result.stdout
+    assert result.stdout.splitlines()[-1] == f"{config}: good; the broker was not asked (--broker)"
+
+
+def test_infinity_can_be_shown(tmp_path: Path, capfd: Capture) -> None:
+    facts = checked(capfd, written(tmp_path, GOOD + "[worker]\ngive_up_seconds = inf\n"))
+    assert facts["settings"]["worker.give_up_seconds"] == {"value": "inf", "origin": "file"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (GOOD.replace("rank = 2", "rank = 5"), "rank = 5 is above dim = 4"),
+        (GOOD.replace("rank = 2", "rank = 2\nranks = 2"), "stream.ranks: no such setting"),
+        (SEVERAL.replace("rank = 3", "rank = 'x'"), "streams[2].rank"),
+        (
+            "kafka = 5\n" + GOOD.replace("[kafka]", "[http]").replace("bootstrap_servers", "host"),
+            "kafka: must",
+        ),
+        ("stream = [", "is not TOML"),
+        (
+            GOOD.replace("[kafka]", "[kafka]\nsasl_password_file = '/nowhere/x'" + SASL),
+            "kafka.sasl_password_file: /nowhere/x: No such file",
+        ),
+    ],
+)
+def test_a_wrong_file_is_one_line(tmp_path: Path, capfd: Capture, text: str, expected: str) -> None:
+    one_line(call(capfd, "config", "check", "--config", written(tmp_path, text)), 2, expected)
+
+
+def test_a_password_is_masked_and_its_origin_shown(
+    tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMING_PCA_KAFKA__SASL_PASSWORD", PASSWORD)
+    config = written(tmp_path, GOOD.replace("[kafka]", "[kafka]" + SASL))
+    facts = checked(capfd, config)
+    assert facts["settings"]["kafka.sasl_password"] == {"value": "**********", "origin": "environment"}
+    assert "**********" in call(capfd, "config", "check", "--config", config).stdout
+
+
+# One process for all commands: each takes seconds to start.
+RUN_ALL = """
+import sys
+from streaming_pca.cli import main
+for command in {commands}:
+    sys.argv = ["streaming-pca", "--verbose", *command, "--config", {config!r}]
+    try:
+        main()
+    except SystemExit as end:
+        print("status", *command, end.code)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_file", [False, True])
+def test_no_command_prints_a_password(tmp_path: Path, by_file: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a port that nobody listens on, with all that is ever logged."""
+    text = GOOD.replace("127.0.0.1:9092", f"127.0.0.1:{closed_port()}")
+    sasl = f"{SASL}bootstrap_timeout_ms = 500\n"
+    if by_file:
+        (tmp_path / "password").write_text(PASSWORD)
+        sasl += f'sasl_password_file = "{tmp_path / "password"}"\n'
+    else:
+        monkeypatch.setenv("STREAMING_PCA_KAFKA__SASL_PASSWORD", PASSWORD)
+    config = written(tmp_path, text.replace("[kafka]", "[kafka]" + sasl))
+    monkeypatch.setenv("STREAMING_PCA_LOG__LEVEL", "debug")
+    monkeypatch.setenv("STREAMING_PCA_WORKER__GIVE_UP_SECONDS", "1")
+    monkeypatch.setenv("STREAMING_PCA_HTTP__PORT", "0")
+    statuses = {
+        ("config", "check"): 0,
+        ("config", "check", "--json"): 0,
+        ("config", "check", "--broker"): 4,
+        ("status",): 4,
+        ("watch",): 4,
+        ("ledger", "show"): 4,
+        ("topics", "create", "--cap", "1,1e-6"): 4,
+        ("worker",): 4,
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", RUN_ALL.format(commands=list(statuses), config=str(config))],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    assert PASSWORD not in result.stdout + result.stderr
+    # It is the broker that is missing, not the password.
+    found = [line.split()[1:] for line in result.stdout.splitlines() if line.startswith("status ")]
+    assert found == [[*command, str(status)] for command, status in statuses.items()]
+    assert result.stderr.count("no broker answers") >= list(statuses.values()).count(4)
+
+
+# -- check --broker --------------------------------------------------------
+
+
+def test_the_broker_is_asked_for_topics_cap_and_promise(
+    tmp_path: Path, broker_bootstrap: str, unique_name: Callable[[str], str], capfd: Capture
+) -> None:
+    name = unique_name("check")
+    config = write_config(tmp_path, broker_bootstrap, name)
+    check = ("config", "check", "--broker", "--config")
+    one_line(call(capfd, *check, config), 2, f"{name}-in", "is missing", "topics create")
+    assert call(capfd, "topics", "create", "--config", config, "--cap", "1,1e-6").returncode == 0
+    result = call(capfd, *check, config)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == f"{config}: good"
+    assert checked(capfd, config, "--broker")["broker"] == "checked"
+
+    other = write_config(
+        tmp_path, broker_bootstrap, name, ("rank = 2", "rank = 2\ncap = { epsilon = 2, delta = 0 }")
+    )
+    one_line(call(capfd, *check, other), 2, "stream.cap is (2, 0)", "opened with (1, 1/1000000)")
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_what_the_worker_would_refuse_the_check_refuses_in_the_same_words(
+    tmp_path: Path, kafka_bootstrap: str, unique_name: Callable[[str], str], capfd: Capture
+) -> None:
+    name = unique_name("promised")
+    fewer = (("n_records = 3000", "n_records = 600"), ("n_batches = 2", "n_batches = 1"))
+    config = write_config(tmp_path, kafka_bootstrap, name, *fewer)
+    assert call(capfd, "topics", "create", "--config", config, "--cap", "1,1e-6").returncode == 0
+    records = tmp_path / "x.csv"
+    records.write_text("1,2,3,4,5,6\n" * 600)
+    assert call(capfd, "produce", records, "--config", config).returncode == 0
+    assert run("worker", "--config", config).returncode == 0
+
+    other = write_config(tmp_path, kafka_bootstrap, name, ("epsilon = 1.0", "epsilon = 0.5"))
+    refused = run("worker", "--config", other)
+    one_line(refused, 2, "stream.epsilon is 0.5", "the ledger has 1.0")
+    check = call(capfd, "config", "check", "--broker", "--config", other)
+    one_line(check, 2, "stream.epsilon is 0.5")
+    assert check.stderr.strip().removeprefix("error: ") in refused.stderr
+
+
+# -- schema ----------------------------------------------------------------
+
+VALID = [
+    GOOD,
+    SEVERAL,
+    GOOD + 'bounds = [-5, [1, 2, 3, 4]]\ncap = { epsilon = "1/3", delta = 1e-6 }\nscale = 2\n',
+    GOOD + "centering = [1, 2, 3, 4]\n[stream.options]\nradius_range = [1, 2]\n[worker]\ntick_seconds = 1\n",
+    GOOD + 'estimator = "private-oja"\ncentering = "none"\noptions = { clip_radius = 1 }\n',
+    GOOD + 'estimator = "block"\noptions = { oversampling = 1, half_life = 1000 }\n',
+    GOOD + 'options = { route = "block", half_life = "auto" }\n',
+]
+INVALID = [
+    GOOD.replace("dim = 4\n", ""),
+    GOOD.replace("dim = 4", "dim = 'x'"),
+    GOOD.replace("dim = 4", "dim = 0"),
+    GOOD + "colour = 1\n",
+    GOOD + "[colours]\n",
+    GOOD + "estimator = 'magic'\n",
+    GOOD + "[stream.options]\nclip_quantile = 2\n",
+    GOOD + "[stream.options]\nlearning_rate = 1.0\n",
+    GOOD + "[stream.options]\noversampling = 1\n",
+    GOOD + "[stream.options]\nroute = 'oja'\n",
+    GOOD.replace("[kafka]", f"[kafka]\nsasl_password = '{PASSWORD}'"),
+    SEVERAL.replace("rank = 3", "rank = 'x'"),
+    SEVERAL.replace("clip_radius = 2.0", "growth = 2.0"),
+    "streams = []",
+]
+
+
+@pytest.fixture(scope="module")
+def validator() -> Draft202012Validator:
+    schema = file_schema()
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema)
+
+
+@pytest.mark.parametrize("text", VALID)
+def test_the_schema_takes_what_is_a_good_file(
+    text: str, tmp_path: Path, capfd: Capture, validator: Draft202012Validator
+) -> None:
+    assert checked(capfd, written(tmp_path, text))
+    assert [error.message for error in validator.iter_errors(tomllib.loads(text))] == []
+
+
+@pytest.mark.parametrize("text", INVALID)
+def test_the_schema_refuses_what_is_a_wrong_file(
+    text: str, tmp_path: Path, capfd: Capture, validator: Draft202012Validator
+) -> None:
+    assert call(capfd, "config", "check", "--config", written(tmp_path, text)).returncode == 2
+    assert not validator.is_valid(tomllib.loads(text))
+
+
+def test_the_command_prints_the_schema_with_every_key_but_the_password(capfd: Capture) -> None:
+    printed = call(capfd, "config", "schema")
+    assert printed.returncode == 0
+    schema = json.loads(printed.stdout)
+    assert schema == file_schema()
+    for setting in every_setting():
+        assert (f'"{setting.path[-1]}"' in printed.stdout) == (setting.path[-1] != "sasl_password")
+
+
+# -- reference -------------------------------------------------------------
+
+
+def test_the_reference_has_a_row_a_setting() -> None:
+    rows = [line for line in settings_markdown().splitlines() if line.startswith("| `")]
+    settings = every_setting()
+    assert len(rows) == len(settings)
+    for row, setting in zip(rows, settings, strict=True):
+        assert f"`{setting.variable}`" in row
+        assert row.replace("\\|", "").count("|") == 6
+        assert setting.description, f"{setting.path} has no docstring"
+        assert setting.description.endswith(".")
+    assert {s.estimator for s in settings} == {None, *ESTIMATORS}
+
+
+def test_the_reference_tells_type_default_and_need(capfd: Capture) -> None:
+    printed = call(capfd, "config", "reference").stdout
+    assert printed == settings_markdown()
+    rows = {
+        line.split(" | ")[0].strip("| `"): line for line in printed.splitlines() if line.startswith("| `")
+    }
+    assert "| integer, ≥ 0, ≤ 65535 | `9464` |" in rows["port"]
+    assert '| "stop" or "skip" | `"stop"` |' in rows["lost_records"]
+    assert "| number | **required** |" in rows["epsilon"]
+    assert "| pair (each number or list (number)) | not set |" in rows["bounds"]
+    assert "| ratio or number | not set |" in rows["cap.epsilon"]

@@ -1,0 +1,342 @@
+"""`streaming-pca status`: how streams stand, from the topics alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+from kafka.structs import OffsetAndMetadata
+
+from streaming_pca.admin.status import describe_status
+from streaming_pca.config.loading import load_streams
+from streaming_pca.config.settings import Settings
+from streaming_pca.data.release import ACCURACY
+from streaming_pca.privacy.ledger.entries import (
+    Abandoned,
+    Cap,
+    Committed,
+    LedgerEntry,
+    OffsetRange,
+    Opened,
+    Paused,
+    Released,
+    Reserved,
+    Retired,
+    encode_entry,
+    entry_hash,
+)
+from streaming_pca.privacy.parameters import Charge
+from streaming_pca.service.commit.checkpoint import open_ledger
+from streaming_pca.service.kafka.clients import group_consumer
+from streaming_pca.service.topics.find import create_topics, find_topics
+from tests.cli.command import call
+from tests.cli.test_app import closed_port, one_line, run
+from tests.cli.test_watch import DOUBTFUL, EXACT, SAID_OF_DOUBTS, release
+from tests.kafka.stream import wait_for
+
+Capture = pytest.CaptureFixture[str]
+Name = Callable[[str], str]
+
+FILE = """
+[kafka]
+bootstrap_servers = "{bootstrap}"
+unchecked_topics = true  # where Apache Kafka cannot be had, these run on the embedded broker
+
+[worker]
+group = "{name}-workers"
+
+[stream]
+input = "{name}-in"
+dim = 2
+rank = 1
+epsilon = 1.0
+delta = 1e-6
+
+[[streams]]
+name = "{name}-a"
+
+[[streams]]
+name = "{name}-b"
+"""
+
+
+class Written:
+    """Two streams of one input of two partitions, whose topics are written here, without a worker."""
+
+    def __init__(self, bootstrap: str, name: str, directory: Path, budget_filter: str = "basic") -> None:
+        self.name = name
+        self.config = directory / f"{name}.toml"
+        self.config.write_text(FILE.format(bootstrap=bootstrap, name=name))
+        self.settings = load_streams(self.config)
+        for settings in self.settings:
+            create_topics(settings.kafka, settings.stream, 2, 1)
+        kafka, stream = self.settings[0].kafka, self.settings[0].stream
+        self.topic_id = find_topics(kafka, stream).topic_id
+        cap = Cap(epsilon=3, delta="1e-5")
+        opened = Opened(topic_id=self.topic_id, topic=stream.input, cap=cap, filter=budget_filter)
+        open_ledger(kafka, opened, stream.ledger_topic)
+        self._heads = {s.stream.name: entry_hash(opened) for s in self.settings}
+        self.ledger_bytes = len(encode_entry(opened))
+        self._producer = KafkaProducer(bootstrap_servers=bootstrap)
+
+    def job(self, letter: str) -> str:
+        return f"{self.name}-{letter}"
+
+    def enter(self, letter: str, kind: type[Any], **fields: Any) -> None:
+        """Write the job's next entry."""
+        job = self.job(letter)
+        entry: LedgerEntry = kind(topic_id=self.topic_id, job=job, previous=self._heads[job], **fields)
+        self._heads[job] = entry_hash(entry)
+        self.ledger_bytes += len(encode_entry(entry))
+        self.send(f"{self.name}-in.ledger", encode_entry(entry))
+
+    def reserve(self, letter: str, batch: int, *ranges: Sequence[int], epsilon: str = "1") -> None:
+        found = tuple(OffsetRange(partition=p, start=a, end=b, count=b - a) for p, a, b in ranges)
+        charge = Charge(epsilon=epsilon, delta="1e-6", rho="1/2")
+        promise = {"epsilon": 0.5, "delta": 1e-6}
+        self.enter(letter, Reserved, batch=batch, ranges=found, promise=promise, parameters={}, charge=charge)
+
+    def answer(self, letter: str, batch: int, **said: Any) -> None:
+        self.enter(letter, Committed, batch=batch, state_digest="0")
+        self.send(f"{self.job(letter)}.releases", release(batch, **said).to_bytes())
+        self.enter(letter, Released, batch=batch, release_digest="0")
+
+    def send(self, topic: str, value: bytes, partition: int = 0) -> None:
+        self._producer.send(topic, value, partition=partition).get(10)
+
+    def records(self, *counts: int) -> None:
+        for partition, count in enumerate(counts):
+            for _ in range(count):
+                self.send(f"{self.name}-in", b"x", partition)
+
+    def commit(self, letter: str, **offsets: int) -> None:
+        """What a worker commits for lag tools."""
+        with KafkaConsumer(
+            bootstrap_servers=self.settings[0].kafka.bootstrap_servers, group_id=self.job(letter)
+        ) as consumer:
+            consumer.commit(
+                {
+                    TopicPartition(f"{self.name}-in", int(p[1:])): OffsetAndMetadata(o, "", -1)
+                    for p, o in offsets.items()
+                }
+            )
+
+    def status(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        a, b = describe_status(self.settings)
+        return a, b
+
+    def close(self) -> None:
+        self._producer.close()
+
+
+@pytest.fixture
+def written(broker_bootstrap: str, unique_name: Name, tmp_path: Path) -> Iterator[Written]:
+    with closing(Written(broker_bootstrap, unique_name("st"), tmp_path)) as made:
+        yield made
+
+
+def test_a_new_stream_has_done_nothing_and_has_all_to_read(written: Written) -> None:
+    written.records(3, 4)
+    a, b = written.status()
+    assert a | {"stream": "", "leader": None} == b | {"stream": "", "leader": None}
+    assert a["stream"] == written.job("a")
+    assert a["problem"] is None
+    assert a["standing"] == "active"
+    assert a["batches"] == {"committed": 0, "abandoned": 0, "released": 0}
+    assert a["records"] == 0
+    assert a["last_release"] is None
+    assert a["accuracy"] is None
+    assert a["lag"] == {"total": 7, "partitions": {"0": 3, "1": 4}}
+    assert a["charged"]["by_all"] == {"epsilon": "0", "delta": "0"}
+    assert a["left"] == a["cap"] == {"epsilon": "3", "delta": "1/100000"}
+    assert a["ledger"] == {"entries": 1, "bytes": written.ledger_bytes}
+
+
+def test_batches_releases_and_charges_are_those_of_the_ledger(written: Written) -> None:
+    written.records(20, 20)
+    written.reserve("a", 1, (0, 0, 5), (1, 0, 5))
+    written.answer("a", 1)
+    written.reserve("a", 2, (0, 5, 8), epsilon="1/2")
+    written.enter("a", Abandoned, batch=2, reason="test")
+    written.reserve("a", 3, (0, 8, 12))
+    written.answer("a", 3)
+    written.reserve("b", 1, (0, 4, 6))
+    written.enter("b", Paused, reason="test")
+    a, b = written.status()
+    assert a["batches"] == {"committed": 2, "abandoned": 1, "released": 2}
+    assert a["records"] == 14
+    assert a["last_release"] == {
+        "batch": 3,
+        "created": "2026-01-03T00:00:00.000+00:00",
+        "outcome": None,
+        "doubts": [],
+        "resolved_components": None,
+    }
+    assert a["accuracy"] == {"explained_variance": [2.5], **dict.fromkeys(ACCURACY)}
+    assert a["charged"] == {
+        "by_stream": {"epsilon": "1", "delta": "1/1000000"},
+        # The record at partition 0, offset 4: both jobs have had it.
+        "by_all": {"epsilon": "2", "delta": "1/500000"},
+    }
+    assert a["left"] == b["left"] == {"epsilon": "1", "delta": "1/125000"}
+    assert (a["standing"], b["standing"]) == ("active", "paused")
+    assert b["batches"] == {"committed": 0, "abandoned": 0, "released": 0}
+    assert b["last_release"] is None
+    assert a["ledger"] == b["ledger"] == {"entries": 11, "bytes": written.ledger_bytes}
+
+
+def test_a_retired_stream_says_so(written: Written) -> None:
+    written.enter("b", Retired, reason="test")
+    assert [facts["standing"] for facts in written.status()] == ["active", "retired"]
+
+
+def test_without_committed_offsets_the_ledger_tells_the_lag(written: Written) -> None:
+    written.records(20, 10)
+    written.reserve("a", 1, (0, 0, 5))
+    written.answer("a", 1)
+    assert written.status()[0]["lag"] == {"total": 25, "partitions": {"0": 15, "1": 10}}
+
+
+def test_under_zcdp_what_is_left_is_a_rho(broker_bootstrap: str, unique_name: Name, tmp_path: Path) -> None:
+    with closing(Written(broker_bootstrap, unique_name("st"), tmp_path, "zcdp")) as written:
+        before, _ = written.status()
+        written.reserve("a", 1, (0, 0, 5))
+        written.enter("a", Abandoned, batch=1, reason="test")
+        after, _ = written.status()
+    assert after["filter"] == "zcdp"
+    # rho + 2 sqrt(rho ln(1e5)) <= 3 up to rho = 0.1739, and the reservation's 1/2 is void.
+    assert after["charged"]["by_all"]["rho"] == "0"
+    assert set(before["left"]) == {"rho"}
+    assert before["left"] == after["left"]
+
+
+@pytest.mark.kafka
+def test_the_lag_is_behind_the_offsets_of_the_group(
+    kafka_bootstrap: str, unique_name: Name, tmp_path: Path
+) -> None:
+    with closing(Written(kafka_bootstrap, unique_name("st"), tmp_path)) as written:
+        written.records(20, 10)
+        written.commit("a", p0=12, p1=10)
+        a, b = written.status()
+    assert a["lag"] == {"total": 8, "partitions": {"0": 8, "1": 0}}
+    assert b["lag"] == {"total": 30, "partitions": {"0": 20, "1": 10}}
+
+
+@contextmanager
+def candidate(settings: Settings, topics: list[str]) -> Iterator[KafkaConsumer]:
+    """A member of the election's group, whatever else a worker is."""
+    consumer = group_consumer(settings.kafka, settings.worker.group, StickyPartitionAssignor)
+    try:
+        consumer.subscribe(topics)
+        yield consumer
+    finally:
+        consumer.close()
+
+
+@pytest.mark.kafka
+def test_the_leader_is_the_group_s_member_that_holds_the_state_topic(
+    kafka_bootstrap: str, unique_name: Name, tmp_path: Path
+) -> None:
+    with closing(Written(kafka_bootstrap, unique_name("st"), tmp_path)) as written:
+        nobody = {"present": False, "host": None, "candidates": 0}
+        # A new broker has no coordinator for some moments.
+        wait_for("an answer about the group", lambda: written.status()[0]["leader"] == nobody)
+        settings = written.settings[0]
+        with candidate(settings, [settings.stream.state_topic]) as consumer:
+
+            def led() -> bool:
+                consumer.poll(timeout_ms=200)
+                return written.status()[0]["leader"]["present"]
+
+            wait_for("a leader", led)
+            a, b = written.status()
+            assert a["leader"] == {"present": True, "host": "/127.0.0.1", "candidates": 1}
+            assert b["leader"] == nobody
+        wait_for("its end", lambda: written.status()[0]["leader"] == nobody)
+
+
+def test_the_command_shows_each_stream_or_one(written: Written, capfd: Capture) -> None:
+    written.records(5, 5)
+    written.reserve("a", 1, (0, 0, 5))
+    written.answer("a", 1)
+    printed = call(capfd, "status", "--config", written.config, "--json")
+    assert printed.returncode == 0, printed.stderr
+    assert [facts["stream"] for facts in json.loads(printed.stdout)] == [written.job("a"), written.job("b")]
+    text = call(capfd, "status", "--config", written.config, "--stream", written.job("a"))
+    assert text.returncode == 0, text.stderr
+    name, *lines = text.stdout.splitlines()
+    found = {line[2:15].strip(): line[16:] for line in lines}
+    assert name == written.job("a")
+    assert found["standing"].startswith("active, ")
+    del found["standing"]
+    assert found == {
+        "batches": "1 committed, 0 abandoned, 1 released",
+        "records": "5",
+        "last release": "batch 1, 2026-01-01T00:00:00.000+00:00",
+        "explained": "2.5",
+        "lag": f"5 offsets in 2 partitions of {written.name}-in",
+        "charged": "epsilon 1, delta 1/1000000 a record at most",
+        "left": "epsilon 2, delta 9/1000000 of epsilon 3, delta 1/100000 (basic)",
+        "ledger": f"4 entries, {written.ledger_bytes} bytes",
+    }
+
+
+def test_what_the_last_release_says_of_its_accuracy_is_shown(written: Written, capfd: Capture) -> None:
+    written.records(10, 0)
+    written.reserve("a", 1, (0, 0, 5))
+    written.answer("a", 1)
+    written.reserve("a", 2, (0, 5, 10))
+    written.answer("a", 2, **EXACT)
+    written.reserve("b", 1, (0, 0, 5))
+    written.answer("b", 1)
+    a, b = written.status()
+    assert a["accuracy"] == {"explained_variance": [2.5]} | {name: EXACT[name] for name in ACCURACY}
+    assert b["accuracy"]["angle_bound"] is None
+    text = call(capfd, "status", "--config", written.config)
+    found = [line[16:] for line in text.stdout.splitlines() if line.startswith("  explained ")]
+    assert found == ["2.5 ± 0.12; of 10 ± 0.4 (25%); angle ≤ 3.2° (95%, noise alone)", "2.5"]
+
+
+def test_what_the_last_batch_came_to_is_shown(written: Written, capfd: Capture) -> None:
+    written.records(10, 0)
+    written.reserve("a", 1, (0, 0, 5))
+    written.answer("a", 1, version=3, outcome="no-scale")
+    a, _ = written.status()
+    assert a["last_release"]["outcome"] == "no-scale"
+    text = call(capfd, "status", "--config", written.config)
+    assert "  last release  batch 1, 2026-01-01T00:00:00.000+00:00, no-scale" in text.stdout.splitlines()
+
+
+def test_doubts_of_the_last_release_are_shown(written: Written, capfd: Capture) -> None:
+    written.records(10, 0)
+    written.reserve("a", 1, (0, 0, 5))
+    written.answer("a", 1, **DOUBTFUL)
+    a, _ = written.status()
+    assert a["last_release"]["doubts"] == ["not-resolved", "no-such-word-yet"]
+    assert a["last_release"]["resolved_components"] == 1
+    text = call(capfd, "status", "--config", written.config)
+    found = [line for line in text.stdout.splitlines() if line.startswith("  doubts ")]
+    assert found == [f"  doubts        {SAID_OF_DOUBTS}"]
+
+
+def test_a_stream_without_topics_is_a_problem_and_the_others_are_shown(
+    written: Written, capfd: Capture
+) -> None:
+    config = written.config
+    config.write_text(config.read_text() + f'\n[[streams]]\nname = "z"\ninput = "{written.name}-nowhere"\n')
+    result = call(capfd, "status", "--config", config, "--json")
+    one_line(result, 1, "problem: stream z: ", f"{written.name}-nowhere", "missing")
+    assert [facts["problem"] is None for facts in json.loads(result.stdout)] == [True, True, False]
+
+
+def test_what_is_wrong_is_one_line(tmp_path: Path, capfd: Capture) -> None:
+    config = tmp_path / "s.toml"
+    config.write_text(FILE.format(bootstrap=f"127.0.0.1:{closed_port()}", name="n"))
+    one_line(call(capfd, "status", "--config", config, "--stream", "x"), 2, "no stream 'x'; it has n-a, n-b")
+    one_line(run("status", "--config", config), 4, "no broker answers")

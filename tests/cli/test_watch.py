@@ -1,0 +1,424 @@
+"""`streaming-pca watch`: releases as they are published, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka import KafkaProducer
+
+from streaming_pca.admin import watch as following
+from streaming_pca.admin.watch import FollowedRelease, NotARelease, follow_releases, last_release
+from streaming_pca.cli.accuracy import explained_text
+from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.data.release import Release
+from streaming_pca.demo.broker import EmbeddedBroker
+from streaming_pca.service.errors import TopicError
+from streaming_pca.service.kafka.clients import BrokerUnreachable
+from tests.cli.command import call
+from tests.cli.test_app import closed_port, one_line, run
+from tests.config.test_loading import SEVERAL
+from tests.kafka.test_broker import create
+
+Name = Callable[[str], str]
+Capture = pytest.CaptureFixture[str]
+COMMAND = [sys.executable, "-m", "streaming_pca", "watch"]
+
+
+def release(batch: int, turn: float = 0.0, **changes: Any) -> Release:
+    """One direction of the plane, ``turn`` radians from the first axis."""
+    values: dict[str, Any] = {
+        "stream": "s",
+        "batch": batch,
+        "records": 100 * batch,
+        "dim": 2,
+        "rank": 1,
+        "estimator": "analyze-gauss",
+        "components": [[math.cos(turn), math.sin(turn)]],
+        "explained_variance": [2.5],
+        "mean": None,
+        "epsilon": 1.0,
+        "delta": 1e-6,
+        "adjacency": "replace-one",
+        "privacy_unit": "message",
+        "created": f"2026-01-0{batch}T00:00:00.000+00:00",
+    }
+    return Release(**(values | changes))
+
+
+class Published:
+    """A releases topic, written as a worker writes it: a transaction for each release."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self.kafka = KafkaSettings(bootstrap_servers=bootstrap)
+        self.topic = topic
+        create(bootstrap, topic)
+        self._producer = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"t-{topic}")
+        self._producer.init_transactions()
+
+    def __call__(self, *values: Release | bytes, abort: bool = False) -> None:
+        for value in values:
+            self._producer.begin_transaction()
+            data = value.to_bytes() if isinstance(value, Release) else value
+            self._producer.send(self.topic, data).get(10)
+            if abort:
+                self._producer.abort_transaction()
+            else:
+                self._producer.commit_transaction()
+
+    def arguments(self) -> list[str]:
+        return ["--releases", self.topic, "--bootstrap", self.kafka.bootstrap_servers]
+
+    def watch(self, capfd: Capture, *arguments: object) -> list[dict[str, Any]]:
+        """What `watch --json` prints until it ends well."""
+        result = call(capfd, "watch", *self.arguments(), "--json", *arguments)
+        assert result.returncode == 0, result.stderr
+        return [json.loads(line) for line in result.stdout.splitlines()]
+
+    def follow(self, **how: Any) -> Iterator[Any]:
+        return follow_releases(self.kafka, self.topic, **({"from_beginning": True} | how))
+
+    def close(self) -> None:
+        self._producer.close()
+
+
+@pytest.fixture
+def published(broker_bootstrap: str, unique_name: Name) -> Iterator[Published]:
+    with closing(Published(broker_bootstrap, f"{unique_name('s')}.releases")) as topic:
+        yield topic
+
+
+@contextmanager
+def watching(*arguments: object, **how: Any) -> Iterator[subprocess.Popen[str]]:
+    """A running watch; ended with the test."""
+    process = subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        stdout=how.pop("stdout", subprocess.PIPE),
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        **how,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_it_starts_with_the_latest_release_and_its_angle_to_the_one_before(
+    capfd: Capture, published: Published
+) -> None:
+    published(release(1), release(2, 0.25), release(3, 0.75))
+    (line,) = published.watch(capfd, "--count", 1)
+    assert line == {
+        "stream": "s",
+        "batch": 3,
+        "records": 300,
+        "principal_angle": pytest.approx(0.5),
+        "explained_variance": [2.5],
+        "explained_variance_error": None,
+        "total_variance": None,
+        "total_variance_error": None,
+        "angle_bound": None,
+        "created": "2026-01-03T00:00:00.000+00:00",
+        "outcome": None,
+        "doubts": [],
+        "resolved_components": None,
+    }
+
+
+def test_from_the_beginning_all_releases_are_shown_and_the_first_has_no_angle(
+    capfd: Capture, published: Published
+) -> None:
+    published(release(1), release(2, 0.25), release(3, 0.75))
+    lines = published.watch(capfd, "--from-beginning", "--count", 3)
+    assert [line["batch"] for line in lines] == [1, 2, 3]
+    assert lines[0]["principal_angle"] is None
+    assert [line["principal_angle"] for line in lines[1:]] == pytest.approx([0.25, 0.5])
+
+
+def test_the_stream_is_named_by_its_file(capfd: Capture, published: Published, tmp_path: Path) -> None:
+    published(release(1))
+    name = published.topic.removesuffix(".releases")
+    config = tmp_path / "streams.toml"
+    text = SEVERAL.replace("127.0.0.1:9092", published.kafka.bootstrap_servers)
+    config.write_text(text.replace('name = "b"', f'name = "{name}"'))
+    result = call(capfd, "watch", "--config", config, "--stream", name, "--json", "--count", 1)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["batch"] == 1
+    one_line(call(capfd, "watch", "--config", config), 2, f"(a, {name}, c): name one with --stream")
+
+
+def test_what_a_batch_came_to_is_shown(capfd: Capture, published: Published) -> None:
+    published(release(1, version=3, outcome="learnt"), release(2, version=3, outcome="no-gap"))
+    lines = published.watch(capfd, "--from-beginning", "--count", 2)
+    assert [line["outcome"] for line in lines] == ["learnt", "no-gap"]
+    result = call(capfd, "watch", *published.arguments(), "--from-beginning", "--count", 2)
+    assert [line.partition("  2.5")[2] for line in result.stdout.splitlines()[1:]] == ["; learnt", "; no-gap"]
+
+
+DOUBTFUL: dict[str, Any] = {
+    "version": 5,
+    "rank": 2,
+    "dim": 3,
+    "components": [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]],
+    "explained_variance": [20.0, 1.0],
+    "explained_variance_error": [0.25, 0.75],
+    "angle_bound": math.pi / 2,
+    "doubts": ("not-resolved", "no-such-word-yet"),
+}
+SAID_OF_DOUBTS = (
+    "not-resolved: noise alone could have made components (the angle bound is 90 degrees), "
+    "but not the first 1 of 2; no-such-word-yet"
+)
+
+
+def test_doubts_of_a_release_have_a_line_below_it(capfd: Capture, published: Published) -> None:
+    published(release(1, **DOUBTFUL), release(2))
+    first, second = published.watch(capfd, "--from-beginning", "--count", 2)
+    assert (first["doubts"], first["resolved_components"]) == (["not-resolved", "no-such-word-yet"], 1)
+    assert (second["doubts"], second["resolved_components"]) == ([], None)
+    result = call(capfd, "watch", *published.arguments(), "--from-beginning", "--count", 2)
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["batch", "1", "doubtful:", "2"]
+    assert lines[2] == f"       doubtful: {SAID_OF_DOUBTS}"
+
+
+def test_text_has_a_line_a_release_with_the_angle_in_degrees(capfd: Capture, published: Published) -> None:
+    published(release(1), release(2, math.pi / 6, explained_variance=[float(v) for v in range(10, 18)]))
+    result = call(capfd, "watch", *published.arguments(), "--from-beginning", "--count", 2)
+    assert result.returncode == 0, result.stderr
+    head, first, second = result.stdout.splitlines()
+    assert head.split() == ["batch", "records", "angle", "created", "explained", "variance"]
+    assert first.split() == ["1", "100", "-", "2026-01-01T00:00:00.000+00:00", "2.5"]
+    assert second.split()[:3] == ["2", "200", "30.000°"]
+    assert second.split()[4:] == ["10", "11", "12", "13", "14", "15", "…", "(8)"]
+    assert head.index("created") == first.index("2026") == second.index("2026")
+
+
+EXACT: dict[str, Any] = {
+    "version": 2,
+    "explained_variance_error": [0.123],
+    "total_variance": 10.0,
+    "total_variance_error": 0.4,
+    "angle_bound": math.radians(3.14159),
+}
+
+
+def test_what_a_release_says_of_its_accuracy_is_shown(capfd: Capture, published: Published) -> None:
+    exact = {name: value for name, value in EXACT.items() if name != "version"}
+    published(release(1, **EXACT), release(2, **(EXACT | {"angle_bound": math.pi / 2})))
+    lines = published.watch(capfd, "--from-beginning", "--count", 2)
+    assert lines[0] | exact == lines[0]
+    assert lines[1]["angle_bound"] == math.pi / 2
+    result = call(capfd, "watch", *published.arguments(), "--from-beginning", "--count", 2)
+    _, first, second = result.stdout.splitlines()
+    # A bound is rounded up.
+    assert first.endswith("  2.5 ± 0.12; of 10 ± 0.4 (25%); angle ≤ 3.2° (95%, noise alone)")
+    assert second.endswith("  2.5 ± 0.12; of 10 ± 0.4 (25%); angle unknown: too much noise")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"explained_variance_error": [0.1]}, "2.5 ± 0.1"),
+        ({"total_variance": 5.0}, "2.5; of 5 (50%)"),
+        ({"total_variance": 2.0, "total_variance_error": 3.0}, "2.5; of 2 ± 3 (100%)"),
+        ({"total_variance": -2.0, "explained_variance": [0.0]}, "0; of -2"),
+        ({"angle_bound": 0.0}, "2.5; angle ≤ 0.0° (95%, noise alone)"),
+    ],
+)
+def test_only_what_is_known_is_said(changes: dict[str, Any], expected: str) -> None:
+    assert explained_text(release(1, version=2, **changes).accuracy) == expected
+
+
+def test_of_many_variances_the_first_are_shown_with_their_errors() -> None:
+    many = release(
+        1,
+        version=2,
+        rank=8,
+        components=[[1.0, 0.0]] * 8,
+        explained_variance=[float(v) for v in range(18, 10, -1)],
+        explained_variance_error=[0.5] * 8,
+        total_variance=232.0,
+    )
+    shown = "  ".join(f"{v} ± 0.5" for v in range(18, 12, -1))
+    assert explained_text(many.accuracy) == f"{shown}  … (8); of 232 (50%)"
+
+
+def test_releases_that_come_later_follow(published: Published) -> None:
+    published(release(1))
+    with watching(*published.arguments(), "--json", "--count", 3) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["batch"] == 1
+        published(release(2), release(3))
+        assert [json.loads(process.stdout.readline())["batch"] for _ in range(2)] == [2, 3]
+        assert process.wait(30) == 0
+
+
+def test_an_empty_topic_is_waited_on(published: Published) -> None:
+    with closing(published.follow(from_beginning=False, stopped=lambda: False)) as items:
+        assert next(items) is None
+        published(release(1))
+        item = next(found for found in items if found is not None)
+    assert item == FollowedRelease(release(1), None)
+
+
+def test_after_the_timeout_without_a_release_the_status_is_1(capfd: Capture, published: Published) -> None:
+    published(release(1))
+    result = call(capfd, "watch", *published.arguments(), "--json", "--timeout", 0.5)
+    assert json.loads(result.stdout)["batch"] == 1
+    one_line(result, 1, "no release", published.topic, "0.5 s")
+
+
+def test_a_message_that_is_no_release_is_one_line_and_the_next_is_shown(
+    capfd: Capture, published: Published
+) -> None:
+    published(release(1), b"\xff", release(2), b"{}", release(3))
+    result = call(capfd, "watch", *published.arguments(), "--json", "--from-beginning", "--count", 3)
+    assert result.returncode == 0, result.stderr
+    assert [json.loads(line)["batch"] for line in result.stdout.splitlines()] == [1, 2, 3]
+    noted = result.stderr.splitlines()
+    assert len(noted) == 2
+    assert all(line.startswith(f"{published.topic}, offset ") and "not a release" in line for line in noted)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"components": [[1.0, 0.0], [0.0, 1.0]]},
+        {"components": [[1.0]]},
+        {"components": [[1.0, 0.0], [0.0]]},
+        {"components": [[math.nan, 1.0]]},
+        {"explained_variance": [math.inf]},
+        {"created": "\x1b[31mtoday"},
+        {"version": 2, "explained_variance_error": [0.1, 0.1]},
+        {"version": 2, "angle_bound": 2.0},
+        {"version": 1, "angle_bound": 0.1},
+    ],
+)
+def test_numbers_that_do_not_hold_together_are_no_release(
+    published: Published, changes: dict[str, Any]
+) -> None:
+    text = release(1).model_dump() | changes
+    published(json.dumps(text).encode(), release(2))
+    with closing(published.follow(stopped=lambda: False)) as items:
+        found = [next(filter(None, items)) for _ in range(2)]
+    assert isinstance(found[0], NotARelease)
+    assert "not a release" in found[0].reason
+    assert "\x1b" not in str(found[0])
+    assert found[1] == FollowedRelease(release(2), None)
+
+
+def test_releases_of_another_dimension_have_no_angle(capfd: Capture, published: Published) -> None:
+    published(release(1), release(2, dim=3, components=[[1.0, 0.0, 0.0]]))
+    assert [line["principal_angle"] for line in published.watch(capfd, "--count", 1)] == [None]
+
+
+def test_the_last_release_is_found_behind_what_is_none(published: Published) -> None:
+    assert last_release(published.kafka, published.topic) is None
+    published(release(1), release(2), *[b"?"] * 40)
+    assert last_release(published.kafka, published.topic) == release(2)
+    with closing(published.follow(from_beginning=False, stopped=lambda: False)) as items:
+        assert next(items) == FollowedRelease(release(2), pytest.approx(0.0))
+
+
+@pytest.mark.kafka
+def test_an_aborted_release_was_never_published(
+    capfd: Capture, kafka_bootstrap: str, unique_name: Name
+) -> None:
+    with closing(Published(kafka_bootstrap, unique_name("releases"))) as published:
+        published(release(1))
+        published(release(2), release(3), abort=True)
+        assert last_release(published.kafka, published.topic) == release(1)
+        published(release(4))
+        assert [line["batch"] for line in published.watch(capfd, "--from-beginning", "--count", 2)] == [1, 4]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_well(published: Published, number: signal.Signals) -> None:
+    published(release(1))
+    with watching(*published.arguments(), "--json") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.send_signal(number)
+        assert process.wait(30) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+def test_it_ends_well_with_whoever_reads_it(published: Published) -> None:
+    published(release(1), release(2))
+    read_end, write_end = os.pipe()
+    with watching(*published.arguments(), "--json", "--from-beginning", stdout=write_end) as process:
+        os.close(write_end)
+        with os.fdopen(read_end) as lines:
+            assert json.loads(lines.readline())["batch"] == 1
+        # No release comes that would find the pipe broken.
+        assert process.wait(30) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+def test_a_reader_that_is_gone_from_the_start_is_no_error(published: Published) -> None:
+    published(release(1))
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with watching(*published.arguments(), stdout=write_end) as process:
+        os.close(write_end)
+        assert process.wait(30) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+def test_a_topic_that_is_missing_is_one_line(
+    capfd: Capture, broker_bootstrap: str, unique_name: Name
+) -> None:
+    topic = unique_name("nowhere")
+    with pytest.raises(TopicError, match="is missing"):
+        last_release(KafkaSettings(bootstrap_servers=broker_bootstrap), topic)
+    result = call(capfd, "watch", "--releases", topic, "--bootstrap", broker_bootstrap, "--json")
+    one_line(result, 2, topic, "is missing")
+
+
+def test_a_broker_that_is_not_there_is_one_line() -> None:
+    result = run("watch", "--releases", "r", "--bootstrap", f"127.0.0.1:{closed_port()}")
+    one_line(result, 4, "no broker answers")
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["--releases", "r", "--stream", "s"], ["--config", "FILE", "--releases", "r"]],
+)
+def test_what_to_watch_must_be_named_in_one_way(capfd: Capture, arguments: list[str]) -> None:
+    one_line(call(capfd, "watch", *arguments), 2, "--releases")
+
+
+@pytest.mark.broker
+def test_a_broker_that_falls_silent_meanwhile_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "_SILENCE_SECONDS", 0.5)
+    with EmbeddedBroker() as broker:
+        kafka = KafkaSettings(bootstrap_servers=broker.bootstrap, request_timeout_ms=1000)
+        create(broker.bootstrap, "t.releases")
+        follow = follow_releases(kafka, "t.releases", from_beginning=True, stopped=lambda: False)
+        with closing(follow):
+            assert next(follow) is None
+            assert broker.pid is not None
+            os.kill(broker.pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(BrokerUnreachable, match=r"reading t\.releases failed"):
+                    list(islice(follow, 100))
+            finally:
+                os.kill(broker.pid, signal.SIGCONT)

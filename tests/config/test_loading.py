@@ -1,0 +1,581 @@
+"""Settings from a file and from the environment: each can be set, and what is wrong is named where it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from streaming_pca.config.environment import variable_of
+from streaming_pca.config.loading import load_settings, load_streams
+from streaming_pca.config.schema import Setting, every_setting
+from streaming_pca.config.settings import ConfigurationError, Settings
+from tests.config.test_settings import GOOD
+
+Load = Callable[..., tuple[Settings, ...]]
+
+SEVERAL = """
+[kafka]
+bootstrap_servers = "127.0.0.1:9092"
+
+[stream]
+input = "in"
+dim = 4
+rank = 2
+epsilon = 1.0
+delta = 1e-6
+options = { growth = 2.0, first_batch = 100 }
+
+[[streams]]
+name = "a"
+
+[[streams]]
+name = "b"
+rank = 3
+options = { first_batch = 200 }
+
+[[streams]]
+name = "c"
+input = "other"
+estimator = "private-oja"
+centering = "none"
+options = { clip_radius = 2.0 }
+"""
+
+PASSWORD = "Tr0ub4dor&3-hunter2"
+SASL = {
+    ("kafka", "security_protocol"): "SASL_SSL",
+    ("kafka", "sasl_mechanism"): "PLAIN",
+    ("kafka", "sasl_username"): "me",
+    ("kafka", "sasl_password_file"): "/nowhere/password",
+}
+OTHER = {("stream", "centering"): "none", ("stream", "options", "clip_radius"): "3"}
+OJA = OTHER | {("stream", "estimator"): "private-oja"}
+OTHERS = {("stream", "centering"): "none"}
+RADIUS = {("stream", "options", "clip_radius"): "3"}
+NORM = {("stream", "options", "clip_l2"): "3"}
+REPORTS = {("stream", "centering"): "none", ("stream", "record_kind"): "local"}
+UNPROMISED = {
+    ("stream", "estimator"): "oja",
+    ("stream", "centering"): "none",
+    ("stream", "epsilon"): "inf",
+    ("stream", "delta"): "inf",
+}
+NO_PRIVACY = UNPROMISED | {("stream", "private"): "false"}
+CAP = {("stream", "cap", "epsilon"): "3", ("stream", "cap", "delta"): "1e-3"}
+
+Case = tuple[str, Any] | tuple[str, Any, dict[tuple[str, ...], str]]
+
+
+def of_clipping(estimator: str) -> dict[tuple[str, ...], Case]:
+    """Cases of the options that every estimator with a private clip radius has."""
+    named = {("stream", "estimator"): estimator}
+    return {
+        (estimator, "first_batch"): ("100", 100, named),
+        (estimator, "growth"): ("2", 2.0, named),
+        (estimator, "max_batch"): ("8192", 8192, named),
+        (estimator, "n_records"): ("3000", 3000, named),
+        (estimator, "n_batches"): ("3", 3, named),
+        (estimator, "clip_quantile"): ("0.9", 0.9, named),
+        (estimator, "clip_radius"): ("2.5", 2.5, named),
+        (estimator, "radius_range"): ("[1, 2]", (1.0, 2.0), named),
+        (estimator, "half_life"): ("2500", 2500.0, named),
+    }
+
+
+def of_rates(estimator: str, needed: dict[tuple[str, ...], str]) -> dict[tuple[str, ...], Case]:
+    """Cases of the learning rates."""
+    named = OTHERS | {("stream", "estimator"): estimator} | needed
+
+    def option(name: str) -> tuple[str, ...]:
+        return ("stream", "options", name)
+
+    guesses = {"noise_level": "1", "largest_eigenvalue": "9", "gap": "3"}
+    spectral = named | {option(name): value for name, value in guesses.items()}
+    return {
+        (estimator, "learning_rate"): ("0.5", 0.5, named),
+        (estimator, "offset"): ("3", 3.0, named),
+        (estimator, "decay_after"): ("9", 9, named),
+        (estimator, "decay_power"): ("0.25", 0.25, named),
+        (estimator, "schedule"): ("spectral-d", "spectral-d", spectral | {option("schedule"): "spectral"}),
+        **{
+            (estimator, name): ("2", 2.0, spectral | {option("schedule"): "spectral", option(name): "4"})
+            for name in guesses
+        },
+    }
+
+
+def of_adaptive_mean(estimator: str) -> dict[tuple[str, ...], Case]:
+    """Cases of what the estimators with an adaptive mean share."""
+    named = OTHERS | {("stream", "estimator"): estimator}
+    if estimator == "dp-pca":
+        named |= {("stream", "rank"): "1"}
+    known = named | {("stream", "options", "n_records"): "10000"}
+    return {
+        **of_rates(estimator, named),
+        (estimator, "n_records"): ("3000", 3000, named),
+        (estimator, "batch_rule"): ("sqrt n", "sqrt n", known),
+        (estimator, "batch_size"): ("100", 100, named),
+        (estimator, "tail_constant"): ("2", 2.0, named),
+        (estimator, "tail_exponent"): ("0.5", 0.5, named),
+        (estimator, "failure_probability"): ("0.1", 0.1, named),
+        (estimator, "range_constant"): ("3", 3.0, named),
+        (estimator, "accounting"): ("paper", "paper", named),
+    }
+
+
+def of_components(estimator: str, named: dict[tuple[str, ...], str]) -> dict[tuple[str, ...], Case]:
+    """The case of a component's own guesses, of two components or of one."""
+    few = named.get(("stream", "rank")) == "1"
+    text, expected = ("[3, 1]", (3.0, 1.0)) if few else ("[3, 2, 1]", (3.0, 2.0, 1.0))
+    spectral = {
+        ("stream", "estimator"): estimator,
+        ("stream", "options", "schedule"): "spectral",
+        ("stream", "options", "noise_level"): "1",
+        ("stream", "options", "eigenvalues"): "[9, 1]" if few else "[9, 2, 1]",
+    }
+    return {(estimator, "eigenvalues"): (text, expected, named | spectral)}
+
+
+def of_own(
+    estimator: str, needed: dict[tuple[str, ...], str], cases: dict[str, tuple[str, Any]]
+) -> dict[tuple[str, ...], Case]:
+    """Cases of an estimator's own options."""
+    named = OTHERS | {("stream", "estimator"): estimator} | needed
+    return {(estimator, name): (text, value, named) for name, (text, value) in cases.items()}
+
+
+TENSOR: dict[str, tuple[str, Any]] = {
+    "batch_size": ("100", 100),
+    "restarts": ("5", 5),
+    "steps": ("7", 7),
+    "window": ("9", 9),
+}
+
+# What the variable holds, what the setting then is, and what else must be set for it to be valid.
+CASES: dict[tuple[str, ...], Case] = {
+    ("kafka", "bootstrap_servers"): ("a:1,b:2", "a:1,b:2"),
+    ("kafka", "bootstrap_timeout_ms"): ("777", 777),
+    ("kafka", "request_timeout_ms"): ("7777", 7777),
+    ("kafka", "session_timeout_ms"): ("7777", 7777),
+    ("kafka", "transaction_timeout_ms"): ("7777", 7777),
+    ("kafka", "unchecked_topics"): ("true", True),
+    ("kafka", "security_protocol"): ("SSL", "SSL"),
+    ("kafka", "sasl_mechanism"): ("SCRAM-SHA-512", "SCRAM-SHA-512", SASL),
+    ("kafka", "sasl_username"): ("you", "you", SASL),
+    ("kafka", "sasl_password"): (PASSWORD, SecretStr(PASSWORD)),
+    ("kafka", "sasl_password_file"): ("/run/secrets/x", Path("/run/secrets/x"), SASL),
+    ("kafka", "ssl_cafile"): ("/ca.pem", Path("/ca.pem")),
+    ("kafka", "ssl_certfile"): ("/cert.pem", Path("/cert.pem")),
+    ("kafka", "ssl_keyfile"): ("/key.pem", Path("/key.pem")),
+    ("stream", "name"): ("other", "other"),
+    ("stream", "input"): ("elsewhere", "elsewhere"),
+    ("stream", "dim"): ("5", 5),
+    ("stream", "rank"): ("3", 3),
+    ("stream", "epsilon"): ("0.5", 0.5),
+    ("stream", "delta"): ("1e-9", 1e-9),
+    ("stream", "privacy_unit"): ("row", "row", {("stream", "max_rows"): "2"}),
+    ("stream", "contributions_per_user"): ("4", 4, {("stream", "privacy_unit"): "user"}),
+    ("stream", "record_kind"): ("matrix", "matrix", {("stream", "centering"): "none"}),
+    ("stream", "feature_names"): ('["a", "b", "c", "d"]', ("a", "b", "c", "d")),
+    ("stream", "dtype"): ("float64", "float64"),
+    ("stream", "max_rows"): ("7", 7),
+    ("stream", "max_wait_seconds"): ("1.5", 1.5),
+    ("stream", "centering"): ("[1, 2, 3, 4.5]", (1.0, 2.0, 3.0, 4.5)),
+    ("stream", "bounds"): ("[-1, [1, 2, 3, 4]]", (-1.0, (1.0, 2.0, 3.0, 4.0))),
+    ("stream", "scale"): ("[1, 2, 3, 4]", (1.0, 2.0, 3.0, 4.0)),
+    ("stream", "estimator"): ("private-oja", "private-oja", OTHER),
+    ("stream", "diagnostics_share"): ("0.1", 0.1),
+    ("stream", "private"): ("false", False, UNPROMISED),
+    ("stream", "seed"): ("7", 7),
+    ("stream", "lost_records"): ("skip", "skip"),
+    ("stream", "cap", "epsilon"): ("1/3", "1/3", CAP),
+    ("stream", "cap", "delta"): ("1e-5", "1/100000", CAP),
+    ("worker", "group"): ("workers", "workers"),
+    ("worker", "tick_seconds"): ("0.5", 0.5),
+    ("worker", "partitions_seconds"): ("5", 5.0),
+    ("worker", "step_deadline_seconds"): ("5", 5.0),
+    ("worker", "give_up_seconds"): ("5", 5.0),
+    ("worker", "threads"): ("3", 3),
+    ("worker", "read_ahead"): ("0.5", 0.5),
+    ("worker", "stop_when_done"): ("true", True),
+    ("http", "enabled"): ("false", False),
+    ("http", "host"): ("0.0.0.0", "0.0.0.0"),
+    ("http", "port"): ("0", 0),
+    ("log", "format"): ("json", "json"),
+    ("log", "level"): ("debug", "debug"),
+    **of_clipping("adaptive"),
+    **of_clipping("analyze-gauss"),
+    **of_clipping("block"),
+    ("adaptive", "route"): ("block", "block"),
+    ("block", "oversampling"): ("2", 2, {("stream", "estimator"): "block"}),
+    **of_rates("private-oja", RADIUS),
+    ("private-oja", "clip_radius"): ("2.5", 2.5, OJA),
+    ("private-oja", "batch_size"): ("100", 100, OJA),
+    ("private-oja", "calibration"): ("analytic", "analytic", OJA),
+    **of_adaptive_mean("adadpo"),
+    **of_adaptive_mean("tadadpo"),
+    **of_own(
+        "tadadpo",
+        {},
+        {
+            "warm_estimator": ("adaptive", "adaptive"),
+            "warm_records": ("5000", 5000),
+            "warm_options": ('{"batch_size": 50}', {"batch_size": 50}),
+            "radius_constant": ("2", 2.0),
+        },
+    ),
+    **of_adaptive_mean("k-dp-pca"),
+    **of_components("k-dp-pca", OTHERS),
+    **of_own("k-dp-pca", {}, {"steps_per_component": ("3", 3)}),
+    **of_adaptive_mean("dp-pca"),
+    **of_components("dp-pca", OTHERS | {("stream", "rank"): "1"}),
+    **of_own("dp-pca", {("stream", "rank"): "1"}, {"steps_per_component": ("3", 3)}),
+    **of_rates("k-dp-ojas", RADIUS),
+    **of_components("k-dp-ojas", OTHERS | RADIUS),
+    **of_own(
+        "k-dp-ojas",
+        RADIUS,
+        {
+            "clip_radius": ("2.5", 2.5),
+            "batch_size": ("100", 100),
+            "n_records": ("3000", 3000),
+            "noise_multiplier": ("9", 9.0),
+        },
+    ),
+    **of_own(
+        "adaptive-power",
+        RADIUS,
+        {
+            "clip_radius": ("2.5", 2.5),
+            "rounds": ("3", 3),
+            "octaves": ("9", 9),
+            "n_records": ("3000", 3000),
+            "batch_size": ("100", 100),
+            "failure_probability": ("0.1", 0.1),
+        },
+    ),
+    **of_own(
+        "noisy-power",
+        NORM,
+        {
+            "clip_l2": ("2.5", 2.5),
+            "clip_l1": ("7", 7.0),
+            "batch_size": ("100", 100),
+            "iterations": ("3", 3),
+            "oversampling": ("1", 1),
+        },
+    ),
+    **of_own(
+        "output-perturbation",
+        RADIUS,
+        {
+            "clip_radius": ("2.5", 2.5),
+            "batch_size": ("100", 100),
+            "gap_share": ("0.3", 0.3),
+            "variance_share": ("0.1", 0.1),
+            "gap_noise": ("laplace", "laplace"),
+        },
+    ),
+    **of_rates("oja", NO_PRIVACY),
+    **of_own("oja", NO_PRIVACY, {"n_records": ("3000", 3000), "batch_size": ("100", 100)}),
+    **of_own("tensor-online", NO_PRIVACY | {("stream", "estimator"): "tensor-online"}, TENSOR),
+    **of_own(
+        "tensor-private",
+        RADIUS,
+        {
+            **TENSOR,
+            "clip_radius": ("2.5", 2.5),
+            "whitening": ("false", False),
+            "whitening_records": ("5000", 5000),
+            "whitened_radius": ("3", 3.0),
+        },
+    ),
+    **of_own("local-gaussian", REPORTS, {"batch_size": ("100", 100)}),
+    **of_own(
+        "local-sparse",
+        REPORTS,
+        {
+            "batch_size": ("100", 100),
+            "penalty_constant": ("0.9", 0.9),
+            "refit": ("false", False),
+            "tolerance": ("1e-4", 1e-4),
+            "max_iterations": ("50", 50),
+        },
+    ),
+}
+
+
+def case_of(setting: Setting) -> Case:
+    where = setting.path if setting.estimator is None else (setting.estimator, *setting.path[2:])
+    return CASES[where]
+
+
+def value_of(settings: Settings, path: tuple[str, ...]) -> Any:
+    value: Any = settings
+    for name in path:
+        value = value.build_estimator().options if name == "options" else getattr(value, name)
+    return str(value) if path[:2] == ("stream", "cap") else value
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    def load(text: str = GOOD) -> tuple[Settings, ...]:
+        path = tmp_path / "stream.toml"
+        path.write_text(text)
+        return load_streams(path)
+
+    return load
+
+
+@pytest.mark.parametrize("setting", every_setting(), ids=lambda s: f"{s.estimator or ''}:{'.'.join(s.path)}")
+def test_every_setting_has_an_environment_variable(
+    setting: Setting, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A setting that has no case here fails too."""
+    text, expected, *more = case_of(setting)
+    for path, value in (more[0] if more else {}).items():
+        monkeypatch.setenv(variable_of(path), value)
+    if setting.path == ("stream", "private"):
+        # What it allows is refused without it.
+        with pytest.raises(ConfigurationError, match="private = false"):
+            load()
+    else:
+        assert value_of(load()[0], setting.path) != expected, "the case would hold without the variable"
+    monkeypatch.setenv(setting.variable, text)
+    assert value_of(load()[0], setting.path) == expected
+
+
+def test_no_case_is_of_a_setting_that_is_gone() -> None:
+    there = {s.path if s.estimator is None else (s.estimator, *s.path[2:]) for s in every_setting()}
+    assert set(CASES) == there
+
+
+def test_a_section_can_be_one_variable(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMING_PCA_STREAM", '{"epsilon": 0.5, "options": {"growth": 3}}')
+    monkeypatch.setenv("STREAMING_PCA_STREAM__DELTA", "1e-9")
+    (settings,) = load()
+    assert (settings.stream.epsilon, settings.stream.delta, settings.stream.rank) == (0.5, 1e-9, 2)
+    assert settings.stream.build_estimator().options.growth == 3
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "expected"),
+    [
+        (
+            "STREAM__EPSILON",
+            "much",
+            "environment: STREAMING_PCA_STREAM__EPSILON: Input should be a valid num",
+        ),
+        ("STREAM__RANK", "0", "environment: STREAMING_PCA_STREAM__RANK: "),
+        ("STREAM__COLOUR", "red", "environment: STREAMING_PCA_STREAM__COLOUR: no such setting"),
+        ("STREAM__BOUNDS", "[1", "environment: STREAMING_PCA_STREAM__BOUNDS: "),
+        ("STREAM__CENTERING", '["a"]', "environment: STREAMING_PCA_STREAM__CENTERING: "),
+        (
+            "STREAM__CAP",
+            '{"epsilon": -1}',
+            "environment: STREAMING_PCA_STREAM__CAP: epsilon: must not be neg",
+        ),
+        ("STREAM__OPTIONS__RADIUS_RANGE", "[1,", "options of adaptive: radius_range: "),
+        ("STREAM__OPTIONS", "{", "environment: STREAMING_PCA_STREAM__OPTIONS: is not JSON"),
+        ("KAFKA", "{", "environment: STREAMING_PCA_KAFKA: is not JSON"),
+        ("kafka", "{", "environment: STREAMING_PCA_KAFKA: is not JSON"),
+        ("KAFKA", '{"colour": 1}', "environment: STREAMING_PCA_KAFKA: colour: no such setting"),
+        ("KAFKA", "5", "environment: STREAMING_PCA_KAFKA: must be a table"),
+        ("COLOUR", "red", "environment: STREAMING_PCA_COLOUR: no such setting"),
+        ("STREAMS", "{", "environment: STREAMING_PCA_STREAMS: is not JSON"),
+        ("STREAMS", "[]", "environment: STREAMING_PCA_STREAMS: must be a list of tables"),
+        ("STREAMS", "[{}, 5]", "environment: STREAMING_PCA_STREAMS: streams[2]: must be a table"),
+        ("STREAMS", '[{"rank": "x"}]', "environment: STREAMING_PCA_STREAMS: streams[1].rank: "),
+        ("STREAMS", '[{"rank": 9}]', "environment: STREAMING_PCA_STREAMS: streams[1]: rank = 9 is above dim"),
+        ("STREAMS", "[{}, {}]", "environment: STREAMING_PCA_STREAMS: streams: 's' is there twice"),
+    ],
+)
+def test_a_wrong_variable_is_named_in_one_line(
+    variable: str, text: str, expected: str, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"STREAMING_PCA_{variable}", text)
+    with pytest.raises(ConfigurationError) as caught:
+        load()
+    line = str(caught.value)
+    assert expected in line
+    assert "\n" not in line
+
+
+def test_a_mistake_of_the_file_is_the_file_s_whatever_else_the_environment_sets(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMING_PCA_STREAM__EPSILON", "0.5")
+    with pytest.raises(ConfigurationError, match=r"stream\.toml: stream\.rank: "):
+        load(GOOD.replace("rank = 2", "rank = 0"))
+
+
+# -- several streams in a file ---------------------------------------------
+
+
+def test_streams_have_what_the_file_has_in_common_and_their_own(load: Load) -> None:
+    a, b, c = (settings.stream for settings in load(SEVERAL))
+    assert [s.name for s in (a, b, c)] == ["a", "b", "c"]
+    assert [s.rank for s in (a, b, c)] == [2, 3, 2]
+    assert [s.input for s in (a, b, c)] == ["in", "in", "other"]
+    assert (a.build_estimator().options.first_batch, a.build_estimator().options.growth) == (100, 2.0)
+    # Options of one estimator are merged, those of another have nothing in common.
+    assert (b.build_estimator().options.first_batch, b.build_estimator().options.growth) == (200, 2.0)
+    assert c.options == {"clip_radius": 2.0}
+
+
+def test_a_variable_of_the_stream_holds_for_each(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMING_PCA_STREAM__EPSILON", "0.25")
+    assert [settings.stream.epsilon for settings in load(SEVERAL)] == [0.25] * 3
+
+
+def test_the_list_of_streams_can_come_from_the_environment(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMING_PCA_STREAMS", json.dumps([{"name": "x", "rank": 1}, {"name": "y"}]))
+    for text in (GOOD, SEVERAL):
+        assert [(s.stream.name, s.stream.rank) for s in load(text)] == [("x", 1), ("y", 2)]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            ('name = "b"\nrank = 3', 'name = "b"\nrank = "x"'),
+            "streams[2].rank: Input should be a valid integ",
+        ),
+        (('name = "b"\nrank = 3', 'name = "b"\nrank = 9'), "streams[2]: rank = 9 is above dim = 4"),
+        (('name = "b"', 'name = "b"\ncolour = 1'), "streams[2].colour: no such setting"),
+        (('name = "b"', 'name = "a"'), "streams: 'a' is there twice"),
+        (('name = "b"\n', ""), "streams[2].name: must be set"),
+        (
+            ("options = { first_batch = 200 }", "options = 5"),
+            "streams[2].options: Input should be",
+        ),
+        (("options = { clip_radius = 2.0 }", ""), "streams[3]: options of private-oja: clip_radius: must be"),
+        (
+            ('bootstrap_servers = "127.0.0.1:9092"', "colour = 1"),
+            "stream.toml: kafka.colour: no such setting",
+        ),
+    ],
+)
+def test_a_wrong_setting_of_one_of_them_is_named_by_its_place(
+    change: tuple[str, str], expected: str, load: Load
+) -> None:
+    assert change[0] in SEVERAL
+    with pytest.raises(ConfigurationError) as caught:
+        load(SEVERAL.replace(*change))
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("streams = 5", "streams: must be a list of tables"),
+        ("streams = []", "streams: must be a list of tables"),
+        ("streams = [5]", "streams[1]: must be a table"),
+        ("stream = 5\nstreams = [{}]", "stream: must be a table"),
+    ],
+)
+def test_what_is_no_list_of_tables_is_refused(text: str, expected: str, load: Load) -> None:
+    with pytest.raises(ConfigurationError, match=r"stream\.toml: ") as caught:
+        load(text)
+    assert expected in str(caught.value)
+
+
+def test_one_of_several_is_taken_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "streams.toml"
+    path.write_text(SEVERAL)
+    assert load_settings(path, "b").stream.rank == 3
+    with pytest.raises(ConfigurationError, match="no stream 'd'; it has a, b, c"):
+        load_settings(path, "d")
+    with pytest.raises(ConfigurationError, match=r"several streams \(a, b, c\): name one with --stream"):
+        load_settings(path)
+
+
+# -- secrets ---------------------------------------------------------------
+
+
+@pytest.fixture
+def with_password(load: Load, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    for path, value in SASL.items():
+        if path[1] != "sasl_password_file":
+            monkeypatch.setenv(variable_of(path), value)
+    monkeypatch.setenv("STREAMING_PCA_KAFKA__SASL_PASSWORD", PASSWORD)
+    return load()[0]
+
+
+def test_a_password_from_the_environment_reaches_the_client_alone(with_password: Settings) -> None:
+    assert with_password.kafka.password == PASSWORD
+    dumps: list[Any] = [
+        repr(with_password),
+        str(with_password),
+        with_password.model_dump_json(),
+        with_password.model_dump(mode="json"),
+        with_password.model_dump(),
+        with_password.kafka.model_dump_json(),
+        repr(with_password.kafka),
+        with_password.stream.privacy_contract,
+        vars(with_password),
+    ]
+    for dump in dumps:
+        assert PASSWORD not in str(dump)
+
+
+def test_a_password_in_the_file_is_refused_and_not_repeated(load: Load) -> None:
+    with pytest.raises(ConfigurationError, match="STREAMING_PCA_KAFKA__SASL_PASSWORD") as caught:
+        load(GOOD.replace("[kafka]", f'[kafka]\nsasl_password = "{PASSWORD}"'))
+    assert PASSWORD not in str(caught.value)
+
+
+def test_a_password_is_read_from_its_file(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "password"
+    file.write_text(f"{PASSWORD}\n")
+    text = GOOD.replace(
+        "[kafka]",
+        f'[kafka]\nsecurity_protocol = "SASL_SSL"\nsasl_mechanism = "PLAIN"\nsasl_username = "me"\n'
+        f'sasl_password_file = "{file}"',
+    )
+    kafka = load(text)[0].kafka
+    assert kafka.password == PASSWORD
+    assert PASSWORD not in repr(kafka)
+    file.unlink()
+    with pytest.raises(ConfigurationError, match=r"kafka\.sasl_password_file: .*No such file"):
+        _ = kafka.password
+    monkeypatch.setenv("STREAMING_PCA_KAFKA__SASL_PASSWORD", PASSWORD)
+    with pytest.raises(ConfigurationError, match="not both") as caught:
+        load(text)
+    assert PASSWORD not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"KAFKA": json.dumps({"sasl_password": [PASSWORD]})},
+        {"KAFKA": json.dumps({"sasl_password": PASSWORD, "colour": PASSWORD})},
+        {"KAFKA": '{"sasl_password": "' + PASSWORD},
+        {"KAFKA__SASL_PASSWORD": PASSWORD, "KAFKA__SASL_MECHANISM": PASSWORD},
+        {"KAFKA__SASL_PASSWORD": PASSWORD, "KAFKA__SECURITY_PROTOCOL": "SASL_SSL"},
+        {"KAFKA__SASL_PASSWORD": PASSWORD, "KAFKA__PORT": PASSWORD},
+        {"STREAMS": json.dumps([{"kafka": {"sasl_password": PASSWORD}}])},
+    ],
+)
+def test_no_error_repeats_a_password(
+    variables: dict[str, str], load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(f"STREAMING_PCA_{name}", value)
+    with pytest.raises(ConfigurationError) as caught:
+        load()
+    error: BaseException | None = caught.value
+    assert PASSWORD not in str(error)
+    # Nothing that a traceback would print either.
+    assert error is not None
+    assert error.__suppress_context__ or error.__context__ is None

@@ -1,0 +1,184 @@
+"""A wrong setting is one line that names it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streaming_pca.api import PrivatePCA
+from streaming_pca.config.loading import load_settings
+from streaming_pca.config.settings import ConfigurationError
+from streaming_pca.privacy.parameters import Charge
+
+GOOD = """
+[kafka]
+bootstrap_servers = "127.0.0.1:9092"
+
+[stream]
+name = "s"
+input = "in"
+dim = 4
+rank = 2
+epsilon = 1.0
+delta = 1e-6
+"""
+
+
+def load(tmp_path: Path, text: str):  # type: ignore[no-untyped-def]
+    path = tmp_path / "stream.toml"
+    path.write_text(text)
+    return load_settings(path)
+
+
+def test_a_good_file_is_read(tmp_path: Path) -> None:
+    settings = load(tmp_path, GOOD + "bounds = [-5, 5]\n[stream.options]\nfirst_batch = 100\n")
+    assert settings.stream.build_estimator().options.first_batch == 100
+    assert settings.stream.ledger_topic == "in.ledger"
+    assert settings.stream.privacy_contract["bounds"] == [-5.0, 5.0]
+
+
+def test_a_user_may_count_as_often_as_the_estimator_is_calibrated_for(tmp_path: Path) -> None:
+    unit = GOOD + 'privacy_unit = "user"\n'
+    for text, expected in ((unit, 1), (unit + "contributions_per_user = 5\n", 5)):
+        stream = load(tmp_path, text).stream
+        assert stream.build_estimator().privacy.contributions == expected
+        assert stream.privacy_contract["contributions_per_user"] == expected
+        assert stream.privacy_contract["privacy_unit"] == "user"
+    # Counts that take another share in some of a user's batches would cost more than either share.
+    shares = [load(tmp_path, unit + f"diagnostics_share = {share}\n") for share in (0.0, 0.5)]
+    assert [settings.stream.privacy_contract["diagnostics_share"] for settings in shares] == [0.0, 0.5]
+    # What other streams have promised is as it was: a changed promise is refused.
+    assert "diagnostics_share" not in load(tmp_path, GOOD).stream.privacy_contract
+    assert "contributions_per_user" not in load(tmp_path, GOOD).stream.privacy_contract
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("rank = 2", "rank = 5"), "rank = 5 is above dim = 4"),
+        (("rank = 2", "rank = 0"), "stream.rank"),
+        (("epsilon = 1.0", "epsilon = 0"), "epsilon must be"),
+        (("epsilon = 1.0", "epsilon = -1"), "epsilon must be"),
+        (("epsilon = 1.0", "epsilon = inf"), "epsilon must be"),
+        (("epsilon = 1.0", "epsilon = nan"), "epsilon must be"),
+        (("delta = 1e-6", "delta = 1"), "delta must lie"),
+        (("delta = 1e-6", "delta = 0"), "delta must lie"),
+        (("dim = 4", "dim = 4\ncontributions_per_user = 2"), 'needs privacy_unit = "user"'),
+        (
+            ("dim = 4", "dim = 4\nprivacy_unit = 'user'\ncontributions_per_user = 0"),
+            "stream.contributions_per_user: ",
+        ),
+        (("dim = 4", "dim = 'x'"), "stream.dim"),
+        (("dim = 4\n", ""), "stream.dim: must be set"),
+        (("dim = 4", "dim = 4\ncolour = 1"), "stream.colour: no such setting"),
+        (("[kafka]", "[kafka]\nfoo = 1"), "kafka.foo: no such setting"),
+        (('name = "s"', 'name = "a b"'), "name must be"),
+        (
+            ("dim = 4", "dim = 4\nestimator = 'magic'"),
+            "no estimator 'magic'; known: adadpo, adaptive, ",
+        ),
+        (("dim = 4", "dim = 4\nestimator = 'private-oja'"), "clip_radius: must be set"),
+        (("dim = 4", "dim = 4\nbounds = [5, -5]"), "lower below upper"),
+        (("dim = 4", "dim = 4\nbounds = [[1, 2], [3, 4]]"), "4 features"),
+        (("dim = 4", "dim = 4\ncentering = [1, 2]"), "4 features"),
+        (("dim = 4", "dim = 4\ncentering = 'mean'"), "centering"),
+        (("dim = 4", "dim = 4\nscale = 0"), "scale must be above 0"),
+        (("dim = 4", "dim = 4\nrecord_kind = 'matrix'"), "centering"),
+        (("dim = 4", "dim = 4\nprivacy_unit = 'person'"), "privacy_unit"),
+        (("dim = 4", "dim = 4\n[stream.options]\nnope = 1"), "nope: no such setting"),
+        (("dim = 4", "dim = 4 4"), "is not TOML"),
+    ],
+)
+def test_a_wrong_setting_is_named_in_one_line(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
+    assert change[0] in GOOD
+    with pytest.raises(ConfigurationError) as caught:
+        load(tmp_path, GOOD.replace(*change) if "[stream.options]" not in change[1] else GOOD + change[1][8:])
+    line = str(caught.value)
+    assert expected in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("former", ["augment", "private-mean"])
+def test_a_centring_of_earlier_versions_is_told_what_it_is_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, former: str
+) -> None:
+    now = f'centering = "{former}" is now "auto"'
+    with pytest.raises(ConfigurationError) as caught:
+        load(tmp_path, GOOD + f'centering = "{former}"\n')
+    assert str(caught.value).endswith(f"stream.centering: {now}")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match=f"^{now}$"):
+        PrivatePCA(2, epsilon=1.0, delta=1e-6, centering=former).fit(np.zeros((4, 3)))
+    monkeypatch.setenv("STREAMING_PCA_STREAM__CENTERING", former)
+    with pytest.raises(ConfigurationError, match=now):
+        load(tmp_path, GOOD)
+
+
+OJA = GOOD.replace("epsilon = 1.0\ndelta = 1e-6", "epsilon = inf\ndelta = inf")
+OJA += "private = false\nestimator = 'oja'\ncentering = 'none'\n"
+
+
+def test_a_stream_that_is_not_private_promises_nothing(tmp_path: Path) -> None:
+    stream = load(tmp_path, OJA).stream
+    assert (
+        stream.build_estimator().plan(stream.build_estimator().init(np.random.default_rng(0))).charge
+        == Charge.unbounded()
+    )
+    assert stream.build_estimator().diagnostics is None
+    promise = json.loads(json.dumps(stream.privacy_contract, allow_nan=False))
+    assert {name: promise[name] for name in ("epsilon", "delta", "private")} == {
+        "epsilon": "inf",
+        "delta": "inf",
+        "private": False,
+    }
+    # What other streams have promised is as it was: a changed promise is refused.
+    assert "private" not in load(tmp_path, GOOD).stream.privacy_contract
+    assert (
+        load(tmp_path, GOOD + "private = true\n").stream.privacy_contract
+        == load(tmp_path, GOOD).stream.privacy_contract
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (OJA.replace("private = false\n", ""), "estimator 'oja' is not private: it runs only with private ="),
+        (OJA.replace("private = false", "private = true"), "estimator 'oja' is not private"),
+        (GOOD + "estimator = 'oja'\n", "estimator 'oja' is not private"),
+        (GOOD + "private = false\n", "private = false is not for estimator 'adaptive', which is private"),
+        (OJA.replace("epsilon = inf", "epsilon = 1.0"), "set epsilon = inf and delta = inf"),
+        (OJA.replace("delta = inf", "delta = 1.0"), "set epsilon = inf and delta = inf"),
+        (OJA.replace("epsilon = inf", "epsilon = nan"), "set epsilon = inf and delta = inf"),
+        (OJA.replace("'none'", "'auto'"), 'oja cannot use centering = "auto"'),
+        (OJA.replace("private = false", "private = 'perhaps'"), "stream.private: "),
+    ],
+)
+def test_what_is_not_private_is_meant(tmp_path: Path, text: str, expected: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(tmp_path, text)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_table_among_the_options_may_come_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMING_PCA_STREAM__OPTIONS__WARM_OPTIONS", '{"batch_size": 512}')
+    stream = load(tmp_path, GOOD + "estimator = 'tadadpo'\ncentering = 'none'\n").stream
+    assert stream.build_estimator().options.warm_options == {"batch_size": 512}
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"nowhere\.toml: No such file"):
+        load_settings(tmp_path / "nowhere.toml")
+
+
+def test_the_environment_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMING_PCA_STREAM__EPSILON", "0.5")
+    monkeypatch.setenv("STREAMING_PCA_KAFKA__BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    settings = load(tmp_path, GOOD)
+    assert settings.stream.epsilon == 0.5
+    assert settings.kafka.bootstrap_servers == "127.0.0.1:1"

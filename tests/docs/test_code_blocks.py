@@ -1,0 +1,226 @@
+"""Code blocks of README, tutorials and how-to pages run as printed, each page in a directory of its own.
+
+A page is one shell script. A block with a title is a file; neighbouring Python blocks are one program; a
+comment ``<!-- setup ... -->`` is a part that readers bring along. Broker and port are replaced by the test's.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+from jsonschema import Draft202012Validator
+from kafka import KafkaAdminClient
+
+from streaming_pca.cli.app import app
+from streaming_pca.config.schema import file_schema
+from tests.docs.pages import PAGES, Block, blocks, name_of
+
+NOT_RUN = {
+    "compose": "needs a container engine",
+    "kubernetes": "needs a cluster",
+    "systemd": "needs an init system",
+    "prometheus": "needs a Prometheus server",
+    "cluster": "needs a broker with encryption and passwords",
+    "fragment": "a part of a file, or of a program that the reader has",
+    "hours": "takes hours",
+    "install": "would change the environment of the tests",
+}
+"""Markers that excuse a block from running."""
+
+_RUNNABLE = {"bash", "python"}
+_PYTHON = "python -W error::UserWarning -W error::FutureWarning"
+_BROKER = "localhost:9092"
+_DEADLINE = 360
+
+
+def test_markers_are_known_and_blocks_are_labelled() -> None:
+    for page in PAGES:
+        for block in blocks(page):
+            where = f"{name_of(page)}:{block.line}"
+            assert block.marker is None or block.marker in NOT_RUN, where
+            if block.marker is None and block.title is None:
+                # Pictures are no code; plain text is what a command prints, or what README types.
+                assert block.language in _RUNNABLE | {"mermaid", "text", "json"}, where
+
+
+def test_every_block_parses(tmp_path: Path) -> None:
+    for page in PAGES:
+        for block in blocks(page):
+            try:
+                _parse(block, tmp_path)
+            except Exception as error:
+                pytest.fail(f"{name_of(page)}:{block.line}: {error}")
+
+
+def _parse(block: Block, folder: Path) -> None:
+    if block.language == "python":
+        compile(block.code, "block", "exec")
+    elif block.language == "toml":
+        tomllib.loads(block.code)
+    elif block.language == "yaml":
+        assert list(yaml.safe_load_all(block.code))
+    elif block.language == "ini":
+        configparser.ConfigParser(strict=False).read_string(block.code)
+    elif block.language == "bash":
+        script = folder / "block.sh"
+        script.write_text(block.code)
+        subprocess.run(["bash", "-n", script], check=True, capture_output=True)
+
+
+def test_every_settings_file_is_a_good_one() -> None:
+    validator = Draft202012Validator(file_schema())
+    files = [
+        block for page in PAGES for block in blocks(page) if block.language == "toml" and not block.marker
+    ]
+    assert len(files) > 5
+    for block in files:
+        validator.validate(tomllib.loads(block.code))
+
+
+def test_every_printed_command_and_option_exists() -> None:
+    found = 0
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language == "bash":
+                for words in _commands(block.code):
+                    found += 1
+                    _check_command(words, f"{name_of(page)}:{block.line}: {' '.join(words)}")
+    assert found > 30
+
+
+def _commands(code: str) -> Iterator[list[str]]:
+    for line in code.replace("\\\n", " ").splitlines():
+        for part in re.findall(r"(?:^|[|;(]\s*|&&\s*)streaming-pca ([^|;&>)]*)", line):
+            yield shlex.split(part, comments=True)
+
+
+def _check_command(words: list[str], where: str) -> None:
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
+        assert words[0] in command.commands, where
+        command = command.commands[words.pop(0)]
+    known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+    assert {word for word in words if word.startswith("-")} <= known, where
+
+
+def _script(page: Path) -> str:
+    """Return all blocks of a page that run as one script of bash; "" if there are none."""
+    running = [block for block in blocks(page) if block.marker is None and _runs(block)]
+    if not any(block.title is None for block in running):
+        return ""
+    parts = []
+    for (language, title), group in groupby(running, key=lambda block: (block.language, block.title)):
+        members = list(group)
+        code = "\n".join(block.code for block in members)
+        parts.append(f"echo '--- line {members[0].line}' >&2")
+        if title is not None:
+            parts.append(f"cat > {shlex.quote(title)} <<'END_OF_BLOCK'\n{code}END_OF_BLOCK")
+        elif language == "python":
+            parts.append(f"{_PYTHON} - <<'END_OF_BLOCK'\n{code}END_OF_BLOCK")
+        else:
+            parts.append(code)
+    return "\n".join(parts)
+
+
+def _runs(block: Block) -> bool:
+    return block.title is not None or block.language in _RUNNABLE
+
+
+def _needs_broker(page: Path) -> bool:
+    return _BROKER in _script(page)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(_DEADLINE + 60)
+@pytest.mark.parametrize("page", [page for page in PAGES if not _needs_broker(page)], ids=name_of)
+def test_the_page_runs_as_printed(page: Path, tmp_path: Path) -> None:
+    script = _script(page)
+    assert script
+    _run(script, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(_DEADLINE + 60)
+@pytest.mark.parametrize("page", [page for page in PAGES if _needs_broker(page)], ids=name_of)
+def test_the_page_runs_as_printed_on_a_broker(page: Path, kafka_bootstrap: str, tmp_path: Path) -> None:
+    port = _free_port()
+    script = _script(page).replace(_BROKER, kafka_bootstrap).replace("9464", str(port))
+    with KafkaAdminClient(bootstrap_servers=kafka_bootstrap) as admin:
+        left = _topics_of(script, admin)
+        assert not left, f"an earlier run left topics on this broker: {left}"
+        try:
+            _run(script, tmp_path, STREAMING_PCA_HTTP__PORT=str(port))
+        finally:
+            admin.delete_topics(_topics_of(script, admin))
+
+
+def _topics_of(script: str, admin: KafkaAdminClient) -> list[str]:
+    """Return the broker's topics that a page names, NAME.state and so on too."""
+    return [name for name in admin.list_topics() if f'"{name.partition(".")[0]}"' in script]
+
+
+def _run(script: str, folder: Path, **environment: str) -> None:
+    # `streaming-pca` and `python` come from the environment of this test.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    log = folder.parent / f"{folder.name}.log"
+    with log.open("w+") as out:
+        process = subprocess.Popen(
+            ["bash", "-e", "-o", "pipefail", "-c", script],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "PATH": path, "COLUMNS": "120", **environment},
+        )
+        try:
+            status: int | str = process.wait(_DEADLINE)
+        except subprocess.TimeoutExpired:
+            status = f"none after {_DEADLINE} s"
+        finally:
+            _end_session(process)
+    assert status == 0, f"status {status}\n{log.read_text()[-6000:]}"
+
+
+def _end_session(process: subprocess.Popen[bytes]) -> None:
+    """End the script and the workers that it has left in the background."""
+    for kind in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, kind)
+        except ProcessLookupError:
+            break
+        if kind is signal.SIGTERM:
+            _wait_for_group(process.pid)
+    process.wait()
+
+
+def _wait_for_group(group: int) -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

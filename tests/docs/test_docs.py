@@ -1,0 +1,137 @@
+"""The site builds without a warning, and holds every page."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+from streaming_pca.service.metrics import Metrics
+from tests.docs.pages import DOCS, README, ROOT
+
+_PAPER_NUMBER = re.compile(r"(?<![\w.,-])00[0-4](?![\w.])")
+_WRITTEN = (
+    README,
+    *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md")),
+    *sorted(DOCS.rglob("*.md")),
+)
+
+
+@pytest.fixture(scope="module")
+def hooks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    if importlib.util.find_spec("mkdocs") is None:
+        reason = "mkdocs is not installed: pip install '.[docs]', or make docs"
+        if os.environ.get("REQUIRE_DOCS", "") not in ("", "0"):
+            pytest.fail(f"REQUIRE_DOCS is set, but {reason}")
+        pytest.skip(f"THE SITE WAS NOT BUILT: {reason}")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "site" / "reference" / "settings" / "index.html").exists()
+
+
+class _Loader(yaml.SafeLoader):
+    """Loader that reads Python names of mkdocs.yml as nothing."""
+
+
+_Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    config = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), _Loader)
+    named = set(re.findall(r"[\w/-]+\.md", str(config["nav"])))
+    there = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    assert named <= there
+    # docs/hooks.py adds these.
+    assert {page for page in there - named if not page.startswith("explanation/")} == set()
+
+
+def test_the_glossary_has_at_most_40_terms() -> None:
+    terms = re.findall(r"^\*\*(.+?)\*\*$", (DOCS / "reference/glossary.md").read_text(encoding="utf-8"), re.M)
+    assert 20 <= len(terms) <= 40
+    assert terms == sorted(terms, key=str.casefold)
+    assert len(set(terms)) == len(terms)
+
+
+def test_no_page_cites_a_paper_by_a_number() -> None:
+    for page in _WRITTEN:
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+            assert _PAPER_NUMBER.search(line) is None, f"{page.name}:{number}: {line}"
+
+
+def test_every_cited_work_is_among_the_references() -> None:
+    known = set(re.findall(r"^\| \[(\w+)\] \|", (DOCS / "references.md").read_text(encoding="utf-8"), re.M))
+    for page in _WRITTEN:
+        cited = re.findall(r"\[([A-Z]\w+\d{4})\b[^\]]*\](?!\()", page.read_text(encoding="utf-8"))
+        assert set(cited) <= known, page.name
+
+
+def test_every_generated_page_has_its_text(hooks: ModuleType) -> None:
+    used = set()
+    for page in DOCS.rglob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        names = re.findall(r"^<!-- generated: (\w+) -->$", text, re.MULTILINE)
+        used |= set(names)
+        assert "<!-- generated" not in hooks.on_page_markdown(text)
+    assert used == set(hooks.GENERATORS)
+
+
+def test_every_file_of_the_repository_that_a_page_names_is_there() -> None:
+    named = set()
+    for page in _WRITTEN:
+        text = page.read_text(encoding="utf-8")
+        named |= set(re.findall(r"`((?:streaming_pca|tests|experiments|benchmarks|deploy)/[\w/.-]+)`", text))
+    named.discard("streaming_pca/estimators/FAMILY/NAME.py")
+    assert len(named) > 30
+    assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
+def test_the_generated_tables_have_a_row_for_each_metric_and_command(hooks: ModuleType) -> None:
+    metrics = Metrics()
+    assert metrics.counts
+    rows = hooks.metrics_text().splitlines()[2:]
+    assert len(rows) == len(list(metrics.registry.collect()))
+    assert all(row.count("|") == 5 for row in rows)
+    commands = re.findall(r"^## streaming-pca (.+)$", hooks.cli_text(), re.MULTILINE)
+    assert {"worker", "topics create", "ledger verify", "config check", "plan"} <= set(commands)
+
+
+def test_every_work_that_is_cited_has_its_key() -> None:
+    defined = set(re.findall(r"^\| \[(\w+)\]", (DOCS / "references.md").read_text(encoding="utf-8"), re.M))
+    sources = [
+        path
+        for folder in ("streaming_pca", "experiments", "benchmarks")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    cited = {
+        key: path
+        for path in (*sources, *_WRITTEN)
+        for key in re.findall(r"\b[A-Z][A-Za-z]+(?:19|20)\d\d\b", path.read_text(encoding="utf-8"))
+    }
+    assert len(cited) > 20
+    assert {key: str(path) for key, path in cited.items() if key not in defined} == {}
+    # Author and year in running text is a work without a key.
+    loose = re.compile(r"[A-Z][a-zé]+ (?:and [A-Z][a-zé]+|et al\.?),? \(?(?:19|20)\d\d\b")
+    assert [str(path) for path in sources if loose.search(path.read_text(encoding="utf-8"))] == []

@@ -1,0 +1,80 @@
+"""Kernels that were compiled ahead are those that batches need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streaming_pca.data.preprocessing import Preprocessing
+from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.estimators.common.clipped_sums import (
+    block_residual_norms,
+    block_sum,
+    covariance_sum,
+    record_norms,
+)
+from streaming_pca.estimators.common.kernel_cache import compile_kernels
+from streaming_pca.kernels.block.matrix_sums import sum_matrix_products
+from streaming_pca.kernels.block.norms import product_sizes
+from streaming_pca.kernels.block.sums import sum_products
+from streaming_pca.kernels.clipping import quantise_records, record_squared_norms
+from streaming_pca.kernels.factor_rows import factor_squared_norms, sum_factors
+from streaming_pca.kernels.residuals import sum_residuals
+
+OF_FACTORS = (sum_products, product_sizes, sum_factors, factor_squared_norms, sum_residuals)
+OF_MATRICES = (sum_matrix_products, quantise_records, record_squared_norms, sum_residuals)
+MAPS: list[dict[str, Any]] = [
+    {"centering": "none"},
+    {"centering": "pairs"},
+    {"centering": tuple(range(40))},
+    {"centering": "none", "bounds": (-1.0, tuple(np.arange(40) + 1.0)), "scale": 2.0},
+]
+
+
+def versions(kernels: tuple[Any, ...]) -> list[int]:
+    return [len(kernel.signatures) for kernel in kernels]
+
+
+def sum_all(batch: Batch, preprocessing: Preprocessing) -> None:
+    d = preprocessing.dim
+    basis = np.linalg.qr(np.random.default_rng(0).standard_normal((d, 9)))[0]
+    record_norms(batch, preprocessing)
+    covariance_sum(batch, preprocessing, 1.0)
+    block_residual_norms(batch, preprocessing, basis, basis)
+    for radius, centre in ((1.0, None), (1.0, basis), (1e-3, basis)):
+        block_sum(batch, preprocessing, basis, radius, centre)
+
+
+@pytest.mark.parametrize("how", MAPS)
+def test_no_factor_needs_another_kernel(how: dict[str, Any]) -> None:
+    compile_kernels(RecordKind.FACTOR)
+    before = versions(OF_FACTORS)
+    assert min(before) >= 1
+    x = np.random.default_rng(1).standard_normal((60, 40))
+    for dtype in (np.float32, np.float64):
+        batch = Batch.of_vectors(x.astype(dtype))
+        frozen = Batch(np.frombuffer(batch.rows.tobytes(), dtype).reshape(-1, 40), batch.starts)
+        unaligned = np.frombuffer(b"x" + batch.rows.tobytes(), dtype, offset=1).reshape(-1, 40)
+        picked = batch.only(np.repeat(np.arange(30) % 3 > 0, 2))
+        for records in (batch, frozen, Batch(unaligned, batch.starts), picked, picked.split([2, 38])[1]):
+            sum_all(records, Preprocessing(dim=40, **how))
+    assert versions(OF_FACTORS) == before
+
+
+def test_no_matrix_needs_another_kernel() -> None:
+    compile_kernels(RecordKind.MATRIX)
+    before = versions(OF_MATRICES)
+    assert min(before) >= 1
+    x = np.random.default_rng(1).standard_normal((5, 40, 40))
+    for dtype in (np.float32, np.float64):
+        batch = Batch.of_records(list((x + x.transpose(0, 2, 1)).astype(dtype)), 40, RecordKind.MATRIX)
+        sum_all(batch, Preprocessing(dim=40, kind=RecordKind.MATRIX, centering="none"))
+    assert versions(OF_MATRICES) == before
+
+
+def test_reports_have_no_kernels_to_compile() -> None:
+    before = versions((*OF_FACTORS, *OF_MATRICES))
+    compile_kernels(RecordKind.LOCAL)
+    assert versions((*OF_FACTORS, *OF_MATRICES)) == before

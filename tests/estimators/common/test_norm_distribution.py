@@ -1,0 +1,293 @@
+"""Private counts of sizes: each of the sensitivity that it says, and what they say of the sizes.
+
+No noise but where a test says so; the seeds of data and noise are fixed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from streaming_pca.estimators.common import norm_distribution as module
+from streaming_pca.estimators.common.budget import Budget
+from streaming_pca.estimators.common.norm_distribution import (
+    NormDistribution,
+    norm_shares,
+    private_norm_distribution,
+    private_quantile_radius,
+)
+from streaming_pca.privacy import mechanisms
+from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
+from tests.privacy.noise import ScriptedSampler, SeededSampler
+
+Floats = NDArray[np.float64]
+LOW, HIGH = 2.0**-40, 2.0**60
+BIN = 2 ** (1 / 8)
+Z = 4.2
+SHARES = (0.03, 0.05)
+QUERIES = 11
+"""Of 100 octaves of 8 steps: one for the null records, and ten at most for the median."""
+
+
+def found(
+    sizes: Floats, low: float = LOW, high: float = HIGH, seed: int | None = None, multiplier: float = Z
+) -> NormDistribution:
+    sampler = ScriptedSampler() if seed is None else SeededSampler(seed)
+    with replace_noise_sampler(sampler):
+        return private_norm_distribution(sizes, low, high, Budget(multiplier, 1.0), SHARES)
+
+
+Asked = tuple[NDArray[np.int64], float, NDArray[np.int64]]
+
+
+def counts(sizes: Floats, answers: list[NDArray[np.int64]] | None = None) -> list[Asked]:
+    """Exact counts, their scale and their answer; answers may be given."""
+    seen: list[Asked] = []
+
+    def call(total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
+        answer = mechanisms.gaussian_on_vector(total, sigma) if answers is None else answers[len(seen)]
+        seen.append((total.copy(), sigma, answer))
+        return answer.copy()
+
+    with pytest.MonkeyPatch.context() as patch, replace_noise_sampler(SeededSampler(0)):
+        patch.setattr(module, "gaussian_on_vector", call)
+        private_norm_distribution(sizes, LOW, HIGH, Budget(Z, 1.0), SHARES)
+    return seen
+
+
+def check(distribution: NormDistribution) -> None:
+    radii, above = distribution.radii, distribution.above
+    assert radii.shape == above.shape
+    assert radii.size > 0
+    assert np.isfinite(radii).all()
+    assert radii[0] > 0
+    assert (np.diff(radii) > 0).all()
+    assert (np.diff(above) <= 0).all()
+    assert ((above >= 0) & (above <= 1)).all()
+    assert 0 < distribution.present <= 1
+    for q in (0.5, 0.9, 0.999):
+        weight = distribution.mean_weight(distribution.quantile(q))
+        assert 0 <= weight <= 1 + 1e-12
+        assert distribution.quantile(q) in radii
+        assert distribution.squared_excess(distribution.quantile(q)) >= 0
+    excess = distribution.excess(radii)
+    assert np.isfinite(excess).all()
+    assert (excess >= 0).all()
+    assert (np.diff(excess) <= 0).all()
+
+
+anything = st.one_of(
+    st.sampled_from([0.0, math.nan, math.inf, 5e-324, 1.0, LOW, HIGH, 1.7e308]),
+    st.floats(0, 1.7e308),
+    st.floats(0.5, 2.0),
+)
+
+
+@settings(deadline=None)
+@given(
+    values=st.lists(anything, max_size=30),
+    times=st.sampled_from([1, 40]),
+    multiplier=st.sampled_from([0.2, 4.0, 400.0]),
+    span=st.sampled_from([(LOW, HIGH), (1.0, 1.0000001), (1e-230, 1e70), (3.0, 1e5)]),
+    seed=st.integers(0, 99),
+)
+def test_any_sizes_and_any_noise_give_a_distribution(
+    values: list[float], times: int, multiplier: float, span: tuple[float, float], seed: int
+) -> None:
+    check(found(np.array(values * times), *span, seed, multiplier))
+
+
+@settings(max_examples=80, deadline=None)
+@given(values=st.lists(anything, min_size=5, max_size=30), place=st.integers(0, 29), new=anything)
+def test_a_replaced_record_moves_a_count_by_one_and_the_histogram_by_one_bin_for_another(
+    values: list[float], place: int, new: float
+) -> None:
+    """With earlier answers equal: then the same is asked, of the same noise."""
+    sizes = np.array(values)
+    neighbour = sizes.copy()
+    neighbour[place % len(values)] = new
+    one = counts(sizes)
+    other = counts(neighbour, [answer for _, _, answer in one])
+    grain = module._GRAIN
+    budget = Budget(Z, 1.0)
+    for (a, sigma, _), (b, again, _) in zip(one, other, strict=True):
+        assert sigma == again
+        squared = sum((int(x) - int(y)) ** 2 for x, y in zip(a, b, strict=True))
+        single = a.size == 1
+        assert squared <= (1 if single else 2) * grain**2
+        share = SHARES[0] / QUERIES if single else SHARES[1]
+        assert sigma == budget.sigma(
+            budget.take(share), float(grain) if single else math.sqrt(2) * grain * module._UP
+        )
+        assert sigma >= Z / math.sqrt(share) * grain * (1 if single else math.sqrt(2))
+    assert budget.left >= (1 - sum(SHARES)) * 1e6
+
+
+def test_no_more_is_asked_than_was_reckoned_with() -> None:
+    for sizes in (np.ones(50), np.zeros(9), law("chi2")):
+        asked = [total.size for total, _, _ in counts(sizes)]
+        assert asked in ([1] * QUERIES + [12], [1] * (QUERIES - 1) + [12])
+
+
+DRAWS = 40_000
+
+
+def law(name: str) -> Floats:
+    rng = utility_generator(5)
+    return {
+        "normal": lambda: np.exp(rng.standard_normal(DRAWS)),
+        "chi2": lambda: rng.chisquare(5, DRAWS),
+        "pareto 3": lambda: 1 + rng.pareto(3, DRAWS),
+        "pareto 1.5": lambda: 1 + rng.pareto(1.5, DRAWS),
+        "uniform": lambda: rng.random(DRAWS),
+        "half of it null": lambda: rng.chisquare(5, DRAWS) * (rng.random(DRAWS) < 0.5),
+    }[name]()
+
+
+LAW_NAMES = ["normal", "chi2", "pareto 3", "pareto 1.5", "uniform", "half of it null"]
+noises = pytest.mark.parametrize("seed", [None, 0, 1])
+
+
+@pytest.mark.parametrize("name", LAW_NAMES)
+@noises
+def test_quantiles_are_found(name: str, seed: int | None) -> None:
+    """The median within a step of 9% (two with noise); the tail within its bins of half an octave or one."""
+    sizes = law(name)
+    distribution = found(sizes, seed=seed)
+    check(distribution)
+    filled = sizes[sizes > 0]
+    assert distribution.present == pytest.approx(filled.size / sizes.size, abs=0.01)
+    median = float(np.median(filled))
+    steps = 1 if seed is None else 2
+    assert median / BIN ** (steps - 1) <= distribution.radii[0] <= median * BIN**steps
+    for q in (0.9, 0.99):
+        exact = float(np.quantile(filled, q))
+        assert exact / 1.5 <= distribution.quantile(q) <= exact * 1.5
+
+
+@pytest.mark.parametrize("name", LAW_NAMES)
+@noises
+def test_the_mean_weight_is_near(name: str, seed: int | None) -> None:
+    sizes = law(name)
+    distribution = found(sizes, seed=seed)
+    for q in (0.5, 0.9):
+        radius = max(float(np.quantile(sizes[sizes > 0], q)), float(distribution.radii[0]))
+        weight = float(np.minimum(1, radius / np.maximum(sizes, 1e-300)).mean())
+        assert weight * 0.93 < distribution.mean_weight(radius) < weight * 1.06
+
+
+@pytest.mark.parametrize("name", ["normal", "chi2", "pareto 3", "pareto 1.5"])
+def test_the_excess_of_heavy_and_light_tails_is_known_to_a_factor(name: str) -> None:
+    sizes = law(name)
+    distribution = found(sizes)
+    for q, factor in ((0.5, 1.3), (0.9, 1.5), (0.99, 4.0)):
+        radius = max(float(np.quantile(sizes, q)), float(distribution.radii[0]))
+        excess = float(np.maximum(sizes - radius, 0).mean())
+        # What is beyond the last bin that is filled is not known.
+        assert excess / factor < float(distribution.excess(radius)) < excess * 1.3
+
+
+@pytest.mark.parametrize("quantile", [0.05, 0.2, 0.5, 0.75, 0.95])
+@noises
+def test_any_quantile_can_be_looked_for(quantile: float, seed: int | None) -> None:
+    sizes = law("half of it null")
+    with replace_noise_sampler(ScriptedSampler() if seed is None else SeededSampler(seed)):
+        radius, present = private_quantile_radius(sizes, LOW, HIGH, quantile, Budget(Z, 1.0), 0.03)
+    assert present == pytest.approx(0.5, abs=0.02)
+    inside = float(np.mean(sizes[sizes > 0] <= radius))
+    # 9% of a radius is up to so many of the records.
+    assert quantile - 0.05 <= inside <= quantile + 0.1
+
+
+def test_sizes_all_alike_need_no_more_than_their_step() -> None:
+    for size in (1.0, 5.0, 3e-9, 7e12):
+        distribution = found(np.full(2000, size))
+        check(distribution)
+        assert distribution.present == 1
+        assert size / BIN < distribution.quantile(0.5) <= size * BIN
+        assert distribution.quantile(0.99) <= size * 1.5
+        assert float(distribution.excess(size * BIN)) < 0.01 * size
+
+
+def test_null_records_have_no_size_and_are_counted_as_such() -> None:
+    sizes = np.zeros(4000)
+    for filled in (0, 400):
+        sizes[:filled] = 2.0
+        distribution = found(utility_generator(1).permutation(sizes))
+        check(distribution)
+        assert distribution.present == pytest.approx(filled / 4000, abs=0.021)
+        if filled:
+            assert 2 <= distribution.quantile(0.5) <= 2 * BIN
+            assert distribution.mean_weight(4.0) == pytest.approx(1.0, abs=0.01)
+        else:
+            assert float(distribution.excess(distribution.radii[0])) == 0
+            assert distribution.mean_weight(distribution.quantile(0.5)) == 1
+
+
+@pytest.mark.parametrize("m", [0, 1, 2, 3, 4, 10])
+def test_hardly_any_records_still_give_a_radius(m: int) -> None:
+    check(found(np.full(m, 3.0)))
+    for seed in range(10):
+        check(found(np.full(m, 3.0), seed=seed, multiplier=40.0))
+
+
+def test_sizes_above_the_range_are_at_its_end_and_those_below_are_null() -> None:
+    above = found(np.full(2000, 1e9), 1.0, 100.0)
+    check(above)
+    assert above.present == 1
+    assert above.quantile(0.5) == 100
+    below = found(np.full(2000, 1e-9), 1.0, 100.0)
+    check(below)
+    assert below.present == pytest.approx(0.02)
+
+
+def test_what_overflowed_does_not_move_the_bulk() -> None:
+    for bad in (math.nan, math.inf):
+        sizes = np.ones(4000)
+        sizes[:40] = bad
+        distribution = found(utility_generator(2).permutation(sizes))
+        check(distribution)
+        assert 1 <= distribution.quantile(0.5) <= BIN
+
+
+@pytest.mark.parametrize("size", [30.0, 1000.0, math.inf])
+def test_large_records_are_seen_across_a_gap(size: float) -> None:
+    """Of 20 seeds of noise: 400 of the records, where the noise is sqrt(2) 4.2/sqrt(0.05) = 27."""
+    sizes = np.ones(40_000)
+    sizes[:400] = size
+    sizes = utility_generator(2).permutation(sizes)
+    for seed in range(20):
+        assert float(found(sizes, seed=seed).share_above(14.0)) == pytest.approx(0.01, rel=0.5)
+
+
+def test_a_few_large_records_do_not_move_the_bulk() -> None:
+    """With noise, of 30 fixed seeds: 10 records in 20,000 at 2^50 times the size of the others."""
+    sizes = utility_generator(3).permutation(np.concatenate([np.full(19_990, 1.0), np.full(10, 2.0**50)]))
+    for seed in range(30):
+        distribution = found(sizes, seed=seed)
+        assert 1 <= distribution.quantile(0.5) <= BIN**2
+        assert distribution.quantile(0.9) <= 1.5
+
+
+def test_noise_alone_makes_no_tail() -> None:
+    """200 seeds: bins that no record is in count as filled above 2 deviations in a row, or 5 anywhere."""
+    sizes = np.ones(20_000)
+    ends = np.array([float(found(sizes, seed=seed).share_above(2.0)) for seed in range(200)])
+    assert np.mean(ends > 0) < 0.1
+    assert ends.max() < 0.01
+
+
+@settings(deadline=None)
+@given(count=st.integers(0, 10**7), multiplier=st.floats(0.01, 1e3), part=st.sampled_from([1.0, 0.5, 0.25]))
+def test_shares_lie_between_their_limits(count: int, multiplier: float, part: float) -> None:
+    median, tail = norm_shares(count, multiplier, part)
+    assert 0.002 * part <= median <= 0.03 * part
+    assert 0.004 * part <= tail <= 0.05 * part
+    more, tails = norm_shares(2 * count, multiplier, part)
+    assert more <= median
+    assert tails <= tail

@@ -1,0 +1,250 @@
+"""Forecasts: their formulas against simulated and against private noise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from streaming_pca.data.preprocessing import Preprocessing
+from streaming_pca.data.records import Batch
+from streaming_pca.estimators.base import Estimator
+from streaming_pca.estimators.common.clipped_batches import GrowingBatches
+from streaming_pca.estimators.forecast.batches import Shares, planned_batches
+from streaming_pca.estimators.forecast.forecast import forecast, forecast_of
+from streaming_pca.estimators.forecast.result import TARGETS, Forecast
+from streaming_pca.estimators.registry import find
+from streaming_pca.privacy.calibration.multipliers import least_multiplier
+from streaming_pca.privacy.errors import ParameterError
+from streaming_pca.privacy.parameters import PrivacyParameters
+
+Matrix = NDArray[np.float64]
+
+DIM, RANK, RECORDS, GAP = 30, 3, 12_000, 0.06
+
+
+def known_records(seed: int) -> tuple[Matrix, Matrix]:
+    """Gaussian records with exactly the gap, total variance 1, and their leading eigenvectors."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((RECORDS, DIM))
+    white = x @ np.linalg.inv(np.linalg.cholesky(x.T @ x / RECORDS)).T
+    values = np.full(DIM, (1 - RANK * GAP) / DIM)
+    values[:RANK] += GAP
+    turned = np.linalg.qr(rng.standard_normal((DIM, DIM)))[0]
+    return white * np.sqrt(values) @ turned.T, turned[:, :RANK].T
+
+
+def configured(name: str, radius: float, batches: int, contributions: int = 1) -> Estimator[Any, Any]:
+    """One whose radius is public: it spends everything on one sum a batch."""
+    kind = find(name)
+    return kind(
+        DIM,
+        RANK,
+        PrivacyParameters(epsilon=1.0, delta=1e-6, contributions=contributions),
+        Preprocessing(dim=DIM, centering="none"),
+        kind.options_type(clip_radius=radius, n_records=RECORDS, n_batches=batches),
+    )
+
+
+def learnt(estimator: Estimator[Any, Any], x: Matrix) -> tuple[Matrix, Matrix]:
+    """Components and standard errors of their variances."""
+    state, first = estimator.init(np.random.default_rng(0)), 0
+    while first < len(x):
+        count = estimator.plan(state).count
+        state = estimator.update(state, Batch.of_vectors(x[first : first + count]))
+        first += count
+    release = estimator.release(state)
+    assert release.explained_variance_error is not None
+    return release.components, release.explained_variance_error
+
+
+def distance(one: Matrix, other: Matrix) -> float:
+    """|U U^T - V V^T|_F of orthonormal rows."""
+    return math.sqrt(max(2 * len(one) - 2 * float(np.sum((one @ other.T) ** 2)), 0.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "batches", "contributions"), [("adaptive", 1, 1), ("analyze-gauss", 4, 1), ("adaptive", 3, 2)]
+)
+def test_the_noise_makes_the_error_that_was_forecast(name: str, batches: int, contributions: int) -> None:
+    """Within 25%, of the root mean square of eight fits.
+
+    The noise is real. The mean square is (to first order) chi-squared over its
+    n = 8 k (d - k) = 648 degrees of freedom; by Chernoff's bound
+    exp(-n (r - 1 - ln r)/2), r = 1.25^2, it is beyond with probability 1e-16,
+    and below, r = 0.75^2, with 1e-19. The second order, 2% in 16 fits, leaves
+    20% of room, and 1e-10: below 1e-6 for the three cases together.
+    """
+    squares, forecasts = [], []
+    for seed in range(8):
+        x, leading = known_records(seed)
+        radius = 1.001 * float(np.max(np.sum(x**2, axis=1)))
+        estimator = configured(name, radius, batches, contributions)
+        # The total variance is 1.
+        forecasts.append(forecast_of(estimator, RECORDS, tail=radius))
+        found, errors = learnt(estimator, x)
+        squares.append(distance(found, leading) ** 2)
+        assert errors == pytest.approx(forecasts[-1].variance_error, rel=0.02)
+    measured = math.sqrt(np.mean(squares))
+    expected = math.sqrt(np.mean([(f.error_at(GAP) * f.random_error) ** 2 for f in forecasts]))
+    assert 0.05 < expected / forecasts[0].random_error < 0.3
+    assert measured == pytest.approx(expected, rel=0.25)
+
+
+@pytest.mark.parametrize(("dim", "rank"), [(10, 1), (10, 3), (50, 2), (50, 5)])
+def test_the_error_saturates_as_simulated(dim: int, rank: int) -> None:
+    # Noise of a fixed seed: no privacy, no chance.
+    rng = np.random.default_rng(dim + rank)
+    for x in (0.1, 0.5, 1.0, 2.0, 6.0):
+        gap = 1 / (2 * rank)
+        entry = x * gap / math.sqrt(dim)
+        scale = entry * 1000 / least_multiplier(1.0, 1e-6)
+        f = forecast(dim, rank, 1000, 1.0, 1e-6, tail=scale, shares=Shares.of_one_sum())
+        assert f.entry_noise == pytest.approx(entry)
+        squares, edges = [], []
+        for _ in range(60):
+            normal = rng.standard_normal((dim, dim))
+            noise = entry * (normal + normal.T) / math.sqrt(2)
+            leading = np.eye(dim)[:rank]
+            found = np.linalg.eigh(gap * leading.T @ leading + noise)[1][:, -rank:].T
+            squares.append(distance(found, leading) ** 2)
+            edges.append(np.linalg.norm(noise, 2))
+        assert math.sqrt(np.mean(squares)) == pytest.approx(f.error_at(gap) * f.random_error, rel=0.15)
+        assert np.mean(edges) == pytest.approx(f.largest_noise, rel=0.2)
+
+
+def test_forecasts_charge_what_estimators_charge() -> None:
+    for contributions in (1, 3):
+        estimator = configured("adaptive", 1.0, 3, contributions)
+        plan = estimator.plan(estimator.init(np.random.default_rng(0)))
+        assert forecast_of(estimator, RECORDS).charge == plan.charge
+
+
+def test_batches_cost_by_their_number_not_by_their_lengths() -> None:
+    one = forecast(20, 2, 10_000, 1.0, 1e-6, shares=Shares())
+    assert one.entry_noise == pytest.approx(one.multiplier / 10_000 / math.sqrt(0.77))
+    assert one.mu == pytest.approx(1 / least_multiplier(1.0, 1e-6))
+    equal = forecast(20, 2, 10_000, 1.0, 1e-6, shares=Shares(), batches=4)
+    assert equal.batches == (2500,) * 4
+    assert equal.entry_noise == pytest.approx(one.multiplier / 10_000 * math.sqrt(1 / 0.77 + 3 / 0.94))
+    growing = forecast(20, 2, 10_000, 1.0, 1e-6, shares=Shares(), batches=(1000, 2000, 3000, 4000))
+    assert growing.entry_noise == pytest.approx(equal.entry_noise)
+    assert forecast(20, 2, 10, 1.0, 1e-6, shares=Shares(), batches=3).batches == (4, 3, 3)
+    users = forecast(20, 2, 10_000, 1.0, 1e-6, shares=Shares(), batches=4, contributions=4)
+    assert users.entry_noise == pytest.approx(2 * equal.entry_noise)
+    assert float(users.charge.rho or 0) == pytest.approx(float(one.charge.rho or 0))
+    assert forecast(20, 2, 10_000, 1.0, 1e-6, shares=Shares(), tail=3.0).entry_noise == pytest.approx(
+        3 * one.entry_noise
+    )
+
+
+def test_gap_error_and_records_agree() -> None:
+    f = forecast(50, 2, 100_000, 1.0, 1e-6, batches=2)
+    for error in TARGETS:
+        gap = f.gap_for(error)
+        assert f.error_at(gap) == pytest.approx(error)
+        assert f.records_for(gap, error) == pytest.approx(100_000, abs=1)
+        first_order = math.sqrt(2 * 2 * 48) * f.entry_noise / gap
+        assert first_order == pytest.approx(error * f.random_error, rel=0.01)
+    assert f.error_at(1e-12) == pytest.approx(1.0)
+    assert f.records_for(1e-12, 0.01) is None
+
+
+def test_the_whole_space_needs_no_gap() -> None:
+    f = forecast(4, 4, 1000, 1.0, 1e-6)
+    assert (f.gap_for(0.05), f.error_at(0.1), f.random_error, f.warnings) == (0.0, 0.0, 0.0, ())
+
+
+def test_many_features_get_a_bound_for_the_block_route() -> None:
+    block, covariance = (forecast(dim, 2, 10**6, 1.0, 1e-6) for dim in (513, 512))
+    assert (block.route, covariance.route) == ("block", "covariance")
+    assert block.entry_noise == pytest.approx(2 * covariance.entry_noise)
+    assert block.largest_noise < covariance.largest_noise * 1.1
+    assert block.total_error is None
+    assert "bound" in str(block)
+    assert "bound" not in str(covariance)
+
+
+def test_an_endless_stream_is_cut_as_its_estimator_cuts_it() -> None:
+    assert planned_batches(4096) == (4096,)
+    assert planned_batches(20_000) == (4096, 6552, 9352)
+    assert planned_batches(4097) == (4097,)
+    assert max(planned_batches(10**7)) == 131_072
+    told = GrowingBatches(n_records=9000, n_batches=3, growth=1.0)
+    assert planned_batches(9000, told) == (3000,) * 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rank": 6}, "rank = 6 is above dim = 5"),
+        ({"rank": 0}, "rank must be a whole number"),
+        ({"dim": 10_000}, "dim must be at most 8192"),
+        ({"records": 1}, "records = 1 are too few for 1 batches of at least 2"),
+        ({"records": 10**11}, "records must be at most"),
+        ({"records": 10**7}, "take 3 batches or more"),
+        ({"batches": 600}, "too few for 600 batches"),
+        ({"batches": 10**9}, "batches must be at most"),
+        ({"batches": (400, 500)}, "900 records together, not 1000"),
+        ({"epsilon": 0.0}, "epsilon must be"),
+        ({"epsilon": 1e13}, "epsilon"),
+        ({"delta": 1.0}, "delta must"),
+        ({"contributions": 0}, "contributions must be"),
+        ({"tail": 0.0}, "tail must be"),
+        ({"tail": 1e9}, "tail must lie"),
+    ],
+)
+def test_a_wrong_parameter_is_named(changes: dict[str, Any], said: str) -> None:
+    parameters = {"dim": 5, "rank": 2, "records": 1000, "epsilon": 1.0, "delta": 1e-6, **changes}
+    with pytest.raises(ParameterError, match=said):
+        forecast(**parameters)
+
+
+def test_a_wrong_gap_or_error_is_named() -> None:
+    f = forecast(5, 2, 1000, 1.0, 1e-6)
+    for gap in (0.0, -1.0, 0.51, 1e-13, math.nan):
+        with pytest.raises(ParameterError, match="gap"):
+            f.error_at(gap)
+    for error in (0.0, 1.0):
+        with pytest.raises(ParameterError, match="error"):
+            f.gap_for(error)
+
+
+def test_shares_cannot_pass_the_whole() -> None:
+    with pytest.raises(ParameterError, match="sum to more"):
+        Shares(first=0.9)
+    with pytest.raises(ParameterError, match="above 0"):
+        Shares(later=0.0)
+    assert Shares(first=0.7, later=0.9).of_sums(3) == [0.7, 0.9, 0.9]
+
+
+def test_doubtful_parameters_are_warned_of() -> None:
+    warned: Forecast = forecast(50, 2, 1000, 0.1, 1e-3, contributions=2)
+    assert len(warned.warnings) == 3
+    for line, start in zip(warned.warnings, ("delta = 0.001", "contributions = 2", "the noise"), strict=True):
+        assert line.startswith(start)
+        assert "\n" not in line
+    assert forecast(50, 2, 100_000, 1.0, 1e-6).warnings == ()
+
+
+@pytest.mark.parametrize("dim", [3, 500, 8192])
+@pytest.mark.parametrize("epsilon", [1e-9, 1.0, 100.0])
+def test_text_fits_a_terminal(dim: int, epsilon: float) -> None:
+    f = forecast(dim, 2, 10**9, epsilon, 1e-6, batches=planned_batches(10**9), contributions=1000)
+    assert max(map(len, str(f).splitlines())) <= 80
+
+
+def test_other_estimators_have_no_forecast() -> None:
+    kind = find("private-oja")
+    other = kind(
+        4,
+        1,
+        PrivacyParameters(epsilon=1.0, delta=1e-6),
+        Preprocessing(dim=4, centering="none"),
+        kind.options_type(clip_radius=1.0, learning_rate=1.0),
+    )
+    with pytest.raises(ParameterError, match="forecasts are of adaptive"):
+        forecast_of(other, 1000)

@@ -1,0 +1,60 @@
+"""Reports for tests of estimators that learn from them, with noise of utility randomness."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.data.preprocessing import Preprocessing
+from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.estimators.registry import find
+from streaming_pca.linalg.packed import pack_symmetric
+from streaming_pca.linalg.subspace import orthonormalise
+from streaming_pca.privacy.parameters import PrivacyParameters
+from streaming_pca.privacy.randomness import utility_generator
+
+LENGTH = 0.9
+"""Of every record that :func:`records_on` makes."""
+
+
+def local(name: str, dim: int, k: int, *, epsilon: float = 8.0, share: float = 0.0, **options: Any) -> Any:
+    kind = find(name)
+    return kind(
+        dim,
+        k,
+        PrivacyParameters(epsilon=epsilon, delta=1e-6),
+        Preprocessing(dim=dim, kind=RecordKind.LOCAL, centering="none"),
+        kind.options_type(**options),
+        share,
+    )
+
+
+def records_on(n: int, dim: int, k: int, s: int, seed: int) -> tuple[NDArray[Any], NDArray[Any], list[int]]:
+    """Records in a random subspace of s of the features, its rows, and the features.
+
+    Their second moment is LENGTH^2/k on the subspace, up to sampling: the gap.
+    """
+    rng = utility_generator(seed)
+    features = np.sort(rng.choice(dim, s, replace=False))
+    rows = np.zeros((k, dim))
+    rows[:, features] = orthonormalise(rng.standard_normal((s, k))).T
+    x = rng.standard_normal((n, k)) @ rows
+    return LENGTH * x / np.linalg.norm(x, axis=1)[:, None], rows, features.tolist()
+
+
+def reports_of(x: NDArray[Any], sigma: float, seed: int) -> Batch:
+    """What producers would send, in float32."""
+    rng = utility_generator(seed)
+    n, d = x.shape
+    noise = np.float32(sigma) * rng.standard_normal((n, d * (d + 1) // 2), dtype=np.float32)
+    exact = pack_symmetric(x[:, :, None] * x[:, None, :]).astype(np.float32)
+    return Batch(exact + noise, np.arange(n + 1), RecordKind.LOCAL)
+
+
+def learnt(estimator: Any, *batches: Batch) -> Any:
+    state = estimator.init(utility_generator(0))
+    for batch in batches:
+        state = estimator.update(state, batch)
+    return state

@@ -1,0 +1,422 @@
+"""Charges for releases made elsewhere: `ledger charge`, and what the other ledger commands say of them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka.errors import KafkaTimeoutError
+from typer.testing import CliRunner
+
+from streaming_pca.admin import charge as charging
+from streaming_pca.admin.charge import ChargeVoid, ChargeWriter, charge_records
+from streaming_pca.admin.ledger import describe_spent, verify_ledger
+from streaming_pca.cli import ledger
+from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.privacy.ledger.entries import Charged, OffsetRange, OffsetSpan, Reserved
+from streaming_pca.privacy.ledger.ledger import BudgetExceeded, Ledger
+from streaming_pca.privacy.parameters import Charge
+from streaming_pca.service.commit.checkpoint import CheckpointWriter, open_ledger
+from streaming_pca.service.errors import SessionLost
+from streaming_pca.service.kafka.clients import transactional_producer
+from tests.kafka.stream import Stream
+
+pytestmark = pytest.mark.kafka
+
+MakeStream = Callable[..., Stream]
+HALF = Charge(epsilon="1/2", delta="1e-7")
+CENSUS = {"job": "census", "charge": HALF, "ranges": None, "reason": "a histogram"}
+
+
+def charge(stream: Stream, **changes: Any) -> charging.Done:
+    return charge_records(stream.settings.kafka, stream.settings.stream.input, **{**CENSUS, **changes})
+
+
+def ledger_of(stream: Stream) -> Ledger:
+    """The replay, void entries allowed."""
+    replay = Ledger(stream.topic_id)
+    for entry in stream.entries():
+        replay.apply(entry)
+    return replay
+
+
+def filled(make_stream: MakeStream, records: int = 30, **how: Any) -> Stream:
+    stream = make_stream(**how)
+    stream.produce_vectors(stream.vectors(records))
+    return stream
+
+
+def run(stream: Stream, *arguments: str) -> Any:
+    """A ledger command, as the command line calls it; exceptions are the caller's to map."""
+    by_name = ["--input", stream.settings.stream.input]
+    by_name += ["--bootstrap", stream.settings.kafka.bootstrap_servers]
+    return CliRunner().invoke(ledger.app, [*arguments, *by_name], env={"COLUMNS": "200"})
+
+
+# -- what is charged -------------------------------------------------------
+
+
+def test_all_records_are_those_that_are_on_the_topic_now(make_stream: MakeStream) -> None:
+    stream = filled(make_stream)
+    done = charge(stream)
+    assert done.entry.ranges == tuple(OffsetSpan(partition=p, start=0, end=10) for p in range(3))
+    assert done.spent == HALF.model_copy(update={"rho": None})
+    stream.produce_vectors(stream.vectors(3))
+    replay = stream.replay()
+    assert [replay.spent(p, 9).epsilon for p in range(3)] == [HALF.epsilon] * 3
+    assert [replay.spent(p, 10) for p in range(3)] == [Charge.nothing()] * 3
+    report = verify_ledger(stream.settings.kafka, stream.settings.stream.input)
+    assert report.ok, report.problems
+    assert (report.charges, report.offsets_charged, report.jobs) == (1, 30, ("census",))
+
+
+def test_records_of_an_open_transaction_are_charged_too(make_stream: MakeStream) -> None:
+    stream = filled(make_stream)
+    producer = stream.transactional()
+    producer.begin_transaction()
+    producer.send(stream.settings.stream.input, b"x", partition=1).get(10)
+    done = charge(stream)
+    producer.commit_transaction()
+    producer.close()
+    assert [r.end for r in done.entry.ranges] == [10, 11, 10]
+
+
+def test_an_empty_partition_is_not_named(make_stream: MakeStream) -> None:
+    stream = make_stream()
+    stream.produce_vectors(stream.vectors(4), lambda i: 2)
+    assert charge(stream).entry.ranges == (OffsetSpan(partition=2, start=0, end=4),)
+
+
+def test_a_charge_takes_from_what_a_stream_may_reserve(make_stream: MakeStream) -> None:
+    stream = filled(make_stream, cap=("1", "1e-6"))
+    charge(stream, ranges=[OffsetSpan(partition=0, start=3, end=5)])
+    writer = CheckpointWriter(stream.settings.kafka, stream.settings.stream, stream.topic_id)
+    try:
+        writer.take_over()
+        whole = Charge(epsilon=1, delta="1e-6")
+        over = [OffsetRange(partition=0, start=0, end=4, count=4)]
+        with pytest.raises(BudgetExceeded, match="offsets 0 to 4: asked epsilon 1"):
+            writer.reserve(over, {}, whole)
+        beside = [OffsetRange(partition=0, start=5, end=10, count=5)]
+        writer.reserve(beside, {}, whole)
+    finally:
+        writer.close()
+    with pytest.raises(BudgetExceeded, match="already charged epsilon 1,"):
+        charge(stream)
+    # A refused charge is not in the ledger at all.
+    assert [e.kind for e in stream.entries()] == ["OPENED", "CHARGED", "RESERVED"]
+
+
+def test_of_two_charges_at_once_the_logs_order_decides(
+    make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = filled(make_stream)
+    large = Charge(epsilon="3/4", delta=0)
+    original = ChargeWriter._step
+    others: list[charging.Done] = []
+
+    @contextmanager
+    def step(self: ChargeWriter, name: str) -> Iterator[None]:
+        # The other one comes between our dry run and our commit.
+        if name == "charge.6 begin" and self._job == "late":
+            others.append(charge(stream, job="early", charge=large))
+        with original(self, name):
+            yield
+
+    monkeypatch.setattr(ChargeWriter, "_step", step)
+    with pytest.raises(ChargeVoid, match=r"nothing was charged: .* asked epsilon 3/4"):
+        charge(stream, job="late", charge=large)
+    assert len(others) == 1
+    replay = ledger_of(stream)
+    assert (replay.job("early").charges, replay.job("late").charges) == (1, 0)
+    report = verify_ledger(stream.settings.kafka, stream.settings.stream.input)
+    assert report.ok
+    assert (report.charges, report.void) == (1, 1)
+
+
+# -- what is refused, with nothing written ---------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"job": "a b"}, "--job must be 1 to 200 letters"),
+        ({"reason": ""}, "--reason must be one line"),
+        ({"reason": "two\nlines"}, "--reason must be one line"),
+        ({"reason": "\udcff"}, "--reason must be one line"),
+        ({"charge": Charge(epsilon=0, delta=0)}, "charges nothing"),
+        ({"ranges": [OffsetSpan(partition=3, start=0, end=1)]}, "has partitions 0 to 2"),
+        ({"ranges": [OffsetSpan(partition=0, start=4, end=4)]}, "the end must be above the start"),
+        ({"ranges": [OffsetSpan(partition=0, start=5, end=4)]}, "the end must be above the start"),
+        ({"ranges": [OffsetSpan(partition=0, start=0, end=11)]}, "partition 0 ends at offset 10"),
+        ({"ranges": [OffsetSpan(partition=0, start=s, end=s + 1) for s in (0, 1)]}, "is named twice"),
+    ],
+    ids=str,
+)
+def test_a_mistaken_charge_is_refused_with_one_line(
+    one_stream: Stream, changes: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(charging.ConfigurationError, match=expected) as refusal:
+        charge(one_stream, **changes)
+    assert "\n" not in str(refusal.value)
+    assert [e.kind for e in one_stream.entries()] == ["OPENED"]
+
+
+@pytest.fixture(scope="module")
+def one_stream(
+    kafka_bootstrap: str, unique_name: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
+) -> Stream:
+    stream = Stream.make(kafka_bootstrap, unique_name("one"), tmp_path_factory.mktemp("one"))
+    stream.produce_vectors(stream.vectors(30))
+    return stream
+
+
+def test_a_streams_name_is_no_name_for_charges_and_its_leader_is_not_fenced(make_stream: MakeStream) -> None:
+    stream = filled(make_stream)
+    writer = CheckpointWriter(stream.settings.kafka, stream.settings.stream, stream.topic_id)
+    try:
+        writer.take_over()
+        with pytest.raises(charging.ConfigurationError, match="is a stream"):
+            charge(stream, job=stream.settings.stream.name)
+        whole = Charge(epsilon=1, delta="1e-6")
+        writer.reserve([OffsetRange(partition=0, start=0, end=5, count=5)], {}, whole)
+    finally:
+        writer.close()
+    assert len(stream.own(Reserved)) == 1
+
+
+def test_a_topic_without_a_ledger_or_records_is_refused_with_one_line(make_stream: MakeStream) -> None:
+    stream = make_stream(cap=None)
+    with pytest.raises(charging.TopicError, match="is not open: set a cap"):
+        charge(stream)
+    stream.open(("1", "1e-6"))
+    with pytest.raises(charging.ConfigurationError, match="has no records"):
+        charge(stream)
+    with pytest.raises(charging.TopicError, match="is missing"):
+        charge_records(stream.settings.kafka, "nowhere", "census", HALF, None, "a histogram")
+
+
+# -- the zcdp filter -------------------------------------------------------
+
+
+def zcdp_stream(make_stream: MakeStream) -> Stream:
+    from streaming_pca.privacy.ledger.entries import Cap, Opened
+
+    stream = filled(make_stream, cap=None)
+    opened = Opened(
+        topic_id=stream.topic_id,
+        topic=stream.settings.stream.input,
+        cap=Cap(epsilon="1/2", delta="1e-6"),
+        filter="zcdp",
+    )
+    open_ledger(stream.settings.kafka, opened, stream.settings.stream.ledger_topic)
+    return stream
+
+
+def test_a_zcdp_ledger_needs_rho_and_tells_the_rho_that_is_left(make_stream: MakeStream) -> None:
+    stream = zcdp_stream(make_stream)
+    arguments = ("charge", "--job", "census", "--epsilon", "1/10", "--delta", "0", "--all", "--reason", "x")
+    refused = run(stream, *arguments)
+    assert "--rho must be given" in str(refused.exception)
+    # It would take nothing of this ledger's cap, whatever epsilon it names.
+    assert "--rho must be above 0" in str(run(stream, *arguments, "--rho", "0").exception)
+    facts = json.loads(run(stream, *arguments, "--rho", "1/1000", "--json").stdout)
+    assert facts["spent"] == {"epsilon": "1/10", "delta": "0", "rho": "1/1000"}
+    left = facts["left"]["rho"]
+    spent = describe_spent(stream.settings.kafka, stream.settings.stream.input, 0, 0)
+    assert spent["left"] == {"rho": left}
+    # What is left can be charged, and no millionth of a millionth more.
+    assert len(stream.own(object)) == 0
+    more = run(stream, *arguments, "--rho", str(Fraction(left) + Fraction(1, 10**12)))
+    assert more.exit_code == 3
+    assert run(stream, *arguments, "--rho", left).exit_code == 0
+
+
+def test_a_basic_ledger_charges_no_rho_alone(make_stream: MakeStream) -> None:
+    stream = filled(make_stream)
+    arguments = ("charge", "--job", "census", "--epsilon", "0", "--delta", "0", "--rho", "5", "--all")
+    refused = run(stream, *arguments, "--reason", "x")
+    assert "--epsilon and --delta are both 0" in str(refused.exception)
+    assert stream.own(object) == []
+
+
+# -- the command line ------------------------------------------------------
+
+
+def test_the_command_charges_and_the_others_show_it(make_stream: MakeStream) -> None:
+    stream = filled(make_stream)
+    reason = "to the [bold]agency"
+    base = ("charge", "--job", "census", "--epsilon", "0.5", "--delta", "1e-7", "--reason", reason)
+    done = run(stream, *base, "--range", "0:2:6", "--partition", "2", "--from", "0", "--to", "4", "--json")
+    assert done.exit_code == 0, done.output
+    facts = json.loads(done.stdout)
+    assert facts["ranges"] == [
+        {"partition": 0, "start": 2, "end": 6},
+        {"partition": 2, "start": 0, "end": 4},
+    ]
+    assert facts["left"] == {"epsilon": "1/2", "delta": "9/10000000"}
+    assert (
+        f"8 offsets of {stream.settings.stream.input} charged"
+        in run(stream, *base, "--range", "1:0:8").stdout
+    )
+
+    shown = run(stream, "show").stdout
+    for part in ("CHARGED", "census", "0:2:6 2:0:4", reason, "1/2"):
+        assert part in shown, shown
+    rows = json.loads(run(stream, "show", "--json").stdout)
+    assert rows["jobs"]["census"]["charges"] == 2
+    assert [e["reason"] for e in rows["entries"] if e["kind"] == "CHARGED"] == [reason] * 2
+    spent = json.loads(run(stream, "spent", "--partition", "0", "--offset", "3", "--json").stdout)
+    assert spent["jobs"] == {"census": {"epsilon": "1/2", "delta": "1/10000000"}}
+    assert "job census" in run(stream, "spent", "--partition", "0", "--offset", "3").stdout
+    assert "charges for releases made elsewhere: 2" in run(stream, "verify").stdout
+
+
+def test_a_charge_over_the_cap_ends_with_status_3_and_what_was_asked_spent_and_capped(
+    make_stream: MakeStream,
+) -> None:
+    stream = filled(make_stream)
+    base = ("charge", "--job", "census", "--epsilon", "0.6", "--delta", "0", "--all", "--reason", "x")
+    assert run(stream, *base).exit_code == 0
+    refused = run(stream, *base, "--json")
+    assert refused.exit_code == 3
+    line = refused.stderr.strip()
+    assert "\n" not in line
+    for part in ("asked epsilon 3/5", "already charged epsilon 3/5", "the cap is epsilon 1"):
+        assert part in line
+    assert len(stream.entries()) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), "name the records by --all"),
+        (("--all", "--range", "0:0:1"), "not by both"),
+        (("--range", "0:1"), "--range must be P:START:END"),
+        (("--range", "0:-1:3"), "--range must be P:START:END"),
+        (("--range", "0:1:²"), "--range must be P:START:END"),
+        (("--partition", "0", "--from", "3"), "give all three"),
+        (("--all", "--epsilon", "many"), "--epsilon must be a number"),
+        (("--all", "--delta", "-1"), "--delta must not be negative"),
+        (("--all", "--rho", "1/0"), "--rho must be a number"),
+    ],
+)
+def test_mistaken_options_are_one_line(arguments: tuple[str, ...], expected: str) -> None:
+    base = ["charge", "--job", "j", "--epsilon", "1", "--delta", "0", "--reason", "x", "--input", "t"]
+    result = CliRunner().invoke(ledger.app, [*base, *arguments])
+    assert isinstance(result.exception, charging.ConfigurationError)
+    assert expected in str(result.exception)
+
+
+# -- fences and crashes ----------------------------------------------------
+
+
+def before_step(monkeypatch: pytest.MonkeyPatch, wanted: str, event: Callable[[], object]) -> None:
+    """Let something happen as an owner begins a step."""
+    original = ChargeWriter._step
+
+    @contextmanager
+    def step(self: ChargeWriter, name: str) -> Iterator[None]:
+        with original(self, name):
+            if name == wanted:
+                event()
+            yield
+
+    monkeypatch.setattr(ChargeWriter, "_step", step)
+
+
+def test_an_owner_that_is_fenced_says_that_it_may_have_charged(
+    make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = filled(make_stream)
+
+    def fence() -> None:
+        with closing(
+            transactional_producer(stream.settings.kafka, f"streaming-pca.{stream.topic_id}.census")
+        ) as successor:
+            successor.init_transactions()
+
+    before_step(monkeypatch, "charge.8 commit", fence)
+    with pytest.raises(SessionLost, match=r"is not known: look for it in `streaming-pca ledger show`"):
+        charge(stream)
+    assert [e.kind for e in stream.entries()] == ["OPENED"]
+    monkeypatch.undo()
+    assert charge(stream).spent.epsilon == HALF.epsilon
+
+
+def test_an_owner_that_loses_the_broker_before_the_commit_says_that_nothing_was_charged(
+    make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = filled(make_stream)
+
+    def lose() -> None:
+        raise KafkaTimeoutError("no answer")
+
+    before_step(monkeypatch, "charge.7 CHARGED", lose)
+    with pytest.raises(SessionLost, match=r"charge\.7 CHARGED: .*Nothing was charged: try again"):
+        charge(stream)
+    assert [e.kind for e in stream.entries()] == ["OPENED"]
+
+
+def numbered_steps() -> list[str]:
+    calls = [n for n in ast.walk(ast.parse(inspect.getsource(charging))) if isinstance(n, ast.Call)]
+    named = [n.args[0] for n in calls if isinstance(n.func, ast.Attribute) and n.func.attr == "_step"]
+    assert all(isinstance(name, ast.Constant) for name in named)
+    return [str(name.value) for name in named if isinstance(name, ast.Constant)]
+
+
+STEPS = numbered_steps()
+LITTLE = Charge(epsilon="1/32", delta=0)
+
+
+def die_after(name: str, kafka: dict[str, Any], topic: str, job: str, log: str) -> None:
+    """Charge, and kill this process after a step; run in a child."""
+    with Path(log).open("ab") as output:
+        os.dup2(output.fileno(), 2)
+    original = ChargeWriter._step
+
+    @contextmanager
+    def step(self: ChargeWriter, at: str) -> Iterator[None]:
+        with original(self, at):
+            yield
+            if at == name:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    ChargeWriter._step = step  # type: ignore[method-assign]
+    charge_records(KafkaSettings(**kafka), topic, job, LITTLE, None, "the first")
+
+
+def test_the_steps_are_numbered() -> None:
+    assert [int(step.split()[0].removeprefix("charge.")) for step in STEPS] == list(range(1, 10))
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_step_leaves_one_whole_charge_or_none(make_stream: MakeStream, tmp_path: Path) -> None:
+    stream = filled(make_stream)
+    kafka, topic = stream.settings.kafka, stream.settings.stream.input
+    context = multiprocessing.get_context("forkserver")
+    for number, step in enumerate(STEPS, start=1):
+        job, log = f"job-{number}", tmp_path / f"{number}.log"
+        child = context.Process(
+            target=die_after, args=(step, kafka.model_dump(mode="json"), topic, job, str(log))
+        )
+        child.start()
+        child.join(60)
+        assert child.exitcode == -signal.SIGKILL, log.read_text()
+        # The fence of the second charge ends what the first left open.
+        charge(stream, job=job, charge=LITTLE, reason="the second")
+        written = [e.reason for e in stream.entries() if isinstance(e, Charged) and e.job == job]
+        assert written == ["the first"] * (number >= 8) + ["the second"]
+    report = verify_ledger(kafka, topic)
+    assert report.ok, report.problems
+    assert (report.charges, report.max_epsilon) == (11, Fraction(11, 32))

@@ -1,0 +1,200 @@
+"""What operators see: metrics, health, log lines. Public quantities only."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from streaming_pca.privacy.ledger.entries import Reserved
+from tests.kafka.conftest import MakeStream
+from tests.kafka.stream import Child, Stream, check_books, wait_for
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+WATCHED: dict[str, Any] = {"http": {"enabled": True, "port": 0}, "worker": {"stop_when_done": False}}
+
+
+def start(stream: Stream) -> tuple[Child, str]:
+    """A worker that is watched, and its address."""
+    child = stream.start(stream.changed("http", **WATCHED["http"]))
+    child.says("metrics and health on ")
+    found = re.search(r"on (http://\S+)", child.log)
+    assert found is not None
+    return child, found[1]
+
+
+def get(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def samples(address: str) -> Samples:
+    status, text = get(f"{address}/metrics")
+    assert status == 200
+    return {
+        (s.name, tuple(sorted(s.labels.items()))): s.value
+        for family in text_string_to_metric_families(text)
+        for s in family.samples
+    }
+
+
+def of(found: Samples, name: str, **labels: str) -> float:
+    return found[f"streaming_pca_{name}", tuple(sorted(labels.items()))]
+
+
+def end(child: Child) -> None:
+    child.signal(signal.SIGTERM)
+    assert child.ends() == 0, child.log
+
+
+def test_metrics_tell_what_was_delivered_charged_and_released(make_stream: MakeStream) -> None:
+    stream = make_stream(cap=("2", "1e-5"), worker={"stop_when_done": False})
+    stream.produce_vectors(stream.vectors(310))
+    child, address = start(stream)
+    child.says("batch 3 released")
+    name = stream.settings.stream.name
+    found = samples(address)
+    assert of(found, "leader", stream=name) == 1
+    assert of(found, "paused", stream=name) == 0
+    assert of(found, "records_delivered_total", stream=name) == 300
+    assert of(found, "batches_total", stream=name, outcome="committed") == 3
+    assert of(found, "batches_total", stream=name, outcome="abandoned") == 0
+    assert of(found, "releases_total", stream=name) == 3
+    assert of(found, "batch_seconds_count", stream=name) == 3
+    assert of(found, "commit_seconds_count", stream=name) == 3
+    assert of(found, "charged_epsilon", stream=name) == 1
+    assert of(found, "charged_delta", stream=name) == 1e-6
+    assert of(found, "remaining_epsilon", stream=name) == 1
+    assert abs(of(found, "remaining_delta", stream=name) - 9e-6) < 1e-12
+    assert of(found, "ledger_entries", stream=name) == 10
+    assert of(found, "rebalances_total") >= 1
+    assert of(found, "last_release_timestamp_seconds", stream=name) > 1.7e9
+    wait_for("the lag", lambda: of(samples(address), "lag_records", stream=name) == 10)
+    end(child)
+
+
+def test_no_metric_depends_on_what_records_hold(make_stream: MakeStream) -> None:
+    good, bad = make_stream(worker={"stop_when_done": False}), make_stream(worker={"stop_when_done": False})
+    good.produce_vectors(good.vectors(300))
+    bad.produce(b"\xff" * (i % 7) for i in range(300))
+    diagnostics = good.settings.stream.build_estimator().diagnostics
+    assert diagnostics is not None
+    error = diagnostics.error
+    seen, logs = [], []
+    for stream in (good, bad):
+        child, address = start(stream)
+        child.says("batch 3 released")
+        name = stream.settings.stream.name
+        seen.append(
+            {
+                (key, tuple((k, v.replace(name, "NAME")) for k, v in labels)): value
+                for (key, labels), value in samples(address).items()
+                # How long things took, when they were, and what has noise of its own.
+                if not re.search(
+                    r"_seconds_(bucket|sum)|_created$|timestamp|rebalances|_(null|clipped)_|total_variance|angle_bound",
+                    key,
+                )
+            }
+        )
+        assert of(samples(address), "batch_counts_error", stream=name) == error
+        for what in ("null", "clipped"):
+            # So much noise comes with probability e**-30.
+            assert abs(of(samples(address), f"batch_{what}_records", stream=name)) < 100 + 30 * 2 / 0.02
+        # The log too, but for names, times and ports, and for whether the election came first.
+        lines = re.sub(r"\d{4}-\S+ \S+|:\d{4,5}\b", "", child.log).replace(name, "NAME").splitlines()
+        logs.append([line for line in lines if "standing by" not in line and "leading" not in line])
+        end(child)
+    assert seen[0] == seen[1]
+    assert logs[0] == logs[1]
+
+
+def test_an_error_before_the_reservation_tells_nothing_of_records(make_stream: MakeStream) -> None:
+    stream = make_stream()
+    stream.produce_vectors(stream.vectors(300))
+    child = stream.start(telltale="cannot allocate shape (97, 5)")
+    assert child.ends() == 2
+    assert "reading records failed" in child.log
+    assert "allocate" not in child.log
+    assert "(97" not in child.log
+    assert "Traceback" not in child.log
+    assert stream.own(Reserved) == []
+
+
+def test_health_and_readiness(make_stream: MakeStream) -> None:
+    stream = make_stream(worker={"stop_when_done": False})
+    name = stream.settings.stream.name
+    leader, at_leader = start(stream)
+    leader.says("leading stream")
+    standby, at_standby = start(stream)
+    assert get(f"{at_leader}/healthz")[0] == 200
+    assert json.loads(get(f"{at_leader}/readyz")[1]) == {"ready": True, "streams": {name: "leading"}}
+
+    def ready() -> bool:
+        status, body = get(f"{at_standby}/readyz")
+        assert status == (200 if json.loads(body)["ready"] else 503)
+        return status == 200
+
+    wait_for("the standby to join", ready)
+    assert json.loads(get(f"{at_standby}/readyz")[1])["streams"] == {name: "standby"}
+    assert get(f"{at_leader}/nothing")[0] == 404
+    end(leader)
+    standby.says("leading stream")
+    end(standby)
+
+
+def test_a_port_that_is_taken_is_one_line(make_stream: MakeStream) -> None:
+    stream = make_stream(worker={"stop_when_done": False})
+    child, address = start(stream)
+    port = int(address.rpartition(":")[2])
+    other = stream.start(stream.changed("http", enabled=True, port=port))
+    assert other.ends() == 2
+    assert f"http.port: 127.0.0.1:{port} cannot be listened on" in other.log
+    assert "Traceback" not in other.log
+    end(child)
+
+
+def test_json_log_lines_name_stream_job_and_batch(make_stream: MakeStream, tmp_path: Path) -> None:
+    stream = make_stream()
+    stream.produce_vectors(stream.vectors(300))
+    settings, kafka = stream.settings.stream, stream.settings.kafka
+    config = tmp_path / "stream.toml"
+    config.write_text(f"""
+[kafka]
+bootstrap_servers = "{kafka.bootstrap_servers}"
+[stream]
+name = "{settings.name}"
+input = "{settings.input}"
+dim = 5
+rank = 2
+epsilon = 1.0
+delta = 1e-6
+options = {{ n_records = 300, n_batches = 3, growth = 1.0 }}
+[worker]
+group = "{stream.settings.worker.group}"
+stop_when_done = true
+[http]
+port = 0
+[log]
+format = "json"
+""")
+    done = subprocess.run(
+        [sys.executable, "-m", "streaming_pca", "worker", "--config", str(config)],
+        capture_output=True, text=True, timeout=100, check=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    released = [line for line in lines if "released" in line["message"]]
+    assert [line["batch"] for line in released] == [1, 2, 3]
+    assert {line["stream"] for line in released} == {line["job"] for line in released} == {settings.name}
+    assert all(line["level"] == "INFO" and line["time"] for line in lines)
+    check_books(stream)

@@ -1,0 +1,558 @@
+"""Pausing, resuming and retiring a stream beside its workers; and verifying what that leaves."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kafka import KafkaAdminClient
+from kafka.errors import KafkaTimeoutError
+from typer.testing import CliRunner
+
+from streaming_pca.admin import ledger as inspection
+from streaming_pca.admin import pause as lifecycle
+from streaming_pca.admin.ledger import verify_ledger
+from streaming_pca.admin.pause import Change, LifecycleWriter, pause, resume, retire
+from streaming_pca.cli import ledger as ledger_command
+from streaming_pca.cli import stream as stream_command
+from streaming_pca.config.settings import ConfigurationError, Settings, StreamSettings
+from streaming_pca.estimators.base import State, Subspace
+from streaming_pca.privacy.ledger.entries import (
+    Abandoned,
+    Committed,
+    OffsetRange,
+    Paused,
+    Released,
+    Reserved,
+    Resumed,
+    Retired,
+)
+from streaming_pca.privacy.ledger.ledger import JobStatus
+from streaming_pca.privacy.ledger.verify import Report
+from streaming_pca.privacy.parameters import Charge
+from streaming_pca.service.commit import log_reader, snapshot, state_topic
+from streaming_pca.service.commit.batch_result import BatchResult
+from streaming_pca.service.commit.checkpoint import CheckpointWriter
+from streaming_pca.service.commit.log_reader import LogReader
+from streaming_pca.service.commit.recovery import Action
+from streaming_pca.service.commit.release import make_release
+from streaming_pca.service.errors import SessionLost, StreamRefused
+from streaming_pca.service.kafka.clients import plain_producer
+from tests.kafka.child import Strike, install
+from tests.kafka.stream import Stream, wait_for
+
+pytestmark = pytest.mark.kafka
+
+MakeStream = Callable[..., Stream]
+CHARGE = Charge(epsilon=1, delta="1e-6")
+ENDLESS: dict[str, Any] = {
+    "partitions": 2,
+    "estimator": "private-oja",
+    "centering": "none",
+    "options": {"clip_radius": 20.0, "batch_size": 40},
+}
+
+
+def change(stream: Stream, what: Callable[..., Change], reason: str = "a test") -> Change:
+    return what(stream.settings.kafka, stream.settings.stream, reason)
+
+
+def kinds(stream: Stream) -> list[str]:
+    """The stream's own entries, in order."""
+    return [e.kind for e in stream.own(object)]  # type: ignore[attr-defined]
+
+
+class Leader:
+    """A session as leader, step by step, without a worker around it."""
+
+    def __init__(self, stream: Stream, changed: StreamSettings | None = None) -> None:
+        self.stream = changed or stream.settings.stream
+        self.writer = CheckpointWriter(stream.settings.kafka, self.stream, stream.topic_id)
+        try:
+            self.found = self.writer.take_over()
+        except BaseException:
+            self.writer.close()
+            raise
+
+    def reserve(self, start: int = 0, end: int = 5) -> Reserved:
+        ranges = [OffsetRange(partition=0, start=start, end=end, count=end - start)]
+        return self.writer.reserve(ranges, {}, CHARGE)
+
+    def commit(self, reserved: Reserved) -> None:
+        subspace = Subspace(np.eye(2, 5), np.ones(2), None)
+        release = make_release(self.stream, subspace, reserved.batch, reserved.count)
+        answer = BatchResult(State(batch=1, records=1), b"state", release, users=None)
+        self.writer.commit(reserved, {0: reserved.ranges[0].end}, {}, answer)
+
+    def __enter__(self) -> Leader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.writer.close()
+
+
+def verified(stream: Stream) -> Report:
+    report = verify_ledger(stream.settings.kafka, stream.settings.stream.input)
+    assert report.ok, report.problems
+    return report
+
+
+# -- pausing and resuming --------------------------------------------------
+
+
+def test_a_stream_can_be_paused_before_its_first_batch(make_stream: MakeStream) -> None:
+    stream = make_stream()
+    name = stream.settings.stream.name
+    assert change(stream, pause) == Change(name, JobStatus.PAUSED, True, 0, "none")
+    with Leader(stream) as leader:
+        assert leader.found.standing is JobStatus.PAUSED
+        with pytest.raises(SessionLost, match="the stream is paused"):
+            leader.reserve()
+    assert change(stream, resume).standing is JobStatus.ACTIVE
+    with Leader(stream) as leader:
+        assert leader.found.standing is JobStatus.ACTIVE
+        leader.reserve()
+    assert kinds(stream) == ["PAUSED", "RESUMED", "RESERVED"]
+    assert [e.reason for e in stream.own(Paused) + stream.own(Resumed)] == ["a test"] * 2
+    verified(stream)
+
+
+def test_pausing_fences_the_leader_and_so_does_resuming(make_stream: MakeStream) -> None:
+    stream = make_stream()
+    with Leader(stream) as leader:
+        reserved = leader.reserve()
+        change(stream, pause)
+        assert leader.writer.read_status() is JobStatus.PAUSED
+        with pytest.raises(SessionLost, match="Fenced"):
+            leader.commit(reserved)
+    with Leader(stream) as waiting:
+        assert waiting.writer.read_status() is JobStatus.PAUSED
+        change(stream, resume)
+        assert waiting.writer.read_status() is JobStatus.ACTIVE
+        with pytest.raises(SessionLost, match="Fenced"):
+            waiting.commit(reserved)
+    assert kinds(stream) == ["RESERVED", "PAUSED", "RESUMED"]
+
+
+def test_a_leader_that_finds_the_pause_as_it_reserves_recovers_and_is_not_refused(
+    make_stream: MakeStream,
+) -> None:
+    stream = make_stream(cap=("1/4", "1e-6"), epsilon=0.25)
+    with Leader(stream) as leader:
+        change(stream, pause)
+        # The cap would refuse it too, and end the worker: the pause comes first.
+        with pytest.raises(SessionLost, match="the stream is paused"):
+            leader.reserve()
+    assert kinds(stream) == ["PAUSED"]
+
+
+def test_an_open_batch_is_left_to_the_next_leader_who_may_end_it_while_paused(
+    make_stream: MakeStream,
+) -> None:
+    stream = make_stream()
+    with Leader(stream) as leader:
+        reserved = leader.reserve()
+    found = change(stream, pause)
+    assert (found.batch, found.phase) == (1, "reserved")
+    with Leader(stream) as successor:
+        assert successor.found.recovery.action is Action.RESUME
+        assert successor.found.reservation == reserved
+        successor.commit(reserved)
+        successor.writer.publish()
+        with pytest.raises(SessionLost, match="the stream is paused"):
+            successor.reserve(5, 9)
+    assert kinds(stream) == ["RESERVED", "PAUSED", "COMMITTED", "RELEASED"]
+    report = verified(stream)
+    assert (report.paused, report.releases) == ((stream.settings.stream.name,), 1)
+
+
+@pytest.mark.parametrize("what", [pause, retire])
+def test_a_committed_release_is_published_first(make_stream: MakeStream, what: Callable[..., Change]) -> None:
+    stream = make_stream()
+    with Leader(stream) as leader:
+        leader.commit(leader.reserve())
+    assert change(stream, what).phase == "released"
+    assert kinds(stream) == ["RESERVED", "COMMITTED", "RELEASED", {pause: "PAUSED", retire: "RETIRED"}[what]]
+    assert len(stream.releases()) == 1
+    verified(stream)
+
+
+def test_a_stream_that_stands_so_already_is_left_alone(make_stream: MakeStream) -> None:
+    stream = make_stream()
+    with Leader(stream) as leader:
+        assert not change(stream, resume).changed
+        reserved = leader.reserve()
+    change(stream, pause)
+    with Leader(stream) as leader:
+        assert not change(stream, pause).changed
+        leader.commit(reserved)
+    assert kinds(stream) == ["RESERVED", "PAUSED", "COMMITTED"]
+
+
+# -- retiring --------------------------------------------------------------
+
+
+def test_retiring_abandons_what_is_open_and_ends_the_stream_for_ever(make_stream: MakeStream) -> None:
+    stream = make_stream()
+    with Leader(stream) as leader:
+        reserved = leader.reserve()
+        assert change(stream, retire).phase == "abandoned"
+        with pytest.raises(SessionLost, match="Fenced"):
+            leader.commit(reserved)
+    assert [e.reason for e in stream.own(Abandoned)] == ["the stream is retired"]
+    for what in (pause, resume):
+        with pytest.raises(StreamRefused, match="is retired, which is final"):
+            change(stream, what)
+    assert not change(stream, retire).changed
+    with pytest.raises(StreamRefused, match=r"is retired, which is final: choose a new stream\.name"):
+        Leader(stream)
+    assert kinds(stream) == ["RESERVED", "ABANDONED", "RETIRED"]
+    assert stream.replay().spent(0, 4) == CHARGE
+    assert verified(stream).retired == (stream.settings.stream.name,)
+
+
+def test_a_stream_whose_settings_promise_something_else_by_now_can_still_be_retired(
+    make_stream: MakeStream,
+) -> None:
+    stream = make_stream()
+    with Leader(stream) as leader:
+        leader.reserve()
+    changed = stream.changed(epsilon=0.25).stream
+    with pytest.raises(StreamRefused, match=r"stream\.epsilon is 0\.25"):
+        Leader(stream, changed)
+    assert retire(stream.settings.kafka, changed, "a test").standing is JobStatus.RETIRED
+
+
+def test_a_paused_stream_can_be_retired(make_stream: MakeStream) -> None:
+    stream = make_stream()
+    change(stream, pause)
+    change(stream, retire)
+    assert kinds(stream) == ["PAUSED", "RETIRED"]
+
+
+# -- what comes between ----------------------------------------------------
+
+
+def before_step(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, event: Callable[[], object], times: int = 1
+) -> list[str]:
+    """Let something happen as an operator begins a step, a few times; returns when it did."""
+    original = LifecycleWriter._step
+    happened: list[str] = []
+
+    @contextmanager
+    def step(self: LifecycleWriter, name: str) -> Iterator[None]:
+        with original(self, name):
+            if name == wanted and len(happened) < times:
+                happened.append(name)
+                event()
+            yield
+
+    monkeypatch.setattr(LifecycleWriter, "_step", step)
+    return happened
+
+
+def test_an_operator_whom_a_leader_fences_tries_again(
+    make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = make_stream()
+    with Leader(stream) as leader:
+        leader.reserve()
+    happened = before_step(monkeypatch, "standing.5 commit", lambda: Leader(stream).writer.close(), times=2)
+    change(stream, retire)
+    assert len(happened) == 2
+    assert kinds(stream) == ["RESERVED", "ABANDONED", "RETIRED"]
+    verified(stream)
+
+
+def test_an_operator_who_never_gets_through_says_so_and_has_written_nothing(
+    make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = make_stream()
+
+    def lose() -> None:
+        raise KafkaTimeoutError("no answer")
+
+    before_step(monkeypatch, "standing.1 read ahead", lose, times=100)
+    with pytest.raises(SessionLost, match=r"standing\.1 read ahead: KafkaTimeoutError .*no answer"):
+        change(stream, pause)
+    assert kinds(stream) == []
+
+
+def test_a_reason_is_one_line(make_stream: MakeStream) -> None:
+    stream = make_stream()
+    for reason in ("", "two\nlines", "x" * 501, "\udcff"):
+        with pytest.raises(ConfigurationError, match="--reason must be one line"):
+            change(stream, pause, reason)
+    assert kinds(stream) == []
+
+
+# -- kill -9 ---------------------------------------------------------------
+
+
+def numbered_steps() -> list[str]:
+    calls = [n for n in ast.walk(ast.parse(inspect.getsource(lifecycle))) if isinstance(n, ast.Call)]
+    named = [n.args[0] for n in calls if isinstance(n.func, ast.Attribute) and n.func.attr == "_step"]
+    assert all(isinstance(name, ast.Constant) for name in named)
+    return [str(name.value) for name in named if isinstance(name, ast.Constant)]
+
+
+STEPS = numbered_steps()
+
+
+def die_after(step: str, settings: dict[str, Any], directory: str, what: str) -> None:
+    """Change the standing, and kill this process after a step; run in a child."""
+    with Path(directory, "log").open("ab") as output:
+        os.dup2(output.fileno(), 2)
+    install(Strike(step, "after"), Path(directory))
+    made = Settings(**settings)
+    getattr(lifecycle, what)(made.kafka, made.stream, "the first")
+
+
+def killed(stream: Stream, step: str, what: str, directory: Path) -> None:
+    directory.mkdir()
+    child = multiprocessing.get_context("forkserver").Process(
+        target=die_after, args=(step, stream.settings.model_dump(mode="json"), str(directory), what)
+    )
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL, (directory / "log").read_text()
+
+
+def test_the_steps_are_numbered() -> None:
+    assert [int(step.split()[0].removeprefix("standing.")) for step in STEPS] == list(range(1, 7))
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_step_of_a_pause_leaves_one_pause_or_none(
+    make_stream: MakeStream, tmp_path: Path
+) -> None:
+    stream = make_stream()
+    expected = []
+    for number, step in enumerate(STEPS, start=1):
+        killed(stream, step, "pause", tmp_path / str(number))
+        assert change(stream, pause, "the second").changed == (number < 5)
+        expected += ["the first" if number >= 5 else "the second"]
+        assert [e.reason for e in stream.own(Paused)] == expected
+        change(stream, resume)
+    verified(stream)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "step", ["take_over.4 cross-check", "abandon.2 ABANDONED", "abandon.3 commit", *STEPS[1:5]]
+)
+def test_a_kill_at_any_step_of_a_retirement_leaves_the_rest_to_the_next(
+    make_stream: MakeStream, tmp_path: Path, step: str
+) -> None:
+    stream = make_stream()
+    with Leader(stream) as leader:
+        leader.reserve()
+    killed(stream, step, "retire", tmp_path / "killed")
+    change(stream, retire, "the second")
+    assert kinds(stream) == ["RESERVED", "ABANDONED", "RETIRED"]
+    verified(stream)
+
+
+# -- beside workers --------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_workers_wait_while_paused_go_on_when_resumed_and_end_when_retired(make_stream: MakeStream) -> None:
+    stream = make_stream(**ENDLESS)
+    stream.produce_vectors(stream.vectors(40))
+    leader = stream.start()
+    leader.says("batch 1 released")
+    change(stream, pause)
+    # It waits for records, and looks now and then.
+    leader.says("paused")
+    stream.produce_vectors(stream.vectors(40, seed=1))
+    standby = stream.start()
+    standby.says("standing by")
+    assert len(stream.own(Reserved)) == 1
+    change(stream, resume)
+    leader.says("batch 2 released")
+    change(stream, retire)
+    for worker in (leader, standby):
+        assert worker.ends() == 2, worker.log
+        assert "Traceback" not in worker.log
+        assert "is retired, which is final" in worker.log
+    assert kinds(stream) == [
+        *("RESERVED", "COMMITTED", "RELEASED", "PAUSED", "RESUMED", "RESERVED", "COMMITTED", "RELEASED"),
+        "RETIRED",
+    ]
+    report = verified(stream)
+    assert (report.retired, report.paused, report.releases) == ((stream.settings.stream.name,), (), 2)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_paused_in_a_batch_finishes_it_once(make_stream: MakeStream) -> None:
+    stream = make_stream(**ENDLESS)
+    stream.produce_vectors(stream.vectors(80))
+    leader = stream.start(strike=Strike("commit.1 begin", "before", nth=2, what="wait"))
+    wait_for("the second batch", lambda: leader.has("struck"))
+    assert change(stream, pause).phase == "reserved"
+    leader.let_go()
+    leader.says("batch 2 released")
+    leader.says("paused")
+    assert [e.batch for e in stream.own(Committed)] == [1, 2]
+    assert [e.batch for e in stream.own(Released)] == [1, 2]
+    leader.signal(signal.SIGTERM)
+    assert leader.ends() == 0
+    assert verified(stream).paused == (stream.settings.stream.name,)
+
+
+# -- the command line ------------------------------------------------------
+
+
+def config_of(stream: Stream, tmp_path: Path) -> str:
+    settings = stream.settings
+    text = f"""
+[kafka]
+bootstrap_servers = "{settings.kafka.bootstrap_servers}"
+
+[stream]
+name = "{settings.stream.name}"
+input = "{settings.stream.input}"
+dim = 5
+rank = 2
+epsilon = 1.0
+delta = 1e-6
+
+[stream.options]
+n_records = 300
+n_batches = 3
+growth = 1.0
+"""
+    path = tmp_path / "stream.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_the_commands_change_the_standing_and_the_ledger_commands_show_it(
+    make_stream: MakeStream, tmp_path: Path
+) -> None:
+    stream = make_stream()
+    name, config = stream.settings.stream.name, config_of(stream, tmp_path)
+
+    def run(app: Any, *arguments: str) -> Any:
+        return CliRunner().invoke(app, [*arguments, "--config", config], env={"COLUMNS": "200"})
+
+    done = run(stream_command.app, "pause", "--reason", "an upgrade", "--json")
+    assert json.loads(done.stdout) == {
+        **{"stream": name, "standing": "paused", "changed": True, "batch": 0, "phase": "none"}
+    }
+    again = run(stream_command.app, "pause")
+    assert (again.exit_code, again.stdout.strip()) == (0, f"stream {name} is paused already")
+    shown = run(ledger_command.app, "show").stdout
+    for part in ("PAUSED", "an upgrade", f"job {name} is paused"):
+        assert part in shown, shown
+    rows = json.loads(run(ledger_command.app, "show", "--json").stdout)
+    assert rows["jobs"][name]["standing"] == "paused"
+    assert f"paused: {name}" in run(ledger_command.app, "verify").stdout
+    assert "is active" in run(stream_command.app, "resume", "--stream", name).stdout
+
+    refused = run(stream_command.app, "retire")
+    assert isinstance(refused.exception, ConfigurationError)
+    assert "--yes must be given" in str(refused.exception)
+    assert stream.own(Retired) == []
+    assert "is retired" in run(stream_command.app, "retire", "--yes").stdout
+    assert f"retired: {name}" in run(ledger_command.app, "verify").stdout
+    late = run(stream_command.app, "resume")
+    assert isinstance(late.exception, StreamRefused)
+
+
+def test_a_terminal_is_asked_before_a_stream_is_retired(
+    make_stream: MakeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = make_stream()
+    config = config_of(stream, tmp_path)
+    monkeypatch.setattr(stream_command, "_is_terminal", lambda: True)
+    no = CliRunner().invoke(stream_command.app, ["retire", "--config", config], input="n\n")
+    assert "the answer was no" in str(no.exception)
+    assert stream.own(Retired) == []
+    yes = CliRunner().invoke(stream_command.app, ["retire", "--config", config], input="y\n")
+    assert yes.exit_code == 0, yes.output
+    assert len(stream.own(Retired)) == 1
+
+
+# -- verifying beside a writer ---------------------------------------------
+
+
+def write_nonsense(stream: Stream) -> None:
+    with closing(plain_producer(stream.settings.kafka)) as producer:
+        producer.send(stream.settings.stream.ledger_topic, b"hello", partition=0).get(10)
+
+
+def test_what_is_no_entry_is_a_problem_and_no_traceback(make_stream: MakeStream) -> None:
+    stream = make_stream()
+    with Leader(stream) as leader:
+        leader.commit(leader.reserve())
+        leader.writer.publish()
+    write_nonsense(stream)
+    report = verify_ledger(stream.settings.kafka, stream.settings.stream.input)
+    assert not report.ok
+    assert len(report.problems) == 1
+    assert "not a ledger entry" in report.problems[0]
+    assert report.releases == 1
+
+
+def test_what_is_released_while_the_ledger_is_verified_is_judged_the_next_time(
+    make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = make_stream()
+    read: list[str] = []
+
+    class Counting(LogReader):
+        def __init__(self, kafka: Any, topic: str, start: int = 0) -> None:
+            read.append(topic)
+            super().__init__(kafka, topic, start)
+
+    original = inspection.existing_topics
+
+    with Leader(stream) as leader:
+        leader.commit(leader.reserve())
+
+        def meanwhile(kafka: Any, topics: list[str]) -> set[str]:
+            # Between the ledger and the releases.
+            leader.writer.publish()
+            write_nonsense(stream)
+            return original(kafka, topics)
+
+        for module in (log_reader, snapshot, state_topic):
+            monkeypatch.setattr(module, "LogReader", Counting)
+        monkeypatch.setattr(inspection, "existing_topics", meanwhile)
+        report = verify_ledger(stream.settings.kafka, stream.settings.stream.input)
+    assert report.ok, report.problems
+    assert (report.entries, report.releases) == (3, 0)
+    names = stream.settings.stream
+    assert read == [names.ledger_topic, names.state_topic, names.releases_topic]
+    monkeypatch.undo()
+    later = verify_ledger(stream.settings.kafka, stream.settings.stream.input)
+    assert (later.entries, later.releases, len(later.problems)) == (4, 1, 1)
+
+
+def test_a_job_whose_releases_topic_is_gone_is_a_problem(make_stream: MakeStream) -> None:
+    stream = make_stream()
+    with Leader(stream) as leader:
+        leader.commit(leader.reserve())
+        leader.writer.publish()
+    with KafkaAdminClient(bootstrap_servers=stream.settings.kafka.bootstrap_servers) as admin:
+        admin.delete_topics([stream.settings.stream.releases_topic])
+        wait_for(
+            "the topic to be gone",
+            lambda: stream.settings.stream.releases_topic not in admin.list_topics(),
+        )
+    report = verify_ledger(stream.settings.kafka, stream.settings.stream.input)
+    assert len(report.problems) == 1
+    assert "batch 1: released by the ledger, but not on the topic" in report.problems[0]

@@ -1,0 +1,189 @@
+"""`ledger verify` reads the topics of states and releases too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any
+
+import pytest
+from kafka import KafkaAdminClient
+
+from streaming_pca.admin import ledger as inspection
+from streaming_pca.admin.ledger import verify_ledger
+from streaming_pca.privacy.ledger.verify import Report
+from streaming_pca.service.commit import snapshot
+from streaming_pca.service.commit.state_topic import is_part
+from streaming_pca.service.kafka.clients import plain_producer
+from streaming_pca.service.topics.find import create_topics
+from tests.kafka.admin.test_pause import Leader
+from tests.kafka.stream import Stream, wait_for
+
+pytestmark = pytest.mark.kafka
+
+MakeStream = Callable[..., Stream]
+
+
+def verify(stream: Stream) -> Report:
+    return verify_ledger(stream.settings.kafka, stream.settings.stream.input)
+
+
+def only_problem(stream: Stream) -> str:
+    report = verify(stream)
+    assert not report.ok
+    (line,) = report.problems
+    return line
+
+
+def delete(stream: Stream, topic: str) -> None:
+    with KafkaAdminClient(bootstrap_servers=stream.settings.kafka.bootstrap_servers) as admin:
+        admin.delete_topics([topic])
+        wait_for("the topic to be gone", lambda: topic not in admin.list_topics())
+
+
+def rewrite(stream: Stream, topic: str, messages: Sequence[Any]) -> None:
+    """Make the topic anew, with these messages."""
+    delete(stream, topic)
+    create_topics(stream.settings.kafka, stream.settings.stream, stream.partitions, 1)
+    with closing(plain_producer(stream.settings.kafka)) as producer:
+        for m in messages:
+            producer.send(topic, value=m.value, key=m.key, headers=list(m.headers), partition=0).get(10)
+
+
+def led(stream: Stream, batches: int) -> None:
+    """BatchResult and release some batches."""
+    with Leader(stream) as leader:
+        for batch in range(batches):
+            leader.commit(leader.reserve(5 * batch, 5 * batch + 5))
+            leader.writer.publish()
+
+
+def of_batch(message: Any) -> int:
+    return int(dict(message.headers)["batch"])
+
+
+def test_a_lost_state_is_a_problem_and_what_to_do_is_told(make_stream: MakeStream) -> None:
+    stream = make_stream()
+    led(stream, 2)
+    topic = stream.settings.stream.state_topic
+    sound = verify(stream)
+    assert (sound.ok, sound.states, sound.releases) == (True, 1, 2)
+    states = stream.messages(topic)
+    # The dead stream: batch 2 was committed, and its state was lost on the way.
+    rewrite(stream, topic, [m for m in states if of_batch(m) == 1])
+    line = only_problem(stream)
+    assert "batch 2: the state differs from the one committed with batch 2" in line
+    assert f"Topic '{topic}' must hold it: bring back the newest backup" in line
+    rewrite(stream, topic, [])
+    assert "its state is missing, which the ledger committed with batch 2" in only_problem(stream)
+    delete(stream, topic)
+    assert "its state is missing" in only_problem(stream)
+    rewrite_last = [m for m in states if of_batch(m) == 2]
+    create_topics(stream.settings.kafka, stream.settings.stream, stream.partitions, 1)
+    rewrite(stream, topic, rewrite_last)
+    assert verify(stream).states == 1
+
+
+def test_a_state_that_no_ledger_knows_is_a_problem(make_stream: MakeStream) -> None:
+    """A worker would go on from it, were the ledger not compared."""
+    stream = make_stream()
+    led(stream, 2)
+    kept = stream.messages(stream.settings.stream.ledger_topic)[:4]
+    releases = stream.messages(stream.settings.stream.releases_topic)[:1]
+    delete(stream, stream.settings.stream.ledger_topic)
+    delete(stream, stream.settings.stream.releases_topic)
+    create_topics(stream.settings.kafka, stream.settings.stream, stream.partitions, 1)
+    with closing(plain_producer(stream.settings.kafka)) as producer:
+        for topic, messages in (
+            (stream.settings.stream.ledger_topic, kept),
+            (stream.settings.stream.releases_topic, releases),
+        ):
+            for m in messages:
+                producer.send(topic, value=m.value, key=m.key, partition=0).get(10)
+    assert "batch 1: the state differs from the one committed with batch 1" in only_problem(stream)
+
+
+def test_a_state_with_a_chunk_or_a_part_of_its_users_missing_is_a_problem(make_stream: MakeStream) -> None:
+    # 300 features: more than one chunk.
+    options = {"n_records": 300, "n_batches": 2, "clip_radius": 1e6}
+    stream = make_stream(privacy_unit="user", dim=300, centering="none", options=options)
+    rows = [(b"%d" % i, x.tobytes()) for i, x in enumerate(stream.vectors(300))]
+    stream.produce_keyed(rows)
+    stream.run()
+    topic = stream.settings.stream.state_topic
+    assert verify(stream).ok
+    messages = stream.messages(topic)
+    last = max(map(of_batch, messages))
+    chunks = [m for m in messages if of_batch(m) == last and not is_part(m)]
+    parts = [m for m in messages if of_batch(m) == last and is_part(m)]
+    assert len(chunks) > 1
+    assert parts
+    rewrite(stream, topic, [m for m in messages if m is not chunks[0]])
+    assert "a chunk of its state is missing or was changed" in only_problem(stream)
+    rewrite(stream, topic, [m for m in messages if m is not parts[0]])
+    assert "its table of users is missing" in only_problem(stream)
+    rewrite(stream, topic, messages)
+    assert verify(stream).ok
+
+
+def test_two_releases_that_were_exchanged_are_seen(make_stream: MakeStream) -> None:
+    stream = make_stream()
+    led(stream, 3)
+    topic = stream.settings.stream.releases_topic
+    first, second, third = stream.messages(topic)
+    rewrite(stream, topic, [first, third, second])
+    name = stream.settings.stream.name
+    assert only_problem(stream) == f"release 2 (stream {name!r}, batch 2): comes after the release of batch 3"
+
+
+def test_a_job_of_charges_and_one_that_abandoned_all_have_no_state(make_stream: MakeStream) -> None:
+    stream = make_stream(cap=("2", "1e-5"))
+    with Leader(stream) as leader:
+        leader.writer.abandon(leader.reserve(), "a test")
+    report = verify(stream)
+    assert (report.ok, report.states) == (True, 0)
+
+
+def test_a_commit_while_the_states_are_read_is_no_problem(
+    make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later state lies behind the one that is sought, or in its place."""
+    stream = make_stream()
+    original = inspection.existing_topics
+    with Leader(stream) as leader:
+        leader.commit(leader.reserve())
+        leader.writer.publish()
+        seen = 0
+
+        def meanwhile(kafka: Any, topics: Any) -> set[str]:
+            nonlocal seen
+            seen += 1
+            leader.commit(leader.reserve(5 * seen, 5 * seen + 5))
+            leader.writer.publish()
+            return original(kafka, topics)
+
+        # Between the ledger and the states; then between these and the releases.
+        for module in (snapshot, inspection):
+            monkeypatch.setattr(module, "existing_topics", meanwhile)
+            report = verify(stream)
+            assert report.problems == ()
+            assert report.states == 1
+            monkeypatch.undo()
+    assert seen == 2
+
+
+def test_a_stream_verifies_at_any_time_while_its_worker_runs(make_stream: MakeStream) -> None:
+    options = {"clip_radius": 20.0, "batch_size": 40}
+    stream = make_stream(estimator="private-oja", centering="none", options=options)
+    stream.produce_vectors(stream.vectors(40 * 60))
+    worker = stream.start(stream.changed("worker", stop_when_done=False))
+    checked = 0
+    while len(stream.releases()) < 60:
+        report = verify(stream)
+        assert report.problems == ()
+        checked += bool(report.states)
+        assert worker.status() is None, worker.log
+    worker.destroy()
+    assert checked > 1
+    report = verify(stream)
+    assert (report.ok, report.states) == (True, 1)

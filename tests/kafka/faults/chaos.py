@@ -1,0 +1,259 @@
+"""Faults of the chaos loop: who is struck when, by a schedule that a seed decides."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import psutil
+
+from benchmarks.kafka.server import KafkaCluster
+from streaming_pca.config.settings import Settings
+from streaming_pca.demo.broker import Child as Process
+from tests.kafka import stream
+from tests.kafka.faults import chaos_worker
+from tests.kafka.faults.chaos_producer import Load
+
+ROOT = Path(__file__).parents[3]
+
+_END_SECONDS = 120.0
+"""The longest that a worker may take to end when it is told to, faults of brokers included."""
+GOOD_ENDS = {0, 4}
+"""Exit statuses that faults excuse: stopped, and broker lost."""
+
+
+class Worker(stream.Child):
+    """A worker process of the chaos loop."""
+
+    def __init__(self, settings: Sequence[Settings], directory: Path) -> None:
+        directory.mkdir(parents=True)
+        self.directory = directory
+        self._process = stream._context.Process(
+            target=chaos_worker.main,
+            args=([each.model_dump(mode="json") for each in settings], str(directory)),
+        )
+        with stream._one_at_a_time:
+            self._process.start()
+
+    @property
+    def stacks(self) -> str:
+        """What SIGUSR1 has it write."""
+        return (self.directory / chaos_worker.STACKS).read_text()
+
+    def tree(self) -> list[int]:
+        """Return its process id and those of its helpers."""
+        with suppress(psutil.NoSuchProcess):
+            children = psutil.Process(self.pid).children(recursive=True)
+            return [self.pid, *(each.pid for each in children)]
+        return []
+
+    def signal_all(self, number: signal.Signals, pids: Sequence[int]) -> None:
+        """Send a signal to those of its processes that are still there."""
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+@dataclass
+class Done:
+    """What has happened so far; threads add to it.
+
+    Attributes
+    ----------
+    counts : Counter of str
+    problems : list of str
+        What no fault excuses.
+    story : list of str
+        Faults, with times.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    story: list[str] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def count(self, what: str, detail: str = "") -> None:
+        """Count an event."""
+        with self._lock:
+            self.counts[what] += 1
+            self.story.append(f"{time.monotonic() - self.started:7.2f} {what} {detail}".rstrip())
+
+    def problem(self, what: str) -> None:
+        """Keep what must not happen."""
+        with self._lock:
+            self.problems.append(what)
+
+
+class Slot:
+    """A place for one worker at a time, which is struck and replaced.
+
+    Parameters
+    ----------
+    name : str
+    dice : random.Random
+        Draws the same numbers in the same order, whatever happens to the worker.
+    settings : callable
+        Of the next worker, in a given election group.
+    groups : sequence of str
+        Election groups, of which each worker is in one.
+    directory : Path
+    done : Done
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dice: random.Random,
+        settings: Callable[[str], Sequence[Settings]],
+        groups: Sequence[str],
+        directory: Path,
+        done: Done,
+    ) -> None:
+        self.workers: list[Worker] = []
+        self._name, self._dice, self._settings, self._groups = name, dice, settings, groups
+        self._directory, self._done = directory, done
+        self._group = groups[0]
+
+    @property
+    def worker(self) -> Worker:
+        return self.workers[-1]
+
+    def start(self, group: str) -> Worker:
+        """Start a worker of an election group."""
+        directory = self._directory / f"{self._name}-{len(self.workers)}"
+        self.workers.append(Worker(self._settings(group), directory))
+        self._group = group
+        self._done.count(f"start in {group[-1]}", self._name)
+        return self.worker
+
+    def torment(self, until: float) -> None:
+        """Strike and replace workers until a moment of the monotonic clock; leaves one that runs."""
+        dice = self._dice
+        while True:
+            pause, kind = dice.uniform(3.0, 12.0), dice.choices(("kill", "stop", "term"), (5, 6, 3))[0]
+            length = dice.choice((dice.uniform(0.2, 2.0), dice.uniform(2.0, 12.0)))
+            whole, down, group = dice.random() < 0.5, dice.uniform(0.0, 2.0), dice.choice(self._groups)
+            if time.monotonic() + pause > until:
+                return
+            self._watch(pause)
+            if kind == "stop":
+                self._stop(min(length, max(until - time.monotonic(), 0.2)), whole)
+                continue
+            if kind == "kill":
+                self._done.count("kill -9", self._name)
+                self.worker.signal_all(signal.SIGKILL, [self.worker.pid])
+                self.worker.ends(10)
+            else:
+                self.end()
+            time.sleep(down)
+            self.start(group)
+
+    def _watch(self, seconds: float) -> None:
+        """Wait, and start another worker for one that ends meanwhile, as a supervisor does."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            time.sleep(0.2)
+            self.revive()
+
+    def revive(self) -> None:
+        """Start another worker if this one has ended: one that finds a broker down at its start does."""
+        if self.worker.status() is not None:
+            self._ended()
+            time.sleep(1)
+            self.start(self._group)
+
+    def _stop(self, seconds: float, whole: bool) -> None:
+        """Let a worker stand still, alone or with its helpers."""
+        self._done.count("SIGSTOP", f"{self._name} for {seconds:.1f} s{' with helpers' if whole else ''}")
+        worker = self.worker
+        pids = worker.tree() if whole else [worker.pid]
+        worker.signal_all(signal.SIGSTOP, pids)
+        time.sleep(seconds)
+        worker.signal_all(signal.SIGCONT, pids)
+
+    def end(self) -> None:
+        """Tell the worker to stop, and wait until it has."""
+        self._done.count("SIGTERM", self._name)
+        self.worker.signal_all(signal.SIGTERM, [self.worker.pid])
+        try:
+            self.worker.ends(_END_SECONDS)
+        except AssertionError as error:
+            self._done.problem(f"{self._name}: {error}")
+            self.worker.destroy()
+        self._ended()
+
+    def _ended(self) -> None:
+        """Look at how a worker has ended that was not killed."""
+        worker, status = self.worker, self.worker.status()
+        self._done.count(f"exit {status}", self._name)
+        # One that was told to stop before it could listen has done nothing, and said nothing.
+        unheard = status == -signal.SIGTERM and not worker.log
+        if not (status in GOOD_ENDS or unheard) or "Traceback" in worker.log:
+            self._done.problem(f"{worker.directory.name} ended with {status}:\n{worker.log[-6000:]}")
+
+
+def strike_brokers(cluster: KafkaCluster, dice: random.Random, until: float, done: Done) -> None:
+    """Kill or stop one broker after the other; the next one once every replica is in sync again."""
+    while True:
+        pause, node = dice.uniform(3.0, 8.0), dice.choice(cluster.nodes)
+        kind = dice.choice(("kill", "stop"))
+        length = dice.choice((dice.uniform(0.2, 2.5), dice.uniform(2.5, 12.0)))
+        if time.monotonic() + pause > until:
+            return
+        time.sleep(pause)
+        length = min(length, max(until - time.monotonic(), 0.2))
+        if kind == "kill":
+            done.count("broker kill -9", f"{node}, down for {length:.1f} s")
+            cluster.kill(node)
+            time.sleep(length)
+            cluster.start(node)
+        else:
+            done.count("broker SIGSTOP", f"{node} for {length:.1f} s")
+            cluster.stop(node)
+            time.sleep(length)
+            cluster.go_on(node)
+        cluster.wait_until_whole()
+        done.count("broker back", str(node))
+
+
+def produce(load: Load, dice: random.Random, over: threading.Event, directory: Path, done: Done) -> None:
+    """Keep a producer running; a successor finishes what a dead one left open, or leaves it to time out."""
+    number = 0
+    while not over.is_set():
+        identity = load.transactional_id
+        if identity is not None and dice.random() < 0.5:
+            identity = f"{identity}-{number}"
+        how = replace(
+            load, name=f"{load.name}.{number}", seed=dice.randrange(2**32), transactional_id=identity
+        )
+        log = directory / f"{how.name}.log"
+        command = [sys.executable, "-m", "tests.kafka.faults.chaos_producer", json.dumps(asdict(how))]
+        process = Process(command, log=log, cwd=ROOT)
+        while process.returncode is None and not over.wait(0.05):
+            pass
+        if process.returncode is None:
+            os.kill(process.pid, signal.SIGTERM)
+            deadline = time.monotonic() + 45
+            while process.returncode is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+        status = process.returncode
+        process.kill()
+        number += 1
+        if status == -signal.SIGKILL:
+            done.count("producer killed in a transaction", how.name)
+        elif status and not (over.is_set() and status == -signal.SIGTERM):
+            last = process.log_tail(1)
+            done.count("producer failed", f"{how.name}: {last}")
+            if "KafkaError" not in last and "TimeoutError" not in last:
+                done.problem(f"producer {how.name} ended with {status}:\n{process.log_tail()}")

@@ -1,0 +1,66 @@
+"""Worker of the chaos loop: it writes down the records of every batch that its estimators see."""
+
+from __future__ import annotations
+
+import base64
+import faulthandler
+import json
+import os
+import signal
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streaming_pca.data.records import Batch
+from streaming_pca.estimators.base import Estimator
+from tests.kafka import child
+from tests.kafka.faults.chaos_check import Observed
+
+_FILE = "observed"
+STACKS = "stacks"
+"""File that SIGUSR1 writes the stacks of all threads to."""
+
+
+def main(settings: list[dict[str, Any]], directory: str) -> None:
+    """Run a worker whose batches go to a file of ``directory``."""
+    _write_down(Path(directory, _FILE))
+    stacks = os.open(Path(directory, STACKS), os.O_WRONLY | os.O_CREAT)
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    child.main(settings, directory)
+
+
+def _write_down(path: Path) -> None:
+    """Patch ``Estimator.update`` of this process; streams are told apart by their rank."""
+    original = Estimator.update
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def update(self: Any, state: Any, batch: Batch) -> Any:
+        packed = batch.packed()
+        starts, rows = packed.starts.tolist(), packed.rows
+        texts = [
+            base64.b64encode(np.asarray(rows[a:b], "<f8").tobytes()).decode() if b > a else None
+            for a, b in pairwise(starts)
+        ]
+        line = json.dumps({"rank": self.k, "before": state.records, "rows": texts})
+        # In one call, so that a kill leaves a whole line or a last one that has no end.
+        os.write(file, line.encode() + b"\n")
+        return original(self, state, batch)
+
+    Estimator.update = update  # type: ignore[method-assign]
+
+
+def observed(directories: Iterable[Path], jobs: dict[int, str]) -> dict[str, list[Observed]]:
+    """Read what workers have written down, by job; ``jobs`` names them by their rank."""
+    found: dict[str, list[Observed]] = {job: [] for job in jobs.values()}
+    for directory in directories:
+        path = directory / _FILE
+        text = path.read_bytes() if path.exists() else b""
+        for line in text.splitlines(keepends=True):
+            if line.endswith(b"\n"):
+                said = json.loads(line)
+                rows = tuple(None if t is None else base64.b64decode(t) for t in said["rows"])
+                found[jobs[said["rank"]]].append(Observed(said["before"], rows))
+    return found

@@ -1,0 +1,373 @@
+"""Workers, brokers and producers are struck at random; then the raw topics are read by another client.
+
+The schedule follows from ``--chaos-seed`` as far as processes follow it; ``--chaos-seconds`` is how
+long it lasts.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.kafka.server import KafkaCluster
+from streaming_pca.admin.ledger import verify_ledger
+from streaming_pca.config.settings import KafkaSettings, Settings, StreamSettings
+from streaming_pca.service.topics.find import create_topics
+from tests.kafka.faults import chaos_check
+from tests.kafka.faults.chaos import Done, Slot, produce, strike_brokers
+from tests.kafka.faults.chaos_check import BooksAreWrong, Counts, Facts, Raw, check, read_facts
+from tests.kafka.faults.chaos_payloads import BAD, GOOD
+from tests.kafka.faults.chaos_producer import Load
+from tests.kafka.faults.chaos_worker import observed
+from tests.kafka.stream import Stream
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+MakeCluster = Callable[..., KafkaCluster]
+
+PARTITIONS = 3
+DIM = 4
+CAP = ("3/2", "3e-6")
+"""Of both streams together, to the last: a record that is charged twice is over it."""
+BATCHES = {2: 90, 3: 60}
+"""Of the two streams, by rank: records."""
+SESSION_MS = 3000
+QUIET_SECONDS = 120.0
+
+
+@dataclass
+class Run:
+    """A chaos run that is over."""
+
+    done: Done
+    facts: Facts
+    counts: Counts | BooksAreWrong
+    seconds: float
+    problems: tuple[str, ...]
+
+
+def make_streams(cluster: KafkaCluster, directory: Path) -> list[Stream]:
+    """Two streams on one input, whose charges fill the cap."""
+    kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap)
+    promises = {2: {"epsilon": 1.0, "delta": 2e-6}, 3: {"epsilon": 0.5, "delta": 1e-6}}
+    more = {2: {}, 3: {"centering": "pairs", "max_wait_seconds": 3.0}}
+    streams: list[Stream] = []
+    for rank, batch in BATCHES.items():
+        how: dict[str, Any] = {
+            "input": "chaos",
+            "dim": DIM,
+            "rank": rank,
+            "estimator": "private-oja",
+            "centering": "none",
+            "options": {"clip_radius": 20.0, "batch_size": batch},
+        }
+        how |= promises[rank] | more[rank]
+        create_topics(kafka, StreamSettings(name=f"chaos-{rank}", **how), PARTITIONS, replication=3)
+        # Else a broker that does not know of them yet may be asked for them.
+        cluster.wait_until_whole()
+        made = Stream.make(
+            cluster.bootstrap,
+            f"chaos-{rank}",
+            directory,
+            partitions=PARTITIONS,
+            cap=None if streams else CAP,
+            session_ms=SESSION_MS,
+            worker={"stop_when_done": False, "tick_seconds": 0.2},
+            **how,
+        )
+        streams.append(made)
+    return streams
+
+
+def in_group(streams: list[Stream], group: str) -> list[Settings]:
+    return [stream.changed("worker", group=group) for stream in streams]
+
+
+@pytest.fixture(scope="module")
+def run(
+    make_cluster: MakeCluster, chaos_seconds: float, chaos_seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Run]:
+    """A loop of faults, and what it left."""
+    print(f"chaos: --chaos-seed {chaos_seed} --chaos-seconds {chaos_seconds:g}")
+    directory = tmp_path_factory.mktemp("chaos")
+    cluster = make_cluster()
+    streams = make_streams(cluster, directory)
+    done = Done()
+    slots = [
+        Slot(
+            f"worker-{i}",
+            random.Random(f"{chaos_seed} worker {i}"),
+            lambda group: in_group(streams, group),
+            # The third is half of the time in another election: then two lead, and fence each other.
+            ("chaos-a", "chaos-b") if i == 2 else ("chaos-a",),
+            directory,
+            done,
+        )
+        for i in range(3)
+    ]
+    try:
+        started = time.monotonic()
+        loop(cluster, slots, chaos_seed, chaos_seconds, directory, done)
+        drain(cluster, slots, streams, done)
+        found = observed(
+            (worker.directory for slot in slots for worker in slot.workers),
+            {stream.settings.stream.rank: stream.settings.stream.name for stream in streams},
+        )
+        granularity = {f"chaos-{rank}": 2 if rank == 3 else 1 for rank in BATCHES}
+        facts = read_facts(cluster.bootstrap, "chaos", PARTITIONS, granularity, found)
+        counts: Counts | BooksAreWrong
+        try:
+            counts = check(facts)
+        except BooksAreWrong as error:
+            counts = error
+        seconds = time.monotonic() - started
+        report = verify_ledger(streams[0].settings.kafka, "chaos")
+        yield Run(done, facts, counts, seconds, tuple(map(str, report.problems)))
+    finally:
+        for slot in slots:
+            for worker in slot.workers:
+                worker.destroy()
+        print("\n".join(done.story))
+        print(f"chaos: --chaos-seed {chaos_seed} --chaos-seconds {chaos_seconds:g}")
+
+
+def loop(
+    cluster: KafkaCluster, slots: list[Slot], seed: int, seconds: float, directory: Path, done: Done
+) -> None:
+    """Start everything, and strike until the time is over."""
+    over = threading.Event()
+    loads = [
+        Load(cluster.bootstrap, "chaos", PARTITIONS, DIM, f"p{i}", 0, identity, rate)
+        for i, (identity, rate) in enumerate([(None, 60.0), ("t1", 80.0), ("t2", 80.0)])
+    ]
+    with ThreadPoolExecutor(len(slots) + len(loads) + 1) as pool:
+        try:
+            futures = [
+                pool.submit(produce, load, random.Random(f"{seed} {load.name}"), over, directory, done)
+                for load in loads
+            ]
+            first = slots[0].start("chaos-a")
+            # On a new machine kernels are compiled, and nothing else is worth striking meanwhile.
+            for released in ("batch 1 released, 90 records", "batch 1 released, 60 records"):
+                first.says(released, 240)
+            slots[1].start("chaos-a")
+            slots[2].start("chaos-b")
+            done.count("faults begin")
+            until = time.monotonic() + seconds
+            strikes = [pool.submit(slot.torment, until) for slot in slots]
+            dice = random.Random(f"{seed} brokers")
+            strikes.append(pool.submit(strike_brokers, cluster, dice, until, done))
+            wait(strikes)
+        finally:
+            over.set()
+    for future in strikes + futures:
+        future.result()
+    done.count("faults end")
+
+
+def drain(cluster: KafkaCluster, slots: list[Slot], streams: list[Stream], done: Done) -> None:
+    """Let the workers, now of one group, answer what there is; then end them."""
+    names = [stream.settings.stream.name for stream in streams]
+    for each in chaos_check.progress(cluster.bootstrap, "chaos", PARTITIONS, names).values():
+        done.counts["batches under faults"] += each.batch
+    slots[2].end()
+    slots[2].start("chaos-a")
+    sizes = {s.settings.stream.name: s.settings.stream.options["batch_size"] for s in streams}
+
+    def is_quiet() -> bool:
+        found = chaos_check.progress(cluster.bootstrap, "chaos", PARTITIONS, list(sizes))
+        return all(
+            # Some records that fill no batch may be left over.
+            found[name].last in ("RELEASED", "ABANDONED") and found[name].left < size
+            for name, size in sizes.items()
+        )
+
+    started = time.monotonic()
+    while not is_quiet():
+        for slot in slots:
+            slot.revive()
+        if time.monotonic() - started > QUIET_SECONDS:
+            for slot in slots:
+                slot.worker.signal(signal.SIGUSR1)
+            time.sleep(1)
+            told = [slot.worker.log[-3000:] + slot.worker.stacks for slot in slots]
+            raise AssertionError("the streams did not go on:\n" + "\n\n".join(told))
+        time.sleep(1)
+    done.count("quiet")
+    for slot in slots:
+        # May say 4 of a stream that was given up while a broker was down.
+        slot.end()
+
+
+def test_nothing_is_lost_doubled_or_out_of_order(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    with capsys.disabled():
+        print(f"\nchaos, {run.seconds:.0f} s: {run.counts}\n{dict(run.done.counts)}")
+    if isinstance(run.counts, BooksAreWrong):
+        raise run.counts
+    assert run.problems == ()
+
+
+def test_nobody_ended_in_a_way_that_no_fault_excuses(run: Run) -> None:
+    assert not run.done.problems, "\n\n".join(run.done.problems)
+
+
+def test_there_was_work_and_there_were_faults(run: Run, chaos_seconds: float) -> None:
+    """A run of nothing would leave books in order, too."""
+    minutes, counts, done = chaos_seconds / 60, run.counts, run.done.counts
+    assert isinstance(counts, Counts)
+    assert counts.records > 2000 * minutes
+    assert done["batches under faults"] > 10 * minutes
+    assert counts.released == counts.committed > 40 * minutes
+    assert counts.records_compared >= 50 * counts.committed
+    assert counts.abandoned == 0, "no record went, no setting changed"
+    assert done["kill -9"] + done["SIGSTOP"] >= 5 * minutes
+    assert done["SIGTERM"] >= 4, "three of them at the end"
+    assert done["broker kill -9"] + done["broker SIGSTOP"] >= 2 * minutes
+    assert done["start in b"] >= 1
+    if minutes >= 1:
+        assert done["kill -9"] > 0 < done["SIGSTOP"]
+        assert done["producer killed in a transaction"] > 0
+        assert counts.kinds == set(GOOD) | set(BAD)
+
+
+# -- the check itself ------------------------------------------------------
+
+
+def test_the_check_shares_no_code_with_the_package() -> None:
+    names = ("chaos_check", "chaos_payloads", "chaos_producer")
+    allowed = set(sys.stdlib_module_names) | {"confluent_kafka", "numpy", "pyarrow"}
+    for name in names:
+        tree = ast.parse(Path(__file__).with_name(f"{name}.py").read_text())
+        imported = {n.name for node in ast.walk(tree) if isinstance(node, ast.Import) for n in node.names}
+        imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        others = {module for module in imported if module.partition(".")[0] not in allowed}
+        assert others <= {f"tests.kafka.faults.{each}" for each in names}, others
+        assert name != "chaos_check" or not others
+
+
+Forgery = Callable[[Facts], None]
+
+
+def entries_of(facts: Facts, kind: str) -> list[int]:
+    """Places of a kind's entries in the ledger."""
+    return [i for i, m in enumerate(facts.ledger) if json.loads(m.value or b"")["kind"] == kind]
+
+
+def change(messages: list[Raw], place: int, **changes: object) -> None:
+    value = json.dumps(json.loads(messages[place].value or b"") | changes).encode()
+    messages[place] = replace(messages[place], value=value)
+
+
+def change_range(facts: Facts, **changes: int) -> None:
+    """Add to numbers of a range."""
+    place = entries_of(facts, "RESERVED")[4]
+    ranges = json.loads(facts.ledger[place].value or b"")["ranges"]
+    ranges[0] |= {name: ranges[0][name] + more for name, more in changes.items()}
+    change(facts.ledger, place, ranges=ranges)
+
+
+def swap_two(messages: list[Raw]) -> None:
+    """Let two of the first records, that are not the same to a decoder, change their places."""
+    rows = [json.loads(message.key or b"")["rows"] for message in messages[:40]]
+    i, j = [place for place, each in enumerate(rows) if each is not None][:2]
+    a, b = messages[i], messages[j]
+    messages[i], messages[j] = replace(b, offset=a.offset), replace(a, offset=b.offset)
+
+
+def chain_anew(facts: Facts) -> None:
+    """Mend the hashes of a forged ledger, as a forger would."""
+    heads: dict[str, str] = {}
+    first = hashlib.sha256(facts.ledger[0].value or b"").hexdigest()
+    for place, message in enumerate(facts.ledger[1:], 1):
+        job = json.loads(message.value or b"")["job"]
+        change(facts.ledger, place, previous=heads.get(job, first))
+        heads[job] = hashlib.sha256(facts.ledger[place].value or b"").hexdigest()
+
+
+FORGERIES: dict[str, tuple[Forgery, str]] = {
+    "a record is lost": (lambda f: f.records[1].__delitem__(40), "counts [0-9]+ of"),
+    "a record is there twice": (lambda f: f.records[1].insert(40, f.records[1][40]), "is there twice"),
+    "an aborted record is read": (
+        lambda f: f.records[0].__setitem__(
+            5, replace(f.records[0][5], key=chaos_check.record_key("x", "abort", "plain", None))
+        ),
+        "was aborted",
+    ),
+    "two records changed places": (lambda f: swap_two(f.records[1]), "had another record at place"),
+    "RESERVED is lost": (lambda f: f.ledger.__delitem__(entries_of(f, "RESERVED")[1]), "follows"),
+    "COMMITTED is lost": (lambda f: f.ledger.__delitem__(entries_of(f, "COMMITTED")[-1]), "follows"),
+    "RELEASED is lost": (
+        lambda f: f.ledger.__delitem__(entries_of(f, "RELEASED")[-1]),
+        "ends with COMMITTED",
+    ),
+    "RESERVED is there twice": (lambda f: f.ledger.insert(2, f.ledger[1]), "RESERVED 1 follows RESERVED"),
+    "a state of other bytes": (
+        lambda f: change(f.ledger, entries_of(f, "COMMITTED")[-1], state_digest="0"),
+        "not the one that COMMITTED names",
+    ),
+    "a range overlaps": (lambda f: change_range(f, end=1), "the one before ends at|counts|is charged"),
+    "a count is wrong": (lambda f: change_range(f, count=1), "counts [0-9]+ of"),
+    "a lower cap": (
+        lambda f: change(f.ledger, 0, cap={"epsilon": "149/100", "delta": "1"}),
+        "is charged",
+    ),
+    "a release is lost": (lambda f: f.releases["chaos-2"].__delitem__(3), "RELEASED without a release"),
+    "a release is there twice": (
+        lambda f: f.releases["chaos-2"].insert(3, f.releases["chaos-2"][3]),
+        "releases of batches",
+    ),
+    "a release was changed": (
+        lambda f: change(f.releases["chaos-2"], 3, created="then"),
+        "is not what RELEASED names",
+    ),
+    "the last state is lost": (lambda f: f.states["chaos-3"].__delitem__(-1), "COMMITTED without its state"),
+    "group offsets are behind": (lambda f: f.offsets["chaos-2"].__setitem__(0, 0), "group offsets"),
+    "a transaction is open": (
+        lambda f: f.open_transactions.__setitem__("chaos-0", (1, 2)),
+        "transactions are open",
+    ),
+    "a batch of other records": (
+        lambda f: f.observed["chaos-3"].__setitem__(
+            0, replace(f.observed["chaos-3"][0], rows=f.observed["chaos-3"][0].rows[::-1])
+        ),
+        "had another record at place",
+    ),
+    "a batch that nobody reserved": (
+        lambda f: f.observed["chaos-3"].append(replace(f.observed["chaos-3"][0], before=1)),
+        "that no entry names",
+    ),
+    "a batch that nobody computed": (
+        lambda f: f.observed["chaos-3"].clear(),
+        "that no estimator has computed",
+    ),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_the_check_notices(run: Run, forgery: str) -> None:
+    facts = run.facts.copy()
+    forge, complaint = FORGERIES[forgery]
+    forge(facts)
+    chain_anew(facts)
+    with pytest.raises(BooksAreWrong, match=complaint):
+        check(facts)
+
+
+def test_the_check_notices_a_chain_that_breaks(run: Run) -> None:
+    facts = run.facts.copy()
+    change(facts.ledger, entries_of(facts, "COMMITTED")[0], state_digest="0")
+    with pytest.raises(BooksAreWrong, match="does not follow the job's entry before it"):
+        check(facts)

@@ -1,0 +1,142 @@
+"""kill -9 after every numbered step, then a restart: nothing is lost, nothing is charged twice.
+
+Before a step is after the one that precedes it: `make soak` kills there too.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from streaming_pca.privacy.ledger.entries import Abandoned, Committed, Reserved
+from streaming_pca.service.commit import checkpoint
+from tests.kafka.child import Strike
+from tests.kafka.stream import Stream, all_at_once, check_books
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+MakeStream = Callable[..., Stream]
+AT_ONCE = 8
+SECONDS = 240
+
+
+def numbered_steps() -> list[str]:
+    """The names of all steps, from the source: a new one cannot be forgotten."""
+    calls = [n for n in ast.walk(ast.parse(inspect.getsource(checkpoint))) if isinstance(n, ast.Call)]
+    arguments = [n.args[0] for n in calls if isinstance(n.func, ast.Attribute) and n.func.attr == "_step"]
+    names = [a.value for a in arguments if isinstance(a, ast.Constant)]
+    assert len(names) == len(arguments), "a step's name is not a literal"
+    return [str(name) for name in names]
+
+
+STEPS = numbered_steps()
+CASES = [(step, when) for step in STEPS for when in ("before", "after")]
+
+
+def test_the_steps_are_found_and_numbered() -> None:
+    by_method: dict[str, list[int]] = {}
+    for step in STEPS:
+        method, _, number = step.split()[0].partition(".")
+        by_method.setdefault(method, []).append(int(number))
+    assert set(by_method) == {"take_over", "reserve", "commit", "publish", "abandon"}
+    assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in by_method.values())
+    assert len(CASES) == 2 * sum(map(len, by_method.values())) >= 48
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    request: pytest.FixtureRequest,
+    kafka_bootstrap: str,
+    unique_name: Callable[[str], str],
+    session_ms: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[tuple[str, str], Future[None]]]:
+    """All selected cases, a few at once: each waits most of its time for a dead member's session."""
+    directory = tmp_path_factory.mktemp("crashes")
+    streams: list[Stream] = []
+
+    def run(step: str, when: str) -> None:
+        stream = Stream.make(
+            kafka_bootstrap,
+            unique_name("crash"),
+            directory,
+            partitions=2,
+            session_ms=session_ms,
+            options={"n_records": 120, "n_batches": 3},
+        )
+        streams.append(stream)
+        crash_and_restart(stream, step, when)
+
+    mine = [item for item in request.session.items if item.getparent(pytest.Module) is request.node]
+    cases = [item.callspec.params.get("case") for item in mine if hasattr(item, "callspec")]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {case: pool.submit(run, *case) for case in cases if case in CASES}
+        pool.shutdown(wait=False, cancel_futures=True)
+    for stream in streams:
+        stream.destroy()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param((step, when), marks=() if when == "after" else pytest.mark.soak, id=f"{when} {step}")
+        for step, when in CASES
+    ],
+)
+def test_a_kill_at_a_step_costs_nothing(
+    case: tuple[str, str], outcomes: dict[tuple[str, str], Future[None]]
+) -> None:
+    outcomes[case].result(SECONDS)
+
+
+def crash_and_restart(stream: Stream, step: str, when: Any) -> None:
+    """Kill a worker at a step, in its second batch, let another finish, and look at the books."""
+    stream.produce_vectors(stream.vectors(160))
+    settings = stream.settings
+    method = step.split(".")[0]
+    if method in ("take_over", "abandon"):
+        # What a take-over finds is of interest: here, an open reservation.
+        before = stream.start(strike=Strike("reserve.5 read back", "after", 2))
+        assert before.ends() == -signal.SIGKILL, before.log
+        if method == "abandon":
+            settings = stream.changed(options=settings.stream.options | {"clip_quantile": 0.9})
+    struck = stream.start(settings, strike=Strike(step, when, nth=1 if stream.children else 2))
+    assert struck.ends() == -signal.SIGKILL, struck.log
+    at_crash = stream.entries()
+    stream.run(settings)
+    check_books(stream)
+    after = stream.entries()
+    assert after[: len(at_crash)] == at_crash
+    # Three batches are answered; an abandoned one is not taken again.
+    assert len(stream.own(Committed, after)) == 3
+    assert len(stream.own(Abandoned, after)) == (method == "abandon")
+    assert len(stream.own(Reserved, after)) == 3 + (method == "abandon")
+
+
+def test_kills_at_any_instant_cost_nothing(make_stream: MakeStream) -> None:
+    options = {"n_records": 240, "n_batches": 12}
+    all_at_once(kill_again_and_again, [(make_stream(partitions=2, options=options), s) for s in range(4)])
+
+
+def kill_again_and_again(stream: Stream, seed: int) -> None:
+    dice = random.Random(seed)
+    stream.produce_vectors(stream.vectors(240))
+    for _ in range(5):
+        worker = stream.start()
+        worker.says("leading stream")
+        # A take-over takes about a second, a batch a fifth of one.
+        time.sleep(dice.uniform(0.2, 2.5))
+        if worker.status() is None:
+            worker.signal(signal.SIGKILL)
+        worker.ends()
+    stream.run()
+    check_books(stream)
+    assert stream.releases()[-1].records == 240

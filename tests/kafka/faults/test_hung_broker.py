@@ -1,0 +1,223 @@
+"""A broker that stands still while a worker commits: no commit may be half.
+
+Three nodes. The topic that is struck has its only replica on the third, everything else (ledger,
+input, coordinators) is on the first two. kafka-python 3.0.12 fails a batch at its delivery timeout
+without putting the transaction into error, and a commit that does not look at it goes through.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka.admin import NewTopic
+
+from benchmarks.kafka.server import KafkaCluster
+from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.privacy.ledger.entries import Committed, Released
+from streaming_pca.service.commit import checkpoint
+from streaming_pca.service.kafka.clients import admin_client, reading_consumer
+from streaming_pca.service.topics.find import ensure_topics, input_topic, written_topics
+from tests.kafka.child import Strike
+from tests.kafka.stream import Child, Stream, check_books, wait_for
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+MakeCluster = Callable[..., KafkaCluster]
+
+REQUEST_MS = 1500
+TRANSACTION_MS = 5000
+STRUCK_NODE = 3
+STOP_SECONDS = max(2 * REQUEST_MS, TRANSACTION_MS + 10_000) / 1000 + 5
+"""Longer than a producer may try: it gave up after twice the request timeout once, and may do so
+10 s after the broker has aborted the transaction."""
+
+INTERNAL = {
+    "cleanup.policy": "compact",
+    "compression.type": "producer",
+    "segment.bytes": str(100 * 2**20),
+}
+
+
+def step_called(method: str, name: str) -> str:
+    """Find a numbered step by its name: its number may change."""
+    calls = [n for n in ast.walk(ast.parse(inspect.getsource(checkpoint))) if isinstance(n, ast.Call)]
+    steps = [
+        str(n.args[0].value)
+        for n in calls
+        if isinstance(n.func, ast.Attribute)
+        and n.func.attr == "_step"
+        and isinstance(n.args[0], ast.Constant)
+    ]
+    (found,) = [step for step in steps if step.startswith(f"{method}.") and step.endswith(f" {name}")]
+    return found
+
+
+@dataclass
+class Struck:
+    """A stream whose worker waited at a step while the broker came to a standstill."""
+
+    stream: Stream
+    worker: Child
+    step: str
+
+
+def placed(topic: NewTopic, *nodes: int) -> NewTopic:
+    """Return a topic with one replica of each partition, on these nodes in turn."""
+    partitions = max(topic.num_partitions, 1)
+    return NewTopic(
+        topic.name,
+        -1,
+        -1,
+        replica_assignments={p: [nodes[p % len(nodes)]] for p in range(partitions)},
+        topic_configs=topic.topic_configs,
+    )
+
+
+def make_stream(cluster: KafkaCluster, directory: Path, name: str, struck: str) -> Stream:
+    """Make a stream of which one topic alone is on the node that will stand still."""
+    kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap)
+    how: dict[str, Any] = {
+        "input": f"in-{name}",
+        "dim": 5,
+        "rank": 2,
+        "epsilon": 1.0,
+        "delta": 1e-6,
+        "estimator": "private-oja",
+        "centering": "none",
+        "options": {"clip_radius": 20.0, "batch_size": 40},
+    }
+    settings = StreamSettings(name=name, **how)
+    topics = [input_topic(settings, 2, 1), *written_topics(settings, 1)]
+    ensure_topics(
+        kafka, [placed(t, STRUCK_NODE) if t.name == f"{name}.{struck}" else placed(t, 1, 2) for t in topics]
+    )
+    cluster.wait_until_whole()
+    made = Stream.make(cluster.bootstrap, name, directory, partitions=2, session_ms=6000, **how)
+    made.settings = made.changed(
+        "kafka", request_timeout_ms=REQUEST_MS, transaction_timeout_ms=TRANSACTION_MS
+    )
+    return made
+
+
+@pytest.fixture(scope="module")
+def struck(
+    make_cluster: MakeCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Struck]]:
+    """Two streams, the broker of one's releases and of the other's state having stood still."""
+    cluster = make_cluster(replication=1, in_sync=1)
+    # Made by hand so that they are not on the node that stands still.
+    ensure_topics(
+        KafkaSettings(bootstrap_servers=cluster.bootstrap),
+        [
+            placed(NewTopic(name, 4, 1, topic_configs=INTERNAL), 1, 2)
+            for name in ("__transaction_state", "__consumer_offsets")
+        ],
+    )
+    directory = tmp_path_factory.mktemp("hung")
+    found: dict[str, Struck] = {}
+    try:
+        for topic, step in {
+            "releases": step_called("publish", "release"),
+            "state": step_called("commit", "state"),
+        }.items():
+            stream = make_stream(cluster, directory, f"hung-{topic}", topic)
+            stream.produce_vectors(stream.vectors(80))
+            worker = stream.start(strike=Strike(step, "before", nth=2, what="wait"))
+            found[topic] = Struck(stream, worker, step)
+        for each in found.values():
+            wait_for(
+                each.step, lambda each=each: each.worker.has("struck"), 120, lambda each=each: each.worker.log
+            )
+        cluster.stop(STRUCK_NODE)
+        for each in found.values():
+            each.worker.let_go()
+        time.sleep(STOP_SECONDS)
+        cluster.go_on(STRUCK_NODE)
+        cluster.wait_until_whole()
+        yield found
+    finally:
+        for each in found.values():
+            each.stream.destroy()
+
+
+def numbers_of(stream: Stream, kind: type[Any]) -> list[int]:
+    return [entry.batch for entry in stream.own(kind)]
+
+
+def goes_on(struck: Struck) -> None:
+    """The worker, or the next one, answers what there is, and a third batch."""
+    stream, worker = struck.stream, struck.worker
+    if worker.status() is None:
+        wait_for(
+            "the second release",
+            lambda: "batch 2 released" in worker.log or worker.status() is not None,
+            seen=lambda: worker.log,
+        )
+    if worker.status() is None:
+        worker.signal(signal.SIGTERM)
+        assert worker.ends() == 0, worker.log
+    stream.produce_vectors(stream.vectors(40, seed=1))
+    again = stream.start()
+    again.says("batch 3 released")
+    again.signal(signal.SIGTERM)
+    assert again.ends() == 0, again.log
+    check_books(stream)
+    assert [release.batch for release in stream.releases()] == [1, 2, 3]
+
+
+@pytest.mark.timeout(300)
+def test_no_release_is_lost_while_its_broker_stands_still(struck: dict[str, Struck]) -> None:
+    stream, worker = struck["releases"].stream, struck["releases"].worker
+    settle(worker)
+    # In this order: the worker may go on meanwhile.
+    released = numbers_of(stream, Released)
+    published = [json.loads(value)["batch"] for value in stream.release_values()]
+    lost = sorted(set(released) - set(published))
+    assert not lost, f"RELEASED is committed and the release is missing: batches {lost}\n{worker.log}"
+    goes_on(struck["releases"])
+
+
+@pytest.mark.timeout(300)
+def test_no_state_is_lost_while_its_broker_stands_still(struck: dict[str, Struck]) -> None:
+    stream, worker = struck["state"].stream, struck["state"].worker
+    settle(worker)
+    # In this order: the worker may go on meanwhile.
+    last = max(numbers_of(stream, Committed))
+    states = [state.batch for state, _ in stream.checkpoints()]
+    assert last in states, (
+        f"COMMITTED of batch {last} has no state, the last is of batch {states[-1]}; "
+        f"group offsets {stream.group_offsets()}\n{worker.log}"
+    )
+    goes_on(struck["state"])
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_bootstrap_server_that_stands_still_is_passed_over(kafka_bootstrap: str, first: bool) -> None:
+    """kafka-python gives all of the time to one server, drawn at random."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        servers = [f"127.0.0.1:{mute.getsockname()[1]}", kafka_bootstrap]
+        names = ",".join(servers if first else reversed(servers))
+        kafka = KafkaSettings(bootstrap_servers=names, bootstrap_timeout_ms=4000)
+        for _ in range(5):
+            admin_client(kafka).close()
+            reading_consumer(kafka).close(autocommit=False)
+
+
+def settle(worker: Child) -> None:
+    """Wait until a worker has released, or has lost its session, or has ended."""
+    words = ("batch 2 released", "session lost")
+    wait_for(
+        "what became of the batch",
+        lambda: any(word in worker.log for word in words) or worker.status() is not None,
+        seen=lambda: worker.log,
+    )

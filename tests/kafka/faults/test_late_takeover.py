@@ -1,0 +1,115 @@
+"""A worker that sleeps in the midst of its take-over, while its successor goes on.
+
+What it reads then is of two moments. It has been fenced, so it may not refuse the stream for that.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.service.commit import checkpoint
+from streaming_pca.service.commit.checkpoint import CheckpointWriter
+from streaming_pca.service.errors import SessionLost
+from tests.kafka.child import Strike
+from tests.kafka.faults.test_crashes import STEPS
+from tests.kafka.stream import Stream, check_books, wait_for
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+MakeStream = Callable[..., Stream]
+
+ENDLESS: dict[str, Any] = {
+    "partitions": 2,
+    "estimator": "private-oja",
+    "centering": "none",
+    "options": {"clip_radius": 20.0, "batch_size": 40},
+}
+MOMENTS = [(step, "after") for step in STEPS if step.startswith("take_over.")]
+
+
+@pytest.mark.parametrize(("step", "when"), MOMENTS, ids=[f"{when} {step}" for step, when in MOMENTS])
+def test_one_that_sleeps_while_it_takes_over_refuses_nothing(
+    make_stream: MakeStream, step: str, when: str
+) -> None:
+    stream = make_stream(**ENDLESS)
+    stream.produce_vectors(stream.vectors(40))
+    run_until(stream, "batch 1 released")
+    sleeper = stream.start(strike=Strike(step, when, what="SIGSTOP"))
+    wait_for("the sleeper to stop itself", sleeper.is_stopped)
+    stream.produce_vectors(stream.vectors(40, seed=1))
+    successor = stream.start()
+    successor.says("batch 2 released")
+    sleeper.signal(signal.SIGCONT)
+    wait_for(
+        "the sleeper to notice",
+        lambda: "no longer leading" in sleeper.log or sleeper.status() is not None,
+        seen=lambda: sleeper.log,
+    )
+    for worker in (sleeper, successor):
+        if worker.status() is None:
+            worker.signal(signal.SIGTERM)
+    # 4: told to stop while its lost session still ends. Not 2, which would be a refusal.
+    assert sleeper.ends() in (0, 4), sleeper.log
+    assert successor.ends() == 0
+    check_books(stream)
+
+
+def test_a_state_newer_than_the_ledgers_end_is_no_reason_to_refuse(
+    make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between reading the one end and the other a successor may commit."""
+    stream = make_stream(**ENDLESS)
+    stream.produce_vectors(stream.vectors(40))
+    run_until(stream, "batch 1 released")
+    stream.produce_vectors(stream.vectors(40, seed=1))
+    original, runs = checkpoint.high_watermark, 0
+
+    def high_watermark(kafka: KafkaSettings, topic: str) -> int:
+        nonlocal runs
+        if topic == stream.settings.stream.state_topic:
+            runs += 1
+            if runs == 1:
+                run_until(stream, "batch 2 released")
+        return original(kafka, topic)
+
+    monkeypatch.setattr(checkpoint, "high_watermark", high_watermark)
+    writer = CheckpointWriter(stream.settings.kafka, stream.settings.stream, stream.topic_id)
+    try:
+        # It has been fenced: whatever it finds, it is not for it to refuse the stream.
+        with suppress(SessionLost):
+            writer.take_over()
+    finally:
+        writer.close()
+    assert runs
+
+
+def test_one_that_sleeps_before_it_reserves_is_not_refused_for_what_its_successor_has_charged(
+    make_stream: MakeStream,
+) -> None:
+    """The records that it is about to reserve are charged already, by its own stream."""
+    stream = make_stream(**ENDLESS)
+    stream.produce_vectors(stream.vectors(40))
+    sleeper = stream.start(strike=Strike("reserve.1 dry run", "before", nth=2, what="SIGSTOP"))
+    sleeper.says("batch 1 released")
+    stream.produce_vectors(stream.vectors(40, seed=1))
+    wait_for("the sleeper to stop itself", sleeper.is_stopped)
+    successor = stream.start(strike=Strike("reserve.5 read back"))
+    assert successor.ends() == -signal.SIGKILL, successor.log
+    sleeper.signal(signal.SIGCONT)
+    sleeper.says("batch 2 released")
+    sleeper.signal(signal.SIGTERM)
+    assert sleeper.ends() == 0, sleeper.log
+    check_books(stream)
+
+
+def run_until(stream: Stream, says: str) -> None:
+    worker = stream.start()
+    worker.says(says)
+    worker.signal(signal.SIGTERM)
+    assert worker.ends() == 0, worker.log

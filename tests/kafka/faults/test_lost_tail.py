@@ -1,0 +1,76 @@
+"""An input that loses its records at the end: a disk that was replaced, under a worker and between two."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.kafka.server import KafkaCluster
+from streaming_pca.privacy.ledger.entries import Reserved
+from tests.kafka.stream import Stream
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+MakeCluster = Callable[..., KafkaCluster]
+ENDLESS: dict[str, Any] = {
+    "partitions": 1,
+    "estimator": "private-oja",
+    "centering": "none",
+    "options": {"clip_radius": 20.0, "batch_size": 40},
+}
+
+
+@pytest.fixture(scope="module")
+def node(make_cluster: MakeCluster) -> KafkaCluster:
+    """A cluster of one node, the only replica of everything."""
+    return make_cluster(nodes=1, replication=1, in_sync=1)
+
+
+def lose(cluster: KafkaCluster, *streams: Stream) -> None:
+    """Replace the disk that held the streams' inputs."""
+    cluster.kill(1)
+    for stream in streams:
+        shutil.rmtree(cluster.log_directory(1, stream.settings.stream.input, 0))
+    cluster.start(1)
+
+
+@pytest.mark.timeout(300)
+def test_records_in_the_places_of_charged_ones_are_not_skipped_in_silence(
+    node: KafkaCluster, tmp_path: Path
+) -> None:
+    """Fewer records than before, more than before, and more while nobody looked."""
+    watched, fewer, more, skipping = (
+        Stream.make(node.bootstrap, name, tmp_path, session_ms=6000, **ENDLESS)
+        for name in ("watched", "fewer", "more", "skipping")
+    )
+    streams = [watched, fewer, more, skipping]
+    try:
+        for stream in streams:
+            stream.produce_vectors(stream.vectors(90))
+            worker = stream.start()
+            worker.says("batch 2 released")
+            if stream is not watched:
+                worker.signal(15)
+                assert worker.ends() == 0
+        lose(node, *streams)
+        for stream in (fewer, watched):
+            stream.produce_vectors(stream.vectors(50, seed=1))
+        for stream in (more, skipping):
+            stream.produce_vectors(stream.vectors(170, seed=1))
+        for stream in (watched, fewer, more):
+            worker = stream.children[-1] if stream is watched else stream.start()
+            assert worker.ends() == 2, worker.log
+            assert "which were charged, are lost" in worker.log
+            assert "Traceback" not in worker.log
+            assert len(stream.own(Reserved)) == 2
+        skips = skipping.start(skipping.changed(lost_records="skip"))
+        skips.says("batch 4 released")
+        ranges = [(r.start, r.end) for e in skipping.own(Reserved) for r in e.ranges]
+        assert ranges == [(0, 40), (40, 80), (80, 120), (120, 160)]
+    finally:
+        for stream in streams:
+            stream.destroy()

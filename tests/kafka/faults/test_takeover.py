@@ -1,0 +1,285 @@
+"""Standbys, zombies, clean stops, and batches that cannot be finished any more."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from streaming_pca.privacy.ledger.entries import Abandoned, Committed, Reserved
+from streaming_pca.privacy.ledger.ledger import BatchStatus
+from streaming_pca.service.kafka.clients import plain_producer
+from tests.kafka.child import Strike
+from tests.kafka.stream import Child, Stream, all_at_once, check_books, ranges_of, wait_for
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+MakeStream = Callable[..., Stream]
+
+SHORT = {"partitions": 2, "options": {"n_records": 120, "n_batches": 3}}
+ENDLESS: dict[str, Any] = {
+    "partitions": 2,
+    "estimator": "private-oja",
+    "centering": "none",
+    "options": {"clip_radius": 20.0, "batch_size": 40},
+}
+
+
+def written(stream: Stream) -> tuple[Any, ...]:
+    """All that a stream has written."""
+    return stream.entries(), stream.release_values(), [d for _, d in stream.checkpoints()]
+
+
+def stopped_at(stream: Stream, *strike: Any) -> Child:
+    """Start a leader that stops itself at a step, and wait until it has."""
+    leader = stream.start(strike=Strike(*strike, what="SIGSTOP"))
+    wait_for("the leader to stop itself", leader.is_stopped)
+    return leader
+
+
+# -- standbys --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["reserve.5 read back", "commit.4 offsets"])
+def test_a_hot_standby_takes_over_within_20_seconds(make_stream: MakeStream, step: str) -> None:
+    stream = make_stream(**SHORT, session_ms=6000)  # the default
+    leader = stream.start(strike=Strike(step, "after", nth=2, what="wait"))
+    leader.says("leading stream")
+    standby = stream.start()
+    standby.says("standing by")
+    stream.produce_vectors(stream.vectors(120))
+    wait_for("the step", lambda: leader.has("struck"))
+    assert "leading" not in standby.log
+    leader.signal(signal.SIGKILL)
+    killed = time.monotonic()
+    standby.says("batch 2 released")
+    assert time.monotonic() - killed < 20
+    assert standby.ends() == 0
+    check_books(stream)
+
+
+def test_a_joining_standby_takes_nothing_away(make_stream: MakeStream) -> None:
+    stream = make_stream(**ENDLESS)
+    stream.produce_vectors(stream.vectors(40))
+    leader = stream.start()
+    leader.says("batch 1 released")
+    standby = stream.start()
+    standby.says("standing by")
+    time.sleep(2)
+    stream.produce_vectors(stream.vectors(40, seed=1))
+    leader.says("batch 2 released")
+    assert "leading" not in standby.log
+    assert "no longer" not in leader.log
+    # And when the leader leaves in order, nobody waits for its session to end.
+    leader.signal(signal.SIGTERM)
+    assert leader.ends() == 0
+    standby.says("leading stream", 10)
+    standby.signal(signal.SIGTERM)
+    assert standby.ends() == 0
+    check_books(stream)
+
+
+def test_a_standby_ends_with_the_stream(make_stream: MakeStream) -> None:
+    stream = make_stream(**SHORT)
+    workers = [stream.start(), stream.start()]
+    stream.produce_vectors(stream.vectors(120))
+    assert [w.ends() for w in workers] == [0, 0]
+    check_books(stream)
+    assert len(stream.releases()) == 3
+
+
+# -- zombies ---------------------------------------------------------------
+
+
+def test_a_zombie_leaves_no_trace(make_stream: MakeStream) -> None:
+    cases = [
+        ("reserve.1 dry run", "after"),
+        ("reserve.3 RESERVED", "after"),
+        ("reserve.4 commit", "before"),
+        ("reserve.4 commit", "after"),
+        ("commit.1 begin", "before"),
+        ("commit.4 offsets", "after"),
+        ("commit.5 commit", "after"),
+        ("publish.3 RELEASED", "after"),
+    ]
+    all_at_once(leave_no_trace, [(make_stream(**SHORT), *case) for case in cases])
+
+
+def leave_no_trace(stream: Stream, step: str, when: str) -> None:
+    stream.produce_vectors(stream.vectors(120))
+    zombie = stopped_at(stream, step, when, 2)
+    stream.run()
+    check_books(stream)
+    before = written(stream)
+    zombie.signal(signal.SIGCONT)
+    # Its transaction fails, it takes over in order, and finds that all is done.
+    zombie.ends()
+    assert "Traceback" not in zombie.log
+    assert written(stream) == before
+
+
+def test_a_zombie_stands_by_while_its_successor_leads(make_stream: MakeStream) -> None:
+    # The default session: a machine that stands still for longer ends the successor's,
+    # too, and the zombie may then lead again before it knows that it did not.
+    stream = make_stream(**ENDLESS, session_ms=6000)
+    stream.produce_vectors(stream.vectors(80))
+    zombie = stopped_at(stream, "commit.5 commit", "before", 2)
+    successor = stream.start()
+    successor.says("batch 2 released")
+    zombie.signal(signal.SIGCONT)
+    zombie.says("session lost, recovering from the topics")
+    zombie.says("no longer leading")
+    stream.produce_vectors(stream.vectors(80, seed=1))
+    wait_for("four releases", lambda: len(stream.release_values()) >= 4)
+    for worker in (zombie, successor):
+        worker.signal(signal.SIGTERM)
+    for worker in (zombie, successor):
+        worker.ends()
+    check_books(stream)
+    assert [r.batch for r in stream.releases()] == [1, 2, 3, 4]
+
+
+# -- clean stops -----------------------------------------------------------
+
+
+def test_a_batch_in_hand_is_finished_when_told_to_stop(make_stream: MakeStream) -> None:
+    cases = [
+        ("take_over.2 ends", "after"),
+        ("reserve.1 dry run", "before"),
+        ("reserve.4 commit", "after"),
+        ("commit.2 state", "after"),
+        ("commit.6 read back", "after"),
+        ("publish.4 commit", "before"),
+    ]
+    all_at_once(finish_when_told_to_stop, [(make_stream(**ENDLESS), *case) for case in cases])
+
+
+def finish_when_told_to_stop(stream: Stream, step: str, when: str) -> None:
+    stream.produce_vectors(stream.vectors(200))
+    nth = 1 if step.startswith("take_over") else 2
+    worker = stream.start(strike=Strike(step, when, nth, "SIGTERM"))
+    assert worker.ends(30) == 0, worker.log
+    phase = stream.replay().job(stream.settings.stream.name).phase
+    assert phase is (BatchStatus.NONE if nth == 1 else BatchStatus.RELEASED)
+    assert len(stream.releases()) == (0 if nth == 1 else 2)
+    if nth == 2:
+        check_books(stream)
+
+
+def test_records_that_do_not_fill_a_batch_are_dropped_when_told_to_stop(make_stream: MakeStream) -> None:
+    stream = make_stream(**ENDLESS)
+    stream.produce_vectors(stream.vectors(39))
+    worker = stream.start()
+    worker.says("leading stream")
+    time.sleep(2)
+    worker.signal(signal.SIGTERM)
+    assert worker.ends(15) == 0
+    assert stream.own(Reserved) == []
+
+
+# -- batches that cannot be finished ---------------------------------------
+
+
+def left_open(stream: Stream) -> Reserved:
+    """Kill a leader that has just reserved its second batch."""
+    leader = stream.start(strike=Strike("reserve.5 read back", "after", 2))
+    assert leader.ends() == -signal.SIGKILL, leader.log
+    return stream.own(Reserved)[-1]
+
+
+def test_changed_parameters_abandon_the_open_batch(make_stream: MakeStream) -> None:
+    stream = make_stream(**SHORT)
+    stream.produce_vectors(stream.vectors(160))
+    reserved = left_open(stream)
+    changed = stream.changed(options=stream.settings.stream.options | {"clip_quantile": 0.8})
+    worker = stream.run(changed)
+    assert "batch 2 abandoned: the mechanism's parameters changed" in worker.log
+    expect_abandoned(stream, reserved)
+
+
+@pytest.mark.parametrize("lost_records", ["stop", "skip"])
+def test_deleted_records_abandon_the_open_batch(make_stream: MakeStream, lost_records: str) -> None:
+    stream = make_stream(**SHORT, lost_records=lost_records)
+    stream.produce_vectors(stream.vectors(160))
+    reserved = left_open(stream)
+    first = reserved.ranges[0]
+    stream.delete_before({first.partition: first.end - 1})
+    worker = stream.run()
+    assert "batch 2 abandoned: records are gone" in worker.log
+    expect_abandoned(stream, reserved)
+
+
+def expect_abandoned(stream: Stream, reserved: Reserved) -> None:
+    """The charge stays, and the stream went on behind the batch."""
+    check_books(stream)
+    assert [e.batch for e in stream.own(Abandoned)] == [2]
+    assert [e.batch for e in stream.own(Committed)] == [1, 3, 4]
+    ranges = ranges_of(stream)
+    assert ranges[1] == reserved.ranges
+    assert [r.start for r in ranges[2]] == [r.end for r in reserved.ranges]
+    ledger = stream.replay()
+    assert all(ledger.spent(r.partition, r.start) == reserved.charge for r in reserved.ranges)
+
+
+def test_a_changed_batch_size_still_finishes_the_open_batch(make_stream: MakeStream) -> None:
+    stream = make_stream(**ENDLESS)
+    stream.produce_vectors(stream.vectors(160))
+    left_open(stream)
+    options = stream.settings.stream.options | {"batch_size": 20}
+    worker = stream.start(stream.changed(options=options))
+    worker.says("batch 3 released")
+    worker.signal(signal.SIGTERM)
+    assert worker.ends() == 0
+    check_books(stream)
+    assert [r.records for r in stream.releases()][:3] == [40, 80, 100]
+
+
+def test_a_position_that_retention_deleted_is_an_error_with_nothing_charged(
+    make_stream: MakeStream,
+) -> None:
+    stream = make_stream(**ENDLESS)
+    stream.produce_vectors(stream.vectors(60))
+    first = stream.start()
+    first.says("batch 1 released")
+    first.signal(signal.SIGTERM)
+    assert first.ends() == 0
+    stream.produce_vectors(stream.vectors(60, seed=1))
+    stream.delete_before({0: 30})
+    before = written(stream)
+
+    refused = stream.start()
+    assert refused.ends() == 2
+    assert "records 20 to 29 were deleted by retention before they were read" in refused.log
+    assert "nothing was charged" in refused.log
+    assert "Traceback" not in refused.log
+    assert written(stream) == before
+
+    second = stream.start(stream.changed(lost_records="skip"))
+    second.says("batch 2 released")
+    second.signal(signal.SIGTERM)
+    assert second.ends() == 0
+    check_books(stream)
+    assert [r.start for r in ranges_of(stream)[1]] == [30, 20]
+    spent = stream.replay().spent(0, 25)
+    assert spent.epsilon == 0
+
+
+def test_a_ledger_older_than_the_releases_is_refused(make_stream: MakeStream) -> None:
+    """Ledger and state rolled back together agree with each other; what was released does not."""
+    stream = make_stream(**ENDLESS)
+    stream.produce_vectors(stream.vectors(60))
+    worker = stream.start()
+    worker.says("batch 1 released")
+    worker.signal(signal.SIGTERM)
+    assert worker.ends() == 0
+    newer = stream.releases()[0].model_copy(update={"batch": 7})
+    producer = plain_producer(stream.settings.kafka)
+    producer.send(stream.settings.stream.releases_topic, value=newer.to_bytes(), partition=0).get(10)
+    producer.close()
+    refused = stream.start()
+    assert refused.ends() == 2
+    assert "batch 7 was released, but the ledger ends at batch 1" in refused.log
+    assert len(stream.own(Reserved)) == 1

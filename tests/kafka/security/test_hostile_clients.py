@@ -1,0 +1,180 @@
+"""Clients that write what no library would: nothing that a record says moves a position or ends a stream."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import confluent_kafka
+import numpy as np
+import pytest
+from kafka import KafkaAdminClient
+from kafka.admin import ConfigResource
+
+from streaming_pca.privacy.ledger.entries import Reserved
+from streaming_pca.service.topics.find import create_topics
+from tests.kafka.child import Strike
+from tests.kafka.security import hostile
+from tests.kafka.stream import Stream, wait_for
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+MakeStream = Callable[..., Stream]
+TWO: dict[str, Any] = {"partitions": 1, "options": {"n_records": 400, "n_batches": 2}}
+
+
+def write(stream: Stream, records: list[bytes], partition: int = 0) -> int:
+    """Write a batch of our own; its base offset."""
+    error, offset = hostile.send(
+        stream.settings.kafka.bootstrap_servers,
+        stream.settings.stream.input,
+        hostile.batch(records),
+        partition,
+    )
+    assert error == 0
+    return offset
+
+
+def ranges(stream: Stream) -> list[tuple[int, int, int]]:
+    """Of each batch, on partition 0."""
+    return [(r.start, r.end, r.count) for e in stream.own(Reserved) for r in e.ranges]
+
+
+def test_a_position_is_none_that_a_record_names(make_stream: MakeStream) -> None:
+    """150 aborted records, 199 honest ones, and one that says that it comes 100 before itself."""
+    stream = make_stream(**TWO)
+    with closing(stream.transactional()) as producer:
+        producer.begin_transaction()
+        for _ in range(150):
+            producer.send(stream.settings.stream.input, b"never", partition=0)
+        producer.flush(30)
+        producer.abort_transaction()
+    x = stream.vectors(400)
+    stream.produce_vectors(x[:199])
+    assert write(stream, [hostile.record(x[199].tobytes(), -100)]) == 350
+    stream.produce_vectors(x[200:])
+    first = stream.start(strike=Strike("publish.5 read back"))
+    assert first.ends() == -signal.SIGKILL, first.log
+    stream.run()
+    assert ranges(stream) == [(0, 351, 200), (351, 551, 200)]
+
+
+@pytest.mark.parametrize("deltas", [(0, 1, 10**6), (0, 1, 2**31 - 1), (0, 1, -50), (0, 0, 0)])
+def test_offsets_that_do_not_exist_are_not_charged(make_stream: MakeStream, deltas: tuple[int, ...]) -> None:
+    """The last records of a batch say where they would like to be."""
+    stream = make_stream(**TWO)
+    x = stream.vectors(400)
+    stream.produce_vectors(x[:197])
+    last = [hostile.record(row.tobytes(), d) for row, d in zip(x[197:200], deltas, strict=True)]
+    assert write(stream, last) == 197
+    stream.produce_vectors(x[200:])
+    stream.run()
+    assert ranges(stream) == [(0, 200, 200), (200, 400, 200)]
+
+
+def test_what_a_client_cannot_parse_is_a_record_in_its_place(make_stream: MakeStream) -> None:
+    stream = make_stream(**TWO)
+    x = stream.vectors(400)
+    long = b"\0\0\0" + hostile.sized(None)
+    value = x[1].tobytes()
+    raw = (len(value) << 1) | 5 << 32
+    odd = [
+        hostile.record(value, attributes=0x80),
+        hostile.record(None, body=long + hostile.unsigned(raw, 5) + value + b"\0"),
+        hostile.record(value, headers=[(b"\xff\xfe", b"x"), (b"content-type", None)]),
+    ]
+    for each in odd:
+        write(stream, [each])
+    stream.produce_vectors(x[3:])
+    stream.run()
+    assert ranges(stream) == [(0, 200, 200), (200, 400, 200)]
+
+
+def test_a_key_counts_whatever_the_headers_are(make_stream: MakeStream) -> None:
+    """A user with a header that is no text in one message has counted with it, and does not again."""
+    stream = make_stream(
+        partitions=1,
+        privacy_unit="user",
+        options={"n_records": 400, "n_batches": 2, "clip_radius": 1e6},
+    )
+    x = stream.vectors(400)
+    names = [b"user %d" % (i % 200) for i in range(400)]
+    for i in range(200):
+        write(stream, [hostile.record(x[i].tobytes(), key=names[i], headers=[(b"\xff", b"1")])])
+    stream.produce_keyed((names[i], x[i].tobytes()) for i in range(200, 400))
+    stream.run()
+    deltas = {
+        m.key: np.frombuffer(m.value, "<u8").reshape(-1, 2)
+        for m in stream.messages(stream.settings.stream.state_topic)
+        if m.key.startswith(b"users.delta")
+    }
+    counted = [int(d.any(axis=1).sum()) for _, d in sorted(deltas.items())]
+    assert counted == [200, 0]
+
+
+@pytest.mark.parametrize("codec", ["gzip", "lz4", "snappy", "zstd"])
+def test_records_from_before_a_topic_was_uncompressed_stop_it_with_one_line(
+    make_stream: MakeStream, codec: str
+) -> None:
+    stream = make_stream(**TWO)
+    name, bootstrap = stream.settings.stream.input, stream.settings.kafka.bootstrap_servers
+    set_compression(bootstrap, name, "producer")
+    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "compression.type": codec})
+    x = stream.vectors(450)
+    for row in x[:50]:
+        producer.produce(name, bytes(1000) + row.tobytes(), partition=0)
+    assert producer.flush(30) == 0
+    set_compression(bootstrap, name, "uncompressed")
+    stream.produce_vectors(x[50:])
+    refused = stream.start()
+    assert refused.ends() == 2, refused.log
+    assert f"are compressed ({codec})" in refused.log
+    assert "kafka-delete-records" in refused.log
+    assert "Traceback" not in refused.log
+    assert not stream.own(Reserved)
+    stream.delete_before({0: 50})
+    stream.run()
+    assert ranges(stream) == [(50, 250, 200), (250, 450, 200)]
+
+
+def set_compression(bootstrap: str, topic: str, value: str) -> None:
+    with KafkaAdminClient(bootstrap_servers=bootstrap) as admin:
+        admin.alter_configs([ConfigResource("topic", topic, {"compression.type": value})])
+
+
+# -- retention, and topics that are made anew ------------------------------------------
+
+
+def test_a_crash_in_the_first_batch_beside_a_quiet_partition(make_stream: MakeStream) -> None:
+    stream = make_stream(partitions=2, options={"n_records": 200, "n_batches": 2})
+    x = stream.vectors(250)
+    stream.produce_vectors(x[:50], to=lambda i: 1)
+    stream.delete_before({1: 50})
+    stream.produce_vectors(x[50:], to=lambda i: 0)
+    killed = stream.start(strike=Strike("reserve.5 read back"))
+    assert killed.ends() == -signal.SIGKILL, killed.log
+    stream.run()
+    assert ranges(stream) == [(0, 100, 100), (100, 200, 100)]
+
+
+def test_an_input_that_is_made_anew_is_noticed_at_the_next_tick(make_stream: MakeStream) -> None:
+    """With the same end offset, and long before partitions are looked for."""
+    stream = make_stream(**TWO, worker={"partitions_seconds": 600.0})
+    x = stream.vectors(400)
+    stream.produce_vectors(x[:250])
+    worker = stream.start()
+    worker.says("batch 1 released")
+    recreate(stream)
+    stream.produce_vectors(x[:250])
+    worker.says("was deleted and created again", 20)
+    assert worker.ends(20) == 2, worker.log
+
+
+def recreate(stream: Stream) -> None:
+    name = stream.settings.stream.input
+    with KafkaAdminClient(bootstrap_servers=stream.settings.kafka.bootstrap_servers) as admin:
+        admin.delete_topics([name])
+        wait_for("the topic to be gone", lambda: name not in admin.list_topics())
+    create_topics(stream.settings.kafka, stream.settings.stream, stream.partitions, 1)

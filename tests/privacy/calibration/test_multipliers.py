@@ -1,0 +1,194 @@
+"""How much noise a promise needs, judged at 60 digits or more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import pairwise
+
+import mpmath
+import pytest
+from dp_accounting import get_sigma_gaussian
+
+from streaming_pca.privacy.calibration.multipliers import (
+    CalibrationError,
+    gaussian_delta,
+    gaussian_multiplier,
+    gaussian_rho,
+    lattice_sigma,
+    pure_epsilon,
+    textbook_multiplier,
+)
+from streaming_pca.privacy.errors import ParameterError
+
+EPSILONS = [1e-6, 1e-3, 0.1, 0.5, 1.0, 3.0, 10.0, 30.0, 100.0]
+DELTAS = [1e-300, 1e-100, 1e-15, 1e-9, 1e-6, 1e-2, 0.3, 0.5]
+
+
+def exact_delta(epsilon: float, multiplier: float | Fraction) -> mpmath.mpf:
+    """Balle and Wang 2018, Theorem 8."""
+    with mpmath.workdps(80):
+        e = mpmath.mpf(epsilon)
+        z = mpmath.mpf(Fraction(multiplier).numerator) / Fraction(multiplier).denominator
+        half = 1 / (2 * z)
+        return mpmath.ncdf(half - e * z) - mpmath.exp(e) * mpmath.ncdf(-half - e * z)
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+@pytest.mark.parametrize("multiplier", [0.1, 0.3, 1.0, 4.0, 50.0, 3000.0])
+def test_delta_is_that_of_the_analytic_gaussian_mechanism(epsilon: float, multiplier: float) -> None:
+    exact = exact_delta(epsilon, multiplier)
+    assert exact <= gaussian_delta(epsilon, multiplier) <= exact * (1 + 1e-15) + 1e-323
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+@pytest.mark.parametrize("delta", DELTAS)
+def test_the_multiplier_is_private_and_tight(epsilon: float, delta: float) -> None:
+    multiplier = gaussian_multiplier(epsilon, delta)
+    assert exact_delta(epsilon, multiplier) <= delta
+    assert exact_delta(epsilon, multiplier * (1 - 1e-12)) > delta
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+@pytest.mark.parametrize("delta", DELTAS)
+def test_the_multiplier_agrees_with_dp_accounting(epsilon: float, delta: float) -> None:
+    """Whose own error at epsilon = 1e-6 is up to 4e-8, on the side of too little noise as well."""
+    tolerance = 1e-7 if epsilon < 1e-3 else 1e-10
+    assert gaussian_multiplier(epsilon, delta) == pytest.approx(
+        get_sigma_gaussian(epsilon, delta), rel=tolerance
+    )
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta"),
+    [(0.1, 0.3), (0.3, 1e-6), (0.07, 0.1), (1e12, 1e-300), (1e-200, 1e-6), (1.0, 5e-324)],
+)
+def test_the_multiplier_is_private_at_the_decimals_that_are_charged(epsilon: float, delta: float) -> None:
+    """Not only at the floats nearest to them; and far out."""
+    with mpmath.workdps(800):
+        e, z = mpmath.mpf(repr(epsilon)), mpmath.mpf(gaussian_multiplier(epsilon, delta))
+        half = 1 / (2 * z)
+        # ncdf rounds its argument to the precision in use, so it is high enough to tell the two apart.
+        reached = mpmath.ncdf(half - e * z) - mpmath.exp(e) * mpmath.ncdf(-half - e * z)
+        promised = min(mpmath.mpf(repr(delta)), mpmath.mpf(delta))
+        assert promised * (1 - mpmath.mpf("1e-8")) <= reached <= promised
+
+
+def test_more_privacy_needs_more_noise() -> None:
+    for delta in DELTAS:
+        assert all(a > b for a, b in pairwise(gaussian_multiplier(e, delta) for e in EPSILONS))
+    for epsilon in EPSILONS:
+        assert all(a > b for a, b in pairwise(gaussian_multiplier(epsilon, d) for d in DELTAS))
+
+
+@pytest.mark.parametrize("delta", [1e-300, 1e-12, 1e-6, 1e-2, 0.5, 0.99])
+def test_the_textbook_multiplier_is_private_wherever_it_is_used(delta: float) -> None:
+    for epsilon in (1e-3, 0.01, 0.5, 1.0):
+        assert textbook_multiplier(epsilon, delta) >= gaussian_multiplier(epsilon, delta)
+    assert textbook_multiplier(2.0, delta) == gaussian_multiplier(2.0, delta)
+
+
+# Pure mechanisms beside a Gaussian.
+
+
+@pytest.mark.parametrize("multiplier", [0.05, 0.3, 1.0, 4.2, 30.0, 1e4, 1e12])
+def test_a_pure_mechanism_at_the_pure_epsilon_is_no_easier_to_tell_than_the_gaussian(
+    multiplier: float,
+) -> None:
+    """Its type II error is nowhere below the Gaussian's; at 1e-9 more epsilon it is, on the diagonal."""
+
+    def margin(epsilon: mpmath.mpf, alpha: mpmath.mpf) -> mpmath.mpf:
+        pure = max(1 - mpmath.exp(epsilon) * alpha, mpmath.exp(-epsilon) * (1 - alpha))
+        quantile = mpmath.sqrt(2) * mpmath.erfinv(1 - 2 * alpha)
+        return pure - mpmath.ncdf(quantile - 1 / mpmath.mpf(multiplier))
+
+    with mpmath.workdps(60):
+        epsilon = mpmath.mpf(pure_epsilon(multiplier))
+        corner = 1 / (1 + mpmath.exp(epsilon))
+        for part in ("1e-9", "0.001", "0.3", "0.9", "0.999999", "1"):
+            assert margin(epsilon, corner * mpmath.mpf(part)) >= 0
+            assert margin(epsilon, 1 - (1 - corner) * mpmath.mpf(part)) >= 0
+        assert margin(epsilon * (1 + mpmath.mpf("1e-9")), 1 / (1 + mpmath.exp(epsilon))) < 0
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 10.0, 100.0])
+@pytest.mark.parametrize("delta", [1e-9, 1e-2])
+@pytest.mark.parametrize("sensitivity", [1.0, 2.0**40])
+@pytest.mark.parametrize("contributions", [1, 3, 1000])
+def test_the_lattice_scale_is_that_of_one_gaussian_and_no_larger(
+    epsilon: float, delta: float, sensitivity: float, contributions: int
+) -> None:
+    """c batches are one Gaussian of sqrt(c) times the sensitivity, whatever the lattice and its values."""
+    sigma = lattice_sigma(epsilon, delta, sensitivity, contributions=contributions)
+    with mpmath.workdps(40):
+        together = mpmath.mpf(sigma) / sensitivity / mpmath.sqrt(contributions)
+    assert exact_delta(epsilon, Fraction(mpmath.nstr(together, 38))) <= delta
+    least = gaussian_multiplier(epsilon, delta) * math.sqrt(contributions) * sensitivity
+    assert sigma <= (1 + 1e-15) * least
+
+
+def test_a_larger_multiplier_is_kept_and_a_smaller_one_refused() -> None:
+    for contributions in (1, 4):
+        needed = gaussian_multiplier(1.0, 1e-6) * math.sqrt(contributions)
+        kept = lattice_sigma(1.0, 1e-6, 2.0**40, 2 * needed, contributions)
+        assert kept == 2 * needed * 2.0**40
+        with pytest.raises(CalibrationError, match="noise multiplier"):
+            lattice_sigma(1.0, 1e-6, 2.0**40, 0.99 * needed, contributions)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(1e-7, 1e-9), (1e-320, 5e-324)])
+def test_a_promise_that_int64_cannot_keep_is_refused(epsilon: float, delta: float) -> None:
+    with pytest.raises(CalibrationError, match="raise epsilon"):
+        lattice_sigma(epsilon, delta, 2.0**40)
+
+
+@pytest.mark.parametrize("multiplier", [0.1, 1.0, 4.2246, 1e4])
+def test_rho_is_rounded_up(multiplier: float) -> None:
+    exact = 1 / (2 * Fraction(multiplier) ** 2)
+    assert exact <= gaussian_rho(multiplier) <= exact * (1 + Fraction(1, 10**14)) + Fraction(1, 10**12)
+
+
+NO_NUMBERS = [0.0, -1.0, math.nan, math.inf, -math.inf, True, "1", None, 10**400]
+NO_SHARES = [0.0, 1.0, -0.1, 1.5, math.nan, math.inf, False, "0.1"]
+CASES: list[tuple[Callable[..., object], dict[str, object], dict[str, list[object]]]] = [
+    (gaussian_delta, {"epsilon": 1.0, "multiplier": 1.0}, {"epsilon": NO_NUMBERS, "multiplier": NO_NUMBERS}),
+    (gaussian_multiplier, {"epsilon": 1.0, "delta": 0.1}, {"epsilon": NO_NUMBERS, "delta": NO_SHARES}),
+    (textbook_multiplier, {"epsilon": 1.0, "delta": 0.1}, {"epsilon": NO_NUMBERS, "delta": NO_SHARES}),
+    (pure_epsilon, {"multiplier": 1.0}, {"multiplier": [*NO_NUMBERS, 1e-300]}),
+    (gaussian_rho, {"multiplier": 1.0}, {"multiplier": NO_NUMBERS}),
+    (
+        lattice_sigma,
+        {"epsilon": 1.0, "delta": 1e-6, "sensitivity": 2.0**40},
+        {
+            "epsilon": [*NO_NUMBERS, 1e13],
+            "delta": NO_SHARES,
+            "sensitivity": NO_NUMBERS,
+            "multiplier": [n for n in NO_NUMBERS if n is not None],
+            "contributions": [0, -1, 1.5, math.nan, True],
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "good", "name", "bad"),
+    [
+        (function, good, name, bad)
+        for function, good, wrong in CASES
+        for name, values in wrong.items()
+        for bad in values
+    ],
+)
+def test_a_parameter_out_of_its_range_is_named(
+    function: Callable[..., object], good: dict[str, object], name: str, bad: object
+) -> None:
+    function(**good)
+    with pytest.raises(ParameterError, match=f"^{name} must "):
+        function(**{**good, name: bad})
+
+
+def test_the_smallest_epsilon_has_a_multiplier() -> None:
+    """At epsilon = 0 delta is 2 Phi(1/(2 z)) - 1: about 0.4/z."""
+    for delta in (1e-3, 1e-300):
+        assert gaussian_multiplier(math.ulp(0.0), delta) * delta == pytest.approx(0.3989422804, rel=1e-6)

@@ -1,0 +1,937 @@
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import mpmath
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streaming_pca.privacy.ledger.entries import (
+    Abandoned,
+    Cap,
+    Charged,
+    Committed,
+    LedgerEntry,
+    OffsetRange,
+    OffsetSpan,
+    Opened,
+    Paused,
+    Released,
+    Reserved,
+    Resumed,
+    Retired,
+    decode_entry,
+    encode_entry,
+    entry_hash,
+)
+from streaming_pca.privacy.ledger.ledger import (
+    BatchStatus,
+    BudgetExceeded,
+    JobLedger,
+    JobStatus,
+    Ledger,
+    Verdict,
+    within_cap,
+)
+from streaming_pca.privacy.parameters import Charge
+
+ONE = Charge(epsilon=1, delta="1e-6")
+PROMISE = {"epsilon": 0.25, "delta": 0.0, "rank": 2}
+# What it costs of rho, 5e-7, is below every rho that is claimed here.
+PARAMETERS = {"mechanism": "private-oja", "sigma_over_sensitivity": 1000.0}
+OF_USERS = PROMISE | {"privacy_unit": "user", "contributions_per_user": 3}
+
+
+def span(start: int, end: int, partition: int = 0, count: int | None = None) -> OffsetRange:
+    return OffsetRange(
+        partition=partition, start=start, end=end, count=end - start if count is None else count
+    )
+
+
+STANDINGS: dict[str, Any] = {"pause": Paused, "resume": Resumed, "retire": Retired}
+
+
+class Writer:
+    """A log and its replay; writes entries whose chains are right unless told otherwise."""
+
+    def __init__(self, epsilon: Any = 2, delta: Any = 1, rule: Any = "basic", topic_id: str = "T") -> None:
+        self.topic_id = topic_id
+        self.log: list[LedgerEntry] = []
+        self.verdicts: list[Verdict] = []
+        self.ledger = Ledger(topic_id)
+        self.put(Opened(topic_id=topic_id, topic="in", cap=Cap(epsilon=epsilon, delta=delta), filter=rule))
+
+    def put(self, entry: LedgerEntry) -> Verdict:
+        self.log.append(entry)
+        self.verdicts.append(self.ledger.apply(entry))
+        return self.verdicts[-1]
+
+    def _of_job(self, job: str, previous: str | None) -> dict[str, Any]:
+        head = self.ledger.job(job).head
+        return {"topic_id": self.topic_id, "job": job, "previous": head if previous is None else previous}
+
+    def _common(self, job: str, batch: int | None, previous: str | None) -> dict[str, Any]:
+        batch = max(self.ledger.job(job).batch, 1) if batch is None else batch
+        return self._of_job(job, previous) | {"batch": batch}
+
+    def reserved(
+        self,
+        job: str,
+        *ranges: OffsetRange,
+        charge: Charge = ONE,
+        promise: dict[str, Any] = PROMISE,
+        parameters: dict[str, Any] = PARAMETERS,
+        batch: int | None = None,
+        previous: str | None = None,
+    ) -> Reserved:
+        batch = self.ledger.job(job).batch + 1 if batch is None else batch
+        return Reserved(
+            **self._common(job, batch, previous),
+            ranges=ranges,
+            promise=promise,
+            parameters=parameters,
+            charge=charge,
+        )
+
+    def reserve(self, job: str, *ranges: OffsetRange, **more: Any) -> Verdict:
+        return self.put(self.reserved(job, *ranges, **more))
+
+    def commit(self, job: str, batch: int | None = None, previous: str | None = None) -> Verdict:
+        known = self._common(job, batch, previous)
+        return self.put(Committed(**known, state_digest=f"state {job} {known['batch']}"))
+
+    def abandon(self, job: str, batch: int | None = None, previous: str | None = None) -> Verdict:
+        return self.put(Abandoned(**self._common(job, batch, previous), reason="retention"))
+
+    def release(self, job: str, batch: int | None = None, digest: str = "d") -> Verdict:
+        return self.put(Released(**self._common(job, batch, None), release_digest=digest))
+
+    def stand(self, job: str, action: str, previous: str | None = None) -> Verdict:
+        """Pause, resume or retire."""
+        return self.put(STANDINGS[action](**self._of_job(job, previous), reason=action))
+
+    def charged(
+        self, job: str, *ranges: OffsetSpan, charge: Charge = ONE, previous: str | None = None
+    ) -> Charged:
+        spans = [OffsetSpan(partition=r.partition, start=r.start, end=r.end) for r in ranges]
+        return Charged(**self._of_job(job, previous), ranges=spans, charge=charge, reason="elsewhere")
+
+    def charge(self, job: str, *ranges: OffsetSpan, **more: Any) -> Verdict:
+        return self.put(self.charged(job, *ranges, **more))
+
+    def answer(self, job: str, *ranges: OffsetRange, **more: Any) -> None:
+        """A whole batch."""
+        assert self.reserve(job, *ranges, **more).accepted
+        assert self.commit(job).accepted
+        assert self.release(job).accepted
+
+
+# -------------------------------------------------------------------------------------- drawn logs
+
+COSTS = [
+    ONE,
+    Charge(epsilon="1/3", delta=0, rho="1/18"),
+    Charge(epsilon=1, delta=0, rho="1/2"),
+    Charge.unbounded(),
+]
+# Below the promise, or below what the mechanism costs.
+TOO_LITTLE = [
+    Charge(epsilon="1/5", delta=1),
+    Charge(epsilon=1, delta=0, rho=0),
+    Charge(epsilon=1, delta=1, rho="4e-7"),
+    Charge.nothing(),
+]
+CAPS = [(1, 1), (2, "1e-6"), ("4/3", "2e-6"), (3, "1e-3"), ("inf", "inf"), ("inf", 0), (2, 0), (0, 1)]
+
+
+EVERYTHING = [
+    *("reserve", "commit", "abandon", "release", "charge"),
+    *("pause", "resume", "retire", "open", "other life"),
+]
+
+
+def sensible(job: str, known: JobLedger) -> list[str]:
+    """What a sound writer may write next."""
+    match known.standing:
+        case JobStatus.RETIRED:
+            return ["rest"]
+        case JobStatus.PAUSED:
+            standing, new = ["resume"], []
+        case _:
+            standing, new = ["pause"], ["charge" if job == "c" else "reserve"] * 4
+    match known.phase:
+        case BatchStatus.RESERVED:
+            return ["commit", "commit", "abandon", *standing]
+        case BatchStatus.COMMITTED:
+            return ["release", "release", *standing]
+    return [*new, *standing, "retire"]
+
+
+@st.composite
+def drawn_ranges(draw: st.DrawFn, ends: dict[int, int], odd: bool) -> list[OffsetRange]:
+    """Ranges that begin where others end; impossible ones too where they may be odd."""
+    ranges = []
+    for partition in draw(st.sampled_from([(0,), (1,), (0, 1), (1, 0), *([()] * odd)])):
+        start = ends.get(partition, 0) + draw(st.integers(-2 if odd else 0, 1))
+        length = draw(st.integers(-1 if odd else 1, 3))
+        start = max(start, 0)
+        count = draw(st.integers(0 if odd else 1, max(length, 0) + odd))
+        ranges.append(span(start, max(start + length, 0), partition, count))
+    if odd and ranges and draw(st.booleans()):
+        ranges.append(ranges[0])
+    return ranges
+
+
+@st.composite
+def drawn_logs(draw: st.DrawFn, sound: bool = False) -> Writer:
+    """A log of jobs of messages (a, b) and of users (u, v) and one that charges (c).
+
+    Unless it is sound, with entries no sound writer writes.
+    """
+    epsilon, delta = draw(st.sampled_from(CAPS))
+    writer = Writer(epsilon, delta, draw(st.sampled_from(["basic", "zcdp"])))
+    steps = draw(st.integers(0, 24))
+    for _ in range(steps):
+        odd = (not sound) and draw(st.integers(0, 5)) == 0
+        job = draw(st.sampled_from("abcuv"))
+        known = writer.ledger.job(job)
+        wrong: dict[str, Any] = {}
+        if odd:
+            others = [writer.ledger.job(other).head for other in "abcuv" if other != job]
+            wrong = draw(
+                st.fixed_dictionaries(
+                    {},
+                    optional={
+                        "batch": st.integers(max(known.batch - 1, 1), known.batch + 2),
+                        "previous": st.sampled_from(["", "no hash", known.head, *others]),
+                    },
+                )
+            )
+        if sound and known.phase is BatchStatus.COMMITTED:
+            writer.release(job)
+            continue
+        match draw(st.sampled_from(EVERYTHING if odd else sensible(job, known))):
+            case "reserve":
+                ranges = draw(drawn_ranges(known.ends, odd))
+                promise = OF_USERS if job in "uv" else PROMISE
+                if odd and draw(st.booleans()):
+                    promise = draw(st.sampled_from([{"rank": 3}, PROMISE, OF_USERS]))
+                cost = draw(st.sampled_from(COSTS + TOO_LITTLE * odd))
+                if odd and draw(st.booleans()):
+                    wrong["parameters"] = {"mechanism": "of another day"}
+                writer.reserve(job, *ranges, charge=cost, promise=promise, **wrong)
+            case "charge":
+                wrong.pop("batch", None)
+                cost = draw(st.sampled_from(COSTS + TOO_LITTLE))
+                writer.charge(job, *draw(drawn_ranges({}, odd)), charge=cost, **wrong)
+            case "pause" | "resume" | "retire" as action:
+                writer.stand(job, action, wrong.get("previous"))
+            case "commit":
+                writer.commit(job, **wrong)
+            case "abandon":
+                writer.abandon(job, **wrong)
+            case "release":
+                writer.release(job)
+            case "open":
+                writer.put(writer.log[0].model_copy(update={"cap": Cap(epsilon=99, delta=1)}))
+            case "other life":
+                writer.put(writer.reserved(job, span(0, 9)).model_copy(update={"topic_id": "U"}))
+    return writer
+
+
+# ------------------------------------------------------------------------------------- naive model
+
+
+@dataclass
+class Naive:
+    """The ledger's rules, record by record, without hashes that are computed twice or intervals."""
+
+    topic_id: str
+    opened: Opened | None = None
+    heads: dict[str, str] = field(default_factory=dict)
+    batches: dict[str, list[list[Any]]] = field(default_factory=dict)
+    written: dict[str, list[str]] = field(default_factory=dict)
+    spent: dict[tuple[int, int], list[Charge]] = field(default_factory=dict)
+    of_users: dict[str, list[Charge]] = field(default_factory=dict)
+
+    def everywhere(self, job: str = "", more: tuple[Charge, ...] = ()) -> list[Charge]:
+        """A charge for each job of users: the largest of all that it reserved, and of ``more`` by one."""
+        named = {name: list(charges) for name, charges in self.of_users.items()}
+        if job:
+            named.setdefault(job, []).extend(more)
+        return [largest(charges) for charges in named.values()]
+
+    def bears(self, record: tuple[int, int]) -> Charge:
+        return sum([*self.spent.get(record, []), *self.everywhere()], Charge.nothing())
+
+    def take(self, entry: LedgerEntry) -> bool:
+        if entry.topic_id != self.topic_id:
+            return False
+        if isinstance(entry, Opened):
+            if self.opened is not None:
+                return False
+            self.opened = entry
+            return True
+        if self.opened is None or entry.previous != self.heads.get(entry.job, entry_hash(self.opened)):
+            return False
+        self.heads[entry.job] = entry_hash(entry)
+        mine, kinds = self.batches.setdefault(entry.job, []), self.written.setdefault(entry.job, [])
+        accepted = self.judge(entry, mine, kinds, self.opened)
+        if accepted:
+            kinds.append(entry.kind)
+        return accepted
+
+    def judge(self, entry: Any, mine: list[list[Any]], kinds: list[str], opened: Opened) -> bool:
+        turns = [kind for kind in kinds if kind in ("PAUSED", "RESUMED", "RETIRED")]
+        paused, retired = turns[-1:] == ["PAUSED"], "RETIRED" in turns
+        match entry.kind:
+            case "RESERVED":
+                return not (paused or retired or "CHARGED" in kinds) and self.reserve(entry, mine, opened)
+            case "CHARGED":
+                return not (paused or retired or mine) and self.spend(entry, opened)
+            case "PAUSED":
+                return not paused and not retired
+            case "RESUMED":
+                return paused
+            case "RETIRED":
+                return not retired and not (mine and mine[-1][1] in ("RESERVED", "COMMITTED"))
+        wanted = "COMMITTED" if isinstance(entry, Released) else "RESERVED"
+        if not mine or mine[-1][0].batch != entry.batch or mine[-1][1] != wanted:
+            return False
+        mine[-1][1] = entry.kind
+        return True
+
+    def reserve(self, entry: Reserved, mine: list[list[Any]], opened: Opened) -> bool:
+        earlier = [r for reserved, _ in mine for r in reserved.ranges]
+        if mine and (mine[-1][1] == "RESERVED" or mine[0][0].promise != entry.promise):
+            return False
+        if entry.batch != len(mine) + 1 or any(r.count > r.end - r.start for r in entry.ranges):
+            return False
+        if not entry.ranges or any(not r.count for r in entry.ranges) or not self.covers(entry, opened):
+            return False
+        if any(e.partition == r.partition and r.start < e.end for r in entry.ranges for e in earlier):
+            return False
+        if entry.promise.get("privacy_unit") == "user":
+            if not self.spend_everywhere(entry, opened):
+                return False
+        elif not self.spend(entry, opened):
+            return False
+        mine.append([entry, "RESERVED"])
+        return True
+
+    @staticmethod
+    def covers(entry: Reserved, opened: Opened) -> bool:
+        """Whether the charge is what the entry says of itself, by the few promises and mechanisms drawn."""
+        charge = entry.charge
+        if "epsilon" not in entry.promise or charge.epsilon < Fraction(1, 4):
+            return False
+        if charge.rho is None or (entry.parameters != PARAMETERS and opened.filter == "basic"):
+            return True
+        batches = entry.promise.get("contributions_per_user", 1)
+        return entry.parameters == PARAMETERS and charge.rho >= batches * Fraction(1, 2 * 10**6)
+
+    def spend(self, entry: Reserved | Charged, opened: Opened) -> bool:
+        if len({r.partition for r in entry.ranges}) != len(entry.ranges):
+            return False
+        if any(r.end < r.start for r in entry.ranges):
+            return False
+        records = [(r.partition, o) for r in entry.ranges for o in range(r.start, r.end)]
+        for record in records:
+            charges = [*self.spent.get(record, []), *self.everywhere(), entry.charge]
+            if not naive_within(charges, opened):
+                return False
+        for record in records:
+            self.spent.setdefault(record, []).append(entry.charge)
+        return True
+
+    def spend_everywhere(self, entry: Reserved, opened: Opened) -> bool:
+        if len({r.partition for r in entry.ranges}) != len(entry.ranges):
+            return False
+        if any(r.end < r.start for r in entry.ranges):
+            return False
+        after = self.everywhere(entry.job, (entry.charge,))
+        # An empty list is a record that no job has read.
+        if not all(naive_within([*charges, *after], opened) for charges in [[], *self.spent.values()]):
+            return False
+        self.of_users.setdefault(entry.job, []).append(entry.charge)
+        return True
+
+
+def largest(charges: list[Charge]) -> Charge:
+    rhos = [c.rho for c in charges]
+    return Charge(
+        epsilon=max(c.epsilon for c in charges),
+        delta=max(c.delta for c in charges),
+        rho=None if None in rhos else max(rho for rho in rhos if rho is not None),
+    )
+
+
+def naive_within(charges: list[Charge], opened: Opened) -> bool:
+    cap = opened.cap
+    if opened.filter == "basic":
+        return sum(c.epsilon for c in charges) <= cap.epsilon and sum(c.delta for c in charges) <= cap.delta
+    if cap.epsilon == math.inf:
+        return True
+    if any(c.rho in (None, math.inf) for c in charges):
+        return False
+    rho = sum(Fraction(c.rho) for c in charges)  # type: ignore[arg-type]
+    return rho == 0 or cap.delta >= 1 or exact_zcdp(rho, Fraction(cap.epsilon), Fraction(cap.delta))
+
+
+def exact_zcdp(rho: Fraction, epsilon: Fraction, delta: Fraction) -> bool:
+    """rho + 2 sqrt(rho ln(1/delta)) <= epsilon, with 200 digits."""
+    if delta == 0:
+        return False
+    with mpmath.workdps(200):
+        r, e, d = (mpmath.mpf(x.numerator) / x.denominator for x in (rho, epsilon, delta))
+        return bool(r + 2 * mpmath.sqrt(r * mpmath.log(1 / d)) <= e)
+
+
+@settings(deadline=None)
+@given(drawn_logs())
+def test_the_ledger_rules_as_a_model_that_counts_every_record(writer: Writer) -> None:
+    naive = Naive("T")
+    assert [naive.take(entry) for entry in writer.log] == [v.accepted for v in writer.verdicts]
+    ledger = writer.ledger
+    for partition in (0, 1, 2):
+        for offset in range(60):
+            assert ledger.spent(partition, offset) == naive.bears((partition, offset))
+    assert ledger.everywhere == sum(naive.everywhere(), Charge.nothing())
+    of_records = [sum(charges, Charge.nothing()) for charges in naive.spent.values()]
+    assert ledger.most_charged() == largest([Charge.nothing(), *of_records]) + ledger.everywhere
+    for job, head in naive.heads.items():
+        known, mine = ledger.job(job), naive.batches[job]
+        assert known.head == head
+        assert known.batch == len(mine)
+        phases = Counter(phase for _, phase in mine)
+        assert known.phase == (mine[-1][1].lower() if mine else "none")
+        assert known.committed == phases["COMMITTED"] + phases["RELEASED"]
+        assert known.abandoned == phases["ABANDONED"]
+        assert known.released == phases["RELEASED"]
+        assert known.records_abandoned == sum(r.count for r, phase in mine if phase == "ABANDONED")
+        kinds = naive.written[job]
+        assert known.charges == kinds.count("CHARGED")
+        assert (known.standing is JobStatus.RETIRED) == ("RETIRED" in kinds)
+        assert (known.standing is JobStatus.PAUSED) == (
+            "RETIRED" not in kinds and kinds.count("PAUSED") > kinds.count("RESUMED")
+        )
+
+
+@settings(deadline=None)
+@given(drawn_logs(), st.data())
+def test_a_dry_run_changes_nothing_and_says_what_replay_says(writer: Writer, data: st.DataObject) -> None:
+    ledger = Ledger("T")
+    for entry, verdict in zip(writer.log, writer.verdicts, strict=True):
+        before = copy.deepcopy(vars(ledger))
+        assert ledger.judge(entry) == verdict
+        assert vars(ledger) == before
+        assert ledger.apply(entry) == verdict
+
+
+@settings(deadline=None)
+@given(drawn_logs())
+def test_replay_of_the_bytes_gives_every_reader_the_same_answer(writer: Writer) -> None:
+    again = Ledger("T")
+    assert [again.apply(decode_entry(encode_entry(entry))) for entry in writer.log] == writer.verdicts
+    assert again.jobs == writer.ledger.jobs
+    assert again.spend == writer.ledger.spend
+    assert again.everywhere == writer.ledger.everywhere
+
+
+@settings(deadline=None)
+@given(drawn_logs())
+def test_a_job_charges_no_record_twice(writer: Writer) -> None:
+    seen: set[tuple[str, int, int]] = set()
+    for entry, verdict in zip(writer.log, writer.verdicts, strict=True):
+        if isinstance(entry, Reserved) and verdict.accepted:
+            records = {(entry.job, r.partition, o) for r in entry.ranges for o in range(r.start, r.end)}
+            assert not records & seen
+            seen |= records
+
+
+# ------------------------------------------------------------------------------------ single claims
+
+
+def test_a_reservation_that_would_pass_the_cap_is_void_for_everyone() -> None:
+    log = Writer(epsilon="3/2")
+    log.answer("a", span(0, 5))
+    late = log.reserved("b", span(4, 9))
+    with pytest.raises(
+        BudgetExceeded, match=r"asked epsilon 1.*already charged epsilon 1.*cap is epsilon 3/2"
+    ):
+        log.ledger.check_budget(late)
+    verdict = log.put(late)
+    assert not verdict.accepted
+    assert "the cap is" in verdict.reason
+    assert [log.ledger.spent(0, o).epsilon for o in (3, 4, 5, 8)] == [1, 1, 0, 0]
+    assert log.ledger.job("b").batch == 0
+
+
+def test_one_record_over_the_cap_voids_the_whole_reservation() -> None:
+    log = Writer(epsilon=1)
+    log.answer("a", span(7, 8, partition=1))
+    assert not log.reserve("b", span(0, 100), span(0, 100, partition=1)).accepted
+    assert log.ledger.spent(0, 50) == Charge.nothing()
+
+
+def test_charges_fill_the_cap_exactly() -> None:
+    log = Writer(epsilon=1)
+    for job in "abc":
+        assert log.reserve(job, span(0, 1), charge=Charge(epsilon="1/3", delta=0)).accepted
+    assert log.ledger.spent(0, 0).epsilon == 1
+    little = Charge(epsilon="1e-30", delta=0)
+    late = log.reserve("d", span(0, 1), charge=little, promise=PROMISE | {"epsilon": 1e-30})
+    assert "the cap is" in late.reason
+
+
+def test_a_delta_above_the_cap_is_refused_like_an_epsilon() -> None:
+    log = Writer(epsilon=9, delta="1e-6")
+    assert log.reserve("a", span(0, 1)).accepted
+    late = log.reserve("b", span(0, 1), charge=Charge(epsilon="1/4", delta="1e-9"))
+    assert "the cap is" in late.reason
+
+
+def test_a_void_entry_moves_its_jobs_chain_and_nothing_else() -> None:
+    log = Writer(epsilon=1)
+    log.answer("a", span(0, 5))
+    void = log.reserved("b", span(0, 5))
+    log.put(void)
+    assert log.ledger.job("b") == JobLedger(head=entry_hash(void))
+    assert log.reserve("b", span(5, 9)).accepted
+    assert log.ledger.job("b").batch == 1
+
+
+def test_an_entry_off_the_chain_moves_nothing() -> None:
+    log = Writer()
+    log.reserve("a", span(0, 5))
+    head = log.ledger.head("a")
+    assert "hash chain" in log.commit("a", previous="forged").reason
+    assert log.ledger.head("a") == head
+    assert log.commit("a").accepted
+
+
+def test_the_first_answer_to_a_batch_counts() -> None:
+    log = Writer()
+    log.reserve("a", span(0, 5))
+    first = log.ledger.head("a")
+    assert log.commit("a").accepted
+    assert not log.commit("a", previous=first).accepted
+    assert not log.commit("a").accepted
+    assert not log.abandon("a").accepted
+    assert log.ledger.job("a").phase is BatchStatus.COMMITTED
+
+
+def test_an_abandoned_batch_keeps_its_charge_and_gets_no_answer() -> None:
+    log = Writer(epsilon=1)
+    log.reserve("a", span(0, 5))
+    assert log.abandon("a").accepted
+    assert not log.commit("a").accepted
+    assert not log.release("a").accepted
+    assert log.ledger.spent(0, 2).epsilon == 1
+    assert not log.reserve("b", span(2, 3)).accepted
+    assert "overlaps" in log.reserve("a", span(4, 6)).reason
+    assert log.reserve("a", span(5, 6)).accepted
+
+
+def test_a_release_needs_a_committed_batch() -> None:
+    log = Writer()
+    assert not log.release("a", batch=1).accepted
+    log.reserve("a", span(0, 5))
+    assert "is reserved, not committed" in log.release("a").reason
+    log.commit("a")
+    assert not log.release("a", batch=2).accepted
+    assert log.release("a").accepted
+    assert not log.release("a").accepted
+
+
+def test_a_batch_must_end_before_the_next_begins() -> None:
+    log = Writer()
+    log.reserve("a", span(0, 5))
+    assert "still open" in log.reserve("a", span(5, 9)).reason
+    assert "does not follow" in _after_commit(log).reserve("a", span(5, 9), batch=3).reason
+    assert "does not follow" in log.reserve("a", span(5, 9), batch=1).reason
+
+
+def _after_commit(log: Writer) -> Writer:
+    log.commit("a")
+    return log
+
+
+@pytest.mark.parametrize(
+    ("ranges", "reason"),
+    [
+        ([span(4, 9)], "overlaps"),
+        ([span(0, 1)], "overlaps"),
+        ([span(5, 7), span(7, 9)], "appears twice"),
+        ([span(9, 7, count=0)], "impossible"),
+        ([span(5, 7, count=3)], "impossible"),
+        ([span(5, 9), span(2, 3, partition=1)], "partition 1 overlaps"),
+    ],
+)
+def test_overlapping_or_impossible_ranges_are_void(ranges: list[OffsetRange], reason: str) -> None:
+    log = Writer()
+    log.answer("a", span(0, 5), span(0, 3, partition=1))
+    assert reason in log.reserve("a", *ranges).reason
+    assert log.reserve("a", span(5, 7), span(8, 9, partition=1)).accepted
+
+
+def test_a_changed_promise_is_void_and_names_what_changed() -> None:
+    log = Writer()
+    log.answer("a", span(0, 5))
+    assert log.reserve("a", span(5, 9), promise={"epsilon": 2.0, "dim": 7}).reason == (
+        "the job's privacy contract changed: delta, dim, epsilon, rank"
+    )
+    assert log.reserve("b", span(0, 5), promise={"epsilon": 0.5, "delta": 1e-6}).accepted
+
+
+def test_an_entry_of_another_topic_id_counts_for_nothing() -> None:
+    log = Writer()
+    other = log.reserved("a", span(0, 5)).model_copy(update={"topic_id": "U"})
+    assert "other topic id" in log.put(other).reason
+    assert log.ledger.jobs == {}
+    assert log.ledger.spent(0, 0) == Charge.nothing()
+
+
+def test_the_first_opened_fixes_the_cap() -> None:
+    log = Writer(epsilon=1)
+    assert not log.put(Opened(topic_id="T", topic="in", cap=Cap(epsilon=9, delta=1))).accepted
+    assert log.ledger.opened is not None
+    assert log.ledger.opened.cap.epsilon == 1
+
+
+def test_nothing_counts_before_opened() -> None:
+    ledger = Ledger("T")
+    assert ledger.apply(Writer().reserved("a", span(0, 5))) == Verdict(False, "the ledger is not open")
+    assert ledger.jobs == {}
+
+
+def test_an_estimator_that_is_not_private_needs_an_infinite_cap() -> None:
+    log = Writer(epsilon=100)
+    assert not log.reserve("plain", span(0, 5), charge=Charge.unbounded()).accepted
+    free = Writer(epsilon="inf", delta="inf")
+    assert free.reserve("plain", span(0, 5), charge=Charge.unbounded()).accepted
+    assert free.ledger.spent(0, 4) == Charge.unbounded()
+    assert free.reserve("a", span(0, 5)).accepted
+    assert free.ledger.spent(0, 4).epsilon == math.inf
+
+
+# --------------------------------------------------------------------------- jobs of users
+
+
+def reserve_users(log: Writer, job: str, *ranges: OffsetRange, **more: Any) -> Verdict:
+    return log.reserve(job, *ranges, promise=OF_USERS, **more)
+
+
+def test_a_job_of_users_charges_every_record_once() -> None:
+    log = Writer(epsilon=1)
+    for batch in range(3):
+        log.answer("u", span(5 * batch, 5 * batch + 5, partition=batch), promise=OF_USERS)
+    assert log.ledger.everywhere == ONE
+    for record in ((0, 0), (0, 10**12), (7, 0)):
+        assert log.ledger.spent(*record) == log.ledger.job("u").spent(*record) == ONE
+    assert log.ledger.most_charged() == log.ledger.job("u").most_charged() == ONE
+
+
+def test_two_jobs_of_users_on_disjoint_ranges_compose() -> None:
+    log = Writer(epsilon="3/2")
+    assert reserve_users(log, "u", span(0, 5)).accepted
+    verdict = reserve_users(log, "v", span(0, 5, partition=1))
+    assert "every record, read or not: asked epsilon 1" in verdict.reason
+    half = Charge(epsilon="1/2", delta=0)
+    assert reserve_users(log, "v", span(0, 5, partition=1), charge=half).accepted
+    assert log.ledger.everywhere.epsilon == Fraction(3, 2)
+
+
+def test_a_job_of_users_is_held_against_the_most_charged_record_anywhere() -> None:
+    log = Writer(epsilon="3/2")
+    log.answer("a", span(7, 8, partition=3))
+    assert "partition 3, offsets 7 to 8" in reserve_users(log, "u", span(0, 5)).reason
+    assert log.ledger.everywhere == Charge.nothing()
+
+
+def test_a_record_is_held_against_what_jobs_of_users_charged_before_it_came() -> None:
+    log = Writer(epsilon="3/2")
+    reserve_users(log, "u", span(0, 5))
+    assert "already charged epsilon 1" in log.reserve("a", span(10**9, 10**9 + 1)).reason
+    assert "already charged epsilon 1" in log.charge("census", span(0, 5)).reason
+
+
+def test_the_largest_charge_of_a_job_of_users_stands_for_all_its_batches() -> None:
+    log = Writer(epsilon=3)
+    for epsilon, delta in (("1", "2e-6"), ("2", "1e-6"), ("1", "1e-6")):
+        log.answer(
+            "u",
+            span(*[log.ledger.job("u").ends.get(0, 0) + i for i in (0, 5)]),
+            promise=OF_USERS,
+            charge=Charge(epsilon=epsilon, delta=delta),
+        )
+    assert log.ledger.everywhere == Charge(epsilon=2, delta="2e-6")
+    assert reserve_users(log, "v", span(0, 5)).accepted
+    late = log.reserved("u", span(20, 25), promise=OF_USERS, charge=Charge(epsilon=3, delta=0))
+    log.abandon("v")
+    assert "asked epsilon 3" in log.put(late).reason
+    assert log.ledger.everywhere.epsilon == 3
+
+
+def test_a_void_reservation_of_users_charges_nobody() -> None:
+    log = Writer(epsilon="1/2")
+    assert not reserve_users(log, "u", span(0, 5)).accepted
+    assert log.ledger.everywhere == Charge.nothing()
+    assert log.reserve("a", span(0, 5), charge=Charge(epsilon="1/2", delta=0)).accepted
+
+
+def test_batches_of_a_job_of_users_never_overlap_either() -> None:
+    log = Writer(epsilon=9)
+    log.answer("u", span(0, 5), promise=OF_USERS)
+    assert "overlaps" in reserve_users(log, "u", span(4, 9)).reason
+
+
+def test_the_unit_of_a_job_never_changes() -> None:
+    log = Writer(epsilon=9)
+    log.answer("u", span(0, 5), promise=OF_USERS)
+    log.answer("a", span(0, 5))
+    assert "privacy contract changed" in log.reserve("u", span(5, 9)).reason
+    assert "privacy contract changed" in reserve_users(log, "a", span(5, 9)).reason
+
+
+def test_an_unread_record_is_held_against_what_every_record_bears() -> None:
+    log = Writer(epsilon="3/2")
+    log.ledger.check_unread(ONE)
+    reserve_users(log, "u", span(0, 5))
+    with pytest.raises(BudgetExceeded, match="every record, read or not"):
+        log.ledger.check_unread(ONE)
+    log.ledger.check_everywhere("u", ONE)
+    with pytest.raises(BudgetExceeded, match="every record, read or not"):
+        log.ledger.check_everywhere("v", ONE)
+
+
+def test_a_refusal_under_zcdp_names_the_rhos() -> None:
+    log = Writer(epsilon="1/10", delta="1e-6", rule="zcdp")
+    costly = Charge(epsilon=1, delta="1e-6", rho="1/50")
+    assert (
+        "asked epsilon 1, delta 1/1000000, rho 1/50; already"
+        in log.reserve("a", span(0, 5), charge=costly).reason
+    )
+    assert "rho not claimed" in log.reserve("a", span(0, 5)).reason
+
+
+# ------------------------------------------------------------- pausing, resuming, retiring, charging
+
+
+def test_a_paused_job_reserves_nothing_until_it_is_resumed() -> None:
+    log = Writer()
+    log.answer("a", span(0, 5))
+    assert log.stand("a", "pause").accepted
+    assert log.reserve("a", span(5, 9)).reason == "the job is paused"
+    assert log.ledger.spent(0, 5) == Charge.nothing()
+    assert log.stand("a", "resume").accepted
+    assert log.reserve("a", span(5, 9)).accepted
+
+
+def test_a_job_can_be_paused_before_its_first_batch() -> None:
+    log = Writer()
+    assert log.stand("a", "pause", previous=entry_hash(log.log[0])).accepted
+    assert not log.reserve("a", span(0, 5)).accepted
+    assert log.stand("a", "resume").accepted
+    assert log.reserve("a", span(0, 5)).accepted
+
+
+def test_an_open_batch_may_end_while_its_job_is_paused() -> None:
+    for end in ("commit", "abandon"):
+        log = Writer()
+        log.reserve("a", span(0, 5))
+        log.stand("a", "pause")
+        if end == "commit":
+            assert log.commit("a").accepted
+            assert log.release("a").accepted
+        else:
+            assert log.abandon("a").accepted
+        assert log.ledger.job("a").standing is JobStatus.PAUSED
+
+
+def test_a_retired_job_never_reserves_again() -> None:
+    log = Writer()
+    log.answer("a", span(0, 5))
+    assert log.stand("a", "retire").accepted
+    assert log.reserve("a", span(5, 9)).reason == "the job is retired"
+    for action in STANDINGS:
+        assert log.stand("a", action).reason == "the job is retired, which is final"
+    assert log.ledger.spent(0, 4) == ONE
+
+
+def test_a_paused_job_can_be_retired() -> None:
+    log = Writer()
+    log.stand("a", "pause")
+    assert log.stand("a", "retire").accepted
+
+
+def test_a_job_is_not_retired_over_an_open_or_unpublished_batch() -> None:
+    log = Writer()
+    log.reserve("a", span(0, 5))
+    assert "batch 1 is reserved" in log.stand("a", "retire").reason
+    log.commit("a")
+    assert "batch 1 is committed" in log.stand("a", "retire").reason
+    log.release("a")
+    assert log.stand("a", "retire").accepted
+
+
+@pytest.mark.parametrize(("before", "action"), [((), "resume"), (("pause",), "pause")])
+def test_a_standing_changes_only_to_another(before: tuple[str, ...], action: str) -> None:
+    log = Writer()
+    for each in before:
+        log.stand("a", each)
+    standing = log.ledger.job("a").standing
+    assert not log.stand("a", action).accepted
+    assert log.ledger.job("a").standing is standing
+
+
+def test_one_jobs_standing_is_not_anothers() -> None:
+    log = Writer()
+    log.stand("a", "retire")
+    assert log.reserve("b", span(0, 5)).accepted
+
+
+def test_a_charge_for_a_release_elsewhere_counts_like_a_batch() -> None:
+    log = Writer(epsilon=2)
+    assert log.charge("census", span(3, 7)).accepted
+    assert [log.ledger.spent(0, o).epsilon for o in (2, 3, 6, 7)] == [0, 1, 1, 0]
+    log.answer("a", span(0, 5))
+    assert log.ledger.spent(0, 4).epsilon == 2
+    assert not log.reserve("b", span(4, 5)).accepted
+    assert log.reserve("b", span(5, 6)).accepted
+
+
+def test_each_charge_of_the_same_records_is_another_release() -> None:
+    log = Writer(epsilon=2)
+    assert log.charge("census", span(0, 5)).accepted
+    assert log.charge("census", span(4, 9)).accepted
+    assert log.ledger.spent(0, 4).epsilon == 2
+    late = log.charged("census", span(4, 5))
+    with pytest.raises(BudgetExceeded, match=r"asked epsilon 1.*already charged epsilon 2"):
+        log.ledger.check_budget(late)
+    assert "the cap is" in log.put(late).reason
+    assert log.ledger.job("census").charges == 2
+
+
+def test_a_job_has_batches_or_charges_but_never_both() -> None:
+    log = Writer(epsilon=9)
+    log.reserve("a", span(0, 5))
+    log.charge("census", span(0, 5))
+    assert "has batches" in log.charge("a", span(0, 5)).reason
+    assert "has charges" in log.reserve("census", span(5, 9)).reason
+    assert "has batches" in _abandoned(log).charge("a", span(5, 9)).reason
+
+
+def _abandoned(log: Writer) -> Writer:
+    log.abandon("a")
+    return log
+
+
+def test_a_void_reservation_or_charge_binds_a_job_to_nothing() -> None:
+    log = Writer(epsilon="1/2")
+    assert not log.reserve("a", span(0, 5)).accepted
+    assert not log.charge("b", span(0, 5)).accepted
+    small = Charge(epsilon="1/4", delta=0)
+    assert log.charge("a", span(0, 5), charge=small).accepted
+    assert log.reserve("b", span(0, 5), charge=small).accepted
+
+
+@pytest.mark.parametrize(
+    ("ranges", "reason"),
+    [([span(0, 5), span(5, 9)], "appears twice"), ([span(9, 7, count=0)], "impossible")],
+)
+def test_impossible_ranges_cannot_be_charged(ranges: list[OffsetRange], reason: str) -> None:
+    log = Writer()
+    assert reason in log.charge("census", *ranges).reason
+    assert log.ledger.job("census").charges == 0
+
+
+@pytest.mark.parametrize("action", ["pause", "retire"])
+def test_a_job_that_is_not_active_charges_nothing(action: str) -> None:
+    log = Writer()
+    log.stand("census", action)
+    assert "the job is" in log.charge("census", span(0, 5)).reason
+    assert log.ledger.spent(0, 0) == Charge.nothing()
+
+
+def test_a_charge_that_claims_no_rho_never_fits_a_zcdp_ledger() -> None:
+    log = Writer(epsilon=100, delta="1e-6", rule="zcdp")
+    assert not log.charge("census", span(0, 5)).accepted
+    assert log.charge("census", span(0, 5), charge=Charge(epsilon=1, delta=0, rho="1/2")).accepted
+
+
+# ------------------------------------------------------------------------------------- zcdp filter
+
+positive = st.fractions(min_value=Fraction(1, 10**6), max_value=20, max_denominator=10**9)
+small = st.one_of(
+    st.fractions(min_value=Fraction(1, 10**12), max_value=Fraction(999, 1000), max_denominator=10**12),
+    st.integers(1, 300).map(lambda n: Fraction(1, 10**n)),
+)
+
+
+def spent(rho: Fraction | None) -> Charge:
+    return Charge(epsilon=99, delta=0, rho=rho)
+
+
+@settings(deadline=None)
+@given(positive, positive, small)
+def test_the_zcdp_filter_agrees_with_200_digits(rho: Fraction, epsilon: Fraction, delta: Fraction) -> None:
+    answer = within_cap(spent(rho), Cap(epsilon=epsilon, delta=delta), "zcdp")
+    assert answer == exact_zcdp(rho, epsilon, delta)
+
+
+@settings(deadline=None)
+@given(positive, small, st.integers(5, 90))
+def test_the_zcdp_filter_is_right_at_the_caps_very_edge(rho: Fraction, delta: Fraction, digits: int) -> None:
+    with mpmath.workdps(250):
+        r, d = (mpmath.mpf(x.numerator) / x.denominator for x in (rho, delta))
+        edge = Fraction(
+            int((r + 2 * mpmath.sqrt(r * mpmath.log(1 / d))) * mpmath.mpf(10) ** digits), 10**digits
+        )
+    # The cap below the converted epsilon, by less than 10**-digits, and the one above.
+    assert not within_cap(spent(rho), Cap(epsilon=edge, delta=delta), "zcdp")
+    assert within_cap(spent(rho), Cap(epsilon=edge + Fraction(1, 10**digits), delta=delta), "zcdp")
+
+
+def test_a_charge_that_claims_no_rho_never_fits_a_zcdp_cap() -> None:
+    assert not within_cap(spent(None), Cap(epsilon=100, delta="1e-6"), "zcdp")
+    log = Writer(epsilon=100, delta="1e-6", rule="zcdp")
+    assert not log.reserve("a", span(0, 1)).accepted
+    assert log.reserve("a", span(0, 1), charge=spent(Fraction(1, 2))).accepted
+
+
+def test_zcdp_admits_more_small_charges_than_adding_epsilons() -> None:
+    cost = Charge(epsilon="1/100", delta=0, rho="1/20000")
+    admitted = {}
+    for rule in ("basic", "zcdp"):
+        log = Writer(epsilon="1/2", delta="1e-6", rule=rule)
+        admitted[rule] = sum(
+            log.reserve(f"job {i}", span(0, 1), charge=cost, promise=PROMISE | {"epsilon": 0.01}).accepted
+            for i in range(99)
+        )
+    assert admitted["basic"] == 50
+    assert admitted["zcdp"] == next(
+        n for n in range(99) if not exact_zcdp(Fraction(n + 1, 20000), Fraction(1, 2), Fraction(1, 10**6))
+    )
+    assert admitted["zcdp"] > admitted["basic"]
+
+
+@pytest.mark.parametrize(
+    ("rho", "epsilon", "delta", "fits"),
+    [
+        (0, 0, 0, True),
+        ("1e-30", 0, "1e-6", False),
+        ("1e-30", 1, 0, False),
+        (5, 1, 1, True),
+        ("inf", "inf", 0, True),
+        ("inf", 100, "1e-6", False),
+    ],
+)
+def test_the_zcdp_filter_at_its_limits(rho: Any, epsilon: Any, delta: Any, fits: bool) -> None:
+    assert within_cap(spent(rho), Cap(epsilon=epsilon, delta=delta), "zcdp") is fits

@@ -1,0 +1,1118 @@
+"""The ledger's protocol, searched: every order of every action of two jobs, their zombies and successors.
+
+What is real here: the entries' bytes, their hashes, the Ledger, recover(). What is modelled, as
+privacy.md has it: the ledger's log with transactions, one transactional producer a job whose
+init_transactions fences the epoch before and aborts what it left open, a coordinator that times out
+an open transaction, readers that stop at the last stable offset, and the steps of a leader.
+
+A job has a few processes, each of them a leader once. Any process may take any next step at any
+time. So a crash is a process that never steps again, a zombie one that steps after its successor did,
+and both happen between any two actions. The search is breadth first, so a trace it prints is a
+shortest one.
+
+A job's unit of privacy is a message, or a user: then it charges every record, wherever it reads.
+
+A job may have operators too: processes that take over as a leader does, to pause, resume or retire it,
+or, for a job without leaders, to charge records for a release made elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import pytest
+
+from streaming_pca.privacy.ledger.entries import (
+    Abandoned,
+    Cap,
+    Charged,
+    Committed,
+    LedgerEntry,
+    OffsetRange,
+    OffsetSpan,
+    Opened,
+    Paused,
+    Released,
+    Reserved,
+    Resumed,
+    Retired,
+    decode_entry,
+    encode_entry,
+    entry_hash,
+)
+from streaming_pca.privacy.ledger.ledger import BatchStatus, JobLedger, JobStatus, Ledger, Verdict
+from streaming_pca.privacy.ledger.spend_map import SpendMap
+from streaming_pca.privacy.parameters import Charge
+from streaming_pca.service.commit.recovery import Action, LedgerMismatch, Recovery, recover
+
+# The invariants, by the claim that each one makes.
+CHARGED_ONCE = "a job charges a record once"
+CAP_HOLDS = "no record is charged above the cap"
+ONE_ANSWER = "a batch has one answer outside"
+RELEASE_IS_STATE = "a release is the committed state's answer"
+RESERVED_FIRST = "an answer is computed for reserved records only"
+ALL_ACCOUNTED = "every record below a committed position is in one committed or abandoned batch"
+ABANDONED_IS_SILENT = "an abandoned batch has no answer outside"
+ONLY_THE_CAP_REFUSES = "only the cap refuses what a leader writes"
+NO_CONTRADICTION = "recovery finds ledger and state in agreement"
+PAUSED_RESERVES_NOTHING = "no batch is reserved while its job is paused"
+RETIRED_IS_THE_END = "nothing is open when a job retires, and nothing of it counts or comes out after"
+CHARGE_COUNTS = "a charge that its owner was told of counts"
+USERS_CAP_HOLDS = "no user, whatever records are theirs, is charged above the cap"
+
+EVERY_INVARIANT = frozenset(
+    {
+        CHARGED_ONCE,
+        CAP_HOLDS,
+        ONE_ANSWER,
+        RELEASE_IS_STATE,
+        RESERVED_FIRST,
+        ALL_ACCOUNTED,
+        ABANDONED_IS_SILENT,
+        ONLY_THE_CAP_REFUSES,
+        NO_CONTRADICTION,
+        PAUSED_RESERVES_NOTHING,
+        RETIRED_IS_THE_END,
+        CHARGE_COUNTS,
+        USERS_CAP_HOLDS,
+    }
+)
+
+
+class Broken(Exception):
+    """An invariant does not hold."""
+
+    def __init__(self, invariant: str, detail: str = "") -> None:
+        super().__init__(f"{invariant}: {detail}")
+        self.invariant = invariant
+
+
+# ---------------------------------------------------------------------------------------------- bounds
+
+
+class Job(NamedTuple):
+    """What a job asks of the input: one partition, offsets [start, stop), ``size`` of them a batch.
+
+    Operators are "pause", "resume", "retire", and "charge" for all of the offsets at once.
+    ``of_users``: its unit of privacy is a user.
+    """
+
+    name: str
+    start: int
+    stop: int
+    size: int
+    processes: int
+    charge: Charge
+    operators: tuple[str, ...] = ()
+    of_users: bool = False
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How much of the world is searched."""
+
+    jobs: tuple[Job, ...]
+    cap: Cap
+
+
+def unit(epsilon: int) -> Charge:
+    return Charge(epsilon=Fraction(epsilon), delta=Fraction(0), rho=Fraction(epsilon))
+
+
+# ------------------------------------------------------------------------------------------- variants
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The protocol of privacy.md; each field other than as given here is a mistake."""
+
+    ledger: type[Ledger] = Ledger
+    recover: Callable[[JobLedger, int, str, dict[int, int]], Recovery] = recover
+    fences: bool = True
+    reads_back: bool = True
+    reads_committed: bool = True
+    waits_for_open_transactions: bool = True
+    initialises_before_reading: bool = True
+    release_has_its_own_transaction: bool = True
+    state_and_entry_in_one_transaction: bool = True
+    leaders_heed_the_standing: bool = True
+    operators_fence: bool = True
+    retiring_abandons_what_is_open: bool = True
+
+
+# ---------------------------------------------------------------------------------------------- states
+
+
+class Record(NamedTuple):
+    """A message in the ledger topic. Aborted ones are taken away, unless somebody reads those too."""
+
+    entry: int
+    job: int
+    process: int
+    status: int
+
+
+OPEN, COMMITTED, ABORTED = range(3)
+
+
+class At:
+    """Where a process stands: plain numbers, for speed."""
+
+    IDLE, LATE, INITIALISED, PLANNING, RESERVING, READING_BACK, ACCEPTED = range(7)
+    ANSWERED, COMMITTING, PUBLISHING, RELEASING, ABANDONING, STOPPED = range(7, 13)
+    CLOSING, WRITING, WRITTEN = range(13, 16)  # of operators
+
+
+CALLS_THE_BROKER = {
+    At.PLANNING,
+    At.RESERVING,
+    At.ANSWERED,
+    At.COMMITTING,
+    At.PUBLISHING,
+    At.RELEASING,
+    At.ABANDONING,
+    At.CLOSING,
+    At.WRITING,
+}
+
+STANDINGS: dict[str, tuple[Any, JobStatus]] = {
+    "pause": (Paused, JobStatus.PAUSED),
+    "resume": (Resumed, JobStatus.ACTIVE),
+    "retire": (Retired, JobStatus.RETIRED),
+}
+
+
+class Process(NamedTuple):
+    """A process and its memory.
+
+    ``view`` is the ledger as far as read (None: read up to the own last entry first), ``head`` the
+    own job's last entry, ``answer`` what was computed (a process answers a batch once: its number
+    is a fresh answer's name), ``end`` where the batch ends or the next one begins, ``late`` what it
+    will be once it has called init_transactions, if it read first.
+    """
+
+    at: int = At.IDLE
+    view: tuple[int, ...] | None = ()
+    head: int = -1
+    batch: int = 0
+    end: int = 0
+    answer: int = -1
+    late: Process | None = None
+
+
+class World(NamedTuple):
+    """Everything there is. ``states``: (batch, answer, end) of each committed state, by job."""
+
+    log: tuple[Record, ...]
+    owners: tuple[int, ...]
+    states: tuple[tuple[tuple[int, int, int], ...], ...]
+    releases: tuple[frozenset[tuple[int, int]], ...]
+    processes: tuple[tuple[Process, ...], ...]
+
+
+def put(items: tuple[Any, ...], index: int, item: Any) -> tuple[Any, ...]:
+    return (*items[:index], item, *items[index + 1 :])
+
+
+def digest(job: int, batch: int, answer: int) -> str:
+    return f"{job}:{batch}:{answer}" if batch else ""
+
+
+class Search:
+    """Breadth-first search of all worlds within the bounds."""
+
+    def __init__(self, bounds: Bounds, protocol: Protocol, watched: frozenset[str] = EVERY_INVARIANT) -> None:
+        self.jobs, self.cap, self.protocol, self.watched = bounds.jobs, bounds.cap, protocol, watched
+        # What each process of a job is for: "" is a leader.
+        self.roles = tuple(("",) * job.processes + job.operators for job in self.jobs)
+        self.seen_by: Counter[str] = Counter()
+        self._ids: dict[bytes, int] = {}
+        self._bytes: list[bytes] = []
+        self._hashes: list[str] = []
+        self.replay = lru_cache(maxsize=None)(self._replay)
+        self.decide = lru_cache(maxsize=None)(self._decide)
+        self.reservation = lru_cache(maxsize=None)(self._reservation)
+        self.operation = lru_cache(maxsize=None)(self._operation)
+        self.entry = lru_cache(maxsize=None)(self._entry)
+        self.check = lru_cache(maxsize=None)(self._check)
+
+    def broken(self, invariant: str, detail: str) -> None:
+        if invariant in self.watched:
+            raise Broken(invariant, detail)
+
+    # ------------------------------------------------------------------------- the real code, by number
+
+    def intern(self, entry: LedgerEntry) -> int:
+        data = encode_entry(entry)
+        if data not in self._ids:
+            self._ids[data] = len(self._bytes)
+            self._bytes.append(data)
+            self._hashes.append(entry_hash(entry))
+        return self._ids[data]
+
+    def _replay(self, ids: tuple[int, ...]) -> tuple[Ledger, tuple[Verdict, ...]]:
+        ledger = self.protocol.ledger("T")
+        return ledger, tuple(ledger.apply(decode_entry(self._bytes[i])) for i in ids)
+
+    def _entry(self, kind: type, job: int, batch: int, previous: int, note: str) -> int:
+        field = {Committed: "state_digest", Abandoned: "reason", Released: "release_digest"}[kind]
+        common = {"topic_id": "T", "job": self.jobs[job].name, "batch": batch}
+        return self.intern(kind(**common, previous=self._hash(previous), **{field: note}))
+
+    def _hash(self, head: int) -> str:
+        return self._hashes[max(head, 0)]  # 0 is OPENED
+
+    def _reservation(self, j: int, view: tuple[int, ...], at: int) -> tuple[int, int, int] | None:
+        """The next batch as (entry, batch, end), if the ledger that was read has room for it."""
+        job = self.jobs[j]
+        ledger, _ = self.replay(view)
+        known = ledger.job(job.name)
+        if self.protocol.leaders_heed_the_standing and known.standing is not JobStatus.ACTIVE:
+            return None
+        end = min(at + job.size, job.stop)
+        reserved = Reserved(
+            topic_id="T",
+            job=job.name,
+            batch=known.batch + 1,
+            previous=known.head,
+            ranges=(OffsetRange(partition=0, start=at, end=end, count=end - at),),
+            promise={
+                "privacy_unit": "user" if job.of_users else "message",
+                "contributions_per_user": 1,
+                "epsilon": 1.0,
+                "delta": 0.0,
+            },
+            parameters={"mechanism": "private-oja", "sigma_over_sensitivity": 1.0},
+            charge=job.charge,
+        )
+        if self.accepted(ledger.judge(reserved)):
+            return self.intern(reserved), reserved.batch, end
+        return None
+
+    def _operation(self, j: int, role: str, view: tuple[int, ...]) -> int | None:
+        """What an operator writes after it has read a ledger; None if there is nothing to write."""
+        job = self.jobs[j]
+        ledger, _ = self.replay(view)
+        known = ledger.job(job.name)
+        common: dict[str, Any] = {"topic_id": "T", "job": job.name, "previous": known.head, "reason": role}
+        entry: LedgerEntry
+        if role == "charge":
+            spans = (OffsetSpan(partition=0, start=job.start, end=job.stop),)
+            entry = Charged(**common, ranges=spans, charge=job.charge)
+        else:
+            kind, wanted = STANDINGS[role]
+            if known.standing in (wanted, JobStatus.RETIRED):
+                return None
+            entry = kind(**common)
+        return self.intern(entry) if self.accepted(ledger.judge(entry)) else None
+
+    def accepted(self, verdict: Verdict) -> bool:
+        if not verdict.accepted and "the cap is" not in verdict.reason:
+            self.broken(ONLY_THE_CAP_REFUSES, verdict.reason)
+        return verdict.accepted
+
+    def _decide(
+        self, j: int, role: str, view: tuple[int, ...], states: tuple[tuple[int, int, int], ...]
+    ) -> Process:
+        """What a process does first after it has read everything."""
+        job = self.jobs[j]
+        ledger, _ = self.replay(view)
+        known = ledger.job(job.name)
+        batch, answer, end = states[-1] if states else (0, -1, job.start)
+        try:
+            found = self.protocol.recover(known, batch, digest(j, batch, answer), {0: end})
+        except LedgerMismatch as mismatch:
+            self.broken(NO_CONTRADICTION, str(mismatch))
+            return Process(At.STOPPED)
+        head = next((i for i in reversed(view) if self._hashes[i] == known.head), -1)
+        if known.standing is JobStatus.RETIRED and self.protocol.leaders_heed_the_standing:
+            return Process(At.STOPPED)
+        match found.action:
+            case Action.PUBLISH:
+                return Process(At.PUBLISHING, (), head, batch, end, answer)
+            case Action.RESUME if role:
+                if role != "retire" or not self.protocol.retiring_abandons_what_is_open:
+                    return Process(At.PLANNING, view, end=found.positions[0])
+                assert known.reservation is not None
+                return Process(At.CLOSING, (), head, known.batch, known.reservation.ranges[0].end)
+            case Action.RESUME:
+                assert known.reservation is not None
+                return Process(At.ACCEPTED, (), head, known.batch, known.reservation.ranges[0].end)
+            case Action.PLAN:
+                return Process(At.PLANNING, view, end=found.positions[0])
+
+    # ------------------------------------------------------------------------------------- the broker
+
+    @staticmethod
+    def stable(log: tuple[Record, ...]) -> int:
+        """The last stable offset: where the first open transaction begins."""
+        return next((i for i, record in enumerate(log) if record.status == OPEN), len(log))
+
+    def abort(self, log: tuple[Record, ...], j: int) -> tuple[Record, ...]:
+        def ends(r: Record) -> bool:
+            return r.job == j and r.status == OPEN and self.has_epoch(j, r.process)
+
+        if self.protocol.reads_committed:
+            return tuple(r for r in log if not ends(r))
+        return tuple(r._replace(status=ABORTED) if ends(r) else r for r in log)
+
+    def fenced(self, world: World, j: int, i: int) -> bool:
+        return self.protocol.fences and self.has_epoch(j, i) and world.owners[j] != i
+
+    def has_epoch(self, j: int, i: int) -> bool:
+        """Whether the process writes with the job's transactional id, as it should."""
+        return not self.roles[j][i] or self.protocol.operators_fence
+
+    # ------------------------------------------------------------------------------------ the actions
+
+    def first(self) -> World:
+        opened = Opened(topic_id="T", topic="in", cap=self.cap)
+        everyone = tuple(tuple(Process() for _ in roles) for roles in self.roles)
+        empty = tuple(() for _ in self.jobs)
+        silent: tuple[frozenset[tuple[int, int]], ...] = tuple(frozenset() for _ in self.jobs)
+        log = (Record(self.intern(opened), -1, -1, COMMITTED),)
+        return World(log, tuple(-1 for _ in self.jobs), empty, silent, everyone)
+
+    def successors(self, world: World) -> Iterator[tuple[str, World]]:
+        for j, job in enumerate(self.jobs):
+            if self.protocol.fences and any(r.job == j and r.status == OPEN for r in world.log):
+                # The coordinator aborts, and bumps the epoch.
+                after = world._replace(log=self.abort(world.log, j), owners=put(world.owners, j, -1))
+                yield f"{job.name}: time-out", self.settle(after, j)
+            for i, process in enumerate(world.processes[j]):
+                if process.at == At.STOPPED or (
+                    # Leaders are alike: they begin in order.
+                    process.at == At.IDLE
+                    and i
+                    and self.roles[j][i] == self.roles[j][i - 1]
+                    and not self.started(world, j, i - 1)
+                ):
+                    continue
+                for label, after in self.step(world, j, i, process):
+                    yield f"{job.name}{i}{self.roles[j][i]}: {label}", self.settle(after, j)
+
+    def settle(self, world: World, j: int) -> World:
+        """Stop the fenced processes of a job that have nothing left to do but to hear that they are.
+
+        No epoch comes back, so their next call of the broker fails whenever they make it.
+        """
+        if not self.protocol.fences:
+            return world
+        mine = world.processes[j]
+        for i, process in enumerate(mine):
+            if process.at in CALLS_THE_BROKER and self.fenced(world, j, i):
+                self.seen_by[
+                    "an operator that was fenced" if self.roles[j][i] else "a zombie that was fenced"
+                ] += 1
+                mine = put(mine, i, Process(At.STOPPED))
+        return (
+            world if mine is world.processes[j] else world._replace(processes=put(world.processes, j, mine))
+        )
+
+    @staticmethod
+    def started(world: World, j: int, i: int) -> bool:
+        return world.processes[j][i].at != At.IDLE
+
+    def step(self, world: World, j: int, i: int, me: Process) -> Iterator[tuple[str, World]]:
+        def become(process: Process, **changes: Any) -> World:
+            everyone = put(world.processes, j, put(world.processes[j], i, process))
+            return world._replace(processes=everyone, **changes)
+
+        def append(kind: type, at: int, note: str, **changes: Any) -> tuple[str, World]:
+            entry = self.entry(kind, j, me.batch, me.head, note)
+            log = (*world.log, Record(entry, j, i, OPEN))
+            return f"append {kind.__name__} {me.batch}", become(
+                me._replace(at=at, head=entry), log=log, **changes
+            )
+
+        def mine_is_stable() -> tuple[int, ...] | None:
+            """The log up to my last entry, if a reader can come so far."""
+            last = max(k for k, r in enumerate(world.log) if (r.job, r.process) == (j, i))
+            if self.stable(world.log) <= last:
+                return None
+            return tuple(r.entry for r in world.log[: last + 1] if r.status == COMMITTED)
+
+        stopped = Process(At.STOPPED)
+        role = self.roles[j][i]
+        match me.at:
+            case At.IDLE:
+                if self.protocol.initialises_before_reading:
+                    yield "init_transactions", self.initialise(become(Process(At.INITIALISED)), j, i)
+                else:
+                    for label, after in self.read(world, j, i, become):
+                        yield label, become(Process(At.LATE, late=after.processes[j][i]))
+            case At.LATE:
+                yield "init_transactions", self.initialise(become(me.late), j, i)
+            case At.INITIALISED:
+                yield from self.read(world, j, i, become)
+            case At.PLANNING:
+                view = me.view if me.view is not None else mine_is_stable()
+                if view is None:
+                    return
+                if role:
+                    number = self.operation(j, role, view)
+                    if number is None:
+                        yield "stop", become(stopped)
+                        return
+                    log = (*world.log, Record(number, j, i, OPEN))
+                    yield f"append {role}", become(Process(At.WRITING, (), number), log=log)
+                    return
+                plan = self.reservation(j, view, me.end) if me.end < self.jobs[j].stop else None
+                if plan is None:
+                    yield "stop", become(stopped)
+                    return
+                entry, batch, end = plan
+                after = Process(At.RESERVING, (), entry, batch, end)
+                yield f"append Reserved {batch}", become(after, log=(*world.log, Record(entry, j, i, OPEN)))
+            case At.READING_BACK:
+                view = mine_is_stable()
+                if view is None:
+                    return
+                if self.protocol.reads_back and not self.accepted(self.replay(view)[1][-1]):
+                    self.seen_by["a leader that read back that its reservation is void"] += 1
+                    yield "read back: void", become(stopped)
+                else:
+                    yield "read back: accepted", become(me._replace(at=At.ACCEPTED))
+            case At.ACCEPTED:
+                self.must_be_reserved(world, j, me.batch)
+                if self.protocol.fences and world.owners[j] != i:
+                    self.seen_by["a zombie that computed"] += 1
+                yield f"compute {me.batch}", become(me._replace(at=At.ANSWERED, answer=i))
+                if not self.fenced(world, j, i):
+                    yield append(Abandoned, At.ABANDONING, "")
+            case At.CLOSING:
+                self.seen_by["an operator that abandoned a batch"] += 1
+                yield append(Abandoned, At.ABANDONING, "")
+            case At.WRITTEN:
+                view = mine_is_stable()
+                if view is None:
+                    return
+                counts = self.replay(view)[1][-1]
+                if self.protocol.reads_back and not self.accepted(counts):
+                    self.seen_by["an owner that read back that its charge is void"] += 1
+                elif not counts.accepted and role == "charge":
+                    self.broken(CHARGE_COUNTS, counts.reason)
+                yield "read back", become(stopped)
+            case At.ANSWERED:
+                changes: dict[str, Any] = {}
+                if not self.protocol.release_has_its_own_transaction:
+                    changes["releases"] = self.exposed(world, j, me)
+                if not self.protocol.state_and_entry_in_one_transaction:
+                    changes["states"] = self.with_state(world, j, me)
+                yield append(Committed, At.COMMITTING, digest(j, me.batch, me.answer), **changes)
+            case At.PUBLISHING:
+                note = digest(j, me.batch, me.answer)
+                yield append(Released, At.RELEASING, note, releases=self.exposed(world, j, me))
+            case At.RESERVING | At.COMMITTING | At.RELEASING | At.ABANDONING | At.WRITING:
+                log = tuple(
+                    r._replace(status=COMMITTED) if (r.job, r.process) == (j, i) and r.status == OPEN else r
+                    for r in world.log
+                )
+                match me.at:
+                    case At.RESERVING:
+                        yield "commit Reserved", become(me._replace(at=At.READING_BACK), log=log)
+                    case At.WRITING:
+                        yield f"commit {role}", become(me._replace(at=At.WRITTEN), log=log)
+                    case At.COMMITTING:
+                        states = world.states
+                        if self.protocol.state_and_entry_in_one_transaction:
+                            states = self.with_state(world, j, me)
+                        yield (
+                            "commit Committed",
+                            become(me._replace(at=At.PUBLISHING), log=log, states=states),
+                        )
+                    case _:
+                        yield "commit the end", become(Process(At.PLANNING, None, end=me.end), log=log)
+
+    def initialise(self, world: World, j: int, i: int) -> World:
+        if not (self.protocol.fences and self.has_epoch(j, i)):
+            return world
+        return world._replace(owners=put(world.owners, j, i), log=self.abort(world.log, j))
+
+    def read(self, world: World, j: int, i: int, become: Callable[..., World]) -> Iterator[tuple[str, World]]:
+        """Replay both topics and decide.
+
+        All that is open must be resolved below the end offsets that were taken after
+        init_transactions. With two jobs that is the same as a moment at which nothing is open:
+        the own producer has nothing open, and the other job's has one transaction at a time.
+        """
+        if not self.protocol.reads_committed:
+            view = tuple(r.entry for r in world.log)
+        else:
+            end = self.stable(world.log)
+            if end < len(world.log) and self.protocol.waits_for_open_transactions:
+                return
+            view = tuple(r.entry for r in world.log[:end])
+        yield "read", become(self.decide(j, self.roles[j][i], view, world.states[j]))
+
+    @staticmethod
+    def with_state(world: World, j: int, me: Process) -> Any:
+        return put(world.states, j, (*world.states[j], (me.batch, me.answer, me.end)))
+
+    @staticmethod
+    def exposed(world: World, j: int, me: Process) -> Any:
+        # On the topic as soon as it is sent: anybody may read uncommitted.
+        return put(world.releases, j, world.releases[j] | {(me.batch, me.answer)})
+
+    # --------------------------------------------------------------------------------- the invariants
+
+    def committed(self, log: tuple[Record, ...]) -> tuple[int, ...]:
+        return tuple(r.entry for r in log if r.status == COMMITTED)
+
+    def must_be_reserved(self, world: World, j: int, batch: int) -> None:
+        records_view = self.committed(world.log[: self.stable(world.log)])
+        _, verdicts = self.replay(records_view)
+        for entry, verdict in zip(map(self.decoded, records_view), verdicts, strict=True):
+            wanted = isinstance(entry, Reserved) and (entry.job, entry.batch) == (self.jobs[j].name, batch)
+            if wanted and verdict.accepted:
+                return
+        self.broken(RESERVED_FIRST, f"job {self.jobs[j].name}, batch {batch}")
+
+    def decoded(self, number: int) -> Any:
+        return decode_entry(self._bytes[number])
+
+    def invariants(self, world: World) -> None:
+        records_view = self.committed(world.log[: self.stable(world.log)])
+        self.check(records_view, self.committed(world.log), world.states, world.releases)
+
+    def _check(
+        self,
+        records_view: tuple[int, ...],
+        committed: tuple[int, ...],
+        states: tuple[tuple[tuple[int, int, int], ...], ...],
+        releases: tuple[frozenset[tuple[int, int]], ...],
+    ) -> None:
+        self.check_charges(records_view)
+        _, verdicts = self.replay(committed)
+        entries = [self.decoded(number) for number in committed]
+        for entry, verdict in zip(entries, verdicts, strict=True):
+            if not isinstance(entry, Opened | Reserved):
+                self.accepted(verdict)
+        counted = [e for e, verdict in zip(entries, verdicts, strict=True) if verdict.accepted]
+        for j, job in enumerate(self.jobs):
+            mine = [e for e in counted if not isinstance(e, Opened) and e.job == job.name]
+            ended = {e.batch for e in mine if isinstance(e, Committed | Abandoned)}
+            silent = {e.batch for e in mine if isinstance(e, Abandoned)}
+            in_state = {(batch, answer) for batch, answer, _ in states[j]}
+            outside = in_state | releases[j]
+            answers = Counter(batch for batch, _ in outside)
+            if any(n > 1 for n in answers.values()):
+                self.broken(ONE_ANSWER, f"job {job.name}: {sorted(outside)}")
+            if not releases[j] <= in_state:
+                self.broken(RELEASE_IS_STATE, f"job {job.name}: {sorted(releases[j] - in_state)}")
+            if silent & answers.keys():
+                self.broken(ABANDONED_IS_SILENT, f"job {job.name}: {sorted(silent & answers.keys())}")
+            position = max((end for _, _, end in states[j]), default=job.start)
+            ranges = [e.ranges[0] for e in mine if isinstance(e, Reserved) and e.batch in ended]
+            for offset in range(job.start, position):
+                if sum(r.start <= offset < r.end for r in ranges) != 1:
+                    self.broken(ALL_ACCOUNTED, f"job {job.name}, offset {offset}")
+            self.check_standing(j, mine, releases[j])
+            for name in (Abandoned, Released, Paused, Resumed, Retired, Charged):
+                if any(isinstance(e, name) for e in mine):
+                    self.seen_by[f"job {job.name}: {name.__name__}"] += 1
+            if position == job.stop:
+                self.seen_by[f"job {job.name}: everything answered"] += 1
+
+    def check_standing(self, j: int, mine: list[Any], released: frozenset[tuple[int, int]]) -> None:
+        """Walk the entries of a job that count, in order."""
+        name = self.jobs[j].name
+        paused = False
+        reserved: set[int] = set()
+        closed: set[int] = set()
+        for at, entry in enumerate(mine):
+            if isinstance(entry, Reserved):
+                reserved.add(entry.batch)
+                if paused:
+                    self.broken(PAUSED_RESERVES_NOTHING, f"job {name}, batch {entry.batch}")
+            elif isinstance(entry, Abandoned | Released):
+                closed.add(entry.batch)
+                if paused:
+                    self.seen_by[f"job {name}: a batch that ended while it was paused"] += 1
+            elif isinstance(entry, Paused | Resumed):
+                paused = isinstance(entry, Paused)
+            elif isinstance(entry, Retired):
+                late = [type(e).__name__ for e in mine[at + 1 :]]
+                outside = {batch for batch, _ in released} - closed
+                if late or outside or reserved - closed:
+                    self.broken(RETIRED_IS_THE_END, f"job {name}: {late}, {outside}, {reserved - closed}")
+                return
+
+    def check_charges(self, records_view: tuple[int, ...]) -> None:
+        """Add up, record by record, what accepted reservations charge."""
+        _, verdicts = self.replay(records_view)
+        total: dict[int, Fraction] = defaultdict(Fraction)
+        of_users: dict[str, Fraction] = defaultdict(Fraction)
+        charged: set[tuple[str, int]] = set()
+        units = {job.name: job.of_users for job in self.jobs}
+        for entry, verdict in zip(map(self.decoded, records_view), verdicts, strict=True):
+            if not isinstance(entry, Reserved | Charged):
+                continue
+            if not verdict.accepted:
+                what = "reservation" if isinstance(entry, Reserved) else "charge"
+                self.seen_by[f"job {entry.job}: a void {what}"] += 1
+                continue
+            cost = Fraction(entry.charge.epsilon)
+            if units[entry.job]:
+                # One user may have every record: all batches that hold them cost this together.
+                of_users[entry.job] = max(of_users[entry.job], cost)
+            for r in entry.ranges:
+                for offset in range(r.start, r.end):
+                    # A charge is another release each time; a batch is not.
+                    if isinstance(entry, Reserved):
+                        if (entry.job, offset) in charged:
+                            self.broken(CHARGED_ONCE, f"job {entry.job}, offset {offset}")
+                        charged.add((entry.job, offset))
+                    if not units[entry.job]:
+                        total[offset] += cost
+            everywhere = sum(of_users.values())
+            if everywhere > self.cap.epsilon:
+                self.broken(USERS_CAP_HOLDS, f"{dict(of_users)}")
+            for offset, own in total.items():
+                if own + everywhere > self.cap.epsilon:
+                    self.broken(CAP_HOLDS, f"offset {offset}")
+
+    # ------------------------------------------------------------------------------------- the search
+
+    def run(self) -> int:
+        """Visit every world; returns how many there are. Raises :class:`Broken` with a shortest trace."""
+        first = self.first()
+        before: dict[World, tuple[str, World] | None] = {first: None}
+        waiting = deque([first])
+        while waiting:
+            world = waiting.popleft()
+            try:
+                for label, after in self.successors(world):
+                    if after in before:
+                        continue
+                    before[after] = (label, world)
+                    waiting.append(after)
+                    if after[:4] != world[:4]:
+                        self.invariants(after)
+            except Broken as broken:
+                newest = next(reversed(before))
+                found = newest if (before[newest] or ("", None))[1] is world else world
+                broken.add_note("\n".join(self.trace(before, found)))
+                raise
+        return len(before)
+
+    @staticmethod
+    def trace(before: dict[World, tuple[str, World] | None], world: World) -> list[str]:
+        steps: list[str] = []
+        while (came := before[world]) is not None:
+            steps.append(came[0])
+            world = came[1]
+        return steps[::-1]
+
+
+# --------------------------------------------------------------------------------------------- mistakes
+
+
+class ChargesWhenCommitted(Ledger):
+    """A reservation costs nothing until there is an answer."""
+
+    def _record(self, entry: Any, job: JobLedger) -> None:
+        if isinstance(entry, Reserved):
+            kept, self.spend = self.spend, defaultdict(SpendMap)
+            super()._record(entry, job)
+            self.spend = kept
+            return
+        super()._record(entry, job)
+        if isinstance(entry, Committed) and job.reservation is not None:
+            for r in job.reservation.ranges:
+                self.spend[r.partition].add(r.start, r.end, job.reservation.charge)
+
+
+class ForgetsOpenBatches(Ledger):
+    """Takes a reservation while the batch before is open."""
+
+    def _check_protocol(self, entry: LedgerEntry, job: JobLedger) -> str:
+        forgotten = replace(job, phase=BatchStatus.NONE) if isinstance(entry, Reserved) else job
+        return super()._check_protocol(entry, forgotten)
+
+
+class ForgetsRanges(Ledger):
+    """Takes a reservation of records that the job has reserved before."""
+
+    def _check_protocol(self, entry: LedgerEntry, job: JobLedger) -> str:
+        forgotten = replace(job, ends={}) if isinstance(entry, Reserved) else job
+        return super()._check_protocol(entry, forgotten)
+
+
+class HasNoCap(Ledger):
+    """Every reservation counts."""
+
+    def check_budget(self, entry: Reserved | Charged) -> None:
+        pass
+
+
+class ForgetsPauses(Ledger):
+    """Takes a reservation of a job that is paused or retired."""
+
+    def _check_protocol(self, entry: LedgerEntry, job: JobLedger) -> str:
+        forgotten = replace(job, standing=JobStatus.ACTIVE) if isinstance(entry, Reserved) else job
+        return super()._check_protocol(entry, forgotten)
+
+
+class RetiresOverOpenBatches(Ledger):
+    """Takes RETIRED whatever is open, and lets that end later."""
+
+    def _check_protocol(self, entry: LedgerEntry, job: JobLedger) -> str:
+        forgotten = replace(job, phase=BatchStatus.NONE) if isinstance(entry, Retired) else job
+        return super()._check_protocol(entry, forgotten)
+
+
+class ChargesNothingForReleasesElsewhere(Ledger):
+    """Writes a charge down and does not add it up."""
+
+    def _charge(self, entry: Reserved | Charged, job: JobLedger) -> None:
+        if isinstance(entry, Reserved):
+            super()._charge(entry, job)
+
+
+class ChargesUsersWhereTheyWereRead(Ledger):
+    """Charges a job of users for the ranges that it reserved, like one of messages."""
+
+    def check_budget(self, entry: Reserved | Charged) -> None:
+        super().check_budget(entry.model_copy(update={"promise": {}}))
+
+    def _charge(self, entry: Reserved | Charged, job: JobLedger) -> None:
+        super()._charge(entry.model_copy(update={"promise": {}}), job)
+
+
+class ForgetsUsersWhereMessagesAreCharged(Ledger):
+    """Holds a job of messages against what its ranges were charged, and against nothing else."""
+
+    def check_budget(self, entry: Reserved | Charged) -> None:
+        kept, self.everywhere = self.everywhere, Charge.nothing()
+        try:
+            super().check_budget(entry)
+        finally:
+            self.everywhere = kept
+
+
+class ForgetsMessagesWhereUsersAreCharged(Ledger):
+    """Holds a job of users against other such jobs, and against no record."""
+
+    def check_everywhere(self, name: str, charge: Charge) -> None:
+        kept, self.spend = self.spend, defaultdict(SpendMap)
+        try:
+            super().check_everywhere(name, charge)
+        finally:
+            self.spend = kept
+
+
+def plans_over_an_open_batch(job: JobLedger, batch: int, digest: str, at: dict[int, int]) -> Recovery:
+    found = recover(job, batch, digest, at)
+    return replace(found, action=Action.PLAN) if found.action is Action.RESUME else found
+
+
+def answers_a_committed_batch(job: JobLedger, batch: int, digest: str, at: dict[int, int]) -> Recovery:
+    found = recover(job, batch, digest, at)
+    return replace(found, action=Action.RESUME) if found.action is Action.PUBLISH else found
+
+
+def forgets_abandoned_records(job: JobLedger, batch: int, digest: str, at: dict[int, int]) -> Recovery:
+    found = recover(job, batch, digest, at)
+    return Recovery(found.action, at)
+
+
+def compares_nothing(job: JobLedger, batch: int, digest: str, at: dict[int, int]) -> Recovery:
+    return recover(job, job.last_committed, job.state_digest, at)
+
+
+MISTAKES: dict[str, tuple[Protocol, set[str]]] = {
+    "no fencing": (Protocol(fences=False), {ONE_ANSWER, ABANDONED_IS_SILENT, ONLY_THE_CAP_REFUSES}),
+    "the verdict is not read back": (Protocol(reads_back=False), {RESERVED_FIRST, ALL_ACCOUNTED}),
+    "a reservation is charged at its commit": (Protocol(ledger=ChargesWhenCommitted), {CAP_HOLDS}),
+    "the ledger enforces no cap": (Protocol(ledger=HasNoCap), {CAP_HOLDS}),
+    "recovery plans over an open batch": (
+        Protocol(recover=plans_over_an_open_batch),
+        {ONLY_THE_CAP_REFUSES},
+    ),
+    "recovery plans over an open batch, and the ledger lets it": (
+        Protocol(recover=plans_over_an_open_batch, ledger=ForgetsOpenBatches),
+        {ALL_ACCOUNTED},
+    ),
+    "recovery answers a committed batch again": (
+        Protocol(recover=answers_a_committed_batch),
+        {ONE_ANSWER, ONLY_THE_CAP_REFUSES},
+    ),
+    "recovery forgets abandoned records": (
+        Protocol(recover=forgets_abandoned_records),
+        {ONLY_THE_CAP_REFUSES},
+    ),
+    "recovery forgets abandoned records, and the ledger lets it": (
+        Protocol(recover=forgets_abandoned_records, ledger=ForgetsRanges),
+        {CHARGED_ONCE},
+    ),
+    "replays count uncommitted entries": (
+        Protocol(reads_committed=False),
+        {RESERVED_FIRST, ALL_ACCOUNTED, NO_CONTRADICTION},
+    ),
+    "a replay stops at the first open transaction": (
+        Protocol(waits_for_open_transactions=False),
+        {ONLY_THE_CAP_REFUSES, NO_CONTRADICTION, ABANDONED_IS_SILENT},
+    ),
+    "a take-over reads before init_transactions": (
+        Protocol(initialises_before_reading=False),
+        {ONE_ANSWER, ABANDONED_IS_SILENT, ONLY_THE_CAP_REFUSES},
+    ),
+    "a release rides with its state": (
+        Protocol(release_has_its_own_transaction=False),
+        {ONE_ANSWER, RELEASE_IS_STATE},
+    ),
+    "state and entry in two transactions": (
+        Protocol(state_and_entry_in_one_transaction=False),
+        {NO_CONTRADICTION},
+    ),
+    "state and entry in two transactions, and recovery does not compare them": (
+        Protocol(state_and_entry_in_one_transaction=False, recover=compares_nothing),
+        {ONE_ANSWER, ABANDONED_IS_SILENT},
+    ),
+}
+
+
+# ----------------------------------------------------------------------------------------------- tests
+
+# A record has room for one charge of b, or for two of a: that a charges it once is no work of the cap.
+A, B = unit(1), unit(2)
+CAP = Cap(epsilon=Fraction(2), delta=Fraction(0))
+
+SMALL = Bounds((Job("a", 0, 2, 1, 2, A), Job("b", 1, 2, 1, 1, B)), CAP)
+
+# A charge of c leaves no room for another one beside a's.
+C = unit(1)
+OPERATED = Bounds((Job("a", 0, 2, 1, 2, A, ("pause", "resume")),), CAP)
+RETIRED = Bounds((Job("a", 0, 2, 1, 2, A, ("pause", "retire")),), CAP)
+CHARGING = Bounds((Job("a", 0, 2, 1, 2, A), Job("c", 0, 2, 2, 0, C, ("charge", "charge"))), CAP)
+
+# A job of users has room beside itself for a's charge, or none for b's, wherever either reads.
+TWO_OF_USERS = Bounds((Job("a", 0, 2, 1, 2, A, (), True), Job("b", 5, 7, 2, 1, B, (), True)), CAP)
+USERS_AND_MESSAGES = Bounds((Job("a", 0, 2, 1, 2, A, (), True), Job("b", 5, 6, 1, 1, B)), CAP)
+
+MISTAKES_WITH_USERS: dict[str, tuple[Bounds, Protocol, set[str]]] = {
+    "users are charged where they were read": (
+        TWO_OF_USERS,
+        Protocol(ledger=ChargesUsersWhereTheyWereRead),
+        {USERS_CAP_HOLDS},
+    ),
+    "users are charged where they were read, and messages elsewhere": (
+        USERS_AND_MESSAGES,
+        Protocol(ledger=ChargesUsersWhereTheyWereRead),
+        {CAP_HOLDS},
+    ),
+    "messages are not held against users": (
+        USERS_AND_MESSAGES,
+        Protocol(ledger=ForgetsUsersWhereMessagesAreCharged),
+        {CAP_HOLDS},
+    ),
+    "users are not held against messages": (
+        USERS_AND_MESSAGES,
+        Protocol(ledger=ForgetsMessagesWhereUsersAreCharged),
+        {CAP_HOLDS},
+    ),
+    "the verdict on a reservation of users is not read back": (
+        TWO_OF_USERS,
+        Protocol(reads_back=False),
+        {RESERVED_FIRST, ALL_ACCOUNTED},
+    ),
+}
+
+SCENARIOS_WITH_USERS: dict[str, tuple[Bounds, int]] = {
+    "two jobs of users on disjoint ranges": (TWO_OF_USERS, 9_000),
+    "a job of users and one of messages on disjoint ranges": (USERS_AND_MESSAGES, 9_000),
+}
+
+MISTAKES_WITH_OPERATORS: dict[str, tuple[Bounds, Protocol, set[str]]] = {
+    "a leader plans while it is paused": (
+        OPERATED,
+        Protocol(leaders_heed_the_standing=False),
+        {ONLY_THE_CAP_REFUSES},
+    ),
+    "a leader plans while it is paused, and the ledger lets it": (
+        OPERATED,
+        Protocol(leaders_heed_the_standing=False, ledger=ForgetsPauses),
+        {PAUSED_RESERVES_NOTHING},
+    ),
+    "a leader plans after retirement, and the ledger lets it": (
+        RETIRED,
+        Protocol(leaders_heed_the_standing=False, ledger=ForgetsPauses),
+        {RETIRED_IS_THE_END},
+    ),
+    "whoever pauses does not fence": (
+        OPERATED,
+        Protocol(operators_fence=False),
+        {ONLY_THE_CAP_REFUSES},
+    ),
+    "whoever retires does not fence": (
+        RETIRED,
+        Protocol(operators_fence=False),
+        {ONLY_THE_CAP_REFUSES, ABANDONED_IS_SILENT},
+    ),
+    "retiring leaves what is open": (
+        RETIRED,
+        Protocol(retiring_abandons_what_is_open=False),
+        {ONLY_THE_CAP_REFUSES},
+    ),
+    "retiring leaves what is open, and the ledger lets it": (
+        RETIRED,
+        Protocol(retiring_abandons_what_is_open=False, ledger=RetiresOverOpenBatches),
+        {RETIRED_IS_THE_END},
+    ),
+    "charges are not added up": (
+        CHARGING,
+        Protocol(ledger=ChargesNothingForReleasesElsewhere),
+        {CAP_HOLDS},
+    ),
+    "a charge is not read back": (CHARGING, Protocol(reads_back=False), {CHARGE_COUNTS}),
+}
+
+OF_A = (
+    "a zombie that computed",
+    "a zombie that was fenced",
+    "an operator that was fenced",
+    "job a: everything answered",
+    "job a: Abandoned",
+    "job a: Released",
+)
+
+SCENARIOS_WITH_OPERATORS: dict[str, tuple[Bounds, int, tuple[str, ...]]] = {
+    "a job is paused and resumed": (
+        OPERATED,
+        19_000,
+        (*OF_A, "job a: Paused", "job a: Resumed", "job a: a batch that ended while it was paused"),
+    ),
+    "a job is paused and retired": (
+        RETIRED,
+        21_000,
+        (*OF_A, "job a: Paused", "job a: Retired", "an operator that abandoned a batch"),
+    ),
+    "an owner charges twice what a job learns": (
+        CHARGING,
+        58_000,
+        (
+            *OF_A,
+            "job a: a void reservation",
+            "job c: Charged",
+            "job c: a void charge",
+            "a leader that read back that its reservation is void",
+            "an owner that read back that its charge is void",
+        ),
+    ),
+    "an owner charges while a job is paused": (
+        Bounds((Job("a", 0, 2, 1, 2, A, ("pause",)), Job("c", 0, 2, 2, 0, C, ("charge",))), CAP),
+        63_000,
+        (*OF_A, "job a: Paused", "job c: Charged", "job a: a batch that ended while it was paused"),
+    ),
+}
+
+SCENARIOS = {
+    "two jobs meet on a record, each with a zombie": (
+        Bounds((Job("a", 0, 2, 1, 2, A), Job("b", 1, 2, 1, 2, B)), CAP),
+        100_000,
+    ),
+    "a job with two zombies": (
+        Bounds((Job("a", 0, 2, 1, 3, A), Job("b", 1, 2, 1, 1, B)), CAP),
+        100_000,
+    ),
+    "a batch of one job covers two of the other": (
+        Bounds((Job("a", 0, 2, 1, 2, A), Job("b", 0, 2, 2, 2, B)), CAP),
+        45_000,
+    ),
+}
+
+EVENTS = (
+    "a zombie that computed",
+    "a zombie that was fenced",
+    "a leader that read back that its reservation is void",
+    "job a: everything answered",
+    "job b: everything answered",
+    "job a: a void reservation",
+    "job b: a void reservation",
+    "job a: Abandoned",
+    "job b: Abandoned",
+    "job a: Released",
+    "job b: Released",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bounds", "at_least"), SCENARIOS.values(), ids=SCENARIOS)
+def test_no_order_of_crashes_zombies_and_take_overs_breaks_a_promise(bounds: Bounds, at_least: int) -> None:
+    search = Search(bounds, Protocol())
+    worlds = search.run()
+    print(f"{worlds} worlds, {search.seen_by}")
+    assert worlds >= at_least
+    # The search went where it can hurt.
+    assert all(search.seen_by[event] for event in EVENTS), search.seen_by
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bounds", "at_least", "events"), SCENARIOS_WITH_OPERATORS.values(), ids=SCENARIOS_WITH_OPERATORS
+)
+def test_no_order_of_operators_and_leaders_breaks_a_promise(
+    bounds: Bounds, at_least: int, events: tuple[str, ...]
+) -> None:
+    search = Search(bounds, Protocol())
+    worlds = search.run()
+    print(f"{worlds} worlds, {search.seen_by}")
+    assert worlds >= at_least
+    assert all(search.seen_by[event] for event in events), search.seen_by
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bounds", "at_least"), SCENARIOS_WITH_USERS.values(), ids=SCENARIOS_WITH_USERS)
+def test_no_order_of_jobs_of_users_takes_a_user_or_a_record_above_the_cap(
+    bounds: Bounds, at_least: int
+) -> None:
+    search = Search(bounds, Protocol())
+    worlds = search.run()
+    print(f"{worlds} worlds, {search.seen_by}")
+    assert worlds >= at_least
+    # Ranges are disjoint: what is void is void because of users.
+    assert all(search.seen_by[event] for event in EVENTS), search.seen_by
+
+
+@pytest.mark.parametrize(
+    ("bounds", "protocol", "invariant"),
+    [
+        pytest.param(bounds, protocol, invariant, id=f"{mistake}: {invariant}")
+        for mistake, (bounds, protocol, broken) in (MISTAKES_WITH_OPERATORS | MISTAKES_WITH_USERS).items()
+        for invariant in sorted(broken)
+    ],
+)
+def test_the_search_finds_what_a_mistake_about_operators_or_users_breaks(
+    bounds: Bounds, protocol: Protocol, invariant: str
+) -> None:
+    with pytest.raises(Broken) as broken:
+        Search(bounds, protocol, watched=frozenset({invariant})).run()
+    assert broken.value.invariant == invariant
+    assert broken.value.__notes__[0].count("\n") >= 4
+
+
+@pytest.mark.parametrize(
+    ("protocol", "invariant"),
+    [
+        pytest.param(protocol, invariant, id=f"{mistake}: {invariant}")
+        for mistake, (protocol, broken) in MISTAKES.items()
+        for invariant in sorted(broken)
+    ],
+)
+def test_the_search_finds_what_a_mistake_breaks(protocol: Protocol, invariant: str) -> None:
+    with pytest.raises(Broken) as broken:
+        Search(SMALL, protocol, watched=frozenset({invariant})).run()
+    assert broken.value.invariant == invariant
+    assert broken.value.__notes__[0].count("\n") >= 4
+
+
+def test_every_invariant_is_broken_by_some_mistake() -> None:
+    more = MISTAKES_WITH_OPERATORS | MISTAKES_WITH_USERS
+    mistakes = [*MISTAKES.values(), *(mistake[1:] for mistake in more.values())]
+    assert set().union(*(broken for _, broken in mistakes)) == EVERY_INVARIANT

@@ -1,0 +1,64 @@
+"""Ten million users in less than 400 MB, and batches in bounded memory, each in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+MEASURED = """
+import sys
+import numpy as np
+from streaming_pca.privacy.users.table import UserTable
+
+def status(field):
+    # Not ru_maxrss: on Linux that starts at the peak of the process that started this one.
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+table = UserTable(300)
+random = np.random.default_rng(4)
+draw = lambda m: random.integers(1, 2**64, (m, 2), dtype=np.uint64)
+table.add(table.admit(draw(10_000)).users)  # loads what is loaded once
+table = UserTable(300)
+"""
+
+
+def measured(script: str) -> list[int]:
+    ran = subprocess.run(
+        [sys.executable, "-c", MEASURED + script], capture_output=True, text=True, check=False, timeout=250
+    )
+    assert ran.returncode == 0, ran.stderr
+    return [int(word) for word in ran.stdout.split()]
+
+
+def test_ten_million_users_take_less_than_400_megabytes_while_they_come() -> None:
+    used, nbytes, n = measured("""
+before = status("VmRSS")
+for size in [131_072] * 76 + [10_000_000 - 76 * 131_072]:
+    table.add(table.admit(draw(size)).users)
+print(status("VmHWM") - before, table.nbytes, len(table))
+""")
+    print(f"{used / 1e6:.0f} MB of memory, {nbytes / 1e6:.0f} MB of them in the table")
+    assert n == 10_000_000
+    assert nbytes <= 18 * n
+    # At least the table must be in the measure: else this measures the wrong process.
+    assert nbytes < used < 400_000_000
+
+
+@pytest.mark.parametrize("users", ["draw(m)", "np.ones((m, 2), np.uint64)"], ids=["distinct", "one user"])
+def test_the_largest_batch_takes_30_bytes_a_record(users: str) -> None:
+    used, n = measured(f"""
+m = 2**22
+users = {users}
+before = status("VmRSS")
+admission = table.admit(users)
+print(status("VmHWM") - before, len(admission.users))
+""")
+    assert n == (1 if "ones" in users else 2**22)
+    print(f"{used / 2**22:.1f} bytes a record")
+    # 8 MB for what allocators round up.
+    assert 2**22 < used < 30 * 2**22 + 8_000_000

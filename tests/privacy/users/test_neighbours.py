@@ -1,0 +1,138 @@
+"""A user enters one record in each of at most ``limit`` batches, whatever the others do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from streaming_pca.privacy.users.table import Admission, UserTable, hash_users
+
+SECRET = bytes(range(32))
+Messages = list[list[bytes | None]]
+message_keys = st.one_of(st.none(), st.sampled_from([b"", b"a", b"b", b"c", b"d"]))
+streams = st.lists(st.lists(message_keys, max_size=10), max_size=8)
+
+
+class Table(Protocol):
+    def admit(self, users: NDArray[np.uint64]) -> Admission: ...
+    def add(self, users: NDArray[np.uint64]) -> None: ...
+
+
+def positions(table: Table, stream: Messages) -> list[set[int]]:
+    """The positions that count, batch by batch."""
+    counted = []
+    for batch in stream:
+        admission = table.admit(hash_users(SECRET, batch))
+        table.add(admission.users)
+        counted.append(set(np.flatnonzero(admission.counted).tolist()))
+    return counted
+
+
+def broken_promises(make: Callable[[], Table], stream: Messages, user: bytes, limit: int) -> list[str]:
+    """What does not hold between this stream and the neighbours where ``user`` is another or nobody."""
+    own = [{i for i, key in enumerate(batch) if key == user} for batch in stream]
+    counted = positions(make(), stream)
+    broken = []
+    for other in (None, b"", b"a key that nobody uses"):
+        neighbour = [[other if key == user else key for key in batch] for batch in stream]
+        also = positions(make(), neighbour)
+        if any(a - mine != b - mine for a, b, mine in zip(counted, also, own, strict=True)):
+            broken.append("another user's records changed")
+        for each in (counted, also):
+            entered = [here & mine for here, mine in zip(each, own, strict=True)]
+            if any(len(records) > 1 for records in entered):
+                broken.append("two records in one batch")
+            if sum(map(bool, entered)) > limit:
+                broken.append("too many batches")
+        moved = [bool(b & mine) for b, mine in zip(also, own, strict=True)]
+        if any(moved) if not other else counted != also:
+            broken.append("the user's own positions moved")
+    return broken
+
+
+@settings(deadline=None)
+@given(streams, st.sampled_from([b"a", b"b", b"c", b"d"]), st.integers(1, 3))
+def test_neighbours_differ_in_one_record_of_at_most_limit_batches(
+    stream: Messages, user: bytes, limit: int
+) -> None:
+    assert broken_promises(lambda: UserTable(limit), stream, user, limit) == []
+
+
+class TwoRecordsABatch:
+    """Broken: counts records, not batches, so a user's second record counts too."""
+
+    def __init__(self) -> None:
+        self.table = UserTable(4)
+
+    def admit(self, users: NDArray[np.uint64]) -> Admission:
+        first = self.table.admit(users).counted
+        rest = users.copy()
+        rest[first] = 0
+        counted = first | self.table.admit(rest).counted
+        return Admission(counted, users[counted])
+
+    def add(self, users: NDArray[np.uint64]) -> None:
+        for user in users:
+            self.table.add(user[None])
+
+
+class FewUsersABatch:
+    """Broken: only the first two users of a batch count, so one displaces another."""
+
+    def __init__(self) -> None:
+        self.table = UserTable(2)
+
+    def admit(self, users: NDArray[np.uint64]) -> Admission:
+        counted = self.table.admit(users).counted
+        counted[np.flatnonzero(counted)[2:]] = False
+        return Admission(counted, users[counted])
+
+    def add(self, users: NDArray[np.uint64]) -> None:
+        self.table.add(users)
+
+
+class ForgetsItsUsers:
+    """Broken: the limit is never reached."""
+
+    def __init__(self) -> None:
+        self.table = UserTable(2)
+
+    def admit(self, users: NDArray[np.uint64]) -> Admission:
+        return self.table.admit(users)
+
+    def add(self, users: NDArray[np.uint64]) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (TwoRecordsABatch, "two records in one batch"),
+        (FewUsersABatch, "another user's records changed"),
+        (ForgetsItsUsers, "too many batches"),
+    ],
+)
+def test_the_check_of_neighbours_catches_a_broken_table(make: Callable[[], Table], expected: str) -> None:
+    stream: Messages = [[b"a", b"a", b"b", b"c"]] * 3
+    assert expected in broken_promises(make, stream, b"a", limit=2)
+    assert broken_promises(lambda: UserTable(2), stream, b"a", limit=2) == []
+
+
+def test_a_message_that_changes_hands_can_move_three_records_of_a_limit_of_one() -> None:
+    """Not covered by the promise for one user: the page on limits says so."""
+    counted = []
+    for first in (b"u", b"v"):
+        table = UserTable(1)
+        counted.append([])
+        for key in (first, b"u", b"v"):
+            admission = table.admit(hash_users(bytes(32), [key]))
+            table.add(admission.users)
+            counted[-1].append(bool(admission.counted[0]))
+    # The first record is another user's, the second counts now, the third no longer does.
+    assert counted == [[True, False, True], [True, True, False]]

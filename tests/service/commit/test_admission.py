@@ -1,0 +1,254 @@
+"""What a ledger admits, before a stream has read a record."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+
+from streaming_pca.admin.ledger import describe_left
+from streaming_pca.config.settings import StreamSettings
+from streaming_pca.privacy.ledger.entries import Cap
+from streaming_pca.privacy.parameters import Charge
+from streaming_pca.privacy.randomness import utility_generator
+from streaming_pca.service.commit.admission import check_admission, check_room
+from streaming_pca.service.commit.batch_result import parameters_of
+from streaming_pca.service.errors import StreamRefused
+from tests.privacy.ledger.test_ledger import Writer, span
+
+
+def a_stream(**changes: Any) -> StreamSettings:
+    settings: dict[str, Any] = {
+        "name": "s",
+        "input": "in",
+        "dim": 5,
+        "rank": 2,
+        "epsilon": 1.0,
+        "delta": 1e-6,
+        "options": {"n_records": 300},
+    }
+    return StreamSettings(**settings | changes)
+
+
+def reserve(log: Writer, stream: StreamSettings, **more: Any) -> None:
+    charge = check_room(stream, Cap(epsilon="inf", delta=1), "basic")
+    parameters = stream.build_estimator().plan(stream.build_estimator().init(utility_generator(0))).parameters
+    how = {"charge": charge, "promise": stream.privacy_contract, "parameters": parameters} | more
+    assert log.reserve(stream.name, span(0, 5), **how).accepted
+
+
+@pytest.mark.parametrize(
+    ("cap", "rule"),
+    [(("1/2", "1e-6"), "basic"), (("1", "1e-7"), "basic"), (("0.1", "1e-6"), "zcdp"), (("1", "0"), "zcdp")],
+)
+def test_a_cap_below_one_batch_is_refused_by_name_with_the_charge(cap: tuple[str, str], rule: Any) -> None:
+    with pytest.raises(StreamRefused) as refusal:
+        check_admission(a_stream(), Writer(*cap, rule).ledger)
+    line = str(refusal.value)
+    assert "\n" not in line
+    assert f"({rule} composition), is below what one batch of stream 's' is charged, epsilon 1," in line
+    assert ("rho" in line) == (rule == "zcdp")
+
+
+@pytest.mark.parametrize(
+    ("cap", "rule"), [(("1", "1e-6"), "basic"), (("6", "1e-6"), "zcdp"), (("inf", "1"), "basic")]
+)
+def test_a_cap_that_one_batch_fills_is_enough(cap: tuple[str, str], rule: Any) -> None:
+    check_admission(a_stream(), Writer(*cap, rule).ledger)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"options": {"n_records": 300}},
+        {"estimator": "private-oja", "options": {"clip_radius": 1.0}, "centering": "none"},
+    ],
+)
+def test_each_estimator_is_held_against_the_cap(how: dict[str, Any]) -> None:
+    stream = a_stream(**how)
+    check_admission(stream, Writer(1, "1e-6").ledger)
+    with pytest.raises(StreamRefused, match="below what one batch"):
+        check_admission(stream, Writer("0.999", "1e-6").ledger)
+
+
+OJA: dict[str, Any] = {
+    "estimator": "oja",
+    "private": False,
+    "epsilon": math.inf,
+    "delta": math.inf,
+    "centering": "none",
+    "options": {},
+}
+
+
+@pytest.mark.parametrize("rule", ["basic", "zcdp"])
+@pytest.mark.parametrize("unit", ["message", "user"])
+def test_a_stream_that_is_not_private_needs_an_infinite_cap(rule: Any, unit: str) -> None:
+    stream = a_stream(**OJA, privacy_unit=unit)
+    check_admission(stream, Writer("inf", "inf", rule).ledger)
+    for cap in (("1000", "1"), ("1e12", "inf")):
+        with pytest.raises(StreamRefused) as refusal:
+            check_admission(stream, Writer(*cap, rule).ledger)
+        line = str(refusal.value)
+        assert "\n" not in line
+        assert "stream 's' is not private (private = false) and charges infinity, which the cap" in line
+        assert "--cap inf,inf" in line
+
+
+@pytest.mark.parametrize("rule", ["basic", "zcdp"])
+def test_beside_a_stream_that_is_not_private_others_have_room(rule: Any) -> None:
+    log = Writer("inf", "inf", rule)
+    oja = a_stream(**OJA, name="oja")
+    charge = check_room(oja, Cap(epsilon="inf", delta="inf"), rule)
+    assert charge == Charge.unbounded()
+    for batch in (span(0, 5), span(5, 9)):
+        assert log.reserve("oja", batch, charge=charge, promise=oja.privacy_contract).accepted
+        assert log.abandon("oja").accepted
+    check_admission(oja, log.ledger)
+    check_admission(a_stream(privacy_unit="user"), log.ledger)
+    assert (
+        describe_left(log.ledger.spent(0, 0), log.ledger.opened)["rho" if rule == "zcdp" else "epsilon"]
+        == "inf"
+    )
+    with pytest.raises(StreamRefused, match=r"stream.epsilon is 1.0, but the ledger has 'inf'"):
+        check_admission(a_stream(name="oja"), log.ledger)
+
+
+def test_what_jobs_of_users_left_of_the_cap_is_too_little_for_any_record() -> None:
+    log = Writer("3/2", "1e-5")
+    reserve(log, a_stream(name="u", privacy_unit="user"))
+    with pytest.raises(
+        StreamRefused, match=r"no room for stream 's': every record, read or not: asked epsilon 1"
+    ):
+        check_admission(a_stream(), log.ledger)
+    check_admission(a_stream(epsilon=0.5), log.ledger)
+
+
+def test_a_stream_of_users_is_held_against_the_most_charged_record() -> None:
+    log = Writer("3/2", "1e-5")
+    reserve(log, a_stream(name="a"))
+    check_admission(a_stream(), log.ledger)  # other records have room
+    with pytest.raises(StreamRefused, match="no room for stream 's': partition 0, offsets 0 to 5"):
+        check_admission(a_stream(privacy_unit="user"), log.ledger)
+
+
+def test_a_stream_that_has_batches_is_not_held_against_its_own_charge() -> None:
+    log = Writer(1, "1e-6")
+    stream = a_stream(privacy_unit="user")
+    reserve(log, stream)
+    check_admission(stream, log.ledger)
+    assert log.ledger.everywhere == Charge(epsilon=1, delta="1e-6", rho=log.ledger.everywhere.rho)
+
+
+LOCAL: dict[str, Any] = {
+    "estimator": "local-gaussian",
+    "record_kind": "local",
+    "centering": "none",
+    "options": {},
+}
+
+
+def test_reports_are_charged_nothing_and_the_promise_says_who_keeps_it() -> None:
+    stream = a_stream(**LOCAL)
+    assert check_room(stream, Cap(epsilon=0, delta=0), "basic") == Charge.nothing()
+    assert check_room(stream, Cap(epsilon=0, delta=0), "zcdp") == Charge.nothing()
+    check_admission(stream, Writer(0, 0).ledger)
+    assert stream.privacy_contract["local"] is True
+    assert "local" not in a_stream().privacy_contract
+    assert a_stream().local_guarantee is None
+    assert stream.local_guarantee == b"1.0,1e-06"
+
+
+def test_a_topic_has_reports_or_records() -> None:
+    """A record that passed for a report would be shown without noise, and uncharged."""
+    log = Writer("10", "1e-5")
+    reserve(log, a_stream(**LOCAL, name="reports"))
+    check_admission(a_stream(**LOCAL, name="more"), log.ledger)
+    with pytest.raises(
+        StreamRefused, match=r"topic 'in' holds reports, as stream 'reports' reads it, and .*own"
+    ):
+        check_admission(a_stream(), log.ledger)
+    log = Writer("10", "1e-5")
+    reserve(log, a_stream(name="records"))
+    with pytest.raises(StreamRefused, match="topic 'in' holds records, as stream 'records' reads it, and"):
+        check_admission(a_stream(**LOCAL, name="more"), log.ledger)
+    with pytest.raises(StreamRefused, match=r"stream.record_kind is 'local', but the ledger has 'factor'"):
+        check_admission(a_stream(**LOCAL, name="records"), log.ledger)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"privacy_unit": "row"}, 'privacy_unit = "message"'),
+        ({"privacy_unit": "user"}, 'privacy_unit = "message"'),
+        ({"dtype": "float64"}, 'dtype = "float32"'),
+        ({"centering": "auto"}, "records of kind 'local' need centering = \"none\""),
+        ({"record_kind": "factor"}, 'local-gaussian cannot read records of kind "factor": it reads "local"'),
+        (
+            {"estimator": "adaptive"},
+            'adaptive cannot read records of kind "local": it reads "factor" or "matrix"',
+        ),
+    ],
+)
+def test_settings_that_no_report_has_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        a_stream(**LOCAL | changes)
+
+
+OF_USERS: dict[str, Any] = {"privacy_unit": "user", "contributions_per_user": 2}
+
+
+def test_options_of_a_stream_whose_batches_compose_are_pinned() -> None:
+    """A user's batches keep the promise together because they are calibrated alike."""
+    log = Writer(1, "1e-6")
+    stream = a_stream(**OF_USERS)
+    plan = stream.build_estimator().plan(stream.build_estimator().init(utility_generator(0)))
+    reserve(log, stream, parameters=parameters_of(stream, plan))
+    check_admission(stream, log.ledger)
+    # What sizes batches is none of it.
+    check_admission(a_stream(**OF_USERS, options={"n_records": 600}), log.ledger)
+    with pytest.raises(StreamRefused, match=r"stream.options is .*set it back, or choose a new stream.name"):
+        check_admission(a_stream(**OF_USERS, options={"n_records": 300, "clip_quantile": 0.9}), log.ledger)
+
+
+def test_options_of_other_streams_may_change_between_batches() -> None:
+    log = Writer(1, "1e-6")
+    stream = a_stream()
+    plan = stream.build_estimator().plan(stream.build_estimator().init(utility_generator(0)))
+    reserve(log, stream, parameters=parameters_of(stream, plan))
+    check_admission(a_stream(options={"clip_quantile": 0.9}), log.ledger)
+
+
+def without_law(stream: StreamSettings) -> dict[str, Any]:
+    """What a reservation of an earlier version carries: it names no law, its noise was discrete."""
+    parameters = stream.build_estimator().plan(stream.build_estimator().init(utility_generator(0))).parameters
+    assert parameters.pop("noise") == "rounded-gaussian"
+    return parameters | {"options": stream.mechanism_options}
+
+
+@pytest.mark.parametrize("how", [{}, {"privacy_unit": "row"}, {"privacy_unit": "user"}])
+def test_a_stream_of_an_earlier_version_goes_on_where_a_unit_is_in_one_batch(how: dict[str, Any]) -> None:
+    """Each batch's charge covers it under the law that it was drawn by, and no unit meets both."""
+    stream = a_stream(**how)
+    log = Writer(1, "1e-6")
+    reserve(log, stream, parameters=without_law(stream))
+    check_admission(stream, log.ledger)
+
+
+def test_a_stream_whose_users_would_meet_both_laws_is_refused() -> None:
+    stream = a_stream(**OF_USERS, options={"n_records": 300})
+    assert stream.contributions_per_user > 1
+    log = Writer(1, "1e-6")
+    reserve(log, stream, parameters=without_law(stream))
+    with pytest.raises(StreamRefused, match=r"earlier version, whose noise was discrete.* new stream.name$"):
+        check_admission(stream, log.ledger)
+
+
+def test_a_batch_that_an_earlier_version_reserved_is_another_batch_now() -> None:
+    """So it is abandoned, its charge stays, and no answer mixes a charge with another law."""
+    stream = a_stream()
+    plan = stream.build_estimator().plan(stream.build_estimator().init(utility_generator(0)))
+    assert parameters_of(stream, plan) != without_law(stream) | {"seed": stream.seed}
+    assert parameters_of(stream, plan)["noise"] == "rounded-gaussian"

@@ -1,0 +1,297 @@
+"""Reading ahead is bounded, and changes no batch: a batch is a function of end offsets and record offsets."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from kafka import TopicPartition
+
+from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.data.codec import PayloadCodec
+from streaming_pca.estimators.base import Plan
+from streaming_pca.privacy.parameters import Charge
+from streaming_pca.service.errors import RecordsLost
+from streaming_pca.service.input import source as source_module
+from streaming_pca.service.input.buffer import Chunk, PartitionBuffer
+from streaming_pca.service.input.end_offsets import OffsetFeed
+from streaming_pca.service.input.source import CutBatch, Source
+
+Reading = Callable[..., tuple[Source, OffsetFeed]]
+DIM = 3
+AT_ONCE = 7
+"""Records of a poll at most."""
+
+
+@dataclass
+class Message:
+    offset: int
+    value: bytes | None
+    key: bytes | None = None
+    headers: tuple[tuple[str, bytes], ...] = ()
+    leader_epoch: int = -1
+
+
+@dataclass
+class Log:
+    """The partitions of a topic, and how often each was polled."""
+
+    partitions: dict[int, list[Message]]
+    polls: dict[int, int] = field(default_factory=dict)
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+
+
+class FakeConsumer:
+    """Reads one partition of a log, some records at a time."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._partition = -1
+        self._position = 0
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        self._partition = partitions[0].partition
+
+    def seek(self, partition: TopicPartition, position: int) -> None:
+        self._position = position
+
+    def position(self, partition: TopicPartition, timeout_ms: int) -> int:
+        return self._position
+
+    def poll(self, timeout_ms: int) -> dict[TopicPartition, list[Message]]:
+        self._log.polls[self._partition] = self._log.polls.get(self._partition, 0) + 1
+        there = [m for m in self._log.partitions[self._partition] if m.offset >= self._position]
+        found = there[: self._log.rng.randint(1, AT_ONCE)]
+        if not found:
+            return {}
+        self._position = found[-1].offset + 1
+        return {TopicPartition("t", self._partition): found}
+
+    def close(self, autocommit: bool) -> None:
+        pass
+
+
+def records(partition: int, count: int) -> list[Message]:
+    """Records at offsets with gaps; every fifth of them is null."""
+    made = []
+    for i in range(count):
+        vector = np.array([partition, i, 1], dtype="<f4")
+        made.append(Message(2 * i, b"broken" if i % 5 == 4 else vector.tobytes()))
+    return made
+
+
+def plan(count: int, granularity: int = 1) -> Plan:
+    return Plan(count, granularity, granularity, Charge(epsilon="1", delta="0"), {})
+
+
+@pytest.fixture
+def reading(monkeypatch: pytest.MonkeyPatch) -> Reading:
+    """``reading(log, ahead, seed=0, least=0)``: a source and its feed; ``least`` bytes are read ahead."""
+
+    def make(
+        log: Log, ahead: float, seed: int = 0, least: int = 0, skip: bool = False
+    ) -> tuple[Source, OffsetFeed]:
+        log.rng, log.polls = random.Random(seed), {}
+        monkeypatch.setattr(source_module, "_READ_AHEAD_BYTES", least)
+        monkeypatch.setattr(source_module, "reading_consumer", lambda *_, **__: FakeConsumer(log))
+        monkeypatch.setattr(source_module, "seek", lambda consumer, tp, at, _: consumer.seek(tp, at))
+        monkeypatch.setattr(source_module, "first_offsets", lambda _, tps, __: dict.fromkeys(tps, 0))
+        feed = OffsetFeed("t", lambda: None)
+        codec = PayloadCodec(DIM)
+        partitions = sorted(log.partitions)
+        return Source(KafkaSettings(), "t", partitions, codec, {}, {}, feed, skip, ahead=ahead), feed
+
+    return make
+
+
+def ends_of(log: Log, share: float = 1.0) -> dict[int, int]:
+    # The last record's own end: a position gets no further.
+    return {p: int((2 * len(ms) - 1) * share) for p, ms in log.partitions.items()}
+
+
+def read_all_ahead(source: Source) -> int:
+    steps = 0
+    while source.read_ahead():
+        steps += 1
+        assert steps < 10_000
+    return steps
+
+
+def take_all(source: Source, count: int, granularity: int, ahead: bool) -> list[CutBatch]:
+    taken = []
+    while True:
+        source.set_plan(plan(count, granularity))
+        found = source.poll()
+        if found is None:
+            return taken
+        taken.append(found)
+        if ahead:
+            read_all_ahead(source)
+
+
+@pytest.mark.parametrize("granularity", [1, 2])
+@pytest.mark.parametrize("sizes", [(200,), (120, 120, 120), (30, 150, 4)])
+@pytest.mark.parametrize("least", [0, 2**20])
+def test_reading_ahead_changes_no_bit_of_any_batch(
+    reading: Reading, sizes: tuple[int, ...], granularity: int, least: int
+) -> None:
+    log = Log({p: records(p, n) for p, n in enumerate(sizes)})
+    found = []
+    for seed, ahead in ((1, False), (2, True), (3, True)):
+        source, feed = reading(log, 1.0, seed, least=least)
+        for i, share in enumerate((0.3, 0.6, 1.0)):
+            feed.add(feed.started + 1 + i, ends_of(log, share))
+        found.append(take_all(source, 40, granularity, ahead))
+    plain, *others = found
+    assert len(plain) == sum(sizes) // 40
+    for other in others:
+        assert len(other) == len(plain)
+        for a, b in zip(plain, other, strict=True):
+            assert a.ranges == b.ranges
+            assert a.positions == b.positions
+            np.testing.assert_array_equal(a.batch.packed().rows, b.batch.packed().rows)
+            np.testing.assert_array_equal(a.batch.starts, b.batch.starts)
+
+
+def test_what_is_read_ahead_is_bounded_by_a_batch_and_a_poll_of_each_partition(reading: Reading) -> None:
+    log = Log({p: records(p, 500) for p in range(3)})
+    source, feed = reading(log, 1.0)
+    feed.add(feed.started + 1, ends_of(log))
+    source.set_plan(plan(40))
+    for _ in range(10):
+        assert read_all_ahead(source) > 0
+        assert 40 <= source.buffered < 40 + 3 * AT_ONCE
+        source.set_plan(plan(40))
+        assert source.poll() is not None
+        assert source.buffered < 3 * AT_ONCE
+
+
+@pytest.mark.parametrize(("ahead", "wanted"), [(0.0, 0), (0.25, 25), (1.0, 100)])
+def test_a_share_of_a_batch_is_read_ahead(reading: Reading, ahead: float, wanted: int) -> None:
+    log = Log({0: records(0, 500)})
+    source, feed = reading(log, ahead)
+    feed.add(feed.started + 1, ends_of(log))
+    source.set_plan(plan(100))
+    read_all_ahead(source)
+    assert wanted <= source.buffered < wanted + AT_ONCE
+
+
+def test_no_more_messages_than_that_are_read_ahead(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log({0: records(0, 500)})
+    source, feed = reading(log, 1.0, least=2**24)
+    monkeypatch.setattr(source_module, "_READ_AHEAD_MESSAGES", 60)
+    feed.add(feed.started + 1, ends_of(log))
+    source.set_plan(plan(2))
+    read_all_ahead(source)
+    assert 60 <= source.buffered < 60 + AT_ONCE
+
+
+@pytest.mark.parametrize("value", [np.ones(3, "<f4").tobytes(), b"broken"])
+def test_some_bytes_are_read_ahead_however_small_a_batch_is(reading: Reading, value: bytes) -> None:
+    log = Log({0: [Message(2 * i, value) for i in range(500)]})
+    source, feed = reading(log, 1.0, least=100 * 12)
+    feed.add(feed.started + 1, ends_of(log))
+    source.set_plan(plan(2))
+    read_all_ahead(source)
+    # A null record counts as one row, or there would be no bound.
+    assert 100 <= source.buffered < 100 + AT_ONCE
+
+
+def test_a_consumer_is_not_polled_while_its_buffer_is_full(reading: Reading) -> None:
+    log = Log({p: records(p, 500) for p in range(3)})
+    source, feed = reading(log, 1.0)
+    feed.add(feed.started + 1, ends_of(log))
+    source.set_plan(plan(40))
+    read_all_ahead(source)
+    polls = dict(log.polls)
+    assert not source.read_ahead()
+    # Newer records make a full buffer no emptier.
+    feed.add(feed.started + 2, ends_of(log))
+    assert not source.read_ahead()
+    assert log.polls == polls
+    # Nor does the batch that is there already need a poll.
+    assert source.poll() is not None
+    assert log.polls == polls
+
+
+def test_nothing_is_read_ahead_behind_the_newest_ends(reading: Reading) -> None:
+    log = Log({0: records(0, 100)})
+    source, feed = reading(log, 1.0)
+    source.set_plan(plan(1000))
+    assert not source.read_ahead()
+    assert log.polls == {}
+    feed.add(feed.started + 1, {0: 20})
+    read_all_ahead(source)
+    assert 10 <= source.buffered < 10 + AT_ONCE
+
+
+def test_a_source_that_is_stopped_reads_no_further(reading: Reading) -> None:
+    log = Log({0: records(0, 100)})
+    source, feed = reading(log, 1.0)
+    feed.add(feed.started + 1, ends_of(log))
+    source.set_plan(plan(1000))
+    assert source.read_ahead()
+    source.stop()
+    polls = dict(log.polls)
+    assert not source.read_ahead()
+    assert log.polls == polls
+
+
+# -- a topic that loses its tail -----------------------------------------------------
+
+
+def after_a_batch(reading: Reading, log: Log, count: int, **how: bool) -> tuple[Source, OffsetFeed]:
+    """A source that has taken 40 records and needs newer end offsets for ``count`` more."""
+    source, feed = reading(log, 0.0, **how)
+    feed.add(feed.started + 1, ends_of(log, 0.5))
+    source.set_plan(plan(40))
+    assert source.poll() is not None
+    source.set_plan(plan(count))
+    return source, feed
+
+
+def test_an_end_below_the_position_stops_the_stream(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, feed = after_a_batch(reading, Log({p: records(p, 100) for p in range(2)}), 100)
+    monkeypatch.setattr(source_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 30))
+    feed.add(feed.started + 2, {0: 30, 1: 199})
+    with pytest.raises(RecordsLost, match="'t', partition 0: records 30 to 38, which were charged, are lost"):
+        source.poll()
+
+
+def test_a_stable_offset_that_falls_for_a_moment_is_waited_for(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, feed = after_a_batch(reading, Log({p: records(p, 100) for p in range(2)}), 100)
+    monkeypatch.setattr(source_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 199))
+    feed.add(feed.started + 2, {0: 0, 1: 199})
+    feed.add(feed.started + 3, {0: 199, 1: 199})
+    taken = source.poll()
+    assert taken is not None
+    assert [r.start for r in taken.ranges] == [39, 39]
+
+
+def test_a_stream_that_may_skip_goes_on_behind_what_was_lost(reading: Reading) -> None:
+    log = Log({0: records(0, 100)})
+    source, feed = after_a_batch(reading, log, 60, skip=True)
+    position = source.positions[0]
+    feed.add(feed.started + 2, {0: 30})
+    assert source.poll() is None
+    feed.add(feed.started + 3, ends_of(log))
+    taken = source.poll()
+    assert taken is not None
+    assert [r.start for r in taken.ranges] == [position]
+
+
+@pytest.mark.parametrize("offsets", [[5, 7, 7], [5, 6, 4], [4, 5, 6]])
+def test_offsets_that_do_not_rise_are_refused(offsets: list[int]) -> None:
+    buffer, one = PartitionBuffer(5), np.ones(3, dtype=np.int64)
+    with pytest.raises(ValueError, match="do not rise"):
+        buffer.append(Chunk(np.array(offsets), one, one))
+    buffer.append(Chunk(np.array([5, 6, 9]), one, one))
+    with pytest.raises(ValueError, match="do not rise"):
+        buffer.append(Chunk(np.array([9, 10, 11]), one, one))

@@ -1,0 +1,130 @@
+"""kafka-python's sockets are read a large piece at a time; what was sent comes out, and an end is seen.
+
+And what is copied less, or asked for with fewer words, is the same.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+from kafka.errors import KafkaConnectionError
+from kafka.net.selector import NetworkSelector
+from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
+from kafka.protocol.frame import KafkaBytes
+
+from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.service.kafka import clients, large_reads
+from streaming_pca.service.kafka.large_reads import KeySelector
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def read(sock: socket.socket) -> tuple[bytes, Exception | None]:
+    return large_reads._read_piece(SimpleNamespace(_sock=sock))
+
+
+def test_the_client_is_taught_where_there_is_no_tls() -> None:
+    assert clients.large_reads is large_reads
+    assert KafkaTCPTransport._sock_recv is large_reads._read_piece
+    # What TLS holds decrypted does not show at the socket: its own reads to the end.
+    assert KafkaSSLTransport._sock_recv is not large_reads._read_piece
+
+
+def test_what_was_sent_comes_out(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_reads, "PIECE_BYTES", 10)
+    ours, theirs = pair
+    theirs.sendall(b"0123456789abc")
+    assert read(ours) == (b"0123456789", None)
+    assert read(ours) == (b"abc", None)
+    assert read(ours) == (b"", None)
+
+
+def test_the_other_end_closing_is_an_error(pair: Pair) -> None:
+    ours, theirs = pair
+    theirs.sendall(b"last")
+    theirs.close()
+    assert read(ours) == (b"last", None)
+    data, error = read(ours)
+    assert data == b""
+    assert isinstance(error, KafkaConnectionError)
+
+
+def test_a_broken_socket_is_an_error(pair: Pair) -> None:
+    ours, _ = pair
+    ours.close()
+    data, error = read(ours)
+    assert data == b""
+    assert isinstance(error, KafkaConnectionError)
+
+
+@pytest.mark.parametrize("size", [0, 100, large_reads._LEAST_SHARED_BYTES + 4, 10**6])
+def test_the_rest_of_an_answer_is_what_it_was(size: int) -> None:
+    data = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    answer = KafkaBytes(size)
+    answer.write(data)
+    answer.seek(0)
+    header = answer.read(4)
+    assert isinstance(header, bytes)
+    assert header == data[:4]
+    rest = answer.read()
+    assert rest == data[4:]
+    large = size - 4 >= large_reads._LEAST_SHARED_BYTES
+    # No copy where that matters; where it does not, what others may expect to be bytes is.
+    assert isinstance(rest, memoryview if large else bytes)
+    assert answer.tell() == size
+    assert answer.read() == b""
+
+
+def test_every_client_has_the_selector() -> None:
+    io = clients._shared_selector("logs")
+    assert isinstance(io._selector, KeySelector)
+    assert clients._common_options(KafkaSettings())["selector"] is KeySelector
+    # Its own writes a message with the socket's addresses in it, twice.
+    assert NetworkSelector.DEFAULT_CONFIG["selector"] is selectors.DefaultSelector
+
+
+def test_a_selector_knows_its_files(pair: Pair) -> None:
+    ours, theirs = pair
+    with KeySelector() as selector:
+        key = selector.register(ours, selectors.EVENT_READ, "a")
+        assert selector.get_key(ours) == key
+        with pytest.raises(KeyError):
+            selector.get_key(theirs)
+        key = selector.modify(ours, selectors.EVENT_READ | selectors.EVENT_WRITE, "b")
+        assert selector.get_key(ours) == key
+        theirs.sendall(b"x")
+        assert selector.select(0) == [(key, selectors.EVENT_READ | selectors.EVENT_WRITE)]
+        # As the client does: modified for one kind of event only, then let go.
+        selector.modify(ours, selectors.EVENT_WRITE, "c")
+        assert [events for _, events in selector.select(0)] == [selectors.EVENT_WRITE]
+        assert selector.unregister(ours).data == "c"
+        with pytest.raises(KeyError):
+            selector.get_key(ours)
+        with pytest.raises(KeyError):
+            selector.unregister(ours)
+        assert selector.register(ours, selectors.EVENT_READ).fileobj is ours
+        with pytest.raises(KeyError):
+            selector.register(ours, selectors.EVENT_READ)
+        assert selector.get_key(ours).events == selectors.EVENT_READ
+
+
+def test_a_file_that_was_closed_can_be_let_go() -> None:
+    with KeySelector() as selector:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            key = selector.register(ours, selectors.EVENT_READ)
+            ours.close()
+            assert selector.get_key(ours) == key
+            assert selector.unregister(ours) == key
