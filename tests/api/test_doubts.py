@@ -69,12 +69,12 @@ def test_components_that_are_one_too_many_are_told_from_the_others() -> None:
 
 @pytest.mark.parametrize("d", [D, 600])
 def test_a_plane_that_a_large_mean_has_spoilt_is_not_passed_off_as_good(d: int) -> None:
-    """50,000 records, all means 10, default settings: 70 to 88 degrees off, and nothing said so."""
+    """50,000 records, all means 10, default settings; noise and order of rows are fixed."""
     X = records(50_000, mean=10.0, d=d).astype(np.float32)
     for seed in range(5):
         with warnings.catch_warnings(record=True) as caught, replace_noise_sampler(SeededSampler(seed)):
             warnings.simplefilter("always")
-            pca = PrivatePCA(2).fit(X)
+            pca = PrivatePCA(2, random_state=seed).fit(X)
         good = principal_angle(pca.components_, np.eye(2, d)) < 0.5
         assert good or pca.doubts_
         assert [w.category for w in caught] == [DoubtfulResultWarning] * bool(pca.doubts_)
