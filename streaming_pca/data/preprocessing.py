@@ -127,6 +127,10 @@ class Preprocessing(BaseModel):
         """Number of messages that stay together in batches and parts."""
         return 2 if self.centering == "pairs" else 1
 
+    def whole_count(self, count: int) -> int:
+        """Round ``count`` messages down to a multiple of the granularity, at least one."""
+        return max(count // self.granularity, 1) * self.granularity
+
     @property
     def units(self) -> int:
         """Input records behind one transformed record."""

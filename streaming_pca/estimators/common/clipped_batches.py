@@ -200,7 +200,7 @@ def clipped_plan(
     if options.n_records is None and not options.model_fields_set & {"first_batch", "max_batch"}:
         # By default a batch has at least the records that a radius needs.
         wanted = max(wanted, costs.least(granularity))
-    count = max(wanted // granularity * granularity, granularity)
+    count = preprocessing.whole_count(wanted)
     parameters = {
         "mechanism": mechanism,
         "clip_quantile": options.clip_quantile,

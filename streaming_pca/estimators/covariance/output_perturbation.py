@@ -274,7 +274,7 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
             parameters["gap_sigma_over_sensitivity"] = z.gap
             multipliers.append(z.gap)
         parameters["sigma_over_sensitivity"] = min(multipliers)
-        count = max(options.batch_size // granularity * granularity, granularity)
+        count = self.preprocessing.whole_count(options.batch_size)
         least = -(-self._needed * self.preprocessing.units // granularity) * granularity
         return Plan(count, min(least, count), granularity, self.privacy.charge(None), parameters)
 

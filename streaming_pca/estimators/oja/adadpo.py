@@ -119,7 +119,7 @@ class AdaDPO(IterateEstimator[AdaDPOState, AdaDPOOptions]):
         """Plan B records: half for the range, half for centre and mean."""
         granularity = self.preprocessing.granularity
         blocks = self._range_blocks(self._steps(state) + 1)
-        count = max(self.options.records_a_batch(1) // granularity * granularity, granularity)
+        count = self.preprocessing.whole_count(self.options.records_a_batch(1))
         parameters = {
             "mechanism": self.info.id,
             "range_blocks": blocks,

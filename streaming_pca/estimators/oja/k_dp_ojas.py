@@ -113,8 +113,7 @@ class DPOjas(Deflation[DeflationState, DPOjasOptions]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         granularity = self.preprocessing.granularity
-        wanted = self.options.records_a_batch(self.k)
-        self._count = max(wanted // granularity * granularity, granularity)
+        self._count = self.preprocessing.whole_count(self.options.records_a_batch(self.k))
         # Transformed records that are certain to be left after the share for the mean.
         taken = int(LARGEST_SHARE * self._count) if self.private_mean is not None else 0
         self._least = max((self._count - taken) // granularity, 1)

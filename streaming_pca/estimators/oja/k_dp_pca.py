@@ -107,8 +107,7 @@ class KDPPCA(Deflation[DeflationState, KDPPCAOptions]):
 
     def _count(self) -> int:
         """Return B, in whole pairs where the centring needs them."""
-        granularity = self.preprocessing.granularity
-        return max(self.options.records_a_batch(self.k) // granularity * granularity, granularity)
+        return self.preprocessing.whole_count(self.options.records_a_batch(self.k))
 
     def _steps_per_component(self) -> int:
         """Return T, the batches of a component in a pass."""

@@ -85,7 +85,7 @@ class OjaPCA(IterateEstimator[IterateState, OjaOptions]):
     def _plan(self, state: IterateState) -> Plan:
         """Plan ``batch_size`` records; any number is of use."""
         granularity = self.preprocessing.granularity
-        count = max(self.options.batch_size // granularity * granularity, granularity)
+        count = self.preprocessing.whole_count(self.options.batch_size)
         return Plan(count, granularity, granularity, Charge.unbounded(), {"mechanism": "none"})
 
     def _update(self, state: IterateState, batch: Batch) -> tuple[IterateState, int]:

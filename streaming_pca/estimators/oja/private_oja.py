@@ -91,9 +91,9 @@ class PrivateOja(IterateEstimator[IterateState, PrivateOjaOptions]):
             "clip_radius": self.options.clip_radius,
             "sigma_over_sensitivity": multiplier,
         }
-        count = max(self.options.batch_size // granularity * granularity, granularity)
+        count = self.preprocessing.whole_count(self.options.batch_size)
         # The noise of a sum does not shrink with its batch: fewer than B/4 records are not worth a step.
-        least = max(count // 4 // granularity * granularity, granularity)
+        least = self.preprocessing.whole_count(count // 4)
         charge = self.privacy.charge(self.privacy.contributions * gaussian_rho(multiplier))
         return Plan(count, least, granularity, charge, parameters)
 

@@ -164,7 +164,7 @@ class NoisyPowerMethod(Estimator[NoisyPowerState, NoisyPowerOptions]):
             "oversampling": options.oversampling,
             "sigma_over_sensitivity": self._multiplier,
         }
-        count = max(options.batch_size // granularity * granularity, granularity)
+        count = self.preprocessing.whole_count(options.batch_size)
         least = -(-self._needed * self.preprocessing.units // granularity) * granularity
         mechanisms = options.iterations * self.privacy.contributions
         charge = self.privacy.charge(mechanisms * gaussian_rho(self._multiplier))
