@@ -23,6 +23,8 @@ from tests.kafka.faults.chaos_payloads import draw
 
 _TRANSACTION_MS = 4000
 _RETRIES = 20
+REFUSED = 75
+"""Exit status after an error of Kafka: fenced, aborted or out of time, as faults make it."""
 _stopping = False
 
 
@@ -134,4 +136,10 @@ class _Writer:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _stop)
-    _Writer(Load(**json.loads(sys.argv[1]))).run()
+    writer = _Writer(Load(**json.loads(sys.argv[1])))
+    try:
+        writer.run()
+    except (KafkaException, TimeoutError) as error:
+        # Said by status: librdkafka's threads log lines after this one.
+        print(repr(error), file=sys.stderr, flush=True)
+        sys.exit(REFUSED)
