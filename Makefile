@@ -18,7 +18,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 p
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.stamp
-	$(BIN)/streaming-pca demo
+	@$(BIN)/streaming-pca demo
 
 test: $(VENV)/test.stamp
 	$(PYTEST)
@@ -48,9 +48,13 @@ docs: $(VENV)/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # A stamp is written only after the whole installation, so an interrupted one is taken up again.
+# pip says nothing for minutes or hundreds of lines: a dot every two seconds, and all lines where it fails.
 $(VENV)/%.stamp: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 with venv was found: install python3-venv or name one, as in PYTHON=python3.12" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	@echo "installing streaming-pca[$*] into $(VENV): half a minute and more, with what pip has to download"
+	@$(PYTHON) -m venv $(VENV)
+	@(while kill -0 $$$$ 2>/dev/null; do printf .; sleep 2; done) & dots=$$!; \
+	{ $(BIN)/python -m pip install --upgrade pip && $(BIN)/python -m pip install --editable '.[$*]'; } >$(VENV)/pip.log 2>&1; \
+	failed=$$?; kill $$dots; echo; \
+	if test $$failed -ne 0; then cat $(VENV)/pip.log >&2; exit $$failed; fi
 	@touch $@

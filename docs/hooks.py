@@ -51,7 +51,7 @@ def _examples(found: re.Match[str]) -> str:
 
 def _row(parameter: Any) -> str:
     is_argument = parameter.param_type_name == "argument"
-    name = parameter.name.upper() if is_argument else ", ".join(parameter.opts)
+    name = parameter.name.upper() if is_argument else ", ".join([*parameter.opts, *parameter.secondary_opts])
     default = parameter.default
     if parameter.required:
         shown = "**needed**"

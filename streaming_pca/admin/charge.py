@@ -191,7 +191,7 @@ def _look_up(kafka: KafkaSettings, topic: str, job: str) -> tuple[str, dict[int,
     }
     for name in (names["topic"], names["ledger"]):
         if name not in found:
-            raise TopicError(f"topic {name!r} is missing")
+            raise TopicError.missing(name)
     if names["state"] in found:
         # The charge would fence its leader, and a job with charges can never reserve again.
         raise ConfigurationError(f"--job {job} is a stream (topic {job}.state is there): choose another name")

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
+from kafka import TopicPartition
 from kafka.errors import KafkaError
 
-from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.config.settings import ConfigurationError, KafkaSettings
 from streaming_pca.privacy.ledger.cap import approximate, left_of, within_cap
 from streaming_pca.privacy.ledger.entries import (
     Abandoned,
@@ -24,6 +25,7 @@ from streaming_pca.privacy.ledger.entries import (
     Reserved,
     Resumed,
     Retired,
+    Started,
     decode_entry,
 )
 from streaming_pca.privacy.ledger.ledger import Ledger
@@ -32,8 +34,8 @@ from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.log_reader import LedgerLog, Replayed, whole_log
 from streaming_pca.service.commit.snapshot import existing_topics, read_messages, read_snapshot, read_topic
 from streaming_pca.service.commit.state_topic import FoundState, summarise
-from streaming_pca.service.errors import TopicError
-from streaming_pca.service.kafka.clients import admin_client
+from streaming_pca.service.errors import SessionLost, TopicError
+from streaming_pca.service.kafka.clients import admin_client, broker_failed, last_offsets, reading_consumer
 
 __all__ = [
     "describe_charge",
@@ -52,12 +54,12 @@ def topic_id_of(kafka: KafkaSettings, topic: str) -> str:
     try:
         found = {t["name"]: t for t in admin.describe_topics([topic, f"{topic}.ledger"])}
     except KafkaError as error:
-        raise TopicError(f"the broker would not describe the topics: {error}") from None
+        raise broker_failed(kafka, "the broker would not describe the topics", error) from None
     finally:
         admin.close()
     for name in (topic, f"{topic}.ledger"):
         if name not in found or found[name]["error_code"]:
-            raise TopicError(f"topic {name!r} is missing")
+            raise TopicError.missing(name)
     return str(found[topic]["topic_id"])
 
 
@@ -115,7 +117,9 @@ def _row(entry: LedgerEntry) -> dict[str, Any]:
     if isinstance(entry, Opened):
         return {}
     row: dict[str, Any] = {"job": entry.job}
-    if not isinstance(entry, Paused | Resumed | Retired | Charged):
+    if isinstance(entry, Started):
+        row["positions"] = [p.model_dump() for p in entry.positions]
+    elif not isinstance(entry, Paused | Resumed | Retired | Charged):
         row["batch"] = entry.batch
     if isinstance(entry, Reserved):
         row["records"] = entry.count
@@ -128,12 +132,23 @@ def _row(entry: LedgerEntry) -> dict[str, Any]:
 
 
 def describe_spent(kafka: KafkaSettings, topic: str, partition: int, offset: int) -> dict[str, Any]:
-    """Describe the charges of one record: in all, by job, and left under the cap."""
+    """Describe the charges of one record: in all, by job, and left under the cap.
+
+    Raises
+    ------
+    TopicError
+        If the ledger is not open.
+    ConfigurationError
+        If there is no such record: the line names the offsets that there are.
+    """
     ledger = read_ledger(kafka, topic)
     opened = ledger.opened
     if opened is None:
         raise TopicError(f"ledger {topic + '.ledger'!r} is not open")
     spent = ledger.spent(partition, offset)
+    if spent == ledger.everywhere:
+        # No range of the ledger names it, so it may never have been there.
+        _require_record(kafka, topic, partition, offset)
     zcdp = opened.filter == "zcdp"
     of_jobs = {name: job.spent(partition, offset) for name, job in sorted(ledger.jobs.items())}
     return {
@@ -149,6 +164,25 @@ def describe_spent(kafka: KafkaSettings, topic: str, partition: int, offset: int
             if charge != Charge.nothing()
         },
     }
+
+
+def _require_record(kafka: KafkaSettings, topic: str, partition: int, offset: int) -> None:
+    consumer = reading_consumer(kafka, committed=False)
+    try:
+        partitions = sorted(consumer.partitions_for_topic(topic) or ())
+        if partition not in partitions:
+            raise ConfigurationError(
+                f"--partition {partition}: topic {topic!r} has partitions 0 to {max(partitions, default=0)}"
+            )
+        tp = TopicPartition(topic, partition)
+        end = last_offsets(consumer, [tp], kafka.request_timeout_ms)[tp]
+    except KafkaError as error:
+        raise SessionLost(f"reading the end of {topic!r} failed: {error}") from None
+    finally:
+        consumer.close(autocommit=False)
+    if offset >= end:
+        held = f"offsets 0 to {end - 1}" if end else "no records"
+        raise ConfigurationError(f"--offset {offset}: partition {partition} of topic {topic!r} has {held}")
 
 
 def describe_charge(charge: Charge, *, with_rho: bool) -> dict[str, str | None]:

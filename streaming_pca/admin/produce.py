@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.admin.sending import Outgoing, Produced, send_messages
+from streaming_pca.client.encoding import ContentType, encoder_of, headers_of
+from streaming_pca.client.sending import Outgoing, Produced, send_messages
 from streaming_pca.config.settings import ConfigurationError, KafkaSettings, StreamSettings
-from streaming_pca.data.arrow import ArrowMissing, need_pyarrow, stream_of_rows
-from streaming_pca.data.codec import ARROW, JSON, NPY, OCTETS
 from streaming_pca.data.files import RecordFile, RecordFileError
 from streaming_pca.data.records import RecordKind
 from streaming_pca.privacy.randomness import utility_generator
 
-__all__ = ["ContentType", "RecordFileError", "arrange", "arrange_features", "encoder_of", "send_records"]
+__all__ = ["RecordFileError", "arrange", "arrange_features", "send_records"]
 
-ContentType = Literal["octets", "npy", "json", "arrow"]
-
-_CONTENT_TYPES: dict[ContentType, str] = {"octets": OCTETS, "npy": NPY, "json": JSON, "arrow": ARROW}
-_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
 _REPORT_EVERY = 1000
 _BLOCK_ENTRIES = 2**20
 """Numbers of a file held in memory at once, beside one message's."""
@@ -40,9 +33,20 @@ def arrange_features(records: RecordFile, stream: StreamSettings) -> RecordFile:
     if records.dim != stream.dim:
         raise RecordFileError(
             f"{records.path}: records have {records.dim} features, the stream's dim is {stream.dim}: "
-            "set stream.dim, or send another file"
+            f"{_remedy(records.feature_names, stream.feature_names)}"
         )
     return records if stream.feature_names is None else records.with_features(stream.feature_names)
+
+
+def _remedy(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> str:
+    """Return the remedy for a wrong number of features; names tell more."""
+    if own is not None and wanted is not None:
+        lacking = [name for name in wanted if name not in own]
+        if lacking:
+            return f"column {lacking[0]!r} of stream.feature_names is not there"
+        others = ", ".join(repr(name) for i, name in enumerate(own) if name not in wanted or name in own[:i])
+        return f"stream.feature_names has not {others}: leave columns out with --drop"
+    return "choose columns with --columns or --drop, or set stream.dim"
 
 
 def arrange(
@@ -109,54 +113,6 @@ def arrange(
     return records
 
 
-def encoder_of(content_type: ContentType, dtype: str) -> Callable[[NDArray[np.floating]], bytes]:
-    """Return the function that encodes rows (r, d) as a payload.
-
-    Parameters
-    ----------
-    content_type : {"octets", "npy", "json", "arrow"}
-    dtype : {"float32", "float64"}
-        Type of the numbers; JSON's are float64.
-
-    Raises
-    ------
-    ConfigurationError
-        If pyarrow is missing.
-    """
-    if content_type == "json":
-        return _as_json
-    number = _DTYPES[dtype]
-
-    def converted(rows: NDArray[np.floating]) -> NDArray[np.floating]:
-        with np.errstate(over="ignore"):
-            return np.ascontiguousarray(rows, dtype=number)
-
-    if content_type == "octets":
-        return lambda rows: converted(rows).tobytes()
-    if content_type == "npy":
-        return lambda rows: _as_npy(converted(rows))
-    try:
-        pyarrow = need_pyarrow("--content-type arrow")
-    except ArrowMissing as error:
-        raise ConfigurationError(str(error)) from None
-    return lambda rows: stream_of_rows(pyarrow, converted(rows))
-
-
-def _as_npy(rows: NDArray[np.floating]) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, rows, allow_pickle=False)
-    return buffer.getvalue()
-
-
-def _as_json(rows: NDArray[np.floating]) -> bytes:
-    numbers: list[list[Any]] = rows.astype(np.float64, copy=False).tolist()
-    if not np.isfinite(rows).all():
-        # JSON has no NaN. A null instead makes the record null, as a NaN would.
-        numbers = [[x if np.isfinite(x) else None for x in row] for row in numbers]
-    body = {"x": numbers[0]} if len(numbers) == 1 else {"rows": numbers}
-    return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
-
-
 def send_records(
     kafka: KafkaSettings,
     topic: str,
@@ -190,16 +146,32 @@ def send_records(
     if not isinstance(records, RecordFile):
         records = RecordFile.of_array(records)
     encode = encoder_of(content_type, dtype)
-    headers = [("content-type", _CONTENT_TYPES[content_type].encode())]
     order = None if shuffle is None else utility_generator(shuffle).permutation(len(records))
     keys = records.keys(order)
-    outgoing = (
-        Outgoing(encode(rows), next(keys), len(rows)) for rows in _messages(records, rows_per_message, order)
-    )
+    not_finite = without_key = 0
+
+    def outgoing() -> Iterator[Outgoing]:
+        nonlocal not_finite, without_key
+        limit = np.finfo(dtype).max
+        for rows in _messages(records, rows_per_message, order):
+            key = next(keys)
+            # Not a number compares false.
+            not_finite += int(not (np.abs(rows) <= limit).all())
+            without_key += int(records.row_keys is not None and key is None)
+            yield Outgoing(encode(rows), key, len(rows))
+
     total = -(-len(records) // rows_per_message)
-    return send_messages(
-        kafka, topic, outgoing, total, headers, rate=rate, progress=progress, progress_every=_REPORT_EVERY
+    sent = send_messages(
+        kafka,
+        topic,
+        outgoing(),
+        total,
+        headers_of(content_type),
+        rate=rate,
+        progress=progress,
+        progress_every=_REPORT_EVERY,
     )
+    return replace(sent, not_finite=not_finite, without_key=without_key)
 
 
 def _messages(

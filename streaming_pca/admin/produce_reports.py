@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.admin.produce import arrange_features
-from streaming_pca.admin.sending import Outgoing, Produced, send_messages
+from streaming_pca.client.producer import charged_report
+from streaming_pca.client.sending import Outgoing, Produced, send_messages
 from streaming_pca.config.settings import ConfigurationError, KafkaSettings, StreamSettings
 from streaming_pca.data.files import RecordFile, RecordFileError
 from streaming_pca.data.records import RecordKind
@@ -191,9 +192,8 @@ def send_reports(
 
     def reports() -> Iterator[Outgoing]:
         for row, vector in _rows(records, order):
-            if accountant is not None and users is not None:
-                accountant.spend(users[row], topic, mechanism.epsilon, mechanism.delta)
-            yield Outgoing(mechanism.privatize(vector).astype("<f4", copy=False).tobytes())
+            user = None if users is None else users[row]
+            yield Outgoing(charged_report(mechanism, accountant, topic, user, vector))
 
     headers = report_headers(mechanism.epsilon, mechanism.delta)
     return send_messages(kafka, topic, reports(), total, headers, rate=rate, progress=progress)

@@ -25,14 +25,21 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from kafka import KafkaProducer
+from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import NewTopic
-from kafka.errors import KafkaError
+from kafka.errors import (
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    KafkaError,
+    NotCoordinatorError,
+)
 
 from streaming_pca.admin.backup import (
     Backup,
@@ -51,7 +58,12 @@ from streaming_pca.service.commit.ledger_writer import group_of_charges
 from streaming_pca.service.commit.snapshot import existing_topics, read_topic, replay
 from streaming_pca.service.commit.state_topic import find_state, send_state
 from streaming_pca.service.errors import SessionLost, StreamRefused, TopicError
-from streaming_pca.service.kafka.clients import BrokerUnreachable, admin_client, transactional_producer
+from streaming_pca.service.kafka.clients import (
+    BrokerUnreachable,
+    admin_client,
+    broker_failed,
+    transactional_producer,
+)
 from streaming_pca.service.kafka.transaction import Transaction
 from streaming_pca.service.topics.checks import broker_settings
 from streaming_pca.service.topics.find import (
@@ -70,6 +82,8 @@ _BYTES_A_SECOND = 2 * 2**20
 """Assumed speed of writing: far less than a broker on the same continent takes."""
 _TRANSACTION_MS = 900_000
 """Kafka's own ``transaction.max.timeout.ms``."""
+_COORDINATOR_SECONDS = 60.0
+"""Longest wait for the coordinator of consumer groups, which a new broker sets up on demand."""
 _TRACE = re.compile(r"([A-Z]+) ([0-9a-f]{64})")
 _OLD = (
     "the backup is old, and with it records would be charged and answered a second time. "
@@ -271,7 +285,7 @@ def _check_groups(kafka: KafkaSettings, backup: Backup, ledger: Ledger) -> None:
         charges = group_of_charges(backup.topic, "")
         named = (group["group_id"] for group in admin.list_groups())
         others |= {name for name in named if name.startswith(charges)}
-        groups = admin.list_group_offsets(sorted({*ledger.jobs, *others}))
+        groups = _offsets_of_groups(admin, sorted({*ledger.jobs, *others}))
     except KafkaError as error:
         raise BrokerUnreachable(f"the broker would not tell the offsets of groups: {error}") from None
     finally:
@@ -295,6 +309,21 @@ def _check_groups(kafka: KafkaSettings, backup: Backup, ledger: Ledger) -> None:
                     f"job {name.removeprefix(charges)!r} has written {trace[1]} to the ledger, "
                     f"an entry that the backup does not know: {_OLD}"
                 )
+
+
+def _offsets_of_groups(admin: KafkaAdminClient, names: Sequence[str]) -> dict[str, Any]:
+    """Return the committed offsets of groups, once the broker has a coordinator for them."""
+    if not names:
+        return {}
+    give_up = time.monotonic() + _COORDINATOR_SECONDS
+    while True:
+        try:
+            return dict(admin.list_group_offsets(list(names)))
+        except (CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError):
+            # The first question makes a broker that had no group create the topic of their offsets.
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.2)
 
 
 def _committed(kafka: KafkaSettings, topic: str) -> tuple[bytes, ...]:
@@ -399,7 +428,7 @@ def _with_time_to_write(kafka: KafkaSettings, backup: Backup) -> KafkaSettings:
     try:
         _, settings = broker_settings(admin)
     except KafkaError as error:
-        raise BrokerUnreachable(f"the broker would not describe itself: {_one_line(error)}") from None
+        raise broker_failed(kafka, "the broker would not describe itself", error) from None
     finally:
         admin.close()
     most = int(settings.get("transaction.max.timeout.ms", _TRANSACTION_MS))

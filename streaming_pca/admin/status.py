@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
-from kafka.errors import CoordinatorNotAvailableError, GroupAuthorizationFailedError, KafkaError
+from kafka.errors import (
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    GroupAuthorizationFailedError,
+    KafkaError,
+    NotCoordinatorError,
+)
 
 from streaming_pca.admin.ledger import describe_charge, describe_left, topic_id_of
 from streaming_pca.admin.watch import last_release
@@ -19,8 +25,8 @@ from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
 from streaming_pca.service.commit.log_reader import LedgerLog
 from streaming_pca.service.errors import StreamRefused, TopicError
 from streaming_pca.service.kafka.clients import (
-    BrokerUnreachable,
     admin_client,
+    broker_failed,
     first_offsets,
     last_offsets,
     reading_consumer,
@@ -29,6 +35,8 @@ from streaming_pca.service.kafka.clients import (
 __all__ = ["describe_status"]
 
 T = TypeVar("T")
+
+_NO_COORDINATOR = (CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError)
 
 
 def describe_status(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
@@ -45,7 +53,8 @@ def describe_status(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
         ``stream``, ``input`` and ``problem``; and, unless there is a problem:
         ``standing``; ``leader`` (None where the broker does not tell);
         ``batches``; ``records``; ``last_release``, with its batch's outcome and its
-        doubts; ``accuracy``, that release's figures for its variances and errors;
+        doubts; ``accuracy``, that release's figures for its variances and errors; ``counts``, its
+        batch's noisy counts of null and clipped records, None without diagnostics;
         ``lag``, in offsets, some of which are transaction markers; ``charged``, the largest
         charge of any record, by this stream and by all jobs; ``left``, the rest of the cap
         for the record with the largest charge; ``cap``, ``filter``; ``ledger``, its size.
@@ -59,7 +68,7 @@ def describe_status(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
     try:
         return [reader.describe(settings) for settings in all_settings]
     except KafkaError as error:
-        raise BrokerUnreachable(f"the broker failed in the midst: {type(error).__name__}") from None
+        raise broker_failed(kafka, "the broker failed in the midst", error) from None
     finally:
         reader.close()
 
@@ -105,6 +114,7 @@ class _Reader:
             "records": job.records_committed,
             "last_release": release and _described(release),
             "accuracy": release and release.accuracy,
+            "counts": release and (release.counts or None),
             "lag": self._lag(stream, job),
             **_charges(replay.ledger, job),
             "ledger": {"entries": replay.entries, "bytes": replay.n_bytes},
@@ -147,6 +157,9 @@ class _Reader:
             if position < 0:
                 # No commit yet, or it expired: the ledger has the start of the next batch.
                 position = job.ends.get(tp.partition, first[tp])
+            if job.started:
+                # A pause before the first batch has committed the beginning.
+                position = max(position, job.ends.get(tp.partition, 0))
             by_partition[str(tp.partition)] = max(end[tp] - max(position, first[tp]), 0)
         return {"total": sum(by_partition.values()), "partitions": by_partition}
 
@@ -169,7 +182,7 @@ def _of_groups(ask: Callable[[], T]) -> T | None:
     """
     try:
         return ask()
-    except (CoordinatorNotAvailableError, GroupAuthorizationFailedError, ValueError):
+    except (*_NO_COORDINATOR, GroupAuthorizationFailedError, ValueError):
         return None
 
 

@@ -14,6 +14,7 @@ from streaming_pca.cli import (
     backup,
     config,
     ledger,
+    payload,
     plan,
     produce,
     status,
@@ -33,7 +34,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(worker.worker)
+app.command()(worker.project)
 app.command()(produce.produce)
+app.add_typer(payload.app, name="payload")
 app.add_typer(topics.app, name="topics")
 app.add_typer(ledger.app, name="ledger")
 app.command("export")(backup.export_backup)

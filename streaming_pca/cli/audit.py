@@ -7,9 +7,8 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from streaming_pca.cli.common import JsonOption, out, print_json, progress_bar
+from streaming_pca.cli.common import JsonOption, print_json, print_table, progress_bar, say
 
 if TYPE_CHECKING:
     from streaming_pca.audit.bounds import Finding
@@ -95,18 +94,16 @@ def _facts(finding: Finding) -> dict[str, Any]:
 
 
 def _print_findings(findings: list[Finding]) -> None:
-    table = Table(caption="lower bounds at 95% confidence each")
-    table.add_column("case", no_wrap=True)
-    for column in ("claim", "epsilon ≥", "mu claimed", "mu ≥", ""):
-        table.add_column(column)
-    for finding in findings:
-        claim = finding.claim
-        table.add_row(
-            finding.id,
-            f"({claim.epsilon:g}, {claim.delta:g})",
-            f"{finding.epsilon_lower_bound:.3f}",
-            f"{claim.mu:.3f}" if math.isfinite(claim.mu) else "-",
-            f"{finding.mu_lower_bound:.3f}",
-            "REFUTED" if finding.refuted else "stands",
-        )
-    out.print(table)
+    rows = [
+        {
+            "case": finding.id,
+            "claim": f"({finding.claim.epsilon:g}, {finding.claim.delta:g})",
+            "epsilon ≥": f"{finding.epsilon_lower_bound:.3f}",
+            "mu claimed": f"{finding.claim.mu:.3f}" if math.isfinite(finding.claim.mu) else "-",
+            "mu ≥": f"{finding.mu_lower_bound:.3f}",
+            "verdict": "REFUTED" if finding.refuted else "stands",
+        }
+        for finding in findings
+    ]
+    print_table(rows, right=("epsilon ≥", "mu claimed", "mu ≥"))
+    say("lower bounds at 95% confidence each")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -36,9 +39,87 @@ def say(line: str, console: Console = out) -> None:
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
+def print_record(pairs: Mapping[str, str], indent: int = 0, label: int = 0) -> None:
+    """Print names and values in two columns, as :func:`record_text`."""
+    say(record_text(pairs, indent, label))
+
+
+def record_text(pairs: Mapping[str, str], indent: int = 0, label: int = 0) -> str:
+    """Format names and values in two columns; long values wrap between words and are never cut.
+
+    The names take ``label`` columns, or as many as the longest has.
+    """
+    label = max([label, *map(cell_len, pairs)])
+    begins = (" " * indent + set_cell_size(name, label) + "  " for name in pairs)
+    return "\n".join(wrapped(value, cell_len(b), b) for b, value in zip(begins, pairs.values(), strict=True))
+
+
+def wrapped(text: str, indent: int, begin: str = "") -> str:
+    """Wrap text to the terminal between words; its second line on is indented."""
+    lines = textwrap.wrap(
+        text,
+        max(out.width, indent + 1),
+        initial_indent=begin,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines or [begin.rstrip()])
+
+
+def print_table(rows: Sequence[Mapping[str, str]], right: Collection[str] = ()) -> None:
+    """Print rows in columns, or as names and values if they are too wide.
+
+    Nothing is cut: neither a number nor a name.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        Cells by the names of the columns, which are the same in all rows.
+    right : collection of str
+        Names of the columns that are aligned at the right.
+    """
+    if not rows:
+        return
+    table = [{name: name for name in rows[0]}, *rows]
+    widths = {name: max(cell_len(row[name]) for row in table) for name in rows[0]}
+    if sum(widths.values()) + 2 * (len(widths) - 1) > out.width:
+        for number, row in enumerate(rows):
+            if number:
+                say("")
+            print_record({name: cell for name, cell in row.items() if cell}, label=max(map(cell_len, row)))
+        return
+    for row in table:
+        cells = []
+        for name, width in widths.items():
+            space = " " * (width - cell_len(row[name]))
+            cells.append(space + row[name] if name in right else row[name] + space)
+        say("  ".join(cells).rstrip())
+
+
+def charge_text(value: str | None) -> str:
+    """Write a number of a charge for people; JSON has the exact one."""
+    from streaming_pca.privacy.parameters import format_number
+
+    return "none" if value is None else format_number(value)
+
+
+def connection_to(bootstrap: str | None) -> KafkaSettings:
+    """Return the settings of a connection without a file."""
+    from pydantic import ValidationError
+
+    from streaming_pca.config.settings import ConfigurationError, KafkaSettings
+
+    try:
+        return KafkaSettings(bootstrap_servers="localhost:9092" if bootstrap is None else bootstrap)
+    except ValidationError:
+        raise ConfigurationError(f"--bootstrap must be HOST:PORT, not {bootstrap!r}") from None
+
+
 def fail(error: BaseException, status: int) -> NoReturn:
-    """Print an error as one line and exit with this status."""
-    say(f"error: {' '.join(str(error).split())}", err)
+    """Print a line for each problem of an error, and exit with this status."""
+    for line in getattr(error, "lines", None) or (str(error),):
+        say(f"error: {' '.join(line.split())}", err)
     sys.exit(status)
 
 
@@ -53,7 +134,7 @@ def ledger_of(
     config: Path | None, input_topic: str | None, bootstrap: str | None
 ) -> tuple[KafkaSettings, str]:
     """Return the connection and the input topic that the options of a command name."""
-    from streaming_pca.config.settings import ConfigurationError, KafkaSettings
+    from streaming_pca.config.settings import ConfigurationError
 
     if config is not None:
         found = streams_of(config, None)
@@ -67,7 +148,7 @@ def ledger_of(
         return found[0].kafka, input_topic or inputs[0]
     if input_topic is None:
         raise ConfigurationError("name the ledger by --config FILE, or by --input TOPIC (and --bootstrap)")
-    return KafkaSettings(bootstrap_servers=bootstrap or "localhost:9092"), input_topic
+    return connection_to(bootstrap), input_topic
 
 
 def print_json(data: Any) -> None:

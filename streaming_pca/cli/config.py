@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from streaming_pca.cli.common import ConfigOption, JsonOption, print_json, say, streams_of
+from streaming_pca.cli.common import (
+    ConfigOption,
+    JsonOption,
+    StreamOption,
+    charge_text,
+    err,
+    print_json,
+    print_record,
+    say,
+    streams_of,
+    wrapped,
+)
 
 if TYPE_CHECKING:
     from streaming_pca.config.effective import EffectiveSetting
-    from streaming_pca.config.settings import Settings
 
-app = typer.Typer(help="Check a file of settings, and describe all settings.", no_args_is_help=True)
-
-_WIDEST = 56
-"""Most characters of a value in text; JSON has longer values whole."""
+app = typer.Typer(
+    help="Check a file of settings, and describe all settings and messages.", no_args_is_help=True
+)
 
 
 @app.command("check")
@@ -26,16 +36,29 @@ def config_check(
     broker: Annotated[
         bool, typer.Option("--broker", help="Check the topics, the cap and the privacy contract too.")
     ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", help="Show each setting with its origin, and bounds of the memory, too."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a file and the environment, and show each setting with its origin.
+    """Check a file and the environment, and show each stream's guarantee, first batch and topics.
 
-    Shows each stream's topics, first batch and memory too. Passwords are masked.
-    The exit status is 2 if anything is wrong.
+    Passwords are masked. A warning names a delta that protects too little. The exit status is 2 if
+    anything is wrong; each problem is a line.
 
-    [dim]Example: streaming-pca config check --config stream.toml --broker[/]
+    [dim]Examples:
+
+    streaming-pca config check --config stream.toml --broker
+
+    streaming-pca config check --config stream.toml --verbose[/]
     """
-    from streaming_pca.config.effective import describe_stream, process_settings, stream_settings
+    from streaming_pca.config.effective import (
+        describe_guarantee,
+        describe_stream,
+        process_settings,
+        stream_settings,
+    )
 
     loaded = streams_of(config, None)
     # An unreadable password file is an error of the settings.
@@ -46,7 +69,15 @@ def config_check(
         for number, settings in enumerate(loaded)
     ]
     if broker:
-        _check_broker(loaded)
+        from streaming_pca.admin.topics import check_streams
+
+        for name in check_streams(loaded):
+            say(f'note: stream {name} has begun: stream.start = "latest" has no effect', err)
+    elif any(settings.stream.start == "latest" for settings in loaded):
+        say('note: stream.start = "latest" has no effect on a stream that has begun (--broker)', err)
+    for about, _ in streams:
+        for warning in about["warnings"]:
+            say(f"warning: stream {about['stream']}: {warning}", err)
     if as_json:
         facts = {
             "settings": _json_of(common),
@@ -55,24 +86,55 @@ def config_check(
         }
         print_json(facts)
         return
-    _print_settings(common)
-    for about, found in streams:
-        _print_settings(found)
-        _print_stream(about)
-    say(f"{config}: good" + ("" if broker else "; the broker was not asked (--broker)"))
+    if verbose:
+        _print_settings(common)
+    one = f": stream {loaded[0].stream.name}" if len(loaded) == 1 else f": {len(loaded)} streams"
+    say(f"{config}: ok{one}" + ("" if broker else "; broker not asked (--broker)"))
+    for settings, (about, found) in zip(loaded, streams, strict=True):
+        if verbose:
+            _print_settings(found)
+        if len(loaded) > 1:
+            say(f"stream {about['stream']}")
+        _print_stream(about, describe_guarantee(settings.stream), memory=verbose)
 
 
 @app.command("schema")
-def config_schema() -> None:
-    """Print the JSON schema of a settings file, for editors.
+def config_schema(
+    name: Annotated[
+        Literal["settings", "release", "ledger", "payload", "asyncapi"],
+        typer.Argument(help="Format to describe."),
+    ] = "settings",
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", help="TOML file of the stream that payload or asyncapi is for."),
+    ] = None,
+    stream: StreamOption = None,
+) -> None:
+    """Print the JSON schema of settings or messages, or the topics' AsyncAPI document.
 
-    With taplo, the first line of the file names it: `#:schema ./streaming-pca.schema.json`.
+    With taplo, the first line of a settings file names its schema: `#:schema ./streaming-pca.schema.json`.
 
-    [dim]Example: streaming-pca config schema > streaming-pca.schema.json[/]
+    [dim]Examples: streaming-pca config schema > streaming-pca.schema.json
+    streaming-pca config schema asyncapi --config stream.toml > asyncapi.json[/]
     """
+    from streaming_pca.config.loading import load_settings
     from streaming_pca.config.schema import file_schema
+    from streaming_pca.config.settings import ConfigurationError
+    from streaming_pca.data.schemas import ledger_schema, release_schema
+    from streaming_pca.service.topics.asyncapi import asyncapi_document, stream_payload_schema
 
-    print(json.dumps(file_schema(), indent=2, allow_nan=False))
+    if config is None and stream is not None:
+        raise ConfigurationError("--stream names a stream of a file: add --config FILE")
+    if config is not None and name not in ("payload", "asyncapi"):
+        raise ConfigurationError(f"the schema of {name} is the same for all streams: leave out --config")
+    one = None if config is None else load_settings(config, stream)
+    if name == "asyncapi":
+        made = asyncapi_document() if one is None else asyncapi_document(one.stream, one.kafka)
+    elif name == "payload":
+        made = stream_payload_schema(None if one is None else one.stream)
+    else:
+        made = {"settings": file_schema, "release": release_schema, "ledger": ledger_schema}[name]()
+    print(json.dumps(made, indent=2, allow_nan=False))
 
 
 @app.command("reference")
@@ -84,16 +146,6 @@ def config_reference() -> None:
     from streaming_pca.config.schema import settings_markdown
 
     print(settings_markdown(), end="")
-
-
-def _check_broker(loaded: Sequence[Settings]) -> None:
-    from streaming_pca.admin.ledger import read_ledger
-    from streaming_pca.service.commit.admission import check_admission
-    from streaming_pca.service.topics.find import find_topics
-
-    for settings in loaded:
-        find_topics(settings.kafka, settings.stream)
-        check_admission(settings.stream, read_ledger(settings.kafka, settings.stream.input))
 
 
 def _json_of(found: Sequence[EffectiveSetting]) -> dict[str, Any]:
@@ -108,26 +160,31 @@ def _print_settings(found: Sequence[EffectiveSetting]) -> None:
             section = title
             say(f"[{title}]")
         key = ".".join(each.path).removeprefix(f"{title}.")
-        value = "not set" if each.value is None else json.dumps(each.value, ensure_ascii=False)
-        if len(value) > _WIDEST:
-            value = value[: _WIDEST - 1] + "…"
-        say(f"  {key:<24} {value:<{_WIDEST}} {each.origin}")
+        if each.value is None:
+            value = "not set"
+        elif each.path[:2] == ("stream", "cap"):
+            value = charge_text(each.value)
+        else:
+            value = json.dumps(each.value, ensure_ascii=False)
+        say(wrapped(f"  {key:<24} {value:<40} {each.origin}", indent=27))
 
 
-def _print_stream(about: dict[str, Any]) -> None:
-    first, memory = about["first_batch"], about["memory_bytes"]
+def _print_stream(about: dict[str, Any], guarantee: str, *, memory: bool) -> None:
+    first, bounds = about["first_batch"], about["memory_bytes"]
     charge, noise = first["charge"], first["noise_multiplier"]
-    whom = "user charged" if about["privacy_unit"] == "user" else "charged"
-    say(f"stream {about['stream']}")
-    say(f"  topics       {', '.join(about['topics'].values())}")
-    say(
-        f"  first batch  {first['records']} records, each {whom} epsilon {charge['epsilon']}, "
-        f"delta {charge['delta']}" + ("" if noise is None else f"; noise multiplier {noise:.6g}")
-    )
-    line = f"  memory       at most {_mebibytes(memory['any_messages'])}"
-    if "one_row_messages" in memory:
-        line += f", {_mebibytes(memory['one_row_messages'])} with messages of one row"
-    say(line)
+    whom = "users" if about["privacy_unit"] == "user" else "each"
+    pair = f"({charge_text(charge['epsilon'])}, {charge_text(charge['delta'])})"
+    factor = "" if noise is None else f"; noise multiplier {noise:.4g}"
+    rows = {
+        "guarantee": guarantee,
+        "first batch": f"{first['records']} records, {whom} charged {pair}{factor}",
+        "topics": ", ".join(about["topics"].values()),
+    }
+    if memory:
+        rows["memory"] = f"at most {_mebibytes(bounds['any_messages'])}"
+        if "one_row_messages" in bounds:
+            rows["memory"] += f", {_mebibytes(bounds['one_row_messages'])} with messages of one row"
+    print_record(rows, indent=2)
 
 
 def _mebibytes(n_bytes: int) -> str:

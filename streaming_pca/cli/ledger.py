@@ -6,19 +6,18 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from streaming_pca.cli.common import (
     BootstrapOption,
     InputOption,
     JsonOption,
     MaybeConfig,
+    charge_text,
     err,
     fail,
     ledger_of,
-    out,
     print_json,
+    print_table,
     say,
 )
 
@@ -45,37 +44,45 @@ def ledger_show(
     facts = describe_ledger(*ledger_of(config, input_topic, bootstrap))
     if as_json:
         print_json(facts)
-        return
+    else:
+        print_ledger(facts)
+
+
+def print_ledger(facts: dict[str, Any]) -> None:
+    """Print the cap, a row for each entry, and the jobs that are not active."""
     cap = facts["cap"]
-    cap_text = (
-        "not open" if cap is None else f"epsilon {cap['epsilon']}, delta {cap['delta']} ({facts['filter']})"
-    )
-    table = Table(title=f"ledger of {facts['topic']}: cap {cap_text}")
+    cap_text = "not open" if cap is None else f"{_said(cap)} ({facts['filter']})"
+    say(f"ledger of {facts['topic']}: cap {cap_text}")
     rows = [row | {"ranges": _charged_ranges(row)} for row in facts["entries"]]
     # The rarer columns are shown only if an entry has a value in them.
-    rare = [key for key in ("rho", "ranges", "reason") if any(row.get(key) for row in rows)]
-    keys = ["offset", "kind", "job", "batch", "records", "epsilon", "delta", *rare, "void"]
-    for key in keys:
-        table.add_column(
-            {"kind": "entry", "void": "void because"}.get(key, key),
-            justify="left" if key in ("kind", "job", "ranges", "reason", "void") else "right",
-            no_wrap=key == "kind",
-        )
-    for row in rows:
-        table.add_row(*(escape(str(row.get(key, ""))) for key in keys))
-    out.print(table)
+    rare = [key for key in ("rho", "ranges", "reason", "void") if any(row.get(key) for row in rows)]
+    keys = ["offset", "kind", "job", "batch", "records", "epsilon", "delta", *rare]
+    headings = {"kind": "entry", "void": "void because"}
+    print_table(
+        [{headings.get(key, key): _cell(key, row.get(key)) for key in keys} for row in rows],
+        right=("offset", "batch", "records", "epsilon", "delta", "rho"),
+    )
     if everywhere := facts.get("everywhere"):
-        say(
-            f"every record, by jobs whose unit of privacy is a user: epsilon {everywhere['epsilon']}, "
-            f"delta {everywhere['delta']}"
-        )
+        say(f"every record, by jobs whose unit of privacy is a user: {_said(everywhere)}")
     for name, job in facts["jobs"].items():
         if job["standing"] != "active":
             say(f"job {name} is {job['standing']}")
 
 
+def _cell(key: str, value: Any) -> str:
+    if value is None:
+        return ""
+    return charge_text(value) if key in ("epsilon", "delta", "rho") else str(value)
+
+
+def _said(charge: dict[str, Any]) -> str:
+    return f"epsilon {charge_text(charge['epsilon'])}, delta {charge_text(charge['delta'])}"
+
+
 def _charged_ranges(row: dict[str, Any]) -> str:
-    """Format the ranges of a CHARGED entry; a batch is identified by its number instead."""
+    """Format the offsets of a CHARGED or STARTED entry; a batch is identified by its number instead."""
+    if row["kind"] == "STARTED":
+        return " ".join(f"{p['partition']}:{p['offset']}:" for p in row["positions"])
     if row["kind"] != "CHARGED":
         return ""
     return " ".join(f"{r['partition']}:{r['start']}:{r['end']}" for r in row["ranges"])
@@ -112,7 +119,8 @@ def ledger_verify(
         if report.of_users:
             say(
                 f"jobs whose unit of privacy is a user: {', '.join(report.of_users)}; together they charge "
-                f"every record epsilon {facts['everywhere_epsilon']}, delta {facts['everywhere_delta']}"
+                f"every record epsilon {charge_text(facts['everywhere_epsilon'])}, "
+                f"delta {charge_text(facts['everywhere_delta'])}"
             )
         if report.rho_unchecked:
             say(f"batches whose rho cannot be recomputed: {report.rho_unchecked}")
@@ -151,12 +159,14 @@ def ledger_spent(
 def _print_charges(title: str, charges: dict[str, dict[str, str | None]]) -> None:
     """Print a table of charges, with a column for rho if any charge has one."""
     columns = ["epsilon", "delta"] + ["rho"] * any("rho" in charge for charge in charges.values())
-    table = Table(title=escape(title))
-    for name in ("", *columns):
-        table.add_column(name)
-    for name, charge in charges.items():
-        table.add_row(escape(name), *(charge.get(column, "") or "none" for column in columns))
-    out.print(table)
+    say(title)
+    print_table(
+        [
+            {"charge": name} | {column: charge_text(charge.get(column)) for column in columns}
+            for name, charge in charges.items()
+        ],
+        right=columns,
+    )
 
 
 @app.command("charge")

@@ -1,18 +1,23 @@
-"""Commands `streaming-pca plan` and `streaming-pca estimators`."""
+"""Commands `streaming-pca plan` and `streaming-pca estimators`, and the text on a release's accuracy."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from streaming_pca.cli.common import JsonOption, MaybeConfig, StreamOption, out, print_json, say
+from streaming_pca.cli.common import JsonOption, MaybeConfig, StreamOption, print_json, print_table, say
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from streaming_pca.estimators.forecast.result import Forecast
+
+
+_SHOWN = 6
+"""Most variances shown on a line."""
 
 
 def plan(
@@ -102,7 +107,7 @@ def _of_stream(config: Path, stream: str | None, records: int, batches: int | No
 def estimators(as_json: JsonOption = False) -> None:
     """List the estimators with their purpose, source and requirements.
 
-    The column "private" names the adjacency: the relation of neighbouring inputs. JSON has adjacency and
+    "private" names the adjacency: the relation of neighbouring inputs. JSON has adjacency and
     released quantities as separate fields.
 
     [dim]Example: streaming-pca estimators --json[/]
@@ -115,11 +120,83 @@ def estimators(as_json: JsonOption = False) -> None:
     if as_json:
         print_json([dataclasses.asdict(info) for info in infos])
         return
-    table = Table(show_lines=True)
-    table.add_column("id", no_wrap=True)
-    for name in ("what", "source", "private", "needs"):
-        table.add_column(name)
+    rows = []
     for info in infos:
         private = ("at the producer" if info.local else info.adjacency) if info.private else "NO"
-        table.add_row(info.id, info.summary, info.source, private, info.needs)
-    out.print(table)
+        names = ("id", "purpose", "source", "private", "needs")
+        cells = (info.id, info.summary, info.source, private, info.needs)
+        rows.append(dict(zip(names, cells, strict=True)))
+    print_table(rows)
+
+
+def explained_text(accuracy: Mapping[str, Any]) -> str:
+    """Format variances, their share, the angle bound and the support as one line.
+
+    A tensor shows its weights in place of the variances.
+
+    Parameters
+    ----------
+    accuracy : mapping
+        :attr:`Release.accuracy <streaming_pca.data.release.Release.accuracy>`;
+        values that are None are omitted.
+    """
+    if "weights" in accuracy:
+        return f"weights {_variances(accuracy['weights'], None)}"
+    explained = accuracy["explained_variance"]
+    variances = _variances(explained, accuracy["explained_variance_error"])
+    share = _share(explained, accuracy["total_variance"], accuracy["total_variance_error"])
+    support = f"{len(accuracy['support'])} features" if "support" in accuracy else None
+    return "; ".join(filter(None, (variances, share, _angle(accuracy["angle_bound"]), support)))
+
+
+def counts_text(counts: Mapping[str, Any]) -> str:
+    """Format the noisy shares of null and of clipped records, with their standard errors.
+
+    A share is shown between 0% and 100%, though its noise may have taken it further.
+    Where pairs are clipped, the second is of pairs.
+
+    Parameters
+    ----------
+    counts : mapping
+        :attr:`Release.counts <streaming_pca.data.release.Release.counts>`, not empty.
+    """
+    if not counts["batch_records"]:
+        return "no rows: no message could be read"
+    parts = []
+    for name, records in (("null", counts["batch_records"]), ("clipped", max(counts["clipped_of"], 1))):
+        share, error = (counts[key] / records for key in (f"{name}_records", f"{name}_records_error"))
+        exact = f"{100 * error:.2g}%" if error < 0.1 else f"{error:.0%}"
+        parts.append(f"{name} {min(max(share, 0), 1):.1%} ± {exact}")
+    return ", ".join(parts)
+
+
+def _variances(explained: Sequence[float], errors: Sequence[float] | None) -> str:
+    shown = [_number(v, None if errors is None else errors[i]) for i, v in enumerate(explained[:_SHOWN])]
+    if len(explained) > _SHOWN:
+        shown.append(f"… ({len(explained)})")
+    return "  ".join(shown)
+
+
+def _share(explained: Sequence[float], total: float | None, error: float | None) -> str | None:
+    if total is None:
+        return None
+    import numpy as np
+
+    from streaming_pca.estimators.common.error_bounds import explained_ratio
+
+    ratio = explained_ratio(np.array(explained), total)
+    share = "" if ratio is None else f" ({ratio.sum():.0%})"
+    return f"of {_number(total, error)}{share}"
+
+
+def _angle(bound: float | None) -> str | None:
+    """Format a bound on an angle in degrees, rounded up."""
+    if bound is None:
+        return None
+    if bound >= math.pi / 2:
+        return "angle unknown: too much noise"
+    return f"angle ≤ {math.ceil(math.degrees(bound) * 10) / 10:.1f}° (95%, noise alone)"
+
+
+def _number(value: float, error: float | None) -> str:
+    return f"{value:.5g}" if error is None else f"{value:.5g} ± {error:.2g}"

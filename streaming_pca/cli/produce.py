@@ -20,8 +20,9 @@ from streaming_pca.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from streaming_pca.client.sending import Produced
     from streaming_pca.config.settings import Settings
-    from streaming_pca.data.files import RecordFile
+    from streaming_pca.data.files import ColumnChoice, RecordFile
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,18 @@ def produce(
         int | None,
         typer.Option(
             min=0,
+            metavar="SEED",
             help="Public seed of a random order to send in. A .parquet or .arrow file is then read whole.",
         ),
     ] = None,
-    rate: Annotated[float | None, typer.Option(min=0.001, help="Most records sent in a second.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0.001, metavar="N", help="Most records sent in a second.")
+    ] = None,
     rows_per_message: Annotated[
-        int, typer.Option(min=1, help='Rows of a message, for privacy_unit = "row" or with --factors.')
+        int,
+        typer.Option(
+            min=1, metavar="N", help='Rows of a message, for privacy_unit = "row" or with --factors.'
+        ),
     ] = 1,
     factors: Annotated[
         bool, typer.Option("--factors", help="Send every --rows-per-message rows as one record, a factor.")
@@ -63,13 +70,38 @@ def produce(
         str | None,
         typer.Option(
             metavar="COLUMN",
-            help="Column of the messages' keys, text or whole numbers; it is not a feature. "
+            help="Column of the messages' keys, by name or number; it is not a feature. "
             'Keys identify the users of privacy_unit = "user" and of --local-accountant.',
+        ),
+    ] = None,
+    header: Annotated[
+        bool | None,
+        typer.Option(
+            "--header/--no-header",
+            help="Whether the first line of a .csv file has the names of its columns. By default it has "
+            "if none of its cells is a number.",
+            show_default=False,
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Columns that are features, in this order: names, or numbers from 1, such as a,b or 2-5,8.",
+            show_default=False,
+        ),
+    ] = None,
+    drop: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST", help="Columns that are no features, as for --columns.", show_default=False
         ),
     ] = None,
     content_type: Annotated[
         Literal["octets", "npy", "json", "arrow"],
-        typer.Option(help="Format of the messages; octets are the fastest to read."),
+        typer.Option(
+            metavar="FORMAT", help="Format of the messages: octets, npy, json or arrow; octets are fastest."
+        ),
     ] = "octets",
     local_epsilon: Annotated[
         float | None,
@@ -123,15 +155,20 @@ def produce(
 
     streaming-pca produce visits.csv --config stream.toml --key user_id
 
+    streaming-pca produce export.csv --config stream.toml --no-header --columns 3-6
+
+    streaming-pca produce export.parquet --config stream.toml --drop id,comment
+
     streaming-pca produce people.csv --config local.toml --local-epsilon 1 --local-delta 1e-6 \
 --local-radius 5 --key person --local-accountant spent.sqlite[/]
     """
     from streaming_pca.admin.produce import arrange, send_records
     from streaming_pca.config.loading import load_settings
     from streaming_pca.config.settings import ConfigurationError
-    from streaming_pca.data.files import open_records
+    from streaming_pca.data.files import ColumnChoice, open_records
 
     settings = load_settings(config, stream)
+    choice = ColumnChoice.parse(columns, drop, header)
     local = _Local(local_epsilon, local_delta, local_radius, local_accountant, local_skip_spent)
     if settings.stream.record_kind == "local" or local != _Local():
         if factors or rows_per_message > 1 or content_type != "octets":
@@ -139,11 +176,12 @@ def produce(
                 "a report is of one vector, in octets: "
                 "leave out --factors, --rows-per-message and --content-type"
             )
-        _produce_reports(settings, file, key, local, shuffle, rate, as_json)
+        _produce_reports(settings, file, key, choice, local, shuffle, rate, as_json)
         return
-    found = open_records(file, key)
+    found = open_records(file, key, choice)
+    _tell_header(found, settings)
     records = arrange(found, settings.stream, rows_per_message=rows_per_message, factors=factors)
-    _tell_order(records)
+    _tell_order(found, records)
     by_row = settings.stream.privacy_unit == "row"
     together = 1 if factors else rows_per_message
     rows = records.shape[1] if len(records.shape) == 3 else together
@@ -160,6 +198,7 @@ def produce(
             rate=rate / rows if rate is not None and by_row else rate,
             progress=lambda n: progress.update(task, advance=n),
         )
+    _tell_null(sent, str(file), settings)
     n_records = sent.rows if by_row else sent.messages
     facts = {
         "records": n_records,
@@ -175,8 +214,37 @@ def produce(
         say(f"{n_records} records sent to {sent.topic}{messages} in {sent.seconds:.1f} s")
 
 
-def _tell_order(records: RecordFile) -> None:
-    if records.columns is not None:
+def _tell_header(found: RecordFile, settings: Settings) -> None:
+    """Warn of a guessed header, unless the stream has its names."""
+    names = found.feature_names
+    if found.guessed_header and names is not None and set(names) != set(settings.stream.feature_names or ()):
+        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        say(
+            f"warning: {found.path}: the first line is taken as names of columns ({shown}): "
+            "say --header if it is, or --no-header if it is a record",
+            err,
+        )
+
+
+def _tell_null(sent: Produced, path: str, settings: Settings) -> None:
+    """Warn of messages that hold null records."""
+    dtype = settings.stream.dtype
+    if sent.not_finite:
+        say(
+            f"warning: {path}: {sent.not_finite} of {sent.messages} messages have a cell that is empty, nan, "
+            f"infinite or too large for {dtype}: such a record counts as null",
+            err,
+        )
+    if sent.without_key and settings.stream.privacy_unit == "user":
+        say(
+            f"warning: {path}: {sent.without_key} of {sent.messages} messages have no key: "
+            'with privacy_unit = "user" their records count as null',
+            err,
+        )
+
+
+def _tell_order(found: RecordFile, records: RecordFile) -> None:
+    if records.feature_names != found.feature_names:
         say(f"{records.path}: columns are sent in the order of stream.feature_names", err)
 
 
@@ -184,6 +252,7 @@ def _produce_reports(
     settings: Settings,
     file: Path,
     key: str | None,
+    choice: ColumnChoice,
     local: _Local,
     shuffle: int | None,
     rate: float | None,
@@ -202,8 +271,10 @@ def _produce_reports(
             f"{option} is about the users of --local-accountant, because reports are sent without keys: "
             f"add --local-accountant FILE, or leave out {option}"
         )
-    records = arrange_vectors(open_records(file, key), settings.stream)
-    _tell_order(records)
+    found = open_records(file, key, choice)
+    _tell_header(found, settings)
+    records = arrange_vectors(found, settings.stream)
+    _tell_order(found, records)
     if local.accountant is None:
         say("no --local-accountant: nothing keeps a row from being reported again", err)
     opened = nullcontext() if local.accountant is None else LocalAccountant(local.accountant)

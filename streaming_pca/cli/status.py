@@ -7,7 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from streaming_pca.cli.common import ConfigOption, JsonOption, err, print_json, say, streams_of
+from streaming_pca.cli.common import (
+    ConfigOption,
+    JsonOption,
+    charge_text,
+    err,
+    print_json,
+    print_record,
+    say,
+    streams_of,
+)
 
 
 def status(
@@ -38,7 +47,7 @@ def status(
 
 
 def _print(facts: dict[str, Any]) -> None:
-    from streaming_pca.cli.accuracy import explained_text
+    from streaming_pca.cli.plan import counts_text, explained_text
 
     batches, lag, release = facts["batches"], facts["lag"], facts["last_release"]
     rows = {
@@ -47,14 +56,14 @@ def _print(facts: dict[str, Any]) -> None:
         "records": str(facts["records"]),
         "last release": "none" if release is None else _release(release),
         **({} if release is None else {"explained": explained_text(facts["accuracy"])}),
+        **({} if facts["counts"] is None else {"last batch": counts_text(facts["counts"])}),
         **({"doubts": _doubts(facts)} if release is not None and release["doubts"] else {}),
         "lag": f"{lag['total']} offsets in {len(lag['partitions'])} partitions of {facts['input']}",
         **_charges(facts),
         "ledger": f"{facts['ledger']['entries']} entries, {facts['ledger']['bytes']} bytes",
     }
     say(facts["stream"])
-    for name, value in rows.items():
-        say(f"  {name:<13} {value}")
+    print_record(rows, indent=2)
 
 
 def _release(release: dict[str, Any]) -> str:
@@ -89,4 +98,6 @@ def _charges(facts: dict[str, Any]) -> dict[str, str]:
 
 
 def _said(charge: dict[str, str | None]) -> str:
-    return ", ".join(f"{name} {'unknown' if value is None else value}" for name, value in charge.items())
+    return ", ".join(
+        f"{name} {'unknown' if value is None else charge_text(value)}" for name, value in charge.items()
+    )

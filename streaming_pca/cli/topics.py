@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from streaming_pca.cli.common import ConfigOption, JsonOption, err, print_json, say, streams_of
+from streaming_pca.cli.common import ConfigOption, JsonOption, charge_text, err, print_json, say, streams_of
 
 if TYPE_CHECKING:
     from streaming_pca.privacy.ledger.entries import Cap
@@ -50,46 +50,21 @@ def topics_create(
 
     [dim]Example: streaming-pca topics create --config stream.toml --cap 1,1e-6[/]
     """
+    from streaming_pca.admin.topics import create_with_cap
     from streaming_pca.config.settings import ConfigurationError
-    from streaming_pca.privacy.ledger.entries import Opened
-    from streaming_pca.privacy.parameters import format_rational
-    from streaming_pca.service.commit.admission import check_room
-    from streaming_pca.service.commit.checkpoint import open_ledger
-    from streaming_pca.service.topics.find import create_topics, find_topics
 
-    wanted = _cap(cap)
     if budget_filter not in ("basic", "zcdp"):
         raise ConfigurationError(f"--filter must be basic or zcdp, not {budget_filter!r}")
     rule: Literal["basic", "zcdp"] = "zcdp" if budget_filter == "zcdp" else "basic"
-    streams = streams_of(config, stream)
-    for settings in streams:
-        # A cap can never change, so it is checked before anything is created.
-        check_room(settings.stream, wanted, rule)
-    created, opened = [], None
-    for settings in streams:
-        created += create_topics(settings.kafka, settings.stream, partitions, replication)
-        found = find_topics(settings.kafka, settings.stream)
-        entry = Opened(
-            topic_id=found.topic_id,
-            topic=settings.stream.input,
-            cap=wanted,
-            filter=rule,
-        )
-        opened = open_ledger(settings.kafka, entry, settings.stream.ledger_topic)
-        if opened.cap != wanted or opened.filter != entry.filter:
-            raise ConfigurationError(
-                f"--cap: ledger {settings.stream.ledger_topic!r} was opened with "
-                f"{format_rational(opened.cap.epsilon)},{format_rational(opened.cap.delta)} "
-                f"({opened.filter}), which can never change: use that cap, or another input topic"
-            )
-    assert opened is not None, "a file holds a stream, or was refused"
+    created, opened = create_with_cap(streams_of(config, stream), _cap(cap), rule, partitions, replication)
     if as_json:
         print_json({"created": created, "cap": opened.cap.model_dump(mode="json"), "filter": opened.filter})
     else:
+        found = opened.cap.model_dump(mode="json")
         say(f"created: {', '.join(created) or 'nothing, all topics existed'}")
         say(
-            f"cap per record: epsilon {format_rational(opened.cap.epsilon)}, "
-            f"delta {format_rational(opened.cap.delta)} ({opened.filter} composition)"
+            f"cap per record: epsilon {charge_text(found['epsilon'])}, "
+            f"delta {charge_text(found['delta'])} ({opened.filter} composition)"
         )
         if opened.cap.epsilon == math.inf or opened.cap.delta >= 1:
             say("this cap protects no record: jobs may charge any amount")

@@ -20,16 +20,23 @@ from streaming_pca.cli.common import (
     JsonOption,
     MaybeConfig,
     StreamOption,
+    connection_to,
     err,
     fail,
+    out,
     print_json,
+    record_text,
     say,
+    wrapped,
 )
 
 if TYPE_CHECKING:
     from streaming_pca.admin.watch import FollowedRelease, NotARelease
     from streaming_pca.config.settings import KafkaSettings
     from streaming_pca.data.release import Release
+
+_HEAD = ("batch", "records", "angle", "created", "explained variance")
+_INDENT = 7
 
 
 def watch(
@@ -52,7 +59,9 @@ def watch(
     The column "angle" is the largest principal angle to the previous release. An
     angle with "≤" bounds the distance to the subspace of the same records without
     noise. Errors are standard errors of the noise alone. Angles are in radians in
-    JSON and in degrees in text. A line below a release says why it is doubtful.
+    JSON and in degrees in text. Shares of null and of clipped records are of the
+    release's batch, where the stream has diagnostics; text shows them between 0%
+    and 100%, JSON as the noise left them. A line below a release says why it is doubtful.
 
     [dim]Example: streaming-pca watch --config stream.toml[/]
     """
@@ -88,7 +97,7 @@ def _show(
     for item in items:
         if not headed:
             # Only after the topic has answered, so that an error is the only output.
-            _print_line(("batch", "records", "angle", "created", "explained variance"))
+            _print_line(_HEAD)
             headed = True
         if isinstance(item, NotARelease):
             say(str(item), err)
@@ -107,7 +116,7 @@ def _topic_of(
     config: Path | None, stream: str | None, releases: str | None, bootstrap: str | None
 ) -> tuple[KafkaSettings, str]:
     from streaming_pca.config.loading import load_settings
-    from streaming_pca.config.settings import ConfigurationError, KafkaSettings
+    from streaming_pca.config.settings import ConfigurationError
 
     if config is not None:
         if releases is not None or bootstrap is not None:
@@ -118,7 +127,7 @@ def _topic_of(
         raise ConfigurationError(
             "name the releases by --config FILE (and --stream), or by --releases TOPIC (and --bootstrap)"
         )
-    return KafkaSettings(bootstrap_servers=bootstrap or "localhost:9092"), releases
+    return connection_to(bootstrap), releases
 
 
 @contextmanager
@@ -170,6 +179,7 @@ def _facts(item: FollowedRelease) -> dict[str, Any]:
         "records": release.records,
         "principal_angle": item.principal_angle,
         **release.accuracy,
+        **release.counts,
         "created": release.created,
         "outcome": release.outcome,
         "doubts": list(release.doubts),
@@ -178,13 +188,15 @@ def _facts(item: FollowedRelease) -> dict[str, Any]:
 
 
 def _cells(item: FollowedRelease) -> tuple[str, ...]:
-    from streaming_pca.cli.accuracy import explained_text
+    from streaming_pca.cli.plan import counts_text, explained_text
 
     release = item.release
     angle = "-" if item.principal_angle is None else f"{math.degrees(item.principal_angle):.3f}°"
     said = explained_text(release.accuracy)
     if release.outcome is not None:
         said = f"{said}; {release.outcome}"
+    if release.counts:
+        said = f"{said}; {counts_text(release.counts)}"
     return str(release.batch), str(release.records), angle, release.created, said
 
 
@@ -194,9 +206,17 @@ def _print_doubts(release: Release) -> None:
 
     if release.doubts:
         text = describe_doubts(release.doubts, resolved_components(release), release.rank)
-        print(f"{'':>6} doubtful: {text}", flush=True)
+        print(wrapped(f"{'':>6} doubtful: {text}", _INDENT), flush=True)
 
 
 def _print_line(cells: tuple[str, ...]) -> None:
+    """Print a row; where the terminal is too narrow, its last cell is below, or all are."""
     batch, records, angle, created, variances = cells
-    print(f"{batch:>6} {records:>12} {angle:>9}  {created:<29}  {variances}", flush=True)
+    head = f"{batch:>6} {records:>12} {angle:>9}  {created:<29}"
+    # Not by rich, which ends the process with status 1 when the reader is gone.
+    if len(head) + 2 + len(variances) <= out.width:
+        print(f"{head}  {variances}", flush=True)
+    elif len(head) <= out.width:
+        print(head.rstrip(), wrapped(variances, _INDENT, " " * _INDENT), sep="\n", flush=True)
+    elif cells != _HEAD:
+        print(record_text(dict(zip(_HEAD, cells, strict=True))), end="\n\n", flush=True)

@@ -14,10 +14,17 @@ from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import State
 from streaming_pca.estimators.common.state import state_values
-from streaming_pca.privacy.parameters import format_rational
+from streaming_pca.privacy.parameters import doubt_of_delta, format_number, format_rational
 from streaming_pca.privacy.randomness import utility_generator
 
-__all__ = ["EffectiveSetting", "describe_stream", "process_settings", "stream_settings"]
+__all__ = [
+    "EffectiveSetting",
+    "describe_guarantee",
+    "describe_stream",
+    "doubts_of_settings",
+    "process_settings",
+    "stream_settings",
+]
 
 # Bounds of the memory of a stream.
 _BLOCKS_BYTES = 128 * 2**20
@@ -102,7 +109,7 @@ def _plain(value: Any) -> Any:
 
 
 def describe_stream(stream: StreamSettings) -> dict[str, Any]:
-    """Return a stream's topics, first plan and memory bounds as plain data."""
+    """Return a stream's topics, first plan, memory bounds and warnings as plain data."""
     estimator = stream.build_estimator()
     state = estimator.init(utility_generator(stream.seed))
     plan = estimator.plan(state)
@@ -110,6 +117,7 @@ def describe_stream(stream: StreamSettings) -> dict[str, Any]:
     return {
         "stream": stream.name,
         "privacy_unit": stream.privacy_unit,
+        "warnings": doubts_of_settings(stream),
         "topics": {
             "input": stream.input,
             "ledger": stream.ledger_topic,
@@ -127,6 +135,31 @@ def describe_stream(stream: StreamSettings) -> dict[str, Any]:
         },
         "memory_bytes": _memory(stream, state),
     }
+
+
+_UNITS = {"message": "each message", "row": "each row of a message", "user": "all messages of a user"}
+
+
+def describe_guarantee(stream: StreamSettings) -> str:
+    """Describe the privacy guarantee of a stream in a sentence."""
+    if not stream.private:
+        return "NOT private: its releases guarantee nothing"
+    number = f"({format_number(stream.epsilon)}, {format_number(stream.delta)})"
+    if stream.record_kind is RecordKind.LOCAL:
+        return f"each report: {number}-differential privacy before it is sent"
+    return f"{_UNITS[stream.privacy_unit]}: {number}-differential privacy over all releases"
+
+
+def doubts_of_settings(stream: StreamSettings) -> list[str]:
+    """Return a line for each valid setting that is doubtful."""
+    if not stream.private:
+        return []
+    records = getattr(stream.build_estimator().options, "n_records", None)
+    found = doubt_of_delta(stream.delta, records)
+    lines = [] if found is None else [found]
+    if stream.record_kind is RecordKind.FACTOR and records is not None and records < stream.rank:
+        lines.append(f"options.n_records = {records} is below rank = {stream.rank}: lower the rank")
+    return lines
 
 
 def _memory(stream: StreamSettings, state: State) -> dict[str, int]:

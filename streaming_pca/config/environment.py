@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from streaming_pca.config.settings import ENV_PREFIX, ConfigurationError, Settings
 
 __all__ = [
     "OPTIONS",
+    "PASSWORD",
     "STREAMS_VARIABLE",
     "check_environment",
     "deciding_variable",
     "environment_streams",
+    "unknown_variables",
     "variable_of",
+    "variables_below",
 ]
 
 STREAMS_VARIABLE = f"{ENV_PREFIX}STREAMS"
 OPTIONS = ("stream", "options")
 """Path of the estimator's options."""
+PASSWORD = ("kafka", "sasl_password")
+"""Path of the setting that only the environment may hold."""
 
 
 def variable_of(path: Sequence[str]) -> str:
@@ -70,22 +75,42 @@ def _keys(text: str, path: Sequence[str]) -> Sequence[str] | None:
 
 
 def check_environment() -> None:
-    """Refuse variables with the prefix but no known section, and invalid JSON tables.
+    """Refuse tables that are not JSON, and parts of the list of streams.
 
     Raises
     ------
     ConfigurationError
         One line that names the variable.
     """
-    for variable, text in _environment().items():
-        if not variable.startswith(ENV_PREFIX):
-            continue
-        path = tuple(variable.removeprefix(ENV_PREFIX).lower().split("__"))
-        if path[0] not in (*Settings.model_fields, "streams"):
-            raise ConfigurationError(f"environment: {variable}: no such setting")
+    for variable, path, text in _settings():
+        if path[0] == "streams" and len(path) > 1:
+            raise ConfigurationError(
+                f"environment: {variable}: the list of streams is set as a whole, in JSON, by "
+                f"{STREAMS_VARIABLE}"
+            )
         # pydantic-settings raises an error without the variable's name for these.
-        if (len(path) == 1 or path == OPTIONS) and not _is_json(text):
+        if (len(path) == 1 or path == OPTIONS) and _is_known(path) and not _is_json(text):
             raise ConfigurationError(f"environment: {variable}: is not JSON")
+
+
+def unknown_variables() -> list[tuple[str, tuple[str, ...], str]]:
+    """Return the variables with the prefix but no known section: name, path and value."""
+    return [found for found in _settings() if not _is_known(found[1])]
+
+
+def variables_below(path: Sequence[str]) -> list[str]:
+    """Return the variables that set a part of a setting's value."""
+    return [variable for variable in _environment() if variable.startswith(f"{variable_of(path)}__")]
+
+
+def _settings() -> Iterator[tuple[str, tuple[str, ...], str]]:
+    for variable, text in _environment().items():
+        if variable.startswith(ENV_PREFIX):
+            yield variable, tuple(variable.removeprefix(ENV_PREFIX).lower().split("__")), text
+
+
+def _is_known(path: tuple[str, ...]) -> bool:
+    return path[0] in (*Settings.model_fields, "streams")
 
 
 def environment_streams() -> list[Any] | None:

@@ -5,16 +5,29 @@ They stand apart from all other settings because the clock's process imports not
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 __all__ = ["ConfigurationError", "KafkaSettings", "Section"]
 
 
+_ADDRESS = re.compile(r"([A-Za-z_]+://)?(\[[0-9A-Fa-f:.%]+\]|[^\s\[\]:/]+)(:[0-9]{1,5})?")
+
+
 class ConfigurationError(Exception):
-    """Error of a wrong setting; the message is one line that names it."""
+    """Error of wrong settings; each line of the message names one of them.
+
+    Attributes
+    ----------
+    lines : tuple of str
+    """
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
 
 
 class Section(BaseModel):
@@ -55,6 +68,16 @@ class KafkaSettings(Section):
     """PEM file of the client's certificate."""
     ssl_keyfile: Path | None = None
     """PEM file of the client's private key."""
+
+    @field_validator("bootstrap_servers")
+    @classmethod
+    def _check_addresses(cls, servers: str) -> str:
+        for address in servers.split(","):
+            if address.strip().lower().startswith(("http://", "https://")):
+                raise ValueError("must be HOST:PORT, without http://")
+            if not _ADDRESS.fullmatch(address.strip()):
+                raise ValueError("must be HOST:PORT, or several with commas between")
+        return servers
 
     @model_validator(mode="after")
     def _check(self) -> KafkaSettings:

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from streaming_pca.config.environment import (
+    OPTIONS,
+    PASSWORD,
     STREAMS_VARIABLE,
     check_environment,
     deciding_variable,
     environment_streams,
+    unknown_variables,
+    variables_below,
 )
-from streaming_pca.config.settings import ConfigurationError, Settings
-from streaming_pca.estimators.base import first_problem
+from streaming_pca.config.problems import (
+    Place,
+    Tables,
+    environment_tables,
+    read_written,
+    take_unknown,
+    unknown_line,
+    value_problems,
+)
+from streaming_pca.config.settings import ConfigurationError, Settings, StreamSettings
 
 __all__ = ["load_settings", "load_streams", "load_together"]
 
@@ -33,7 +46,7 @@ def load_settings(path: Path, stream: str | None = None) -> Settings:
     Raises
     ------
     ConfigurationError
-        One line that names the file and the setting.
+        A line for each problem, which names the file or the variable, and the setting.
     """
     found = load_streams(path)
     names = ", ".join(settings.stream.name for settings in found)
@@ -58,31 +71,26 @@ def load_streams(path: Path) -> tuple[Settings, ...]:
     Raises
     ------
     ConfigurationError
-        One line that names the file and the setting.
+        A line for each problem, which names the file or the variable, and the setting.
     """
-    values = _read(path)
+    text = _read(path)
     check_environment()
-    if isinstance(values.get("kafka"), dict) and "sasl_password" in values["kafka"]:
-        raise ConfigurationError(
-            f"{path}: kafka.sasl_password: a password does not belong in this file: use "
-            "kafka.sasl_password_file, or STREAMING_PCA_KAFKA__SASL_PASSWORD"
-        )
-    common = values.get("stream", {})
+    values = _parsed(path, text)
+    _refuse_password(path, values)
     streams = _listed_streams(path, values)
-    if not isinstance(common, dict):
-        raise ConfigurationError(f"{path}: stream: must be a table")
-    if streams is None:
-        return (_load(path, values, "stream"),)
-    found = []
-    for number, own in enumerate(streams, start=1):
-        where = f"streams[{number}]"
-        if not isinstance(own, dict):
-            raise ConfigurationError(f"{_home_of_streams(path)}: {where}: must be a table")
-        found.append(_load(path, values | {"stream": _merged(common, own)}, where))
+    tables = _tables_of_streams(path, values, streams)
+    try:
+        found = [Settings(**table) for _, table in tables]
+    except ValidationError:
+        found = []
+    if not found or unknown_variables():
+        # Not within the handler, because the first error holds the values and so perhaps a password.
+        raise ConfigurationError(*(_all_problems(path, text) or [f"{path}: is not valid"]))
     names = [settings.stream.name for settings in found]
     for name in names:
         if names.count(name) > 1:
             raise ConfigurationError(f"{_home_of_streams(path)}: streams: {name!r} is there twice")
+    _refuse_outputs(_home_of_streams(path), [settings.stream for settings in found])
     return tuple(found)
 
 
@@ -96,8 +104,14 @@ def load_together(paths: Sequence[Path]) -> tuple[Settings, ...]:
         another section than ``[stream]``.
     """
     found: list[Settings] = []
+    problems: list[str] = []
     for path in paths:
-        for settings in load_streams(path):
+        try:
+            loaded = load_streams(path)
+        except ConfigurationError as error:
+            problems += error.lines
+            continue
+        for settings in loaded:
             for section in sorted(Settings.model_fields.keys() - {"stream"}):
                 if found and getattr(settings, section) != getattr(found[0], section):
                     raise ConfigurationError(
@@ -106,18 +120,63 @@ def load_together(paths: Sequence[Path]) -> tuple[Settings, ...]:
             if any(settings.stream.name == other.stream.name for other in found):
                 raise ConfigurationError(f"{path}: stream {settings.stream.name!r} is there twice")
             found.append(settings)
+    if problems:
+        raise ConfigurationError(*dict.fromkeys(problems))
+    _refuse_outputs(", ".join(map(str, paths)), [settings.stream for settings in found])
     return tuple(found)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _refuse_outputs(where: str, streams: Sequence[StreamSettings]) -> None:
+    """Refuse a stream that reads what another, or this package, writes."""
+    outputs = {topic: s.name for s in streams for topic in (s.state_topic, s.releases_topic, s.ledger_topic)}
+    for stream in streams:
+        if stream.input in outputs:
+            raise ConfigurationError(
+                f"{where}: stream {stream.name!r}: input = {stream.input!r} is written by the stream "
+                f"{outputs[stream.input]!r}: name the topic of its records"
+            )
+
+
+def _read(path: Path) -> str:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        # Some editors begin a file with a byte order mark.
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise ConfigurationError(f"{path}: is not UTF-8 text") from None
+
+
+def _parsed(path: Path, text: str) -> Tables:
+    try:
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path}: is not TOML: {error}") from None
+
+
+def _refuse_password(path: Path, values: Tables) -> None:
+    if isinstance(values.get("kafka"), dict) and PASSWORD[1] in values["kafka"]:
+        raise ConfigurationError(
+            f"{path}: kafka.sasl_password: a password does not belong in this file: use "
+            "kafka.sasl_password_file, or STREAMING_PCA_KAFKA__SASL_PASSWORD"
+        )
+
+
+def _tables_of_streams(path: Path, values: Tables, streams: list[Any] | None) -> list[tuple[str, Tables]]:
+    """Return the sections of each stream, with the place of its own table in messages."""
+    common = values.get("stream", {})
+    if not isinstance(common, dict):
+        hint = "; write several as [[streams]]" if isinstance(common, list) else ""
+        raise ConfigurationError(f"{path}: stream: must be a table{hint}")
+    if streams is None:
+        return [("stream", values)]
+    found = []
+    for number, own in enumerate(streams, start=1):
+        where = f"streams[{number}]"
+        if not isinstance(own, dict):
+            raise ConfigurationError(f"{_home_of_streams(path)}: {where}: must be a table")
+        found.append((where, values | {"stream": _merged(common, own)}))
+    return found
 
 
 def _listed_streams(path: Path, values: dict[str, Any]) -> list[Any] | None:
@@ -128,6 +187,12 @@ def _listed_streams(path: Path, values: dict[str, Any]) -> list[Any] | None:
         return from_environment
     if streams is not None and (not isinstance(streams, list) or not streams):
         raise ConfigurationError(f"{path}: streams: must be a list of tables, [[streams]]")
+    common = values.get("stream")
+    if streams and isinstance(common, dict) and "name" in common:
+        raise ConfigurationError(
+            f"{path}: stream.name: [stream] is no stream beside [[streams]]: leave out its name, "
+            "or make it one of [[streams]]"
+        )
     return streams
 
 
@@ -145,26 +210,82 @@ def _merged(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-def _load(path: Path, values: dict[str, Any], where: str) -> Settings:
-    try:
-        return Settings(**values)
-    except ValidationError as error:
-        raise ConfigurationError(_located(path, where, error)) from None
+def _all_problems(path: Path, text: str) -> list[str]:
+    """Describe every problem in a line: unknown names first, each problem once."""
+
+    def unknown_in_file(here: Place, there: Place | None) -> str:
+        return unknown_line(f"{path}: {'.'.join(here)}", here, there)
+
+    values = read_written(text)
+    listed = _listed_streams(path, values)
+    values, unknown = take_unknown(values, unknown_in_file)
+    if listed is None and "streams" in values:
+        listed = _listed_streams(path, values)
+    streams = []
+    for number, own in enumerate([] if listed is None else listed, start=1):
+        place = f"{_home_of_streams(path)}: streams[{number}]"
+
+        def unknown_in_stream(here: Place, there: Place | None, place: str = place) -> str:
+            return unknown_line(".".join([place, *here[1:]]), here, there)
+
+        fixed, lines = take_unknown({"stream": own}, unknown_in_stream)
+        streams.append(fixed["stream"])
+        unknown += lines
+    environment, lines = environment_tables()
+    unknown += lines
+    wrong: list[str] = []
+    tables_of_streams = _tables_of_streams(path, values, None if listed is None else streams)
+    for number, (where, tables) in enumerate(tables_of_streams):
+        own = streams[number] if streams else {}
+        merged = _over(tables, environment)
+        more, lines = value_problems(merged, partial(_label, path, where, own, tables, merged))
+        unknown += more
+        wrong += lines
+    return list(dict.fromkeys([*unknown, *wrong]))
 
 
-def _located(path: Path, where: str, error: ValidationError) -> str:
-    """Describe the first problem and the place to correct it: a variable, or the file."""
-    first = error.errors()[0]
-    location = [str(part) for part in first["loc"]]
-    problem = first_problem(error)
-    decided = deciding_variable(location)
+def _over(tables: Any, environment: Any) -> Any:
+    """Merge the environment's tables over the file's."""
+    if not (isinstance(tables, dict) and isinstance(environment, dict)):
+        return environment
+    both = {name: _over(tables.get(name), value) for name, value in environment.items()}
+    return tables | both
+
+
+def _label(path: Path, where: str, own: Tables, values: Tables, merged: Tables, place: Place) -> str:
+    """Name a setting and its origin: a variable, or a place in the file.
+
+    Parameters
+    ----------
+    path : Path
+    where : str
+        Table of the stream: "stream", or "streams[2]".
+    own : dict
+        The stream's own table in ``[[streams]]``; empty if there is no such list.
+    values, merged : dict
+        Sections of the file, and with the environment's over them.
+    place : tuple of str
+    """
+    is_option = place[:2] == OPTIONS and len(place) > 2
+    decided = deciding_variable(place)
+    if decided is None and len(place) > 2 and not is_option:
+        # A table that a variable holds lacks it.
+        outer = deciding_variable(place[:-1])
+        decided = None if outer is None else (outer[0], [*outer[1], place[-1]])
+    if decided is None and len(place) > 1:
+        # STREAMING_PCA_STREAM__EPSILON__X makes a table of a number.
+        decided = next(((variable, ()) for variable in variables_below(place)), None)
     # A problem of a whole section is a conflict of its settings, which may have several origins.
-    if decided is not None and (len(location) > 1 or first["type"] == "model_type"):
+    if decided is not None and (len(place) > 1 or not isinstance(merged.get(place[0]), dict)):
         variable, rest = decided
-        return ": ".join(["environment", variable, *rest, problem.partition(": ")[2]])
-    if location[0] != "stream" or where == "stream":
-        return f"{path}: {problem}"
-    return f"{_home_of_streams(path)}: {where}{problem.removeprefix('stream')}"
+        return ": ".join(["environment", variable, *([] if is_option else rest)])
+    shown = place[:1] if is_option else place
+    if place[0] != "stream" or where == "stream":
+        return f"{path}: {'.'.join(shown)}"
+    common = values.get("stream", {})
+    if len(shown) > 1 and shown[1] in common and shown[1] not in own:
+        return f"{path}: {'.'.join(shown)}"
+    return ".".join([f"{_home_of_streams(path)}: {where}", *shown[1:]])
 
 
 def _home_of_streams(path: Path) -> str:

@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 
 from streaming_pca.config.environment import OPTIONS, STREAMS_VARIABLE, variable_of
 from streaming_pca.config.settings import Settings, StreamSettings
+from streaming_pca.estimators.problems import model_of
 from streaming_pca.estimators.registry import ESTIMATORS
 
 __all__ = ["Setting", "every_setting", "file_schema", "settings_markdown"]
@@ -68,7 +69,7 @@ def every_setting() -> list[Setting]:
     """Return all settings in the order of the models, options of estimators last."""
     found: list[Setting] = []
     for name, field in Settings.model_fields.items():
-        model = _model_of(field.annotation)
+        model = model_of(field.annotation)
         assert model is not None, f"{name} is no section"
         found += _settings_of(model, (name,))
     for name, estimator in sorted(ESTIMATORS.items()):
@@ -83,7 +84,7 @@ def _settings_of(
         here = (*path, name)
         if here == OPTIONS:
             continue
-        inner = _model_of(field.annotation)
+        inner = model_of(field.annotation)
         if inner is None:
             yield Setting(here, _type(field), _default(field), _one_line(field.description), estimator)
             continue
@@ -92,14 +93,6 @@ def _settings_of(
             yield Setting(
                 setting.path, setting.type, "not set", setting.description or _one_line(field.description)
             )
-
-
-def _model_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the model of a field that is a table or an optional one."""
-    for kind in (annotation, *typing.get_args(annotation)):
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return kind
-    return None
 
 
 def _type(field: FieldInfo) -> str:
@@ -180,7 +173,7 @@ def settings_markdown() -> str:
     for (path, estimator), settings in sections.items():
         title = f"`[{'.'.join(path)}]`"
         if estimator is None:
-            about = _one_line(getattr(_model_of(Settings.model_fields[path[0]].annotation), "__doc__", ""))
+            about = _one_line(getattr(model_of(Settings.model_fields[path[0]].annotation), "__doc__", ""))
         else:
             title += f" of {estimator}"
             about = _one_line(ESTIMATORS[estimator].options_type.__doc__).replace(":class:", "")

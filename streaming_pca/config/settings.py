@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -16,16 +17,19 @@ from pydantic import (
     Field,
     PrivateAttr,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings, Section
+from streaming_pca.data.codec import OCTETS, MediaType
 from streaming_pca.data.preprocessing import Numbers, Preprocessing, present_centering
 from streaming_pca.data.records import RecordKind
-from streaming_pca.estimators.base import Estimator, check_private, first_problem, no_guarantee
+from streaming_pca.estimators.base import Estimator, check_private, no_guarantee
 from streaming_pca.estimators.diagnostics import MAX_SHARE
+from streaming_pca.estimators.problems import lines_of, options_lines, refuse_boolean
 from streaming_pca.estimators.registry import find
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.local.promise import promise_header
@@ -50,7 +54,14 @@ _MAX_LEDGER_ITEMS = 16
 TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
-class WorkerSettings(Section):
+class _Section(Section):
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_boolean(cls, value: Any, info: ValidationInfo) -> Any:
+        return refuse_boolean(value, cls.model_fields[str(info.field_name)].annotation)
+
+
+class WorkerSettings(_Section):
     """Operation of the worker; no part of the privacy contract."""
 
     group: str = Field(default="streaming-pca", pattern=r"^[A-Za-z0-9._-]{1,200}$")
@@ -73,7 +84,7 @@ class WorkerSettings(Section):
     """Exit after ``options.n_records`` records are learnt, for a stream of known length."""
 
 
-class HttpSettings(Section):
+class HttpSettings(_Section):
     """HTTP server of metrics and health, without authentication and therefore on loopback by default."""
 
     enabled: bool = True
@@ -93,7 +104,7 @@ class LogSettings(Section):
     """Lowest severity that is logged."""
 
 
-class StreamSettings(Section):
+class StreamSettings(_Section):
     """Stream: its input, its privacy guarantee, and its estimator."""
 
     name: str
@@ -124,6 +135,8 @@ class StreamSettings(Section):
     """Names of the d features, copied into releases."""
     dtype: Literal["float32", "float64"] = "float32"
     """Number type of ``application/octet-stream`` payloads."""
+    content_type: MediaType = OCTETS
+    """Format of messages without a header ``content-type``."""
     max_rows: int = Field(default=64, ge=1, le=2**16)
     """Most rows of one payload; a payload with more is a null record."""
     max_wait_seconds: float | None = Field(default=None, gt=0)
@@ -143,10 +156,14 @@ class StreamSettings(Section):
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the estimator."""
     diagnostics_share: float = Field(default=0.02, ge=0, le=MAX_SHARE)
-    """Share of epsilon that pays for noisy counts of null and of clipped records in each batch, shown as
-    metrics; 0 disables them, as do `private = false` and `record_kind = "local"`."""
+    """Share of epsilon that pays for noisy counts of null and of clipped records in each batch, shown in
+    releases, status and metrics; 0 disables them, as do `private = false` and `record_kind = "local"`."""
     seed: int | None = None
     """Seed of utility randomness (an initial basis), never of noise; if not set, it is random."""
+    start: Literal["earliest", "latest"] = "earliest"
+    """Beginning of a new stream: at the oldest record, or behind all records that are there at its first
+    start, for example where another stream has spent their budget. It has no effect on a stream that has
+    begun."""
     lost_records: Literal["stop", "skip"] = "stop"
     """Reaction to records that retention deleted before they were read: stop the stream with an error, or
     continue without them."""
@@ -158,25 +175,42 @@ class StreamSettings(Section):
     @field_validator("options", mode="before")
     @classmethod
     def _read_lists(cls, options: Any) -> Any:
-        # An environment variable of an option is text, and its type is known only to the estimator.
-        if not isinstance(options, dict):
-            return options
-        return {name: _parse_json(value) for name, value in options.items()}
+        return parse_options(options) if isinstance(options, dict) else options
 
     @model_validator(mode="after")
     def _check(self) -> StreamSettings:
+        found: list[str] = []
+        checks = (self._check_topics, self._check_names, self._check_rank, self._check_unit)
+        for check in (*checks, self._check_guarantee, self._preprocessing):
+            try:
+                check()
+            except ValueError as error:
+                found += lines_of(error, Preprocessing)
+        if found:
+            raise ValueError("\n".join(found))
+        self._estimator = self._make_estimator()
+        if self.privacy_unit == "row":
+            self._check_rows()
+        return self
+
+    def _check_topics(self) -> None:
         for field in ("name", "input"):
             if not TOPIC_NAME.fullmatch(getattr(self, field)):
                 raise ValueError(f"{field} must be 1 to 200 letters, digits, '.', '_' or '-'")
-        self._check_names()
-        self._estimator = self._make_estimator()
+        if self.input in (self.state_topic, self.releases_topic):
+            raise ValueError(
+                f"input = {self.input!r} is the stream's own output: name the topic of its records"
+            )
+
+    def _check_rank(self) -> None:
+        if self.rank > self.dim:
+            raise ValueError(f"rank = {self.rank} is above dim = {self.dim}")
+
+    def _check_unit(self) -> None:
         if self.record_kind is RecordKind.LOCAL:
             self._check_local()
-        if self.privacy_unit == "row":
-            self._check_rows()
         if self.privacy_unit != "user" and self.contributions_per_user != 1:
             raise ValueError('contributions_per_user needs privacy_unit = "user"')
-        return self
 
     def _check_names(self) -> None:
         names = self.feature_names
@@ -188,6 +222,8 @@ class StreamSettings(Section):
             raise ValueError("feature_names must be distinct and not empty")
 
     def _check_local(self) -> None:
+        if self.content_type != OCTETS:
+            raise ValueError(f'record_kind = "local" has reports in octets: set content_type = "{OCTETS}"')
         if self.privacy_unit != "message":
             raise ValueError(
                 'record_kind = "local" guarantees privacy for each message: set privacy_unit = "message"'
@@ -210,35 +246,42 @@ class StreamSettings(Section):
                 "or the options that size batches"
             )
 
-    def _make_estimator(self) -> Estimator[Any, Any]:
+    def _check_guarantee(self) -> None:
+        self._find_estimator()
+        self._privacy()
+
+    def _find_estimator(self) -> type[Estimator[Any, Any]]:
         kind = find(self.estimator)
         check_private(kind.info, self.private)
-        if not self.private and not self.epsilon == self.delta == math.inf:
-            raise ValueError("private = false guarantees nothing: set epsilon = inf and delta = inf")
-        try:
-            options = kind.options_type(**self.options)
-        except ValidationError as error:
-            raise ValueError(f"options of {self.estimator}: {first_problem(error)}") from None
-        if self.rank > self.dim:
-            raise ValueError(f"rank = {self.rank} is above dim = {self.dim}")
-        return kind(
-            self.dim,
-            self.rank,
-            PrivacyParameters(
+        return kind
+
+    def _privacy(self) -> PrivacyParameters:
+        if self.private:
+            return PrivacyParameters(
                 epsilon=self.epsilon, delta=self.delta, contributions=self.contributions_per_user
             )
-            if self.private
-            else no_guarantee(),
-            Preprocessing(
-                dim=self.dim,
-                kind=self.record_kind,
-                centering=self.centering,
-                bounds=self.bounds,
-                scale=self.scale,
-            ),
-            options,
-            self.diagnostics_share if self.private and not kind.info.local else 0.0,
+        if not self.epsilon == self.delta == math.inf:
+            raise ValueError("private = false guarantees nothing: set epsilon = inf and delta = inf")
+        return no_guarantee()
+
+    def _preprocessing(self) -> Preprocessing:
+        return Preprocessing(
+            dim=self.dim,
+            kind=self.record_kind,
+            centering=self.centering,
+            bounds=self.bounds,
+            scale=self.scale,
         )
+
+    def _make_estimator(self) -> Estimator[Any, Any]:
+        kind = self._find_estimator()
+        try:
+            options = kind.options_type(**self.options)
+        except ValidationError:
+            lines = options_lines(kind.options_type, self.options)
+            raise ValueError("\n".join(f"options of {self.estimator}: {line}" for line in lines)) from None
+        share = self.diagnostics_share if self.private and not kind.info.local else 0.0
+        return kind(self.dim, self.rank, self._privacy(), self._preprocessing(), options, share)
 
     def build_estimator(self) -> Estimator[Any, Any]:
         """Return the configured estimator, made once when the settings are checked."""
@@ -256,6 +299,9 @@ class StreamSettings(Section):
             # Only here, so that contracts of other units keep their bytes. A user's batches compose, and
             # the proof assumes that the diagnostic counts cost the same share in each of them.
             names |= {"contributions_per_user", "diagnostics_share"}
+        if self.content_type != OCTETS:
+            # Only here, so that contracts from before this setting keep their bytes.
+            names |= {"content_type"}
         contract = self.model_dump(mode="json", include=names)
         if not self.private:
             # JSON has no infinity.
@@ -293,6 +339,12 @@ class StreamSettings(Section):
     def releases_topic(self) -> str:
         """Topic on which subspaces are published."""
         return f"{self.name}.releases"
+
+
+def parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Parse lists and tables among options that environment variables hold as text."""
+    # Their types are known only to the estimator.
+    return {name: _parse_json(value) for name, value in options.items()}
 
 
 def _parse_json(value: Any) -> Any:

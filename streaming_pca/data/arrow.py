@@ -125,10 +125,13 @@ def _number_types(pyarrow: Any, schema: Any, dim: int) -> list[np.dtype[Any]]:
     types = [field.type for field in schema]
     if len(types) == 1 and pyarrow.types.is_fixed_size_list(types[0]):
         if types[0].list_size != dim:
-            raise MalformedPayload("lists of another length")
+            raise MalformedPayload(f"lists of {types[0].list_size} numbers, for dim = {dim}")
         types = [types[0].value_type]
     elif len(types) != dim:
-        raise MalformedPayload("another number of columns")
+        raise MalformedPayload(f"{len(types)} columns, for dim = {dim}")
+    for each in types:
+        if str(each) not in NUMBER_TYPES:
+            raise MalformedPayload(f"a column of {each}, which is no type of numbers")
     return [NUMBER_TYPES[str(each)] for each in types]
 
 

@@ -4,32 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.arrow import find_pyarrow, rows_of_arrow
-from streaming_pca.data.payloads import rows_of_json, rows_of_npy
+from streaming_pca.data.payloads import MalformedPayload, rows_of_json, rows_of_npy
 from streaming_pca.data.records import RecordKind, is_symmetric
-from streaming_pca.local.promise import PROMISE_HEADER
+from streaming_pca.local.promise import KIND_HEADER, PROMISE_HEADER, REPORT_KIND
 from streaming_pca.privacy.users.table import hash_users
 
 __all__ = [
     "CONTENT_TYPES",
+    "JSON",
+    "OCTETS",
+    "MediaType",
     "Message",
     "PayloadCodec",
     "PrivacyUnit",
 ]
 
-JSON = "application/json"
-NPY = "application/x-npy"
-OCTETS = "application/octet-stream"
-ARROW = "application/vnd.apache.arrow.stream"
-CONTENT_TYPES = (OCTETS, NPY, JSON, ARROW)
+MediaType = Literal[
+    "application/octet-stream", "application/x-npy", "application/json", "application/vnd.apache.arrow.stream"
+]
+"""Formats of payloads, as the header ``content-type`` names them."""
+OCTETS: Final = "application/octet-stream"
+NPY: Final = "application/x-npy"
+JSON: Final = "application/json"
+ARROW: Final = "application/vnd.apache.arrow.stream"
+CONTENT_TYPES: tuple[MediaType, ...] = get_args(MediaType)
 
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
 _PLAIN = [("content-type", OCTETS.encode())]
+_DESCRIBED = {
+    dtype: [*_PLAIN, ("dtype", dtype.encode()), (KIND_HEADER, RecordKind.FACTOR.encode())]
+    for dtype in _DTYPES
+}
+"""Headers of plain octets, as `streaming_pca.client` writes them for factors of each type."""
 Rows = NDArray[np.floating]
 PrivacyUnit = Literal["message", "row", "user"]
 
@@ -60,6 +72,8 @@ class PayloadCodec:
         Key of the hash of message keys, for unit user.
     promise : bytes or None
         Required value of a report's header ``local-promise``, for records of kind local.
+    content_type : str
+        Format of messages without a header ``content-type``.
     arrow : bool
         Whether pyarrow is installed. Without it Arrow payloads are null.
 
@@ -81,6 +95,7 @@ class PayloadCodec:
     unit: PrivacyUnit = "message"
     user_key: bytes | None = field(default=None, repr=False)
     promise: bytes | None = None
+    content_type: MediaType = OCTETS
     _pyarrow: Any | None = field(init=False, repr=False, compare=False, default_factory=find_pyarrow)
 
     def __post_init__(self) -> None:
@@ -103,12 +118,10 @@ class PayloadCodec:
         notes of the class; null records are rows of NaNs.
         """
         try:
-            rows = self._decode(message)
+            rows = self.read_rows(message)
         except Exception:
             # An error of a decoder must not end the worker: that would reveal something of the payload,
             # and the batch would lose its other records.
-            return None
-        if rows is None:
             return None
         if self.unit == "row":
             return _null_rows_as_nan(rows)
@@ -118,41 +131,63 @@ class PayloadCodec:
             return None
         return rows
 
-    def _decode(self, message: Message) -> Rows | None:
+    def read_rows(self, message: Message, faults: dict[int, str] | None = None) -> Rows:
+        """Return the rows (r, d) of one payload, whose numbers may not be finite.
+
+        Parameters
+        ----------
+        message : Message
+        faults : dict of row to str, optional
+            Receives why a row of JSON is no row of numbers, and therefore of NaNs.
+
+        Raises
+        ------
+        MalformedPayload
+            With the reason, if the message has no rows. Decoders may raise other errors.
+        """
         value = message.value
         if value is None:
-            return None
+            raise MalformedPayload("it has no value")
         headers = {key: bytes(item or b"") for key, item in message.headers or ()}
         kind = headers.get("record-kind")
         if kind is not None and kind != self.kind.encode():
-            return None
-        content_type = headers.get("content-type", OCTETS.encode()).decode("ascii").split(";")[0].strip()
+            raise MalformedPayload(f"its header record-kind is {kind!r}, and the stream reads {self.kind}")
+        content_type = headers.get("content-type", self.content_type.encode()).decode("ascii")
+        content_type = content_type.split(";")[0].strip()
         if self.kind is RecordKind.LOCAL:
             return self._report(value, content_type, headers)
         if len(value) > self._most_bytes(content_type):
-            return None
+            raise MalformedPayload(f"{len(value)} octets are more than {self._most_rows} rows can take")
         if content_type == OCTETS:
             name = headers.get("dtype", self.dtype.encode()).decode("ascii")
-            array: NDArray[Any] = np.frombuffer(value, dtype=_DTYPES[name])
-            if array.size % self.dim:
-                return None
-            array = array.reshape(-1, self.dim)
+            if name not in _DTYPES:
+                raise MalformedPayload(f"its header dtype is {name!r}, and not one of {', '.join(_DTYPES)}")
+            size = self.dim * _DTYPES[name].itemsize
+            if len(value) % size:
+                raise MalformedPayload(f"{len(value)} octets, and a row of {self.dim} {name} takes {size}")
+            array: NDArray[Any] = np.frombuffer(value, dtype=_DTYPES[name]).reshape(-1, self.dim)
         elif content_type == NPY:
             array = rows_of_npy(value)
         elif content_type == JSON:
-            array = rows_of_json(value, self.dim, self._most_rows)
-        elif content_type == ARROW and self._pyarrow is not None:
+            array = rows_of_json(value, self.dim, self._most_rows, faults)
+        elif content_type == ARROW:
+            if self._pyarrow is None:
+                raise MalformedPayload("pyarrow is not installed: pip install 'streaming-pca[arrow]'")
             array = rows_of_arrow(self._pyarrow, value, self.dim, self._most_rows)
         else:
-            return None
+            raise MalformedPayload(f"its content-type is {content_type!r}: use {', '.join(CONTENT_TYPES)}")
         return self._shaped(array)
 
-    def _report(self, value: bytes, content_type: str, headers: Mapping[str, bytes]) -> Rows | None:
-        """Return the one row of a report, or None."""
-        said = (headers.get("record-kind"), headers.get(PROMISE_HEADER))
+    def _report(self, value: bytes, content_type: str, headers: Mapping[str, bytes]) -> Rows:
+        """Return the one row of a report."""
+        if content_type != OCTETS:
+            raise MalformedPayload(f"its content-type is {content_type!r}, and a report has {OCTETS}")
+        for name, wanted in ((KIND_HEADER, REPORT_KIND), (PROMISE_HEADER, self.promise)):
+            if headers.get(name) != wanted:
+                raise MalformedPayload(f"its header {name} is {headers.get(name)!r}, and must be {wanted!r}")
         size = 4 * self.kind.width(self.dim)
-        if content_type != OCTETS or said != (self.kind.encode(), self.promise) or len(value) != size:
-            return None
+        if len(value) != size:
+            raise MalformedPayload(f"{len(value)} octets, and a report of dim = {self.dim} takes {size}")
         # A copy, so that the message can be freed.
         return np.frombuffer(value, dtype=_DTYPES["float32"]).astype(np.float32).reshape(1, -1)
 
@@ -171,15 +206,17 @@ class PayloadCodec:
             return float("inf")
         return 4096 + self._most_rows * (self.dim * 26 + 8)
 
-    def _shaped(self, array: NDArray[Any]) -> Rows | None:
+    def _shaped(self, array: NDArray[Any]) -> Rows:
         if array.dtype.kind not in "fiu" or array.dtype.itemsize > 8:
-            return None
+            raise MalformedPayload(f"its numbers are {array.dtype}")
         if array.ndim == 1 and self.kind is RecordKind.FACTOR:
             array = array[None, :]
-        if array.ndim != 2 or array.shape[1] != self.dim or len(array) > self._most_rows:
-            return None
+        if array.ndim != 2 or array.shape[1] != self.dim:
+            raise MalformedPayload(f"its shape is {array.shape}, for dim = {self.dim}")
+        if len(array) > self._most_rows:
+            raise MalformedPayload(f"{len(array)} rows, of {self._most_rows} at most")
         if self.kind is RecordKind.MATRIX and len(array) != self.dim:
-            return None
+            raise MalformedPayload(f"its shape is {array.shape}, of a matrix with dim = {self.dim}")
         small = array.dtype == np.float32 or array.dtype == np.dtype("<f4")
         # Casting a signalling NaN warns, and a warning would reveal something of the record.
         with np.errstate(all="ignore"):
@@ -215,9 +252,10 @@ class PayloadCodec:
         if self.kind is not RecordKind.FACTOR:
             return None
         values: list[bytes] = []
+        described, named = _DESCRIBED[self.dtype], self.content_type != OCTETS
         for message in messages:
             headers = message.headers
-            if headers and list(headers) != _PLAIN:
+            if (headers or named) and (told := list(headers or ())) != _PLAIN and told != described:
                 return None
             values.append(message.value or b"")
         dtype = _DTYPES[self.dtype]

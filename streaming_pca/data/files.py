@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
-from itertools import islice, pairwise, repeat
+from itertools import chain, islice, pairwise, repeat
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from streaming_pca.data.arrow import NUMBER_TYPES, ArrowMissing, need_pyarrow
 
-__all__ = ["RecordFile", "RecordFileError", "open_records"]
+__all__ = ["ColumnChoice", "RecordFile", "RecordFileError", "open_records"]
 
 Numbers = NDArray[Any]
 _BLOCK_ENTRIES = 2**16
@@ -25,6 +26,99 @@ _BLOCK_ENTRIES = 2**16
 
 class RecordFileError(Exception):
     """Error of a file that cannot be read or sent; one line that names the file and the remedy."""
+
+
+@dataclass(frozen=True)
+class ColumnChoice:
+    """Columns of a file that are features, by name or by number.
+
+    Attributes
+    ----------
+    keep : tuple of str or None
+        Columns in the order of the features; None for all.
+    drop : tuple of str
+        Columns that are no features.
+    header : bool or None
+        Whether a .csv file begins with names; None to guess.
+
+    Notes
+    -----
+    Numbers count from 1, and ``3-5`` is three of them. A number that is another column's name is
+    refused; ``3-3`` is always a number unless a column is called so.
+    """
+
+    keep: tuple[str, ...] | None = None
+    drop: tuple[str, ...] = ()
+    header: bool | None = None
+
+    @classmethod
+    def parse(cls, keep: str | None, drop: str | None, header: bool | None = None) -> ColumnChoice:
+        """Read lists separated by commas, in which a name may be quoted."""
+        return cls(None if keep is None else _split(keep), () if drop is None else _split(drop), header)
+
+    @property
+    def by_name(self) -> bool:
+        """True if a column is chosen by its name."""
+        return not all(map(_RANGE.fullmatch, (*(self.keep or ()), *self.drop)))
+
+    def find(self, path: Path, width: int, names: Sequence[str] | None, key: int | None) -> list[int]:
+        """Return the chosen columns of a file, from 0, without the column of the keys.
+
+        Raises
+        ------
+        RecordFileError
+            If a column does not exist, or is chosen twice, or none is left.
+        """
+        dropped = {i for text in self.drop for i in _find(path, text, width, names)} | {key}
+        if self.keep is None:
+            found = [i for i in range(width) if i not in dropped]
+        else:
+            kept = [i for text in self.keep for i in _find(path, text, width, names)]
+            if key in kept:
+                raise RecordFileError(f"{path}: column {key + 1} holds the keys: leave it out of --columns")
+            twice = next((i for i in kept if kept.count(i) > 1), None)
+            if twice is not None:
+                raise RecordFileError(f"{path}: --columns names column {twice + 1} twice")
+            found = [i for i in kept if i not in dropped]
+        if not found:
+            raise RecordFileError(f"{path}: no column is left: change --columns, or --drop")
+        return found
+
+
+_RANGE = re.compile(r"([1-9][0-9]{0,8})(?:-([1-9][0-9]{0,8}))?")
+ALL = ColumnChoice()
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in next(csv.reader([text], skipinitialspace=True), []))
+
+
+def _find(path: Path, text: str, width: int, names: Sequence[str] | None) -> list[int]:
+    """Return the columns, from 0, that one item of a list names."""
+    if names is not None and text in names:
+        if names.count(text) > 1:
+            raise RecordFileError(f"{path}: has {names.count(text)} columns {text!r}: give their numbers")
+        named = names.index(text) + 1
+        # A table without names is often saved with 0, 1, 2, ... for them.
+        if text.isdecimal() and text != str(named) and _RANGE.fullmatch(text):
+            raise RecordFileError(
+                f"{path}: {text} is the number of one column and the name of column {named}: "
+                f"write {text}-{text} for the number, or {named}-{named} for the name"
+            )
+        return [named - 1]
+    numbers = _RANGE.fullmatch(text)
+    if numbers is None:
+        has = "has no names of columns: give numbers, from 1" if names is None else f"it has {_listed(names)}"
+        raise RecordFileError(f"{path}: has no column {text!r}; {has}")
+    first, last = int(numbers[1]), int(numbers[2] or numbers[1])
+    if not first <= last <= width:
+        raise RecordFileError(f"{path}: has no column {text}; it has {width} columns")
+    return list(range(first - 1, last))
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:20]))
+    return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"
 
 
 @dataclass(frozen=True)
@@ -47,6 +141,8 @@ class RecordFile:
         Column of each feature; None if features are in the file's order.
     row_keys : callable or None
         Iterates over the keys of the file's rows, in order; None without a key column.
+    guessed_header : bool
+        True if the first line was taken as names because no cell of it is a number.
     """
 
     path: str
@@ -56,6 +152,7 @@ class RecordFile:
     feature_names: tuple[str, ...] | None = None
     columns: tuple[int, ...] | None = None
     row_keys: Callable[[], Iterator[bytes | None]] | None = None
+    guessed_header: bool = False
 
     @classmethod
     def of_array(cls, array: Numbers, path: str = "array") -> RecordFile:
@@ -112,6 +209,18 @@ class RecordFile:
                 )
             yield own.pop()
 
+    def with_columns(self, columns: Sequence[int]) -> RecordFile:
+        """Return the records with these features, in this order."""
+        if list(columns) == list(range(self.dim)):
+            return self
+        own, names = self.columns or range(self.dim), self.feature_names
+        return replace(
+            self,
+            shape=(*self.shape[:-1], len(columns)),
+            columns=tuple(own[i] for i in columns),
+            feature_names=None if names is None else tuple(names[i] for i in columns),
+        )
+
     def with_features(self, names: Sequence[str]) -> RecordFile:
         """Return the records with features in the order of ``names``.
 
@@ -126,11 +235,11 @@ class RecordFile:
         if own is None or own == tuple(names):
             return self
         if len(set(own)) == len(own) and set(own) == set(names):
-            return replace(self, feature_names=tuple(names), columns=tuple(own.index(name) for name in names))
+            return self.with_columns([own.index(name) for name in names])
         first = next(i for i, (a, b) in enumerate(zip(own, names, strict=True)) if a != b)
         raise RecordFileError(
             f"{self.path}: column {first + 1} is {own[first]!r}, where stream.feature_names has "
-            f"{names[first]!r}: rename the columns, or the features"
+            f"{names[first]!r}: rename the columns or the features, or choose columns with --columns"
         )
 
     def blocks(self, size: int, order: NDArray[np.int64] | None = None) -> Iterator[Numbers]:
@@ -142,10 +251,11 @@ class RecordFile:
         if order is None and self.parts is not None:
             rows = self.shape[1] if len(self.shape) == 3 else 1
             for part in _of_size(self.parts(), size * rows):
-                yield part.reshape(-1, *self.shape[1:])
+                yield part.reshape(-1, *self.shape[1:-1], part.shape[-1])
             return
         array = self.array()
-        records = array if array.ndim == len(self.shape) else array.reshape(self.shape)
+        # Grouped into records, and with the columns that blocks() leaves out.
+        records = array if array.ndim == len(self.shape) else array.reshape(*self.shape[:-1], -1)
         for first in range(0, len(self), size):
             index = slice(first, first + size)
             yield records[index] if order is None else records[order[index]]
@@ -168,19 +278,20 @@ def _of_size(parts: Iterator[Numbers], size: int) -> Iterator[Numbers]:
         yield np.concatenate(held)
 
 
-def open_records(path: Path, key: str | None = None) -> RecordFile:
+def open_records(path: Path, key: str | None = None, choice: ColumnChoice = ALL) -> RecordFile:
     """Open vectors (m, d) or factors (m, r, d).
 
     Parameters
     ----------
     path : Path
         ``.npy`` (memory-mapped; never unpickled), ``.csv`` (numbers, one record
-        a line; a first line with text is a header of names), ``.parquet`` or
-        ``.arrow`` (IPC stream or file). The last two have columns of numbers, or
-        one column of fixed-size lists; a null is a NaN.
+        a line), ``.parquet`` or ``.arrow`` (IPC stream or file). The last two have
+        columns of numbers, or one column of fixed-size lists; a null is a NaN.
     key : str, optional
         Column of the messages' keys, text or whole numbers, which is not a
         feature. Not for ``.npy``, which has no names.
+    choice : ColumnChoice
+        Features among the other columns; unused columns may hold anything.
 
     Raises
     ------
@@ -188,22 +299,27 @@ def open_records(path: Path, key: str | None = None) -> RecordFile:
         If the file cannot be read, or holds anything else.
     """
     with _reading(path):
-        match path.suffix.lower():
+        ending = path.suffix.lower()
+        if choice.header is not None and ending != ".csv":
+            raise RecordFileError(f"{path}: --header and --no-header are about .csv files: leave them out")
+        match ending:
             case ".npy":
                 if key is not None:
                     raise RecordFileError(
                         f"{path}: has no column {key!r}: keys come from a .csv with names, "
                         "a .parquet or an .arrow file"
                     )
-                return RecordFile.of_array(np.load(path, mmap_mode="r", allow_pickle=False), str(path))
+                array = np.load(path, mmap_mode="r", allow_pickle=False)
+                if not isinstance(array, np.ndarray):
+                    raise RecordFileError(f"{path}: is an archive of arrays (.npz): save one with numpy.save")
+                records = RecordFile.of_array(array, str(path))
+                return records.with_columns(choice.find(path, records.dim, None, None))
             case ".csv":
-                rows, names, keys = _read_csv(path, key)
-                row_keys = None if key is None else lambda: iter(keys)
-                return replace(RecordFile.of_array(rows, str(path)), feature_names=names, row_keys=row_keys)
+                return _read_csv(path, key, choice)
             case ".parquet":
-                return _open_tables(path, _Parquet(path, need_pyarrow(".parquet")), key)
+                return _open_tables(path, _Parquet(path, need_pyarrow(".parquet")), key, choice)
             case ".arrow":
-                return _open_tables(path, _Ipc(path, need_pyarrow(".arrow")), key)
+                return _open_tables(path, _Ipc(path, need_pyarrow(".arrow")), key, choice)
             case other:
                 raise RecordFileError(
                     f"{path}: {other or 'no ending'}: expected a .npy, .csv, .parquet or .arrow file"
@@ -219,7 +335,14 @@ def _reading(path: Path) -> Iterator[None]:
         raise RecordFileError(f"{path}: {error}") from None
     except OSError as error:
         raise RecordFileError(f"{path}: {error.strerror or _one_line(error)}") from None
-    except (ValueError, NotImplementedError) as error:  # pyarrow's own are ValueErrors too
+    except UnicodeDecodeError:
+        raise RecordFileError(f"{path}: is not UTF-8 text: save it as UTF-8") from None
+    except (
+        ValueError,
+        NotImplementedError,
+        EOFError,
+        csv.Error,
+    ) as error:  # pyarrow's own are ValueErrors too
         raise RecordFileError(f"{path}: cannot be read as numbers: {_one_line(error)}") from None
 
 
@@ -227,60 +350,97 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _place_of(path: Path, key: str, names: Sequence[str]) -> int:
-    """Return the number of the column that holds the keys."""
-    if names.count(key) != 1:
-        raise RecordFileError(
-            f"{path}: expected one column {key!r}, of the keys, and found {names.count(key)}"
-        )
-    return names.index(key)
+def _place_of(path: Path, key: str, width: int, names: Sequence[str] | None) -> int:
+    """Return the number of the column that holds the keys, from 0."""
+    found = _find(path, key, width, names)
+    if len(found) != 1:
+        raise RecordFileError(f"{path}: --key {key} names {len(found)} columns, and a key is one")
+    return found[0]
 
 
-def _read_csv(
-    path: Path, key: str | None
-) -> tuple[NDArray[np.float64], tuple[str, ...] | None, list[bytes | None]]:
-    rows: list[NDArray[np.float64]] = []
-    keys: list[bytes | None] = []
-    names, place = None, None
+def _read_csv(path: Path, key: str | None, choice: ColumnChoice) -> RecordFile:
     with path.open(newline="", encoding="utf-8-sig") as file:
-        for number, line in enumerate(csv.reader(file), start=1):
+        # Strict: a quote that is never closed would swallow all lines after it.
+        lines = csv.reader(file, strict=True)
+        first = next(filter(None, lines), None)
+        if first is None:
+            raise RecordFileError(f"{path}: holds no records")
+        width, number = len(first), lines.line_num
+        stripped = tuple(cell.strip() for cell in first)
+        by_name = choice.by_name or (key is not None and not _RANGE.fullmatch(key))
+        header = True if choice.header is None and by_name else choice.header
+        guessed = header is None
+        names = stripped if header else None
+        place = None if key is None else _place_of(path, key, width, names)
+        columns = choice.find(path, width, names, place)
+        if header is None and _begins_with_names(path, number, stripped, columns):
+            header, names = True, stripped
+        own = None if names is None else tuple(names[i] for i in columns)
+        rows: list[NDArray[np.float64]] = []
+        keys: list[bytes | None] = []
+        for line in lines if header else chain([first], lines):
             if not line:
                 continue
-            if key is not None and place is None:
-                place = _place_of(path, key, [name.strip() for name in line])
-                del line[place]
-                names = tuple(name.strip() for name in line)
-                continue
-            if place is not None:
-                if place >= len(line):
-                    raise RecordFileError(f"{path}, line {number}: ends before the column of the keys")
-                keys.append(line.pop(place).encode() or None)
-            try:
-                row = np.array(line, dtype=np.float64)
-            except ValueError:
-                # A first line of numbers and empty cells is a record, not names of columns.
-                if number == 1 and any(_is_text(cell) for cell in line):
-                    names = tuple(name.strip() for name in line)
-                    continue
-                raise RecordFileError(f"{path}, line {number}: is no list of numbers") from None
-            width = len(rows[0]) if rows else len(names or row)
-            if len(row) != width:
+            number = lines.line_num if rows or header else number
+            if len(line) != width:
                 raise RecordFileError(
-                    f"{path}, line {number}: has {len(row)} numbers, the lines before have {width}"
+                    f"{path}, line {number}: has {len(line)} cells, and the first line has {width}"
                 )
-            rows.append(row)
+            cells = [line[i] for i in columns]
+            try:
+                rows.append(np.array(cells, dtype=np.float64))
+            except ValueError:
+                bad = next((i for i in columns if not _is_number(line[i])), columns[0])
+                raise RecordFileError(_describe_cell(path, number, bad, names, line[bad])) from None
+            if place is not None:
+                keys.append(line[place].encode() or None)
     if not rows:
         raise RecordFileError(f"{path}: holds no records")
-    return np.stack(rows), names, keys
+    return replace(
+        RecordFile.of_array(np.stack(rows), str(path)),
+        feature_names=own,
+        row_keys=None if place is None else lambda: iter(keys),
+        guessed_header=guessed and names is not None,
+    )
 
 
-def _is_text(cell: str) -> bool:
-    """Return whether a cell is neither empty nor a number."""
+def _begins_with_names(path: Path, number: int, cells: Sequence[str], columns: Sequence[int]) -> bool:
+    """Return whether a first line has text and no number; an error if it has both."""
+    text = [i for i in columns if cells[i] and not _is_number(cells[i])]
+    if text and any(_is_number(cells[i]) for i in columns):
+        raise RecordFileError(
+            f"{_cell(path, number, text[0], None)} is {cells[text[0]][:40]!r}, and other cells are numbers: "
+            "say --header if the line has names, or correct the cell and say --no-header"
+        )
+    filled = cells[1:] if not cells[0] else cells
+    if not text and len(cells) > 2 and list(filled) == [str(i) for i in range(len(filled))]:
+        raise RecordFileError(
+            f"{path}, line {number}: 0, 1, 2, ... are names or a record: say --header or --no-header"
+        )
+    return bool(text)
+
+
+def _cell(path: Path, line: int, column: int, names: Sequence[str] | None) -> str:
+    name = "" if names is None else f" ({names[column]!r})"
+    return f"{path}, line {line}: column {column + 1}{name}"
+
+
+def _describe_cell(path: Path, line: int, column: int, names: Sequence[str] | None, cell: str) -> str:
+    """Describe a cell that is no number, and its remedy."""
+    where = _cell(path, line, column, names)
+    drop = f"leave the column out with --drop {column + 1}"
+    if not cell.strip():
+        return f"{where} is empty: fill it in, write nan for a record that counts as null, or {drop}"
+    remedy = "separate cells by commas" if re.search("[;\t]", cell) else f"correct it, or {drop}"
+    return f"{where} is {cell[:40]!r}, which is no number: {remedy}"
+
+
+def _is_number(cell: str) -> bool:
     try:
-        float(cell.strip() or 0)
+        float(cell)
     except ValueError:
-        return True
-    return False
+        return False
+    return True
 
 
 class _Parquet:
@@ -292,12 +452,17 @@ class _Parquet:
         self.schema = self._file.schema_arrow
         self.count = int(self._file.metadata.num_rows)
 
-    def batches(self) -> Iterator[Any]:
-        """Iterate over the rows in order."""
+    def batches(self, columns: Sequence[int]) -> Iterator[Any]:
+        """Iterate over some columns' rows in order."""
         rows = max(1, _BLOCK_ENTRIES // self._file.metadata.num_columns)
+        names = self.schema.names
+        # By their names, other columns are not even read. With dots, a name may mean several columns.
+        plain = len(set(names)) == len(names) and not any("." in name for name in names)
+        wanted = [names[i] for i in columns] if plain else None
         for group in range(self._file.num_row_groups):
             # One group at a time: asked for all of them, pyarrow reads most of the file ahead.
-            yield from self._file.iter_batches(rows, row_groups=[group], use_threads=False)
+            for batch in self._file.iter_batches(rows, row_groups=[group], columns=wanted, use_threads=False):
+                yield batch.select(columns if wanted is None else wanted)
 
 
 class _Ipc:
@@ -310,7 +475,7 @@ class _Ipc:
         self.count = 0
         with self._opened() as reader:
             self.schema = reader.schema
-        for batch in self.batches():
+        for batch in self._all():
             self.count += batch.num_rows
 
     @contextmanager
@@ -320,8 +485,11 @@ class _Ipc:
         with self.pyarrow.memory_map(str(self._path)) as source, opened(source) as reader:
             yield reader
 
-    def batches(self) -> Iterator[Any]:
-        """Iterate over the rows in order."""
+    def batches(self, columns: Sequence[int]) -> Iterator[Any]:
+        """Iterate over some columns' rows in order."""
+        return (batch.select(columns) for batch in self._all())
+
+    def _all(self) -> Iterator[Any]:
         with self._opened() as reader:
             if self._is_file:
                 yield from map(reader.get_batch, range(reader.num_record_batches))
@@ -329,18 +497,21 @@ class _Ipc:
                 yield from reader
 
 
-def _open_tables(path: Path, tables: _Parquet | _Ipc, key: str | None) -> RecordFile:
+def _open_tables(path: Path, tables: _Parquet | _Ipc, key: str | None, choice: ColumnChoice) -> RecordFile:
     types = tables.pyarrow.types
-    fields = list(tables.schema)
-    place = None if key is None else _place_of(path, key, [field.name for field in fields])
+    schema = list(tables.schema)
+    names = [field.name for field in schema]
+    place = None if key is None else _place_of(path, key, len(names), names)
     if place is not None:
-        _check_key(path, types, fields.pop(place))
+        _check_key(path, types, schema[place])
+    columns = choice.find(path, len(names), names, place)
+    fields = [schema[i] for i in columns]
     lists = len(fields) == 1 and types.is_fixed_size_list(fields[0].type)
     for field in fields:
         if str(field.type.value_type if lists else field.type) not in NUMBER_TYPES:
             raise RecordFileError(
                 f"{path}: column {field.name!r} is of type {field.type}: expected numbers in every column, "
-                "or one column of fixed-size lists of numbers"
+                "or one column of fixed-size lists of numbers; --columns or --drop leave columns out"
             )
     dim = fields[0].type.list_size if lists else len(fields)
     if not tables.count or not dim:
@@ -348,15 +519,16 @@ def _open_tables(path: Path, tables: _Parquet | _Ipc, key: str | None) -> Record
 
     def parts() -> Iterator[Numbers]:
         with _reading(path):
-            for batch in tables.batches():
+            for batch in tables.batches(columns):
                 if batch.num_rows:
-                    columns = [c for i, c in enumerate(batch.columns) if i != place]
-                    yield _rows_of_lists(columns[0], dim) if lists else _rows_of_columns(columns)
+                    found = batch.columns
+                    yield _rows_of_lists(found[0], dim) if lists else _rows_of_columns(found)
 
     def keys() -> Iterator[bytes | None]:
+        assert place is not None
         with _reading(path):
-            for batch in tables.batches():
-                yield from map(_key_of, batch.column(place).to_pylist())
+            for batch in tables.batches([place]):
+                yield from map(_key_of, batch.column(0).to_pylist())
 
     return RecordFile(
         str(path),

@@ -69,13 +69,22 @@ _DEPTH = bytes(((byte in b"[{") - (byte in b"]}")) & 0xFF for byte in range(256)
 """Change of the depth of brackets by each byte, as an int8."""
 
 
-def rows_of_json(value: bytes, dim: int, most_rows: int) -> NDArray[np.float64]:
+def rows_of_json(
+    value: bytes, dim: int, most_rows: int, faults: dict[int, str] | None = None
+) -> NDArray[np.float64]:
     """Return the rows of ``{"x": row}`` or ``{"rows": [row, ...]}``, in UTF-8.
 
     The object around the rows and the commas between them are structure. Each
     row is any JSON value; unless it is a list of ``dim`` numbers, it is a row
     of NaNs. Rows are separated before any is parsed, so none can disturb
     another by deep nesting, an integer of too many digits, or its length.
+
+    Parameters
+    ----------
+    value : bytes
+    dim, most_rows : int
+    faults : dict of row to str, optional
+        Receives why a row is of NaNs.
 
     Returns
     -------
@@ -90,7 +99,7 @@ def rows_of_json(value: bytes, dim: int, most_rows: int) -> NDArray[np.float64]:
     """
     envelope = _ENVELOPE.match(value)
     if envelope is None:
-        raise MalformedPayload("expected an object with one key, x or rows")
+        raise MalformedPayload('expected {"x": [numbers]} or {"rows": [[numbers], ...]}, and nothing beside')
     body = value[envelope.end() :]
     if envelope[1] == b"rows":
         if body[:1] != b"[":
@@ -102,10 +111,12 @@ def rows_of_json(value: bytes, dim: int, most_rows: int) -> NDArray[np.float64]:
     if envelope[1] == b"x" and len(texts) != 1:
         raise MalformedPayload("x is one row, and the only key")
     rows = np.full((len(texts), dim), np.nan)
-    for row, text in zip(rows, texts, strict=True):
+    for i, text in enumerate(texts):
         numbers = _numbers(text, dim)
-        if numbers is not None:
-            row[:] = numbers
+        if isinstance(numbers, list):
+            rows[i] = numbers
+        elif faults is not None:
+            faults[i] = numbers
     return rows
 
 
@@ -150,15 +161,19 @@ def _outside_strings(data: NDArray[np.uint8]) -> NDArray[np.bool_]:
     return np.asarray(np.cumsum(quotes, dtype=np.int32) % 2 == 0)
 
 
-def _numbers(text: bytes, dim: int) -> list[float] | None:
-    """Parse one row; None if it is not a list of ``dim`` numbers."""
+def _numbers(text: bytes, dim: int) -> list[float] | str:
+    """Parse one row; return why if it is not a list of ``dim`` numbers."""
     # Python writes a number in at most 25 bytes. Parsing can take sixteen times the memory of the text.
-    if len(text) > 4096 + 64 * dim or not _FLAT_LIST.fullmatch(text):
-        return None
+    if len(text) > 4096 + 64 * dim:
+        return "its text is too long"
+    if not _FLAT_LIST.fullmatch(text):
+        return "it is not one list of numbers"
     try:
         row = _DECODER.decode(text.decode("ascii"))
     except ValueError:
-        return None
-    if len(row) != dim or set(map(type, row)) != {float}:
-        return None
+        return "it is not JSON"
+    if len(row) != dim:
+        return f"it has {len(row)} numbers, for dim = {dim}"
+    if set(map(type, row)) != {float}:
+        return f"position {next(i for i, n in enumerate(row) if type(n) is not float)} is not a number"
     return list(row)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import reduce
 from typing import Protocol
 
 import numpy as np
@@ -155,7 +156,7 @@ class Batch:
     def copy(self) -> Batch:
         """Return the same records with consecutive rows in new memory."""
         if self.begins is None:
-            return Batch(self.rows.copy(), self.starts, self.kind)
+            return replace(self, rows=self.rows.copy())
         return self.packed()
 
     def places(self) -> NDArray[np.int64]:
@@ -167,11 +168,11 @@ class Batch:
         if counted.all():
             return self
         lengths = np.where(counted, np.diff(self.starts), 0)
-        return Batch(self.rows, _starts(lengths), self.kind, self.places())
+        return replace(self, starts=_starts(lengths), begins=self.places())
 
     def only(self, chosen: NDArray[np.bool_]) -> Batch:
         """Return only the chosen records (m,), in their order; no copy."""
-        return Batch(self.rows, _starts(np.diff(self.starts)[chosen]), self.kind, self.places()[chosen])
+        return replace(self, starts=_starts(np.diff(self.starts)[chosen]), begins=self.places()[chosen])
 
     def split(self, counts: Sequence[int]) -> tuple[Batch, ...]:
         """Split by position into parts of the given numbers of records; no copy."""
@@ -214,8 +215,12 @@ class Batch:
         a, b = self.starts[first], self.starts[last]
         starts = self.starts[first : last + 1] - a
         if self.begins is None:
-            return Batch(self.rows[a:b], starts, self.kind)
-        return Batch(self.rows, starts, self.kind, self.begins[first:last])
+            return replace(self, rows=self.rows[a:b], starts=starts)
+        return replace(self, starts=starts, begins=self.begins[first:last])
+
+    def dense_parts(self) -> Iterator[Batch]:
+        """Iterate over consecutive parts whose rows are in memory: here the batch itself."""
+        yield self
 
     def blocks(self, limit: int) -> Iterator[Batch]:
         """Iterate over consecutive packed parts of at most ``limit`` records.
@@ -248,7 +253,7 @@ class Batch:
         Its bits are the same for any division into blocks and any number of threads.
         """
         if kernel.whole:
-            return kernel(self)
+            return reduce(np.add, (kernel(part) for part in self.dense_parts()))
         blocks = self._shares(kernel.limit)
 
         def part(first: int, last: int) -> NDArray[np.int64]:

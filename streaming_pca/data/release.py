@@ -2,40 +2,102 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-__all__ = ["ACCURACY", "Release"]
+from streaming_pca.data.projection import Projection, centre_of, checked_rows
+
+__all__ = ["ACCURACY", "COUNTS", "LONGEST_ARRAY", "SINCE", "ArrayDigest", "Release", "published_setting"]
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Word = Annotated[str, Field(pattern=r"^[a-z][a-z-]{0,63}$")]
 StandardError = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 ACCURACY = ("explained_variance_error", "total_variance", "total_variance_error", "angle_bound")
 """Optional fields on the accuracy of a release, omitted if unknown."""
 
+COUNTS = (
+    "batch_records",
+    "null_records",
+    "null_records_error",
+    "clipped_records",
+    "clipped_records_error",
+)
+"""Optional fields on the records of a release's batch, all omitted without ``stream.diagnostics_share``."""
+
+LONGEST_ARRAY = 1024
+"""Longest array of a setting that a release holds itself: four of them take at most 100 KB."""
+
+_VERSION = 6
+SINCE: dict[str, tuple[int, Any]] = {
+    **dict.fromkeys(ACCURACY, (2, None)),
+    "outcome": (3, None),
+    "private": (3, True),
+    "kind": (4, "subspace"),
+    "local": (4, False),
+    "support": (4, None),
+    "doubts": (5, ()),
+    **dict.fromkeys(("centering", "scale", "bounds", *COUNTS), (6, None)),
+}
+"""First version that has a field or other values of it, and its value in earlier ones."""
+
+_CENTERINGS = ("auto", "pairs", "none")
+
+
+class ArrayDigest(BaseModel):
+    """Stand-in for an array of more than 1,024 numbers in a release."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+    digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
+    """SHA-256 of the numbers in their order, each as 8 octets: a little-endian IEEE 754 double."""
+    size: int = Field(ge=1)
+    """Number of numbers."""
+
+    @classmethod
+    def of(cls, numbers: ArrayLike) -> Self:
+        """Digest an array."""
+        array = np.ascontiguousarray(numbers, dtype="<f8")
+        return cls(digest=f"sha256:{hashlib.sha256(array.tobytes()).hexdigest()}", size=array.size)
+
+
+Numbers = Finite | list[Finite] | ArrayDigest
+
 
 class Release(BaseModel):
     """Published subspace or tensor, a JSON message of the releases topic."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Later versions only add fields. A field that changed the meaning of others would need another
+    # schema_name, because readers ignore what they do not know.
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 
     schema_name: Literal["streaming-pca.release"] = "streaming-pca.release"
-    version: Literal[1, 2, 3, 4, 5] = 1
+    """Name of this format."""
+    version: Annotated[int, Field(ge=1)] = 1
     """Lowest version that has all fields of this release: 2 for accuracy, 3 for an outcome or no privacy,
-    4 for a tensor, a support or reports, 5 for doubts. Readers of version 1 refuse unknown fields."""
+    4 for a tensor, a support or reports, 5 for doubts, 6 for centering, scale, bounds and counts. Readers
+    take higher versions, and ignore fields that they do not know."""
     kind: Literal["subspace", "tensor"] = "subspace"
     """Kind of the components: orthonormal rows of a subspace, or unit rows of a tensor with weights."""
     stream: str
+    """Name of the stream."""
     batch: int
     """Number of the release's batch in the ledger."""
     records: int
     """Number of records so far, null ones included."""
     dim: int
+    """Number d of features."""
     rank: int
+    """Number k of components."""
     estimator: str
+    """Id of the estimator."""
     components: list[list[float]]
     """k orthonormal rows of d numbers by decreasing explained variance; for a tensor, unit rows by
     decreasing weight."""
@@ -44,6 +106,7 @@ class Release(BaseModel):
     support: list[Annotated[int, Field(ge=0)]] | None = None
     """Indices of the features that a sparse estimator selected, ascending."""
     explained_variance: list[float]
+    """k variances, in squared units of the scaled features; noise can make them negative."""
     explained_variance_error: list[StandardError] | None = None
     """k standard errors, from the noise alone."""
     total_variance: Finite | None = None
@@ -54,16 +117,27 @@ class Release(BaseModel):
     """Bound in radians, with probability 0.95, on the largest angle to the same sums' subspace without
     noise."""
     mean: list[float] | None
-    """Mean of the records; null if none was found or estimated."""
+    """Estimated mean of the records, clamped, about the public centre and scaled; null if none was found or
+    looked for."""
+    centering: Word | list[Finite] | ArrayDigest | None = None
+    """Centring of the records: "auto" subtracted ``mean``, "pairs" and "none" nothing, d numbers are a public
+    centre. Since version 6; later versions may add words."""
+    scale: Positive | list[Positive] | ArrayDigest | None = None
+    """Factor(s) of the features after centring; null without."""
+    bounds: tuple[Numbers, Numbers] | None = None
+    """Lower and upper bounds to which records were clamped first; null without."""
     private: bool = True
     """Omitted if true. If false, nothing is guaranteed, and epsilon and delta are null."""
     local: bool = False
     """Omitted if false. If true, epsilon and delta are the guarantee of each report since it was made."""
     epsilon: float | None
+    """Guarantee of all releases of the stream together, for each unit of privacy."""
     delta: float | None
+    """Guarantee, with epsilon."""
     adjacency: str
     """Relation of neighbouring inputs; "none" if nothing is guaranteed."""
     privacy_unit: str
+    """Unit of privacy: message, row or user."""
     contributions_per_user: int | None = None
     """Most batches in which one user counts; only if the privacy unit is the user."""
     feature_names: list[str] | None = None
@@ -76,18 +150,28 @@ class Release(BaseModel):
     doubts: tuple[Word, ...] = ()
     """Reasons not to rely on the release (:class:`~streaming_pca.estimators.doubts.Doubt`), omitted if
     there are none. Later versions may add words."""
+    batch_records: Annotated[int, Field(ge=0)] | None = None
+    """Number of records in the release's batch, null ones included."""
+    null_records: Finite | None = None
+    """Number of null records among them, with noise: it can be negative, or above ``batch_records``."""
+    null_records_error: StandardError | None = None
+    """Its standard error, from the noise alone."""
+    clipped_records: Finite | None = None
+    """Number of records that the batch's clip changed, or of pairs with centering "pairs", with noise."""
+    clipped_records_error: StandardError | None = None
+    """Its standard error, from the noise alone."""
 
     @model_validator(mode="after")
     def _check_accuracy(self) -> Release:
-        if self.version == 1 and any(getattr(self, name) is not None for name in ACCURACY):
-            raise ValueError(f"version 1 has none of {', '.join(ACCURACY)}")
-        if self.version < 3 and (self.outcome is not None or not self.private):
-            raise ValueError(f"version {self.version} is private, and has no outcome")
-        if self.version < 4 and (self.kind == "tensor" or self.local or self.support is not None):
-            raise ValueError(f"version {self.version} is a subspace, not local, and has no support")
-        if self.version < 5 and self.doubts:
-            raise ValueError(f"version {self.version} has no doubts")
+        for name, (since, former) in SINCE.items():
+            if self.version < since and getattr(self, name) != former:
+                raise ValueError(f"{name} came with version {since}, and this is version {self.version}")
+        if self.version >= _VERSION and self.centering is None:
+            raise ValueError(f"version {self.version} has a centering")
+        if len({getattr(self, name) is None for name in COUNTS}) > 1:
+            raise ValueError(f"it has some of {', '.join(COUNTS)}, and not the others")
         self._check_tensor()
+        self._check_settings()
         if any((value is not None) != self.private for value in (self.epsilon, self.delta)):
             raise ValueError("epsilon and delta are null if it is not private, and only then")
         if self.explained_variance_error is not None and len(self.explained_variance_error) != self.rank:
@@ -102,6 +186,143 @@ class Release(BaseModel):
         if self.support is not None and max(self.support, default=0) >= self.dim:
             raise ValueError(f"support names a feature above {self.dim - 1}")
 
+    def _check_settings(self) -> None:
+        for name, value in self._arrays:
+            size = value.size if isinstance(value, ArrayDigest) else len(value)
+            if size != self.dim:
+                raise ValueError(f"{name} does not have {self.dim} numbers")
+
+    @property
+    def _arrays(self) -> list[tuple[str, list[float] | ArrayDigest]]:
+        """Settings that are arrays or digests of arrays, by name."""
+        lower, upper = self.bounds or (None, None)
+        named = (
+            ("centering", self.centering),
+            ("scale", self.scale),
+            ("bounds", lower),
+            ("bounds", upper),
+        )
+        return [(name, value) for name, value in named if isinstance(value, list | ArrayDigest)]
+
+    def with_settings(
+        self,
+        *,
+        centering: ArrayLike | None = None,
+        scale: ArrayLike | None = None,
+        bounds: tuple[ArrayLike, ArrayLike] | None = None,
+    ) -> Release:
+        """Return this release with arrays in the place of their digests.
+
+        Parameters
+        ----------
+        centering, scale : (d,) numbers, optional
+        bounds : (lower, upper), optional
+            Settings of the stream, of which the release holds digests.
+
+        Raises
+        ------
+        ValueError
+            One line that names a setting that is not the release's.
+        """
+        changes: dict[str, Any] = {}
+        if centering is not None:
+            changes["centering"] = _filled("centering", self.centering, centering)
+        if scale is not None:
+            changes["scale"] = _filled("scale", self.scale, scale)
+        if bounds is not None:
+            if len(bounds) != 2:
+                raise ValueError("bounds must be a pair: (lower, upper)")
+            held = self.bounds or (None, None)
+            changes["bounds"] = tuple(
+                _filled(name, own, given)
+                for name, own, given in zip(("lower bounds", "upper bounds"), held, bounds, strict=True)
+            )
+        return self.model_copy(update=changes)
+
+    def projection(self) -> Projection:
+        """Return the map that :meth:`transform` computes; keep it for many small arrays.
+
+        Raises
+        ------
+        ValueError
+            As :meth:`transform`, except for faults of X.
+        """
+        if self.kind == "tensor":
+            raise ValueError("the components of a tensor span no subspace of their own: they project nothing")
+        if self.centering is None:
+            raise ValueError(
+                f"a release of version {self.version} does not say how records were centred and scaled: "
+                f"{_VERSION} or later does"
+            )
+        if isinstance(self.centering, str) and self.centering not in _CENTERINGS:
+            raise ValueError(f'centering = "{self.centering}" is of a later version: update streaming-pca')
+        for name, value in self._arrays:
+            if isinstance(value, ArrayDigest):
+                raise ValueError(
+                    f"the release has only the digest of {name}, of {value.size} numbers: "
+                    f"pass the stream's setting, release.with_settings({name}=...)"
+                )
+        components = _numbers("components", self.components, (self.rank, self.dim))
+        with np.errstate(all="ignore"):
+            orthonormal = np.allclose(components @ components.T, np.eye(self.rank), rtol=0, atol=1e-6)
+        if not orthonormal:
+            raise ValueError("not a release: components are not orthonormal")
+        if self.mean is not None:
+            _numbers("mean", self.mean, (self.dim,))
+        # _arrays has no digest.
+        settings: Any = (self.centering, self.scale, self.bounds)
+        centering, scale, bounds = settings
+        return Projection(components, centre_of(self.mean, centering, scale), scale, bounds)
+
+    def transform(self, X: ArrayLike) -> NDArray[np.floating]:
+        """Project rows as ``PrivatePCA.transform``: clamp, centre, scale, project.
+
+        The result is a function of X, and as private as X: not private, if these are
+        raw records.
+
+        Parameters
+        ----------
+        X : (m, d) vectors or (m, r, d) factors
+            In the stream's units. Of a local stream: what ``LocalGaussian`` is given,
+            not its reports.
+
+        Returns
+        -------
+        (m, k) or (m, r, k)
+            Coordinates, float32 where X is, else float64.
+
+        Raises
+        ------
+        ValueError
+            One line: X does not fit the release, the release is a tensor or older than
+            version 6, or it has only digests of its settings (:meth:`with_settings`).
+        """
+        projection = self.projection()
+        # Of a pandas or polars table; numbers are no names.
+        names = list(getattr(X, "columns", ()))
+        named = self.feature_names is not None and all(isinstance(name, str) for name in names)
+        if names and named and names != self.feature_names:
+            raise ValueError("the columns of X are not the release's feature_names, in their order")
+        return projection.transform(checked_rows(X, self.dim, "features"))
+
+    def inverse_transform(self, X: ArrayLike) -> NDArray[np.floating]:
+        """Return the rows of the subspace with these coordinates, in the stream's units.
+
+        Parameters
+        ----------
+        X : (m, k) or (m, r, k)
+
+        Returns
+        -------
+        (m, d) or (m, r, d)
+
+        Raises
+        ------
+        ValueError
+            As :meth:`transform`.
+        """
+        return self.projection().inverse_transform(checked_rows(X, self.rank, "components"))
+
     @property
     def accuracy(self) -> dict[str, Any]:
         """Explained variances and the fields of ``ACCURACY``, None if unknown.
@@ -112,10 +333,40 @@ class Release(BaseModel):
         more = {name: getattr(self, name) for name in ("weights", "support")}
         return found | {name: value for name, value in more.items() if value is not None}
 
+    @property
+    def counts(self) -> dict[str, Any]:
+        """Fields of ``COUNTS``, and ``clipped_of``; empty without them.
+
+        ``clipped_of`` is the number of records, or of pairs, that the clip could change.
+        """
+        if self.null_records is None or self.batch_records is None:
+            return {}
+        of_pairs = self.centering == "pairs"
+        found = {name: getattr(self, name) for name in COUNTS}
+        return found | {"clipped_of": self.batch_records // 2 if of_pairs else self.batch_records}
+
+    @property
+    def least_null_share(self) -> float:
+        """Share of null records in the batch less five standard errors; 0 where it is unknown.
+
+        A batch of no more records than five standard errors tells nothing. It is 1 for a batch
+        without rows, where each row is a record: no message could be read.
+        """
+        if self.batch_records is None or self.null_records is None or self.null_records_error is None:
+            return 0.0
+        if not self.batch_records:
+            return 1.0
+        # Laplace noise is beyond 5 of them in 1 of 2,400 batches, and beyond 3 in 1 of 140.
+        noise = 5 * self.null_records_error
+        if noise >= self.batch_records:
+            return 0.0
+        return min(max(self.null_records - noise, 0.0) / self.batch_records, 1.0)
+
     def to_bytes(self) -> bytes:
         """Return the value of the message."""
-        optional = ("contributions_per_user", "outcome", "weights", "support", *ACCURACY)
+        optional = ("contributions_per_user", "outcome", "weights", "support", *ACCURACY, *COUNTS)
         unsaid = {name for name in optional if getattr(self, name) is None}
+        unsaid |= {name for name in ("centering", "scale", "bounds") if self.version < SINCE[name][0]}
         usual = {
             name
             for name, value in (("private", True), ("local", False), ("doubts", ()))
@@ -135,4 +386,40 @@ class Release(BaseModel):
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:
-            raise ValueError(f"not a release: {error.errors()[0]['msg']}") from None
+            first = error.errors()[0]
+            where = "".join(f"{part}: " for part in first["loc"][:1])
+            raise ValueError(f"not a release: {where}{first['msg']}") from None
+
+
+def published_setting(value: Any) -> Any:
+    """Return a setting as a release holds it: a long array by its digest."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return value
+    return ArrayDigest.of(value) if len(value) > LONGEST_ARRAY else list(value)
+
+
+def _filled(name: str, held: Any, given: ArrayLike) -> Any:
+    """Return the given setting; raise ValueError if it is not the release's."""
+    if isinstance(given, str):
+        if given != held:
+            raise ValueError(f'{name}: "{given}" is not the setting of the release\'s stream')
+        return given
+    numbers = np.asarray(given, dtype=np.float64)
+    if isinstance(held, ArrayDigest):
+        same = ArrayDigest.of(numbers) == held
+    else:
+        same = held is not None and not isinstance(held, str) and np.array_equal(held, numbers)
+    if not same:
+        raise ValueError(f"{name}: these are not the numbers of the release's stream")
+    return numbers.tolist()
+
+
+def _numbers(name: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    try:
+        array = np.array(value, dtype=np.float64)
+    except ValueError:
+        array = np.empty(0)
+    if array.shape != shape or not np.isfinite(array).all():
+        size = " x ".join(map(str, shape))
+        raise ValueError(f"not a release: {name} is not {size} finite numbers")
+    return array

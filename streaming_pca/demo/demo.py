@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,16 +18,19 @@ import numpy as np
 from kafka import TopicPartition
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from streaming_pca.admin.ledger import verify_ledger
 from streaming_pca.admin.produce import send_records
 from streaming_pca.config.loading import load_settings
 from streaming_pca.config.settings import Settings
+from streaming_pca.data.records import RecordKind
 from streaming_pca.data.release import Release
 from streaming_pca.demo import flights
 from streaming_pca.demo.broker import Child, EmbeddedBroker
+from streaming_pca.estimators.common.kernel_cache import COMPILING, are_cached, compile_apart
 from streaming_pca.linalg.subspace import subspace_error
 from streaming_pca.privacy.ledger.entries import Cap, Opened
 from streaming_pca.service.commit.checkpoint import open_ledger
@@ -41,6 +46,12 @@ _DEADLINE_SECONDS = 600.0
 """Longest time until the last release."""
 _END_SECONDS = 30.0
 """Longest time between the last release and the end of the worker."""
+
+_NEXT = """\
+next: docs/tutorial/first-stream.md streams records of your own in ten minutes
+      docs/tutorial/library.md has the same engine in a program, without Kafka
+      streaming-pca demo --plot demo.png draws the table above\
+"""
 
 
 class DemoFailed(Exception):
@@ -58,7 +69,7 @@ def run_demo(
     rank: int,
     epsilon: float,
     delta: float,
-    plot: Path,
+    plot: Path | None,
     bootstrap: str | None,
     seed: int,
     out: Console,
@@ -70,8 +81,8 @@ def run_demo(
     ----------
     rank : int
     epsilon, delta : float
-    plot : Path
-        PNG file to write.
+    plot : Path or None
+        PNG file to write; no other file stays.
     bootstrap : str or None
         Broker to use; None starts the embedded one.
     seed : int
@@ -83,32 +94,46 @@ def run_demo(
     ------
     DemoFailed
     """
+    if plot is not None:
+        _check_plot(plot)
     with contextlib.ExitStack() as stack:
         embedded = bootstrap is None
         if bootstrap is None:
             err.print("starting the embedded broker (for trying things out, never for production)")
             bootstrap = stack.enter_context(EmbeddedBroker()).bootstrap
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="streaming-pca-demo-")))
+        config = folder / "demo.toml"
+        config.write_text(_configuration(bootstrap, embedded, rank, epsilon, delta, flights.N_RECORDS))
+        settings = load_settings(config)
+        _open(settings, epsilon, delta)
+        compiler = None
+        if are_cached([RecordKind.FACTOR]):
+            err.print("this takes about 20 seconds on two cores")
+        else:
+            compiler = compile_apart([RecordKind.FACTOR])
+            stack.callback(compiler.wait)
+            stack.callback(compiler.kill)
+            err.print(f"this takes about a minute on two cores, most of it {COMPILING}")
         err.print("reading the flights of 2013 from New York")
         try:
             data = flights.load().shuffled(seed)
         except (ModuleNotFoundError, ValueError) as error:
             raise DemoFailed(str(error)) from None
-        config = folder / "demo.toml"
-        config.write_text(_configuration(bootstrap, embedded, rank, epsilon, delta, len(data.records)))
-        settings = load_settings(config)
-        _open(settings, epsilon, delta)
-        command = [sys.executable, "-m", "streaming_pca", "worker", "--config", str(config)]
-        worker = Child(command, log=folder / "worker.log", cwd=Path.cwd())
-        stack.callback(worker.kill)
         exact = flights.exact_subspace(data.records, rank)
-        points = _learn(settings, data.records, exact, worker, err)
-        status = _finish(worker)
+
+        def start_worker() -> Child:
+            command = [sys.executable, "-m", "streaming_pca", "worker", "--config", str(config)]
+            worker = Child(command, log=folder / "worker.log", cwd=Path.cwd())
+            stack.callback(worker.kill)
+            return worker
+
+        points, status = _learn(settings, data.records, exact, compiler, start_worker, err)
         report = verify_ledger(settings.kafka, settings.stream.input)
     random_error = flights.random_error(flights.N_FEATURES, rank)
     _print_table(points, random_error, out)
-    _draw(points, random_error, plot, rank, epsilon, delta)
-    out.print(f"picture: {plot}", highlight=False)
+    if plot is not None:
+        _draw(points, random_error, plot, rank, epsilon, delta)
+        out.print(f"picture: {plot}", highlight=False)
     if status != 0:
         raise DemoFailed(f"the worker ended with status {status}")
     if not report.ok:
@@ -116,6 +141,7 @@ def run_demo(
     last = points[-1]
     if last.release.records != len(data.records):
         raise DemoFailed(f"only {last.release.records} of {len(data.records)} records were learnt")
+    out.print(_NEXT, highlight=False)
     return {
         "records": last.release.records,
         "releases": len(points),
@@ -168,20 +194,34 @@ def _open(settings: Settings, epsilon: float, delta: float) -> None:
     open_ledger(settings.kafka, entry, settings.stream.ledger_topic)
 
 
+class _Count(MofNCompleteColumn):
+    """Number of records done, empty for a phase without records."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.fields.get("phase") else super().render(task)
+
+
 def _learn(
     settings: Settings,
     records: NDArray[np.float32],
     exact: NDArray[np.float64],
-    worker: Child,
+    compiler: subprocess.Popen[bytes] | None,
+    start_worker: Callable[[], Child],
     err: Console,
-) -> list[_Point]:
-    """Send the records in another thread, and collect the releases until the last."""
+) -> tuple[list[_Point], int]:
+    """Send the records in another thread, and collect the releases until the last.
+
+    Returns
+    -------
+    points : list
+    status : int
+        Exit status of the worker.
+    """
     failures: list[BaseException] = []
-    started = time.monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), _Count(), TimeElapsedColumn())
     with Progress(*columns, console=err) as progress:
+        compiling = progress.add_task(COMPILING, total=None, phase=True, visible=compiler is not None)
         sending = progress.add_task("records sent", total=len(records))
-        learning = progress.add_task("records learnt", total=len(records))
 
         def produce() -> None:
             try:
@@ -195,6 +235,11 @@ def _learn(
                 failures.append(error)
 
         threading.Thread(target=produce, name="producer", daemon=True).start()
+        if compiler is not None:
+            compiler.wait()
+            progress.update(compiling, total=1, completed=1)
+        learning = progress.add_task("records learnt", total=len(records))
+        started, worker = time.monotonic(), start_worker()
         points: list[_Point] = []
         for release in _releases(settings, worker, failures):
             error = subspace_error(np.array(release.components), exact)
@@ -202,7 +247,7 @@ def _learn(
             progress.update(learning, completed=release.records)
             if release.records >= len(records):
                 break
-    return points
+    return points, _finish(worker)
 
 
 def _releases(settings: Settings, worker: Child, failures: list[BaseException]) -> Iterator[Release]:
@@ -251,15 +296,26 @@ def _print_table(points: list[_Point], random_error: float, out: Console) -> Non
             " ".join(f"{v:.2f}" for v in p.release.explained_variance),
         )
     out.print(table)
+    out.print(
+        "error: distance |UU^T - VV^T|_F from the released subspace U to V, the exact one of all records. "
+        f"0 is the same subspace; a random one has {random_error:.2f}.",
+        highlight=False,
+    )
+
+
+def _check_plot(path: Path) -> None:
+    """Raise DemoFailed now, not after a minute, where no plot can be written."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise DemoFailed("--plot needs matplotlib: pip install 'streaming-pca[demo]'")
+    if not path.absolute().parent.is_dir():
+        raise DemoFailed(f"{path}: no such folder as {path.absolute().parent}")
 
 
 def _draw(
     points: list[_Point], random_error: float, path: Path, rank: int, epsilon: float, delta: float
 ) -> None:
-    try:
-        import matplotlib as mpl
-    except ModuleNotFoundError:
-        raise DemoFailed("the demo needs matplotlib: pip install 'streaming-pca[demo]'") from None
+    import matplotlib as mpl
+
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 

@@ -11,12 +11,13 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import Batch, RecordKind
 from streaming_pca.estimators.diagnostics import Diagnostics
 from streaming_pca.estimators.private_mean import LARGEST_SHARE, PrivateMean
+from streaming_pca.estimators.problems import refuse_boolean
 from streaming_pca.linalg.subspace import stable_signs
 from streaming_pca.privacy.noise import NOISE_LAW
 from streaming_pca.privacy.parameters import Charge, PrivacyParameters
@@ -193,6 +194,11 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     sizing: ClassVar[frozenset[str]] = frozenset()
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_boolean(cls, value: Any, info: ValidationInfo) -> Any:
+        return refuse_boolean(value, cls.model_fields[str(info.field_name)].annotation)
 
     @property
     def largest_batch(self) -> int:
@@ -440,17 +446,3 @@ def check_private(info: EstimatorInfo, private: bool) -> None:
 def no_guarantee() -> PrivacyParameters:
     """Return placeholder parameters for an estimator that is not private and calibrates no noise."""
     return PrivacyParameters(epsilon=1.0, delta=0.5)
-
-
-def first_problem(error: ValidationError) -> str:
-    """Describe the first problem in one line: where it is, and its message."""
-    problem = error.errors()[0]
-    where = ".".join(str(part) for part in problem["loc"] if not str(part).startswith("function"))
-    message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "extra_forbidden":
-        message = "no such setting"
-    elif problem["type"] == "missing":
-        message = "must be set"
-    elif problem["type"] == "model_type":
-        message = "must be a table"
-    return f"{where}: {message}" if where else message

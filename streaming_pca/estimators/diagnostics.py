@@ -39,6 +39,8 @@ class Diagnostics:
         Charge of all batches that a unit of privacy may enter, together.
     error : int
         Half of the 95% confidence interval of each count.
+    standard_error : float
+        Standard deviation of each count's noise.
 
     Notes
     -----
@@ -67,6 +69,8 @@ class Diagnostics:
         # The float may lie an ulp below the quotient that is charged.
         self._scale = float(_SENSITIVITY / self._epsilon) * (1 + 1e-12)
         self.error = _half_width(self._scale)
+        # The variance of discrete Laplace noise is 2 q/(1 - q)^2, with q = e^(-1/scale).
+        self.standard_error = math.exp(-1 / (2 * self._scale)) * math.sqrt(2) / -math.expm1(-1 / self._scale)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -76,6 +80,25 @@ class Diagnostics:
     def counts(self, null: int, clipped: int) -> NDArray[np.int64]:
         """Add noise to the two counts, which leave an estimator in no other form."""
         return laplace_on_vector(np.array([null, clipped], dtype=np.int64), self._scale)
+
+    def describe(self, counts: NDArray[np.int64], records: int) -> dict[str, float]:
+        """Return noisy counts and their errors as the fields of a release.
+
+        Parameters
+        ----------
+        counts : (2,) int64
+            Of null and of clipped records, with their noise.
+        records : int
+            Records of the batch.
+        """
+        null, clipped = counts.tolist()
+        return {
+            "batch_records": records,
+            "null_records": float(null),
+            "null_records_error": self.standard_error,
+            "clipped_records": float(clipped),
+            "clipped_records_error": self.standard_error,
+        }
 
 
 def _half_width(scale: float) -> int:

@@ -6,6 +6,7 @@ Each invalid parameter raises a ValueError whose one line names it.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
@@ -14,10 +15,12 @@ import numpy as np
 from pydantic import ValidationError
 
 from streaming_pca.data.preprocessing import Preprocessing, present_centering
-from streaming_pca.estimators.base import Estimator, check_private, first_problem, no_guarantee
+from streaming_pca.estimators.base import Estimator, check_private, no_guarantee
+from streaming_pca.estimators.doubts import DoubtfulResultWarning
+from streaming_pca.estimators.problems import lines_of, options_lines
 from streaming_pca.estimators.registry import find
 from streaming_pca.kernels.lattice import MAX_RECORDS
-from streaming_pca.privacy.parameters import PrivacyParameters
+from streaming_pca.privacy.parameters import PrivacyParameters, doubt_of_delta
 from streaming_pca.privacy.randomness import utility_generator
 
 __all__ = [
@@ -91,7 +94,7 @@ def configure(
             dim=dim, centering=_centering(centering), bounds=_bounds(bounds), scale=_scale(scale)
         )
     except ValidationError as error:
-        raise ValueError(_line(first_problem(error))) from None
+        raise ValueError("; ".join(map(_line, lines_of(error, Preprocessing)))) from None
     try:
         # Only exact rationals in a certain range can be charged.
         privacy.charge()
@@ -109,8 +112,9 @@ def configure(
                 given.setdefault("growth", 1.0)
     try:
         checked = kind.options_type(**given)
-    except ValidationError as error:
-        raise ValueError(f"options of {estimator}: {_line(first_problem(error))}") from None
+    except ValidationError:
+        found = options_lines(kind.options_type, given)
+        raise ValueError(f"options of {estimator}: {'; '.join(found)}") from None
     return kind(dim, k, privacy, preprocessing, checked)
 
 
@@ -120,11 +124,24 @@ def usable_records(shape: tuple[int, ...], estimator: Estimator[Any, Any]) -> in
     Raises
     ------
     ValueError
-        If records of several rows are to be paired.
+        If records of several rows are to be paired, or there are fewer rows than components.
+
+    Warns
+    -----
+    DoubtfulResultWarning
+        If delta protects too little.
     """
     granularity = estimator.preprocessing.granularity
+    if (rows := math.prod(shape[:-1])) < estimator.k:
+        raise ValueError(
+            f"X has {rows} records, fewer than n_components = {estimator.k}: "
+            "pass more records, or lower n_components"
+        )
     if granularity > 1 and shape[1:-1] not in ((), (1,)):
         raise ValueError(f'centering = "pairs" needs records of one row each; X is {shape}')
+    if estimator.info.private and (doubt := doubt_of_delta(estimator.privacy.delta, shape[0])) is not None:
+        # Fitting methods call this function: the warning is about their caller.
+        warnings.warn(f"the guarantee is doubtful: {doubt}", DoubtfulResultWarning, stacklevel=3)
     return shape[0] - shape[0] % granularity
 
 

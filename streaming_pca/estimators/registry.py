@@ -8,6 +8,7 @@ from streaming_pca.estimators.base import Estimator
 from streaming_pca.estimators.local.gaussian import LocalGaussianPCA
 from streaming_pca.estimators.local.sparse import SparseLocalPCA
 from streaming_pca.estimators.oja.oja import OjaPCA
+from streaming_pca.estimators.problems import meant, nearest
 from streaming_pca.estimators.tadadpo import WARM_STARTS, TadaDPO
 from streaming_pca.estimators.tensor.online import OnlineTensorPower
 from streaming_pca.estimators.tensor.private import PrivateTensorPower
@@ -34,9 +35,10 @@ def find(name: str) -> type[Estimator[Any, Any]]:
     Raises
     ------
     ValueError
-        If the id is unknown; the message lists the known ids.
+        If the id is unknown; the message names the id that it resembles, or all.
     """
-    try:
+    if name in ESTIMATORS:
         return ESTIMATORS[name]
-    except KeyError:
-        raise ValueError(f"no estimator {name!r}; known: {', '.join(sorted(ESTIMATORS))}") from None
+    near = nearest(name, ESTIMATORS)
+    known = meant(near) or f"; known: {', '.join(sorted(ESTIMATORS))}"
+    raise ValueError(f"no estimator {name!r}{known}")

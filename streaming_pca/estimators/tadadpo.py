@@ -22,6 +22,7 @@ from streaming_pca.estimators.oja.k_dp_pca import DPPCA, KDPPCA
 from streaming_pca.estimators.oja.private_oja import PrivateOja
 from streaming_pca.estimators.power.adaptive_power import AdaptivePowerMethod
 from streaming_pca.estimators.power.noisy_power import NoisyPowerMethod
+from streaming_pca.estimators.problems import options_lines
 from streaming_pca.linalg.subspace import orthonormalise
 from streaming_pca.privacy.parameters import PrivacyParameters
 
@@ -66,17 +67,20 @@ class TadaDPOOptions(AdaDPOOptions):
             )
         try:
             self.of_warm()
-        except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(map(str, problem["loc"]))
-            raise ValueError(f"warm_options {where}: {problem['msg']}") from None
+        except ValidationError:
+            lines = options_lines(WARM_STARTS[self.warm_estimator].options_type, self._of_warm)
+            raise ValueError("; ".join(f"warm_options {line}" for line in lines)) from None
         return self
 
     def of_warm(self) -> Options:
         """Parse the start's settings."""
-        kind = WARM_STARTS[self.warm_estimator].options_type
-        known = {"n_records": self.warm_records} if "n_records" in kind.model_fields else {}
-        return kind(**{**known, **self.warm_options})
+        return WARM_STARTS[self.warm_estimator].options_type(**self._of_warm)
+
+    @property
+    def _of_warm(self) -> dict[str, Any]:
+        fields = WARM_STARTS[self.warm_estimator].options_type.model_fields
+        known = {"n_records": self.warm_records} if "n_records" in fields else {}
+        return {**known, **self.warm_options}
 
     @property
     def largest_batch(self) -> int:

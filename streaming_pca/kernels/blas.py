@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import numba.extending
 from llvmlite import ir
-from numba import njit, types
 from numpy.typing import NDArray
 
+from streaming_pca.kernels import njit
 from streaming_pca.kernels.vectors import DOUBLE, Builder, Value, data_of, intrinsic
 
 __all__ = ["add_gram", "dsyrk_address"]
@@ -20,12 +19,15 @@ _BYTE, _INT = ir.IntType(8), ir.IntType(32)
 @cache
 def dsyrk_address() -> int:
     """Return the address of SciPy's dsyrk: a number, because numba caches no names."""
-    return int(numba.extending.get_cython_function_address("scipy.linalg.cython_blas", "dsyrk"))
+    from numba.extending import get_cython_function_address
+
+    return int(get_cython_function_address("scipy.linalg.cython_blas", "dsyrk"))
 
 
 @intrinsic
 def _call_dsyrk(typing: Any, address: Any, n: Any, k: Any, a: Any, c: Any) -> Any:
     """dsyrk("U", "N", n, k, 1.0, a, n, 1.0, c, n), in Fortran's order of entries."""
+    from numba import types
 
     def codegen(context: Any, builder: Builder, signature: Any, args: Any) -> Value:
         def held(value: Value) -> Value:

@@ -8,9 +8,9 @@ checked on integers (:mod:`~streaming_pca.kernels.rounding`). A count of clipped
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from streaming_pca.kernels import njit
 from streaming_pca.kernels.rounding import clip_and_round
 
 __all__ = ["quantise_records", "record_squared_norms"]

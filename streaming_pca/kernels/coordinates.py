@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from streaming_pca.kernels import njit
 from streaming_pca.kernels.products import record_product, transposed_times
 
 __all__ = ["COORDINATE_RADIUS", "bin_coordinates", "products", "sum_clamped", "top_eigenvalue"]

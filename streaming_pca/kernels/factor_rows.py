@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from streaming_pca.kernels import njit
 from streaming_pca.kernels.blas import add_gram
 from streaming_pca.kernels.lattice import BLOCK, RADIUS
 from streaming_pca.kernels.public_map import PublicMap, map_pair, map_row

@@ -6,8 +6,9 @@ Each product depends on its record alone, bit for bit; a BLAS product of many re
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from streaming_pca.kernels import njit
 
 __all__ = ["record_product", "times", "transposed_times"]
 

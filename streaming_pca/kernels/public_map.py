@@ -6,8 +6,9 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from streaming_pca.kernels import njit
 
 __all__ = ["NO_MAP", "PublicMap", "map_pair", "map_row"]
 

@@ -10,9 +10,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from streaming_pca.kernels import njit
 from streaming_pca.kernels.rounding import clip_and_round, sum_of_squares
 
 __all__ = ["MEAN_RADIUS", "add_reports", "quantise_record_means", "record_mean_norms"]

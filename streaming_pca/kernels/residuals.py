@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from streaming_pca.kernels import njit
 from streaming_pca.kernels.lattice import MATRIX_RADIUS, RADIUS
 from streaming_pca.kernels.products import record_product
 from streaming_pca.kernels.rounding import NO_EXPONENT, clip_and_round, exponent, scale_down

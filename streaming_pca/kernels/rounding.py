@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from streaming_pca.kernels import njit
 
 __all__ = [
     "COUNTED_AS_CLIPPED",

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-import numba.extending
 from llvmlite import ir
-from numba.core import cgutils
+
+from streaming_pca.kernels import Intrinsic
 
 __all__ = [
     "DOUBLE",
@@ -59,12 +59,10 @@ _I32 = ir.IntType(32)
 Builder: TypeAlias = Any
 Value: TypeAlias = Any
 
-_cgutils: Any = cgutils
-
 
 def intrinsic(function: Callable[..., Any]) -> Any:
-    """Wrap ``numba.extending.intrinsic`` with a type for callers, who pass no context."""
-    return numba.extending.intrinsic(function)
+    """Make an intrinsic, with a type for callers, who pass no context."""
+    return Intrinsic(function)
 
 
 def lanes_at_once(context: Any) -> int:
@@ -120,19 +118,27 @@ def load_first(builder: Builder, base: Value, offset: Value, vector: Any, count:
     mask = builder.icmp_signed("<", lanes, splat(builder, count, lanes.type))
     place = _place(builder, base, offset, vector)
     kind = "f32" if vector.element == FLOAT else "f64"
-    function = _cgutils.get_or_insert_function(
-        builder.module,
+    function = _declared(
+        builder,
         ir.FunctionType(vector, [place.type, _I32, mask.type, vector]),
         f"llvm.masked.load.v{vector.count}{kind}.p0",
     )
     return builder.call(function, [place, ir.Constant(_I32, _width(vector)), mask, zeros(vector)])
 
 
+def _declared(builder: Builder, kind: Any, name: str) -> Any:
+    """Return LLVM's function of that name."""
+    from numba.core import cgutils
+
+    insert: Any = cgutils.get_or_insert_function
+    return insert(builder.module, kind, name)
+
+
 def prefetch(builder: Builder, base: Value, offset: Value) -> None:
     """Prefetch the cache line at ``offset``; any address is allowed."""
     place = builder.gep(base, [offset])
-    function = _cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(ir.VoidType(), [place.type, _I32, _I32, _I32]), "llvm.prefetch.p0"
+    function = _declared(
+        builder, ir.FunctionType(ir.VoidType(), [place.type, _I32, _I32, _I32]), "llvm.prefetch.p0"
     )
     # Read access, nearest cache, data.
     builder.call(function, [place, *(ir.Constant(_I32, flag) for flag in (0, 3, 1))])
@@ -141,8 +147,8 @@ def prefetch(builder: Builder, base: Value, offset: Value) -> None:
 def _call(builder: Builder, name: str, *operands: Value) -> Value:
     vector = operands[0].type
     kind = "f32" if vector.element == FLOAT else "f64"
-    function = _cgutils.get_or_insert_function(
-        builder.module,
+    function = _declared(
+        builder,
         ir.FunctionType(vector, [vector] * len(operands)),
         f"llvm.{name}.v{vector.count}{kind}",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Context, Decimal
 from enum import StrEnum
 from fractions import Fraction
 from typing import Annotated, Any
@@ -14,15 +15,26 @@ from pydantic import (
     PlainSerializer,
     PlainValidator,
     ValidationError,
+    WithJsonSchema,
     model_validator,
 )
 
 from streaming_pca.privacy.errors import ParameterError
 
-__all__ = ["Adjacency", "Charge", "PrivacyParameters", "Rational", "format_rational", "parse_rational"]
+__all__ = [
+    "Adjacency",
+    "Charge",
+    "PrivacyParameters",
+    "Rational",
+    "doubt_of_delta",
+    "format_number",
+    "format_rational",
+    "parse_rational",
+]
 
 
 _MOST = 10**12
+_LARGE_DELTA = 1e-3
 _HUGE_EXPONENT = re.compile(r"[eE][+-]?\d{4}")
 
 
@@ -56,7 +68,7 @@ def parse_rational(value: Any) -> Fraction | float:
         raise ValueError("must be a number of at most 4000 characters and an exponent below 1000")
     try:
         number = Fraction(value)
-    except (ValueError, TypeError, ZeroDivisionError) as error:
+    except (ValueError, TypeError, ZeroDivisionError, OverflowError) as error:
         raise ValueError(f"must be a number, a ratio or 'inf', not {value!r}") from error
     if number < 0:
         raise ValueError("must not be negative")
@@ -71,28 +83,50 @@ def format_rational(value: Fraction | float) -> str:
     return str(value) if isinstance(value, Fraction) else "inf"
 
 
+def format_number(value: Fraction | float | str) -> str:
+    """Write a number for people: 1e-06, with 12 digits at most.
+
+    Parameters
+    ----------
+    value : Fraction, float or str
+        A string as :func:`format_rational` writes it.
+    """
+    exact = Fraction(value) if value not in ("inf", math.inf) else None
+    number = math.inf if exact is None else float(exact)
+    if exact is not None and exact.denominator == 1 and exact <= _MOST:
+        return str(exact.numerator)
+    if exact and not number:
+        # Too small for a float.
+        quotient = Context(prec=6).divide(Decimal(exact.numerator), Decimal(exact.denominator))
+        return str(quotient.normalize()).lower()
+    return f"{number:.12g}"
+
+
 Rational = Annotated[
-    Fraction | float, PlainValidator(parse_rational), PlainSerializer(format_rational, return_type=str)
+    Fraction | float,
+    PlainValidator(parse_rational),
+    PlainSerializer(format_rational, return_type=str),
+    WithJsonSchema({"type": "string", "pattern": r"^([0-9]+(/[1-9][0-9]*)?|inf)$"}, mode="serialization"),
 ]
 """Exact non-negative rational, or infinity; a string on the wire."""
 
 
 class Charge(BaseModel):
-    """Cost of one mechanism to each record that enters it.
+    """Cost of one mechanism to each record that enters it."""
 
-    Attributes
-    ----------
-    epsilon, delta : exact rationals
-        The mechanism is (epsilon, delta)-differentially private.
-    rho : exact rational or None
-        It is also rho-zCDP; None where no such bound is claimed.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        json_schema_serialization_defaults_required=True,
+    )
 
     epsilon: Rational
+    """Exact: the mechanism is (epsilon, delta)-differentially private."""
     delta: Rational
+    """Exact."""
     rho: Rational | None = None
+    """The mechanism is also rho-zCDP; null where no such bound is claimed."""
 
     def __add__(self, other: Charge) -> Charge:
         """Compose with a mechanism on the same record: basic composition."""
@@ -152,12 +186,15 @@ class PrivacyParameters(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> PrivacyParameters:
+        found = []
         if not (math.isfinite(self.epsilon) and self.epsilon > 0):
-            raise ValueError(f"epsilon must be a finite number above 0, not {self.epsilon}")
+            found.append(f"epsilon must be a finite number above 0, not {self.epsilon:g}")
         if not 0 < self.delta < 1:
-            raise ValueError(f"delta must lie between 0 and 1, not {self.delta}")
+            found.append(f"delta must lie between 0 and 1, not {self.delta:g}")
         if self.contributions < 1:
-            raise ValueError(f"contributions must be at least 1, not {self.contributions}")
+            found.append(f"contributions must be at least 1, not {self.contributions}")
+        if found:
+            raise ValueError("; ".join(found))
         return self
 
     @property
@@ -172,3 +209,25 @@ class PrivacyParameters(BaseModel):
     def charge(self, rho: Fraction | float | None = None) -> Charge:
         """Return the whole guarantee as one charge."""
         return Charge(epsilon=parse_rational(self.epsilon), delta=parse_rational(self.delta), rho=rho)
+
+
+def doubt_of_delta(delta: float, records: int | None = None) -> str | None:
+    """Say in one line why a delta protects too little; None if nothing is known against it.
+
+    Parameters
+    ----------
+    delta : float
+    records : int, optional
+        Number of all records, where it is known.
+    """
+    if records is not None and delta * records >= 1:
+        return (
+            f"delta = {delta:g} is not below 1/records = {1 / records:.2g}: "
+            "publishing one record, chosen at random, would satisfy it"
+        )
+    if delta > _LARGE_DELTA:
+        return (
+            f"delta = {delta:g} is above {_LARGE_DELTA:g}: publishing each record with that probability "
+            "would satisfy it; a delta below 1/records is usual, such as 1e-6"
+        )
+    return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 __all__ = ["DeadlineExceeded", "RecordsLost", "SessionLost", "StreamRefused", "TopicError"]
 
 
@@ -11,6 +13,14 @@ class StreamRefused(Exception):
 
 class TopicError(Exception):
     """Missing topic, or settings of a topic that break the privacy guarantee; one line."""
+
+    @classmethod
+    def missing(cls, topic: str) -> Self:
+        """Return the error of a topic of a stream that is not there."""
+        return cls(
+            f"topic {topic!r} is missing: create it with "
+            "`streaming-pca topics create --config FILE --cap EPSILON,DELTA`"
+        )
 
 
 class RecordsLost(Exception):

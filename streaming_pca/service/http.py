@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -16,11 +17,18 @@ from starlette.routing import Route
 
 from streaming_pca.config.settings import HttpSettings
 from streaming_pca.service.errors import StreamRefused
-from streaming_pca.service.metrics import Metrics
 
 __all__ = ["HttpServer"]
 
 _MOST_CONNECTIONS = 64
+
+
+class Exposition(Protocol):
+    """Metrics of a process."""
+
+    def text(self) -> bytes:
+        """Return the metrics in the exposition format."""
+        ...
 
 
 class _Server(uvicorn.Server):
@@ -36,14 +44,22 @@ class HttpServer:
     Parameters
     ----------
     settings : HttpSettings
-    metrics : Metrics
+    metrics : Exposition
     roles : callable
         Returns this process's role in each stream, by name: "starting", "leading",
         "standby", "paused", "ended".
+    refusals : callable
+        Returns the streams that this process may not run as configured, with the reasons.
     """
 
-    def __init__(self, settings: HttpSettings, metrics: Metrics, roles: Callable[[], dict[str, str]]) -> None:
-        self._metrics, self._roles = metrics, roles
+    def __init__(
+        self,
+        settings: HttpSettings,
+        metrics: Exposition,
+        roles: Callable[[], dict[str, str]],
+        refusals: Callable[[], dict[str, str]] = dict,
+    ) -> None:
+        self._metrics, self._roles, self._refusals = metrics, roles, refusals
         try:
             # uvicorn would end the process where the port is taken.
             family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
@@ -89,10 +105,13 @@ class HttpServer:
         return JSONResponse({"status": "ok"})
 
     async def _ready(self, request: Request) -> Response:
-        """Report whether the election has answered for every stream that has not ended."""
-        roles = self._roles()
+        """Report whether this process leads or can take over every stream that has not ended."""
+        roles, refusals = self._roles(), self._refusals()
         ready = "starting" not in roles.values() and not all(role == "ended" for role in roles.values())
-        return JSONResponse({"ready": ready, "streams": roles}, status_code=200 if ready else 503)
+        body: dict[str, object] = {"ready": ready and not refusals, "streams": roles}
+        if refusals:
+            body["refused"] = refusals
+        return JSONResponse(body, status_code=200 if body["ready"] else 503)
 
     def start(self) -> None:
         """Begin to serve; call it in the event loop."""

@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from fractions import Fraction
 from functools import cached_property
 
-import numpy as np
-from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from streaming_pca.data.release import Release
@@ -82,17 +80,21 @@ class Metrics:
         return Gauge(f"streaming_pca_{name}", text, ("stream",), registry=self.registry)
 
     @cached_property
-    def counts(self) -> tuple[Gauge, Gauge, Gauge]:
-        """Noisy counts of null and of clipped records, and their error.
+    def counts(self) -> tuple[Gauge, ...]:
+        """Noisy counts of null and of clipped records, their errors, and their wholes.
 
         Not there before a stream has paid for them.
         """
         return (
             self._gauge("batch_null_records", "Null records of the last batch, with privacy noise."),
             self._gauge(
-                "batch_clipped_records", "Records that the last batch's clip changed, with privacy noise."
+                "batch_clipped_records",
+                "Records (pairs) that the last batch's clip changed, with privacy noise.",
             ),
             self._gauge("batch_counts_error", "Half of the 95% confidence interval of the two noisy counts."),
+            self._gauge("batch_counts_standard_error", "Standard error of the two noisy counts."),
+            self._gauge("batch_counts_records", "Records of that batch, null ones included."),
+            self._gauge("batch_clipped_of", "Records (pairs) of that batch that its clip could change."),
         )
 
     def text(self) -> bytes:
@@ -143,10 +145,13 @@ class StreamMetrics:
         self._all.batches.labels(self._stream, "committed").inc()
         self._all.records.labels(self._stream).inc(records)
 
-    def set_noisy_counts(self, counts: NDArray[np.int64], error: int) -> None:
-        """Set the noisy counts of a committed batch."""
-        for metric, value in zip(self._all.counts, (*counts, error), strict=True):
-            metric.labels(self._stream).set(int(value))
+    def set_noisy_counts(self, release: Release, error: int) -> None:
+        """Set the noisy counts of a published batch; ``error`` is half of their 95% interval."""
+        found = release.counts
+        fields = ("null_records_error", "batch_records", "clipped_of")
+        values = (found["null_records"], found["clipped_records"], error, *(found[name] for name in fields))
+        for metric, value in zip(self._all.counts, values, strict=True):
+            metric.labels(self._stream).set(value)
 
     def count_abandoned(self) -> None:
         """Count an abandoned batch."""

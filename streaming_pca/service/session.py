@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 from streaming_pca.config.settings import Settings
 from streaming_pca.data.release import Release
 from streaming_pca.estimators.base import Plan, State
-from streaming_pca.estimators.common.state import decode_fitting_state
 from streaming_pca.privacy.ledger.entries import Reserved
 from streaming_pca.privacy.ledger.ledger import JobStatus
 from streaming_pca.privacy.randomness import utility_generator
+from streaming_pca.service.commit.admission import decode_admitted_state
 from streaming_pca.service.commit.batch_result import compute_batch, parameters_of
 from streaming_pca.service.commit.checkpoint import CheckpointWriter, TakenOver
 from streaming_pca.service.commit.checkpoint_format import Checkpoint
@@ -42,6 +42,8 @@ _PAUSED_POLL_SECONDS = 2.0
 """Interval at which a paused stream's status is read."""
 _STATUS_POLL_SECONDS = 10.0
 """Interval at which the status of a stream that waits for records is read."""
+_MANY_NULL = 0.5
+"""Share of null records above which the log warns."""
 _LONGEST_TAKE_OVER_SECONDS = 3600.0
 """Time limit of a take-over, which reads the whole ledger (4,000 entries a second).
 
@@ -145,16 +147,6 @@ class Session:
 
     # -- learning ----------------------------------------------------------
 
-    def _decode_state(self, data: bytes) -> State:
-        """Decode the stream's state; StreamRefused if it is not of these settings."""
-        try:
-            return decode_fitting_state(self._estimator, data)
-        except (TypeError, ValueError, KeyError) as error:
-            raise StreamRefused(
-                f"the state of stream {self._stream.name!r} is of another release or of other stream.options:"
-                " go on with what wrote it, or give the stream a new name (its records stay charged)"
-            ) from error
-
     async def _learn(self, takeover: TakenOver) -> bool:
         self._codec = build_codec(
             self._stream, None if self._writer.users is None else self._writer.users.key
@@ -169,7 +161,7 @@ class Session:
         state: State = (
             self._estimator.init(utility_generator(self._stream.seed))
             if checkpoint is None
-            else self._decode_state(checkpoint.state)
+            else decode_admitted_state(self._stream, self._estimator, checkpoint.state)
         )
         if takeover.recovery.action is Action.RESUME:
             state = await self._resume(state, takeover)
@@ -179,6 +171,8 @@ class Session:
             return False
         if not self._interrupted:
             positions = takeover.recovery.positions
+            if self._stream.start == "latest" and not takeover.has_begun:
+                positions = await self._start_at_ends()
             epochs = _epochs_at(positions, checkpoint)
             await self._input.open(self._topics.partitions, self._codec, positions, epochs, self._feed)
             self._metrics.set_lag_source(lambda: self._input.lag)
@@ -188,6 +182,23 @@ class Session:
                 return True
             state = await self._learn_batch(state)
         return False
+
+    async def _start_at_ends(self) -> Offsets:
+        """Begin the stream behind the records that exist now, for good; return the positions."""
+        feed = self._feed
+        assert feed is not None
+        # The clock's ends are public, and those of committed records. Its first tick may know only the
+        # partitions of before, and a partition that is left out here begins at its first record.
+        while len(feed.last) < len(self._topics.partitions) and not self._interrupted:
+            self._wakeup.clear()
+            feed.check()
+            await first_of(self._wakeup, seconds=_STATUS_POLL_SECONDS)
+        positions = dict(feed.last)
+        if not self._interrupted:
+            await self._check_topic()
+            await self._exchange("start", self._writer.start, positions)
+            self._log.info('the stream begins at the latest records (stream.start = "latest")')
+        return positions
 
     def _notify(self) -> None:
         """Announce possible news; called from the poller's thread."""
@@ -332,9 +343,6 @@ class Session:
         with self._metrics.time_commit():
             await self._exchange("commit", self._writer.commit, reserved, cut.positions, cut.epochs, result)
         self._metrics.count_committed(reserved.count)
-        diagnostics, counts = self._estimator.diagnostics, result.state.counts
-        if diagnostics is not None and counts is not None:
-            self._metrics.set_noisy_counts(counts, diagnostics.error)
         await self._publish()
         return result.state
 
@@ -351,8 +359,17 @@ class Session:
         self.made_progress = True
         release = Release.from_bytes(data)
         self._metrics.show_release(release)
+        if release.counts and self._estimator.diagnostics is not None:
+            self._metrics.set_noisy_counts(release, self._estimator.diagnostics.error)
         line = "batch %d released, %d records" + (f", {release.outcome}" if release.outcome else "")
         self._log.info(line, release.batch, release.records, extra={"batch": release.batch})
+        if release.least_null_share > _MANY_NULL:
+            self._log.warning(
+                "batch %d: some %.0f%% of its records are null: `streaming-pca payload check` says why",
+                release.batch,
+                100 * release.least_null_share,
+                extra={"batch": release.batch},
+            )
         if self._on_release is not None:
             self._on_release(Progress(release.batch, release.records, data))
 

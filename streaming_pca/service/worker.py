@@ -22,13 +22,16 @@ from typing import TypeVar
 import uvloop
 from kafka.errors import KafkaError
 
+from streaming_pca.config.effective import doubts_of_settings
 from streaming_pca.config.settings import ConfigurationError, Settings
-from streaming_pca.estimators.common.kernel_cache import are_cached, compile_apart
+from streaming_pca.estimators.common.kernel_cache import COMPILING, are_cached, compile_apart
+from streaming_pca.kernels import load_compiler
 from streaming_pca.kernels.threads import use_threads
 from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.privacy.ledger.ledger import BudgetExceeded
 from streaming_pca.service.commit.checkpoint import BudgetExceededByAnother
 from streaming_pca.service.commit.release import Progress
+from streaming_pca.service.commit.standby import StandbyCheck
 from streaming_pca.service.election import Election
 from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused, TopicError
 from streaming_pca.service.executors import Executors, Pool, first_of
@@ -53,6 +56,12 @@ batch waits for it dozens of times.
 
 _ELECTION_SECONDS = 60.0
 """Time limit of one step of the group protocol."""
+_CHECK_SECONDS = 300.0
+"""Time limit of one step of a standby's comparison with the ledger."""
+_JOINING_SECONDS = 3.0
+"""Time for a process that has joined to be given the lead: a leader compares its settings itself."""
+_RECHECK_SECONDS = 2.0
+"""Pause after a comparison that the broker did not allow."""
 
 T = TypeVar("T")
 
@@ -65,6 +74,7 @@ def _prepare() -> None:
     small messages. The collector still runs as often: a fetch that was read is megabytes of cyclic garbage.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
+    load_compiler()
     gc.collect()
     gc.freeze()
 
@@ -99,8 +109,14 @@ class _Stream:
         self._leading = asyncio.Event()
         self._session: Session | None = None
         self._trouble_since: float | None = None
+        self._compared = False
+        """True once its settings were compared with the ledger, while standing by."""
+        self._agrees = False
+        """True once they were found to agree, which is for good."""
         self.is_candidate = False
         """True once its topics were found, so that this process can lead it."""
+        self.refusal: str | None = None
+        """Reason for which settings or topics do not allow this process to run it."""
 
     @property
     def topic(self) -> str:
@@ -121,7 +137,12 @@ class _Stream:
             return "paused"
         if self._leading.is_set():
             return "leading"
-        return "standby" if self.is_candidate and self._worker.joined else "starting"
+        return "standby" if self._compared and self._worker.joined.is_set() else "starting"
+
+    def warn(self) -> None:
+        """Log what is doubtful about the settings."""
+        for line in doubts_of_settings(self.settings.stream):
+            self._log.warning("%s", line)
 
     def set_leading(self, leading: bool) -> None:
         """Follow the election's result."""
@@ -150,6 +171,8 @@ class _Stream:
             self.status = _status_of(error)
             if self.status is None:
                 raise
+            if self.status == 2:
+                self.refusal = str(error)
             if self.status == 3:
                 self._log.error("budget exceeded: %s", error)
             else:
@@ -158,13 +181,15 @@ class _Stream:
     async def _run(self) -> None:
         stopping = self._worker.stopping
         topics: Topics | None = await self._find_topics_patiently()
-        await self._worker.kernels
+        await first_of(self._worker.compiled, stopping)
+        if stopping.is_set():
+            return
         self.is_candidate = True
         self._worker.candidates.set()
         if not self._leading.is_set():
             self._log.info("standing by for stream %s", self.settings.stream.name)
         while not stopping.is_set():
-            await first_of(self._leading, stopping)
+            await self._stand_by(topics)
             if stopping.is_set():
                 break
             started = time.monotonic()
@@ -181,6 +206,38 @@ class _Stream:
             finally:
                 topics = None
             self._trouble_since = None
+
+    async def _stand_by(self, topics: Topics | None) -> None:
+        """Wait for the lead, or the process's end; raise StreamRefused where a take-over would."""
+        worker, check = self._worker, None
+        if not self._agrees:
+            await first_of(self._leading, worker.stopping, worker.joined)
+            await first_of(self._leading, worker.stopping, seconds=_JOINING_SECONDS)
+        try:
+            while not (self._leading.is_set() or worker.stopping.is_set()):
+                wait: float | None = None
+                if not self._agrees:
+                    try:
+                        topics = topics or await self._find_topics()
+                        check = check or StandbyCheck(
+                            self.settings.kafka, self.settings.stream, topics.topic_id
+                        )
+                        # One at a time, as take-overs: reading a ledger may take long.
+                        async with worker.executors.long_exchange:
+                            wait = await self._compare(check.run)
+                        self._agrees, self._compared = wait is None, self._compared or wait != 0
+                    except (SessionLost, BrokerUnreachable, KafkaError) as error:
+                        self._log.warning("the settings could not be compared with the ledger: %s", error)
+                        wait = _RECHECK_SECONDS
+                await first_of(self._leading, worker.stopping, seconds=wait)
+        finally:
+            if check is not None:
+                await self._compare(check.close)
+
+    async def _compare(self, function: Callable[[], T]) -> T:
+        return await self._worker.executors.call(
+            Pool.COMMITS, "comparing settings with the ledger", function, deadline=_CHECK_SECONDS
+        )
 
     async def _lead(self, topics: Topics) -> bool:
         worker = self._worker
@@ -264,14 +321,14 @@ class Worker:
             self._settings.worker.partitions_seconds,
         )
         self.metrics = Metrics()
-        self.kernels: asyncio.Future[None]
-        """Done when they are compiled."""
+        self.compiled = asyncio.Event()
+        """Set once the kernels are compiled."""
         self.candidates = asyncio.Event()
         """Set once there is a stream to stand for."""
         self.broker_reached = False
         """True once the broker has answered any stream."""
-        self.joined = False
-        """True once the election has answered."""
+        self.joined = asyncio.Event()
+        """Set once the election has answered."""
         self._streams = [_Stream(self, each) for each in settings]
 
     def stop(self) -> None:
@@ -281,17 +338,33 @@ class Worker:
         for stream in self._streams:
             stream.interrupt()
 
-    def _compile(self) -> None:
-        """Compile the kernels before standing for a stream: no batch may wait for that."""
+    async def _compile(self) -> None:
+        """Compile the kernels before standing for a stream: no batch may wait for that.
+
+        Cancelled, it stops at once: a worker that finds no broker does not wait for the compiler.
+        """
         use_threads(self._settings.worker.threads)
         kinds = {stream.settings.stream.record_kind for stream in self._streams}
-        if not are_cached(kinds):
-            log.info("compiling kernels: the first start on a machine takes some 20 seconds longer")
-            compile_apart(kinds)
+        if not await self.executors.call(Pool.RECORDS, "looking for kernels", are_cached, kinds):
+            log.info("%s: half a minute of one core", COMPILING)
+            started, compiler = time.monotonic(), compile_apart(kinds)
+            try:
+                status = await self.executors.call(Pool.RECORDS, "compiling", compiler.wait)
+            finally:
+                compiler.kill()
+            if status:
+                log.warning("the compiler ended with status %d: kernels compile at their first use", status)
+            else:
+                log.info("compiled kernels in %.0f s", time.monotonic() - started)
+        self.compiled.set()
 
     def roles(self) -> dict[str, str]:
         """Return the role of this process in each stream."""
         return {stream.settings.stream.name: stream.role for stream in self._streams}
+
+    def refusals(self) -> dict[str, str]:
+        """Return the streams that this process may not run as configured, with the reasons."""
+        return {s.settings.stream.name: s.refusal for s in self._streams if s.refusal is not None}
 
     async def run(self) -> int:
         """Serve until stopped, or until all streams have ended.
@@ -301,11 +374,13 @@ class Worker:
         int
             Exit status: the greatest of the streams'.
         """
+        for each in self._streams:
+            each.warn()
         self.poller.start()
-        self.kernels = asyncio.ensure_future(self.executors.call(Pool.RECORDS, "compiling", self._compile))
+        compiling = asyncio.create_task(self._compile())
         http = None
         if self._settings.http.enabled:
-            http = HttpServer(self._settings.http, self.metrics, self.roles)
+            http = HttpServer(self._settings.http, self.metrics, self.roles, self.refusals)
             http.start()
             log.info("metrics and health on http://%s", http.address)
         running = [asyncio.create_task(stream.run()) for stream in self._streams]
@@ -314,9 +389,10 @@ class Worker:
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         election = asyncio.create_task(self._serve_election())
         try:
-            await self._until_done(running, election)
+            await self._until_done(running, compiling, election)
         finally:
             self.stopping.set()
+            compiling.cancel()
             await asyncio.wait([election], timeout=self._settings.kafka.request_timeout_ms / 1000)
             patience = self._settings.kafka.request_timeout_ms / 1000 + 5
             await self.executors.call(Pool.ELECTION, "closing", self.poller.close, deadline=patience)
@@ -324,15 +400,16 @@ class Worker:
                 await http.stop()
         return max(stream.status or 0 for stream in self._streams)
 
-    async def _until_done(self, running: list[asyncio.Task[None]], election: asyncio.Task[None]) -> None:
+    async def _until_done(self, running: list[asyncio.Task[None]], *others: asyncio.Task[None]) -> None:
         """Wait for all streams; raise the first error that ends the process."""
-        waiting = {*running, election}
+        waiting = {*running, *others}
         while any(not task.done() for task in running):
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-        if election.done():
-            election.result()
+        for task in others:
+            if task.done():
+                task.result()
 
     async def _serve_election(self) -> None:
         """Serve the election until stopping; replace a failed consumer."""
@@ -347,7 +424,8 @@ class Worker:
                 while not self.stopping.is_set() or any(s.in_session for s in self._streams):
                     await self._in_election("the election", election.stand_for, self._topics())
                     led_topics = await self._in_election("the election", election.poll)
-                    self.joined = election.joined
+                    if election.joined:
+                        self.joined.set()
                     if not self.stopping.is_set():
                         self._lead(led_topics)
             except (KafkaError, BrokerUnreachable) as error:

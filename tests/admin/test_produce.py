@@ -17,12 +17,14 @@ import pytest
 from kafka import KafkaConsumer, TopicPartition
 from kafka.admin import NewTopic
 
-from streaming_pca.admin.produce import arrange, encoder_of, send_records
+from streaming_pca.admin.produce import arrange, send_records
+from streaming_pca.client.encoding import encoder_of
 from streaming_pca.config.settings import ConfigurationError, KafkaSettings, StreamSettings
 from streaming_pca.data.codec import ARROW, JSON, NPY, OCTETS, PayloadCodec
 from streaming_pca.data.files import RecordFile, RecordFileError, open_records
 from streaming_pca.service.errors import TopicError
 from streaming_pca.service.kafka.clients import admin_client
+from tests.cli.command import call
 from tests.cli.test_app import last_json, one_line, run, write_config
 from tests.data.test_codec import message
 
@@ -199,11 +201,11 @@ def test_a_column_of_keys_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
     for name in ("x.csv", "x.parquet"):
-        fails(keyed(tmp_path, name), "user", "expected one column 'user', of the keys, and found 0")
+        fails(keyed(tmp_path, name), "user", "has no column 'user'; it has 'a', 'who', 'b'")
     fails(keyed(tmp_path, "x.parquet"), "a", "'a' is of type double: keys are text or whole numbers")
     fails(write(tmp_path, "x.npy"), "who", "has no column 'who'")
     (tmp_path / "short.csv").write_text("a,b,who\n1,2,x\n3\n")
-    fails(tmp_path / "short.csv", "who", "line 3: ends before the column of the keys")
+    fails(tmp_path / "short.csv", "who", "line 3: has 1 cells, and the first line has 3")
 
 
 def test_a_file_without_names_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -214,13 +216,13 @@ def test_a_file_without_names_is_taken_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("x.csv", b"1,2\n3\n", "line 2: has 1 numbers, the lines before have 2"),
-        ("x.csv", b"a,b\n3\n", "line 2: has 1 numbers, the lines before have 2"),
-        ("x.csv", b"1,2\n3,b\n", "line 2: is no list of numbers"),
-        ("x.csv", b"1,,2\n3,4,5\n", "line 1: is no list of numbers"),
+        ("x.csv", b"1,2\n3\n", "line 2: has 1 cells, and the first line has 2"),
+        ("x.csv", b"a,b\n3\n", "line 2: has 1 cells, and the first line has 2"),
+        ("x.csv", b"1,2\n3,b\n", "line 2: column 2 is 'b', which is no number: correct it"),
+        ("x.csv", b"1,,2\n3,4,5\n", "line 1: column 2 is empty: fill it in, write nan"),
         ("x.csv", b"", "holds no records"),
         ("x.csv", b"a,b\n", "holds no records"),
-        ("x.csv", b"\xff\xfe", "cannot be read as numbers"),
+        ("x.csv", b"\xff\xfe", "is not UTF-8 text"),
         ("x.npy", b"nothing", "cannot be read as numbers"),
         ("x.parquet", b"", "x.parquet: cannot be read as numbers"),
         ("x.parquet", b"PAR1" + b"\0" * 100, "x.parquet: "),
@@ -501,3 +503,21 @@ def test_a_wrong_option_is_one_line(tmp_path: Path) -> None:
     one_line(run(*given, "--rows-per-message", 3), 2, "--factors")
     one_line(run(*given, "--stream", "t"), 2, "no stream 't'")
     assert run(*given, "--content-type", "xml").returncode == 2
+
+
+def test_records_that_count_as_null_are_counted_where_they_are_sent(
+    topic: tuple[KafkaSettings, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kafka, name = topic
+    (tmp_path / "x.csv").write_text("u,a,b\nx,1,2\ny,1e39,2\n,3,4\nz,nan,0\n")
+    config = tmp_path / "s.toml"
+    config.write_text(
+        f'[kafka]\nbootstrap_servers = "{kafka.bootstrap_servers}"\n[stream]\nname = "s"\ninput = "{name}"\n'
+        'dim = 2\nrank = 1\nepsilon = 1.0\ndelta = 1e-6\nprivacy_unit = "user"\n'
+    )
+    done = call(capfd, "produce", tmp_path / "x.csv", "--config", config, "--header", "--key", "u")
+    assert done.returncode == 0
+    assert "2 of 4 messages have a cell that is empty, nan, infinite or too large for float32" in done.stderr
+    assert "1 of 4 messages have no key" in done.stderr
+    wide = send_records(kafka, name, np.array([[1e39, 1.0], [np.inf, 1.0]]), dtype="float64")
+    assert (wide.not_finite, wide.without_key) == (1, 0)

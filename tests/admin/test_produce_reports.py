@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from kafka.admin import NewTopic
 
-from streaming_pca.admin import produce_reports, sending
+from streaming_pca.admin import produce_reports
 from streaming_pca.admin.produce_reports import (
     arrange_vectors,
     mechanism_of,
@@ -21,7 +21,8 @@ from streaming_pca.admin.produce_reports import (
     users_of,
     without_spent,
 )
-from streaming_pca.admin.sending import Outgoing, Produced
+from streaming_pca.client import sending
+from streaming_pca.client.sending import Outgoing, Produced
 from streaming_pca.config.settings import ConfigurationError, KafkaSettings, StreamSettings
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.files import RecordFile, RecordFileError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from streaming_pca import PrivatePCA
+from streaming_pca.estimators.doubts import DoubtfulResultWarning
 from streaming_pca.estimators.factory import MAX_FEATURES
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from tests.api.samplers import spiked
@@ -25,7 +27,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"delta": 0}, "delta must lie between 0 and 1"),
     ({"delta": None}, "delta must be a number"),
     ({"epsilon": 1e-9}, "raise epsilon"),
-    ({"estimator": "analyse-gauss"}, "no estimator 'analyse-gauss'; known: adadpo, adaptive, "),
+    ({"estimator": "analyse-gauss"}, "no estimator 'analyse-gauss'; did you mean analyze-gauss?"),
     ({"estimator": ["analyze-gauss"]}, "estimator must be the id of one"),
     ({"estimator": "private-oja"}, "options of private-oja: clip_radius: must be set"),
     ({"estimator": "oja"}, "estimator 'oja' is not private: it runs only with private = false"),
@@ -54,6 +56,12 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"options": [1]}, "options must be a dict"),
     ({"options": {1: 2}}, "options must be a dict"),
     ({"options": {"grow": 2}}, "options of adaptive: grow: no such setting"),
+    (
+        {"options": {"growht": 2, "clip_quantil": 0.5, "max_batch": 1}},
+        "options of adaptive: growht: no such setting; did you mean growth?; "
+        "clip_quantil: no such setting; did you mean clip_quantile?; max_batch: must be at least 2, not 1",
+    ),
+    ({"epsilon": -1, "delta": 2}, "above 0, not -1; delta must lie between 0 and 1, not 2"),
     ({"options": {"growth": 0.5}}, "options of adaptive: growth: "),
     ({"options": {"n_records": 1}}, "options of adaptive: n_records: "),
     ({"options": {"radius_range": (2, 1)}}, "options of adaptive: radius_range must rise"),
@@ -99,6 +107,34 @@ def test_more_records_than_a_batch_can_hold_are_refused() -> None:
         PrivatePCA(1).partial_fit(X)
     with pytest.raises(ValueError, match="raise n_batches"):
         PrivatePCA(1, options={"n_batches": 1}).fit(X)
+
+
+@pytest.mark.parametrize("method", ["fit", "partial_fit"])
+def test_fewer_records_than_components_are_refused_before_a_charge(method: str) -> None:
+    pca = PrivatePCA(5)
+    with pytest.raises(ValueError, match="X has 3 records, fewer than n_components = 5: pass more"):
+        getattr(pca, method)(np.eye(6)[:3])
+    assert not hasattr(pca, "privacy_spent_")
+    # Three records of two rows can span five dimensions.
+    getattr(pca, method)(np.eye(6).reshape(3, 2, 6))
+
+
+@pytest.mark.parametrize("method", ["fit", "partial_fit"])
+@pytest.mark.parametrize(
+    ("delta", "words"),
+    [(0.1, "delta = 0.1 is not below 1/records = 0.05"), (0.01, "delta = 0.01 is above 0.001"), (1e-3, None)],
+)
+def test_a_delta_that_protects_too_little_is_a_warning(delta: float, words: str | None, method: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        getattr(PrivatePCA(2, delta=delta), method)(spiked(20))
+    found = [each for each in caught if "the guarantee is doubtful" in str(each.message)]
+    assert [each.category for each in found] == [DoubtfulResultWarning] * (words is not None)
+    for each in found:
+        assert words is not None
+        assert words in str(each.message)
+        # It points at the line of the user.
+        assert each.filename == __file__
 
 
 def test_pairs_need_two_records_of_one_row() -> None:

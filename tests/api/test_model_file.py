@@ -8,6 +8,7 @@ import os
 import pickle
 import zipfile
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from streaming_pca import PrivatePCA
+from streaming_pca import BudgetAccountant, PrivatePCA
+from streaming_pca.api.model_file import ModelFileError
 from streaming_pca.estimators.common.state import state_values
-from streaming_pca.model_file import ModelFileError
 from streaming_pca.privacy.randomness import replace_noise_sampler
 from tests.api.samplers import CASES, QUIET, RepeatingSampler, spiked
 
@@ -96,9 +97,48 @@ def test_parameters_come_back_whatever_they_are_made_of(tmp_path: Path) -> None:
         "scale": [1 / 3] * 8,
         "random_state": 5,
         "options": {"growth": 1.5, "radius_range": [1e-3, 1e3], "clip_radius": None},
+        "whiten": False,
+        "accountant": None,
     }
     assert np.array_equal(copy.transform(spiked(5)), pca.transform(spiked(5)))
     copy.partial_fit(spiked(9))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "version"),
+    [
+        ({}, 1),
+        ({"whiten": True}, 2),
+        ({"n_components": None}, 2),
+        ({"n_components": 0.9}, 2),
+        ({"epsilon": Fraction(1, 3), "accountant": BudgetAccountant(1, 1e-3)}, 1),
+    ],
+)
+def test_a_file_has_the_version_that_knows_its_parameters(
+    parameters: dict[str, Any], version: int, tmp_path: Path
+) -> None:
+    pca = PrivatePCA(**parameters).partial_fit(spiked(5)).partial_fit(spiked(60, seed=1))
+    copy = through_file(pca, tmp_path)
+    assert copy.get_params() == pca.get_params() | {"epsilon": float(pca.epsilon), "accountant": None}
+    assert_same(pca, copy)
+    assert np.array_equal(pca.transform(spiked(5)), copy.transform(spiked(5)))
+    with np.load(tmp_path / "model.npz") as archive:
+        header = json.loads(archive["model"].tobytes())
+    assert header["version"] == version
+    assert ("whiten" in header["parameters"]) == (version == 2)
+    copy.partial_fit(spiked(20, seed=2))
+
+
+def without_later_keys(header: dict[str, Any]) -> None:
+    """Make the header that of an earlier file of version 1."""
+    for key in ("rank", "spent_before", "rows_per_record"):
+        del header[key]
+
+
+def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    pca = PrivatePCA.load(rewritten(saved(tmp_path), without_later_keys))
+    assert (pca.whiten, pca.accountant) == (False, None)
+    pca.partial_fit(spiked(20))
 
 
 def test_names_of_features_come_back(tmp_path: Path) -> None:
@@ -234,12 +274,13 @@ def rewritten(path: Path, change: Callable[[dict[str, Any]], None], compress: bo
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda h: h.update(version=2), "was saved in format version 2, this release reads version 1"),
+        (lambda h: h.update(version=3), "was saved in format version 3, this release reads versions 1 to 2"),
         (lambda h: h.update(format="another"), "is not a saved PrivatePCA"),
         (lambda h: h.pop("format"), "is not a saved PrivatePCA"),
         (lambda h: h.pop("parameters"), "is not a saved PrivatePCA"),
         (lambda h: h.update(parameters=3), "is not a saved PrivatePCA"),
-        (lambda h: h["parameters"].update(whiten=True), "is not a saved PrivatePCA"),
+        (lambda h: h["parameters"].update(copy=True), "is not a saved PrivatePCA"),
+        (lambda h: h["parameters"].update(whiten=3), "whiten must be True or False, not 3"),
         (lambda h: h["parameters"].update(estimator="later"), "no estimator 'later'; known: "),
         (lambda h: h["parameters"].update(epsilon=-1), "epsilon must be a finite number above 0"),
         (lambda h: h["parameters"].update(n_components=9), "n_components = 9 is above"),

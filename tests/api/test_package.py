@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-import streaming_pca.api
+import streaming_pca.api.private_pca
 
 
 def test_the_command_line_does_not_import_scikit_learn() -> None:
@@ -28,6 +28,6 @@ def test_the_package_has_no_other_names() -> None:
 
 
 def test_the_example_in_the_docstring_runs() -> None:
-    result = doctest.testmod(streaming_pca.api)
+    result = doctest.testmod(streaming_pca.api.private_pca)
     assert not result.failed
     assert result.attempted

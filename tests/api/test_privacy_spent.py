@@ -60,8 +60,9 @@ def test_a_batch_is_charged_before_it_is_touched(
             pca.fit(spiked(100))
         with pytest.raises(RuntimeError):
             pca.partial_fit(spiked(100))
-    assert spent == [1, 1]
-    assert pca.privacy_spent_.epsilon == 1
+    # The second batch may be the first one's records again.
+    assert spent == [1, 2]
+    assert pca.privacy_spent_.epsilon == 2
     with pytest.raises(ValueError, match="not fitted"):
         pca.transform(spiked(100))
 

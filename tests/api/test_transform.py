@@ -78,3 +78,35 @@ def test_numbers_that_overflow_give_no_warning() -> None:
         pca.transform(huge)
         pca.inverse_transform(np.full((1, 2), 1.7e308))
     PrivatePCA().fit(huge.astype(np.float64) / 1e270).transform(np.full((1, 8), 3e38, dtype=np.float32))
+
+
+@pytest.mark.parametrize("scale", [None, np.linspace(0.5, 2, 8)])
+def test_whitened_coordinates_have_variance_one(scale: Any) -> None:
+    X = spiked(20_000, mean=2.0)
+    pca = PrivatePCA(2, epsilon=20, bounds=(0, 4), scale=scale).fit(X)
+    plain = pca.transform(X)
+    assert pca.set_params(whiten=True) is pca
+    white = pca.transform(X)
+    np.testing.assert_allclose(white, plain / np.sqrt(pca.explained_variance_), rtol=1e-12)
+    np.testing.assert_allclose(white.var(axis=0), 1, rtol=0.15)
+    np.testing.assert_allclose(
+        pca.inverse_transform(white), pca.set_params(whiten=False).inverse_transform(plain), atol=1e-9
+    )
+    # The covariance is that of X, whitened or not.
+    assert np.array_equal(pca.get_covariance(), pca.set_params(whiten=True).get_covariance())
+
+
+def test_a_variance_that_noise_has_covered_is_whitened_by_its_error_or_not_at_all() -> None:
+    X = spiked(50)
+    pca = PrivatePCA(2, whiten=True).fit(X)
+    pca.explained_variance_ = np.array([3.0, 0.0])
+    pca.explained_variance_error_ = np.array([0.5, 0.5])
+    plain = (X - getattr(pca, "mean_", 0.0)) @ pca.components_.T
+    np.testing.assert_allclose(pca.transform(X), plain / np.sqrt([3.0, 0.5]))
+    del pca.explained_variance_error_
+    for call in (pca.transform, lambda rows: pca.inverse_transform(rows[:, :2])):
+        with pytest.raises(ValueError, match=r"whiten divides by .* and component 1 has none") as caught:
+            call(X)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="whiten must be True or False, not 'yes'"):
+        pca.set_params(whiten="yes").fit(X)

@@ -102,7 +102,7 @@ def test_estimators_are_listed_for_people_and_programs() -> None:
     # The 16 of the design, and the half of the default that has an id of its own.
     assert len(infos) == 17
     shown = run("estimators").stdout
-    assert all(f"{info['id']} " in shown for info in infos)
+    assert {info["id"] for info in infos} <= set(shown.split())
 
 
 def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -155,9 +155,14 @@ def test_a_wrong_configuration_is_one_line(
 
 
 def test_an_unreachable_broker_is_one_line_in_bounded_time(tmp_path: Path) -> None:
-    config = write_config(tmp_path, f"127.0.0.1:{closed_port()}", "s")
+    config = write_config(tmp_path, f"127.0.0.1:{closed_port()}", "s", ("delta = 1e-6", "delta = 0.1"))
     started = time.monotonic()
-    one_line(run("worker", "--config", config), 4, "no broker answers at kafka.bootstrap_servers")
+    worked = run("worker", "--config", config)
+    # The worker's log has a warning about its delta besides.
+    (warning,) = (line for line in worked.stderr.splitlines() if " WARNING " in line)
+    assert " WARNING delta = 0.1 is not below 1/records" in warning
+    worked.stderr = worked.stderr.replace(f"{warning}\n", "")
+    one_line(worked, 4, "no broker answers at kafka.bootstrap_servers")
     one_line(run("ledger", "verify", "--config", config), 4, "no broker answers")
     assert time.monotonic() - started < 60
 
@@ -179,7 +184,7 @@ def test_records_of_another_dimension_are_not_sent(capfd: pytest.CaptureFixture[
 
 
 def test_a_stream_from_creation_to_verification(
-    tmp_path: Path, broker_bootstrap: str, unique_name: Any
+    tmp_path: Path, broker_bootstrap: str, unique_name: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     name = unique_name("cli")
     config = write_config(tmp_path, broker_bootstrap, name)
@@ -187,7 +192,7 @@ def test_a_stream_from_creation_to_verification(
     created = last_json(run("topics", "create", "--config", config, "--cap", "1,1e-6", "--json"))
     assert len(created["created"]) == 4
     again = run("topics", "create", "--config", config, "--cap", "2,1e-6")
-    one_line(again, 2, "was opened with 1,1/1000000")
+    one_line(again, 2, "was opened with 1,1e-06")
 
     x = np.random.default_rng(5).standard_normal((3000, 6)) * [3, 2, 1, 0.1, 0.1, 0.1]
     np.savetxt(tmp_path / "x.csv", x, delimiter=",")
@@ -209,27 +214,12 @@ def test_a_stream_from_creation_to_verification(
     spent = last_json(run("ledger", "spent", *by_name, "--partition", 0, "--offset", 0, "--json"))
     assert spent["spent"] == {"epsilon": "1", "delta": "1/1000000"}
     assert spent["left"] == {"epsilon": "0", "delta": "0"}
-    never = last_json(run("ledger", "spent", *by_name, "--partition", 0, "--offset", 10**6, "--json"))
-    assert never["spent"]["epsilon"] == "0"
-    assert never["left"]["epsilon"] == "1"
+    for place, told in (
+        ((0, 10**6), "--offset 1000000: partition 0 of topic"),
+        ((3, 0), "--partition 3: topic"),
+    ):
+        never = call(capfd, "ledger", "spent", *by_name, "--partition", place[0], "--offset", place[1])
+        one_line(never, 2, told, " 0 to 2" if place[0] else " 0 to ")
 
     other = write_config(tmp_path, broker_bootstrap, name, ("epsilon = 1.0", "epsilon = 0.5"))
     one_line(run("worker", "--config", other), 2, "stream.epsilon is 0.5", "the ledger has 1.0")
-
-
-@pytest.mark.slow
-def test_the_demo_learns_the_flights(tmp_path: Path) -> None:
-    result = run("demo", "--plot", tmp_path / "demo.png", timeout=280)
-    facts = last_json(result)
-    assert facts["records"] == 336_776
-    assert facts["error"] <= 0.05 * facts["random_error"]
-    assert facts["ledger"] == "verified"
-    assert facts["releases"] >= 5
-    assert (tmp_path / "demo.png").stat().st_size > 10_000
-
-
-def test_a_demo_that_cannot_finish_fails(tmp_path: Path) -> None:
-    result = run("demo", "--bootstrap", f"127.0.0.1:{closed_port()}", "--plot", tmp_path / "demo.png")
-    assert result.returncode != 0
-    assert "no broker answers" in result.stderr
-    assert "Traceback" not in result.stderr

@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from streaming_pca.config.loading import load_streams
 from streaming_pca.config.schema import every_setting, file_schema, settings_markdown
+from streaming_pca.data.schemas import MESSAGE_SCHEMAS, payload_schema
 from streaming_pca.estimators.registry import ESTIMATORS
+from streaming_pca.service.topics.asyncapi import asyncapi_document
 from tests.cli.command import call
 from tests.cli.test_app import closed_port, one_line, run, write_config
 from tests.config.test_loading import PASSWORD, SEVERAL
@@ -44,6 +47,16 @@ def checked(capfd: Capture, config: Path, *more: object) -> Any:
 
 
 # -- check -----------------------------------------------------------------
+
+
+def test_a_start_at_the_latest_records_has_a_note_of_when_it_has_an_effect(
+    tmp_path: Path, capfd: Capture
+) -> None:
+    result = call(capfd, "config", "check", "--config", written(tmp_path, GOOD + 'start = "latest"\n'))
+    assert result.returncode == 0
+    assert result.stderr == (
+        'note: stream.start = "latest" has no effect on a stream that has begun (--broker)\n'
+    )
 
 
 def test_each_value_is_shown_with_its_origin(
@@ -118,7 +131,8 @@ def test_a_stream_that_is_not_private_is_shown_with_its_infinite_charge(
     assert stream["settings"]["stream.private"] == {"value": False, "origin": "file"}
     text = call(capfd, "config", "check", "--config", config)
     assert text.returncode == 0, text.stderr
-    assert "epsilon inf" in text.stdout
+    assert "NOT private" in text.stdout
+    assert "each charged (inf, inf)" in text.stdout
     assert not list(Draft202012Validator(file_schema()).iter_errors(tomllib.loads(OJA)))
 
 
@@ -151,17 +165,71 @@ def test_matrices_have_all_their_rows_in_memory(tmp_path: Path, capfd: Capture) 
     assert stream["memory_bytes"]["any_messages"] > 2 * 131_072 * 4 * 4 * 8
 
 
-def test_text_says_the_same(tmp_path: Path, capfd: Capture) -> None:
-    config = written(tmp_path, SEVERAL)
+def test_text_is_four_lines_a_stream_and_more_with_verbose(tmp_path: Path, capfd: Capture) -> None:
+    config = written(tmp_path)
     result = call(capfd, "config", "check", "--config", config)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [
+        f"{config}: ok: stream s; broker not asked (--broker)",
+        "  guarantee    each message: (1, 1e-06)-differential privacy over all releases",
+        "  first batch  4096 records, each charged (1, 1e-06); noise multiplier 4.305",
+        "  topics       in, in.ledger, s.state, s.releases",
+    ]
+    config = written(tmp_path, SEVERAL)
+    result = call(capfd, "config", "check", "--config", config, "--verbose")
     assert result.returncode == 0, result.stderr
     lines = [line.split() for line in result.stdout.splitlines()]
     assert ["bootstrap_servers", '"127.0.0.1:9092"', "file"] in lines
     assert ["rank", "3", "file"] in lines
     assert ["growth", "1.6", "default"] not in lines[: lines.index(["stream", "b"])]
     assert lines.count(["[stream.options]"]) == 3
-    assert "first batch  200 records, each charged epsilon 1, delta 1/1000000; noise mult" in result.stdout
-    assert result.stdout.splitlines()[-1] == f"{config}: good; the broker was not asked (--broker)"
+    assert "  first batch  200 records, each charged (1, 1e-06); noise mult" in result.stdout
+    assert "  memory       at most " in result.stdout
+    assert f"{config}: ok: 3 streams; broker not asked (--broker)" in result.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("delta = 1e-6", "delta = 0.1"), "delta = 0.1 is above 0.001: "),
+        (
+            ("delta = 1e-6", "delta = 1e-4\noptions = { n_records = 20000 }"),
+            "delta = 0.0001 is not below 1/records = 5e-05: ",
+        ),
+        (("rank = 2", "rank = 3\noptions = { n_records = 2 }"), "options.n_records = 2 is below rank = 3"),
+    ],
+)
+def test_a_doubtful_setting_is_a_warning(
+    tmp_path: Path, capfd: Capture, change: tuple[str, str], expected: str
+) -> None:
+    config = written(tmp_path, GOOD.replace(*change))
+    result = call(capfd, "config", "check", "--config", config)
+    assert result.returncode == 0
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"warning: stream s: {expected}")
+    (warning,) = checked(capfd, config)["streams"][0]["warnings"]
+    assert line.endswith(warning)
+
+
+def test_the_guarantee_is_a_sentence_on_its_unit(tmp_path: Path, capfd: Capture) -> None:
+    for change, expected in (
+        (
+            'privacy_unit = "user"',
+            "all messages of a user: {} over all releases",
+        ),
+        (
+            'privacy_unit = "row"\nmax_rows = 2',
+            "each row of a message: {} over all releases",
+        ),
+        (
+            'record_kind = "local"\nestimator = "local-gaussian"\ncentering = "none"',
+            "each report: {} before it is sent",
+        ),
+    ):
+        config = written(tmp_path, GOOD + change + "\n")
+        shown = call(capfd, "config", "check", "--config", config).stdout
+        sentence = expected.format("(1, 1e-06)-differential privacy")
+        assert f" {sentence} " in " ".join(shown.split())
 
 
 def test_infinity_can_be_shown(tmp_path: Path, capfd: Capture) -> None:
@@ -197,7 +265,7 @@ def test_a_password_is_masked_and_its_origin_shown(
     config = written(tmp_path, GOOD.replace("[kafka]", "[kafka]" + SASL))
     facts = checked(capfd, config)
     assert facts["settings"]["kafka.sasl_password"] == {"value": "**********", "origin": "environment"}
-    assert "**********" in call(capfd, "config", "check", "--config", config).stdout
+    assert "**********" in call(capfd, "config", "check", "--verbose", "--config", config).stdout
 
 
 # One process for all commands: each takes seconds to start.
@@ -265,13 +333,13 @@ def test_the_broker_is_asked_for_topics_cap_and_promise(
     assert call(capfd, "topics", "create", "--config", config, "--cap", "1,1e-6").returncode == 0
     result = call(capfd, *check, config)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[-1] == f"{config}: good"
+    assert result.stdout.splitlines()[0].startswith(f"{config}: ok: stream ")
     assert checked(capfd, config, "--broker")["broker"] == "checked"
 
     other = write_config(
         tmp_path, broker_bootstrap, name, ("rank = 2", "rank = 2\ncap = { epsilon = 2, delta = 0 }")
     )
-    one_line(call(capfd, *check, other), 2, "stream.cap is (2, 0)", "opened with (1, 1/1000000)")
+    one_line(call(capfd, *check, other), 2, "stream.cap is (2, 0)", "opened with (1, 1e-06)")
 
 
 @pytest.mark.kafka
@@ -355,6 +423,39 @@ def test_the_command_prints_the_schema_with_every_key_but_the_password(capfd: Ca
     assert schema == file_schema()
     for setting in every_setting():
         assert (f'"{setting.path[-1]}"' in printed.stdout) == (setting.path[-1] != "sasl_password")
+
+
+def test_the_command_prints_the_schemas_of_messages_of_all_streams_and_of_one(
+    capfd: Capture, tmp_path: Path
+) -> None:
+    for name, made in (*MESSAGE_SCHEMAS.items(), ("asyncapi", asyncapi_document)):
+        assert json.loads(call(capfd, "config", "schema", name).stdout) == made()
+    file = written(tmp_path, SEVERAL)
+    one, *_ = load_streams(file)
+    how = ("--config", file, "--stream", one.stream.name)
+    printed = json.loads(call(capfd, "config", "schema", "asyncapi", *how).stdout)
+    assert printed == asyncapi_document(one.stream, one.kafka)
+    printed = json.loads(call(capfd, "config", "schema", "payload", *how).stdout)
+    assert printed == payload_schema(one.stream.dim, one.stream.max_rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("release", "--config", "FILE"), "the schema of release is the same for all streams"),
+        (("payload", "--stream", "one"), "--stream names a stream of a file: add --config FILE"),
+        (("asyncapi", "--config", "FILE"), "holds several streams"),
+        (("asyncapi", "--config", "FILE", "--stream", "none"), "no stream 'none'"),
+        (("releases",), "'releases' is not one of"),
+    ],
+)
+def test_a_schema_that_cannot_be_printed_is_one_line(
+    words: tuple[str, ...], said: str, capfd: Capture, tmp_path: Path
+) -> None:
+    file = str(written(tmp_path, SEVERAL))
+    printed = call(capfd, "config", "schema", *(file if word == "FILE" else word for word in words))
+    assert (printed.returncode, printed.stdout) == (2, "")
+    assert said in printed.stderr
 
 
 # -- reference -------------------------------------------------------------

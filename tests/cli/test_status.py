@@ -14,6 +14,7 @@ from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAs
 from kafka.structs import OffsetAndMetadata
 
 from streaming_pca.admin.status import describe_status
+from streaming_pca.cli.common import out
 from streaming_pca.config.loading import load_streams
 from streaming_pca.config.settings import Settings
 from streaming_pca.data.release import ACCURACY
@@ -38,6 +39,7 @@ from streaming_pca.service.topics.find import create_topics, find_topics
 from tests.cli.command import call
 from tests.cli.test_app import closed_port, one_line, run
 from tests.cli.test_watch import DOUBTFUL, EXACT, SAID_OF_DOUBTS, release
+from tests.data.test_counts import COUNTED
 from tests.kafka.stream import wait_for
 
 Capture = pytest.CaptureFixture[str]
@@ -64,6 +66,12 @@ name = "{name}-a"
 [[streams]]
 name = "{name}-b"
 """
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal on which no line is wrapped; tests/cli/test_tables.py has narrow ones."""
+    monkeypatch.setattr(out, "_width", 200)
 
 
 class Written:
@@ -281,8 +289,8 @@ def test_the_command_shows_each_stream_or_one(written: Written, capfd: Capture) 
         "last release": "batch 1, 2026-01-01T00:00:00.000+00:00",
         "explained": "2.5",
         "lag": f"5 offsets in 2 partitions of {written.name}-in",
-        "charged": "epsilon 1, delta 1/1000000 a record at most",
-        "left": "epsilon 2, delta 9/1000000 of epsilon 3, delta 1/100000 (basic)",
+        "charged": "epsilon 1, delta 1e-06 a record at most",
+        "left": "epsilon 2, delta 9e-06 of epsilon 3, delta 1e-05 (basic)",
         "ledger": f"4 entries, {written.ledger_bytes} bytes",
     }
 
@@ -313,6 +321,17 @@ def test_what_the_last_batch_came_to_is_shown(written: Written, capfd: Capture) 
     assert "  last release  batch 1, 2026-01-01T00:00:00.000+00:00, no-scale" in text.stdout.splitlines()
 
 
+def test_counts_of_the_last_batch_are_shown(written: Written, capfd: Capture) -> None:
+    written.records(10, 0)
+    written.reserve("a", 1, (0, 0, 5))
+    written.answer("a", 1, version=6, centering="none", **COUNTED)
+    a, b = written.status()
+    assert (a["counts"], b["counts"]) == (COUNTED | {"clipped_of": 2200}, None)
+    text = call(capfd, "status", "--config", written.config).stdout
+    found = [line for line in text.splitlines() if "last batch" in line]
+    assert found == ["  last batch    null 12.3% ± 0.45%, clipped 0.0% ± 0.45%"]
+
+
 def test_doubts_of_the_last_release_are_shown(written: Written, capfd: Capture) -> None:
     written.records(10, 0)
     written.reserve("a", 1, (0, 0, 5))
@@ -331,7 +350,7 @@ def test_a_stream_without_topics_is_a_problem_and_the_others_are_shown(
     config = written.config
     config.write_text(config.read_text() + f'\n[[streams]]\nname = "z"\ninput = "{written.name}-nowhere"\n')
     result = call(capfd, "status", "--config", config, "--json")
-    one_line(result, 1, "problem: stream z: ", f"{written.name}-nowhere", "missing")
+    one_line(result, 1, "problem: stream z: ", f"{written.name}-nowhere", "is missing: create it with")
     assert [facts["problem"] is None for facts in json.loads(result.stdout)] == [True, True, False]
 
 

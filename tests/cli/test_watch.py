@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 from kafka import KafkaProducer
 
-from streaming_pca.admin import watch as following
 from streaming_pca.admin.watch import FollowedRelease, NotARelease, follow_releases, last_release
-from streaming_pca.cli.accuracy import explained_text
+from streaming_pca.cli.common import out
+from streaming_pca.cli.plan import explained_text
+from streaming_pca.client import releases as following
 from streaming_pca.config.settings import KafkaSettings
 from streaming_pca.data.release import Release
 from streaming_pca.demo.broker import EmbeddedBroker
@@ -28,11 +29,18 @@ from streaming_pca.service.kafka.clients import BrokerUnreachable
 from tests.cli.command import call
 from tests.cli.test_app import closed_port, one_line, run
 from tests.config.test_loading import SEVERAL
+from tests.data.test_counts import COUNTED
 from tests.kafka.test_broker import create
 
 Name = Callable[[str], str]
 Capture = pytest.CaptureFixture[str]
 COMMAND = [sys.executable, "-m", "streaming_pca", "watch"]
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal on which no line is wrapped; tests/cli/test_tables.py has narrow ones."""
+    monkeypatch.setattr(out, "_width", 200)
 
 
 def release(batch: int, turn: float = 0.0, **changes: Any) -> Release:
@@ -389,7 +397,7 @@ def test_a_topic_that_is_missing_is_one_line(
     with pytest.raises(TopicError, match="is missing"):
         last_release(KafkaSettings(bootstrap_servers=broker_bootstrap), topic)
     result = call(capfd, "watch", "--releases", topic, "--bootstrap", broker_bootstrap, "--json")
-    one_line(result, 2, topic, "is missing")
+    one_line(result, 2, topic, "is missing: create it with `streaming-pca topics create --config FILE")
 
 
 def test_a_broker_that_is_not_there_is_one_line() -> None:
@@ -422,3 +430,28 @@ def test_a_broker_that_falls_silent_meanwhile_is_noticed(monkeypatch: pytest.Mon
                     list(islice(follow, 100))
             finally:
                 os.kill(broker.pid, signal.SIGCONT)
+
+
+def test_shares_of_null_and_clipped_records_are_shown_with_their_errors(
+    published: Published, capfd: Capture
+) -> None:
+    """In text a share is between 0% and 100%; in JSON the numbers are as the noise left them."""
+    of_version_6 = {"version": 6, "centering": "none"}
+    published(
+        release(1),
+        release(2, **of_version_6, **COUNTED),
+        release(3, **of_version_6, **COUNTED | {"null_records": 2300.0, "clipped_records_error": 1900.0}),
+        release(4, **of_version_6, **COUNTED | {"batch_records": 0}),
+    )
+    text = call(capfd, "watch", *published.arguments(), "--from-beginning", "--count", 4).stdout
+    shown = [line.rpartition("; ")[2] for line in text.splitlines()[1:]]
+    assert "null" not in shown[0]
+    assert shown[1:] == [
+        "null 12.3% ± 0.45%, clipped 0.0% ± 0.45%",
+        "null 100.0% ± 0.45%, clipped 0.0% ± 86%",
+        "no rows: no message could be read",
+    ]
+    found = published.watch(capfd, "--from-beginning", "--count", 4)
+    assert not found[0].keys() & COUNTED.keys()
+    assert {name: found[1][name] for name in COUNTED} == COUNTED
+    assert found[2]["null_records"] == 2300

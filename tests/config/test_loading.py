@@ -193,6 +193,8 @@ CASES: dict[tuple[str, ...], Case] = {
     ("stream", "private"): ("false", False, UNPROMISED),
     ("stream", "seed"): ("7", 7),
     ("stream", "lost_records"): ("skip", "skip"),
+    ("stream", "start"): ("latest", "latest"),
+    ("stream", "content_type"): ("application/json", "application/json"),
     ("stream", "cap", "epsilon"): ("1/3", "1/3", CAP),
     ("stream", "cap", "delta"): ("1e-5", "1/100000", CAP),
     ("worker", "group"): ("workers", "workers"),
@@ -377,7 +379,7 @@ def test_a_section_can_be_one_variable(load: Load, monkeypatch: pytest.MonkeyPat
         ("STREAM__CENTERING", '["a"]', "environment: STREAMING_PCA_STREAM__CENTERING: "),
         (
             "STREAM__CAP",
-            '{"epsilon": -1}',
+            '{"epsilon": -1, "delta": 0}',
             "environment: STREAMING_PCA_STREAM__CAP: epsilon: must not be neg",
         ),
         ("STREAM__OPTIONS__RADIUS_RANGE", "[1,", "options of adaptive: radius_range: "),
@@ -388,6 +390,11 @@ def test_a_section_can_be_one_variable(load: Load, monkeypatch: pytest.MonkeyPat
         ("KAFKA", "5", "environment: STREAMING_PCA_KAFKA: must be a table"),
         ("COLOUR", "red", "environment: STREAMING_PCA_COLOUR: no such setting"),
         ("STREAMS", "{", "environment: STREAMING_PCA_STREAMS: is not JSON"),
+        (
+            "STREAMS__0__NAME",
+            "q",
+            "environment: STREAMING_PCA_STREAMS__0__NAME: the list of streams is set as",
+        ),
         ("STREAMS", "[]", "environment: STREAMING_PCA_STREAMS: must be a list of tables"),
         ("STREAMS", "[{}, 5]", "environment: STREAMING_PCA_STREAMS: streams[2]: must be a table"),
         ("STREAMS", '[{"rank": "x"}]', "environment: STREAMING_PCA_STREAMS: streams[1].rank: "),
@@ -451,6 +458,14 @@ def test_the_list_of_streams_can_come_from_the_environment(
         (('name = "b"\nrank = 3', 'name = "b"\nrank = 9'), "streams[2]: rank = 9 is above dim = 4"),
         (('name = "b"', 'name = "b"\ncolour = 1'), "streams[2].colour: no such setting"),
         (('name = "b"', 'name = "a"'), "streams: 'a' is there twice"),
+        (
+            ('name = "b"', 'name = "b"\ninput = "a.releases"'),
+            "stream 'b': input = 'a.releases' is written by the",
+        ),
+        (
+            ('name = "b"', 'name = "b"\ninput = "in.ledger"'),
+            "stream 'b': input = 'in.ledger' is written by the",
+        ),
         (('name = "b"\n', ""), "streams[2].name: must be set"),
         (
             ("options = { first_batch = 200 }", "options = 5"),
@@ -480,12 +495,20 @@ def test_a_wrong_setting_of_one_of_them_is_named_by_its_place(
         ("streams = []", "streams: must be a list of tables"),
         ("streams = [5]", "streams[1]: must be a table"),
         ("stream = 5\nstreams = [{}]", "stream: must be a table"),
+        ("[stream]\nname = 's'\n[[streams]]\nname = 't'", "stream.name: [stream] is no stream beside"),
+        ("[[stream]]\nname = 's'", "stream: must be a table; write several as [[streams]]"),
     ],
 )
 def test_what_is_no_list_of_tables_is_refused(text: str, expected: str, load: Load) -> None:
     with pytest.raises(ConfigurationError, match=r"stream\.toml: ") as caught:
         load(text)
     assert expected in str(caught.value)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "streams.toml"
+    path.write_text(SEVERAL, encoding="utf-8-sig")
+    assert load_settings(path, "b").stream.rank == 3
 
 
 def test_one_of_several_is_taken_by_its_name(tmp_path: Path) -> None:

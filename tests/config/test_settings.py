@@ -60,6 +60,17 @@ def test_a_user_may_count_as_often_as_the_estimator_is_calibrated_for(tmp_path: 
     [
         (("rank = 2", "rank = 5"), "rank = 5 is above dim = 4"),
         (("rank = 2", "rank = 0"), "stream.rank"),
+        (("epsilon = 1.0", "epsilon = true"), "stream.epsilon: must be a number, not true or false"),
+        (("dim = 4", "dim = true"), "stream.dim: must be a number, not true or false"),
+        (("dim = 4", "dim = 4\nbounds = [false, [1, 1, true, 1]]"), "stream.bounds: must be a number"),
+        (("dim = 4", "dim = 4\noptions.growth = true"), "growth: must be a number, not true or false"),
+        (("[stream]", "[worker]\ntick_seconds = true\n[stream]"), "worker.tick_seconds: must be a number"),
+        (('input = "in"', 'input = "s.state"'), "input = 's.state' is the stream's own output"),
+        (('input = "in"', 'input = "s.releases"'), "input = 's.releases' is the stream's own output"),
+        (
+            ("127.0.0.1:9092", "http://localhost:9092"),
+            "kafka.bootstrap_servers: must be HOST:PORT, without http",
+        ),
         (("epsilon = 1.0", "epsilon = 0"), "epsilon must be"),
         (("epsilon = 1.0", "epsilon = -1"), "epsilon must be"),
         (("epsilon = 1.0", "epsilon = inf"), "epsilon must be"),

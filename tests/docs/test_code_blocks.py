@@ -39,6 +39,7 @@ NOT_RUN = {
     "cluster": "needs a broker with encryption and passwords",
     "fragment": "a part of a file, or of a program that the reader has",
     "hours": "takes hours",
+    "recipe": "is run by test_recipes.py, with the client of its language",
     "install": "would change the environment of the tests",
 }
 """Markers that excuse a block from running."""
@@ -115,8 +116,10 @@ def _check_command(words: list[str], where: str) -> None:
     while hasattr(command, "commands") and words and not words[0].startswith("-"):
         assert words[0] in command.commands, where
         command = command.commands[words.pop(0)]
-    known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
-    assert {word for word in words if word.startswith("-")} <= known, where
+    parameters = command.params
+    known = {option for each in parameters for option in (*each.opts, *each.secondary_opts)} | {"--help"}
+    options = {word for word in words if word.startswith("-") and word != "-"}  # - is standard input
+    assert options <= known, where
 
 
 def _script(page: Path) -> str:
@@ -146,9 +149,15 @@ def _needs_broker(page: Path) -> bool:
     return _BROKER in _script(page)
 
 
+def _holds_recipes(page: Path) -> bool:
+    return {block.marker for block in blocks(page)} == {"recipe"}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(_DEADLINE + 60)
-@pytest.mark.parametrize("page", [page for page in PAGES if not _needs_broker(page)], ids=name_of)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if not _needs_broker(page) and not _holds_recipes(page)], ids=name_of
+)
 def test_the_page_runs_as_printed(page: Path, tmp_path: Path) -> None:
     script = _script(page)
     assert script

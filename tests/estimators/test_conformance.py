@@ -68,6 +68,8 @@ def test_an_estimator_introduces_itself(name: str) -> None:
 
 def test_an_unknown_estimator_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="adadpo, adaptive, adaptive-power, analyze-gauss, block, "):
+        find("something")
+    with pytest.raises(ValueError, match="did you mean analyze-gauss"):
         find("analyse-gauss")
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from streaming_pca import PrivatePCA
+from streaming_pca.api.model_file import decode_model_state
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import Batch
 from streaming_pca.estimators import private_mean as mean_module
@@ -25,7 +26,6 @@ from streaming_pca.estimators.private_mean import PrivateMean, clipped_mean_sum
 from streaming_pca.estimators.registry import ESTIMATORS, find
 from streaming_pca.kernels.record_means import MEAN_RADIUS, quantise_record_means
 from streaming_pca.linalg.subspace import subspace_error
-from streaming_pca.model_file import decode_model_state
 from streaming_pca.privacy.calibration.multipliers import gaussian_delta, pure_epsilon
 from streaming_pca.privacy.mechanisms import gaussian_on_vector, private_quantile
 from streaming_pca.privacy.parameters import PrivacyParameters, parse_rational

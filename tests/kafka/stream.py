@@ -40,6 +40,7 @@ from streaming_pca.privacy.ledger.entries import (
     Opened,
     Released,
     Reserved,
+    Started,
     decode_entry,
 )
 from streaming_pca.privacy.ledger.ledger import BatchStatus, Ledger
@@ -50,6 +51,7 @@ from streaming_pca.service.commit.state_topic import is_part
 from streaming_pca.service.kafka.clients import plain_producer
 from streaming_pca.service.topics.find import create_topics, find_topics
 from tests.kafka import child
+from tests.service.contract import check_messages
 
 T = TypeVar("T")
 Vectors = NDArray[np.floating]
@@ -110,11 +112,17 @@ def session_timeout_ms(bootstrap: str) -> int:
 class Child:
     """A worker process, its log and its marks in a directory of its own."""
 
-    def __init__(self, settings: Sequence[Settings], directory: Path, **how: Any) -> None:
+    def __init__(
+        self,
+        settings: Sequence[Settings],
+        directory: Path,
+        target: Callable[..., None] = child.main,
+        **how: Any,
+    ) -> None:
         directory.mkdir(parents=True)
         self.directory = directory
         self._process = _context.Process(
-            target=child.main,
+            target=target,
             args=([each.model_dump(mode="json") for each in settings], str(directory)),
             kwargs=how,
         )
@@ -362,11 +370,11 @@ class Stream:
     def releases(self) -> list[Release]:
         return [Release.from_bytes(value) for value in self.release_values()]
 
-    def checkpoints(self) -> list[tuple[Checkpoint, str]]:
+    def checkpoints(self, messages: Iterable[Any] | None = None) -> list[tuple[Checkpoint, str]]:
         """The states that were committed and are all there yet, with their digests."""
         chunks: dict[bytes, list[bytes]] = {}
         found = []
-        for m in self.messages(self.settings.stream.state_topic):
+        for m in self.messages(self.settings.stream.state_topic) if messages is None else messages:
             if is_part(m):
                 continue
             headers = dict(m.headers)
@@ -426,12 +434,16 @@ def read_all(kafka: KafkaSettings, topic: str, partitions: Iterable[int] = (0,))
 def check_books(stream: Stream) -> None:
     """The claims that must hold whatever happened, once no batch is open.
 
-    Every record below the committed position is in exactly one committed or
+    Every record from the stream's start to the committed position is in exactly one committed or
     abandoned batch and charged once; the releases topic holds exactly one
     release for each committed batch, the one that its state carries; ledger,
-    state and group offsets agree.
+    state and group offsets agree. All that was written is as the AsyncAPI document
+    and the JSON schemas say.
     """
-    messages = stream.messages(stream.settings.stream.ledger_topic)
+    settings = stream.settings.stream
+    messages = stream.messages(settings.ledger_topic)
+    states_written, releases_written = map(stream.messages, (settings.state_topic, settings.releases_topic))
+    check_messages(settings, {"ledger": messages, "state": states_written, "releases": releases_written})
     entries = [decode_entry(m.value) for m in messages]
     job = stream.replay(entries).job(stream.settings.stream.name)
     assert job.phase in (BatchStatus.RELEASED, BatchStatus.ABANDONED), job.phase
@@ -447,7 +459,7 @@ def check_books(stream: Stream) -> None:
     assert set(committed) | set(abandoned) == set(reserved)
     assert not set(committed) & set(abandoned)
 
-    states = {c.batch: (c, digest) for c, digest in stream.checkpoints()}
+    states = {c.batch: (c, digest) for c, digest in stream.checkpoints(states_written)}
     positions = states[max(states)][0].positions if states else {}
     if states:
         assert max(states) == max(committed)
@@ -459,19 +471,20 @@ def check_books(stream: Stream) -> None:
         for r in entry.ranges:
             in_batches.setdefault(r.partition, []).append((r.start, r.end))
     offsets = stream.input_offsets()
+    begins = {at.partition: at.offset for e in stream.own(Started, entries) for at in e.positions}
     for p, ranges in in_batches.items():
         assert all(a_end <= b_start for (_, a_end), (b_start, _) in pairwise(ranges))
         below = max([positions.get(p, 0), *(end for _, end in ranges)])
         for offset in offsets[p]:
             times = sum(start <= offset < end for start, end in ranges)
-            assert times == (offset < below), (p, offset)
+            assert times == (begins.get(p, 0) <= offset < below), (p, offset)
             charge = next(iter(reserved.values())).charge
             spent = job.spent(p, offset)
             # Those of users can be anywhere: every record bears the charge.
             charged = times or stream.settings.stream.privacy_unit == "user"
             assert spent == charge if charged else spent.epsilon == 0
 
-    values = stream.release_values()
+    values = [m.value for m in releases_written]
     others = {e.job for e in entries if not isinstance(e, Opened)} - {stream.settings.stream.name}
     all_values = values + [m.value for other in others for m in stream.messages(f"{other}.releases")]
     report = verify_log([(m.offset, m.value) for m in messages], all_values, topic_id=stream.topic_id)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from streaming_pca.kernels import njit
 from streaming_pca.kernels.block.sums import new_counter, next_chunk
 
 COUNT, THREADS = 200_000, 4

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numba import njit
 from numpy.typing import NDArray
 
+from streaming_pca.kernels import njit
 from streaming_pca.kernels.block.strip_products import (
     COLUMNS,
     MIXED,
@@ -33,38 +33,38 @@ UNTOUCHED = 7.25
 Array = NDArray[Any]
 
 
-@njit
+@njit()
 def _squared_norm(x, x0, d):  # type: ignore[no-untyped-def]
     return squared_norm(x, x0, d)
 
 
-@njit
+@njit()
 def _round_row(x, x0, d, scale, z, z0, stride):  # type: ignore[no-untyped-def]
     return round_row(x, x0, d, scale, z, z0, stride)
 
 
-@njit
+@njit()
 def _scale_row(x, x0, d, scale, z, z0, stride):  # type: ignore[no-untyped-def]
     return scale_row(x, x0, d, scale, z, z0, stride)
 
 
-@njit
+@njit()
 def _add_dots(z, z0, z_stride, q, q0, columns, strips, y, y0, y_stride):  # type: ignore[no-untyped-def]
     # What is fetched ahead may be anywhere.
     add_dots(z, z0, z_stride, q, q0, columns, strips, y, y0, y_stride, 10**15)
 
 
-@njit
+@njit()
 def _add_products(z, z0, u, u0, columns, count, s, s0, s_stride):  # type: ignore[no-untyped-def]
     add_products(z, z0, u, u0, columns, count, s, s0, s_stride, u, -(10**15))
 
 
-@njit
+@njit()
 def _mix_columns(y, y0, y_stride, mix, m0, m_stride, columns, o, o0, o_stride):  # type: ignore[no-untyped-def]
     mix_columns(y, y0, y_stride, mix, m0, m_stride, columns, o, o0, o_stride)
 
 
-@njit
+@njit()
 def _square_sum(x, x0, n):  # type: ignore[no-untyped-def]
     return square_sum(x, x0, n)
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 AT_TOP = ["CHANGELOG.md", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml"]
-DATA_SUFFIXES = {".css", ".html", ".js", ".md", ".png", ".svg", ".typed"}
+DATA_SUFFIXES = {".css", ".html", ".js", ".json", ".md", ".png", ".svg", ".typed"}
 VERSION = streaming_pca.__version__
 
 CLIENT = """
@@ -117,6 +117,8 @@ def test_the_wheel_is_the_package_and_nothing_else(built: Distributions) -> None
         assert {n for n in names if not n.startswith(info)} == files_of_package(built.source)
         metadata = Parser().parsestr(archive.read(f"{info}/METADATA").decode())
     assert "streaming_pca/py.typed" in names
+    schemas = {f"streaming_pca/schemas/{name}.json" for name in ("release", "ledger", "payload", "asyncapi")}
+    assert schemas <= names
     assert metadata["Version"] == VERSION
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Description-Content-Type"] == "text/markdown"
@@ -155,7 +157,7 @@ def test_a_client_program_sees_types(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "client.py").write_text(CLIENT)
     mypy = (sys.executable, "-m", "mypy", "--strict", "--python-executable", installed / "bin" / "python")
     said = run(*mypy, "--cache-dir", tmp_path / "cache", "client.py", cwd=tmp_path)
-    assert re.search(r'Revealed type is "streaming_pca\.\w+\.PrivatePCA"', said), said
+    assert re.search(r'Revealed type is "streaming_pca\.[\w.]+\.PrivatePCA"', said), said
     (tmp_path / "client.py").write_text(CLIENT.replace("n_components=2", 'n_components="two"'))
     with pytest.raises(AssertionError, match="n_components"):
         run(*mypy, "--cache-dir", tmp_path / "cache", "client.py", cwd=tmp_path)

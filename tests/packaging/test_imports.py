@@ -30,7 +30,8 @@ LAYERS = """
     cli
     demo, audit
     admin
-    service, . + api + model_file
+    client
+    service, . + api
     config
     estimators.factory
     estimators.registry, estimators.forecast, estimators.doubts
@@ -40,7 +41,7 @@ LAYERS = """
     estimators.oja, estimators.covariance, estimators.block, estimators.local, estimators.tensor
     estimators.common
     estimators.base
-    estimators.private_mean, estimators.diagnostics
+    estimators.private_mean, estimators.diagnostics, estimators.problems
     data
     local
     privacy.ledger, privacy.users

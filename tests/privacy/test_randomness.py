@@ -60,6 +60,8 @@ ALLOWED_USES = {
     ("demo/flights.py", "numpy.random.PCG64"): "the published shuffle of a public data set",
     ("demo/flights.py", "?.random_raw"): "of the same",
     ("demo/broker.py", "uuid.uuid4"): "the name of a throw-away broker",
+    ("api/budget.py", "uuid.uuid4"): "the identity of a budget, to find it again after a pickle",
+    ("service/projection/projector.py", "uuid.uuid4"): "the transactional id of a process",
 }
 RANDOMNESS = "privacy/randomness.py"
 DRAWING = ("gaussian", "laplace", "quantile", "shuffled", "threshold")

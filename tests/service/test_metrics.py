@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -15,6 +14,7 @@ from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.metrics import Metrics
 from tests.data.test_codec import ACCURATE, accurate
+from tests.data.test_counts import counted
 
 
 def shown(filter: str, cap: tuple[str, str], *charges: tuple[int, int, Charge]) -> dict[str, float]:
@@ -106,12 +106,15 @@ def test_noisy_counts_are_shown_with_their_error_once_there_are_any() -> None:
     stream = metrics.for_stream("s")
     assert b"batch_null" not in metrics.text()
     assert b"batch_counts" not in metrics.text()
-    stream.set_noisy_counts(np.array([-3, 70]), 299)
-    stream.set_noisy_counts(np.array([5, -1]), 299)
+    stream.set_noisy_counts(Release(**counted(null_records=-3.0)), 299)
+    stream.set_noisy_counts(Release(**counted(null_records=5.0, clipped_records=-1.0)), 299)
     lines = metrics.text().decode().splitlines()
     assert 'streaming_pca_batch_null_records{stream="s"} 5.0' in lines
     assert 'streaming_pca_batch_clipped_records{stream="s"} -1.0' in lines
     assert 'streaming_pca_batch_counts_error{stream="s"} 299.0' in lines
+    assert 'streaming_pca_batch_counts_standard_error{stream="s"} 10.0' in lines
+    assert 'streaming_pca_batch_counts_records{stream="s"} 2200.0' in lines
+    assert 'streaming_pca_batch_clipped_of{stream="s"} 2200.0' in lines
 
 
 def test_what_a_release_says_of_itself_is_shown_until_another_says_nothing() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,15 +20,19 @@ from streaming_pca.estimators.common.clipped_sums import (
 from streaming_pca.kernels.block.matrix_sums import sum_matrix_products
 from streaming_pca.kernels.block.sums import sum_products
 
-__all__ = ["are_cached", "compile_apart", "compile_kernels"]
+__all__ = ["COMPILING", "are_cached", "compile_apart", "compile_kernels"]
+
+COMPILING = "compiling kernels (first run)"
+"""Words for a display."""
 
 _DIM, _RANK = 3, 2
+_DTYPES = (np.float32, np.float64)
 
 
 def compile_kernels(kind: RecordKind) -> None:
     """Compile the kernels that sum records of a kind, or load them from numba's cache.
 
-    It takes some 20 seconds on a new machine, and less than one second from the cache. The
+    It takes half a minute of one core on a new machine, and less than one second from the cache. The
     kernels serve any number of features, any rank, and float32 and float64 records. Kernels of
     single estimators compile at their first use. It sums records of ones, no record of a stream.
     """
@@ -37,7 +40,7 @@ def compile_kernels(kind: RecordKind) -> None:
         return
     preprocessing = Preprocessing(dim=_DIM, kind=kind, centering="none")
     basis = np.eye(_DIM)[:, :_RANK]
-    for dtype in (np.float32, np.float64):
+    for dtype in _DTYPES:
         ones = np.ones((_DIM if kind is RecordKind.MATRIX else 1, _DIM), dtype=dtype)
         batch = Batch.of_records([ones, ones], _DIM, kind)
         record_norms(batch, preprocessing)
@@ -49,25 +52,28 @@ def compile_kernels(kind: RecordKind) -> None:
 
 
 def are_cached(kinds: Iterable[RecordKind]) -> bool:
-    """Return whether numba's cache has kernels of these kinds, perhaps for another processor."""
-    largest: dict[RecordKind, Any] = {RecordKind.FACTOR: sum_products, RecordKind.MATRIX: sum_matrix_products}
-    for kind in kinds:
-        kernel = largest.get(kind)
-        if kernel is None:
-            continue
-        function = kernel.py_func
-        if not any(Path(kernel.stats.cache_path).glob(f"*.{function.__name__}-*.nbi")):
+    """Return whether numba's cache has all kernels of these kinds for this processor."""
+    last: dict[RecordKind, Any] = {RecordKind.FACTOR: sum_products, RecordKind.MATRIX: sum_matrix_products}
+    for kernel in (last[kind] for kind in kinds if kind in last):
+        processor = kernel.targetctx.codegen().magic_tuple()
+        # numba's own key of a cached kernel: (signature, processor and its instructions, code).
+        found = [key for key in kernel._cache._cache_file._load_index() if key[1] == processor]
+        # One for each dtype: fewer where a process ended while it compiled.
+        if len(found) < len(_DTYPES):
             return False
     return True
 
 
-def compile_apart(kinds: Iterable[RecordKind]) -> None:
-    """Fill numba's cache in a separate process, whose end frees the compiler's 300 MB.
+def compile_apart(kinds: Iterable[RecordKind]) -> subprocess.Popen[bytes]:
+    """Begin to fill numba's cache in a separate process.
 
-    If that fails, kernels compile at their first use.
+    Its end frees the compiler's 300 MB. Kill it to stop at once: a thread that compiles cannot be
+    stopped. Kernels that it leaves out compile at their first use.
     """
     command = [sys.executable, "-P", "-m", __spec__.name, *kinds]
-    subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True)
+    silent = subprocess.DEVNULL
+    # A terminal's Ctrl-C is for the caller, who kills it.
+    return subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent, start_new_session=True)
 
 
 if __name__ == "__main__":

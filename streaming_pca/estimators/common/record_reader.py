@@ -99,4 +99,6 @@ class RecordReader:
             shared_out(len(read.begins), part, self.step, worth_a_thread(read, read.longest * work))
             return out
 
-        return of_block(batch) if self.whole else batch.map(of_block)
+        if not self.whole:
+            return batch.map(of_block)
+        return np.concatenate([of_block(part) for part in batch.dense_parts()])

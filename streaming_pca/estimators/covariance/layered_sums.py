@@ -140,9 +140,19 @@ class Coordinates:
 
         ``per_units`` has one lattice scale for each chosen record.
         """
+        d, units = self.dim, self.preprocessing.units
+        lower, clipped, first = np.zeros((d, d), dtype=np.int64), 0, 0
+        for dense in batch.dense_parts():
+            last = first + len(dense) // units
+            some = slice(*np.searchsorted(chosen, (first, last)))
+            clipped += self._add_scaled(dense, chosen[some] - first, per_units[some], lower)
+            first = last
+        return lower + np.tril(lower, -1).T, clipped
+
+    def _add_scaled(self, batch: Batch, chosen: Integers, per_units: Matrix, total: Integers) -> int:
+        """Add the lower triangle of chosen records to ``total``; return the number clipped."""
         records = RecordReader(self.preprocessing)
         read = records.read(batch)
-
         d = self.dim
 
         def part(first: int, last: int) -> tuple[Integers, int]:
@@ -155,11 +165,11 @@ class Coordinates:
             return lower, clipped
 
         least = worth_a_thread(read, read.longest) if d <= 2**10 else max(len(chosen), 1)
-        total, clipped = np.zeros((d, d), dtype=np.int64), 0
+        clipped = 0
         for lower, more in shared_out(len(chosen), part, 1, least):
             total += lower
             clipped += more
-        return total + np.tril(total, -1).T, clipped
+        return clipped
 
     def _matrix_layer(self, batch: Batch, edges: Matrix, norms: Matrix, layer: int) -> LatticeSum:
         """Sum (w_l - w_{l-1}) A over symmetric matrices A of norm |A|_F: sensitivity 2 D_l."""

@@ -57,6 +57,8 @@ _COMPARABLE = 0.25
 """Least records of a batch that looks, over those of the largest batch."""
 _ALWAYS, _MORE = 16, 1.25
 """Number of first looks in a row; growth of the records from one later look to the next."""
+_SPANS = 4
+"""Features, over the rank that the radius is chosen for where k is above d/2: noise against clipping."""
 _RATIO = 1.4
 """Least ratio of neighbouring radii: fineness of the grid against noise."""
 _CUT, _FEWEST = 0.004, 5
@@ -302,6 +304,13 @@ class CovarianceUpdate:
         known = np.cumsum(variances)
         return np.stack(moments), np.minimum.outer(known, known)
 
+    @property
+    def _rank_of_radius(self) -> int:
+        """Rank of the subspaces that radii are judged by: k, or d/4 where k is above d/2."""
+        # The span of nearly all features is no news: a clip would spoil the variances unseen.
+        dim = self.preprocessing.output_dim
+        return max(dim // _SPANS, 1) if 2 * self.k > dim else self.k
+
     def _read_radii(
         self, estimate: CovarianceEstimate, budget: Budget, count: float, future: float
     ) -> Reading:
@@ -320,7 +329,7 @@ class CovarianceUpdate:
             estimate.all_moments(),
             estimate.noise[:used, :used],
             estimate.weights,
-            self.k,
+            self._rank_of_radius,
             final,
             estimate.excess[:used],
             estimate.squared_excess[:used],

@@ -20,7 +20,7 @@ from streaming_pca.estimators.forecast.batches import MOST_RECORDS, Shares, chec
 from streaming_pca.estimators.forecast.result import TARGETS, Forecast, Route
 from streaming_pca.privacy.calibration.multipliers import gaussian_rho, least_multiplier
 from streaming_pca.privacy.errors import ParameterError, require_count, require_positive
-from streaming_pca.privacy.parameters import PrivacyParameters
+from streaming_pca.privacy.parameters import PrivacyParameters, doubt_of_delta
 
 __all__ = ["forecast", "forecast_of"]
 
@@ -115,12 +115,7 @@ def forecast(
 
 def _warnings(f: Forecast) -> tuple[str, ...]:
     """Name doubtful parameters, one line each."""
-    found: list[str] = []
-    if f.delta * f.records >= 1:
-        found.append(
-            f"delta = {f.delta:g} is not below 1/records = {1 / f.records:.2g}: "
-            "publishing one record, chosen at random, would satisfy it"
-        )
+    found = list(filter(None, [doubt_of_delta(f.delta, f.records)]))
     if f.contributions > len(f.batches):
         found.append(
             f"contributions = {f.contributions} is above the number of batches, {len(f.batches)}: "

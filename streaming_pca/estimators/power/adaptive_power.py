@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -16,6 +15,7 @@ from streaming_pca.data.preprocessing import transformed
 from streaming_pca.data.records import Batch, RecordKind
 from streaming_pca.estimators.base import EstimatorInfo, Options, Outcome, Plan
 from streaming_pca.estimators.oja.deflation import Deflation, DeflationState, Learnt
+from streaming_pca.kernels import njit
 from streaming_pca.kernels.lattice import BLOCK, MATRIX_RADIUS, MAX_RECORDS
 from streaming_pca.kernels.rounding import clip_and_round
 from streaming_pca.privacy.calibration.multipliers import gaussian_rho, lattice_sigma, pure_epsilon

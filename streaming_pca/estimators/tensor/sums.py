@@ -22,12 +22,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from streaming_pca.data.preprocessing import Preprocessing, transformed
 from streaming_pca.data.records import Batch
 from streaming_pca.estimators.tensor.search import single_rows
+from streaming_pca.kernels import njit
 from streaming_pca.kernels.clipping import quantise_records
 from streaming_pca.kernels.lattice import BLOCK, MAX_RECORDS, RADIUS, LatticeSum, lattice_unit, quantise_basis
 from streaming_pca.kernels.rounding import clip_and_round

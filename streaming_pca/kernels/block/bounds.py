@@ -14,9 +14,9 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from streaming_pca.kernels import njit
 from streaming_pca.kernels.lattice import RADIUS
 
 __all__ = ["COUNTED_AS_CLIPPED", "MOST_PRODUCT", "WEIGHT", "Centre", "is_within", "scaled_down"]

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from streaming_pca.kernels import njit
 from streaming_pca.kernels.block.bounds import COUNTED_AS_CLIPPED
 from streaming_pca.kernels.block.strip_products import CHAIN, ROWS, square_sum
 from streaming_pca.kernels.block.strips import scale_row, squared_norm

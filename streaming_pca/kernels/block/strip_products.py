@@ -11,8 +11,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from numba import types
-
 from streaming_pca.kernels.vectors import (
     DOUBLE,
     DOUBLES,
@@ -178,6 +176,8 @@ def add_dots(
         _for_width(builder, columns, COLUMNS, add)
         return context.get_dummy_value()
 
+    from numba import types
+
     i = types.int64
     return types.void(z, i, i, q, i, i, i, y, i, i, i), codegen
 
@@ -255,6 +255,8 @@ def add_products(
         _for_width(builder, columns, MOST_COLUMNS, add_all)
         return context.get_dummy_value()
 
+    from numba import types
+
     i = types.int64
     return types.void(z, i, u, i, i, i, s, i, i, ahead, i), codegen
 
@@ -300,6 +302,8 @@ def mix_columns(
             store(builder, total, out, builder.add(o0, builder.mul(o_stride, constant(c))))
         return context.get_dummy_value()
 
+    from numba import types
+
     i = types.int64
     return types.void(y, i, i, mix, i, i, i, o, i, i), codegen
 
@@ -334,5 +338,7 @@ def square_sum(typing: Any, x: Any, x0: Any, n: Any) -> Any:
         )
         low, high = builder.fadd(first, totals[1]), builder.fadd(totals[2], totals[3])
         return horizontal_sum(builder, builder.fadd(low, high))
+
+    from numba import types
 
     return types.float64(x, types.int64, types.int64), codegen

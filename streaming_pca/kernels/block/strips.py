@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 
 from streaming_pca.kernels.vectors import (
     DOUBLE,
@@ -48,6 +47,8 @@ _WIDE = ir.VectorType(DOUBLE, LANES)
 
 def _read(builder: Builder, base: Value, offset: Value, count: Value | None, element: Any) -> list[Value]:
     """Load a strip of a row: one float32 vector or two float64 ones, ``count`` entries."""
+    from numba import types
+
     if element == types.float32:
         if count is None:
             return [load(builder, base, offset, FLOATS)]
@@ -124,11 +125,15 @@ def squared_norm(typing: Any, x: Any, x0: Any, d: Any) -> Any:
 
         return _sum_of_squares(builder, args[2], entries)
 
+    from numba import types
+
     return types.float64(x, types.int64, types.int64), codegen
 
 
 def _row_putter(rounded: bool) -> Any:
     def put(typing: Any, x: Any, x0: Any, d: Any, scale: Any, z: Any, z0: Any, stride: Any) -> Any:
+        from numba import types
+
         def codegen(context: Any, builder: Builder, signature: Any, args: Any) -> Value:
             source, target = (data_of(context, builder, signature, args, i) for i in (0, 4))
             element = signature.args[0].dtype

@@ -13,9 +13,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit, types
 from numpy.typing import NDArray
 
+from streaming_pca.kernels import njit
 from streaming_pca.kernels.block.bounds import Centre, is_within, scaled_down
 from streaming_pca.kernels.block.terms import (
     RECORDS_PER_FLUSH,
@@ -50,6 +50,8 @@ def next_chunk(typing_context: Any, counter: Any, count: Any) -> Any:
         address = data_of(context, builder, signature, args, 0)
         # Orders the numbers alone; joining the threads orders their reads and writes.
         return builder.atomic_rmw("add", address, args[1], "monotonic")
+
+    from numba import types
 
     return types.int64(counter, types.int64), generate
 

@@ -10,9 +10,9 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from streaming_pca.kernels import njit
 from streaming_pca.kernels.block.bounds import Centre
 from streaming_pca.kernels.block.strip_products import (
     MIXED,

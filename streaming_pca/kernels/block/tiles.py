@@ -13,9 +13,9 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from streaming_pca.kernels import njit
 from streaming_pca.kernels.block.strip_products import CHAIN, COLUMNS, ROWS, add_dots
 from streaming_pca.kernels.block.strips import round_row, squared_norm
 from streaming_pca.kernels.lattice import RADIUS

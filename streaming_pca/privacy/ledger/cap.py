@@ -27,9 +27,10 @@ import math
 from decimal import ROUND_HALF_EVEN, Context, Decimal
 from fractions import Fraction
 from functools import lru_cache
+from typing import Self
 
 from streaming_pca.privacy.ledger.entries import Cap, OffsetSpan, Opened
-from streaming_pca.privacy.parameters import Charge, format_rational
+from streaming_pca.privacy.parameters import Charge, format_number, format_rational
 
 __all__ = ["BudgetExceeded", "approximate", "left_of", "within_cap"]
 
@@ -64,12 +65,17 @@ class BudgetExceeded(Exception):
             f"the cap is {_of(opened.cap, False)}"
         )
 
+    def with_remedy(self, remedy: str) -> Self:
+        """Return the same refusal with a way out at its end."""
+        self.args = (f"{self}; {remedy}",)
+        return self
+
 
 def _of(numbers: Charge | Cap, zcdp: bool) -> str:
-    text = f"epsilon {approximate(numbers.epsilon)}, delta {approximate(numbers.delta)}"
+    text = f"epsilon {format_number(numbers.epsilon)}, delta {format_number(numbers.delta)}"
     if not zcdp or isinstance(numbers, Cap):
         return text
-    return f"{text}, rho {'not claimed' if numbers.rho is None else approximate(numbers.rho)}"
+    return f"{text}, rho {'not claimed' if numbers.rho is None else format_number(numbers.rho)}"
 
 
 @lru_cache(maxsize=64)

@@ -22,6 +22,7 @@ __all__ = [
     "Committed",
     "LedgerEntry",
     "MalformedEntry",
+    "OffsetPosition",
     "OffsetRange",
     "OffsetSpan",
     "Opened",
@@ -30,6 +31,7 @@ __all__ = [
     "Reserved",
     "Resumed",
     "Retired",
+    "Started",
     "decode_entry",
     "encode_entry",
     "entry_hash",
@@ -45,22 +47,42 @@ class MalformedEntry(ValueError):
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Attribute docstrings are the descriptions of the JSON schema; canonical entries leave nothing out.
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        json_schema_serialization_defaults_required=True,
+    )
 
 
 class Cap(_Frozen):
     """Largest total charge of any one record, by all jobs together."""
 
     epsilon: Rational
+    """Exact."""
     delta: Rational
+    """Exact."""
+
+
+class OffsetPosition(_Frozen):
+    """Offset of a partition at which a job begins."""
+
+    partition: int = Field(ge=0, lt=2**31)
+    """Partition of the input topic."""
+    offset: int = Field(ge=0, lt=_OFFSET_LIMIT)
+    """First offset of the job."""
 
 
 class OffsetSpan(_Frozen):
     """Offsets [start, end) of a partition."""
 
     partition: int = Field(ge=0, lt=2**31)
+    """Partition of the input topic."""
     start: int = Field(ge=0, lt=_OFFSET_LIMIT)
+    """First offset."""
     end: int = Field(ge=0, lt=_OFFSET_LIMIT)
+    """First offset after the range."""
 
 
 class OffsetRange(OffsetSpan):
@@ -70,10 +92,12 @@ class OffsetRange(OffsetSpan):
     """
 
     count: int = Field(ge=0, lt=_OFFSET_LIMIT)
+    """Number of records."""
 
 
 class _Entry(_Frozen):
     version: Literal[1, 2] = 1
+    """2 for RESERVED of a stream whose unit of privacy is a user, otherwise 1."""
     topic_id: str
     """Id of the input topic; a re-created topic has another id, and is new data."""
 
@@ -92,31 +116,40 @@ class Opened(_Entry):
     """First entry: fixes the cap and the filter for every job."""
 
     kind: Literal["OPENED"] = "OPENED"
+    """Kind of the entry."""
     topic: str
+    """Name of the input topic."""
     cap: Cap
+    """Cap of every record."""
     filter: Literal["basic", "zcdp"] = "basic"
+    """Rule by which charges on a record add up."""
 
 
 class _JobEntry(_Entry):
     job: str
+    """Name of the stream, or of the charge made elsewhere."""
     previous: str
     """Hash of this job's previous entry, of OPENED for its first."""
 
 
 class _BatchEntry(_JobEntry):
     batch: int = Field(ge=1, lt=_OFFSET_LIMIT)
+    """Number of the batch, 1, 2, ... in each job."""
 
 
 class Reserved(_BatchEntry):
     """Charge of the named records, with or without a later answer."""
 
     kind: Literal["RESERVED"] = "RESERVED"
+    """Kind of the entry."""
     ranges: tuple[OffsetRange, ...]
+    """Records of the batch."""
     promise: dict[str, Any]
     """Privacy contract of the stream, the same in every batch of a job. The stored name never changes."""
     parameters: dict[str, Any]
     """Every parameter of this batch's mechanisms."""
     charge: Charge
+    """Cost to each of these records."""
 
     @model_validator(mode="before")
     @classmethod
@@ -148,54 +181,84 @@ class Committed(_BatchEntry):
     """Commit of the batch: its one answer is in the state."""
 
     kind: Literal["COMMITTED"] = "COMMITTED"
+    """Kind of the entry."""
     state_digest: str
+    """Salted SHA-256 of the state, in hex."""
 
 
 class Abandoned(_BatchEntry):
     """End of a batch without an answer, now or later; the charge stays."""
 
     kind: Literal["ABANDONED"] = "ABANDONED"
+    """Kind of the entry."""
     reason: str
+    """Reason in one line."""
 
 
 class Released(_BatchEntry):
     """Publication of the batch's release on the releases topic."""
 
     kind: Literal["RELEASED"] = "RELEASED"
+    """Kind of the entry."""
     release_digest: str
+    """SHA-256 of the release's bytes, in hex."""
 
 
 class Paused(_JobEntry):
     """Pause of the job: it reserves no batch until resumed; an open one may still end."""
 
     kind: Literal["PAUSED"] = "PAUSED"
+    """Kind of the entry."""
     reason: str
+    """Reason in one line."""
 
 
 class Resumed(_JobEntry):
     """End of a pause: the job may reserve again."""
 
     kind: Literal["RESUMED"] = "RESUMED"
+    """Kind of the entry."""
     reason: str
+    """Reason in one line."""
 
 
 class Retired(_JobEntry):
     """End of the job: it never reserves again."""
 
     kind: Literal["RETIRED"] = "RETIRED"
+    """Kind of the entry."""
     reason: str
+    """Reason in one line."""
+
+
+class Started(_JobEntry):
+    """Offsets at which a job begins that leaves out the records before; it charges nothing.
+
+    A partition that is not named begins at its first record: it is younger than the entry.
+    """
+
+    kind: Literal["STARTED"] = "STARTED"
+    """Kind of the entry."""
+    positions: tuple[OffsetPosition, ...]
+    """Beginning of the job, by partition."""
 
 
 class Charged(_JobEntry):
     """Charge of the named records for a release that the owner made elsewhere."""
 
     kind: Literal["CHARGED"] = "CHARGED"
+    """Kind of the entry."""
     ranges: tuple[OffsetSpan, ...]
+    """Charged offsets."""
     charge: Charge
+    """Cost to each of these records."""
     reason: str
+    """Reason in one line."""
 
 
-LedgerEntry = Opened | Reserved | Committed | Abandoned | Released | Paused | Resumed | Retired | Charged
+LedgerEntry = (
+    Opened | Reserved | Committed | Abandoned | Released | Paused | Resumed | Retired | Charged | Started
+)
 
 _ADAPTER: TypeAdapter[LedgerEntry] = TypeAdapter(Annotated[LedgerEntry, Field(discriminator="kind")])
 

@@ -12,7 +12,8 @@ job itself has a status,
     ACTIVE, PAUSED -> RETIRED
 
 and only an active job reserves. A job that has CHARGED, for releases that were
-made elsewhere, has no batches.
+made elsewhere, has no batches. A job that begins behind the oldest records has
+STARTED before its first batch, and reserves no record before those offsets.
 
 A reservation names records, and its charge is not below its cost:
 
@@ -50,6 +51,7 @@ from streaming_pca.privacy.ledger.entries import (
     Reserved,
     Resumed,
     Retired,
+    Started,
 )
 from streaming_pca.privacy.ledger.mechanism_costs import TOLERANCE, UnknownCost, is_of_reports, least_rho
 from streaming_pca.privacy.parameters import Charge, parse_rational
@@ -93,6 +95,8 @@ class JobProgress:
         Privacy contract of the job's first reservation, binding for all later ones.
     ends : dict of partition to offset
         Start of the job's next batch.
+    started : bool
+        True after STARTED, which counts once.
     standing : JobStatus
     charges : int
         Number of CHARGED entries that count; a job that has any has no batches.
@@ -105,8 +109,14 @@ class JobProgress:
     state_digest: str = ""
     contract: dict[str, Any] | None = None
     ends: dict[int, int] = field(default_factory=dict)
+    started: bool = False
     standing: JobStatus = JobStatus.ACTIVE
     charges: int = 0
+
+    @property
+    def has_begun(self) -> bool:
+        """True once the ledger fixes where the job begins to read."""
+        return self.started or self.batch > 0
 
     def follow(self, entry: LedgerEntry) -> None:
         """Update the progress by the job's next entry that counts."""
@@ -129,6 +139,8 @@ class JobProgress:
                 self.standing = JobStatus.RETIRED
             case Charged():
                 self.charges += 1
+            case Started():
+                self.started, self.ends = True, {p.partition: p.offset for p in entry.positions}
 
 
 def check_entry(entry: LedgerEntry, job: JobProgress, opened: Opened) -> str:
@@ -150,6 +162,8 @@ def check_entry(entry: LedgerEntry, job: JobProgress, opened: Opened) -> str:
             return _check_status_change(entry, job)
         case Committed() | Abandoned() | Released():
             return _check_end(entry, job)
+        case Started():
+            return _check_start(entry, job)
     return ""
 
 
@@ -188,6 +202,11 @@ def _check_reservation(entry: Reserved, job: JobProgress) -> str:
         if not r.count:
             return f"partition {r.partition}: no records in offsets {r.start} to {r.end}"
         if r.start < job.ends.get(r.partition, 0):
+            if not job.batch:
+                return (
+                    f"partition {r.partition}: offset {r.start} is before the job's start, "
+                    f"{job.ends[r.partition]}"
+                )
             return (
                 f"partition {r.partition} overlaps an earlier batch of the job: offset {r.start} is below "
                 f"{job.ends[r.partition]}"
@@ -198,9 +217,23 @@ def _check_reservation(entry: Reserved, job: JobProgress) -> str:
 def _check_elsewhere(entry: Charged, job: JobProgress) -> str:
     if job.standing is not JobStatus.ACTIVE:
         return f"the job is {job.standing}"
-    if job.batch:
-        return "the job has batches, so it can have no charges for releases made elsewhere"
+    if job.has_begun:
+        found = "batches" if job.batch else "begun as a stream"
+        return f"the job has {found}, so it can have no charges for releases made elsewhere"
     return _check_ranges(entry.ranges)
+
+
+def _check_start(entry: Started, job: JobProgress) -> str:
+    if job.standing is not JobStatus.ACTIVE:
+        return f"the job is {job.standing}"
+    if job.charges:
+        return "the job has charges for releases made elsewhere, so it reads no records"
+    if job.has_begun:
+        return "the job has begun already"
+    named = [p.partition for p in entry.positions]
+    if not named or len(set(named)) < len(named):
+        return "it names no partition, or one twice"
+    return ""
 
 
 def _check_ranges(ranges: Sequence[OffsetSpan]) -> str:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtri_exp
 
+from streaming_pca.kernels import njit
 from streaming_pca.privacy.errors import ParameterError, require_open_unit, require_positive
 from streaming_pca.privacy.mechanisms.gaussian import gaussian_on_vector
 from streaming_pca.privacy.mechanisms.histogram import stability_threshold

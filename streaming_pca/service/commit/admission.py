@@ -5,17 +5,21 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from streaming_pca.config.settings import StreamSettings
+from streaming_pca.data.arrow import find_pyarrow
+from streaming_pca.data.codec import ARROW, OCTETS
 from streaming_pca.data.records import RecordKind
+from streaming_pca.estimators.base import Estimator, State
+from streaming_pca.estimators.common.state import decode_fitting_state
 from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.privacy.ledger.cap import within_cap
 from streaming_pca.privacy.ledger.entries import Cap, Opened
 from streaming_pca.privacy.ledger.ledger import BudgetExceeded, JobLedger, JobStatus, Ledger
 from streaming_pca.privacy.noise import NOISE_LAW
-from streaming_pca.privacy.parameters import Charge, format_rational
+from streaming_pca.privacy.parameters import Charge, format_number
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.service.errors import StreamRefused
 
-__all__ = ["check_admission", "check_opened", "check_room"]
+__all__ = ["check_admission", "check_opened", "check_room", "decode_admitted_state"]
 
 
 def check_opened(stream: StreamSettings, ledger: Ledger) -> None:
@@ -34,9 +38,9 @@ def check_opened(stream: StreamSettings, ledger: Ledger) -> None:
     cap = stream.cap
     if cap is not None and cap != opened.cap:
         raise StreamRefused(
-            f"stream.cap is ({format_rational(cap.epsilon)}, {format_rational(cap.delta)}), "
-            f"the ledger was opened with ({format_rational(opened.cap.epsilon)}, "
-            f"{format_rational(opened.cap.delta)}): set stream.cap to that, or remove it"
+            f"stream.cap is ({format_number(cap.epsilon)}, {format_number(cap.delta)}), "
+            f"the ledger was opened with ({format_number(opened.cap.epsilon)}, "
+            f"{format_number(opened.cap.delta)}): set stream.cap to that, or remove it"
         )
 
 
@@ -48,6 +52,11 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
     StreamRefused
     """
     check_opened(stream, ledger)
+    if stream.content_type == ARROW and find_pyarrow() is None:
+        # Otherwise this worker would spend the budget on null records.
+        raise StreamRefused(
+            f"stream.content_type = \"{ARROW}\" needs pyarrow: pip install 'streaming-pca[arrow]'"
+        )
     name, job = stream.name, ledger.job(stream.name)
     if job.standing is JobStatus.RETIRED:
         raise StreamRefused(f"stream {name!r} is retired, which is final: choose a new stream.name")
@@ -61,7 +70,11 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
         _check_first_batch(stream, ledger)
         return
     _check_options(stream, job)
-    for key, value in stream.privacy_contract.items():
+    # A contract leaves this out where it is the default.
+    default = {"content_type": OCTETS}
+    wanted = default | stream.privacy_contract
+    recorded = default | recorded
+    for key, value in wanted.items():
         if recorded.get(key) != value:
             raise StreamRefused(
                 f"stream.{key} is {_short(value)}, but the ledger has "
@@ -95,6 +108,23 @@ def _check_options(stream: StreamSettings, job: JobLedger) -> None:
         )
 
 
+def decode_admitted_state(stream: StreamSettings, estimator: Estimator[Any, Any], data: bytes) -> State:
+    """Decode a stream's state.
+
+    Raises
+    ------
+    StreamRefused
+        If it is not of these settings: options are no part of the privacy contract.
+    """
+    try:
+        return decode_fitting_state(estimator, data)
+    except (TypeError, ValueError, KeyError) as error:
+        raise StreamRefused(
+            f"the state of stream {stream.name!r} is of another release or of other stream.options:"
+            " go on with what wrote it, or give the stream a new name (its records stay charged)"
+        ) from error
+
+
 def check_room(stream: StreamSettings, cap: Cap, rule: Literal["basic", "zcdp"]) -> Charge:
     """Refuse a cap below the charge of one batch of a stream; return that charge.
 
@@ -119,17 +149,17 @@ def check_room(stream: StreamSettings, cap: Cap, rule: Literal["basic", "zcdp"])
     if not within_cap(charge, cap, rule) and not stream.private:
         raise StreamRefused(
             f"stream {stream.name!r} is not private (private = false) and charges infinity, which the cap "
-            f"of ledger {stream.ledger_topic!r}, epsilon {format_rational(cap.epsilon)}, "
-            f"delta {format_rational(cap.delta)}, does not allow: read an input topic whose ledger was "
+            f"of ledger {stream.ledger_topic!r}, epsilon {format_number(cap.epsilon)}, "
+            f"delta {format_number(cap.delta)}, does not allow: read an input topic whose ledger was "
             "opened for that (`streaming-pca topics create --cap inf,inf`)"
         )
     if not within_cap(charge, cap, rule):
-        asked = f"epsilon {format_rational(charge.epsilon)}, delta {format_rational(charge.delta)}"
+        asked = f"epsilon {format_number(charge.epsilon)}, delta {format_number(charge.delta)}"
         if rule == "zcdp":
-            asked += f", rho {'not claimed' if charge.rho is None else format_rational(charge.rho)}"
+            asked += f", rho {'not claimed' if charge.rho is None else format_number(charge.rho)}"
         raise StreamRefused(
-            f"the cap of ledger {stream.ledger_topic!r}, epsilon {format_rational(cap.epsilon)}, "
-            f"delta {format_rational(cap.delta)} ({rule} composition), is below what one batch of stream "
+            f"the cap of ledger {stream.ledger_topic!r}, epsilon {format_number(cap.epsilon)}, "
+            f"delta {format_number(cap.delta)} ({rule} composition), is below what one batch of stream "
             f"{stream.name!r} is charged, {asked}: lower stream.epsilon and stream.delta, "
             "or open the ledger of an input topic with a higher cap (`streaming-pca topics create --cap`)"
         )

@@ -58,6 +58,9 @@ def compute_batch(
         batch, step = batch.keeping(counted), users.step(taken.users, counted)
     estimator = stream.build_estimator()
     new: State = estimator.update(state, batch)
-    release = make_release(stream, estimator.release(new), number, new.records)
+    counts: dict[str, float] = {}
+    if estimator.diagnostics is not None and new.counts is not None:
+        counts = estimator.diagnostics.describe(new.counts, len(batch))
+    release = make_release(stream, estimator.release(new), number, new.records, counts)
     Release.from_bytes(release)  # raises if a number is not finite
     return BatchResult(new, encode_state(new), release, step)

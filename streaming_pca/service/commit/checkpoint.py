@@ -1,4 +1,4 @@
-"""Writer of ledger, state and releases: take over, reserve, commit, publish, abandon.
+"""Writer of ledger, state and releases: take over, start, reserve, commit, publish, abandon.
 
 Every write is a transaction of the stream's one transactional producer. Its
 id consists of the input topic's id and the stream's name, so a successor's
@@ -14,7 +14,7 @@ Why nothing is lost or charged twice: docs/explanation/exactly-once.md.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
@@ -25,14 +25,16 @@ from streaming_pca.data.release import Release
 from streaming_pca.privacy.ledger.entries import (
     Abandoned,
     Committed,
+    OffsetPosition,
     OffsetRange,
     Opened,
     Released,
     Reserved,
+    Started,
     decode_entry,
     encode_entry,
 )
-from streaming_pca.privacy.ledger.ledger import JobStatus
+from streaming_pca.privacy.ledger.ledger import BudgetExceeded, JobStatus
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.randomness import secret_salt
 from streaming_pca.service.commit.admission import check_admission, check_opened
@@ -63,6 +65,8 @@ class TakenOver:
     """The open batch, if there is one."""
     standing: JobStatus
     """Only an active stream may reserve; a paused one may end its open batch."""
+    has_begun: bool
+    """True if the ledger fixes where the stream begins to read."""
 
 
 class CheckpointWriter(LedgerWriter):
@@ -134,7 +138,7 @@ class CheckpointWriter(LedgerWriter):
             self._head = self.log.ledger.head(self._stream.name)
             self.users = None if to_change_status else self._states.users(checkpoint)
             self._close_states()
-        return TakenOver(recovery, checkpoint, job.reservation, job.standing)
+        return TakenOver(recovery, checkpoint, job.reservation, job.standing, job.has_begun)
 
     @property
     def _states(self) -> StateReader:
@@ -188,6 +192,36 @@ class CheckpointWriter(LedgerWriter):
         finally:
             reader.close()
 
+    # -- start -------------------------------------------------------------
+
+    def start(self, positions: Mapping[int, int]) -> None:
+        """Fix where the stream begins, before its first batch.
+
+        In the ledger, because a crash before the first commit leaves no other trace: its
+        successor would begin elsewhere, and leave out the records that came in between.
+        """
+        with self._step("start.1 begin"):
+            self.log.catch_up()
+            self._require_own_head()
+            entry = Started(
+                topic_id=self._topic_id,
+                job=self._stream.name,
+                previous=self._head,
+                positions=tuple(OffsetPosition(partition=p, offset=o) for p, o in sorted(positions.items())),
+            )
+            self._begin()
+        with self._step("start.2 STARTED"):
+            sent = self._send_entry(entry)
+        with self._step("start.3 commit"):
+            self._transaction.commit()
+        with self._step("start.4 read back"):
+            self._expect(sent.offset, entry)
+
+    def _require_own_head(self) -> None:
+        """Raise SessionLost if another writer has continued the job: ours would be off its chain."""
+        if self.log.ledger.head(self._stream.name) != self._head:
+            raise SessionLost("another leader, or an import, has written for the stream meanwhile")
+
     # -- reserve -----------------------------------------------------------
 
     def reserve(self, ranges: Sequence[OffsetRange], parameters: dict[str, Any], charge: Charge) -> Reserved:
@@ -206,8 +240,7 @@ class CheckpointWriter(LedgerWriter):
             # entries, so it must not be judged against them: the next take-over deals with them.
             if status is not JobStatus.ACTIVE:
                 raise SessionLost(f"the stream is {status}")
-            if ledger.head(self._stream.name) != self._head:
-                raise SessionLost("another leader, or an import, has written for the stream meanwhile")
+            self._require_own_head()
             entry = Reserved(
                 topic_id=self._topic_id,
                 job=self._stream.name,
@@ -220,7 +253,20 @@ class CheckpointWriter(LedgerWriter):
             )
             # The entry as every reader will see it: tuples are lists on the wire.
             entry = cast(Reserved, decode_entry(encode_entry(entry)))
-            ledger.check_budget(entry)
+            try:
+                ledger.check_budget(entry)
+            except BudgetExceeded as error:
+                job = ledger.job(self._stream.name)
+                if job.batch or entry.of_users:
+                    raise
+                name = self._stream.name
+                raise error.with_remedy(
+                    f"another stream has spent the first records of stream {name!r} since it began: once "
+                    "that one has ended, choose a new stream.name"
+                    if job.started
+                    else f"stream {name!r} has not begun: "
+                    'stream.start = "latest" begins it behind the records that are there now'
+                ) from None
             verdict = ledger.judge(entry)
             if not verdict.accepted:
                 raise StreamRefused(f"the ledger refuses batch {entry.batch}: {verdict.reason}")

@@ -82,6 +82,12 @@ class LogReader:
         """Next offset to read."""
         return int(self._consumer.position(self._tp, timeout_ms=self._kafka.request_timeout_ms) or 0)
 
+    def committed_end(self) -> int:
+        """Return the end of the partition before its first open transaction."""
+        return int(
+            self._consumer.end_offsets([self._tp], timeout_ms=self._kafka.request_timeout_ms)[self._tp]
+        )
+
     def read_to(self, end: int, patience_seconds: float) -> Iterator[Any]:
         """Yield the committed messages before offset ``end``.
 
@@ -161,6 +167,12 @@ class LedgerLog:
             self.entries += 1
             new.append(Replayed(message.offset, entry, self.ledger.apply(entry)))
         return new
+
+    def read_committed(self, most: int) -> bool:
+        """Replay at most ``most`` further offsets, waiting for no transaction; True at their end."""
+        end, position = self._reader.committed_end(), self._reader.position
+        self.catch_up(min(end, position + most))
+        return end <= position + most
 
     def close(self) -> None:
         """Release the consumers."""

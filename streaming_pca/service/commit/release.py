@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from streaming_pca.config.settings import StreamSettings
-from streaming_pca.data.release import ACCURACY, Release
+from streaming_pca.data.release import ACCURACY, Release, published_setting
 from streaming_pca.estimators.base import Subspace
 from streaming_pca.estimators.doubts import doubts
 
@@ -25,7 +27,13 @@ class Progress:
     release: bytes
 
 
-def make_release(stream: StreamSettings, subspace: Subspace, batch: int, records: int) -> bytes:
+def make_release(
+    stream: StreamSettings,
+    subspace: Subspace,
+    batch: int,
+    records: int,
+    counts: Mapping[str, float] = MappingProxyType({}),
+) -> bytes:
     """Encode a release; its bytes are part of the state until they are published.
 
     Parameters
@@ -36,6 +44,8 @@ def make_release(stream: StreamSettings, subspace: Subspace, batch: int, records
         The ledger's batch number.
     records : int
         Records delivered so far.
+    counts : mapping, optional
+        Fields of :data:`~streaming_pca.data.release.COUNTS`.
 
     Raises
     ------
@@ -46,10 +56,9 @@ def make_release(stream: StreamSettings, subspace: Subspace, batch: int, records
     outcome = None if subspace.outcome is None else subspace.outcome.value
     info = stream.build_estimator().info
     found = doubts(subspace, stream.build_estimator().preprocessing, records)
-    third = outcome is not None or not stream.private
-    fourth = info.local or info.releases == "tensor"
+    bounds = None if stream.bounds is None else tuple(map(published_setting, stream.bounds))
     return Release(
-        version=5 if found else 4 if fourth else 3 if third else 2 if accuracy else 1,
+        version=6,
         kind=info.releases,
         stream=stream.name,
         batch=batch,
@@ -62,6 +71,9 @@ def make_release(stream: StreamSettings, subspace: Subspace, batch: int, records
         support=None if subspace.support is None else list(subspace.support),
         explained_variance=subspace.explained_variance.tolist(),
         mean=None if subspace.mean is None else subspace.mean.tolist(),
+        centering=published_setting(stream.centering),
+        scale=published_setting(stream.scale),
+        bounds=bounds,
         private=stream.private,
         local=info.local,
         epsilon=stream.epsilon if stream.private else None,
@@ -74,6 +86,7 @@ def make_release(stream: StreamSettings, subspace: Subspace, batch: int, records
         outcome=outcome,
         doubts=tuple(doubt.value for doubt in found),
         **accuracy,
+        **counts,
     ).to_bytes()
 
 

@@ -64,6 +64,7 @@ def build_codec(stream: StreamSettings, user_key: bytes | None) -> PayloadCodec:
         stream.privacy_unit,
         user_key,
         stream.local_guarantee,
+        stream.content_type,
     )
 
 
@@ -425,7 +426,7 @@ def _deleted_message(topic: str, partition: int, position: int, first: int) -> s
 
 def _tail_lost_message(topic: str, partition: int, position: int, end: int) -> str:
     return (
-        f"topic {topic!r}, partition {partition}: records {end} to {position - 1}, which were charged, are "
-        "lost (an unclean election, or a replaced disk). Records that come in their places cannot be charged "
-        'again. Read a new topic, or set stream.lost_records = "skip" to go on without those'
+        f"topic {topic!r}, partition {partition}: records {end} to {position - 1}, which the stream has "
+        "passed, are lost (an unclean election, or a replaced disk). It learns from no records that come "
+        'in their places. Read a new topic, or set stream.lost_records = "skip" to go on without those'
     )

@@ -22,13 +22,15 @@ from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
 from streaming_pca.config.kafka import KafkaSettings
-from streaming_pca.service.kafka import large_reads
+from streaming_pca.service.kafka import large_reads, tls
+from streaming_pca.service.kafka.diagnosis import diagnose
 from streaming_pca.service.kafka.record_batches import InflatingReader, RecordReader
 from streaming_pca.service.kafka.transaction import delivery_timeout_ms
 
 __all__ = [
     "BrokerUnreachable",
     "admin_client",
+    "broker_failed",
     "first_offsets",
     "group_consumer",
     "last_offsets",
@@ -39,6 +41,7 @@ __all__ = [
 ]
 
 large_reads.install()
+tls.install()
 
 Io = Literal["records", "logs", "control"]
 C = TypeVar("C")
@@ -81,10 +84,23 @@ def _connect(settings: KafkaSettings, make: Callable[..., C]) -> C:
             continue
         _answered[settings.bootstrap_servers] = server
         return made
+    diagnosis = diagnose(settings, servers)
+    if diagnosis is not None and diagnosis.answers:
+        raise BrokerUnreachable(diagnosis.text)
     raise BrokerUnreachable(
         f"no broker answers at kafka.bootstrap_servers = {settings.bootstrap_servers!r} "
-        f"within {settings.bootstrap_timeout_ms} ms ({reason[:160]})"
+        f"within {settings.bootstrap_timeout_ms} ms ({diagnosis.text if diagnosis else reason[:160]})"
     )
+
+
+def broker_failed(settings: KafkaSettings, failure: str, error: Exception) -> BrokerUnreachable:
+    """Return the error for a request that failed after a client was made.
+
+    Perhaps the broker refers clients to an address that this machine cannot reach.
+    """
+    diagnosis = diagnose(settings, settings.bootstrap_servers.split(","), advertised=True)
+    reason = diagnosis.text if diagnosis else (str(error).splitlines() or [""])[0][:200]
+    return BrokerUnreachable(f"{failure}: {reason or type(error).__name__}")
 
 
 _selectors_lock = threading.Lock()
@@ -202,14 +218,18 @@ def reading_consumer(
     )
 
 
-def group_consumer(settings: KafkaSettings, group: str, assignor: type[Any]) -> KafkaConsumer:
-    """Make a member of a group that shares partitions by ``assignor``."""
+def group_consumer(settings: KafkaSettings, group: str, assignor: Any) -> KafkaConsumer:
+    """Make a member of a group that shares partitions by ``assignor``.
+
+    It sees positions only once the transactions are done that wrote them.
+    """
     return _connect(
         settings,
         partial(
             _consumer,
             io="control",
             group_id=group,
+            isolation_level="read_committed",
             partition_assignment_strategy=[assignor],
             session_timeout_ms=settings.session_timeout_ms,
             heartbeat_interval_ms=settings.session_timeout_ms // 3,
@@ -247,6 +267,9 @@ def plain_producer(settings: KafkaSettings) -> KafkaProducer:
         settings,
         partial(
             KafkaProducer,
+            # Both are the client's defaults, which it gives up without a word beside other settings.
+            acks="all",
+            enable_idempotence=True,
             batch_size=256 * 1024,
             linger_ms=20,
             max_block_ms=60_000,

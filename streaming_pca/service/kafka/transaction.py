@@ -15,10 +15,11 @@ from typing import Any
 
 from kafka import KafkaProducer, OffsetAndMetadata, TopicPartition
 from kafka.errors import KafkaTimeoutError
+from kafka.structs import ConsumerGroupMetadata
 
 from streaming_pca.config.kafka import KafkaSettings
 
-__all__ = ["Sent", "Transaction", "delivery_timeout_ms"]
+__all__ = ["Sent", "Transaction", "delivery_timeout_ms", "discard"]
 
 _CLEANUP_MS = 10_000
 """Interval at which a broker looks for timed-out transactions, by default."""
@@ -31,8 +32,17 @@ def delivery_timeout_ms(settings: KafkaSettings) -> int:
     return max(2 * settings.request_timeout_ms, aborted + _SLACK_MS)
 
 
+def discard(producer: KafkaProducer) -> None:
+    """Close a producer, and drop its unsent messages.
+
+    Its own method first waits for all messages; if that takes too long it raises and closes nothing.
+    """
+    producer._sender.force_close()
+    producer.close(timeout=2)
+
+
 class Sent:
-    """Message on its way to partition 0 of a topic."""
+    """Message on its way to a topic."""
 
     def __init__(self, future: Any) -> None:
         self._future = future
@@ -69,15 +79,25 @@ class Transaction:
         producer.begin_transaction()
 
     def send(
-        self, topic: str, value: bytes, key: bytes | None, headers: Sequence[tuple[str, bytes]] = ()
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Sequence[tuple[str, bytes]] = (),
+        partition: int = 0,
     ) -> Sent:
-        """Send a message to the topic's partition 0."""
-        future = self._producer.send(topic, value=value, key=key, partition=0, headers=list(headers))
+        """Send a message."""
+        future = self._producer.send(topic, value=value, key=key, partition=partition, headers=list(headers))
         self._sent.append(future)
         return Sent(future)
 
-    def send_offsets(self, topic: str, offsets: Mapping[int, int], group: str, metadata: str) -> None:
-        """Commit a group's offsets of a topic, by partition, with the transaction."""
+    def send_offsets(
+        self, topic: str, offsets: Mapping[int, int], group: str | ConsumerGroupMetadata, metadata: str
+    ) -> None:
+        """Commit a group's offsets of a topic, by partition, with the transaction.
+
+        A member of the group is fenced if its generation has passed; a name alone is not.
+        """
         wanted = {TopicPartition(topic, p): OffsetAndMetadata(o, metadata, -1) for p, o in offsets.items()}
         self._wait(self._manager.send_offsets_to_transaction(wanted, group), "offsets")
 

@@ -12,7 +12,12 @@ from kafka.admin import ConfigResource, OffsetSpec
 from kafka.errors import KafkaError
 
 from streaming_pca.config.settings import KafkaSettings, StreamSettings
-from streaming_pca.service.topics.sizes import MESSAGE_OVERHEAD, record_bytes, release_bytes
+from streaming_pca.service.topics.sizes import (
+    MESSAGE_OVERHEAD,
+    projection_bytes,
+    record_bytes,
+    release_bytes,
+)
 
 __all__ = ["Problem", "broker_settings", "find_problems", "replica_problems", "required_configs"]
 
@@ -106,6 +111,10 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
         _Rule("cleanup.policy", "compact"),
         _NO_UNCLEAN_ELECTION,
     ),
+    "output": (
+        _Rule("cleanup.policy", "delete", " (a compacted topic loses projections)", "compact"),
+        _NO_UNCLEAN_ELECTION,
+    ),
     "releases": (
         _Rule("cleanup.policy", "delete", " (a compacted topic keeps the last release only)", "compact"),
         _Rule("retention.ms", "-1", _GONE, fatal=False),
@@ -194,6 +203,8 @@ def _least_message_bytes(stream: StreamSettings, role: str, n_partitions: int) -
             return release_bytes(stream) + MESSAGE_OVERHEAD
         case "input" if record := record_bytes(stream):
             return record + MESSAGE_OVERHEAD
+        case "output":
+            return projection_bytes(stream) + MESSAGE_OVERHEAD
     return 0
 
 

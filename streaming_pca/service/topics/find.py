@@ -13,7 +13,7 @@ from kafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 
 from streaming_pca.config.settings import KafkaSettings, StreamSettings
 from streaming_pca.service.errors import TopicError
-from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES, BrokerUnreachable, admin_client
+from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES, admin_client, broker_failed
 from streaming_pca.service.topics.checks import Problem, broker_settings, find_problems, required_configs
 from streaming_pca.service.topics.sizes import (
     MESSAGE_OVERHEAD,
@@ -29,6 +29,7 @@ __all__ = [
     "check_topics",
     "create_topics",
     "describe_topics",
+    "durable",
     "ensure_topics",
     "find_topics",
     "input_topic_id",
@@ -52,14 +53,15 @@ class Topics:
     partitions: tuple[int, ...]
 
 
-def _durable(replication: int) -> dict[str, str]:
+def durable(replication: int) -> dict[str, str]:
+    """Return the settings that keep what was written when a replica is lost."""
     # Producers write with acks=all, which waits for the in-sync replicas only, perhaps the leader alone.
     return {"min.insync.replicas": "2"} if replication >= 3 else {}
 
 
 def input_topic(stream: StreamSettings, partitions: int, replication: int) -> NewTopic:
     """Return the definition of a stream's input topic."""
-    configs = required_configs("input") | _durable(replication)
+    configs = required_configs("input") | durable(replication)
     record = record_bytes(stream) + MESSAGE_OVERHEAD
     if record > 2**20:
         # Above the broker's default limit of a message.
@@ -70,18 +72,18 @@ def input_topic(stream: StreamSettings, partitions: int, replication: int) -> Ne
 def ledger_topic(name: str, replication: int) -> NewTopic:
     """Return the definition of a ledger topic."""
     configs = required_configs("ledger") | {"max.message.bytes": str(_LEDGER_MESSAGE)}
-    return NewTopic(name, 1, replication, topic_configs=configs | _durable(replication))
+    return NewTopic(name, 1, replication, topic_configs=configs | durable(replication))
 
 
 def state_topic(name: str, replication: int, commit: int) -> NewTopic:
     """Return the definition of a state topic for commits of ``commit`` bytes."""
-    return NewTopic(name, 1, replication, topic_configs=state_topic_config(commit) | _durable(replication))
+    return NewTopic(name, 1, replication, topic_configs=state_topic_config(commit) | durable(replication))
 
 
 def releases_topic(name: str, replication: int, release: int) -> NewTopic:
     """Return the definition of a releases topic for releases of ``release`` bytes."""
     configs = required_configs("releases") | {"max.message.bytes": str(whole_mib(release + MESSAGE_OVERHEAD))}
-    return NewTopic(name, 1, replication, topic_configs=configs | _durable(replication))
+    return NewTopic(name, 1, replication, topic_configs=configs | durable(replication))
 
 
 def create_topics(
@@ -116,7 +118,7 @@ def _check_release(kafka: KafkaSettings, stream: StreamSettings, release: int) -
     try:
         broker, settings = broker_settings(admin)
     except KafkaError as error:
-        raise BrokerUnreachable(f"the broker would not describe itself: {_one_line(error)}") from None
+        raise broker_failed(kafka, "the broker would not describe itself", error) from None
     finally:
         admin.close()
     limits = {
@@ -167,7 +169,7 @@ def check_topics(kafka: KafkaSettings, stream: StreamSettings) -> tuple[Topics |
     try:
         return _check(admin, kafka, stream)
     except KafkaError as error:
-        raise BrokerUnreachable(f"the broker would not describe the topics: {_one_line(error)}") from None
+        raise broker_failed(kafka, "the broker would not describe the topics", error) from None
     finally:
         admin.close()
 
@@ -204,7 +206,7 @@ def describe_topics(kafka: KafkaSettings, names: Sequence[str], what: str) -> li
     try:
         return list(admin.describe_topics(list(names)))
     except KafkaError as error:
-        raise BrokerUnreachable(f"the broker would not describe {what}: {_one_line(error)}") from None
+        raise broker_failed(kafka, f"the broker would not describe {what}", error) from None
     finally:
         admin.close()
 

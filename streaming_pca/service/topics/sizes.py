@@ -13,6 +13,7 @@ import numpy as np
 
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.records import RecordKind
+from streaming_pca.data.release import COUNTS
 from streaming_pca.estimators.base import Outcome, Subspace
 from streaming_pca.estimators.common.state import encode_state
 from streaming_pca.estimators.doubts import Doubt
@@ -23,7 +24,9 @@ from streaming_pca.service.commit.release import make_release
 __all__ = [
     "LEDGER_BYTES_A_BATCH",
     "MESSAGE_OVERHEAD",
+    "MOST_KEY_BYTES",
     "commit_bytes",
+    "projection_bytes",
     "record_bytes",
     "release_bytes",
     "state_bound",
@@ -48,6 +51,9 @@ _PART_OVERHEAD = 512
 
 MESSAGE_OVERHEAD = 4096
 """Upper bound of the key, headers and batch around one message."""
+
+MOST_KEY_BYTES = 2**15
+"""Longest key of a record that its projection keeps, so that every projection fits into a message."""
 
 LEDGER_BYTES_A_BATCH = 2200
 """Disk use of one batch in the ledger: RESERVED, COMMITTED, RELEASED and their markers.
@@ -76,9 +82,12 @@ def release_bytes(stream: StreamSettings) -> int:
         weights=np.full(k, longest) if stream.build_estimator().info.releases == "tensor" else None,
         support=tuple(range(d)) if stream.build_estimator().info.local else None,
     )
+    # Text of a float depends on its value: room for the longest.
+    diagnostics = stream.build_estimator().diagnostics
+    counts = {} if diagnostics is None else dict.fromkeys(COUNTS, -longest) | {"batch_records": 2**63}
     # The numbers decide which doubts apply: room for all of them, with quotes, commas and the key.
     doubts = len('"doubts":[],') + sum(len(doubt) + 3 for doubt in Doubt)
-    return len(make_release(stream, largest, 2**63, 2**63)) + doubts
+    return len(make_release(stream, largest, 2**63, 2**63, counts)) + doubts
 
 
 def record_bytes(stream: StreamSettings) -> int:
@@ -88,6 +97,11 @@ def record_bytes(stream: StreamSettings) -> int:
     if stream.record_kind is RecordKind.MATRIX:
         return stream.dim**2 * np.dtype(stream.dtype).itemsize
     return 0
+
+
+def projection_bytes(stream: StreamSettings) -> int:
+    """Return the upper bound of a projected message's bytes, with its key."""
+    return stream.max_rows * (stream.rank * (_NUMBER_BYTES + 1) + 4) + MOST_KEY_BYTES
 
 
 def commit_bytes(stream: StreamSettings) -> int:

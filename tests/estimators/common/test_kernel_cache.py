@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +21,7 @@ from streaming_pca.estimators.common.clipped_sums import (
     covariance_sum,
     record_norms,
 )
-from streaming_pca.estimators.common.kernel_cache import compile_kernels
+from streaming_pca.estimators.common.kernel_cache import are_cached, compile_kernels
 from streaming_pca.kernels.block.matrix_sums import sum_matrix_products
 from streaming_pca.kernels.block.norms import product_sizes
 from streaming_pca.kernels.block.sums import sum_products
@@ -78,3 +84,39 @@ def test_reports_have_no_kernels_to_compile() -> None:
     before = versions((*OF_FACTORS, *OF_MATRICES))
     compile_kernels(RecordKind.LOCAL)
     assert versions((*OF_FACTORS, *OF_MATRICES)) == before
+
+
+ASK = """
+import json
+from streaming_pca.data.records import RecordKind
+from streaming_pca.estimators.common.kernel_cache import are_cached
+print(json.dumps([are_cached([kind]) for kind in RecordKind]))
+"""
+
+
+def cached(**variables: str) -> list[bool]:
+    """Whether kernels of factors, of matrices, and of reports are cached."""
+    command = [sys.executable, "-c", ASK]
+    done = subprocess.run(
+        command, env=os.environ | variables, capture_output=True, text=True, check=True, timeout=120
+    )
+    found: list[bool] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="a processor of x86-64 is named")
+def test_kernels_of_another_processor_count_as_missing(tmp_path: Path) -> None:
+    compile_kernels(RecordKind.FACTOR)
+    assert are_cached([RecordKind.FACTOR])
+    assert cached()[0]
+    # As where an image that was built elsewhere brings them.
+    assert cached(NUMBA_CPU_NAME="x86-64", NUMBA_CPU_FEATURES="+sse2") == [False, False, True]
+    assert cached(NUMBA_CACHE_DIR=str(tmp_path)) == [False, False, True]
+
+
+def test_an_interrupted_compilation_counts_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_kernels(RecordKind.FACTOR)
+    index = sum_products._cache._cache_file
+    found = index._load_index()
+    monkeypatch.setattr(index, "_load_index", lambda: dict(list(found.items())[:1]))
+    assert not are_cached([RecordKind.FACTOR])

@@ -234,8 +234,8 @@ def test_a_users_batches_of_both_sorts_cost_the_promise_together() -> None:
     [
         ({"warm_estimator": "oja"}, "no warm_estimator 'oja'; known: adadpo"),
         ({"warm_estimator": "tadadpo"}, "no warm_estimator 'tadadpo'"),
-        ({"warm_estimator": "private-oja"}, "warm_options clip_radius: Field required"),
-        ({"warm_options": {"batch": 3}}, "warm_options batch: Extra inputs"),
+        ({"warm_estimator": "private-oja"}, "warm_options clip_radius: must be set"),
+        ({"warm_options": {"batch": 3}}, "warm_options batch: no such setting; did you mean batch_size"),
     ],
 )
 def test_a_start_that_cannot_be_is_refused_in_a_line(options: dict[str, Any], said: str) -> None:

@@ -88,11 +88,14 @@ class Leader:
         ranges = [OffsetRange(partition=0, start=start, end=end, count=end - start)]
         return self.writer.reserve(ranges, {}, CHARGE)
 
-    def commit(self, reserved: Reserved) -> None:
+    def commit(self, reserved: Reserved, version: bytes = b"6") -> bytes:
+        """Commit a release, perhaps as a later version would write it; return its bytes."""
         subspace = Subspace(np.eye(2, 5), np.ones(2), None)
         release = make_release(self.stream, subspace, reserved.batch, reserved.count)
+        release = release.replace(b'"version":6,', b'"version":%s,"later":[1e-1],' % version)
         answer = BatchResult(State(batch=1, records=1), b"state", release, users=None)
         self.writer.commit(reserved, {0: reserved.ranges[0].end}, {}, answer)
+        return release
 
     def __enter__(self) -> Leader:
         return self
@@ -179,9 +182,11 @@ def test_an_open_batch_is_left_to_the_next_leader_who_may_end_it_while_paused(
 @pytest.mark.parametrize("what", [pause, retire])
 def test_a_committed_release_is_published_first(make_stream: MakeStream, what: Callable[..., Change]) -> None:
     stream = make_stream()
+    # A state of a later version: its release has fields that this version does not know.
     with Leader(stream) as leader:
-        leader.commit(leader.reserve())
+        pending = leader.commit(leader.reserve(), version=b"7")
     assert change(stream, what).phase == "released"
+    assert stream.release_values() == [pending]
     assert kinds(stream) == ["RESERVED", "COMMITTED", "RELEASED", {pause: "PAUSED", retire: "RETIRED"}[what]]
     assert len(stream.releases()) == 1
     verified(stream)

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from streaming_pca.privacy.ledger.entries import Abandoned, Committed, Reserved
+from streaming_pca.privacy.ledger.entries import Abandoned, Committed, Reserved, Started
 from streaming_pca.service.commit import checkpoint
 from tests.kafka.child import Strike
-from tests.kafka.stream import Stream, all_at_once, check_books
+from tests.kafka.stream import Stream, all_at_once, check_books, wait_for
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -46,7 +46,7 @@ def test_the_steps_are_found_and_numbered() -> None:
     for step in STEPS:
         method, _, number = step.split()[0].partition(".")
         by_method.setdefault(method, []).append(int(number))
-    assert set(by_method) == {"take_over", "reserve", "commit", "publish", "abandon"}
+    assert set(by_method) == {"take_over", "start", "reserve", "commit", "publish", "abandon"}
     assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in by_method.values())
     assert len(CASES) == 2 * sum(map(len, by_method.values())) >= 48
 
@@ -98,20 +98,28 @@ def test_a_kill_at_a_step_costs_nothing(
 
 
 def crash_and_restart(stream: Stream, step: str, when: Any) -> None:
-    """Kill a worker at a step, in its second batch, let another finish, and look at the books."""
+    """Kill a worker at a step (of its second batch), let another finish, and look at the books."""
     stream.produce_vectors(stream.vectors(160))
     settings = stream.settings
     method = step.split(".")[0]
+    if method == "start":
+        settings = stream.changed(start="latest")
     if method in ("take_over", "abandon"):
         # What a take-over finds is of interest: here, an open reservation.
         before = stream.start(strike=Strike("reserve.5 read back", "after", 2))
         assert before.ends() == -signal.SIGKILL, before.log
         if method == "abandon":
             settings = stream.changed(options=settings.stream.options | {"clip_quantile": 0.9})
-    struck = stream.start(settings, strike=Strike(step, when, nth=1 if stream.children else 2))
+    once = bool(stream.children) or method == "start"
+    struck = stream.start(settings, strike=Strike(step, when, nth=1 if once else 2))
     assert struck.ends() == -signal.SIGKILL, struck.log
     at_crash = stream.entries()
-    stream.run(settings)
+    successor = stream.start(settings)
+    if method == "start":
+        # Its records come once the beginning is fixed, by either worker.
+        wait_for("STARTED", lambda: stream.own(Started))
+        stream.produce_vectors(stream.vectors(160, seed=1))
+    assert successor.ends() == 0, successor.log
     check_books(stream)
     after = stream.entries()
     assert after[: len(at_crash)] == at_crash
@@ -119,6 +127,8 @@ def crash_and_restart(stream: Stream, step: str, when: Any) -> None:
     assert len(stream.own(Committed, after)) == 3
     assert len(stream.own(Abandoned, after)) == (method == "abandon")
     assert len(stream.own(Reserved, after)) == 3 + (method == "abandon")
+    started = stream.own(Started, after)
+    assert [p.offset for e in started for p in e.positions] == [80, 80] * (method == "start")
 
 
 def test_kills_at_any_instant_cost_nothing(make_stream: MakeStream) -> None:

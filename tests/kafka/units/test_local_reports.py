@@ -125,8 +125,7 @@ def test_reports_are_learnt_from_through_a_take_over_and_charged_nothing(
         assert values[: len(early)] == early
         releases = [Release.from_bytes(value) for value in values]
         for release in releases:
-            # 5 where it has doubts.
-            assert (release.version in (4, 5), release.local, release.kind) == (True, True, "subspace")
+            assert (release.version, release.local, release.kind) == (6, True, "subspace")
             assert (release.epsilon, release.delta) == (PROMISE["epsilon"], PROMISE["delta"])
             # sigma/sqrt(n) is below 0.02 an entry, the gap 0.8: six times the noise's norm is far off.
             assert principal_angle(np.array(release.components), LEADING) < 0.4

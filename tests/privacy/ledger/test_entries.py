@@ -16,6 +16,7 @@ from streaming_pca.privacy.ledger.entries import (
     Committed,
     LedgerEntry,
     MalformedEntry,
+    OffsetPosition,
     OffsetRange,
     OffsetSpan,
     Opened,
@@ -24,6 +25,7 @@ from streaming_pca.privacy.ledger.entries import (
     Reserved,
     Resumed,
     Retired,
+    Started,
     decode_entry,
     encode_entry,
     entry_hash,
@@ -67,6 +69,11 @@ entries = st.one_of(
     st.builds(Abandoned, **common, reason=texts),
     st.builds(Released, **common, release_digest=texts),
     *(st.builds(kind, **of_job, reason=texts) for kind in (Paused, Resumed, Retired)),
+    st.builds(
+        Started,
+        **of_job,
+        positions=st.lists(st.builds(OffsetPosition, partition=partitions, offset=offsets), max_size=3),
+    ),
     st.builds(
         Charged,
         **of_job,
@@ -157,8 +164,13 @@ CHARGED = Charged(
             b'"previous":"","ranges":[{"end":8,"partition":0,"start":3}],"reason":"a histogram",'
             b'"topic_id":"T","version":1}',
         ),
+        (
+            Started(topic_id="T", job="a", previous="", positions=(OffsetPosition(partition=0, offset=7),)),
+            b'{"job":"a","kind":"STARTED","positions":[{"offset":7,"partition":0}],"previous":"",'
+            b'"topic_id":"T","version":1}',
+        ),
     ],
-    ids=["PAUSED", "RESUMED", "RETIRED", "CHARGED"],
+    ids=["PAUSED", "RESUMED", "RETIRED", "CHARGED", "STARTED"],
 )
 def test_the_bytes_of_the_entries_without_a_batch_never_change(entry: LedgerEntry, expected: bytes) -> None:
     assert encode_entry(entry) == expected

@@ -18,6 +18,7 @@ from streaming_pca.privacy.ledger.entries import (
     Charged,
     Committed,
     LedgerEntry,
+    OffsetPosition,
     OffsetRange,
     OffsetSpan,
     Opened,
@@ -26,6 +27,7 @@ from streaming_pca.privacy.ledger.entries import (
     Reserved,
     Resumed,
     Retired,
+    Started,
     decode_entry,
     encode_entry,
     entry_hash,
@@ -115,6 +117,11 @@ class Writer:
     def stand(self, job: str, action: str, previous: str | None = None) -> Verdict:
         """Pause, resume or retire."""
         return self.put(STANDINGS[action](**self._of_job(job, previous), reason=action))
+
+    def start(self, job: str, *offsets: int, previous: str | None = None) -> Verdict:
+        """Begin at an offset of each partition from 0."""
+        positions = [OffsetPosition(partition=p, offset=o) for p, o in enumerate(offsets)]
+        return self.put(Started(**self._of_job(job, previous), positions=positions))
 
     def charged(
         self, job: str, *ranges: OffsetSpan, charge: Charge = ONE, previous: str | None = None
@@ -463,7 +470,7 @@ def test_a_reservation_that_would_pass_the_cap_is_void_for_everyone() -> None:
     log.answer("a", span(0, 5))
     late = log.reserved("b", span(4, 9))
     with pytest.raises(
-        BudgetExceeded, match=r"asked epsilon 1.*already charged epsilon 1.*cap is epsilon 3/2"
+        BudgetExceeded, match=r"asked epsilon 1.*already charged epsilon 1.*cap is epsilon 1.5"
     ):
         log.ledger.check_budget(late)
     verdict = log.put(late)
@@ -715,7 +722,7 @@ def test_a_refusal_under_zcdp_names_the_rhos() -> None:
     log = Writer(epsilon="1/10", delta="1e-6", rule="zcdp")
     costly = Charge(epsilon=1, delta="1e-6", rho="1/50")
     assert (
-        "asked epsilon 1, delta 1/1000000, rho 1/50; already"
+        "asked epsilon 1, delta 1e-06, rho 0.02; already"
         in log.reserve("a", span(0, 5), charge=costly).reason
     )
     assert "rho not claimed" in log.reserve("a", span(0, 5)).reason
@@ -826,6 +833,8 @@ def test_a_job_has_batches_or_charges_but_never_both() -> None:
     assert "has batches" in log.charge("a", span(0, 5)).reason
     assert "has charges" in log.reserve("census", span(5, 9)).reason
     assert "has batches" in _abandoned(log).charge("a", span(5, 9)).reason
+    log.start("b", 5)
+    assert "has begun as a stream, so" in log.charge("b", span(0, 5)).reason
 
 
 def _abandoned(log: Writer) -> Writer:

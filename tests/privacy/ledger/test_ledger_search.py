@@ -33,6 +33,7 @@ from streaming_pca.privacy.ledger.entries import (
     Charged,
     Committed,
     LedgerEntry,
+    OffsetPosition,
     OffsetRange,
     OffsetSpan,
     Opened,
@@ -41,6 +42,7 @@ from streaming_pca.privacy.ledger.entries import (
     Reserved,
     Resumed,
     Retired,
+    Started,
     decode_entry,
     encode_entry,
     entry_hash,
@@ -64,6 +66,7 @@ PAUSED_RESERVES_NOTHING = "no batch is reserved while its job is paused"
 RETIRED_IS_THE_END = "nothing is open when a job retires, and nothing of it counts or comes out after"
 CHARGE_COUNTS = "a charge that its owner was told of counts"
 USERS_CAP_HOLDS = "no user, whatever records are theirs, is charged above the cap"
+START_IS_KEPT = "all batches of a job follow the one start that it wrote down"
 
 EVERY_INVARIANT = frozenset(
     {
@@ -80,6 +83,7 @@ EVERY_INVARIANT = frozenset(
         RETIRED_IS_THE_END,
         CHARGE_COUNTS,
         USERS_CAP_HOLDS,
+        START_IS_KEPT,
     }
 )
 
@@ -99,7 +103,7 @@ class Job(NamedTuple):
     """What a job asks of the input: one partition, offsets [start, stop), ``size`` of them a batch.
 
     Operators are "pause", "resume", "retire", and "charge" for all of the offsets at once.
-    ``of_users``: its unit of privacy is a user.
+    ``of_users``: its unit of privacy is a user. ``latest``: it begins at an end offset of the moment.
     """
 
     name: str
@@ -110,6 +114,7 @@ class Job(NamedTuple):
     charge: Charge
     operators: tuple[str, ...] = ()
     of_users: bool = False
+    latest: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,7 @@ class Protocol:
     leaders_heed_the_standing: bool = True
     operators_fence: bool = True
     retiring_abandons_what_is_open: bool = True
+    writes_its_start: bool = True
 
 
 # ---------------------------------------------------------------------------------------------- states
@@ -166,6 +172,7 @@ class At:
     IDLE, LATE, INITIALISED, PLANNING, RESERVING, READING_BACK, ACCEPTED = range(7)
     ANSWERED, COMMITTING, PUBLISHING, RELEASING, ABANDONING, STOPPED = range(7, 13)
     CLOSING, WRITING, WRITTEN = range(13, 16)  # of operators
+    STARTING, BEGINNING = range(16, 18)
 
 
 CALLS_THE_BROKER = {
@@ -178,6 +185,8 @@ CALLS_THE_BROKER = {
     At.ABANDONING,
     At.CLOSING,
     At.WRITING,
+    At.STARTING,
+    At.BEGINNING,
 }
 
 STANDINGS: dict[str, tuple[Any, JobStatus]] = {
@@ -343,6 +352,9 @@ class Search:
             case Action.RESUME:
                 assert known.reservation is not None
                 return Process(At.ACCEPTED, (), head, known.batch, known.reservation.ranges[0].end)
+            case Action.PLAN if job.latest and not role and not known.has_begun:
+                heeds = self.protocol.leaders_heed_the_standing and known.standing is not JobStatus.ACTIVE
+                return Process(At.STOPPED) if heeds else Process(At.STARTING, view, head)
             case Action.PLAN:
                 return Process(At.PLANNING, view, end=found.positions[0])
 
@@ -469,6 +481,24 @@ class Search:
                 entry, batch, end = plan
                 after = Process(At.RESERVING, (), entry, batch, end)
                 yield f"append Reserved {batch}", become(after, log=(*world.log, Record(entry, j, i, OPEN)))
+            case At.STARTING:
+                job = self.jobs[j]
+                # The end offset is what it is at this moment.
+                for offset in range(job.start, job.stop):
+                    if not self.protocol.writes_its_start:
+                        yield f"start at {offset}", become(Process(At.PLANNING, me.view, end=offset))
+                        continue
+                    entry = self.intern(
+                        Started(
+                            topic_id="T",
+                            job=job.name,
+                            previous=self._hash(me.head),
+                            positions=(OffsetPosition(partition=0, offset=offset),),
+                        )
+                    )
+                    after = Process(At.BEGINNING, (), entry, end=offset)
+                    log = (*world.log, Record(entry, j, i, OPEN))
+                    yield f"append Started {offset}", become(after, log=log)
             case At.READING_BACK:
                 view = mine_is_stable()
                 if view is None:
@@ -508,7 +538,7 @@ class Search:
             case At.PUBLISHING:
                 note = digest(j, me.batch, me.answer)
                 yield append(Released, At.RELEASING, note, releases=self.exposed(world, j, me))
-            case At.RESERVING | At.COMMITTING | At.RELEASING | At.ABANDONING | At.WRITING:
+            case At.RESERVING | At.COMMITTING | At.RELEASING | At.ABANDONING | At.WRITING | At.BEGINNING:
                 log = tuple(
                     r._replace(status=COMMITTED) if (r.job, r.process) == (j, i) and r.status == OPEN else r
                     for r in world.log
@@ -607,13 +637,18 @@ class Search:
                 self.broken(RELEASE_IS_STATE, f"job {job.name}: {sorted(releases[j] - in_state)}")
             if silent & answers.keys():
                 self.broken(ABANDONED_IS_SILENT, f"job {job.name}: {sorted(silent & answers.keys())}")
-            position = max((end for _, _, end in states[j]), default=job.start)
+            first = [e.positions[0].offset for e in mine if isinstance(e, Started)] or [job.start]
+            position = max((end for _, _, end in states[j]), default=first[0])
+            reserved = [e.ranges[0].start for e in mine if isinstance(e, Reserved)]
+            known = job.latest and reserved and not any(isinstance(e, Started) for e in mine)
+            if len(first) > 1 or known or (reserved and reserved[0] != first[0]):
+                self.broken(START_IS_KEPT, f"job {job.name}: {first}, {reserved}")
             ranges = [e.ranges[0] for e in mine if isinstance(e, Reserved) and e.batch in ended]
-            for offset in range(job.start, position):
+            for offset in range(first[0], position):
                 if sum(r.start <= offset < r.end for r in ranges) != 1:
                     self.broken(ALL_ACCOUNTED, f"job {job.name}, offset {offset}")
             self.check_standing(j, mine, releases[j])
-            for name in (Abandoned, Released, Paused, Resumed, Retired, Charged):
+            for name in (Abandoned, Released, Paused, Resumed, Retired, Charged, Started):
                 if any(isinstance(e, name) for e in mine):
                     self.seen_by[f"job {job.name}: {name.__name__}"] += 1
             if position == job.stop:
@@ -890,6 +925,7 @@ SMALL = Bounds((Job("a", 0, 2, 1, 2, A), Job("b", 1, 2, 1, 1, B)), CAP)
 C = unit(1)
 OPERATED = Bounds((Job("a", 0, 2, 1, 2, A, ("pause", "resume")),), CAP)
 RETIRED = Bounds((Job("a", 0, 2, 1, 2, A, ("pause", "retire")),), CAP)
+LATEST = Bounds((Job("a", 0, 2, 1, 2, A, ("pause", "resume"), latest=True),), CAP)
 CHARGING = Bounds((Job("a", 0, 2, 1, 2, A), Job("c", 0, 2, 2, 0, C, ("charge", "charge"))), CAP)
 
 # A job of users has room beside itself for a's charge, or none for b's, wherever either reads.
@@ -971,6 +1007,7 @@ MISTAKES_WITH_OPERATORS: dict[str, tuple[Bounds, Protocol, set[str]]] = {
         {CAP_HOLDS},
     ),
     "a charge is not read back": (CHARGING, Protocol(reads_back=False), {CHARGE_COUNTS}),
+    "a start is not written down": (LATEST, Protocol(writes_its_start=False), {START_IS_KEPT}),
 }
 
 OF_A = (
@@ -1004,6 +1041,11 @@ SCENARIOS_WITH_OPERATORS: dict[str, tuple[Bounds, int, tuple[str, ...]]] = {
             "a leader that read back that its reservation is void",
             "an owner that read back that its charge is void",
         ),
+    ),
+    "a job begins at the latest records": (
+        LATEST,
+        26_000,
+        (*OF_A, "job a: Started", "job a: Paused", "job a: Resumed"),
     ),
     "an owner charges while a job is paused": (
         Bounds((Job("a", 0, 2, 1, 2, A, ("pause",)), Job("c", 0, 2, 2, 0, C, ("charge",))), CAP),

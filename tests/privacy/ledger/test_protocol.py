@@ -197,3 +197,42 @@ def test_a_charge_may_lack_a_rounding_of_its_promise_and_no_more() -> None:
         writer = Writer("inf", "inf")
         charge = Charge(epsilon=1 - Charge(epsilon=lack, delta=0).epsilon, delta=1)
         assert reserve(writer, charge=charge, promise=PROMISE | {"epsilon": 1.0}).accepted is accepted
+
+
+def test_a_job_that_was_started_reserves_nothing_before_and_costs_nothing_by_that() -> None:
+    writer = Writer("inf", "inf")
+    assert reserve(writer, ranges=(span(0, 100), span(0, 50, partition=1))).accepted
+    assert writer.start("b", 100, 50).accepted
+    job = writer.ledger.job("b")
+    assert (job.started, job.has_begun, job.ends, job.batch) == (True, True, {0: 100, 1: 50}, 0)
+    assert job.most_charged() == Charge.nothing()
+    before = writer.reserve("b", span(100, 150), span(49, 60, partition=1), **LAWFUL)
+    assert before.reason == "partition 1: offset 49 is before the job's start, 50"
+    # A partition that is younger than the entry begins at its first record.
+    assert writer.reserve("b", span(100, 150), span(0, 9, partition=2), **LAWFUL).accepted
+    assert writer.ledger.job("b").ends == {0: 150, 1: 50, 2: 9}
+    report = verify_log(messages(writer))
+    assert report.problems == (f"offset 6: RESERVED of job 'b': {before.reason}",)
+
+
+def test_a_job_is_started_once_and_only_before_it_begins() -> None:
+    def refused(prepare: Any, *offsets: int) -> str:
+        writer = Writer("inf", "inf")
+        prepare(writer)
+        verdict = writer.start("a", *offsets)
+        assert not verdict.accepted
+        assert any(verdict.reason in problem for problem in verify_log(messages(writer)).problems)
+        return verdict.reason
+
+    assert refused(lambda w: w.start("a", 7), 9) == "the job has begun already"
+    assert refused(reserve, 9) == "the job has begun already"
+    assert refused(lambda w: w.stand("a", "pause"), 9) == "the job is paused"
+    assert refused(lambda w: w.stand("a", "retire"), 9) == "the job is retired"
+    assert "reads no records" in refused(lambda w: w.charge("a", span(0, 5), charge=ONE), 9)
+    assert refused(lambda w: None) == "it names no partition, or one twice"
+    writer = Writer("inf", "inf")
+    assert writer.start("a", 7).accepted
+    assert "it can have no charges" in writer.charge("a", span(0, 5), charge=ONE).reason
+    assert writer.stand("a", "pause").accepted
+    assert writer.stand("a", "resume").accepted
+    assert reserve(writer, ranges=(span(7, 9),)).accepted

@@ -13,6 +13,7 @@ from streaming_pca.config.settings import StreamSettings
 from streaming_pca.privacy.ledger.entries import Cap
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.randomness import utility_generator
+from streaming_pca.service.commit import admission
 from streaming_pca.service.commit.admission import check_admission, check_room
 from streaming_pca.service.commit.batch_result import parameters_of
 from streaming_pca.service.errors import StreamRefused
@@ -252,3 +253,37 @@ def test_a_batch_that_an_earlier_version_reserved_is_another_batch_now() -> None
     plan = stream.build_estimator().plan(stream.build_estimator().init(utility_generator(0)))
     assert parameters_of(stream, plan) != without_law(stream) | {"seed": stream.seed}
     assert parameters_of(stream, plan)["noise"] == "rounded-gaussian"
+
+
+def test_the_default_format_is_part_of_the_contract_where_it_is_another() -> None:
+    """Two workers that read the same messages differently would answer for different records."""
+    assert "content_type" not in a_stream().privacy_contract
+    in_json = a_stream(content_type="application/json")
+    assert in_json.privacy_contract["content_type"] == "application/json"
+    for here, there in ((a_stream(), in_json), (in_json, a_stream())):
+        log = Writer(1, "1e-6")
+        reserve(log, there)
+        check_admission(there, log.ledger)
+        with pytest.raises(StreamRefused) as refusal:
+            check_admission(here, log.ledger)
+        assert str(refusal.value) == (
+            f"stream.content_type is {here.content_type!r}, but the ledger has {there.content_type!r} "
+            "for stream 's': set it back, or choose a new stream.name"
+        )
+    with pytest.raises(ValueError, match=r"reports in octets: set content_type = \"application/octet-stream"):
+        a_stream(**LOCAL, content_type="application/json")
+    with pytest.raises(
+        ValueError, match="'application/octet-stream', 'application/x-npy', 'application/json'"
+    ):
+        a_stream(content_type="json")
+
+
+def test_arrow_as_the_format_of_all_messages_needs_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each record would be null, and charged, and only the log's information said so."""
+    log, arrow = Writer("1", "1e-6"), a_stream(content_type="application/vnd.apache.arrow.stream")
+    monkeypatch.setattr(admission, "find_pyarrow", lambda: None)
+    check_admission(a_stream(), log.ledger)
+    with pytest.raises(StreamRefused, match=r"needs pyarrow: pip install 'streaming-pca\[arrow\]'"):
+        check_admission(arrow, log.ledger)
+    monkeypatch.setattr(admission, "find_pyarrow", lambda: object())
+    check_admission(arrow, log.ledger)

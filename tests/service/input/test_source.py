@@ -259,7 +259,9 @@ def test_an_end_below_the_position_stops_the_stream(
     source, feed = after_a_batch(reading, Log({p: records(p, 100) for p in range(2)}), 100)
     monkeypatch.setattr(source_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 30))
     feed.add(feed.started + 2, {0: 30, 1: 199})
-    with pytest.raises(RecordsLost, match="'t', partition 0: records 30 to 38, which were charged, are lost"):
+    with pytest.raises(
+        RecordsLost, match="'t', partition 0: records 30 to 38, which the stream has passed, are lost"
+    ):
         source.poll()
 
 

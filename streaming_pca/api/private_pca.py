@@ -4,18 +4,38 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import Tags
-from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+from numpy.typing import ArrayLike
+from scipy.sparse import issparse
+from sklearn.utils.validation import check_is_fitted
 
+from streaming_pca.api.budget import (
+    BudgetAccountant,
+    BudgetError,
+    accountants_of,
+    active_accountants,
+    charge_all,
+    float_at_most,
+)
+from streaming_pca.api.components import configured_components, of_rank, release_of
+from streaming_pca.api.fitted import ATTRIBUTES, fitted_attributes
+from streaming_pca.api.model_file import decode_model_state, read_model, write_model
+from streaming_pca.api.published import (
+    attributes_of_release,
+    charge_of_release,
+    parameters_of_release,
+    read_release,
+)
+from streaming_pca.api.subspace_model import Rows, SubspaceModel, rows_of_record
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import Batch
-from streaming_pca.estimators.base import Estimator, Plan, State, Subspace
-from streaming_pca.estimators.common.error_bounds import explained_ratio
+from streaming_pca.data.release import Release
+from streaming_pca.data.sparse import SparseBatch
+from streaming_pca.estimators.base import Estimator, Plan
 from streaming_pca.estimators.doubts import (
     Doubt,
     DoubtfulResultWarning,
@@ -34,83 +54,30 @@ from streaming_pca.estimators.factory import (
 from streaming_pca.estimators.forecast.forecast import forecast_of
 from streaming_pca.estimators.forecast.result import Forecast
 from streaming_pca.kernels.lattice import MAX_RECORDS
-from streaming_pca.model_file import decode_model_state, read_model, write_model
 from streaming_pca.privacy.errors import require_count
 from streaming_pca.privacy.parameters import Charge
 
-__all__ = ["ATTRIBUTES", "DEFAULT_ESTIMATOR", "PrivatePCA", "fitted_attributes"]
-
-
-ATTRIBUTES = (
-    "components_",
-    "explained_variance_",
-    "explained_variance_error_",
-    "explained_variance_ratio_",
-    "total_variance_",
-    "total_variance_error_",
-    "angle_bound_",
-    "outcome_",
-    "doubts_",
-    "mean_",
-    "n_components_",
-    "n_records_seen_",
-)
-
-
-def fitted_attributes(estimator: Estimator[Any, Any], state: State) -> dict[str, Any]:
-    """Return the known fitted attributes of :data:`ATTRIBUTES` by name.
-
-    An unknown attribute is absent rather than None, as in scikit-learn
-    (``feature_names_in_``, a forest's ``oob_score_``): ``hasattr`` tells, and its
-    use is an AttributeError that names it.
-    """
-    with np.errstate(all="ignore"):
-        release = estimator.release(state)
-    preprocessing = estimator.preprocessing
-    ratio = None
-    if release.total_variance is not None:
-        ratio = explained_ratio(release.explained_variance, release.total_variance)
-    values = (
-        release.components,
-        release.explained_variance,
-        release.explained_variance_error,
-        ratio,
-        release.total_variance,
-        release.total_variance_error,
-        release.angle_bound,
-        None if release.outcome is None else release.outcome.value,
-        tuple(doubt.value for doubt in doubts(release, preprocessing, state.records)),
-        _mean(release, preprocessing),
-        estimator.k,
-        state.records,
-    )
-    return {name: value for name, value in zip(ATTRIBUTES, values, strict=True) if value is not None}
-
-
-def _mean(release: Subspace, preprocessing: Preprocessing) -> NDArray[np.float64] | None:
-    """Return the public centre plus the estimated one, in units of the features; None without both."""
-    public = None if isinstance(preprocessing.centering, str) else np.array(preprocessing.centering)
-    if release.mean is None:
-        return public
-    learnt = release.mean / (1.0 if preprocessing.scale is None else np.asarray(preprocessing.scale))
-    return learnt if public is None else public + learnt
-
+__all__ = ["DEFAULT_ESTIMATOR", "PrivatePCA"]
 
 DEFAULT_ESTIMATOR = "adaptive"
 
-Rows = NDArray[np.floating]
+_MECHANISM_FREE = ("random_state", "whiten", "accountant")
+"""Parameters that no mechanism depends on."""
+_FEATURES = ("n_features_in_", "feature_names_in_")
 
-_FLOATS = [np.float64, np.float32]
 
-
-# scikit-learn has no type annotations.
-class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class PrivatePCA(SubspaceModel):
     """Principal components under differential privacy for each record.
 
     Parameters
     ----------
-    n_components : int, default=2
-        Number k of components, at most the number of features d.
+    n_components : int, float in (0, 1) or None, default=2
+        Number k of components, at most the number of features d. None takes all: d, or the number
+        of records so far if that is less; of the first call with the block route and estimators without
+        a covariance. A share takes the fewest components whose ``explained_variance_ratio_`` sums
+        to it, by the noisy variances, anew after each batch; this costs nothing. Noise alone adds to
+        the leading variances, so the share is overstated where ``doubts_`` has "not-resolved". It needs
+        estimator "adaptive" (with its covariance route) or "analyze-gauss", and d of at most 512.
     epsilon, delta : float, default=1.0 and 1e-6
         Privacy guarantee for each record; see Privacy below.
     private : bool, default=True
@@ -137,6 +104,12 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         Options of the estimator. ``fit`` adds ``n_records`` if the estimator has
         that option and this dict does not, and uses as few batches as possible:
         one release needs no more, and each batch adds noise.
+    whiten : bool, default=False
+        Divide coordinates by the roots of the explained variances, each at least its standard
+        error. It may be changed on a fitted model, at no cost. Not for factors of several rows.
+    accountant : BudgetAccountant or None, default=None
+        Budget that each fit is charged to, besides those of open ``with`` blocks.
+        :class:`~streaming_pca.BudgetAccountant` says what adds up. It is not saved.
 
     Attributes
     ----------
@@ -154,6 +127,12 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     explained_variance_ratio_ : (k,) float64
         ``explained_variance_`` over ``total_variance_``, or over its own sum if noise
         has made that larger: at least 0, with a sum of at most 1.
+    noise_variance_ : float
+        Mean variance outside the components, (total - sum of explained)/(d - k), in squared
+        units of the scaled features; 0 for k = d. Noise can leave less than nothing, so it is
+        at least ``total_variance_error_``/(d - k). Absent without ``total_variance_``.
+    singular_values_ : (k,) float64
+        sqrt(n ``explained_variance_``) of n = ``n_samples_seen_`` centred, scaled records.
     angle_bound_ : float
         Upper bound in radians, with probability 0.95 over the noise, on the largest
         principal angle to the subspace of the same clipped records without noise.
@@ -172,8 +151,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     n_components_, n_features_in_ : int
     feature_names_in_ : (d,) str
         Names of X's columns, if it had names.
-    n_records_seen_ : int
-        Number of records in the present model.
+    n_records_seen_, n_samples_seen_ : int
+        Number of records in the present model, which is public: neighbours have equally many.
     privacy_spent_ : Charge
         Charge of each of these records, as exact fractions:
         ``float(pca.privacy_spent_.epsilon)``.
@@ -190,10 +169,21 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     be checked here. ``privacy_spent_`` covers the present model only: ``fit``
     forgets earlier fits, but the charges of fits on the same records add up, so a
     parameter search with n fits costs n times as much. Records of a call that
-    failed after it was charged are spent too.
+    failed after it was charged are spent too: a later batch, perhaps a retry, adds to that charge.
 
-    ``transform`` and ``inverse_transform`` are functions of the given rows;
-    their results are not private for those rows.
+    ``transform``, ``inverse_transform``, ``score`` and ``score_samples`` are functions of the
+    given rows; their results are not private for those rows. ``get_covariance`` and
+    ``get_precision`` are post-processing of the fitted attributes.
+
+    **Factors.** The matrix of a factor is a sum over its r rows, and so are all variances. For r > 1
+    they are not variances of a row: ``score``, ``score_samples`` and ``whiten`` are refused.
+
+    **Units.** ``components_`` and all variances are of the scaled features. ``mean_``, ``bounds``,
+    the rows of ``inverse_transform``, ``get_covariance`` and densities are in units of X.
+
+    **Sparse X.** Vectors may be a scipy matrix or array of any sparse format; others than CSR are
+    converted. Rows become dense a block at a time, at most 8 MiB or 256 rows for each
+    thread. But for the noise, a fit has the bits of a fit on the same dense rows.
 
     As scikit-learn requires, a NaN, an infinity or a wrong shape raises
     ValueError, an error that only the holder of X may see. A stream
@@ -209,9 +199,12 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     ((2, 4), 1.0)
     """
 
+    _spent_before: Charge = Charge.nothing()
+    """Charges to which those of later batches add: of batches up to the last that failed."""
+
     def __init__(
         self,
-        n_components: int = 2,
+        n_components: int | float | None = 2,
         *,
         epsilon: float = 1.0,
         delta: float = 1e-6,
@@ -222,6 +215,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         scale: ArrayLike | None = None,
         random_state: Any = None,
         options: dict[str, Any] | None = None,
+        whiten: bool = False,
+        accountant: BudgetAccountant | None = None,
     ) -> None:
         self.n_components = n_components
         self.epsilon = epsilon
@@ -233,13 +228,15 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         self.scale = scale
         self.random_state = random_state
         self.options = options
+        self.whiten = whiten
+        self.accountant = accountant
 
     def fit(self, X: ArrayLike, y: object = None) -> Self:
         """Fit a new model to X, in disjoint batches that the estimator plans.
 
         Parameters
         ----------
-        X : (m, d) vectors or (m, r, d) factors
+        X : (m, d) vectors, also sparse, or (m, r, d) factors
             At least two records. They are read in an order that depends on
             ``random_state`` and m only.
         y : ignored
@@ -249,6 +246,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         ValueError
             One line that names the parameter, or the fault of X. The earlier model
             is kept.
+        BudgetError
+            If a budget does not cover the fit; likewise.
 
         Warns
         -----
@@ -256,10 +255,12 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             Once, if the model has ``doubts_``.
         """
         array = self._checked(X, least=2)
-        estimator = self._configured(array.shape[-1], len(array))
+        self._check_whitening(rows_of_record(array))
+        m = array.shape[0]
+        estimator = self._configured(array.shape[-1], m, m)
         n_usable = usable_records(array.shape, estimator)
-        rng = self._begin(X, array, estimator, len(array))
-        order = rng.permutation(len(array))[:n_usable]
+        rng = self._begin(X, array, estimator, m)
+        order = rng.permutation(m)[:n_usable]
         first = 0
         while first < n_usable:
             plan = estimator.plan(self._state)
@@ -273,7 +274,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
         Parameters
         ----------
-        X : (m, d) vectors or (m, r, d) factors
+        X : (m, d) vectors, also sparse, or (m, r, d) factors
             At least two records.
         y : ignored
 
@@ -281,6 +282,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         ------
         ValueError
             As in :meth:`fit`; nothing is charged.
+        BudgetError
+            As in :meth:`fit`.
 
         Warns
         -----
@@ -288,14 +291,18 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             As in :meth:`fit`.
         """
         array = self._checked(X, least=2)
-        if len(array) > MAX_RECORDS:
-            raise ValueError(f"X has {len(array)} records, a batch at most {MAX_RECORDS}: pass it in parts")
+        self._check_whitening(rows_of_record(array))
+        m = array.shape[0]
+        if m > MAX_RECORDS:
+            raise ValueError(f"X has {m} records, a batch at most {MAX_RECORDS}: pass it in parts")
         begun = hasattr(self, "_state")
         if begun:
             self._check_features(X, array, reset=False)
             estimator = self._unchanged()
         else:
-            estimator = self._configured(array.shape[-1], None)
+            if hasattr(self, "_published"):
+                raise ValueError("a model from a release is read-only: begin a model with fit or clone")
+            estimator = self._configured(array.shape[-1], None, m)
         n_usable = usable_records(array.shape, estimator)
         if not begun:
             self._begin(X, array, estimator, None)
@@ -333,13 +340,26 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         """
         for name, value, least in (("n_features", n_features, 1), ("n_samples", n_samples, 2)):
             require_count(name, int(value) if isinstance(value, np.integer) else value, least)
-        estimator = self._configured(int(n_features), int(n_samples))
+        estimator = self._configured(int(n_features), int(n_samples), int(n_samples))
+        if self.n_components is None:
+            # The mechanisms may be set up for fewer.
+            estimator = of_rank(estimator, min(int(n_features), int(n_samples)))
         count = n_samples - n_samples % estimator.preprocessing.granularity
         return forecast_of(estimator, int(count), batches=batches, tail=tail)
 
-    def _configured(self, dim: int, n_records: int | None) -> Estimator[Any, Any]:
+    def _configured(self, dim: int, n_records: int | None, rank: int | None = None) -> Estimator[Any, Any]:
+        """Return the estimator of these parameters; all components are at most ``rank``."""
         parameters = self.get_params(deep=False)
-        del parameters["random_state"]
+        for name in _MECHANISM_FREE:
+            del parameters[name]
+        if not isinstance(self.whiten, (bool, np.bool_)):
+            raise ValueError(f"whiten must be True or False, not {self.whiten!r}")
+        accountants_of(self.accountant)
+        for name in ("epsilon", "delta"):
+            parameters[name] = float_at_most(parameters[name])
+        parameters["n_components"], parameters["options"] = configured_components(
+            self.n_components, self.estimator, self.options, dim, rank
+        )
         estimator = configure(dim, n_records=n_records, **parameters)
         if estimator.info.releases == "tensor":
             raise ValueError(
@@ -350,7 +370,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     def _unchanged(self) -> Estimator[Any, Any]:
         """Return the model's estimator; raise ValueError if parameters have changed since."""
-        now = self._configured(self.n_features_in_, self._n_records_told)
+        now = self._configured(self.n_features_in_, self._n_records_told, self._estimator.k)
         if changed := changed_parameters(self._estimator, now):
             raise ValueError(
                 f"{', '.join(changed)} changed since the model was begun: "
@@ -365,19 +385,47 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         rng = utility_generator_of(self.random_state)
         state = estimator.init(rng)
         # Plan before the old model is dropped: a plan refuses, for example, noise that no scale can give.
-        estimator.plan(state)
+        plan = estimator.plan(state)
+        features = {name: self.__dict__[name] for name in _FEATURES if name in self.__dict__}
         self._check_features(X, array, reset=True)
+        try:
+            self._charge(model := object(), plan.charge)
+        except BudgetError:
+            # The earlier model stays.
+            for name in _FEATURES:
+                self.__dict__.pop(name, None)
+            self.__dict__.update(features)
+            raise
         self._set_fitted({})
+        self.__dict__.pop("_published", None)
         self._estimator, self._state, self._n_records_told = estimator, state, n_records
-        self.privacy_spent_ = Charge.nothing()
+        self._rows_per_record = 1
+        self.privacy_spent_ = self._spent_before = Charge.nothing()
+        self._charged_as = model
         return rng
 
+    def _charge(self, model: object, charge: Charge) -> None:
+        """Charge the budgets of this model, all or none."""
+        charge_all((*accountants_of(self.accountant), *getattr(self, "_foreign_budgets", ())), model, charge)
+
     def _learn(self, rows: Rows, plan: Plan) -> None:
-        batch = Batch.of_vectors(rows)
+        batch = SparseBatch.of_rows(rows) if issparse(rows) else Batch.of_vectors(rows)
         # Charged before the update, because its records are spent even if it fails.
-        self.privacy_spent_ = self.privacy_spent_ | plan.charge
-        with np.errstate(all="ignore"):
+        self._charge(self.__dict__.setdefault("_charged_as", object()), plan.charge)
+        self.privacy_spent_ = self.privacy_spent_ | (self._spent_before + plan.charge)
+        with self._charging_a_retry(), np.errstate(all="ignore"):
             self._state = self._estimator.update(self._state, batch)
+            self._rows_per_record = max(self._rows_per_record, rows_of_record(rows))
+
+    @contextmanager
+    def _charging_a_retry(self) -> Iterator[None]:
+        """Add later charges to those so far, if the block raises: the same records may come again."""
+        try:
+            yield
+        except BaseException:
+            self.__dict__.pop("_charged_as", None)
+            self._spent_before = self.privacy_spent_
+            raise
 
     def _set_fitted(self, attributes: dict[str, Any]) -> None:
         """Replace all fitted attributes by these."""
@@ -387,86 +435,52 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     def _finish(self) -> Self:
         """Set the fitted attributes, and warn the caller's caller of doubts."""
-        self._set_fitted(fitted_attributes(self._estimator, self._state))
-        if found := [Doubt(doubt) for doubt in self.doubts_]:
-            resolved = resolved_components(self._estimator.release(self._state))
-            warnings.warn(
-                f"the result is doubtful: {describe_doubts(found, resolved, self.n_components_)}. "
-                f"What helps: {remedies(found)}.",
-                DoubtfulResultWarning,
-                stacklevel=3,
-            )
+        with self._charging_a_retry():
+            self._refresh()
+            if found := [Doubt(doubt) for doubt in self.doubts_]:
+                resolved = resolved_components(release_of(self._estimator, self._state, self.n_components))
+                warnings.warn(
+                    f"the result is doubtful: {describe_doubts(found, resolved, self.n_components_)}. "
+                    f"What helps: {remedies(found)}.",
+                    DoubtfulResultWarning,
+                    stacklevel=3,
+                )
         return self
 
-    def __getattr__(self, name: str) -> Any:
-        # Called only for attributes that do not exist.
-        if name == "mean_" and "components_" in self.__dict__:
-            text = "this model has no mean_: none was found, or none was looked for (see centering)"
-        else:
-            text = f"{type(self).__name__!r} object has no attribute {name!r}"
-        raise AttributeError(text, name=name, obj=self)
-
-    def transform(self, X: ArrayLike) -> Any:
-        """Project rows: clamp to ``bounds``, subtract ``mean_``, multiply by ``scale``, project.
-
-        The result is a function of X, not a private output. A model without ``mean_``
-        subtracts nothing.
-
-        Parameters
-        ----------
-        X : (m, d) vectors or (m, r, d) factors
-
-        Returns
-        -------
-        (m, k) or (m, r, k)
-            Coordinates, in X's precision.
-        """
-        check_is_fitted(self)
-        array = self._checked(X, least=1)
-        self._check_features(X, array, reset=False)
-        rows = array.astype(np.float64)
-        if (bounds := self._estimator.preprocessing.bounds) is not None:
-            np.clip(rows, *(np.asarray(bound) for bound in bounds), out=rows)
-        with np.errstate(over="ignore", invalid="ignore"):
-            rows -= self._centre
-            rows *= self._scale
-            return (rows @ self.components_.T).astype(array.dtype, copy=False)
-
-    def inverse_transform(self, X: ArrayLike) -> Rows:
-        """Return the rows of the subspace with these coordinates, in units of the features.
-
-        Without ``mean_`` the subspace contains 0.
-
-        Parameters
-        ----------
-        X : (m, k) or (m, r, k)
-
-        Returns
-        -------
-        (m, d) or (m, r, d)
-        """
-        check_is_fitted(self)
-        array = check_array(X, dtype=_FLOATS, allow_nd=True, input_name="X", estimator=self)
-        if array.shape[-1] != self.n_components_:
-            raise ValueError(f"X has {array.shape[-1]} columns for {self.n_components_} components")
-        with np.errstate(over="ignore", invalid="ignore"):
-            rows = array.astype(np.float64) @ self.components_ / self._scale + self._centre
-            return np.asarray(rows.astype(array.dtype, copy=False))
+    def _refresh(self) -> None:
+        """Set the fitted attributes from the state."""
+        release = release_of(self._estimator, self._state, self.n_components)
+        preprocessing, records = self._preprocessing, self._state.records
+        found = [doubt.value for doubt in doubts(release, preprocessing, records)]
+        self._set_fitted(fitted_attributes(release, preprocessing, records, found))
 
     @property
-    def _centre(self) -> NDArray[np.float64]:
-        """Centre of rows; 0 if no mean is known."""
-        return np.asarray(getattr(self, "mean_", 0.0))
+    def _preprocessing(self) -> Preprocessing:
+        published: Preprocessing | None = self.__dict__.get("_published")
+        return self._estimator.preprocessing if published is None else published
 
-    @property
-    def _scale(self) -> NDArray[np.float64]:
-        scale = self._estimator.preprocessing.scale
-        return np.asarray(1.0 if scale is None else scale)
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = dict(super().__getstate__())
+        # A copy is another model, and in another process it is still within the open blocks.
+        state.pop("_charged_as", None)
+        if budgets := (*active_accountants(), *state.get("_foreign_budgets", ())):
+            state["_foreign_budgets"] = budgets
+        return state
 
-    @property
-    def _n_features_out(self) -> int:
-        """Number of output columns that scikit-learn names."""
-        return int(self.n_components_)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # The defaults are for pickles of earlier versions.
+        super().__setstate__({"whiten": False, "accountant": None, **state})
+        self._adopt_budgets(self.__dict__.pop("_foreign_budgets", ()))
+
+    def __sklearn_clone__(self) -> Self:
+        model: Self = super().__sklearn_clone__()
+        model._adopt_budgets(getattr(self, "_foreign_budgets", ()))
+        return model
+
+    def _adopt_budgets(self, budgets: tuple[BudgetAccountant, ...]) -> None:
+        """Keep the budgets of other processes, which will refuse each fit."""
+        if foreign := tuple(each for each in budgets if not each.is_of_this_process):
+            self._foreign_budgets = foreign
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write parameters, state and feature names to one .npz file, without pickle.
@@ -487,16 +501,23 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             If the file cannot be written, or ``random_state`` is a generator.
         """
         check_is_fitted(self)
+        if hasattr(self, "_published"):
+            raise ValueError("a model from a release holds no state to save: keep the release's bytes")
         self._unchanged()
         if not isinstance(self.random_state, (int, np.integer, type(None))):
             raise ValueError("random_state must be an int or None to be saved: set_params(random_state=None)")
         names = getattr(self, "feature_names_in_", None)
+        parameters = self.get_params(deep=False)
+        del parameters["accountant"]
         header = {
-            "parameters": self.get_params(deep=False),
+            "rank": self._estimator.k,
+            "parameters": parameters,
             "n_features_in": self.n_features_in_,
             "feature_names_in": None if names is None else list(names),
             "n_records_told": self._n_records_told,
             "privacy_spent": self.privacy_spent_.model_dump(mode="json"),
+            "spent_before": self._spent_before.model_dump(mode="json"),
+            "rows_per_record": self._rows_per_record,
         }
         write_model(path, header, self._state)
 
@@ -514,43 +535,66 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         return read_model(path, cls._restored)
 
     @classmethod
+    def from_release(
+        cls,
+        release: Release | bytes | Mapping[str, Any] | str | os.PathLike[str],
+        *,
+        centering: str | ArrayLike | None = None,
+        scale: ArrayLike | None = None,
+        bounds: tuple[ArrayLike, ArrayLike] | None = None,
+    ) -> Self:
+        """Make a fitted model of a stream's release, for its functions of rows.
+
+        It is post-processing: nothing is charged. ``partial_fit`` and ``save`` refuse, for a release
+        holds no state; ``fit`` begins a new model. ``privacy_spent_`` is the guarantee of the
+        stream, for its unit of privacy. ``score`` and ``whiten`` are for streams of vectors
+        only: a release does not tell how many rows a record has.
+
+        Parameters
+        ----------
+        release : Release, bytes, dict, or path
+            A release, the value of its message, its JSON object, or a file that holds one.
+        centering, scale, bounds : optional
+            Settings of the stream, as the parameters of :class:`PrivatePCA`. Only needed where
+            the release has their digests, or is older than version 6: such a release names its mean
+            alone, about no public centre and in scaled units.
+
+        Raises
+        ------
+        ValueError
+            One line: no release, a tensor, or settings that are not the release's.
+
+        Warns
+        -----
+        UserWarning
+            If the release is older than version 6 and no setting is given.
+        """
+        settings = {"centering": centering, "scale": scale, "bounds": bounds}
+        said, preprocessing = read_release(release, settings)
+        model = cls(**parameters_of_release(said, preprocessing))
+        model._published = preprocessing
+        model.n_features_in_ = said.dim
+        if said.feature_names is not None:
+            model.feature_names_in_ = np.array(said.feature_names, dtype=object)
+        model.privacy_spent_ = charge_of_release(said)
+        model._set_fitted(attributes_of_release(said, preprocessing))
+        return model
+
+    @classmethod
     def _restored(cls, header: dict[str, Any], data: bytes) -> Self:
         model = cls(**header["parameters"])
         dim, names = header["n_features_in"], header["feature_names_in"]
         if names is not None and (len(names) != dim or not all(isinstance(name, str) for name in names)):
             raise ValueError("its feature names do not fit its number of features")
         model._n_records_told = header["n_records_told"]
-        model._estimator = model._configured(dim, model._n_records_told)
+        model._estimator = model._configured(dim, model._n_records_told, header.get("rank"))
         model._state = decode_model_state(model._estimator, data)
         model.privacy_spent_ = Charge.model_validate(header["privacy_spent"])
+        if "spent_before" in header:
+            model._spent_before = Charge.model_validate(header["spent_before"])
+        model._rows_per_record = int(header.get("rows_per_record", 1))
         model.n_features_in_ = dim
         if names is not None:
             model.feature_names_in_ = np.array(names, dtype=object)
-        model._set_fitted(fitted_attributes(model._estimator, model._state))
+        model._refresh()
         return model
-
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        # No seed reaches the noise.
-        tags.non_deterministic = True
-        tags.input_tags.three_d_array = True
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        return tags
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "components_")
-
-    def _checked(self, X: ArrayLike, least: int) -> Rows:
-        """Return X as finite floats, with at least ``least`` records."""
-        array = check_array(
-            X, dtype=_FLOATS, allow_nd=True, ensure_min_samples=least, input_name="X", estimator=self
-        )
-        if array.ndim > 3 or not array.size:
-            raise ValueError(f"X must be vectors (m, d) or factors (m, r, d), not of shape {array.shape}")
-        return np.asarray(array)
-
-    def _check_features(self, X: ArrayLike, array: Rows, reset: bool) -> None:
-        """Set the number and names of features, or compare them with the model's."""
-        # scikit-learn looks for features along the second axis.
-        named = X if array.ndim == 2 else array[:, 0, :]
-        validate_data(self, named, reset=reset, skip_check_array=True)

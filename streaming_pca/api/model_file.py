@@ -6,19 +6,24 @@ import json
 import os
 import zipfile
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
+from streaming_pca.api.budget import float_at_most
 from streaming_pca.estimators.base import Estimator, State, Subspace
 from streaming_pca.estimators.common.state import decode_fitting_state, encode_state
 
 __all__ = ["ModelFileError", "decode_model_state", "read_model", "write_model"]
 
 _FORMAT = "streaming_pca.PrivatePCA"
-_VERSION = 1
+_VERSION = 2
+"""Version of files whose parameters version 1 does not know; others are still written as version 1."""
+_SINCE_2 = {"whiten": False}
+"""Parameters since version 2, with the values that mean what earlier versions did."""
 _MEMBERS = {"model.npy", "state.npy"}
 _FOREIGN = "is not a saved PrivatePCA, or is damaged"
 
@@ -46,7 +51,7 @@ def write_model(path: str | os.PathLike[str], header: Mapping[str, Any], state: 
     ModelFileError
         If the header holds anything else, or the file cannot be written.
     """
-    whole = {"format": _FORMAT, "version": _VERSION, **header}
+    whole = {"format": _FORMAT, **_versioned(header)}
     try:
         text = json.dumps(_plain(whole), sort_keys=True, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
@@ -89,6 +94,17 @@ def read_model(path: str | os.PathLike[str], restore: Callable[[dict[str, Any], 
     raise ModelFileError(f"{path}: {reason}")
 
 
+def _versioned(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the header with the least version whose readers understand it."""
+    parameters = dict(header["parameters"])
+    is_first = isinstance(parameters["n_components"], Integral)
+    is_first = is_first and all(parameters[name] == value for name, value in _SINCE_2.items())
+    if is_first:
+        for name in _SINCE_2:
+            del parameters[name]
+    return {**header, "version": 1 if is_first else _VERSION, "parameters": parameters}
+
+
 def _read(path: Path) -> tuple[dict[str, Any], bytes]:
     with path.open("rb") as file:
         try:
@@ -105,10 +121,10 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
             raise
         except Exception:
             raise ValueError(_FOREIGN) from None
-    if header["version"] != _VERSION:
+    if header["version"] not in range(1, _VERSION + 1):
         raise ValueError(
             f"was saved in format version {header['version']!r}, "
-            f"this release reads version {_VERSION}: install the release that saved it"
+            f"this release reads versions 1 to {_VERSION}: install the release that saved it"
         )
     return header, state
 
@@ -149,6 +165,8 @@ def _plain(value: Any) -> Any:
         return bool(value)
     if isinstance(value, Integral):
         return int(value)
+    if isinstance(value, Fraction):
+        return float_at_most(value)
     if isinstance(value, Real):
         return float(value)
     if isinstance(value, Mapping):

@@ -1,0 +1,89 @@
+"""Topics of streams: their creation with a cap, and the check of what a worker would find."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from streaming_pca.admin.ledger import read_ledger
+from streaming_pca.config.settings import ConfigurationError, Settings
+from streaming_pca.privacy.ledger.entries import Cap, Opened
+from streaming_pca.privacy.parameters import format_number
+from streaming_pca.service.commit.admission import check_admission, check_room
+from streaming_pca.service.commit.checkpoint import open_ledger
+from streaming_pca.service.topics.find import create_topics, find_topics
+
+__all__ = ["check_streams", "create_with_cap"]
+
+
+def create_with_cap(
+    streams: Sequence[Settings],
+    cap: Cap,
+    rule: Literal["basic", "zcdp"],
+    partitions: int,
+    replication: int,
+) -> tuple[list[str], Opened]:
+    """Create the missing topics of streams, and open their ledgers with a cap.
+
+    Parameters
+    ----------
+    streams : sequence of Settings
+        One at least.
+    cap : Cap
+    rule : {"basic", "zcdp"}
+        Composition by which charges on a record add up.
+    partitions, replication : int
+        Of topics that are created.
+
+    Returns
+    -------
+    (created, opened)
+        Names of the topics that were missing, and the first entry of the last ledger.
+
+    Raises
+    ------
+    ConfigurationError
+        If a ledger was opened with another cap.
+    StreamRefused
+        If the cap has no room for a batch of a stream; nothing is created then.
+    """
+    for settings in streams:
+        # A cap can never change, so it is checked before anything is created.
+        check_room(settings.stream, cap, rule)
+    created: list[str] = []
+    for settings in streams:
+        stream = settings.stream
+        created += create_topics(settings.kafka, stream, partitions, replication)
+        found = find_topics(settings.kafka, stream)
+        entry = Opened(topic_id=found.topic_id, topic=stream.input, cap=cap, filter=rule)
+        opened = open_ledger(settings.kafka, entry, stream.ledger_topic)
+        if opened.cap != cap or opened.filter != rule:
+            raise ConfigurationError(
+                f"--cap: ledger {stream.ledger_topic!r} was opened with "
+                f"{format_number(opened.cap.epsilon)},{format_number(opened.cap.delta)} "
+                f"({opened.filter}), which can never change: use that cap, or another input topic"
+            )
+    return created, opened
+
+
+def check_streams(streams: Sequence[Settings]) -> list[str]:
+    """Check topics, caps and privacy contracts as a worker does.
+
+    Returns
+    -------
+    list of str
+        Names of streams on which ``start = "latest"`` has no effect, because they have begun.
+
+    Raises
+    ------
+    TopicError, StreamRefused
+        In a worker's own words.
+    """
+    begun = []
+    for settings in streams:
+        find_topics(settings.kafka, settings.stream)
+        ledger = read_ledger(settings.kafka, settings.stream.input)
+        check_admission(settings.stream, ledger)
+        if settings.stream.start == "latest" and ledger.job(settings.stream.name).has_begun:
+            begun.append(settings.stream.name)
+    return begun

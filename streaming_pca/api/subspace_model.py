@@ -1,0 +1,304 @@
+"""Functions of rows that a fitted subspace defines: projection, density, covariance."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import issparse
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import Tags
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+
+from streaming_pca.api.likelihood import GaussianModel
+from streaming_pca.data.preprocessing import Preprocessing
+from streaming_pca.data.projection import Projection
+from streaming_pca.data.sparse import SparseBatch
+
+__all__ = ["Rows", "SubspaceModel", "rows_of_record"]
+
+Rows = Any
+"""Array of rows, or a CSR matrix or array."""
+
+_OF_THE_DENSITY = ("noise_variance_", "score", "score_samples", "get_covariance", "get_precision")
+
+_OF_SEVERAL_ROWS = "a model of factors of several rows, whose variances are sums over a record's rows, has no"
+
+_FLOATS = [np.float64, np.float32]
+
+
+def _has_density(model: SubspaceModel) -> bool:
+    """Return whether a model has a density, or is not fitted yet."""
+    return "components_" not in model.__dict__ or "noise_variance_" in model.__dict__
+
+
+def _has_scores(model: SubspaceModel) -> bool:
+    """Return whether a model has or may get a density about a known mean."""
+    return _has_density(model) and not _is_of_pairs(model)
+
+
+def _is_of_pairs(model: SubspaceModel) -> bool:
+    """Return whether records are centred by differences, which leaves their mean unknown."""
+    is_fitted = "components_" in model.__dict__
+    centering = model._preprocessing.centering if is_fitted else model.__dict__.get("centering")
+    return isinstance(centering, str) and centering == "pairs"
+
+
+# scikit-learn has no type annotations.
+class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Fitted subspace in the manner of scikit-learn's PCA.
+
+    A subclass sets the fitted attributes ``components_``, ``explained_variance_``,
+    ``n_components_``, ``n_features_in_`` and, where known, ``explained_variance_error_``,
+    ``noise_variance_``, ``mean_``, and the parameter ``whiten``.
+    """
+
+    whiten: bool
+    _rows_per_record: int = 1
+    """Most rows of a fitted record, over which variances are summed."""
+
+    @property
+    @abstractmethod
+    def _preprocessing(self) -> Preprocessing:
+        """Public transformation of the fitted records."""
+
+    @property
+    def _projection(self) -> Projection:
+        preprocessing = self._preprocessing
+        mean = getattr(self, "mean_", None)
+        return Projection(self.components_, mean, preprocessing.scale, preprocessing.bounds)
+
+    @property
+    def _gaussian(self) -> GaussianModel:
+        return GaussianModel(self._projection, self.explained_variance_, self.noise_variance_)
+
+    def transform(self, X: ArrayLike) -> Any:
+        """Project rows: clamp to ``bounds``, subtract ``mean_``, multiply by ``scale``, project.
+
+        With ``whiten`` each coordinate is then divided by the root of its explained variance. The
+        result is a function of X, not a private output. A model without ``mean_``
+        subtracts nothing.
+
+        Parameters
+        ----------
+        X : (m, d) vectors, also sparse, or (m, r, d) factors
+
+        Returns
+        -------
+        (m, k) or (m, r, k)
+            Coordinates, in X's precision.
+
+        Raises
+        ------
+        ValueError
+            One line: the fault of X; or with ``whiten``, if a variance is lost in the noise, or the model
+            is of factors of several rows.
+        """
+        check_is_fitted(self)
+        array = self._checked(X, least=1)
+        self._check_features(X, array, reset=False)
+        projection, deviations = self._projection, self._deviations
+        with np.errstate(over="ignore", invalid="ignore"):
+            parts = [projection.transform(rows) / deviations for rows in _dense(array)]
+        return np.concatenate(parts).astype(array.dtype, copy=False)
+
+    def inverse_transform(self, X: ArrayLike) -> NDArray[np.floating]:
+        """Return the rows of the subspace with these coordinates, in units of the features.
+
+        Without ``mean_`` the subspace contains 0.
+
+        Parameters
+        ----------
+        X : (m, k) or (m, r, k)
+            Whitened coordinates, with ``whiten``.
+
+        Returns
+        -------
+        (m, d) or (m, r, d)
+        """
+        check_is_fitted(self)
+        array = check_array(X, dtype=_FLOATS, allow_nd=True, input_name="X", estimator=self)
+        if array.shape[-1] != self.n_components_:
+            raise ValueError(f"X has {array.shape[-1]} columns for {self.n_components_} components")
+        with np.errstate(over="ignore", invalid="ignore"):
+            rows = self._projection.inverse_transform(array.astype(np.float64) * self._deviations)
+            return np.asarray(rows.astype(array.dtype, copy=False))
+
+    @available_if(_has_scores)  # type: ignore[untyped-decorator]
+    def score_samples(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Return the log-likelihood of each row under the model of :meth:`get_covariance`.
+
+        As in scikit-learn's PCA: a normal distribution about ``mean_``, or about 0 if there is
+        none, in units of X. A model of ``centering="pairs"``, whose mean is unknown, has no density of
+        rows, nor has a model of factors of several rows. Rows are clamped to ``bounds`` first, as
+        in :meth:`transform`. The result is a function of X, not a private output.
+
+        Parameters
+        ----------
+        X : (m, d) vectors, also sparse
+
+        Returns
+        -------
+        (m,) float64
+            In nats.
+
+        Raises
+        ------
+        ValueError
+            One line: the fault of X, a singular covariance, or factors of several rows.
+        """
+        check_is_fitted(self)
+        if self._rows_per_record > 1:
+            raise ValueError(f"{_OF_SEVERAL_ROWS} density of rows")
+        array = self._checked(X, least=1)
+        self._check_features(X, array, reset=False)
+        if array.ndim != 2:
+            raise ValueError(f"X must be vectors (m, d) to be scored, not factors of shape {array.shape}")
+        model = self._gaussian
+        return np.concatenate([model.log_likelihoods(rows.astype(np.float64)) for rows in _dense(array)])
+
+    @available_if(_has_scores)  # type: ignore[untyped-decorator]
+    def score(self, X: ArrayLike, y: object = None) -> float:
+        """Return the mean of :meth:`score_samples`: not private for the rows of X.
+
+        Nor is a choice made by it, such as the result of a parameter search.
+
+        Parameters
+        ----------
+        X : (m, d) vectors, also sparse
+        y : ignored
+        """
+        return float(np.mean(self.score_samples(X)))
+
+    @available_if(_has_density)  # type: ignore[untyped-decorator]
+    def get_covariance(self) -> NDArray[np.float64]:
+        """Return the covariance of clamped records by probabilistic PCA, in squared units of X.
+
+        ``noise_variance_`` is the variance in every direction outside the components, and the least
+        along them. Without ``mean_`` and with ``centering="none"`` it is a second moment. It
+        is post-processing of the fitted attributes, so as private as they are.
+
+        Returns
+        -------
+        (d, d) float64
+        """
+        check_is_fitted(self)
+        return self._gaussian.covariance()
+
+    @available_if(_has_density)  # type: ignore[untyped-decorator]
+    def get_precision(self) -> NDArray[np.float64]:
+        """Return the inverse of :meth:`get_covariance`.
+
+        Returns
+        -------
+        (d, d) float64
+
+        Raises
+        ------
+        ValueError
+            One line, if the covariance is singular: all d variances are explained, and noise has
+            left one of them 0.
+        """
+        check_is_fitted(self)
+        return self._gaussian.precision()
+
+    @property
+    def _deviations(self) -> NDArray[np.float64]:
+        """Divisors of whitened coordinates (k,); 1 without whitening."""
+        if not self.whiten:
+            return np.ones(1)
+        self._check_whitening(self._rows_per_record)
+        # A variance below its standard error is not told from 0, and would blow noise up.
+        least = getattr(self, "explained_variance_error_", 0.0)
+        variances = np.maximum(self.explained_variance_, least)
+        if lost := np.flatnonzero(~(variances > 0)).tolist():
+            raise ValueError(
+                f"whiten divides by the root of each explained variance, and component {lost[0]} has none: "
+                "noise has covered it; take fewer components, or set_params(whiten=False) without a new fit"
+            )
+        return np.asarray(np.sqrt(variances))
+
+    @property
+    def _n_features_out(self) -> int:
+        """Number of output columns that scikit-learn names."""
+        return int(self.n_components_)
+
+    def __getattr__(self, name: str) -> Any:
+        # Called only for attributes that do not exist.
+        is_fitted = "components_" in self.__dict__
+        if name == "mean_" and is_fitted:
+            text = "this model has no mean_: none was found, or none was looked for (see centering)"
+        elif name in ("score", "score_samples") and _is_of_pairs(self):
+            text = (
+                f'{name} needs a mean, which centering="pairs" does not estimate: '
+                'fit with "auto" or a public centre'
+            )
+        elif name in _OF_THE_DENSITY and is_fitted:
+            text = (
+                f"this model has no {name}: its estimator does not release the variance of all features; "
+                "adaptive, analyze-gauss and block do"
+            )
+        else:
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+        raise AttributeError(text, name=name, obj=self)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        # No seed reaches the noise.
+        tags.non_deterministic = True
+        tags.input_tags.three_d_array = True
+        tags.input_tags.sparse = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "components_")
+
+    def _checked(self, X: ArrayLike, least: int) -> Rows:
+        """Return X as finite floats, with at least ``least`` records; sparse X as CSR."""
+        given: Any = X
+        if issparse(given) and not getattr(given, "has_canonical_format", True):
+            # Entries of one place add up before they are judged.
+            given = given.tocsr(copy=True)
+            given.sum_duplicates()
+        array = check_array(
+            given,
+            accept_sparse="csr",
+            dtype=_FLOATS,
+            allow_nd=True,
+            ensure_min_samples=least,
+            input_name="X",
+            estimator=self,
+        )
+        if array.ndim > 3 or not np.prod(array.shape):
+            raise ValueError(f"X must be vectors (m, d) or factors (m, r, d), not of shape {array.shape}")
+        return array
+
+    def _check_whitening(self, rows_per_record: int) -> None:
+        """Refuse to whiten where variances are sums over several rows."""
+        if self.whiten and rows_per_record > 1:
+            raise ValueError(f"{_OF_SEVERAL_ROWS} whitening: set whiten=False")
+
+    def _check_features(self, X: ArrayLike, array: Rows, reset: bool) -> None:
+        """Set the number and names of features, or compare them with the model's."""
+        # scikit-learn looks for features along the second axis.
+        named = X if array.ndim == 2 else array[:, 0, :]
+        validate_data(self, named, reset=reset, skip_check_array=True)
+
+
+def rows_of_record(array: Rows) -> int:
+    """Return the number of rows of each record."""
+    return int(array.shape[1]) if array.ndim == 3 else 1
+
+
+def _dense(array: Rows) -> Iterator[NDArray[np.floating]]:
+    """Iterate over dense rows: all at once, or blocks of a sparse matrix."""
+    if not issparse(array):
+        yield array
+        return
+    for part in SparseBatch.of_rows(array).dense_parts():
+        yield part.rows

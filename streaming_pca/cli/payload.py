@@ -1,0 +1,220 @@
+"""Commands `streaming-pca payload`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from streaming_pca.cli.common import JsonOption, MaybeConfig, StreamOption, print_json, say
+
+if TYPE_CHECKING:
+    from streaming_pca.data.codec import PayloadCodec
+    from streaming_pca.data.judging import Verdict
+
+app = typer.Typer(help="Check payloads before they are sent.", no_args_is_help=True)
+
+_SHOWN = 20
+"""Null payloads that text names; JSON has all."""
+_FORMATS = {
+    "octets": "application/octet-stream",
+    "npy": "application/x-npy",
+    "json": "application/json",
+    "arrow": "application/vnd.apache.arrow.stream",
+}
+
+
+@app.callback()
+def _group() -> None:
+    # Without a callback, a single command would not be a subcommand.
+    pass
+
+
+@dataclass
+class _Message:
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]]
+
+
+@app.command("check")
+def payload_check(
+    file: Annotated[
+        str, typer.Argument(help="File with one payload; - for standard input.", show_default=False)
+    ],
+    config: MaybeConfig = None,
+    stream: StreamOption = None,
+    dim: Annotated[int | None, typer.Option(min=1, help="Features of a record, without --config.")] = None,
+    dtype: Annotated[
+        Literal["float32", "float64"] | None,
+        typer.Option(help="Number type of octets, without --config; by default float32."),
+    ] = None,
+    record_kind: Annotated[
+        Literal["factor", "matrix"] | None,
+        typer.Option(help="Kind of records, without --config; by default factor."),
+    ] = None,
+    privacy_unit: Annotated[
+        Literal["message", "row", "user"] | None,
+        typer.Option(help="Unit of privacy, without --config; by default message."),
+    ] = None,
+    max_rows: Annotated[
+        int | None, typer.Option(min=1, help="Most rows of a payload, without --config; by default 64.")
+    ] = None,
+    content_type: Annotated[
+        str | None,
+        typer.Option(help="Header content-type: octets, npy, json, arrow, or a media type. By default none."),
+    ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Another header; repeat for more.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="Key of the message, for user streams.")] = None,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Take each line of the file as a payload of its own.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check that a stream reads a payload, or say why it is null.
+
+    The worker's own decoder decides; no broker is needed. Name the headers that the producer sends. The
+    exit status is 0 for a record and 1 for a null record, or if any line is one.
+
+    [dim]Examples:
+
+    streaming-pca payload check message.bin --config stream.toml --content-type json
+
+    echo '{"x": [1, 2, 3]}' | streaming-pca payload check - --dim 3 --content-type json
+
+    kcat -C -t vectors -e -q | streaming-pca payload check - --lines --config stream.toml --json[/]
+    """
+    from streaming_pca.data.judging import judge_message
+
+    own = {
+        "dim": dim,
+        "dtype": dtype,
+        "record_kind": record_kind,
+        "privacy_unit": privacy_unit,
+        "max_rows": max_rows,
+    }
+    codec, names = _codec(config, stream, {name: value for name, value in own.items() if value is not None})
+    headers = _headers(content_type, header or [])
+    data = _read(file)
+    payloads = data.splitlines() if lines else [data]
+    encoded_key = None if key is None else os.fsencode(key)
+    verdicts = [judge_message(codec, _Message(encoded_key, value, headers), names) for value in payloads]
+    null = sum(not verdict.is_record for verdict in verdicts)
+    if as_json:
+        found = [_facts(verdict, payload) for verdict, payload in zip(verdicts, payloads, strict=True)]
+        print_json({"payloads": len(found), "null": null, "verdicts": found} if lines else found[0])
+    elif lines:
+        _say_lines(codec, verdicts, null)
+    else:
+        _say_verdict(codec, verdicts[0])
+    if null or not verdicts:
+        raise typer.Exit(1)
+
+
+def _codec(
+    config: Path | None, stream: str | None, own: dict[str, Any]
+) -> tuple[PayloadCodec, Sequence[str] | None]:
+    """Return the decoder of the stream that the options name, and its features' names."""
+    from streaming_pca.config.loading import load_settings
+    from streaming_pca.config.settings import ConfigurationError
+    from streaming_pca.data.codec import PayloadCodec
+    from streaming_pca.data.records import RecordKind
+    from streaming_pca.service.input.source import build_codec
+
+    # The worker's key is a secret, and the verdict is the same under every key.
+    user_key = bytes(32)
+    if config is not None:
+        if own:
+            option = next(iter(own)).replace("_", "-")
+            raise ConfigurationError(f"--{option} is given by --config: leave out one of them")
+        settings = load_settings(config, stream).stream
+        of_users = settings.privacy_unit == "user"
+        return build_codec(settings, user_key if of_users else None), settings.feature_names
+    if stream is not None:
+        raise ConfigurationError("--stream needs --config FILE")
+    if "dim" not in own:
+        raise ConfigurationError("name --dim, or --config FILE")
+    unit, kind = own.get("privacy_unit", "message"), RecordKind(own.get("record_kind", "factor"))
+    if unit == "row" and kind is RecordKind.MATRIX:
+        raise ConfigurationError("--privacy-unit row needs --record-kind factor")
+    codec = PayloadCodec(
+        own["dim"],
+        kind,
+        own.get("dtype", "float32"),
+        own.get("max_rows", 64),
+        unit,
+        user_key if unit == "user" else None,
+    )
+    return codec, None
+
+
+def _headers(content_type: str | None, named: Sequence[str]) -> list[tuple[str, bytes]]:
+    from streaming_pca.config.settings import ConfigurationError
+
+    headers = []
+    if content_type is not None:
+        headers.append(("content-type", os.fsencode(_FORMATS.get(content_type, content_type))))
+    for text in named:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise ConfigurationError(f"--header {text}: write NAME=VALUE")
+        headers.append((name, os.fsencode(value)))
+    return headers
+
+
+def _read(file: str) -> bytes:
+    from streaming_pca.config.settings import ConfigurationError
+
+    try:
+        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"{file}: {error.strerror or error}") from None
+
+
+def _facts(verdict: Verdict, payload: bytes) -> dict[str, Any]:
+    return {
+        "record": verdict.is_record,
+        "reason": verdict.reason or None,
+        "hint": verdict.hint or None,
+        "octets": len(payload),
+        "rows": verdict.rows,
+        "null_rows": verdict.null_rows,
+        "least": verdict.least,
+        "largest": verdict.largest,
+    }
+
+
+def _say_verdict(codec: PayloadCodec, verdict: Verdict) -> None:
+    if verdict.is_record:
+        what = f"{verdict.rows} records" if codec.unit == "row" else "a record"
+        rows = f"{verdict.rows} {'row' if verdict.rows == 1 else 'rows'}"
+        numbers = f"{codec.kind.width(codec.dim)} numbers"
+        say(f"{what}: {rows} of {numbers} from {verdict.least:.6g} to {verdict.largest:.6g}")
+    elif verdict.null_rows and codec.unit == "row":
+        say(f"{verdict.null_rows} of {verdict.rows} records are null: {verdict.reason}")
+    else:
+        say(f"null record: {verdict.reason}")
+    if verdict.hint:
+        say(f"{'warning: ' if verdict.is_record else ''}{verdict.hint}")
+
+
+def _say_lines(codec: PayloadCodec, verdicts: Sequence[Verdict], null: int) -> None:
+    shown = 0
+    for number, verdict in enumerate(verdicts, 1):
+        if not verdict.is_record and shown < _SHOWN:
+            shown += 1
+            say(f"line {number}: {verdict.reason}{'; ' if verdict.hint else ''}{verdict.hint}")
+    if null > shown:
+        say(f"and {null - shown} more")
+    say(
+        f"{null} of {len(verdicts)} payloads are null records"
+        if codec.unit != "row"
+        else f"{null} of {len(verdicts)} payloads hold null records"
+    )

@@ -1,0 +1,25 @@
+"""Client for programs: records go out through a producer, releases come in.
+
+Importing it loads no estimator and compiles nothing.
+"""
+
+from streaming_pca.client.producer import Producer
+from streaming_pca.client.releases import Releases, UnreadableRelease, follow, latest
+from streaming_pca.client.sending import DeliveryError
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.data.release import Release
+from streaming_pca.service.errors import TopicError
+from streaming_pca.service.kafka.clients import BrokerUnreachable
+
+__all__ = [
+    "BrokerUnreachable",
+    "DeliveryError",
+    "KafkaSettings",
+    "Producer",
+    "Release",
+    "Releases",
+    "TopicError",
+    "UnreadableRelease",
+    "follow",
+    "latest",
+]

@@ -1,0 +1,95 @@
+"""Encoders of rows as payloads, and the headers that describe them."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.config.kafka import ConfigurationError
+from streaming_pca.data.arrow import ArrowMissing, need_pyarrow, stream_of_rows
+from streaming_pca.data.codec import ARROW, JSON, NPY, OCTETS
+from streaming_pca.local.promise import KIND_HEADER
+
+__all__ = ["CONTENT_TYPES", "ContentType", "Dtype", "encoder_of", "headers_of"]
+
+ContentType = Literal["octets", "npy", "json", "arrow"]
+Dtype = Literal["float32", "float64"]
+
+CONTENT_TYPES: dict[str, str] = {"octets": OCTETS, "npy": NPY, "json": JSON, "arrow": ARROW}
+"""Value of the header ``content-type`` by its short name."""
+
+_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
+
+
+def headers_of(
+    content_type: ContentType, dtype: Dtype | None = None, record_kind: str | None = None
+) -> list[tuple[str, bytes]]:
+    """Return the headers of a message with such a payload.
+
+    Parameters
+    ----------
+    content_type : {"octets", "npy", "json", "arrow"}
+    dtype : {"float32", "float64"}, optional
+        Of octets, where the stream's own is not known to be the same.
+    record_kind : str, optional
+        A stream of another kind makes the record null.
+    """
+    headers = [("content-type", CONTENT_TYPES[content_type].encode())]
+    if dtype is not None and content_type == "octets":
+        headers.append(("dtype", dtype.encode()))
+    if record_kind is not None:
+        headers.append((KIND_HEADER, record_kind.encode()))
+    return headers
+
+
+def encoder_of(content_type: ContentType, dtype: str) -> Callable[[NDArray[np.floating]], bytes]:
+    """Return the function that encodes rows (r, d) as a payload.
+
+    Parameters
+    ----------
+    content_type : {"octets", "npy", "json", "arrow"}
+    dtype : {"float32", "float64"}
+        Type of the numbers; JSON's are float64.
+
+    Raises
+    ------
+    ConfigurationError
+        If pyarrow is missing.
+    """
+    if content_type == "json":
+        return _as_json
+    number = _DTYPES[dtype]
+
+    def converted(rows: NDArray[np.floating]) -> NDArray[np.floating]:
+        with np.errstate(over="ignore"):
+            return np.ascontiguousarray(rows, dtype=number)
+
+    if content_type == "octets":
+        return lambda rows: converted(rows).tobytes()
+    if content_type == "npy":
+        return lambda rows: _as_npy(converted(rows))
+    try:
+        pyarrow = need_pyarrow("--content-type arrow")
+    except ArrowMissing as error:
+        raise ConfigurationError(str(error)) from None
+    return lambda rows: stream_of_rows(pyarrow, converted(rows))
+
+
+def _as_npy(rows: NDArray[np.floating]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, rows, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _as_json(rows: NDArray[np.floating]) -> bytes:
+    numbers: list[list[Any]] = rows.astype(np.float64, copy=False).tolist()
+    if not np.isfinite(rows).all():
+        # JSON has no NaN. A null instead makes the record null, as a NaN would.
+        numbers = [[x if np.isfinite(x) else None for x in row] for row in numbers]
+    body = {"x": numbers[0]} if len(numbers) == 1 else {"rows": numbers}
+    return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()

@@ -1,0 +1,403 @@
+"""Producer of records, for programs."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from streaming_pca.client.encoding import ContentType, Dtype, encoder_of, headers_of
+from streaming_pca.client.releases import connection
+from streaming_pca.client.sending import Sender
+from streaming_pca.config.kafka import KafkaSettings
+
+if TYPE_CHECKING:
+    from streaming_pca.config.settings import Settings
+    from streaming_pca.local.accountant import LocalAccountant
+    from streaming_pca.local.gaussian import LocalGaussian
+
+__all__ = ["Producer", "charged_report"]
+
+Key = bytes | str
+
+
+class Producer:
+    """Producer that sends records as a stream expects them.
+
+    Messages go to the topic's partitions in turn, are acknowledged by all in-sync replicas, and
+    arrive once: the client's retries make no duplicates.
+
+    Parameters
+    ----------
+    topic : str
+        Input topic of the stream.
+    kafka : KafkaSettings or str, optional
+        Broker as HOST:PORT, or all settings of the connection; by default localhost:9092.
+    dim : int
+        The stream's ``dim``, and so for the next parameters.
+    privacy_unit : {"message", "row", "user"}
+    record_kind : {"factor", "matrix"}
+    dtype : {"float32", "float64"}
+    max_rows : int
+        Most rows of a message.
+    content_type : {"octets", "npy", "json", "arrow"}
+        Format of the messages; octets are the fastest to read.
+    rows_per_message : int, optional
+        Records of a message if each row is a record; by default ``max_rows``.
+    privatize : LocalGaussian, optional
+        Mechanism of the local model, for ``record_kind = "local"``: reports are sent in place
+        of the records, without keys.
+    accountant : LocalAccountant, optional
+        Charged for each report before its noise is drawn. Without an accountant a
+        record that is handed over twice is reported twice.
+    describe : bool
+        Name the type of the numbers and the record kind in headers, so that a stream with other
+        settings makes the records null instead of misreading them.
+    feature_names : sequence of str, optional
+        The stream's; a table whose columns have other names, or another order, is refused.
+
+    Raises
+    ------
+    ValueError
+        If parameters do not go together.
+    TopicError
+        If the topic is missing.
+    BrokerUnreachable
+
+    Notes
+    -----
+    It belongs to the process that made it: used in a fork, it raises RuntimeError. Threads may
+    share it, but not an accountant, which belongs to the thread that opened it. At most 50,000
+    messages and 96 MiB wait for acknowledgement, then :meth:`send` waits too.
+
+    After a :class:`DeliveryError` nothing more is sent, and it is not known which of the messages
+    since the last :meth:`flush` arrived: to send them again may count a record twice.
+
+    A report is made once. It is charged, its noise is drawn, and the client repeats the same bytes
+    until they are acknowledged. If they never are, the charge stays, and another report of the same
+    user raises AlreadySpent.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        kafka: KafkaSettings | str | None = None,
+        *,
+        dim: int,
+        privacy_unit: Literal["message", "row", "user"] = "message",
+        record_kind: Literal["factor", "matrix"] = "factor",
+        dtype: Dtype = "float32",
+        max_rows: int = 64,
+        content_type: ContentType = "octets",
+        rows_per_message: int | None = None,
+        privatize: LocalGaussian | None = None,
+        accountant: LocalAccountant | None = None,
+        describe: bool = True,
+        feature_names: Sequence[str] | None = None,
+    ) -> None:
+        _check_dim(dim)
+        by_row = privacy_unit == "row"
+        together = (max_rows if by_row else 1) if rows_per_message is None else rows_per_message
+        if not 1 <= together <= (max_rows if by_row else 1):
+            raise ValueError(
+                f"rows_per_message = {together} is not from 1 to max_rows = {max_rows}"
+                if by_row
+                else 'rows_per_message needs privacy_unit = "row": other messages are one record each'
+            )
+        for name, value, known in (
+            ("privacy_unit", privacy_unit, ("message", "row", "user")),
+            ("record_kind", record_kind, ("factor", "matrix")),
+            ("dtype", dtype, get_args(Dtype)),
+            ("content_type", content_type, get_args(ContentType)),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} = {value!r} is none of {', '.join(known)}")
+        if accountant is not None and privatize is None:
+            raise ValueError("accountant= charges reports: add privatize=")
+        reportable = (privacy_unit, record_kind, dtype, content_type) == (
+            "message",
+            "factor",
+            "float32",
+            "octets",
+        )
+        if privatize is not None and not reportable:
+            raise ValueError("a report is a vector's, in float32 octets: leave out what says otherwise")
+        self.topic = topic
+        self._dim, self._unit, self._kind, self._max_rows = dim, privacy_unit, record_kind, max_rows
+        self._together = together
+        self._names = None if feature_names is None else list(feature_names)
+        self._mechanism, self._accountant = privatize, accountant
+        self._encode = encoder_of(content_type, dtype)
+        if privatize is not None:
+            from streaming_pca.local.promise import report_headers
+
+            self._headers = report_headers(privatize.epsilon, privatize.delta)
+        elif describe:
+            self._headers = headers_of(content_type, dtype, record_kind)
+        else:
+            self._headers = headers_of(content_type)
+        self._process = os.getpid()
+        self._lock = threading.RLock()
+        self._rows: list[NDArray[Any]] = []
+        self._count = 0
+        # Many producers of few records each would otherwise all fill the first partition.
+        self._sender = Sender(connection(kafka), topic, first=time.monotonic_ns() // 1000)
+
+    @classmethod
+    def for_stream(
+        cls,
+        stream: Settings | Path | str,
+        *,
+        content_type: ContentType = "octets",
+        rows_per_message: int | None = None,
+        privatize: LocalGaussian | None = None,
+        accountant: LocalAccountant | None = None,
+    ) -> Self:
+        """Make a producer for a stream of known settings.
+
+        Parameters
+        ----------
+        stream : Settings, Path or str
+            Settings, or the TOML file of one stream.
+        content_type, rows_per_message, privatize, accountant
+            As for :class:`Producer`.
+
+        Raises
+        ------
+        ConfigurationError
+            If the file is wrong.
+        ValueError
+            Also if ``privatize`` has another epsilon or delta than the stream, which would make
+            every report null.
+        TopicError, BrokerUnreachable
+        """
+        from streaming_pca.config.loading import load_settings
+
+        settings = load_settings(Path(stream)) if isinstance(stream, str | Path) else stream
+        own = settings.stream
+        if privatize is None and own.record_kind == "local":
+            raise ValueError(
+                f'{own.name}: record_kind = "local" takes reports: '
+                f"add privatize=LocalGaussian({own.epsilon!r}, {own.delta!r})"
+            )
+        if privatize is not None and (privatize.epsilon, privatize.delta) != (own.epsilon, own.delta):
+            raise ValueError(
+                f"{own.name}: reports of {privatize!r} would be null: "
+                f"the stream's guarantee is ({own.epsilon!r}, {own.delta!r})"
+            )
+        return cls(
+            own.input,
+            settings.kafka,
+            dim=own.dim,
+            privacy_unit=own.privacy_unit,
+            record_kind="matrix" if own.record_kind == "matrix" else "factor",
+            dtype=own.dtype,
+            max_rows=own.max_rows,
+            content_type=content_type,
+            rows_per_message=rows_per_message,
+            privatize=privatize,
+            accountant=accountant,
+            describe=False,
+            feature_names=own.feature_names,
+        )
+
+    def send(self, records: ArrayLike, key: Key | Sequence[Key] | None = None) -> None:
+        """Send records; if each row is a record, wait for a full message.
+
+        Parameters
+        ----------
+        records : (d,), (m, d) or (m, r, d) numbers
+            One vector, m vectors, or m factors of r rows; (m, d, d) of kind matrix. A record
+            that is not finite counts as null.
+        key : bytes, str or a sequence of m of them, optional
+            Users of the records, needed where the privacy unit is the user or an
+            accountant is charged.
+
+        Raises
+        ------
+        ValueError
+            If the shape is wrong, or a key is missing; nothing was sent.
+        AlreadySpent
+            If a user has no report left. Unless another process charged the same users at the
+            same time, nothing was sent.
+        DeliveryError
+            If messages could not be delivered, these or earlier ones.
+        """
+        self._check_process()
+        array = self._shaped(records)
+        keys = self._keys(key, len(array))
+        with self._lock:
+            if self._mechanism is not None:
+                self._send_reports(array, keys)
+            elif self._unit == "row":
+                self._send_rows(array.reshape(-1, self._dim))
+            else:
+                for record, own in zip(array, keys, strict=True):
+                    self._sender.send(self._encode(np.atleast_2d(record)), own, self._headers)
+
+    def flush(self) -> None:
+        """Send rows that wait for a full message, and wait until all messages are acknowledged.
+
+        Raises
+        ------
+        DeliveryError
+            If some could not be delivered, these or earlier ones.
+        """
+        self._check_process()
+        with self._lock:
+            if self._count:
+                rows = np.concatenate(self._rows)
+                self._rows, self._count = [], 0
+                self._sender.send(self._encode(rows), None, self._headers)
+            self._sender.flush()
+
+    def close(self) -> None:
+        """Flush, and release the connection."""
+        self._check_process()
+        try:
+            self.flush()
+        finally:
+            self._sender.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # After an error, waiting for a broker that may be dead would only hide it.
+        if kind is None:
+            self.close()
+        elif self._process == os.getpid():
+            self._rows, self._count = [], 0
+            self._sender.close()
+
+    def __del__(self) -> None:
+        """Warn of rows that wait for a full message and are lost."""
+        # A constructor that has raised leaves no rows; a fork's are sent by the process that made them.
+        if getattr(self, "_count", 0) and self._process == os.getpid():
+            warnings.warn(
+                f"{self._count} rows for {self.topic!r} were not sent: close the producer",
+                ResourceWarning,
+                stacklevel=1,
+                source=self,
+            )
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            # The client's thread is not in a fork, and the lock may be held for ever.
+            raise RuntimeError("the producer was made in another process: make one in each, after the fork")
+
+    def _shaped(self, records: ArrayLike) -> NDArray[Any]:
+        columns = list(getattr(records, "columns", ()))
+        if self._names is not None and columns and columns != self._names:
+            raise ValueError(
+                f"records have the columns {_shown(columns)}, and the stream's feature_names are "
+                f"{_shown(self._names)}: bring them into this order"
+            )
+        if np.ma.is_masked(records):
+            raise ValueError("records are masked: fill them, with nan for a record that counts as null")
+        array = np.asarray(records)
+        if array.dtype.kind not in "fiu":
+            raise ValueError(f"records are {array.dtype}: expected numbers")
+        if array.ndim == (2 if self._kind == "matrix" else 1):
+            array = array[None]
+        wanted: tuple[int, ...] = (2,) if self._mechanism is not None else (2, 3)
+        expected = f"(m, {self._dim})"
+        if self._kind == "matrix":
+            wanted, expected = (3,), f"(m, {self._dim}, {self._dim})"
+        shape = np.shape(records)
+        if array.ndim not in wanted or array.shape[-1] != self._dim or not array.size:
+            raise ValueError(f"records have the shape {shape}: expected {expected}")
+        if self._kind == "matrix" and array.shape[1] != self._dim:
+            raise ValueError(f"records have the shape {shape}: expected {expected}")
+        if (
+            self._kind == "factor"
+            and self._unit != "row"
+            and array.ndim == 3
+            and array.shape[1] > self._max_rows
+        ):
+            raise ValueError(f"factors of {array.shape[1]} rows are above max_rows = {self._max_rows}")
+        return array
+
+    def _keys(self, key: Key | Sequence[Key] | None, count: int) -> list[bytes | None]:
+        if key is None:
+            if self._unit == "user" or self._accountant is not None:
+                raise ValueError("key= is needed: it names the user of the record")
+            return [None] * count
+        keys = list(key) if isinstance(key, Iterable) and not isinstance(key, bytes | str) else [key] * count
+        if not all(isinstance(each, bytes | str) and each for each in keys):
+            raise ValueError("a key is text or bytes, and not empty")
+        if len(keys) != count:
+            raise ValueError(f"{len(keys)} keys for {count} records")
+        if self._unit == "row":
+            raise ValueError('privacy_unit = "row" puts many records into a message, which has one key')
+        return [each.encode() if isinstance(each, str) else each for each in keys]
+
+    def _send_rows(self, rows: NDArray[Any]) -> None:
+        while len(rows):
+            # A copy: the caller may write to its array before the message is full.
+            taken = np.array(rows[: self._together - self._count])
+            rows = rows[len(taken) :]
+            self._rows.append(taken)
+            self._count += len(taken)
+            if self._count == self._together:
+                full = np.concatenate(self._rows)
+                self._rows, self._count = [], 0
+                self._sender.send(self._encode(full), None, self._headers)
+
+    def _send_reports(self, vectors: NDArray[Any], users: list[bytes | None]) -> None:
+        assert self._mechanism is not None
+        if self._accountant is not None:
+            self._check_left(self._accountant, users)
+        for vector, user in zip(vectors, users, strict=True):
+            # Before the charge: a producer that has failed must not spend.
+            self._sender.make_room()
+            report = charged_report(self._mechanism, self._accountant, self.topic, user, vector)
+            self._sender.send(report, None, self._headers)
+
+    def _check_left(self, accountant: LocalAccountant, users: list[bytes | None]) -> None:
+        from streaming_pca.local.accountant import AlreadySpent
+
+        assert self._mechanism is not None
+        guarantee = self._mechanism.epsilon, self._mechanism.delta
+        for user, reports in Counter(filter(None, users)).items():
+            if not accountant.allows(user, self.topic, *guarantee, reports=reports):
+                raise AlreadySpent(
+                    f"{accountant.path}: a user has fewer than {reports} reports of {guarantee} left on "
+                    f"{self.topic!r}: nothing of this call was sent"
+                )
+
+
+def _check_dim(dim: Any) -> None:
+    if isinstance(dim, bool) or not isinstance(dim, Integral) or dim < 1:
+        raise ValueError(f"dim must be a whole number of at least 1, not {dim!r}")
+
+
+def _shown(names: list[str]) -> str:
+    return ", ".join(map(str, names[:5])) + (", ..." if len(names) > 5 else "")
+
+
+def charged_report(
+    mechanism: LocalGaussian,
+    accountant: LocalAccountant | None,
+    topic: str,
+    user: bytes | None,
+    vector: NDArray[Any],
+) -> bytes:
+    """Charge a user, then make the payload of a report; never the other way round.
+
+    Raises
+    ------
+    AlreadySpent, AccountantError
+    """
+    if accountant is not None and user is not None:
+        accountant.spend(user, topic, mechanism.epsilon, mechanism.delta)
+    return mechanism.privatize(vector).astype("<f4", copy=False).tobytes()

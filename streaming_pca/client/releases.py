@@ -1,0 +1,324 @@
+"""Readers of a stream's releases."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+from kafka import TopicPartition
+from kafka.errors import KafkaError, OffsetOutOfRangeError
+from pydantic import ValidationError
+
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.data.release import Release
+from streaming_pca.service.errors import TopicError
+from streaming_pca.service.kafka.clients import BrokerUnreachable, broker_failed, reading_consumer
+
+if TYPE_CHECKING:
+    from streaming_pca.config.settings import Settings
+
+__all__ = ["NotARelease", "ReleaseReader", "Releases", "UnreadableRelease", "follow", "latest"]
+
+_POLL_MS = 200
+_SILENCE_SECONDS = 10.0
+"""Time without messages after which the broker is probed: polling a dead one is silent."""
+_FIRST_SPAN = 4
+"""Offsets read first from the end: two releases, each with the marker of its transaction."""
+_log = logging.getLogger(__name__)
+
+
+class UnreadableRelease(Exception):
+    """Release that this program cannot read, perhaps of a later version; one line."""
+
+
+@dataclass(frozen=True)
+class NotARelease:
+    """Message on the releases topic that is not a release.
+
+    Attributes
+    ----------
+    topic : str
+    offset : int
+    reason : str
+    version : int
+        Version that it states, as a release does; 0 for anything else.
+    """
+
+    topic: str
+    offset: int
+    reason: str
+    version: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.topic}, offset {self.offset}: {self.reason}"
+
+    def unreadable(self) -> UnreadableRelease:
+        """Return the error for a reader that must not miss a release."""
+        return UnreadableRelease(
+            f"{self.topic}, offset {self.offset}: a release of version {self.version} cannot be read "
+            f"({self.reason}): update streaming-pca, if the stream's worker is newer"
+        )
+
+
+class ReleaseReader:
+    """Reader of the releases topic, read_committed: aborted releases were never published."""
+
+    def __init__(self, kafka: KafkaSettings, topic: str) -> None:
+        self._topic, self._tp = topic, TopicPartition(topic, 0)
+        self._timeout_ms = kafka.request_timeout_ms
+        self._heard = time.monotonic()
+        self._consumer = reading_consumer(kafka)
+        try:
+            if 0 not in (self._consumer.partitions_for_topic(topic) or ()):
+                raise TopicError.missing(topic)
+            self._consumer.assign([self._tp])
+            self.first = self._offset(self._consumer.beginning_offsets)
+        except KafkaError as error:
+            self.close()
+            raise broker_failed(kafka, f"reading {topic} failed", error) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _offset(self, of: Callable[..., dict[TopicPartition, int]]) -> int:
+        return int(of([self._tp], timeout_ms=self._timeout_ms)[self._tp])
+
+    def seek(self, offset: int) -> None:
+        """Read on from an offset."""
+        self._consumer.seek(self._tp, offset)
+
+    def last(self, wanted: int, *, strict: bool = False) -> list[Release]:
+        """Return up to ``wanted`` last releases, in order; :meth:`poll` goes on behind them.
+
+        ``strict`` raises UnreadableRelease if releases follow that cannot be read.
+        """
+        try:
+            # On a read_committed consumer this is the last stable offset: no open transaction is before it.
+            end = self._offset(self._consumer.end_offsets)
+            span = _FIRST_SPAN
+            while True:
+                start = max(self.first, end - span)
+                found = list(self._between(start, end))
+                for item in takewhile(lambda item: isinstance(item, NotARelease), reversed(found)):
+                    if strict and isinstance(item, NotARelease) and item.version:
+                        raise item.unreadable()
+                releases = [item for item in found if isinstance(item, Release)]
+                if len(releases) >= wanted or start == self.first:
+                    self.seek(end)
+                    return releases[-wanted:]
+                span *= 4
+        except KafkaError as error:
+            raise BrokerUnreachable(f"reading {self._topic} failed: {_name(error)}") from None
+
+    def _between(self, start: int, end: int) -> Iterator[Release | NotARelease]:
+        self.seek(start)
+        deadline = time.monotonic() + 3 * self._timeout_ms / 1000
+        while int(self._consumer.position(self._tp, timeout_ms=self._timeout_ms) or 0) < end:
+            if time.monotonic() > deadline:
+                raise BrokerUnreachable(f"reading {self._topic} to offset {end} takes too long")
+            for message in self._messages():
+                if message.offset < end:
+                    yield _read(self._topic, message)
+
+    def poll(self) -> list[Release | NotARelease]:
+        """Wait briefly for new messages, and return them."""
+        try:
+            return [_read(self._topic, message) for message in self._messages()]
+        except OffsetOutOfRangeError:
+            raise TopicError(
+                f"topic {self._topic!r} has lost what was to be read next: it was deleted, or made anew"
+            ) from None
+        except KafkaError as error:
+            raise BrokerUnreachable(f"reading {self._topic} failed: {_name(error)}") from None
+
+    def _messages(self) -> list[Any]:
+        polled = self._consumer.poll(timeout_ms=_POLL_MS)
+        silent = not polled and time.monotonic() - self._heard > _SILENCE_SECONDS
+        if silent:
+            self._offset(self._consumer.end_offsets)
+        if polled or silent:
+            self._heard = time.monotonic()
+        return [message for messages in polled.values() for message in messages]
+
+    def close(self) -> None:
+        """Release the connection."""
+        self._consumer.close(autocommit=False)
+
+
+def _read(topic: str, message: Any) -> Release | NotARelease:
+    try:
+        release = Release.from_bytes(message.value or b"")
+        _check(release)
+    except ValueError as error:
+        return NotARelease(topic, message.offset, str(error), _version_of(message.value or b""))
+    return release
+
+
+def _version_of(value: bytes) -> int:
+    """Return the version that a message states as a release; 0 for anything else."""
+    try:
+        stated = json.loads(value)
+    except (ValueError, RecursionError):
+        return 0
+    if not isinstance(stated, dict) or stated.get("schema_name") != "streaming-pca.release":
+        return 0
+    version = stated.get("version")
+    return version if isinstance(version, int) else 0
+
+
+def _check(release: Release) -> None:
+    """Raise ValueError if a release's numbers are inconsistent, for they are computed with."""
+    shape = (release.rank, release.dim)
+    try:
+        components = np.array(release.components, dtype=np.float64)
+    except ValueError:
+        components = np.empty(0)
+    if components.shape != shape or not np.isfinite(components).all():
+        raise ValueError(f"not a release: components are not {shape[0]} x {shape[1]} finite numbers")
+    if not np.isfinite(release.explained_variance).all():
+        raise ValueError("not a release: explained_variance is not finite")
+    try:
+        datetime.fromisoformat(release.created)
+    except ValueError:
+        raise ValueError("not a release: created is no time of day") from None
+
+
+def _name(error: KafkaError) -> str:
+    return type(error).__name__
+
+
+def latest(stream: str | Settings, kafka: KafkaSettings | str | None = None) -> Release | None:
+    """Return the last release of a stream; None before the first.
+
+    Parameters
+    ----------
+    stream : str or Settings
+        Name of the stream, or its settings, which name the broker too.
+    kafka : KafkaSettings or str, optional
+        Broker as HOST:PORT, or all settings of the connection; by default localhost:9092.
+
+    Raises
+    ------
+    TopicError
+        If the stream's topics are missing.
+    BrokerUnreachable
+    UnreadableRelease
+        If the last release cannot be read, for example because it is of a later version. Messages
+        that are no releases are skipped.
+    """
+    reader = ReleaseReader(*_place_of(stream, kafka))
+    try:
+        return next(iter(reader.last(1, strict=True)), None)
+    finally:
+        reader.close()
+
+
+def follow(
+    stream: str | Settings,
+    kafka: KafkaSettings | str | None = None,
+    *,
+    start: Literal["last", "first", "next"] = "last",
+    timeout: float | None = None,
+) -> Releases:
+    """Return an iterator over a stream's releases, which waits for the next ones.
+
+    Parameters
+    ----------
+    stream, kafka
+        As for :func:`latest`.
+    start : {"last", "first", "next"}
+        First release of the iterator: the last that there is, the first that there is,
+        or the next that is published after this call.
+    timeout : float, optional
+        Seconds without a release after which the iterator ends; by default it does not end.
+
+    Returns
+    -------
+    Releases
+        Iterator; as a context manager it closes its connection.
+
+    Raises
+    ------
+    TopicError
+        If the stream's topics are missing; from the iterator, if the topic was deleted meanwhile.
+    BrokerUnreachable
+        Also from the iterator.
+    UnreadableRelease
+        Also from the iterator, at a release that cannot be read. Messages that are no releases are
+        logged as warnings, and skipped.
+    """
+    reader = ReleaseReader(*_place_of(stream, kafka))
+    try:
+        found: list[Release] = []
+        if start == "first":
+            reader.seek(reader.first)
+        else:
+            found = reader.last(1, strict=start == "last")
+        return Releases(reader, found if start == "last" else [], timeout)
+    except BaseException:
+        reader.close()
+        raise
+
+
+class Releases(Iterator[Release]):
+    """Iterator over releases, from :func:`follow`."""
+
+    def __init__(self, reader: ReleaseReader, first: list[Release], timeout: float | None) -> None:
+        self._reader: ReleaseReader | None = reader
+        self._waiting: deque[Release | NotARelease] = deque(first)
+        self._timeout = timeout
+
+    def __next__(self) -> Release:
+        since = time.monotonic()
+        while self._reader is not None:
+            while self._waiting:
+                item = self._waiting.popleft()
+                if isinstance(item, Release):
+                    return item
+                if item.version:
+                    raise item.unreadable()
+                _log.warning("%s", item)
+            if self._timeout is not None and time.monotonic() - since > self._timeout:
+                self.close()
+                break
+            self._waiting.extend(self._reader.poll())
+        raise StopIteration
+
+    def close(self) -> None:
+        """Close the connection, which ends the iterator."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _place_of(stream: str | Settings, kafka: KafkaSettings | str | None) -> tuple[KafkaSettings, str]:
+    if isinstance(stream, str):
+        return connection(kafka), f"{stream}.releases"
+    return stream.kafka if kafka is None else connection(kafka), stream.stream.releases_topic
+
+
+def connection(kafka: KafkaSettings | str | None) -> KafkaSettings:
+    """Return the settings of the connection that an argument names."""
+    if kafka is None:
+        return KafkaSettings()
+    if not isinstance(kafka, str):
+        return kafka
+    try:
+        return KafkaSettings(bootstrap_servers=kafka)
+    except ValidationError as error:
+        message = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ValueError(f"kafka = {kafka!r}: {message}") from None

@@ -1,0 +1,210 @@
+"""Sender of messages to a topic's partitions in turn, with a bound on unsent ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from kafka.errors import KafkaError, KafkaTimeoutError
+
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.service.errors import TopicError
+from streaming_pca.service.kafka.clients import (
+    MAX_MESSAGE_BYTES,
+    BrokerUnreachable,
+    admin_client,
+    broker_failed,
+    plain_producer,
+)
+
+__all__ = ["DeliveryError", "Headers", "Outgoing", "Produced", "Sender", "send_messages"]
+
+_MAX_UNSENT = 50_000
+_MAX_UNSENT_BYTES = 2 * MAX_MESSAGE_BYTES
+_FLUSH_SECONDS = 60
+
+Headers = list[tuple[str, bytes]]
+
+
+class DeliveryError(BrokerUnreachable):
+    """Failure to deliver messages to the broker."""
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """Message to send: payload, key and number of rows."""
+
+    value: bytes
+    key: bytes | None = None
+    rows: int = 1
+
+
+@dataclass(frozen=True)
+class Produced:
+    """Count of the messages and rows that were sent.
+
+    Attributes
+    ----------
+    messages, rows : int
+    seconds : float
+    topic : str
+    not_finite : int
+        Messages with a number that is not finite, or not in the stream's ``dtype``.
+    without_key : int
+        Messages without a key, where the file has a column of keys.
+    """
+
+    messages: int
+    rows: int
+    seconds: float
+    topic: str
+    not_finite: int = 0
+    without_key: int = 0
+
+
+class Sender:
+    """Idempotent sender to one topic, which stops at its first failure.
+
+    Parameters
+    ----------
+    kafka : KafkaSettings
+    topic : str
+    first : int
+        Number of the partition to begin with, of any size.
+
+    Raises
+    ------
+    TopicError
+        If the topic is missing.
+    BrokerUnreachable
+    """
+
+    def __init__(self, kafka: KafkaSettings, topic: str, first: int = 0) -> None:
+        self.topic = topic
+        self.partitions = _count_partitions(kafka, topic)
+        self.sent = 0
+        """Number of messages handed over."""
+        self._first = first
+        self._failures: list[BaseException] = []
+        self._unsent = self._unsent_bytes = 0
+        self._producer = plain_producer(kafka)
+
+    def make_room(self) -> None:
+        """Wait until another message may be handed over; DeliveryError if an earlier one failed."""
+        self._raise_failure()
+        if self._unsent >= _MAX_UNSENT or self._unsent_bytes >= _MAX_UNSENT_BYTES:
+            self.flush()
+
+    def send(self, value: bytes, key: bytes | None, headers: Headers) -> None:
+        """Hand a message over to the client, which retries it without duplicates."""
+        self.make_room()
+        partition = (self._first + self.sent) % self.partitions
+        try:
+            future: Any = self._producer.send(
+                self.topic, value=value, key=key, partition=partition, headers=headers
+            )
+        except (KafkaError, KafkaTimeoutError) as error:
+            self._failures.append(error)
+        else:
+            future.add_errback(self._failures.append)
+            self.sent += 1
+            self._unsent += 1
+            self._unsent_bytes += len(value)
+        self._raise_failure()
+
+    def flush(self) -> None:
+        """Wait until the broker has acknowledged all messages; DeliveryError if it has not."""
+        try:
+            self._producer.flush(timeout=_FLUSH_SECONDS)
+        except (KafkaError, KafkaTimeoutError) as error:
+            self._failures.append(error)
+        self._unsent = self._unsent_bytes = 0
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self._failures:
+            raise DeliveryError(
+                f"sending to {self.topic!r} failed after {self.sent} messages: {self._failures[0]}"
+            )
+
+    def close(self) -> None:
+        """Release the connection; messages that were not flushed may be lost."""
+        self._producer.close(timeout=5)
+
+
+def send_messages(
+    kafka: KafkaSettings,
+    topic: str,
+    messages: Iterable[Outgoing],
+    total: int,
+    headers: Headers,
+    *,
+    rate: float | None = None,
+    progress: Callable[[int], None] | None = None,
+    progress_every: int = 1,
+) -> Produced:
+    """Send messages to the topic's partitions in turn.
+
+    Parameters
+    ----------
+    messages : iterable of Outgoing
+        Consumed one at a time, each after the last was handed over; none before the topic was found.
+    total : int
+        Number of messages.
+    headers : list of (str, bytes)
+        Of each message.
+    rate : float, optional
+        Most messages per second.
+    progress : callable, optional
+        Called after ``progress_every`` messages with the number sent since its last call.
+
+    Raises
+    ------
+    TopicError
+        If the topic is missing.
+    BrokerUnreachable
+        If the broker does not answer, or accepts no more messages.
+    """
+    sender = Sender(kafka, topic)
+    started = time.monotonic()
+    rows_sent = 0
+    try:
+        for message in messages:
+            sender.send(message.value, message.key, headers)
+            rows_sent += message.rows
+            if progress is not None and sender.sent % progress_every == 0:
+                progress(progress_every)
+            _keep_rate(started, sender.sent, rate)
+            # The embedded broker tells the end of a partition as one past the *first* record of
+            # its last batch: a last batch of one record makes that the true end.
+            if sender.sent == total - sender.partitions:
+                sender.flush()
+        sender.flush()
+    finally:
+        sender.close()
+    if progress is not None:
+        progress(sender.sent % progress_every)
+    return Produced(sender.sent, rows_sent, time.monotonic() - started, topic)
+
+
+def _count_partitions(kafka: KafkaSettings, topic: str) -> int:
+    # A producer would wait a minute for a topic that is missing.
+    admin = admin_client(kafka)
+    try:
+        (found,) = admin.describe_topics([topic])
+    except KafkaError as error:
+        raise broker_failed(kafka, f"the broker would not describe {topic!r}", error) from None
+    finally:
+        admin.close()
+    if found["error_code"] or not found["partitions"]:
+        raise TopicError.missing(topic)
+    return len(found["partitions"])
+
+
+def _keep_rate(started: float, sent: int, rate: float | None) -> None:
+    if rate is not None:
+        ahead = sent / rate - (time.monotonic() - started)
+        if ahead > 0.005:
+            time.sleep(ahead)

@@ -1,0 +1,248 @@
+"""All problems of a settings file and its environment, one line each, unknown names first.
+
+While the rest is checked, an unknown name stands for the setting that it resembles, so
+that a misspelt setting is not reported as missing too.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_settings import EnvSettingsSource
+
+from streaming_pca.config.environment import (
+    OPTIONS,
+    PASSWORD,
+    deciding_variable,
+    unknown_variables,
+    variable_of,
+)
+from streaming_pca.config.schema import every_setting
+from streaming_pca.config.settings import Settings, StreamSettings, parse_options
+from streaming_pca.estimators.problems import meant, model_of, nearest, options_problems, problems_of
+from streaming_pca.estimators.registry import ESTIMATORS
+
+__all__ = [
+    "Place",
+    "Tables",
+    "environment_tables",
+    "read_written",
+    "take_unknown",
+    "unknown_line",
+    "value_problems",
+]
+
+Place = tuple[str, ...]
+Tables = dict[str, Any]
+Describe = Callable[[Place, Place | None], str]
+
+_SECTIONS = {name: model_of(field.annotation) for name, field in Settings.model_fields.items()}
+
+
+class _Written(float):
+    """Number that prints as its author wrote it."""
+
+    text: str
+
+    def __new__(cls, text: str) -> _Written:
+        """Keep the text beside the number."""
+        number = super().__new__(cls, text.replace("_", ""))
+        number.text = text
+        return number
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def read_written(text: str) -> Tables:
+    """Parse TOML; its decimal numbers print in messages as they are written."""
+    return tomllib.loads(text, parse_float=_Written)
+
+
+# -- unknown names ---------------------------------------------------------
+
+
+def take_unknown(tables: Mapping[str, Any], describe: Describe) -> tuple[Tables, list[str]]:
+    """Move unknown names to the settings that they resemble, and describe each in a line.
+
+    Options are left alone, because the estimator decides which are known.
+
+    Parameters
+    ----------
+    tables : mapping
+        Sections.
+    describe : callable
+        Returns a line on an unknown name from its place and the place that was meant.
+    """
+    fixed: Tables = {}
+    lines: list[str] = []
+    moved: list[tuple[Place, Any]] = []
+
+    def known_part(table: Any, model: type[BaseModel] | None, place: Place) -> Any:
+        if model is None or not isinstance(table, dict):
+            return table
+        kept = {}
+        for name, value in table.items():
+            here = (*place, name)
+            if name in model.model_fields:
+                kept[name] = known_part(value, model_of(model.model_fields[name].annotation), here)
+            else:
+                move(here, _setting_meant(here, model), value)
+        return kept
+
+    def move(here: Place, there: Place | None, value: Any) -> None:
+        lines.append(describe(here, there))
+        if there is not None:
+            moved.append((there, value))
+
+    for name, value in tables.items():
+        if name not in _SECTIONS:
+            move((name,), _section_meant(name, value), value)
+    sections = {name: value for name, value in tables.items() if name in _SECTIONS}
+    while moved:
+        _put(sections, *moved.pop(0))
+    for name in sorted(sections, key=[*_SECTIONS, "streams"].index):
+        fixed[name] = known_part(sections[name], _SECTIONS.get(name), (name,))
+    for place, value in moved:
+        _put(fixed, place, value)
+    return fixed, lines
+
+
+def unknown_line(label: str, here: Place, there: Place | None) -> str:
+    """Describe an unknown name, and the name or the section that was meant."""
+    hint = ""
+    if there is not None and len(there) == 1:
+        hint = meant("[[streams]]" if there == ("streams",) else f"[{there[0]}]")
+    elif there is not None and there[:-1] == here[:-1]:
+        hint = meant(there[-1])
+    elif there is not None:
+        home = f"[{'.'.join(there[:-1])}]"
+        hint = f"; it belongs in {home}" if there[-1] == here[-1] else meant(f"{there[-1]} in {home}")
+    return f"{label}: no such setting{hint}"
+
+
+def _homes() -> dict[str, Place]:
+    """Return the place of each setting by its name; the one nearest to the top."""
+    places = sorted((setting.path for setting in every_setting()), key=len, reverse=True)
+    # A file may not hold the password.
+    return {place[-1]: place for place in places if place != PASSWORD}
+
+
+def _section_meant(name: str, value: Any) -> Place | None:
+    if isinstance(value, dict | list):
+        # A list of tables can only be [[streams]].
+        near = nearest(name, ["streams"] if isinstance(value, list) else [*_SECTIONS, "streams"])
+        return None if near is None else (near,)
+    homes = _homes()
+    near = nearest(name, homes)
+    return None if near is None else homes[near]
+
+
+def _setting_meant(here: Place, model: type[BaseModel]) -> Place | None:
+    homes = _homes()
+    if here[-1] in homes:
+        return homes[here[-1]]
+    near = nearest(here[-1], [name for name in model.model_fields if (*here[:-1], name) != PASSWORD])
+    return None if near is None else (*here[:-1], near)
+
+
+def _put(tables: Tables, place: Place, value: Any) -> None:
+    """Set a value that is not set yet."""
+    *path, name = place
+    for each in path:
+        tables = tables.setdefault(each, {})
+        if not isinstance(tables, dict):
+            return
+    tables.setdefault(name, value)
+
+
+def environment_tables() -> tuple[Tables, list[str]]:
+    """Return the environment's settings as sections, and a line for each unknown variable."""
+    fixed, lines = take_unknown(EnvSettingsSource(Settings)(), _unknown_in_environment)
+    known = {"__".join(setting.path): setting.path for setting in every_setting()}
+    known |= {name: (name,) for name in (*_SECTIONS, "streams")}
+    for variable, path, value in unknown_variables():
+        near = nearest("__".join(path), known)
+        hint = meant(None if near is None else variable_of(known[near]))
+        lines.append(f"environment: {variable}: no such setting{hint}")
+        if near is not None and len(known[near]) > 1:
+            _put(fixed, known[near], value)
+    return fixed, lines
+
+
+def _unknown_in_environment(here: Place, there: Place | None) -> str:
+    decided = deciding_variable(here)
+    assert decided is not None, f"{here} was read from the environment"
+    variable, rest = decided
+    if rest:
+        return unknown_line(f"environment: {variable}: {'.'.join(rest)}", here, there)
+    hint = meant(None if there is None else variable_of(there))
+    return f"environment: {variable}: no such setting{hint}"
+
+
+# -- wrong values ----------------------------------------------------------
+
+
+def value_problems(tables: Mapping[str, Any], label: Callable[[Place], str]) -> tuple[list[str], list[str]]:
+    """Describe the unknown options of a stream, and all wrong or missing values.
+
+    Parameters
+    ----------
+    tables : mapping
+        Sections of one stream without unknown names, the environment's merged over the file's.
+    label : callable
+        Names a place and its origin in a message.
+    """
+    lines = []
+    for name, model in _SECTIONS.items():
+        assert model is not None, f"{name} is no section"
+        if name not in tables:
+            if Settings.model_fields[name].is_required():
+                lines.append(f"{label((name,))}: must be set")
+            continue
+        try:
+            model.model_validate(tables[name])
+        except ValidationError as error:
+            for place, message in problems_of(error, model):
+                found = [message] if place else _together(tables[name], message)
+                lines += [f"{label((name, *place))}: {line}" for line in found]
+    stream = tables.get("stream")
+    options: Any = {}
+    estimator = StreamSettings.model_fields["estimator"].default
+    if isinstance(stream, dict):
+        options, estimator = stream.get("options", options), stream.get("estimator", estimator)
+    unknown: list[str] = []
+    if estimator in ESTIMATORS and isinstance(options, dict):
+        for place, message in options_problems(ESTIMATORS[estimator].options_type, parse_options(options)):
+            text = ": ".join([f"options of {estimator}", *filter(None, [".".join(place)]), message])
+            line = f"{label((*OPTIONS, *place[:1]))}: {text}"
+            (unknown if message.startswith("no such") else lines).append(line)
+    return unknown, lines
+
+
+def _together(table: Any, message: str) -> list[str]:
+    """Return the problems of a section's settings together, with numbers as they are written."""
+    found = []
+    for line in message.splitlines():
+        if line.startswith("options of "):
+            # They are described one by one.
+            continue
+        for name, value in table.items() if isinstance(table, dict) else ():
+            if name in line and not isinstance(value, bool):
+                line = _as_written(line, value)
+        found.append(line)
+    return found
+
+
+def _as_written(line: str, value: Any) -> str:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return line
+    for shown in (repr(number), f"{number:g}"):
+        line = re.sub(rf"(?<![\w.]){re.escape(shown)}(?![\w.])", str(value), line)
+    return line

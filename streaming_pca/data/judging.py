@@ -1,0 +1,138 @@
+"""Verdict on a payload: a record or a null record, and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.data.codec import OCTETS, Message, PayloadCodec
+from streaming_pca.data.payloads import MalformedPayload
+from streaming_pca.data.records import RecordKind, is_symmetric
+
+__all__ = ["Verdict", "judge_message"]
+
+_MOST_NAMED = 5
+"""Null rows that are named, where each row is a record."""
+_MARKS = (
+    (b"{", "JSON", "application/json"),
+    (b"[", "JSON", "application/json"),
+    (b"\x93NUMPY", "an npy file", "application/x-npy"),
+    (b"\xff\xff\xff\xff", "an Arrow stream", "application/vnd.apache.arrow.stream"),
+)
+"""Beginnings of the formats that a header must name."""
+_TEXT = re.compile(rb"[ -~\s]*")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Judgement of the worker's decoder on one message.
+
+    Attributes
+    ----------
+    reason : str
+        Why it is, or holds, a null record; "" if it does not.
+    rows : int
+        Rows of numbers that the decoder takes from it; 0 for a null record.
+    null_rows : int
+        Rows among them that are null records, where each row is a record.
+    least, largest : float or None
+        Range of its finite numbers.
+    hint : str
+        Format that it seems to have, though nothing names that format; "" for none.
+    """
+
+    reason: str
+    rows: int
+    null_rows: int = 0
+    least: float | None = None
+    largest: float | None = None
+    hint: str = ""
+
+    @property
+    def is_record(self) -> bool:
+        """True if no record of the message is null."""
+        return not self.reason
+
+
+def judge_message(codec: PayloadCodec, message: Message, names: Sequence[str] | None = None) -> Verdict:
+    """Judge a message with the worker's decoder, and say why it is null.
+
+    Parameters
+    ----------
+    codec : PayloadCodec
+    message : Message
+    names : sequence of str, optional
+        Names of the features.
+
+    Notes
+    -----
+    The verdict says what a payload contains. It is for the holder of the data, and no part of the service.
+    """
+    decoded, lengths = codec.decode_many([message])
+    reason = _fault(codec, message, names)
+    nulls = int(np.count_nonzero(~np.isfinite(decoded).all(axis=1)))
+    # The reason is found beside the worker's own decoder, and must never differ from it.
+    if (reason == "") != (int(lengths[0]) > 0 and nulls == 0):
+        raise AssertionError(f"the decoder takes {int(lengths[0])} rows, against the reason {reason!r}")
+    if not reason and (users := codec.users_of([message])) is not None and not users.any():
+        reason, lengths = "it has no key, which names the user", np.zeros(1, np.int64)
+    finite = decoded[np.isfinite(decoded)]
+    least, largest = (float(finite.min()), float(finite.max())) if len(finite) else (None, None)
+    return Verdict(reason, int(lengths[0]), nulls, least, largest, _hint(codec, message))
+
+
+def _fault(codec: PayloadCodec, message: Message, names: Sequence[str] | None) -> str:
+    faults: dict[int, str] = {}
+    try:
+        rows = codec.read_rows(message, faults)
+    except MalformedPayload as error:
+        return str(error)
+    except Exception as error:
+        # Of numpy, pyarrow or a codec of text.
+        return (
+            f"it cannot be read: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        )
+    if not len(rows):
+        return "it has no rows"
+    wrong = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+    if len(wrong):
+        # Of a factor one row is enough; where rows are records, each is another null record.
+        shown = wrong[: _MOST_NAMED if codec.unit == "row" else 1]
+        texts = [
+            _place(i, len(rows)) + (faults.get(i) or _not_finite(rows[i], names)) for i in shown.tolist()
+        ]
+        more = len(wrong) - len(shown)
+        return "; ".join(texts) + (f"; and {more} more rows" if more and codec.unit == "row" else "")
+    if codec.kind is RecordKind.MATRIX and not is_symmetric(rows):
+        return "the matrix is not symmetric"
+    return ""
+
+
+def _place(row: int, rows: int) -> str:
+    return f"row {row}: " if rows > 1 else ""
+
+
+def _not_finite(row: NDArray[np.floating], names: Sequence[str] | None) -> str:
+    """Name the first number that is not finite; positions count from 0."""
+    at = int(np.flatnonzero(~np.isfinite(row))[0])
+    named = "" if names is None or len(names) != len(row) else f" ({names[at]})"
+    return f"{'NaN' if np.isnan(row[at]) else 'infinity'} at position {at}{named}"
+
+
+def _hint(codec: PayloadCodec, message: Message) -> str:
+    """Name the format that a payload of plain octets seems to have."""
+    if codec.content_type != OCTETS or any(name == "content-type" for name, _ in message.headers or ()):
+        return ""
+    start = (message.value or b"")[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
+    for mark, name, content_type in _MARKS:
+        # A number of plain octets can begin with a bracket, but hardly goes on as text.
+        if start.startswith(mark) and (name != "JSON" or _TEXT.fullmatch(start)):
+            return (
+                f"it looks like {name}, but no header content-type says so: send the header "
+                f'"content-type: {content_type}", or set stream.content_type = "{content_type}"'
+            )
+    return ""

@@ -1,0 +1,138 @@
+"""Projection of rows on a released subspace, as ``PrivatePCA`` and consumers of releases compute it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["Projection", "centre_of", "checked_rows"]
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.floating]
+
+
+def centre_of(
+    mean: ArrayLike | None, centering: str | ArrayLike, scale: ArrayLike | None
+) -> NDArray[np.float64] | None:
+    """Return the public centre plus the estimated one, in units of the features.
+
+    Parameters
+    ----------
+    mean : (d,) numbers or None
+        Of a release: in units of the scaled features, and about the public centre.
+    centering : str or (d,) numbers
+        Numbers are the public centre.
+    scale : number(s) or None
+
+    Returns
+    -------
+    (d,) float64 or None
+        None without a public and an estimated centre.
+    """
+    public = None if isinstance(centering, str) else np.array(centering, dtype=np.float64)
+    if mean is None:
+        return public
+    learnt = np.asarray(mean, dtype=np.float64) / (1.0 if scale is None else np.asarray(scale))
+    return learnt if public is None else public + learnt
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """Map from rows to their coordinates in a subspace, and back.
+
+    Attributes
+    ----------
+    components : (k, d) float64
+        Orthonormal rows, of the scaled features.
+    centre : (d,) float64 or None
+        In units of the features; None subtracts nothing.
+    scale : number(s) or None
+        Factor of the rows after centring.
+    bounds : pair or None
+        (lower, upper), each a number or d numbers, to which rows are clamped first.
+    """
+
+    components: Floats
+    centre: ArrayLike | None = None
+    scale: ArrayLike | None = None
+    bounds: tuple[ArrayLike, ArrayLike] | None = None
+
+    @property
+    def _centre(self) -> Floats:
+        return np.asarray(0.0 if self.centre is None else self.centre, dtype=np.float64)
+
+    @property
+    def _scale(self) -> Floats:
+        return np.asarray(1.0 if self.scale is None else self.scale, dtype=np.float64)
+
+    def transform(self, rows: Rows) -> Rows:
+        """Project rows: clamp, subtract the centre, multiply by the scale, project.
+
+        Parameters
+        ----------
+        rows : (..., d) float32 or float64
+
+        Returns
+        -------
+        (..., k)
+            Coordinates, in the precision of ``rows``.
+        """
+        values = rows.astype(np.float64)
+        if self.bounds is not None:
+            lower, upper = self.bounds
+            np.clip(values, np.asarray(lower), np.asarray(upper), out=values)
+        with np.errstate(over="ignore", invalid="ignore"):
+            values -= self._centre
+            values *= self._scale
+            return np.asarray((values @ self.components.T).astype(rows.dtype, copy=False))
+
+    def inverse_transform(self, coordinates: Rows) -> Rows:
+        """Return the rows of the subspace with these coordinates, in units of the features.
+
+        Parameters
+        ----------
+        coordinates : (..., k) float32 or float64
+
+        Returns
+        -------
+        (..., d)
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = coordinates.astype(np.float64) @ self.components / self._scale + self._centre
+            return np.asarray(values.astype(coordinates.dtype, copy=False))
+
+
+def checked_rows(X: Any, width: int, columns: str) -> Rows:
+    """Return rows as finite floats; float32 stays float32.
+
+    Parameters
+    ----------
+    X : (m, width) or (m, r, width) numbers
+    width : int
+    columns : str
+        Name of the columns in error messages.
+
+    Raises
+    ------
+    ValueError
+        One line that names the fault.
+    """
+    # By a method of scipy's matrices: programs that only read releases need not load scipy.
+    if hasattr(X, "tocsr"):
+        raise ValueError("X is sparse: pass X.toarray(), or X to PrivatePCA.from_release(...).transform")
+    array = np.asarray(X)
+    if array.dtype.kind not in "fiub":
+        hint = ": of a table with nullable columns pass X.to_numpy(float)" if hasattr(X, "to_numpy") else ""
+        raise ValueError(f"X must hold numbers, not {array.dtype}{hint}")
+    if array.dtype != np.float32:
+        array = array.astype(np.float64, copy=False)
+    if array.ndim not in (2, 3):
+        raise ValueError(f"X must be rows (m, {width}) or (m, r, {width}), not of shape {array.shape}")
+    if array.shape[-1] != width:
+        raise ValueError(f"X has {array.shape[-1]} columns for {width} {columns}")
+    if not np.isfinite(array).all():
+        raise ValueError("X holds a NaN or an infinity")
+    return array

@@ -1,0 +1,164 @@
+"""Problems of a table of settings, one line each."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Collection, Mapping, Sequence
+from difflib import SequenceMatcher
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+__all__ = [
+    "Problem",
+    "lines_of",
+    "meant",
+    "model_of",
+    "nearest",
+    "options_lines",
+    "options_problems",
+    "problems_of",
+    "refuse_boolean",
+]
+
+Problem = tuple[tuple[str, ...], str]
+"""Place of a setting in its table, and the description of what is wrong with it."""
+
+
+_NEAR = 0.6
+"""Least similarity of a misspelt name and a known name; difflib's own choice."""
+_LIMITS = {
+    "greater_than": ("gt", "above"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "below"),
+    "less_than_equal": ("le", "at most"),
+}
+"""Key of the limit, and its words, by pydantic's type of a problem."""
+
+
+def nearest(name: str, known: Collection[str]) -> str | None:
+    """Return the known name that is most similar to a misspelt one; None if none is near."""
+    written = name.lower().replace("-", "_")
+    rated = [(SequenceMatcher(None, each.lower(), written).ratio(), each) for each in known]
+    best, found = max(rated, default=(0.0, ""))
+    return found if best >= _NEAR else None
+
+
+def meant(near: str | None) -> str:
+    """Return the end of a message about an unknown name."""
+    return "" if near is None else f"; did you mean {near}?"
+
+
+def model_of(annotation: Any) -> type[BaseModel] | None:
+    """Return the model of a field that is a table or an optional one."""
+    for kind in (annotation, *typing.get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+def refuse_boolean(value: Any, annotation: Any) -> Any:
+    """Return the value of a field; raise ValueError for true or false in the place of a number.
+
+    Python takes them for 1 and 0.
+    """
+    kinds = _kinds(annotation)
+    if kinds & {int, float} and bool not in kinds and _has_boolean(value):
+        raise ValueError("must be a number, not true or false")
+    return value
+
+
+def _has_boolean(value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, list | tuple) and any(map(_has_boolean, value)))
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """Return the types in an annotation."""
+    parts = typing.get_args(annotation)
+    return {annotation} if not parts else set().union(*map(_kinds, parts))
+
+
+def problems_of(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
+    """Return the place and the description of each problem, one of each place."""
+    found: dict[tuple[str, ...], str] = {}
+    for problem in error.errors():
+        # Values of several types have a problem with each.
+        found.setdefault(_place(problem["loc"], model), _message(problem))
+    return list(found.items())
+
+
+def _place(parts: Sequence[int | str], model: type[BaseModel] | None) -> tuple[str, ...]:
+    """Return the names and the indices of a place, without the types that pydantic tried."""
+    place: list[str] = []
+    for part in parts:
+        if model is not None and part in model.model_fields:
+            model = model_of(model.model_fields[str(part)].annotation)
+        elif not isinstance(part, int):
+            break
+        place.append(str(part))
+    return tuple(place)
+
+
+def _message(problem: Mapping[str, Any]) -> str:
+    kind, message = problem["type"], str(problem["msg"]).removeprefix("Value error, ")
+    if kind == "extra_forbidden":
+        message = "no such setting"
+    elif kind == "missing":
+        message = "must be set"
+    elif kind == "model_type":
+        message = "must be a table"
+    elif kind in _LIMITS:
+        key, words = _LIMITS[kind]
+        limit = problem["ctx"][key]
+        message = f"must be {words} {f'{limit:g}' if isinstance(limit, float) else limit}"
+        # Only a number is repeated: text may be a password in the wrong place.
+        if _is_number(problem["input"]):
+            message = f"{message}, not {problem['input']}"
+    return message
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def lines_of(error: ValueError, model: type[BaseModel]) -> list[str]:
+    """Return the lines of an error, or one for each problem that pydantic found."""
+    if isinstance(error, ValidationError):
+        return [_line(problem) for problem in problems_of(error, model)]
+    return str(error).splitlines()
+
+
+def _line(problem: Problem) -> str:
+    place, message = problem
+    return ": ".join(filter(None, (".".join(place), " ".join(message.split()))))
+
+
+def options_problems(kind: type[BaseModel], options: Mapping[str, Any]) -> list[Problem]:
+    """Find all problems of an estimator's options, unknown names first.
+
+    An unknown name stands for the option that it resembles, so that this one is not
+    reported as missing too. The list is empty if the options are valid.
+    """
+    found: list[Problem] = []
+    known, repaired = kind.model_fields, dict(options)
+    for name in options:
+        if name not in known:
+            near = nearest(name, known)
+            found.append(((name,), f"no such setting{meant(near)}"))
+            value = repaired.pop(name)
+            if near is not None:
+                repaired.setdefault(near, value)
+    try:
+        kind(**repaired)
+    except ValidationError as error:
+        found += problems_of(error, kind)
+    return found
+
+
+def options_lines(kind: type[BaseModel], options: Mapping[str, Any]) -> list[str]:
+    """Describe all problems of an estimator's options, one line each."""
+    return [_line(problem) for problem in options_problems(kind, options)]

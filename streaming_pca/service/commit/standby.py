@@ -1,0 +1,88 @@
+"""Comparison of a standby's settings with the ledger's privacy contract and the stream's state.
+
+Otherwise a standby with other settings than the leader's would be refused at fail-over, when it is needed.
+"""
+
+from __future__ import annotations
+
+from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.service.commit.admission import check_admission, decode_admitted_state
+from streaming_pca.service.commit.checkpoint_format import MalformedCheckpoint, decode_checkpoint
+from streaming_pca.service.commit.log_reader import LedgerLog
+from streaming_pca.service.commit.state_topic import find_state
+from streaming_pca.service.errors import StreamRefused
+
+__all__ = ["StandbyCheck"]
+
+_SLICE = 5000
+"""Offsets read at a time: about a second, which a take-over may have to wait."""
+_POLL_SECONDS = 10.0
+"""Interval at which the ledger is read while there is nothing yet to compare with."""
+
+
+class StandbyCheck:
+    """Repeated comparison of a stream's settings with its ledger and its state, until they agree.
+
+    Only committed entries are read, and no open transaction is waited for. A stream's first reservation
+    binds all later ones to its contract, and states keep their shapes, so settings that agree once agree
+    for good.
+
+    Parameters
+    ----------
+    kafka, stream : settings
+    topic_id : str
+        The input topic's id.
+    """
+
+    def __init__(self, kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> None:
+        self._kafka, self._stream, self._topic_id = kafka, stream, topic_id
+        self._log: LedgerLog | None = None
+
+    def run(self) -> float | None:
+        """Read the ledger on and compare; return the seconds until the next call, None for no more.
+
+        0 means that there is more to read. A stream that has not begun has no contract yet, and one in its
+        first batch no state.
+
+        Raises
+        ------
+        StreamRefused
+            As a take-over by this standby would.
+        SessionLost, BrokerUnreachable, KafkaError
+            If the broker fails; the next call starts anew.
+        """
+        try:
+            wait = self._compare()
+        except BaseException:
+            self.close()
+            raise
+        if wait is None:
+            self.close()
+        return wait
+
+    def _compare(self) -> float | None:
+        if self._log is None:
+            self._log = LedgerLog(self._kafka, self._stream.ledger_topic, self._topic_id)
+        if not self._log.read_committed(_SLICE):
+            return 0.0
+        job = self._log.ledger.job(self._stream.name)
+        if job.contract is None:
+            return _POLL_SECONDS
+        check_admission(self._stream, self._log.ledger)
+        found = (
+            find_state(self._kafka, self._stream.state_topic, job.state_digest) if job.state_digest else None
+        )
+        if found is None or found.data is None:
+            return _POLL_SECONDS  # the leader has committed its first, or the next one, meanwhile
+        try:
+            checkpoint, _ = decode_checkpoint(found.data)
+        except MalformedCheckpoint as error:
+            raise StreamRefused(f"state topic {self._stream.state_topic!r} cannot be read: {error}") from None
+        decode_admitted_state(self._stream, self._stream.build_estimator(), checkpoint.state)
+        return None
+
+    def close(self) -> None:
+        """Release the consumer; harmless if repeated."""
+        log, self._log = self._log, None
+        if log is not None:
+            log.close()

@@ -1,0 +1,342 @@
+"""Diagnosis of a connection that failed: the step that fails, and the setting to change.
+
+kafka-python tries again until its time is up, and keeps the reason to itself. So the steps of a connection
+are repeated here, once, each with a time limit: name, socket, TLS, Kafka's protocol, authentication.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kafka.cluster import get_ip_port_afi
+from kafka.errors import KafkaError
+from kafka.net.sasl import get_sasl_mechanism
+from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
+from kafka.protocol.parser import KafkaProtocol
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
+
+from streaming_pca.config.kafka import KafkaSettings
+
+__all__ = ["Diagnosis", "diagnose"]
+
+_SECONDS = 5.0
+"""Time limit of a diagnosis; all servers are examined at the same time."""
+_STEP_SECONDS = 2.0
+"""Time limit of a step."""
+
+# Of OpenSSL: X509_V_ERR_CERT_NOT_YET_VALID, _CERT_HAS_EXPIRED, _HOSTNAME_MISMATCH, _IP_ADDRESS_MISMATCH.
+_NOT_VALID_NOW = (9, 10)
+_OF_ANOTHER_NAME = (62, 64)
+# Of Kafka: error codes of SaslHandshake.
+_NO_SASL_HERE = 34
+_MECHANISM_OR_NONE = (0, 33)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Reason for which no connection can be made."""
+
+    text: str
+    answers: bool
+    """True if a broker answers there, which the settings do not suit."""
+
+
+class _Found(Exception):
+    """End of an examination that has found the reason."""
+
+    def __init__(self, text: str, *, answers: bool) -> None:
+        super().__init__(text)
+        self.diagnosis = Diagnosis(text, answers)
+
+
+def diagnose(
+    settings: KafkaSettings, servers: Sequence[str], *, advertised: bool = False
+) -> Diagnosis | None:
+    """Return the reason for which these servers cannot be used; None if there is none to see.
+
+    Settings that do not suit a broker come before servers that do not answer. With ``advertised``, the
+    addresses are examined too by which the brokers refer clients to each other.
+    """
+    found: dict[str, Diagnosis] = {}
+
+    def examine(server: str) -> None:
+        try:
+            _Examination(settings, server).run(advertised)
+        except _Found as reason:
+            found[server] = reason.diagnosis
+        except Exception:
+            return  # a diagnosis must not replace the error that it is made for
+
+    # Threads, because name resolution has no time limit of its own.
+    threads = [threading.Thread(target=examine, args=(s,), daemon=True, name="diagnosis") for s in servers]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + _SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    reasons = [found[server] for server in servers if server in found]
+    for reason in reasons:
+        if reason.answers:
+            return reason
+    return Diagnosis("; ".join(r.text for r in reasons), False) if reasons else None
+
+
+class _Peer:
+    """Other end of a socket, asked in Kafka's protocol."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._protocol = KafkaProtocol(client_id="streaming-pca", receive_message_max_bytes=2**20)
+
+    def ask(self, request: Any) -> Any:
+        """Return the answer; OSError or KafkaError if there is none."""
+        self._protocol.send_request(request)
+        self._sock.sendall(self._protocol.send_bytes())
+        while True:
+            data = self._sock.recv(2**16)
+            if not data:
+                raise ConnectionError("closed")
+            for _, answer in self._protocol.receive_bytes(data):
+                return answer
+
+    def has_records(self) -> bool:
+        """Return True for a broker, False for a controller."""
+        answer = self.ask(ApiVersionsRequest(version=0))
+        return MetadataRequest.API_KEY in {each.api_key for each in answer.api_keys}
+
+    def mechanisms(self, wanted: str) -> list[str] | None:
+        """Return the mechanisms of authentication; none at a listener without, None if it does not say."""
+        answer = self.ask(SaslHandshakeRequest(version=1, mechanism=wanted))
+        if answer.error_code == _NO_SASL_HERE:
+            return []
+        return list(answer.mechanisms) if answer.error_code in _MECHANISM_OR_NONE else None
+
+
+class _Examination:
+    """Steps of a connection to one server."""
+
+    def __init__(self, settings: KafkaSettings, server: str) -> None:
+        self._settings, self._server = settings, server
+        self._host, self._port, _ = get_ip_port_afi(server)
+        self._tls = settings.security_protocol.endswith("SSL")
+        self._sasl = settings.security_protocol.startswith("SASL")
+
+    def run(self, advertised: bool = False) -> None:
+        """Raise the reason, if a step fails."""
+        context = self._context() if self._tls else None
+        with self._connect() as bare, self._encrypt(bare, context) as sock:
+            peer = _Peer(sock)
+            try:
+                has_records = peer.has_records()
+            except TimeoutError:
+                raise self._silent() from None
+            except (OSError, KafkaError) as error:
+                raise self._not_kafka(error) from None
+            if not has_records:
+                raise _Found(
+                    f"{self._server} is the port of a controller: "
+                    "name a broker's port in kafka.bootstrap_servers",
+                    answers=True,
+                )
+            self._authenticate(peer)
+            if advertised:
+                self._follow(peer)
+
+    def _follow(self, peer: _Peer) -> None:
+        """Examine the addresses to which the broker refers its clients."""
+        for broker in peer.ask(MetadataRequest(version=1, topics=[])).brokers:
+            host = f"[{broker.host}]" if ":" in broker.host else broker.host
+            try:
+                _Examination(self._settings, f"{host}:{broker.port}").run()
+            except _Found as reason:
+                raise _Found(
+                    f"the broker at {self._server} refers clients to {host}:{broker.port}, "
+                    f"by its advertised.listeners: {reason.diagnosis.text}",
+                    answers=True,
+                ) from None
+
+    # -- name and socket ---------------------------------------------------
+
+    def _connect(self) -> socket.socket:
+        try:
+            socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        except (socket.gaierror, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or "no valid name"
+            raise self._dead(f"the name {self._host!r} cannot be resolved ({reason})") from None
+        try:
+            return socket.create_connection((self._host, self._port), _STEP_SECONDS)
+        except ConnectionRefusedError:
+            raise self._dead(
+                f"{self._server} refuses connections: check the port, and that a broker runs there"
+            ) from None
+        except TimeoutError:
+            raise self._dead(
+                f"{self._server} does not answer: check the address, and firewalls before it"
+            ) from None
+        except OSError as error:
+            raise self._dead(f"{self._server} cannot be reached ({error.strerror})") from None
+
+    def _dead(self, text: str) -> _Found:
+        return _Found(text, answers=False)
+
+    def _silent(self) -> _Found:
+        return self._dead(
+            f"{self._server} accepts connections and says nothing: it hangs, is slow, or is no broker"
+        )
+
+    # -- TLS ---------------------------------------------------------------
+
+    def _context(self) -> ssl.SSLContext:
+        """Return the context that kafka-python makes of these settings."""
+        context, settings = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), self._settings
+        names = ["ssl_cafile"]
+        try:
+            if settings.ssl_cafile is None:
+                context.load_default_certs()
+            else:
+                context.load_verify_locations(settings.ssl_cafile)
+            if settings.ssl_certfile is not None:
+                names = ["ssl_certfile", "ssl_keyfile"]
+                context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
+        except OSError as error:
+            files = " and ".join(f"kafka.{n} = {str(getattr(settings, n) or '')!r}" for n in names)
+            reason = "not the PEM that is needed" if isinstance(error, ssl.SSLError) else error.strerror
+            raise _Found(f"{files}: {reason}", answers=True) from None
+        return context
+
+    def _encrypt(self, sock: socket.socket, context: ssl.SSLContext | None) -> socket.socket:
+        if context is None:
+            return sock
+        try:
+            return context.wrap_socket(sock, server_hostname=self._host)
+        except ssl.SSLCertVerificationError as error:
+            raise _Found(self._fault_of_certificate(error, context), answers=True) from None
+        except TimeoutError:
+            raise self._silent() from None
+        except OSError as error:
+            raise self._not_kafka(error) from None
+
+    def _fault_of_certificate(self, error: ssl.SSLCertVerificationError, context: ssl.SSLContext) -> str:
+        certificate, cafile = f"the certificate of the broker at {self._server}", self._settings.ssl_cafile
+        if error.verify_code in _NOT_VALID_NOW:
+            return f"{certificate} is not valid now ({error.verify_message}): renew it, or set the clock"
+        if error.verify_code in _OF_ANOTHER_NAME:
+            context.check_hostname = False
+            with self._connect() as bare, context.wrap_socket(bare, server_hostname=self._host) as sock:
+                names = [str(entry[1]) for entry in (sock.getpeercert() or {}).get("subjectAltName", ())]
+            return (
+                f"{certificate} is for {', '.join(names) or 'no name'}, not for {self._host!r}: "
+                "use a name of the certificate in kafka.bootstrap_servers, or a certificate with this one"
+            )
+        if cafile is None:
+            return (
+                f"{certificate} is not trusted ({error.verify_message}): "
+                "set kafka.ssl_cafile to the PEM file of the authority that signed it"
+            )
+        return (
+            f"{certificate} is not trusted ({error.verify_message}): "
+            f"kafka.ssl_cafile = {str(cafile)!r} does not hold the authority that signed it"
+        )
+
+    # -- protocol ----------------------------------------------------------
+
+    def _not_kafka(self, error: Exception) -> _Found:
+        """Return the reason for a connection that was closed, or has another protocol."""
+        if isinstance(error, ssl.SSLError) and "CERTIFICATE" in str(error.reason):
+            own = self._settings.ssl_certfile
+            remedy = (
+                "asks for a client's certificate: set kafka.ssl_certfile and kafka.ssl_keyfile"
+                if own is None
+                else f"refuses the client's certificate, kafka.ssl_certfile = {str(own)!r}"
+            )
+            return _Found(f"the broker at {self._server} {remedy}", answers=True)
+        spoken = self._other_protocol()
+        if spoken is not None:
+            return _Found(
+                f"the listener at {self._server} speaks {spoken}, not {self._settings.security_protocol}: "
+                f'set kafka.security_protocol = "{spoken}"'
+                + (", without encryption, or use the port of a listener with TLS" if self._tls else ""),
+                answers=True,
+            )
+        return self._dead(f"{self._server} accepts connections and closes them: it is no broker")
+
+    def _other_protocol(self) -> str | None:
+        """Return the listener's protocol if it differs from the settings in TLS."""
+        with self._connect() as bare:
+            sock = bare
+            if not self._tls:
+                anyone = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                anyone.check_hostname, anyone.verify_mode = False, ssl.CERT_NONE
+                try:
+                    sock = anyone.wrap_socket(bare, server_hostname=self._host)
+                except OSError:
+                    return None
+            name = "PLAINTEXT" if self._tls else "SSL"
+            with sock:
+                try:
+                    return f"SASL_{name}" if _Peer(sock).mechanisms("") else name
+                except (OSError, KafkaError):
+                    return None if self._tls else name
+
+    # -- authentication ----------------------------------------------------
+
+    def _authenticate(self, peer: _Peer) -> None:
+        settings, transport = self._settings, "SSL" if self._tls else "PLAINTEXT"
+        wanted = settings.sasl_mechanism or ""
+        try:
+            offered = peer.mechanisms(wanted)
+        except (OSError, KafkaError):
+            return  # known of brokers older than 1.0, and of others than Apache Kafka
+        if offered is None:
+            return
+        listed = " or ".join(offered)
+        if offered and not self._sasl:
+            raise _Found(
+                f"the broker at {self._server} asks for a password: set kafka.security_protocol = "
+                f'"SASL_{transport}", kafka.sasl_mechanism ({listed}), kafka.sasl_username and a password',
+                answers=True,
+            )
+        if self._sasl and not offered:
+            raise _Found(
+                f"the listener at {self._server} has no authentication: "
+                f'set kafka.security_protocol = "{transport}", or use the port of another listener',
+                answers=True,
+            )
+        if self._sasl and wanted not in offered:
+            raise _Found(
+                f"kafka.sasl_mechanism is {wanted!r}, but the broker at {self._server} offers {listed}",
+                answers=True,
+            )
+        if self._sasl:
+            self._log_in(peer)
+
+    def _log_in(self, peer: _Peer) -> None:
+        settings = self._settings
+        mechanism = get_sasl_mechanism(settings.sasl_mechanism)(
+            host=self._host,
+            sasl_mechanism=settings.sasl_mechanism,
+            sasl_plain_username=settings.sasl_username,
+            sasl_plain_password=settings.password,
+        )
+        while not mechanism.is_done():
+            answer = peer.ask(SaslAuthenticateRequest(version=1, auth_bytes=mechanism.auth_bytes()))
+            if answer.error_code:
+                words = " ".join((answer.error_message or "no reason").split())[:160]
+                file = settings.sasl_password_file
+                where = (
+                    "STREAMING_PCA_KAFKA__SASL_PASSWORD"
+                    if file is None
+                    else f"kafka.sasl_password_file = {str(file)!r}"
+                )
+                raise _Found(
+                    f"the broker at {self._server} refuses kafka.sasl_username = {settings.sasl_username!r} "
+                    f"with its password ({words}): correct the name, or the password ({where})",
+                    answers=True,
+                )
+            mechanism.receive(answer.auth_bytes)

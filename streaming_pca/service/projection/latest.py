@@ -1,0 +1,187 @@
+"""Release that is projected with: the newest of its stream, or a chosen one."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from kafka import TopicPartition
+from kafka.errors import KafkaError, OffsetOutOfRangeError
+
+from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.data.projection import Projection
+from streaming_pca.data.release import ArrayDigest, Release, published_setting
+from streaming_pca.service.errors import SessionLost, StreamRefused
+from streaming_pca.service.kafka.clients import first_offsets, last_offsets, reading_consumer
+
+__all__ = ["LatestRelease", "projection_of"]
+
+log = logging.getLogger(__name__)
+
+_POLL_MS = 10
+_FIRST_SPAN = 4
+"""Offsets read first from the end: two releases, each with the marker of its transaction."""
+
+
+class LatestRelease:
+    """Reader of a releases topic that keeps its newest release.
+
+    Parameters
+    ----------
+    kafka : KafkaSettings
+    stream : StreamSettings
+    batch : int, optional
+        Batch of the release to use instead.
+
+    Raises
+    ------
+    StreamRefused
+        If there is no release of that batch, or the release is of other settings.
+    SessionLost
+        If the broker fails.
+    """
+
+    def __init__(self, kafka: KafkaSettings, stream: StreamSettings, batch: int | None = None) -> None:
+        self._kafka, self._stream, self._batch = kafka, stream, batch
+        self._tp = TopicPartition(stream.releases_topic, 0)
+        self.release: Release | None = None
+        """Release to project with; None before the first."""
+        self._consumer = reading_consumer(kafka)
+        try:
+            self._consumer.assign([self._tp])
+            self._find()
+        except KafkaError as error:
+            self.close()
+            raise self._lost(error) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _find(self) -> None:
+        """Read back from the end until there is a release to use."""
+        timeout = self._kafka.request_timeout_ms
+        first = first_offsets(self._consumer, [self._tp], timeout)[self._tp]
+        # On a read_committed consumer no open transaction is before it.
+        end, span = last_offsets(self._consumer, [self._tp], timeout)[self._tp], _FIRST_SPAN
+        newest: Release | None = None
+        while True:
+            start = max(first, end - span)
+            for release in self._between(start, end):
+                newest = release
+                if self._batch in (None, release.batch):
+                    self.release = release
+            older = newest is None or (self._batch is not None and newest.batch > self._batch)
+            if self.release is not None or start == first or not older:
+                break
+            span *= 4
+        if self._batch is not None and self.release is None:
+            there = "it has none yet" if newest is None else f"the newest is of batch {newest.batch}"
+            raise StreamRefused(
+                f"--release-batch {self._batch}: stream {self._stream.name!r} has no release of that batch "
+                f"({there}); `streaming-pca watch` lists releases"
+            )
+
+    def _between(self, start: int, end: int) -> list[Release]:
+        self._consumer.seek(self._tp, start)
+        found: list[Release] = []
+        still = 3 * self._kafka.request_timeout_ms // _POLL_MS
+        before = -1
+        while (position := self._position()) < end:
+            still = still - 1 if position == before else 3 * self._kafka.request_timeout_ms // _POLL_MS
+            before = position
+            if still <= 0:
+                raise SessionLost(
+                    f"{self._tp.topic} could not be read to offset {end}: it stops at {position}"
+                )
+            # Also what is behind the end by now: it is read once.
+            found += self._messages()
+        return found
+
+    def _position(self) -> int:
+        return int(self._consumer.position(self._tp, timeout_ms=self._kafka.request_timeout_ms) or 0)
+
+    def poll(self) -> bool:
+        """Take a newer release, if there is one; return whether there was."""
+        if self._batch is not None:
+            return False
+        try:
+            found = self._messages(0)
+        except OffsetOutOfRangeError:
+            raise StreamRefused(
+                f"topic {self._tp.topic!r} has lost what was to be read next: it was deleted, or made anew"
+            ) from None
+        except KafkaError as error:
+            raise self._lost(error) from None
+        if found:
+            self.release = found[-1]
+        return bool(found)
+
+    def _messages(self, timeout_ms: int = _POLL_MS) -> list[Release]:
+        polled: dict[Any, list[Any]] = self._consumer.poll(timeout_ms=timeout_ms)
+        found: list[Release] = []
+        for messages in polled.values():
+            for message in messages:
+                try:
+                    found.append(Release.from_bytes(message.value or b""))
+                except ValueError as error:
+                    log.warning("%s, offset %d, is passed over: %s", self._tp.topic, message.offset, error)
+        return found
+
+    def _lost(self, error: KafkaError) -> SessionLost:
+        return SessionLost(f"reading {self._tp.topic} failed: {type(error).__name__}")
+
+    def close(self) -> None:
+        """Release the consumer."""
+        self._consumer.close(autocommit=False)
+
+
+def projection_of(release: Release, stream: StreamSettings) -> Projection:
+    """Return the map from records of the stream to their coordinates in the release's subspace.
+
+    Raises
+    ------
+    StreamRefused
+        If the release was made with other settings than the stream's; one line.
+    """
+    if release.kind != "subspace":
+        raise StreamRefused(f'stream {stream.name!r} releases a "{release.kind}", which spans no subspace')
+    pairs: list[tuple[str, Any, Any]] = [
+        ("name", stream.name, release.stream),
+        ("dim", stream.dim, release.dim),
+        ("rank", stream.rank, release.rank),
+    ]
+    # A release from before version 6 does not say.
+    if release.centering is not None:
+        bounds = None if stream.bounds is None else tuple(map(published_setting, stream.bounds))
+        pairs += [
+            ("centering", published_setting(stream.centering), release.centering),
+            ("scale", published_setting(stream.scale), release.scale),
+            ("bounds", bounds, release.bounds),
+        ]
+    for name, ours, theirs in pairs:
+        if _plain(ours) != _plain(theirs):
+            raise StreamRefused(
+                f"stream.{name} = {_short(ours)}, but the release of batch {release.batch} was made with "
+                f"{_short(theirs)}: project with the settings of the stream's worker"
+            )
+    settings = {name: _plain(getattr(stream, name)) for name in ("centering", "scale", "bounds")}
+    try:
+        return release.model_copy(update=settings).projection()
+    except ValueError as error:
+        raise StreamRefused(
+            f"{stream.releases_topic}, the release of batch {release.batch}: {error}"
+        ) from None
+
+
+def _plain(value: Any) -> Any:
+    """Return a setting as JSON has it, in which lists and tuples are equal."""
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, ArrayDigest):
+        return f"{value.size} numbers ({value.digest[:19]}...)"
+    text = f'"{value}"' if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,446 @@
+"""Exactly-once loop of a projecting worker: read, project, and write in one transaction.
+
+A transaction holds the projections of some records and the group's positions behind them. Positions are
+taken from a member of the present generation only, and read only once no transaction on them is open: so a
+record is projected by the holder of its partition, from where the last committed transaction ended. After
+any error the producer and the reader are dropped, and the group's positions say what was committed.
+
+Why nothing is lost or written twice: docs/explanation/exactly-once.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import KafkaError, KafkaTimeoutError, OffsetOutOfRangeError
+
+from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.data.projection import Projection
+from streaming_pca.service.errors import RecordsLost, SessionLost, StreamRefused
+from streaming_pca.service.input.source import build_codec
+from streaming_pca.service.kafka.clients import (
+    admin_client,
+    first_offsets,
+    last_offsets,
+    reading_consumer,
+    transactional_producer,
+)
+from streaming_pca.service.kafka.record_batches import UnreadableBatch
+from streaming_pca.service.kafka.transaction import Transaction, delivery_timeout_ms, discard
+from streaming_pca.service.projection.encoding import Encoder, headers_of, project
+from streaming_pca.service.projection.latest import LatestRelease, projection_of
+from streaming_pca.service.projection.membership import Assignment, Membership
+from streaming_pca.service.topics.output import Output
+from streaming_pca.service.topics.sizes import MOST_KEY_BYTES
+
+__all__ = ["Projector"]
+
+log = logging.getLogger(__name__)
+
+_BATCH_RECORDS = 2000
+"""Most records of a transaction: more are no faster, and take more memory."""
+_FETCH_BYTES = 4 * 2**20
+_IDLE_MS = 100
+_JOINING = "joining the group"
+_POSITIONS_MS = 1000
+"""Longest wait for another worker's open transaction in one step."""
+_SHORT_ENDS = 5
+"""Times that an end is below a position before records are lost: a new leader may say so for a moment."""
+
+
+class Projector:
+    """Worker's part of the projections of one stream; one call at a time.
+
+    Parameters
+    ----------
+    kafka : KafkaSettings
+    stream : StreamSettings
+    output : Output
+    encoder : Encoder
+    release_batch : int, optional
+        Batch of the one release to project with; by default the newest is followed.
+    on_commit : callable, optional
+        Called with the number of messages of each committed transaction.
+    """
+
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        stream: StreamSettings,
+        output: Output,
+        encoder: Encoder,
+        release_batch: int | None = None,
+        on_commit: Callable[[int], None] = lambda messages: None,
+    ) -> None:
+        self._kafka, self._stream, self._output, self._encoder = kafka, stream, output, encoder
+        self._codec = build_codec(stream, None)
+        self._release_batch, self._on_commit = release_batch, on_commit
+        self._transactional_id = f"{output.transactional_prefix}{uuid.uuid4()}"
+        self._members: Membership | None = None
+        self._releases: LatestRelease | None = None
+        self._assignment: Assignment | None = None
+        self._joined = False
+        """True once the group has answered."""
+        self._reader: KafkaConsumer | None = None
+        self._positions: dict[int, int] = {}
+        """Committed positions of the partitions that are read."""
+        self._producer: KafkaProducer | None = None
+        self._admin: KafkaAdminClient | None = None
+        self._using: tuple[int, Projection, list[tuple[str, bytes]]] | None = None
+        """Batch of the release in use, its projection, and the headers that name it."""
+        self.step = ""
+        """Current step."""
+        self.lag = 0
+        """Offsets between the committed positions and the newest ends that were fetched."""
+        self._waits_said = ""
+        self._short_ends = 0
+        self._waiting_since = 0.0
+        """Time from which on the group's positions were not told; 0 if they were."""
+
+    # -- state, also for other threads -------------------------------------
+
+    @property
+    def role(self) -> str:
+        """Role of this process: "starting", "waiting" for a release, "projecting" or "standby"."""
+        if not self._joined:
+            return "starting"
+        if self._using is None:
+            return "waiting"
+        return "projecting" if self.partitions else "standby"
+
+    @property
+    def release_batch(self) -> int | None:
+        """Batch of the release in use."""
+        return None if self._using is None else self._using[0]
+
+    @property
+    def partitions(self) -> tuple[int, ...]:
+        """Partitions of the input that this worker holds."""
+        assignment = self._assignment  # another thread may change it
+        return () if assignment is None else assignment.partitions
+
+    # -- steps -------------------------------------------------------------
+
+    def work(self) -> int:
+        """Do one piece of work; return the number of messages that were projected.
+
+        Raises
+        ------
+        SessionLost
+            If a transaction or the broker failed: call :meth:`recover`, then go on.
+        StreamRefused
+            If the release does not fit the settings.
+        RecordsLost
+            If unread records are gone.
+        """
+        with self._named(_JOINING):
+            members = self._members = self._members or self._join()
+            members.poll()
+        if members.assignment is not self._assignment:
+            self._drop_reader()
+            self._assignment = members.assignment
+            if self._assignment is not None:
+                self._joined = True
+                held = ", ".join(map(str, self._assignment.partitions)) or "none"
+                log.info("partitions of %s that are projected here: %s", self._stream.input, held)
+        self._follow_release()
+        if self._assignment is None or not self._assignment.partitions or self._using is None:
+            time.sleep(_IDLE_MS / 1000)
+            return 0
+        if self._reader is None and not self._open_reader(members, self._assignment):
+            return 0
+        return self._project_some(self._assignment)
+
+    def recover(self) -> None:
+        """Drop everything that a failed exchange may have left behind."""
+        reader, self._reader, self._positions = self._reader, None, {}
+        # kafka-python keeps positions of an aborted transaction for the next one: never use it again.
+        producer, self._producer = self._producer, None
+        releases, self._releases = self._releases, None
+        admin, self._admin = self._admin, None
+        members = None
+        if self.step == _JOINING:
+            members, self._members, self._assignment = self._members, None, None
+        for close in (
+            None if reader is None else partial(reader.close, autocommit=False),
+            None if producer is None else partial(discard, producer),
+            None if releases is None else releases.close,
+            None if admin is None else admin.close,
+            None if members is None else members.close,
+        ):
+            if close is not None:
+                with suppress(KafkaError):
+                    close()
+
+    def close(self) -> None:
+        """Leave the group and release all clients."""
+        self.step = _JOINING
+        self.recover()
+
+    @contextmanager
+    def _named(self, step: str) -> Iterator[None]:
+        """Name the current step; a test may kill the process before or after it."""
+        self.step = step
+        try:
+            yield
+        except KafkaError as error:
+            # The error's text may hold bytes of a record.
+            raise SessionLost(f"{step}: {type(error).__name__}") from None
+
+    def _join(self) -> Membership:
+        output = self._output
+        return Membership(self._kafka, output.group, self._stream.input, output.input_partitions)
+
+    def _follow_release(self) -> None:
+        if self._releases is None:
+            with self._named("finding the release"):
+                self._releases = LatestRelease(self._kafka, self._stream, self._release_batch)
+        else:
+            self._releases.poll()
+        release = self._releases.release
+        if release is None:
+            self._say_once(f"waiting for the first release on {self._stream.releases_topic}")
+        elif self._using is None or self._using[0] != release.batch:
+            projection = projection_of(release, self._stream)
+            headers = headers_of(release.batch, release.doubts, self._encoder)
+            self._using = (release.batch, projection, headers)
+            log.info("projecting with the release of batch %d", release.batch)
+            if release.doubts:
+                log.warning("doubts about that release: %s (docs: releases)", ", ".join(release.doubts))
+
+    def _say_once(self, line: str) -> None:
+        if line != self._waits_said:
+            log.info("%s", line)
+        self._waits_said = line
+
+    # -- reading -----------------------------------------------------------
+
+    def _open_reader(self, members: Membership, assignment: Assignment) -> bool:
+        """Start to read where the group's committed transactions end; False while one is open."""
+        with self._named("beginning to write"):
+            if self._producer is None:
+                self._producer = transactional_producer(self._kafka, self._transactional_id)
+                # Ends the transaction that this process may have left open, and its wait for positions.
+                self._producer.init_transactions()
+        with self._named("reading the positions"):
+            # Before the positions: if this transaction wrote there, its positions are seen below.
+            ends = self._output_ends()
+            # Of all partitions: another worker may have begun.
+            known = self._group_positions(members, {*self._output.input_partitions, *assignment.partitions})
+        if known is None:
+            self._say_once("waiting for the open transaction of another worker, or of an earlier one")
+            return False
+        group = self._output.group
+        # Read again: another worker's first transaction may have ended in between.
+        if any(known.values()) and not any(ends.values()) and not any(self._output_ends().values()):
+            log.warning(
+                "topic %r is empty, but group %r has positions: the records before them are not projected "
+                "again. If the topic was made anew, name a new --output, or move the group",
+                self._output.topic,
+                group,
+            )
+        if not known and self._has_projections(ends):
+            raise StreamRefused(
+                f"topic {self._output.topic!r} has messages, but group {group!r} has no positions: they "
+                "expire some time after the last worker has stopped (offsets.retention.minutes), and a new "
+                "beginning would write projections twice. Name a new --output, or set the positions with "
+                f"`kafka-consumer-groups --reset-offsets --group {group} --topic {self._stream.input}`"
+            )
+        with self._named("opening the input"):
+            reader = self._reader = reading_consumer(
+                self._kafka, max_poll_records=_BATCH_RECORDS, fetch_bytes=_FETCH_BYTES, io="records"
+            )
+            tps = [self._tp(p) for p in assignment.partitions]
+            timeout = self._kafka.request_timeout_ms
+            first, ends = first_offsets(reader, tps, timeout), last_offsets(reader, tps, timeout)
+            reader.assign(tps)
+            for tp in tps:
+                position = known.get(tp.partition, first[tp])
+                position = self._without_lost(tp.partition, position, first[tp], ends[tp])
+                reader.seek(tp, position)
+                self._positions[tp.partition] = position
+        return True
+
+    def _group_positions(self, members: Membership, partitions: Iterable[int]) -> dict[int, int] | None:
+        """Return the group's positions, by partition; None while a transaction on them is open."""
+        try:
+            found = members.positions(partitions, _POSITIONS_MS)
+        except KafkaTimeoutError:
+            now = time.monotonic()
+            self._waiting_since = self._waiting_since or now
+            if now - self._waiting_since > 2 * delivery_timeout_ms(self._kafka) / 1000:
+                self._waiting_since = 0.0
+                raise SessionLost("the group's positions are not told: the broker hangs") from None
+            return None
+        self._waiting_since = 0.0
+        # A topic of the same name that was deleted had other records.
+        return {p: o.offset for p, o in found.items() if o.metadata in ("", None, self._output.input_id)}
+
+    def _without_lost(self, partition: int, position: int, first: int, end: int) -> int:
+        """Return where to read on; raise RecordsLost if records in between are gone."""
+        where = f"topic {self._stream.input!r}, partition {partition}"
+        if position < first:
+            gone, wanted = f"records {position} to {first - 1} were deleted before they were projected", first
+        elif position > end:
+            self._short_ends += 1
+            if self._short_ends < _SHORT_ENDS:
+                raise SessionLost(f"{where} ends at {end}, before position {position}")
+            gone, wanted = f"records {end} to {position - 1}, which were projected, are lost", end
+        else:
+            self._short_ends = 0
+            return position
+        if self._stream.lost_records == "skip":
+            log.warning("%s: %s: going on at %d", where, gone, wanted)
+            return wanted
+        raise RecordsLost(f'{where}: {gone}. Set stream.lost_records = "skip" to go on at {wanted}')
+
+    def _output_ends(self) -> dict[TopicPartition, int]:
+        """Return the end of each of the output's partitions."""
+        consumer = reading_consumer(self._kafka)
+        try:
+            tps = [TopicPartition(self._output.topic, p) for p in range(self._output.partitions)]
+            return last_offsets(consumer, tps, self._kafka.request_timeout_ms)
+        finally:
+            consumer.close(autocommit=False)
+
+    def _has_projections(self, ends: Mapping[TopicPartition, int]) -> bool:
+        """Return whether the output ever had a message before these ends; what was aborted is none."""
+        timeout = self._kafka.request_timeout_ms
+        consumer = reading_consumer(self._kafka)
+        with self._named("reading the output"):
+            try:
+                first = first_offsets(consumer, list(ends), timeout)
+                if any(first.values()):
+                    return True  # retention has deleted something
+                left = [tp for tp, end in ends.items() if end > 0]
+                consumer.assign(left)
+                for tp in left:
+                    consumer.seek(tp, 0)
+                deadline = time.monotonic() + 3 * timeout / 1000
+                while left:
+                    if consumer.poll(timeout_ms=_IDLE_MS):
+                        return True
+                    if time.monotonic() > deadline:
+                        raise SessionLost(f"{self._output.topic} could not be read to its end")
+                    left = [tp for tp in left if (consumer.position(tp, timeout_ms=timeout) or 0) < ends[tp]]
+                return False
+            finally:
+                consumer.close(autocommit=False)
+
+    def _drop_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        self._positions = {}
+        if reader is not None:
+            reader.close(autocommit=False)
+
+    def _tp(self, partition: int) -> TopicPartition:
+        return TopicPartition(self._stream.input, partition)
+
+    # -- projecting --------------------------------------------------------
+
+    def _project_some(self, assignment: Assignment) -> int:
+        """Project what one poll brings; return the number of messages."""
+        reader = self._reader
+        assert reader is not None, "open it first"
+        with self._named("reading records"):
+            try:
+                polled: Mapping[Any, list[Any]] = reader.poll(timeout_ms=_IDLE_MS)
+            except UnreadableBatch as error:
+                raise RecordsLost(
+                    f"topic {self._stream.input!r}: {error}: they were written before the topic was kept as "
+                    "it is now, and are not read. Produce them again into a new topic, or delete them "
+                    f'(`kafka-delete-records`, up to offset {error.end}) and set stream.lost_records = "skip"'
+                ) from None
+            except OffsetOutOfRangeError:
+                # Opened anew, it says what is gone.
+                self._drop_reader()
+                return 0
+            # Behind markers of transactions too.
+            reached = {p: self._position(reader, p) for p in assignment.partitions}
+        moved = {p: offset for p, offset in reached.items() if offset > self._positions[p]}
+        count = 0
+        if moved:
+            self._check_input()
+            count = self._write(polled, moved, assignment)
+            self._positions |= moved
+            self._on_commit(count)
+        highest = {p: reader.highwater(self._tp(p)) or 0 for p in self._positions}
+        self.lag = sum(max(highest[p] - position, 0) for p, position in self._positions.items())
+        return count
+
+    def _check_input(self) -> None:
+        """Check that the records just read are of the topic that the positions are of.
+
+        After reading, because an id never comes back.
+        """
+        with self._named("looking at the input"):
+            self._admin = self._admin or admin_client(self._kafka)
+            (topic,) = self._admin.describe_topics([self._stream.input])
+        if not topic["error_code"] and str(topic["topic_id"]) != self._output.input_id:
+            raise StreamRefused(
+                f"topic {self._stream.input!r} was deleted and created again: it has other records than "
+                f"those of which {self._output.topic!r} has projections. Name a new --output"
+            )
+
+    def _position(self, reader: KafkaConsumer, partition: int) -> int:
+        position = reader.position(self._tp(partition), timeout_ms=self._kafka.request_timeout_ms)
+        return self._positions[partition] if position is None else int(position)
+
+    def _write(
+        self, polled: Mapping[Any, list[Any]], positions: dict[int, int], assignment: Assignment
+    ) -> int:
+        assert self._using is not None, "there is a release"
+        _, projection, headers = self._using
+        # Before the transaction, which may not stay open for long.
+        projected = [(tp, messages, self._values(projection, messages)) for tp, messages in polled.items()]
+        assert self._producer is not None, "it is made with the reader"
+        with self._named("beginning the transaction"):
+            transaction = Transaction(self._producer, self._kafka)
+        with self._named("sending the projections"):
+            for tp, messages, values in projected:
+                source = ("input-partition", str(tp.partition).encode())
+                target = tp.partition % self._output.partitions
+                for message, value in zip(messages, values, strict=True):
+                    place = [source, ("input-offset", str(message.offset).encode())]
+                    key = message.key if len(message.key or b"") <= MOST_KEY_BYTES else None
+                    transaction.send(self._output.topic, value, key, [*headers, *place], target)
+        with self._named("sending the positions"):
+            transaction.send_offsets(self._stream.input, positions, assignment.member, self._output.input_id)
+        with self._named("committing the transaction"):
+            transaction.commit()
+        return sum(map(len, polled.values()))
+
+    def _values(self, projection: Projection, messages: Sequence[Any]) -> list[bytes]:
+        try:
+            return project(self._codec, projection, self._encoder, messages)
+        except Exception:
+            # A shape that could not be allocated is a count of rows.
+            raise StreamRefused("projecting failed; why could tell of records, so no more is said") from None
+
+    # -- the end of the input ----------------------------------------------
+
+    def ends(self) -> dict[int, tuple[int, int]]:
+        """Return first and end offset of each partition of the input, up to open transactions."""
+        consumer = reading_consumer(self._kafka)
+        tps, timeout = [self._tp(p) for p in self._output.input_partitions], self._kafka.request_timeout_ms
+        with self._named("reading the input's ends"):
+            try:
+                first, last = first_offsets(consumer, tps, timeout), last_offsets(consumer, tps, timeout)
+                return {tp.partition: (first[tp], last[tp]) for tp in tps}
+            finally:
+                consumer.close(autocommit=False)
+
+    def has_reached(self, ends: Mapping[int, tuple[int, int]]) -> bool:
+        """Return whether the group, with all its workers, has projected all records before the ends."""
+        if self._members is None:
+            return False
+        with self._named("reading the positions"):
+            known = self._group_positions(self._members, ends)
+        return known is not None and all(known.get(p, first) >= end for p, (first, end) in ends.items())

@@ -1,0 +1,287 @@
+"""Process that projects a stream's records until it is stopped, or has caught up.
+
+The exchange with the broker runs in one thread, a bounded piece of work at a time, and each has a deadline:
+beside a broker that hangs the process ends, and its successor goes on from the committed positions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import uvloop
+from kafka.errors import KafkaError
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from streaming_pca.config.settings import ConfigurationError, HttpSettings, Settings
+from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused, TopicError
+from streaming_pca.service.executors import Executors, Pool, first_of
+from streaming_pca.service.http import HttpServer
+from streaming_pca.service.kafka.clients import BrokerUnreachable
+from streaming_pca.service.projection.encoding import Encoder, Format
+from streaming_pca.service.projection.projector import Projector
+from streaming_pca.service.topics.output import Output, check_stream, find_output
+
+__all__ = ["ProjectionMetrics", "ProjectionOptions", "ProjectionWorker", "run_projection"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_CLOSING_SECONDS = 30.0
+_PROGRESS_SECONDS = 30.0
+_END_SECONDS = 0.5
+"""Least interval between looks at whether the input's end is reached."""
+
+
+@dataclass(frozen=True)
+class ProjectionOptions:
+    """Options of the command.
+
+    Attributes
+    ----------
+    output : str
+    format : {"octets", "json"}
+    release_batch : int or None
+        Batch of the one release to project with.
+    until_end : bool
+        Stop once everything that the input held at the start is projected.
+    create : bool
+        Create a missing output.
+    http_port : int or None
+        Port of metrics and health; None for no server.
+    """
+
+    output: str
+    format: Format = "octets"
+    release_batch: int | None = None
+    until_end: bool = False
+    create: bool = False
+    http_port: int | None = None
+
+
+class ProjectionMetrics:
+    """Metrics of a projecting worker: public quantities only.
+
+    Parameters
+    ----------
+    stream : str
+    """
+
+    def __init__(self, stream: str) -> None:
+        self._registry, self._stream = CollectorRegistry(), stream
+        names = ("stream",)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"streaming_pca_projection_{name}", text, names, registry=self._registry)
+
+        self._messages = Counter(
+            "streaming_pca_projected_messages",
+            "Messages whose projections were committed, null records included.",
+            names,
+            registry=self._registry,
+        )
+        self._lag = gauge("lag_records", "Offsets between the committed positions and the input's ends.")
+        self._partitions = gauge("partitions", "Partitions of the input that this process holds.")
+        self._release = gauge("release_batch", "Batch of the release in use.")
+        self._messages.labels(stream)
+
+    def watch(self, projector: Projector) -> None:
+        """Read lag and partitions off a projector whenever metrics are read."""
+        self._lag.labels(self._stream).set_function(lambda: projector.lag)
+        self._partitions.labels(self._stream).set_function(lambda: len(projector.partitions))
+
+    def count(self, messages: int) -> None:
+        """Count a transaction's messages."""
+        self._messages.labels(self._stream).inc(messages)
+
+    def show_release(self, batch: int | None) -> None:
+        """Show the release in use, once there is one."""
+        if batch is not None:
+            self._release.labels(self._stream).set(batch)
+
+    def text(self) -> bytes:
+        """Return the metrics in the exposition format."""
+        return generate_latest(self._registry)
+
+
+class ProjectionWorker:
+    """Worker of one stream's projections.
+
+    Parameters
+    ----------
+    settings : Settings
+    options : ProjectionOptions
+    """
+
+    def __init__(self, settings: Settings, options: ProjectionOptions) -> None:
+        self._settings, self._options = settings, options
+        self._executors = Executors()
+        self._stopping = asyncio.Event()
+        self._metrics = ProjectionMetrics(settings.stream.name)
+        self._projector: Projector | None = None
+        self._ended = False
+        self._projected = self._said = 0
+        self._said_at = time.monotonic()
+
+    def stop(self) -> None:
+        """Finish the transaction that is open, leave the group, and end."""
+        log.info("stopping: the transaction in progress is finished first")
+        self._stopping.set()
+
+    def roles(self) -> dict[str, str]:
+        """Return the role of this process, by stream."""
+        role = "starting" if self._projector is None else self._projector.role
+        return {self._settings.stream.name: "ended" if self._ended else role}
+
+    async def run(self) -> None:
+        """Project until stopped, or until the end of the input."""
+        settings, options = self._settings, self._options
+        stream = settings.stream
+        check_stream(stream)
+        http = None
+        if options.http_port is not None:
+            address = HttpSettings(host=settings.http.host, port=options.http_port)
+            try:
+                http = HttpServer(address, self._metrics, self.roles)
+            except StreamRefused:
+                raise StreamRefused(
+                    f"--http-port {options.http_port}: it cannot be listened on at {address.host} (another "
+                    "program has it, perhaps): name another one, 0 for any that is free"
+                ) from None
+            http.start()
+            log.info("metrics and health on http://%s", http.address)
+        try:
+            output: Output = await self._call(
+                "finding the topics", find_output, settings.kafka, stream, options.output, options.create
+            )
+            log.info(
+                "projecting %s to %s: the projections are as private as the records, and no more; give both "
+                "topics the same protection",
+                stream.input,
+                output.topic,
+            )
+            encoder = Encoder(options.format, stream.dtype)
+            projector = self._projector = Projector(
+                settings.kafka, stream, output, encoder, options.release_batch, self._count
+            )
+            self._metrics.watch(projector)
+            hanging = False
+            try:
+                await self._project(projector)
+            except DeadlineExceeded:
+                hanging = True
+                raise
+            finally:
+                if not hanging:
+                    await self._call("leaving the group", projector.close, deadline=_CLOSING_SECONDS)
+        finally:
+            self._ended = True
+            self._say_progress(last=True)
+            if http is not None:
+                await http.stop()
+
+    async def _call(self, task: str, function: Callable[..., T], *args: object, deadline: float = 0.0) -> T:
+        """Run a function in a thread; one at a time."""
+        deadline = deadline or self._settings.worker.step_deadline_seconds
+        return await self._executors.call(Pool.RECORDS, task, function, *args, deadline=deadline)
+
+    async def _project(self, projector: Projector) -> None:
+        """Work step by step; recover from failures for as long as the settings say."""
+        patience = self._settings.worker.give_up_seconds
+        ends: dict[int, tuple[int, int]] | None = None
+        trouble_since, failed_at, looked_at = math.inf, -math.inf, -math.inf
+        while not self._stopping.is_set():
+            try:
+                if self._options.until_end and ends is None:
+                    ends = await self._call("reading the input's ends", projector.ends)
+                messages = await self._call("projecting", projector.work)
+                self._metrics.show_release(projector.release_batch)
+                self._say_progress()
+                if messages:
+                    trouble_since = math.inf
+                # Also beside producers that go on, where every step has messages.
+                if ends is not None and time.monotonic() - looked_at > _END_SECONDS:
+                    self._require_release(projector)
+                    if await self._call("reading the positions", projector.has_reached, ends):
+                        log.info("everything up to the end of the input is projected")
+                        return
+                    looked_at = time.monotonic()
+            except (SessionLost, BrokerUnreachable) as error:
+                now = time.monotonic()
+                trouble_since = now if now - failed_at > patience else min(trouble_since, now)
+                failed_at = now
+                if now - trouble_since > patience:
+                    raise
+                log.warning("recovering from the committed positions: %s", error)
+                await self._call("recovering", projector.recover)
+                await first_of(self._stopping, seconds=1.0)
+
+    def _require_release(self, projector: Projector) -> None:
+        if projector.role == "waiting":
+            raise StreamRefused(
+                f"stream {self._settings.stream.name!r} has no release yet: run it first, or leave "
+                "--until-end out to wait for one"
+            )
+
+    def _count(self, messages: int) -> None:
+        self._projected += messages
+        self._metrics.count(messages)
+
+    def _say_progress(self, last: bool = False) -> None:
+        now = time.monotonic()
+        if self._projected > self._said and (last or now - self._said_at >= _PROGRESS_SECONDS):
+            log.info("projected %d messages", self._projected)
+            self._said, self._said_at = self._projected, now
+
+
+def _status_of(error: BaseException) -> int | None:
+    """Return the exit status of an error that ends the process in order; None for a bug."""
+    if isinstance(error, StreamRefused | TopicError | RecordsLost | ConfigurationError):
+        return 2
+    if isinstance(error, BrokerUnreachable | SessionLost | KafkaError):
+        return 4
+    return None
+
+
+def run_projection(settings: Settings, options: ProjectionOptions) -> int:
+    """Run until SIGTERM, SIGINT, the end of the input or a refusal.
+
+    Returns
+    -------
+    int
+        Exit status: 0 stopped or done, 2 refused or misconfigured, 4 broker lost.
+    """
+
+    async def main() -> None:
+        worker = ProjectionWorker(settings, options)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, worker.stop)
+        await worker.run()
+
+    try:
+        with warnings.catch_warnings():
+            # A library's warning about a number is a statement about records.
+            warnings.simplefilter("ignore")
+            uvloop.run(main())
+    except DeadlineExceeded as error:
+        log.error("%s: ending the process; the next one goes on from the committed positions", error)
+        logging.shutdown()
+        # The hanging thread would delay a normal exit.
+        os._exit(4)
+    except Exception as error:
+        status = _status_of(error)
+        if status is None:
+            raise
+        log.error("%s", error)
+        return status
+    return 0

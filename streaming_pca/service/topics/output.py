@@ -1,0 +1,198 @@
+"""Topic of projections: its name, its creation, and checks before anything is written to it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from kafka import KafkaAdminClient
+from kafka.admin import ConfigResource, NewTopic
+from kafka.errors import KafkaError
+
+from streaming_pca.config.settings import (
+    TOPIC_NAME,
+    ConfigurationError,
+    KafkaSettings,
+    StreamSettings,
+)
+from streaming_pca.data.records import RecordKind
+from streaming_pca.service.errors import TopicError
+from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES, BrokerUnreachable, admin_client
+from streaming_pca.service.topics.checks import Problem, find_problems, required_configs
+from streaming_pca.service.topics.find import describe_topics, durable, ensure_topics
+from streaming_pca.service.topics.sizes import MESSAGE_OVERHEAD, projection_bytes, whole_mib
+
+__all__ = ["Output", "check_output_name", "check_stream", "find_output"]
+
+log = logging.getLogger(__name__)
+
+_RESERVED = (".ledger", ".state", ".releases")
+_RETENTION = ("retention.ms", "retention.bytes")
+
+
+@dataclass(frozen=True)
+class Output:
+    """Topic of a stream's projections, and the input that they are of.
+
+    Attributes
+    ----------
+    topic : str
+    partitions : int
+    stream : str
+    input_id : str
+    input_partitions : tuple of int
+    """
+
+    topic: str
+    partitions: int
+    stream: str
+    input_id: str
+    input_partitions: tuple[int, ...]
+
+    @property
+    def group(self) -> str:
+        """Consumer group of the workers that write this topic."""
+        return f"{self.stream}.project.{self.topic}"
+
+    @property
+    def transactional_prefix(self) -> str:
+        """Beginning of the transactional ids of these workers."""
+        return f"streaming-pca.{self.group}."
+
+
+def check_output_name(output: str, streams: Iterable[StreamSettings]) -> None:
+    """Refuse an output that is, or could be, a topic of a stream.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    if not TOPIC_NAME.fullmatch(output):
+        raise ConfigurationError("--output must be 1 to 200 letters, digits, '.', '_' or '-'")
+    for stream in streams:
+        if output in (stream.input, stream.ledger_topic, stream.state_topic, stream.releases_topic):
+            raise ConfigurationError(
+                f"--output {output}: this is a topic of stream {stream.name!r}: name another one"
+            )
+    if output.endswith(_RESERVED):
+        raise ConfigurationError(
+            f"--output {output}: topics whose names end in {', '.join(_RESERVED)} belong to streams: "
+            "name another one"
+        )
+
+
+def check_stream(stream: StreamSettings) -> None:
+    """Refuse a stream whose records have no projection.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    if stream.record_kind is not RecordKind.FACTOR:
+        raise ConfigurationError(
+            f'stream.record_kind = "{stream.record_kind.value}": only rows are projected, of streams with '
+            'record_kind = "factor"'
+        )
+    if stream.build_estimator().info.releases != "subspace":
+        raise ConfigurationError(
+            f'stream.estimator = "{stream.estimator}" releases tensors, which span no subspace: project with '
+            "the releases of another estimator"
+        )
+
+
+def find_output(kafka: KafkaSettings, stream: StreamSettings, output: str, create: bool = False) -> Output:
+    """Find or create the topic of projections, and check it beside the input.
+
+    Parameters
+    ----------
+    kafka, stream : settings
+    output : str
+    create : bool
+        Create a missing topic with the input's partitions, replicas and retention.
+
+    Raises
+    ------
+    TopicError
+        Names the topic, the setting, the value that it must have, and how to set it.
+    BrokerUnreachable
+    """
+    size = projection_bytes(stream) + MESSAGE_OVERHEAD
+    if size > MAX_MESSAGE_BYTES:
+        raise TopicError(
+            f"a projected message can take {size} bytes (stream.max_rows = {stream.max_rows}, rank = "
+            f"{stream.rank}), above {MAX_MESSAGE_BYTES}, the most that is sent: lower stream.max_rows"
+        )
+    names = {"input": stream.input, "releases": stream.releases_topic, "output": output}
+    there = _described(kafka, names)
+    for role in ("input", "releases"):
+        if role not in there:
+            raise TopicError(
+                f"topic {names[role]!r} ({role}) is missing: create it with "
+                "`streaming-pca topics create --config FILE --cap EPSILON,DELTA`"
+            )
+    admin = admin_client(kafka)
+    try:
+        if "output" not in there:
+            if not create:
+                raise TopicError(
+                    f"topic {output!r} (--output) is missing: add --create, or create it yourself"
+                )
+            ensure_topics(kafka, [_definition(admin, stream, output, there["input"])])
+            log.info("created topic %s, with the input's partitions, replicas and retention", output)
+            there = _described(kafka, names)
+        checked = {role: there[role] for role in ("input", "output")}
+        problems = [*find_problems(admin, kafka, stream, checked), *_retention_problems(admin, names)]
+    except KafkaError as error:
+        raise BrokerUnreachable(f"the broker would not describe the topics: {type(error).__name__}") from None
+    finally:
+        admin.close()
+    for problem in problems:
+        if problem.fatal:
+            raise TopicError(problem.line)
+    for problem in problems:
+        log.warning("%s", problem.line)
+    source = there["input"]
+    partitions = tuple(sorted(p["partition_index"] for p in source["partitions"]))
+    return Output(
+        output, len(there["output"]["partitions"]), stream.name, str(source["topic_id"]), partitions
+    )
+
+
+def _described(kafka: KafkaSettings, names: dict[str, str]) -> dict[str, Any]:
+    found = {t["name"]: t for t in describe_topics(kafka, list(names.values()), "the topics")}
+    return {
+        role: found[name]
+        for role, name in names.items()
+        if name in found and not found[name]["error_code"] and found[name]["partitions"]
+    }
+
+
+def _definition(admin: KafkaAdminClient, stream: StreamSettings, output: str, source: Any) -> NewTopic:
+    """Return the definition of an output that is kept as its input is."""
+    replication = min(len(p["replica_nodes"]) for p in source["partitions"])
+    kept = _configs(admin, stream.input)
+    configs = required_configs("output") | durable(replication)
+    configs |= {key: kept[key] for key in _RETENTION if key in kept}
+    if (size := projection_bytes(stream) + MESSAGE_OVERHEAD) > 2**20:
+        configs |= {"max.message.bytes": str(whole_mib(size))}
+    return NewTopic(output, len(source["partitions"]), replication, topic_configs=configs)
+
+
+def _configs(admin: KafkaAdminClient, topic: str) -> dict[str, str]:
+    found = admin.describe_configs([ConfigResource("topic", topic)], config_filter="all").get("topic", {})
+    return {key: str(item["value"]) for key, item in found.get(topic, {}).items()}
+
+
+def _retention_problems(admin: KafkaAdminClient, names: dict[str, str]) -> Iterable[Problem]:
+    """Yield where projections are kept longer than the records that they tell of."""
+    source, output = (_configs(admin, names[role]) for role in ("input", "output"))
+    for key in _RETENTION:
+        if key not in source or key not in output:
+            continue
+        ours, theirs = int(output[key]), int(source[key])
+        if theirs >= 0 and not 0 <= ours <= theirs:
+            wanted = f"{theirs}, the input's (projections are as secret as their records)"
+            fix = f"set {key} of topic {names['output']}"
+            yield Problem(f"topic {names['output']!r}", key, output[key], wanted, fix, fatal=False)

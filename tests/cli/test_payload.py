@@ -1,0 +1,144 @@
+"""`payload check` answers as a worker would, without a broker."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests.cli.command import call
+
+JSON = '{"x": [1, 2, 3]}'
+LOOKS = "it looks like JSON, but no header content-type says so"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "stream.toml"
+    path.write_text(
+        '[stream]\nname = "s"\ninput = "in"\ndim = 3\nrank = 1\nepsilon = 1.0\ndelta = 1e-6\n'
+        'feature_names = ["a", "b", "humidity"]\n'
+    )
+    return path
+
+
+def payload(tmp_path: Path, data: bytes) -> Path:
+    path = tmp_path / "payload"
+    path.write_bytes(data)
+    return path
+
+
+def test_json_without_its_header_is_null_and_the_header_is_named(
+    capfd: pytest.CaptureFixture[str], config: Path, tmp_path: Path
+) -> None:
+    """Thousands of such messages became null records, and nothing said why."""
+    file = payload(tmp_path, JSON.encode())
+    told = call(capfd, "payload", "check", file, "--config", config)
+    assert (told.returncode, told.stderr) == (1, "")
+    assert told.stdout.startswith("null record: 16 octets, and a row of 3 float32 takes 12\n")
+    assert LOOKS in told.stdout
+    for how in (("--content-type", "json"), ("--header", "content-type=application/json; charset=utf-8")):
+        told = call(capfd, "payload", "check", file, "--config", config, *how)
+        assert (told.returncode, told.stdout) == (0, "a record: 1 row of 3 numbers from 1 to 3\n")
+    config.write_text(config.read_text() + 'content_type = "application/json"\n')
+    assert call(capfd, "payload", "check", file, "--config", config).returncode == 0
+
+
+def test_a_number_that_is_not_finite_is_named_by_its_feature(
+    capfd: pytest.CaptureFixture[str], config: Path, tmp_path: Path
+) -> None:
+    file = payload(tmp_path, np.array([1, 2, np.nan], "<f4").tobytes())
+    told = call(capfd, "payload", "check", file, "--config", config, "--json")
+    assert told.returncode == 1
+    facts = json.loads(told.stdout)
+    assert facts.pop("reason") == "NaN at position 2 (humidity)"
+    expected = {"record": False, "hint": None, "octets": 12, "rows": 0, "null_rows": 0}
+    assert facts == expected | {"least": None, "largest": None}
+
+
+def test_lines_of_standard_input_are_payloads(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = f'{JSON}\n{{"x": [1, 2]}}\n{JSON}\n[1, 2, 3]\n'.encode()
+    how = ("payload", "check", "-", "--dim", 3, "--content-type", "json", "--lines")
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(lines)))
+    told = call(capfd, *how)
+    assert told.returncode == 1
+    assert told.stdout.splitlines()[0] == "line 2: it has 2 numbers, for dim = 3"
+    assert told.stdout.splitlines()[-1] == "2 of 4 payloads are null records"
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(lines)))
+    facts = json.loads(call(capfd, *how, "--json").stdout)
+    assert (facts["payloads"], facts["null"]) == (4, 2)
+    assert [verdict["record"] for verdict in facts["verdicts"]] == [True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (("--dim", 3, "--privacy-unit", "row"), "1 of 2 records are null: row 1: NaN at position 1"),
+        (("--dim", 6, "--privacy-unit", "user"), "null record: NaN at position 4"),
+        (("--dim", 3, "--dtype", "float64", "--max-rows", 1), "null record: NaN at position 2"),
+        (("--dim", 3, "--record-kind", "matrix"), "null record: its shape is (2, 3), of a matrix"),
+    ],
+    ids=str,
+)
+def test_a_stream_is_described_by_options_too(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, how: tuple[object, ...], words: str
+) -> None:
+    values = np.array([1, 2, 3, 4, np.nan, 6], "<f4")
+    if "float64" in how:
+        values = np.array([1, 2, np.nan], "<f8")
+    told = call(capfd, "payload", "check", payload(tmp_path, values.tobytes()), *how)
+    assert told.returncode == 1
+    assert told.stdout.startswith(words)
+
+
+def test_a_user_s_message_needs_a_key(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    how = ("payload", "check", payload(tmp_path, bytes(12)), "--dim", 3, "--privacy-unit", "user")
+    told = call(capfd, *how)
+    assert (told.returncode, told.stdout) == (1, "null record: it has no key, which names the user\n")
+    assert call(capfd, *how, "--key", "ann").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ((), "name --dim, or --config FILE"),
+        (("--stream", "s"), "--stream needs --config FILE"),
+        (("--dim", 3, "--header", "dtype"), "--header dtype: write NAME=VALUE"),
+        (("--dim", 3, "--privacy-unit", "row", "--record-kind", "matrix"), "--record-kind factor"),
+        (("--config", "CONFIG", "--dtype", "float64"), "--dtype is given by --config"),
+        (("--config", "nowhere.toml"), "nowhere.toml"),
+    ],
+    ids=str,
+)
+def test_a_mistake_of_use_is_one_line_and_status_2(
+    capfd: pytest.CaptureFixture[str],
+    config: Path,
+    tmp_path: Path,
+    how: tuple[object, ...],
+    words: str,
+) -> None:
+    named = [config if word == "CONFIG" else word for word in how]
+    told = call(capfd, "payload", "check", payload(tmp_path, bytes(12)), *named)
+    assert (told.returncode, told.stdout, told.stderr.count("\n")) == (2, "", 1)
+    assert words in told.stderr
+    missing = call(capfd, "payload", "check", tmp_path / "none", "--dim", 3)
+    assert missing.returncode == 2
+    assert "No such file" in missing.stderr
+
+
+@pytest.mark.parametrize("option", ["--header", "--key", "--content-type"])
+def test_arguments_that_are_not_utf8_are_the_octets_that_they_are(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, option: str
+) -> None:
+    file = payload(tmp_path, np.ones(3, "<f4").tobytes())
+    # As Python reads the argument b"dtype=\xff".
+    done = call(capfd, "payload", "check", file, "--dim", 3, option, "dtype=\udcff")
+    assert done.returncode == (0 if option == "--key" else 1), done.stderr
+    assert "Traceback" not in done.stderr

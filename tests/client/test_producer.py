@@ -1,0 +1,347 @@
+"""Producer for programs, on Apache Kafka: what it sends is what the worker's decoder reads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from kafka import KafkaAdminClient, TopicPartition
+
+from streaming_pca.client import DeliveryError, Producer, TopicError, sending
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.loading import load_settings
+from streaming_pca.data.codec import PayloadCodec
+from streaming_pca.data.records import RecordKind
+from streaming_pca.linalg.packed import pack_symmetric
+from streaming_pca.local import AlreadySpent, LocalAccountant, LocalGaussian
+from streaming_pca.privacy.randomness import replace_noise_sampler
+from streaming_pca.service.kafka.clients import reading_consumer
+from tests.cli.test_app import write_config
+from tests.privacy.noise import ScriptedSampler
+
+X = np.arange(15.0).reshape(5, 3)
+ONE = (1.0, 1e-6)
+NewTopic = Callable[..., str]
+
+
+@pytest.fixture
+def new_topic(kafka_bootstrap: str, unique_name: Callable[[str], str]) -> NewTopic:
+    def make(partitions: int = 1, **configs: str) -> str:
+        name = unique_name("client")
+        with KafkaAdminClient(bootstrap_servers=kafka_bootstrap) as admin:
+            one = {"num_partitions": partitions, "replication_factor": 1, "configs": configs}
+            admin.create_topics({name: one}, wait_for_metadata=True)
+        return name
+
+    return make
+
+
+def sent(bootstrap: str, topic: str, partitions: int = 1) -> list[list[Any]]:
+    """All messages, by partition, through the worker's reader."""
+    tps = [TopicPartition(topic, p) for p in range(partitions)]
+    found: list[list[Any]] = [[] for _ in tps]
+    with closing(reading_consumer(KafkaSettings(bootstrap_servers=bootstrap), io="records")) as consumer:
+        ends = consumer.end_offsets(tps)
+        consumer.assign(tps)
+        for tp in tps:
+            consumer.seek(tp, 0)
+        while any(len(found[tp.partition]) < ends[tp] for tp in tps):
+            for tp, messages in consumer.poll(timeout_ms=200).items():
+                found[tp.partition] += messages
+    return found
+
+
+def test_importing_it_loads_no_estimator_and_compiles_nothing() -> None:
+    code = (
+        "import sys, streaming_pca.client\n"
+        "heavy = {'numba', 'scipy', 'sklearn', 'opendp', 'pyarrow', 'pydantic_settings'}\n"
+        "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()\n"
+        "assert 'streaming_pca.estimators' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_each_vector_is_a_message_and_partitions_take_turns(
+    kafka_bootstrap: str, new_topic: NewTopic
+) -> None:
+    topic = new_topic(2)
+    with Producer(topic, kafka_bootstrap, dim=3) as producer:
+        producer.send(X[0])
+        producer.send(X[1:].tolist())
+    by_partition = sent(kafka_bootstrap, topic, 2)
+    assert sorted(map(len, by_partition)) == [2, 3]
+    messages = [m for messages in by_partition for m in messages]
+    codec = PayloadCodec(3)
+    rows, lengths = codec.decode_many(messages)
+    assert lengths.tolist() == [1] * 5
+    np.testing.assert_array_equal(np.sort(rows, axis=0), X)
+    # As fast to read as messages of `streaming-pca produce`, which have one header.
+    assert codec._decode_octets(messages) is not None
+    with KafkaAdminClient(bootstrap_servers=kafka_bootstrap) as admin:
+        tps = [TopicPartition(topic, p) for p in range(2)]
+        # Only an idempotent producer has an id.
+        assert all(state.active_producers for state in admin.describe_producers(tps).values())
+    # A stream with other settings makes them null.
+    assert not PayloadCodec(3, kind=RecordKind.MATRIX, dtype="float64").decode_many(messages)[1].any()
+
+
+@pytest.mark.parametrize("content_type", ["octets", "npy", "json", "arrow"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_factors_and_matrices_arrive_in_every_format(
+    kafka_bootstrap: str, new_topic: NewTopic, content_type: Any, dtype: Any
+) -> None:
+    topic = new_topic()
+    factors = np.random.default_rng(0).standard_normal((2, 4, 3))
+    matrices = factors.transpose(0, 2, 1) @ factors
+    for kind, records in (("factor", factors), ("matrix", matrices)):
+        with Producer(
+            topic, kafka_bootstrap, dim=3, record_kind=kind, dtype=dtype, content_type=content_type
+        ) as producer:
+            producer.send(records)
+        # The header says what the numbers are, so that the stream's own dtype does not matter.
+        codec = PayloadCodec(3, kind=RecordKind(kind), dtype="float32")
+        (messages,) = sent(kafka_bootstrap, topic)
+        for message, record in zip(messages[-2:], records, strict=True):
+            decoded = codec.decode(message)
+            assert decoded is not None
+            expected = record if content_type == "json" else record.astype(dtype)
+            np.testing.assert_array_equal(decoded, expected)
+
+
+def test_rows_wait_for_a_full_message(kafka_bootstrap: str, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    rows = np.random.default_rng(1).standard_normal((130, 3)).astype(np.float32)
+    buffer = np.empty((26, 3), np.float32)
+    with Producer(topic, kafka_bootstrap, dim=3, privacy_unit="row") as producer:
+        for first in range(0, 130, 26):
+            # A program may use its array again.
+            buffer[:] = rows[first : first + 26]
+            producer.send(buffer)
+        assert producer._sender.sent == 2
+    (messages,) = sent(kafka_bootstrap, topic)
+    found, lengths = PayloadCodec(3, unit="row").decode_many(messages)
+    assert lengths.tolist() == [64, 64, 2]
+    np.testing.assert_array_equal(found, rows)
+
+
+def test_threads_may_share_it(kafka_bootstrap: str, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    rows = np.arange(3 * 4 * 200, dtype=np.float32).reshape(4, 200, 3)
+    with (
+        Producer(topic, kafka_bootstrap, dim=3, privacy_unit="row") as producer,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        list(threads.map(lambda own: [producer.send(row) for row in own], rows))
+    (messages,) = sent(kafka_bootstrap, topic)
+    found, lengths = PayloadCodec(3, unit="row").decode_many(messages)
+    assert lengths.tolist() == [64] * 12 + [32]
+    np.testing.assert_array_equal(found[np.argsort(found[:, 0])], rows.reshape(-1, 3))
+
+
+def test_users_are_keys(kafka_bootstrap: str, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    with Producer(topic, kafka_bootstrap, dim=3, privacy_unit="user") as producer:
+        producer.send(X[:2], key=["ada", b"bob"])
+        producer.send(X[2], key="ada")
+        for key in (None, "", ["ada", "bob"], 5, [None]):
+            with pytest.raises(ValueError, match="key"):
+                producer.send(X[3], key=key)  # type: ignore[arg-type]
+    (messages,) = sent(kafka_bootstrap, topic)
+    assert [m.key for m in messages] == [b"ada", b"bob", b"ada"]
+
+
+@pytest.mark.parametrize(
+    ("how", "records", "expected"),
+    [
+        ({}, np.zeros(4), r"shape \(4,\): expected \(m, 3\)"),
+        ({}, np.zeros((0, 3)), r"shape \(0, 3\)"),
+        ({}, np.zeros((1, 1, 1, 3)), "expected"),
+        ({}, ["a", "b", "c"], "expected numbers"),
+        ({"max_rows": 2}, np.zeros((1, 3, 3)), r"3 rows are above max_rows = 2"),
+        ({"record_kind": "matrix"}, np.zeros((2, 3)), r"expected \(m, 3, 3\)"),
+        ({"record_kind": "matrix"}, np.zeros(3), r"expected \(m, 3, 3\)"),
+        ({"privacy_unit": "row"}, np.zeros((2, 4)), "expected"),
+        ({}, np.ma.masked_equal([1.0, 2.0, 3.0], 2.0), "records are masked"),
+        ({"feature_names": "abc"}, pd.DataFrame(np.zeros((1, 3)), columns=[*"cba"]), "columns c, b, a"),
+    ],
+)
+def test_records_of_another_shape_are_not_sent(
+    kafka_bootstrap: str, topic_of_nothing: str, how: Any, records: Any, expected: str
+) -> None:
+    with (
+        Producer(topic_of_nothing, kafka_bootstrap, dim=3, **how) as producer,
+        pytest.raises(ValueError, match=expected),
+    ):
+        producer.send(records)
+    assert producer._sender.sent == 0
+
+
+@pytest.fixture(scope="module")
+def topic_of_nothing(kafka_bootstrap: str, unique_name: Callable[[str], str]) -> str:
+    name = unique_name("nothing")
+    with KafkaAdminClient(bootstrap_servers=kafka_bootstrap) as admin:
+        admin.create_topics({name: {"num_partitions": 1, "replication_factor": 1}}, wait_for_metadata=True)
+    return name
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ({"rows_per_message": 5}, 'needs privacy_unit = "row"'),
+        ({"privacy_unit": "row", "rows_per_message": 65}, "is not from 1 to max_rows = 64"),
+        ({"record_kind": "local"}, "record_kind = 'local' is none of factor, matrix"),
+        ({"dim": 0}, "dim must be a whole number of at least 1, not 0"),
+        ({"dim": "4"}, "dim must be a whole number of at least 1, not '4'"),
+        ({"dim": True}, "dim must be a whole number"),
+        ({"dtype": "int8"}, "dtype = 'int8' is none of"),
+        ({"content_type": "xml"}, "content_type = 'xml' is none of"),
+        ({"privatize": LocalGaussian(*ONE), "dtype": "float64"}, "a report is a vector's"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_a_broker_is_asked(how: Any, expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        Producer("in", "127.0.0.1:1", **({"dim": 3} | how))
+
+
+def test_a_wrong_address_is_one_line() -> None:
+    with pytest.raises(ValueError, match=r"^kafka = '': must be HOST:PORT[^\n]*$"):
+        Producer("in", "", dim=3)
+
+
+def test_rows_that_wait_are_warned_of_and_a_fork_is_refused(
+    kafka_bootstrap: str, new_topic: NewTopic
+) -> None:
+    producer = Producer(new_topic(), kafka_bootstrap, dim=3, privacy_unit="row")
+    producer.send(X)
+    uses = (partial(producer.send, X), producer.flush, producer.close)
+    child = os.fork()
+    if not child:
+        refused = 0
+        for use in uses:
+            try:
+                use()
+            except RuntimeError as error:
+                refused += "was made in another process" in str(error)
+        # Nothing of pytest may run in the copy.
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    with pytest.warns(ResourceWarning, match="5 rows for .* were not sent: close the producer"):
+        del uses, producer
+
+
+def test_a_producer_that_was_closed_is_silent(kafka_bootstrap: str, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with Producer(topic, kafka_bootstrap, dim=3, privacy_unit="row") as producer:
+            producer.send(X)
+        del producer
+
+
+def test_a_missing_topic_is_named(kafka_bootstrap: str) -> None:
+    with pytest.raises(TopicError, match="'no-such-topic' is missing"):
+        Producer("no-such-topic", kafka_bootstrap, dim=3)
+
+
+def test_a_message_that_is_refused_is_raised_and_ends_the_sending(
+    kafka_bootstrap: str, new_topic: NewTopic, tmp_path: Path
+) -> None:
+    topic = new_topic(**{"max.message.bytes": "1000"})
+    with (
+        pytest.raises(DeliveryError, match=f"sending to '{topic}' failed"),
+        Producer(topic, kafka_bootstrap, dim=600) as producer,
+    ):
+        producer.send(np.zeros(600))
+    mechanism = LocalGaussian(*ONE)
+    with LocalAccountant(tmp_path / "spent") as accountant:
+        reports = Producer(topic, kafka_bootstrap, dim=40, privatize=mechanism, accountant=accountant)
+        reports.send(np.zeros(40), key="ada")
+        with pytest.raises(DeliveryError):
+            reports.flush()
+        # Charged before its noise was drawn: it cannot be drawn again.
+        with pytest.raises(AlreadySpent):
+            reports.send(np.zeros(40), key="ada")
+        # What cannot be sent any more is not charged.
+        with pytest.raises(DeliveryError):
+            reports.send(np.zeros(40), key="bob")
+        assert accountant.spent(b"ada", topic)[0] == 1
+        assert accountant.spent(b"bob", topic) == (0, 0)
+        with pytest.raises(DeliveryError):
+            reports.close()
+
+
+def test_after_an_error_of_the_program_nothing_is_waited_for(
+    kafka_bootstrap: str, topic_of_nothing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending.Sender, "flush", lambda self: pytest.fail("flushed"))
+    with pytest.raises(KeyError), Producer(topic_of_nothing, kafka_bootstrap, dim=3):
+        raise KeyError
+
+
+def test_each_user_reports_once(kafka_bootstrap: str, new_topic: NewTopic, tmp_path: Path) -> None:
+    topic = new_topic()
+    mechanism = LocalGaussian(*ONE, radius=2.0)
+    with (
+        replace_noise_sampler(ScriptedSampler()),
+        LocalAccountant(tmp_path / "spent") as accountant,
+        Producer(topic, kafka_bootstrap, dim=3, privatize=mechanism, accountant=accountant) as producer,
+    ):
+        with pytest.raises(ValueError, match="names the user"):
+            producer.send(X[0] / 9)
+        producer.send(X[:2] / 9, key=["ada", "bob"])
+        # Found before any of the call is charged: eve may still report.
+        for keys in (["eve", "ada"], ["eve", "eve"]):
+            with pytest.raises(AlreadySpent, match="nothing of this call was sent"):
+                producer.send(X[2:4] / 9, key=keys)
+        producer.send(X[2] / 9, key="eve")
+    (messages,) = sent(kafka_bootstrap, topic)
+    assert {m.key for m in messages} == {None}
+    codec = PayloadCodec(3, kind=RecordKind.LOCAL, promise=b"1.0,1e-06")
+    rows, lengths = codec.decode_many(messages)
+    assert lengths.tolist() == [1, 1, 1]
+    x = X[:3] / 18
+    np.testing.assert_allclose(rows, pack_symmetric(x[:, :, None] * x[:, None, :]), atol=4e-6)
+
+
+def test_a_stream_tells_its_producer_what_to_send(
+    kafka_bootstrap: str, new_topic: NewTopic, tmp_path: Path
+) -> None:
+    topic = new_topic()
+    renamed = ('input = "s-in"', f'input = "{topic}"')
+    config = write_config(tmp_path, kafka_bootstrap, "s", renamed)
+    settings = load_settings(config)
+    for stream in (settings, str(config)):
+        with Producer.for_stream(stream) as producer:
+            producer.send(np.arange(6.0))
+    (messages,) = sent(kafka_bootstrap, topic)
+    assert [m.headers for m in messages] == [[("content-type", b"application/octet-stream")]] * 2
+    local = write_config(
+        tmp_path,
+        kafka_bootstrap,
+        "s",
+        renamed,
+        ("dim = 6", 'dim = 6\nrecord_kind = "local"\ncentering = "none"\nestimator = "local-gaussian"'),
+        ("bounds = [-6, 6]\n", ""),
+        ("n_records = 3000\nn_batches = 2\n", ""),
+    )
+    with pytest.raises(ValueError, match=r"add privatize=LocalGaussian\(1\.0, 1e-06\)"):
+        Producer.for_stream(local)
+    with pytest.raises(ValueError, match=r"LocalGaussian\(epsilon=2.* would be null"):
+        Producer.for_stream(local, privatize=LocalGaussian(2.0, 1e-6))
+    with Producer.for_stream(local, privatize=LocalGaussian(*ONE)) as producer:
+        producer.send(np.zeros(6))
+    (messages,) = sent(kafka_bootstrap, topic)
+    own = load_settings(local).stream
+    codec = PayloadCodec(6, kind=RecordKind.LOCAL, promise=own.local_guarantee)
+    assert codec.decode(messages[-1]) is not None

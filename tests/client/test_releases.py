@@ -1,0 +1,97 @@
+"""Readers of releases for programs, on a topic written as a worker writes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from streaming_pca.client import Releases, TopicError, UnreadableRelease, follow, latest
+from streaming_pca.config.loading import load_settings
+from tests.cli.test_app import write_config
+from tests.cli.test_watch import Published, release
+
+QUIET = 1.0
+"""Seconds without a release after which a test's iterator ends."""
+LATER = json.dumps({"schema_name": "streaming-pca.release", "version": 999, "new": True}).encode()
+
+
+@pytest.fixture
+def published(kafka_bootstrap: str, unique_name: Callable[[str], str]) -> Iterator[Published]:
+    with closing(Published(kafka_bootstrap, f"{unique_name('s')}.releases")) as topic:
+        yield topic
+
+
+def name_of(published: Published) -> str:
+    return published.topic.removesuffix(".releases")
+
+
+def follow_all(published: Published, **how: object) -> Releases:
+    return follow(name_of(published), published.kafka, **({"timeout": QUIET} | how))  # type: ignore[arg-type]
+
+
+def test_before_the_first_release_there_is_none(published: Published) -> None:
+    name, broker = name_of(published), published.kafka.bootstrap_servers
+    assert latest(name, broker) is None
+    assert list(follow(name, broker, timeout=QUIET)) == []
+    # Nor behind the control records of transactions that were aborted.
+    published(release(1), release(2), abort=True)
+    assert latest(name, broker) is None
+
+
+def test_the_last_release_is_found_before_markers_and_what_is_none(published: Published) -> None:
+    published(release(1), release(2))
+    published(release(3), release(4), abort=True)
+    published(*[b"?"] * 20)
+    assert latest(name_of(published), published.kafka) == release(2)
+
+
+def test_an_iterator_begins_where_it_is_told(published: Published) -> None:
+    published(release(1), release(2))
+    with (
+        follow_all(published, start="next") as coming,
+        follow_all(published) as last,
+        follow_all(published, start="first") as everything,
+    ):
+        published(release(3), b"?", release(4))
+        assert [r.batch for r in coming] == [3, 4]
+        assert [r.batch for r in last] == [2, 3, 4]
+        assert [r.batch for r in everything] == [1, 2, 3, 4]
+        assert list(coming) == []
+
+
+def test_what_is_no_release_is_skipped_with_a_warning(
+    published: Published, caplog: pytest.LogCaptureFixture
+) -> None:
+    published(release(1), b'{"version": 999}')
+    assert [r.batch for r in follow_all(published, start="first")] == [1]
+    assert f"{published.topic}, offset 2: not a release" in caplog.text
+
+
+def test_a_release_that_cannot_be_read_is_no_reason_to_return_an_older_one(published: Published) -> None:
+    published(release(1), LATER, b"?")
+    expected = r"offset 2: a release of version 999 cannot be read .*: update streaming-pca"
+    with pytest.raises(UnreadableRelease, match=expected):
+        latest(name_of(published), published.kafka)
+    with pytest.raises(UnreadableRelease, match=expected):
+        follow_all(published)
+    with follow_all(published, start="first") as items:
+        assert next(items) == release(1)
+        with pytest.raises(UnreadableRelease, match=expected):
+            next(items)
+    with follow_all(published, start="next") as items:
+        published(release(2))
+        assert next(items) == release(2)
+    assert latest(name_of(published), published.kafka) == release(2)
+
+
+def test_a_stream_without_topics_is_named(
+    kafka_bootstrap: str, tmp_path: Path, unique_name: Callable[[str], str]
+) -> None:
+    settings = load_settings(write_config(tmp_path, kafka_bootstrap, unique_name("s")))
+    for read in (latest, follow):
+        with pytest.raises(TopicError, match=rf"'{settings.stream.releases_topic}' is missing"):
+            read(settings)

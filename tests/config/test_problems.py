@@ -1,0 +1,208 @@
+"""Misspelt settings: each is named with the one that was meant, all at once, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from streaming_pca.config.loading import load_streams, load_together
+from streaming_pca.config.settings import ConfigurationError, KafkaSettings
+from tests.cli.command import call
+from tests.config.test_loading import SEVERAL
+from tests.config.test_settings import GOOD
+
+
+def problems(tmp_path: Path, text: str) -> list[str]:
+    """Lines of the error, without the file's name."""
+    path = tmp_path / "stream.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError) as caught:
+        load_streams(path)
+    return [line.removeprefix(f"{path}: ") for line in caught.value.lines]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("epsilon = 1.0", "epslion = 1.0"), "stream.epslion: no such setting; did you mean epsilon?"),
+        (("epsilon = 1.0", "Epsilon = 1.0"), "stream.Epsilon: no such setting; did you mean epsilon?"),
+        (("[stream]", "[strem]"), "strem: no such setting; did you mean [stream]?"),
+        (("[kafka]", "[kakfa]"), "kakfa: no such setting; did you mean [kafka]?"),
+        (
+            ("bootstrap_servers", "boostrap-servers"),
+            "kafka.boostrap-servers: no such setting; did you mean bootstrap_servers?",
+        ),
+        (
+            ("rank = 2", "rank = 2\nfirst_batch = 10"),
+            "stream.first_batch: no such setting; it belongs in [stream.options]",
+        ),
+        (("rank = 2", "rank = 2\nport = 1"), "stream.port: no such setting; it belongs in [http]"),
+        (
+            ("rank = 2", "rank = 2\noptions = { growht = 2.0 }"),
+            "stream: options of adaptive: growht: no such setting; did you mean growth?",
+        ),
+        (
+            ("rank = 2", "rank = 2\ncap = { epsilon = 1, dleta = 0 }"),
+            "stream.cap.dleta: no such setting; did you mean delta?",
+        ),
+        (
+            ("rank = 2", 'rank = 2\nestimator = "adaptve"'),
+            "stream: no estimator 'adaptve'; did you mean adaptive?",
+        ),
+        # Where nothing is near, nothing is guessed.
+        (("rank = 2", "rank = 2\ncolour = 1"), "stream.colour: no such setting"),
+        # A required option under a wrong name is not missing.
+        (
+            (
+                "rank = 2",
+                'rank = 2\nestimator = "private-oja"\ncentering = "none"\noptions = { clip_radus = 2.0 }',
+            ),
+            "stream: options of private-oja: clip_radus: no such setting; did you mean clip_radius?",
+        ),
+        (
+            ("[kafka]", "epsilom = 2\n[kafka]"),
+            "epsilom: no such setting; did you mean epsilon in [stream]?",
+        ),
+    ],
+)
+def test_a_misspelt_name_is_the_only_problem(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
+    assert change[0] in GOOD
+    assert problems(tmp_path, GOOD.replace(*change)) == [expected]
+
+
+def test_all_problems_are_told_at_once_and_unknown_names_first(tmp_path: Path) -> None:
+    text = """
+[kafka]
+bootstrap_servers = ""
+[strem]
+name = "s"
+input = "in"
+dim = 4
+rank = 7
+epslion = 1.0
+delta = 2.50e0
+[strem.options]
+growht = 2
+clip_quantile = 1e1
+[worker]
+tick_seconds = 9e1
+give_up_second = 3
+"""
+    assert problems(tmp_path, text) == [
+        "strem: no such setting; did you mean [stream]?",
+        "stream.epslion: no such setting; did you mean epsilon?",
+        "worker.give_up_second: no such setting; did you mean give_up_seconds?",
+        "stream: options of adaptive: growht: no such setting; did you mean growth?",
+        "kafka.bootstrap_servers: must be HOST:PORT, or several with commas between",
+        "stream: rank = 7 is above dim = 4",
+        "stream: delta must lie between 0 and 1, not 2.50e0",
+        "worker.tick_seconds: must be at most 60, not 9e1",
+        "stream: options of adaptive: clip_quantile: must be below 1, not 1e1",
+    ]
+
+
+def test_the_program_prints_a_line_for_each(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "stream.toml"
+    path.write_text(GOOD.replace("epsilon", "epslion").replace("rank = 2", "rank = 0"))
+    result = call(capfd, "config", "check", "--config", path)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.splitlines() == [
+        f"error: {path}: stream.epslion: no such setting; did you mean epsilon?",
+        f"error: {path}: stream.rank: must be at least 1, not 0",
+    ]
+
+
+def test_streams_of_a_list_are_named_by_their_places(tmp_path: Path) -> None:
+    text = (
+        SEVERAL.replace("epsilon = 1.0", "epslion = 1.0")
+        .replace("rank = 3", "rnak = 3")
+        .replace("clip_radius = 2.0", "clip_radus = 2.0")
+    )
+    assert problems(tmp_path, text) == [
+        "stream.epslion: no such setting; did you mean epsilon?",
+        "streams[2].rnak: no such setting; did you mean rank?",
+        "streams[3]: options of private-oja: clip_radus: no such setting; did you mean clip_radius?",
+    ]
+    # The common table has one problem, however many streams share it.
+    assert problems(tmp_path, SEVERAL.replace("dim = 4", "dim = 0")) == [
+        "stream.dim: must be at least 1, not 0"
+    ]
+    listed = problems(tmp_path, SEVERAL.replace("[[streams]]", "[[steams]]"))
+    assert listed == ["steams: no such setting; did you mean [[streams]]?"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("STREAM__EPSLION", "0.5", "STREAM__EPSLION: no such setting; did you mean STREAM__EPSILON?"),
+        ("STREM__EPSILON", "0.5", "STREM__EPSILON: no such setting; did you mean STREAM__EPSILON?"),
+        ("STREAM_EPSILON", "0.5", "STREAM_EPSILON: no such setting; did you mean STREAM__EPSILON?"),
+        (
+            "STREAM__OPTIONS__GROWHT",
+            "2",
+            "STREAM__OPTIONS__GROWHT: options of adaptive: growht: no such setting; did you mean growth?",
+        ),
+        (
+            "KAFKA",
+            '{"boostrap_servers": "x:1"}',
+            "KAFKA: boostrap_servers: no such setting; did you mean bootstrap_servers?",
+        ),
+        (
+            "STREAMS",
+            '[{"name": "x", "rnak": 2}]',
+            "STREAMS: streams[1].rnak: no such setting; did you mean rank?",
+        ),
+        ("WORKR", "{}", "WORKR: no such setting; did you mean WORKER?"),
+        ("STREAM__DIM", "0", "STREAM__DIM: must be at least 1, not 0"),
+        ("STREAM__RANK__X", "1", "STREAM__RANK__X: Input should be a valid integer"),
+    ],
+)
+def test_a_misspelt_variable_is_named_with_the_one_that_was_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, expected: str
+) -> None:
+    monkeypatch.setenv(f"STREAMING_PCA_{variable}", value)
+    (line,) = problems(
+        tmp_path, GOOD.replace("epsilon = 1.0\n", "" if "EPS" in variable else "epsilon = 1.0\n")
+    )
+    assert line.removeprefix("environment: ").replace("STREAMING_PCA_", "") == expected
+
+
+def test_a_password_under_a_wrong_name_is_not_repeated(tmp_path: Path) -> None:
+    text = GOOD.replace("[kafka]", '[kafka]\nsasl_pasword = "hunter2"')
+    assert problems(tmp_path, text) == [
+        "kafka.sasl_pasword: no such setting; did you mean sasl_password_file?"
+    ]
+
+
+def test_several_files_are_told_together(tmp_path: Path) -> None:
+    paths = [tmp_path / "a.toml", tmp_path / "b.toml"]
+    paths[0].write_text(GOOD.replace("rank", "rnak"))
+    paths[1].write_text(GOOD.replace("dim", "dims"))
+    with pytest.raises(ConfigurationError) as caught:
+        load_together(paths)
+    assert caught.value.lines == (
+        f"{paths[0]}: stream.rnak: no such setting; did you mean rank?",
+        f"{paths[1]}: stream.dims: no such setting; did you mean dim?",
+    )
+
+
+@pytest.mark.parametrize("servers", ["", ",", "a:1,", "a:b", "a b", "x://a:1/x", "a:1;b:1"])
+def test_an_address_that_is_none_is_refused(tmp_path: Path, servers: str) -> None:
+    expected = "kafka.bootstrap_servers: must be HOST:PORT, or several with commas between"
+    text = GOOD.replace('"127.0.0.1:9092"', json.dumps(servers))
+    assert problems(tmp_path, text) == [expected]
+
+
+@pytest.mark.parametrize("servers", ["a", "a:1", "a-b.c_d:9092, [::1]:9092", "[::1]", "SASL_SSL://a:1"])
+def test_an_address_is_taken(servers: str) -> None:
+    assert KafkaSettings(bootstrap_servers=servers).bootstrap_servers == servers
+
+
+@pytest.mark.parametrize("command", [("ledger", "show", "--input", "t"), ("watch", "--releases", "t")])
+def test_an_empty_address_on_the_command_line_is_not_the_default(
+    capfd: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    result = call(capfd, *command, "--bootstrap", "")
+    assert (result.returncode, result.stderr) == (2, "error: --bootstrap must be HOST:PORT, not ''\n")

@@ -1,0 +1,247 @@
+"""Columns of files of records: which are features, in which order, and whether they have names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from streaming_pca.admin.produce import arrange
+from streaming_pca.config.settings import StreamSettings
+from streaming_pca.data.files import ColumnChoice, RecordFile, RecordFileError, open_records
+from tests.cli.command import call
+from tests.cli.test_app import write_config
+
+X = np.arange(12.0).reshape(3, 4)
+NAMES = ["a", "b", "c", "d"]
+
+
+def read(records: RecordFile, order: Any = None) -> np.ndarray:
+    return np.concatenate(list(records.blocks(2, order)))
+
+
+def chosen(path: Path, keep: str | None = None, drop: str | None = None, **how: Any) -> RecordFile:
+    return open_records(path, how.pop("key", None), ColumnChoice.parse(keep, drop, **how))
+
+
+def named(folder: Path, name: str) -> Path:
+    """The records X between a text and a column of dates, which are no features."""
+    path = folder / name
+    table = pa.table(
+        {"id": ["x", "y", "z"], **dict(zip(NAMES, X.T, strict=True)), "day": ["mon", "tue", "wed"]}
+    )
+    if name.endswith("csv"):
+        rows = [",".join(map(str, row.values())) for row in table.to_pylist()]
+        path.write_text("\n".join([",".join(table.column_names), *rows]))
+    elif name.endswith("parquet"):
+        pq.write_table(table, path, row_group_size=2)
+    else:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=2)
+    return path
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.parquet", "x.arrow"])
+def test_columns_are_chosen_and_ordered_by_name_or_number(tmp_path: Path, name: str) -> None:
+    path = named(tmp_path, name)
+    for keep, drop, features in (
+        ("d,a", None, "da"),
+        ("5,2", None, "da"),
+        ("2-5", None, "abcd"),
+        ("2-5", "c", "abd"),
+        (None, "id,day", "abcd"),
+        (None, "1,6,b", "acd"),
+        ('"b" , c', None, "bc"),
+    ):
+        records = chosen(path, keep, drop)
+        assert records.feature_names == tuple(features)
+        expected = X[:, ["abcd".index(f) for f in features]]
+        np.testing.assert_array_equal(read(records), expected)
+        np.testing.assert_array_equal(read(records, np.array([2, 0, 1])), expected[[2, 0, 1]])
+    for key in ("id", "1"):
+        records = chosen(path, None, "day", key=key)
+        assert list(records.keys()) == [b"x", b"y", b"z"]
+        np.testing.assert_array_equal(read(records), X)
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.parquet", "x.arrow"])
+@pytest.mark.parametrize(
+    ("keep", "drop", "key", "expected"),
+    [
+        ("a,e", None, None, "has no column 'e'; it has 'id', 'a', 'b', 'c', 'd', 'day'"),
+        ("a,7", None, None, "has no column 7; it has 6 columns"),
+        (None, "5-7", None, "has no column 5-7; it has 6 columns"),
+        ("3-2", None, None, "has no column 3-2"),
+        ("0", None, None, "has no column '0'"),
+        ("a,2", None, None, "--columns names column 2 twice"),
+        ("a", "a", None, "no column is left"),
+        ("", None, None, "no column is left"),
+        ("id,a", None, "id", "column 1 holds the keys: leave it out of --columns"),
+        (None, "id", "1-2", "--key 1-2 names 2 columns"),
+    ],
+)
+def test_a_choice_that_cannot_be_is_one_line(
+    tmp_path: Path, name: str, keep: str | None, drop: str | None, key: str | None, expected: str
+) -> None:
+    with pytest.raises(RecordFileError, match=expected) as caught:
+        chosen(named(tmp_path, name), keep, drop, key=key)
+    assert "\n" not in str(caught.value)
+
+
+def test_arrays_have_numbers_of_columns_and_no_names(tmp_path: Path) -> None:
+    for array in (X, np.arange(24.0).reshape(3, 2, 4)):
+        np.save(tmp_path / "x.npy", array)
+        records = chosen(tmp_path / "x.npy", "4,1-2")
+        assert records.shape == (*array.shape[:-1], 3)
+        np.testing.assert_array_equal(read(records), array[..., [3, 0, 1]])
+        assert chosen(tmp_path / "x.npy", "1-4").columns is None
+    np.save(tmp_path / "x.npy", np.arange(16.0).reshape(4, 4))
+    factors = chosen(tmp_path / "x.npy", None, "2").grouped(2)
+    np.testing.assert_array_equal(read(factors), np.arange(16.0).reshape(2, 2, 4)[..., [0, 2, 3]])
+    with pytest.raises(RecordFileError, match="has no column 'a'; has no names of columns: give numbers"):
+        chosen(tmp_path / "x.npy", "a")
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.parquet", "x.arrow"])
+@pytest.mark.parametrize("header", [True, False])
+def test_only_csv_files_have_a_header(tmp_path: Path, name: str, header: bool) -> None:
+    with pytest.raises(RecordFileError, match=r"are about \.csv files"):
+        chosen(tmp_path / name, header=header)
+
+
+def test_columns_beside_a_column_of_lists(tmp_path: Path) -> None:
+    table = pa.table({"id": ["x", "y", "z"], "v": pa.array(X.tolist(), pa.list_(pa.float64(), 4))})
+    pq.write_table(table, tmp_path / "x.parquet")
+    np.testing.assert_array_equal(read(chosen(tmp_path / "x.parquet", "v")), X)
+
+
+def test_two_columns_of_a_name_have_numbers(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("a,a,b.c\n1,2,3\n")
+    with pytest.raises(RecordFileError, match="has 2 columns 'a': give their numbers"):
+        chosen(tmp_path / "x.csv", "a")
+    pq.write_table(
+        pa.Table.from_arrays([[1.0], [2.0], [3.0]], names=["a", "a", "b.c"]), tmp_path / "x.parquet"
+    )
+    for name in ("x.csv", "x.parquet"):
+        np.testing.assert_array_equal(read(chosen(tmp_path / name, "b.c,2")), [[3, 2]])
+
+
+@pytest.mark.parametrize(
+    ("text", "header", "names", "rows"),
+    [
+        ("a,b\n1,2\n", None, ("a", "b"), [[1, 2]]),
+        ("1,2\n3,4\n", None, None, [[1, 2], [3, 4]]),
+        ("1,2\n3,4\n", False, None, [[1, 2], [3, 4]]),
+        ("2019,2020\n3,4\n", True, ("2019", "2020"), [[3, 4]]),
+        ("name,2020\n3,4\n", True, ("name", "2020"), [[3, 4]]),
+        ("\n\nnan,2\n3,4\n", None, None, [[np.nan, 2], [3, 4]]),
+        ('"a\nb",c\n3,4\n', None, ("a\nb", "c"), [[3, 4]]),
+    ],
+)
+def test_the_first_line_is_names_or_a_record(
+    tmp_path: Path, text: str, header: bool | None, names: Any, rows: Any
+) -> None:
+    (tmp_path / "x.csv").write_text(text)
+    records = chosen(tmp_path / "x.csv", header=header)
+    assert records.feature_names == names
+    assert records.guessed_header == (header is None and names is not None)
+    np.testing.assert_array_equal(read(records), rows)
+
+
+def test_text_beside_the_features_tells_nothing_of_the_first_line(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("ada,1,2\nbob,3,4\n")
+    for how in ({"keep": "2-3"}, {"drop": "1"}, {"key": "1"}):
+        records = chosen(tmp_path / "x.csv", **how)
+        assert (records.feature_names, len(records)) == (None, 2)
+    assert list(records.keys()) == [b"ada", b"bob"]
+
+
+@pytest.mark.parametrize(
+    ("text", "header", "expected"),
+    [
+        # One bad cell is no header, and its record is not lost.
+        ("1,oops,3\n4,5,6\n", None, r"line 1: column 2 is 'oops', and other cells are numbers: say --header"),
+        ("1,oops,3\n4,5,6\n", False, r"line 1: column 2 is 'oops', which is no number: correct it"),
+        ("a,b\n1,2\n", False, r"line 1: column 1 is 'a', which is no number"),
+        ("a,b\n1,2\n3,\n", None, r"line 3: column 2 \('b'\) is empty: fill it in, write nan .* --drop 2"),
+        ("1,2\n3, \n", None, r"line 2: column 2 is empty"),
+        ('a,b\n"\n",2\n', None, r"line 3: column 1 \('a'\) is empty"),
+        ("1;2\n3;4\n", False, r"is '1;2', which is no number: separate cells by commas"),
+        ("a,b\n1,2,\n", None, r"line 2: has 3 cells, and the first line has 2"),
+        ("a,b\n1,\0\n", None, r"x\.csv"),
+        # An open quote would swallow the lines that follow.
+        ('a,b\n1,2\n3,"4\n5,6\n', None, r"unexpected end of data"),
+        # Tables without names are saved with numbers for them, and an empty name for the index.
+        (",0,1\n0,1,2\n", None, r"line 1: 0, 1, 2, \.\.\. are names or a record: say --header"),
+        ("0,1,2\n3,4,5\n", None, r"line 1: 0, 1, 2, \.\.\. are names or a record: say --header"),
+    ],
+)
+def test_a_bad_cell_is_named(tmp_path: Path, text: str, header: bool | None, expected: str) -> None:
+    (tmp_path / "x.csv").write_text(text)
+    with pytest.raises(RecordFileError, match=expected) as caught:
+        chosen(tmp_path / "x.csv", header=header)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_open_quote_in_a_column_that_is_left_out_loses_no_record(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text('a,b,note\n1,2,"open\n3,4,x\n5,6,y\n')
+    with pytest.raises(RecordFileError, match="unexpected end of data"):
+        chosen(tmp_path / "x.csv", drop="note")
+
+
+def test_a_number_that_names_another_column_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text(",0,1\n0,1.5,2.5\n1,3.5,4.5\n")
+    with pytest.raises(RecordFileError, match="write 1-1 for the number, or 3-3 for the name"):
+        chosen(tmp_path / "x.csv", drop="1", header=True)
+    records = chosen(tmp_path / "x.csv", drop="1-1", header=True)
+    np.testing.assert_array_equal(read(records), [[1.5, 2.5], [3.5, 4.5]])
+
+
+def test_files_that_are_no_arrays_or_no_text_are_named(tmp_path: Path) -> None:
+    with (tmp_path / "x.npy").open("wb") as out:
+        np.savez(out, a=X)
+    (tmp_path / "empty.npy").touch()
+    (tmp_path / "latin.csv").write_bytes("a,café\n1,2\n".encode("latin-1"))
+    for name, expected in (("x.npy", r"\.npz"), ("empty.npy", "empty.npy"), ("latin.csv", "not UTF-8")):
+        with pytest.raises(RecordFileError, match=expected):
+            chosen(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("b", "d"), r"stream\.feature_names has not 'id', 'a', 'c': leave columns out with --drop"),
+        (("b", "e"), r"column 'e' of stream\.feature_names is not there"),
+        (None, "choose columns with --columns or --drop, or set stream.dim"),
+    ],
+)
+def test_columns_that_the_stream_does_not_have_are_named(tmp_path: Path, names: Any, expected: str) -> None:
+    (tmp_path / "x.csv").write_text("id,a,b,c,d\n1,2,3,4,5\n")
+    stream = StreamSettings(name="s", input="in", dim=2, rank=1, epsilon=1, delta=1e-6, feature_names=names)
+    with pytest.raises(RecordFileError, match=expected):
+        arrange(chosen(tmp_path / "x.csv"), stream)
+
+
+def test_a_guessed_header_is_said_unless_the_stream_knows_its_names(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    unknown = write_config(tmp_path, "127.0.0.1:1", "s")
+    names = '["f", "b", "c", "d", "e", "a"]'
+    known = write_config(tmp_path, "127.0.0.1:1", "t", ("dim = 6", f"dim = 6\nfeature_names = {names}"))
+    # Its factors are too long, which is found after the header, and before a broker is asked.
+    (tmp_path / "x.csv").write_text("a,b,c,d,e,f\n" + "1,2,3,4,5,6\n" * 65)
+    given = ("produce", tmp_path / "x.csv", "--factors", "--rows-per-message", 65, "--config")
+    warned = call(capfd, *given, unknown)
+    said, error = warned.stderr.splitlines()
+    assert warned.returncode == 2
+    assert "the first line is taken as names of columns (a, b, c, ...): say --header" in said
+    assert "--no-header" in said
+    assert "max_rows" in error
+    for quiet in ((unknown, "--header"), (known,)):
+        done = call(capfd, *given, *quiet)
+        assert done.returncode == 2
+        assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,166 @@
+"""A payload is judged by the worker's decoder, and the reason says what to change."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streaming_pca.data.codec import CONTENT_TYPES, PayloadCodec
+from streaming_pca.data.judging import judge_message
+from streaming_pca.data.records import RecordKind
+from tests.data.test_codec import A, Message, message, npy
+
+JSON = "application/json"
+CODEC = PayloadCodec(3, max_rows=4)
+ROWS = PayloadCodec(3, max_rows=4, unit="row")
+MATRICES = PayloadCodec(3, RecordKind.MATRIX)
+REPORTS = PayloadCodec(3, RecordKind.LOCAL, promise=b"1.0,1e-06")
+OF_USERS = PayloadCodec(3, unit="user", user_key=bytes(32))
+IN_JSON = PayloadCodec(3, content_type="application/json")
+CODECS = (CODEC, ROWS, MATRICES, REPORTS, OF_USERS, IN_JSON)
+
+
+def octets(*numbers: float, dtype: str = "<f4") -> bytes:
+    return np.array(numbers, dtype).tobytes()
+
+
+REASONS: dict[str, tuple[PayloadCodec, Message, str]] = {
+    "no value": (CODEC, message(None), "it has no value"),
+    "empty": (CODEC, message(b""), "it has no rows"),
+    "wrong length": (CODEC, message(bytes(20)), "20 octets, and a row of 3 float32 takes 12"),
+    "float64 header": (
+        CODEC,
+        message(bytes(12), dtype="float64"),
+        "12 octets, and a row of 3 float64 takes 24",
+    ),
+    "other dtype": (CODEC, message(bytes(12), dtype="int8"), "header dtype is 'int8'"),
+    "NaN": (CODEC, message(octets(1, 2, np.nan)), "NaN at position 2 (c)"),
+    "infinity in a second row": (
+        CODEC,
+        message(octets(1, 2, 3, 4, -np.inf, 6)),
+        "row 1: infinity at position 1 (b)",
+    ),
+    "too many rows": (CODEC, message(octets(*range(15))), "5 rows, of 4 at most"),
+    "huge": (CODEC, message(bytes(2**14)), "16384 octets are more than 4 rows can take"),
+    "kind": (CODEC, message(octets(1, 2, 3), record_kind="matrix"), "record-kind is b'matrix'"),
+    "content type": (CODEC, message(octets(1, 2, 3), "text/csv"), "content-type is 'text/csv'"),
+    "JSON of another length": (CODEC, message(b'{"x": [1, 2]}', JSON), "it has 2 numbers, for dim = 3"),
+    "JSON of a text": (CODEC, message(b'{"x": ["1", 2, 3]}', JSON), "it is not one list of numbers"),
+    "JSON with a null": (CODEC, message(b'{"x": [1, null, 3]}', JSON), "position 1 is not a number"),
+    "JSON without its envelope": (CODEC, message(b"[1, 2, 3]", JSON), 'expected {"x": [numbers]}'),
+    "JSON that ends early": (CODEC, message(b'{"x": [1, 2', JSON), "does not end"),
+    "npy of objects": (CODEC, message(b"\x93NUMPY\x01\x00", "application/x-npy"), "not the header"),
+    "npy of another shape": (CODEC, message(npy(np.ones(4)), "application/x-npy"), "its shape is (1, 4)"),
+    "no Arrow": (CODEC, message(b"", "application/vnd.apache.arrow.stream"), ""),
+    "null rows": (
+        ROWS,
+        message(b'{"rows": [[1, 2, 3], [1, 2], [1, NaN, 3]]}', JSON),
+        "row 1: it has 2 numbers, for dim = 3; row 2: NaN at position 1 (b)",
+    ),
+    "not symmetric": (MATRICES, message(octets(*range(9))), "the matrix is not symmetric"),
+    "no matrix": (MATRICES, message(octets(1, 2, 3)), "of a matrix with dim = 3"),
+    "a record for a report": (REPORTS, message(bytes(24)), "record-kind is None, and must be b'local'"),
+    "another promise": (
+        REPORTS,
+        message(bytes(24), record_kind="local", local_promise="2.0,1e-06"),
+        "local-promise is b'2.0,1e-06', and must be b'1.0,1e-06'",
+    ),
+    "a short report": (
+        REPORTS,
+        message(bytes(12), record_kind="local", local_promise="1.0,1e-06"),
+        "a report of dim = 3 takes 24",
+    ),
+    "no key": (OF_USERS, message(octets(1, 2, 3)), "it has no key"),
+    "an empty key": (OF_USERS, Message(octets(1, 2, 3), [], b""), "it has no key"),
+    "octets where JSON is the default": (IN_JSON, message(octets(1, 2, 3)), 'expected {"x": [numbers]}'),
+}
+
+
+@pytest.mark.parametrize(("codec", "sent", "reason"), REASONS.values(), ids=REASONS)
+def test_a_null_record_has_a_reason(codec: PayloadCodec, sent: Message, reason: str) -> None:
+    verdict = judge_message(codec, sent, ("a", "b", "c"))
+    assert not verdict.is_record
+    assert reason in verdict.reason
+    assert "\n" not in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("codec", "sent", "rows"),
+    [
+        (CODEC, message(octets(1, 2, 3)), 1),
+        (CODEC, message(b'{"rows": [[1, 2, 3], [4, 5, 6]]}', JSON), 2),
+        (IN_JSON, message(b'{"x": [1, 2, 3]}'), 1),
+        (IN_JSON, message(octets(1, 2, 3), "application/octet-stream"), 1),
+        (ROWS, message(octets(*range(6))), 2),
+        (MATRICES, message(A.astype("<f4").tobytes()), 3),
+        (OF_USERS, Message(octets(1, 2, 3), [], b"ann"), 1),
+    ],
+)
+def test_a_record_has_rows_and_no_reason(codec: PayloadCodec, sent: Message, rows: int) -> None:
+    verdict = judge_message(codec, sent)
+    assert (verdict.is_record, verdict.reason, verdict.rows, verdict.hint) == (True, "", rows, "")
+    numbers = codec.decode(sent)
+    assert numbers is not None
+    assert (verdict.least, verdict.largest) == (numbers.min(), numbers.max())
+
+
+def test_a_format_that_no_header_names_is_told() -> None:
+    """JSON whose length is that of octets by chance is read as a record of nonsense: a warning says so."""
+    sent = b'{"x": [1, 2, 3]}'
+    looks = "it looks like JSON, but no header content-type says so"
+    assert looks in judge_message(CODEC, message(sent)).hint
+    by_chance = judge_message(CODEC, message(sent + b" " * 8))
+    assert by_chance.is_record
+    assert looks in by_chance.hint
+    assert not judge_message(CODEC, message(sent, JSON)).hint
+    assert not judge_message(IN_JSON, message(sent)).hint
+    assert "application/x-npy" in judge_message(CODEC, message(npy(np.ones(3)))).hint
+    # The first octet of a number can be a bracket.
+    assert not judge_message(CODEC, message(b"{\x00\x01\x80" * 3)).hint
+
+
+numbers = st.one_of(
+    st.floats(width=32), st.integers(-(2**70), 2**70), st.sampled_from([None, "1", [], {}, True])
+)
+payloads = st.one_of(
+    st.binary(max_size=60),
+    st.lists(st.floats(width=32), max_size=16).map(lambda n: octets(*n)),
+    st.lists(numbers, max_size=5).map(lambda n: json.dumps({"x": n}).encode()),
+    st.lists(st.lists(numbers, min_size=2, max_size=4), max_size=6).map(
+        lambda n: json.dumps({"rows": n}).encode()
+    ),
+    st.lists(st.floats(), max_size=9).map(lambda n: npy(np.array(n))),
+    st.just(npy(A)),
+    st.none(),
+)
+headers = st.fixed_dictionaries(
+    {},
+    optional={
+        "content_type": st.sampled_from([*CONTENT_TYPES, "application/json; charset=utf-8", "text/csv"]),
+        "dtype": st.sampled_from(["float32", "float64", "int8"]),
+        "record_kind": st.sampled_from(["factor", "matrix", "local"]),
+        "local_promise": st.just("1.0,1e-06"),
+    },
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.sampled_from(CODECS), payloads, headers, st.sampled_from([None, b"", b"k"]))
+def test_the_verdict_is_always_the_decoder_s(
+    codec: PayloadCodec, value: bytes | None, told: dict[str, Any], key: bytes | None
+) -> None:
+    """The decoder is asked as a worker asks it, among other messages and alone."""
+    sent = message(value, **told)
+    sent.key = key
+    verdict = judge_message(codec, sent)
+    keyless = codec.unit == "user" and not key
+    single = codec.decode(sent)
+    among = codec.decode_many([message(octets(1, 2, 3)), sent])
+    for rows in (single, among[0][len(among[0]) - among[1][1] :]):
+        taken = rows is not None and len(rows) > 0 and bool(np.isfinite(rows).all())
+        assert verdict.is_record == (taken and not keyless)

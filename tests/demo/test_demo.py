@@ -1,0 +1,92 @@
+"""The demo as a user meets it: it says what it does, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+
+def demo(cwd: Path, *arguments: object, **variables: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "streaming_pca", "demo", *map(str, arguments)],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"COLUMNS": "80", "PYTHONPATH": os.pathsep.join(sys.path)} | variables,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_demo_learns_the_flights_and_explains_itself(tmp_path: Path) -> None:
+    out, err = demo(tmp_path, "--plot", tmp_path / "demo.png").communicate(timeout=280)
+    *lines, last = out.splitlines()
+    facts = json.loads(last)
+    assert facts["records"] == 336_776
+    assert facts["error"] <= 0.05 * facts["random_error"]
+    assert facts["ledger"] == "verified"
+    assert facts["releases"] >= 5
+    assert (tmp_path / "demo.png").stat().st_size > 10_000
+    assert list(tmp_path.iterdir()) == [tmp_path / "demo.png"]
+    text = " ".join(" ".join(lines).split())
+    assert "error: distance |UU^T - VV^T|_F" in text
+    assert "0 is the same subspace; a random one has 3.11" in text
+    # Where it sends a reader there is something.
+    pages = re.findall(r"docs/\S+\.md", text.partition("next: ")[2])
+    assert len(pages) == 2
+    assert all((Path(__file__).parents[2] / page).is_file() for page in pages)
+    assert re.search(r"takes about (20 seconds|a minute) on two cores", err)
+
+
+def test_a_first_demo_says_that_it_compiles_and_stops_when_told(tmp_path: Path) -> None:
+    cache, cwd = tmp_path / "numba", tmp_path / "cwd"
+    cwd.mkdir()
+    with demo(cwd, NUMBA_CACHE_DIR=str(cache), TMPDIR=str(tmp_path)) as process:
+        assert process.stderr is not None
+        assert any("compiling kernels (first run)" in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "Traceback" not in err
+    assert not [each.pid for each in psutil.process_iter() if cache_of(each) == str(cache)]
+    assert list(cwd.iterdir()) == []
+    assert {path.name for path in tmp_path.iterdir()} == {"numba", "cwd"}
+
+
+def cache_of(process: psutil.Process) -> str | None:
+    try:
+        found: str | None = process.environ().get("NUMBA_CACHE_DIR")
+    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        return None
+    return found
+
+
+def test_a_demo_that_cannot_finish_ends_before_it_reads_or_compiles(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    process = demo(tmp_path, "--bootstrap", f"127.0.0.1:{port}", NUMBA_CACHE_DIR=str(tmp_path / "numba"))
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 4
+    assert "no broker answers" in err
+    assert "Traceback" not in err
+    assert "reading the flights" not in err
+    assert "compiling" not in err
+
+
+def test_a_plot_into_no_folder_is_refused_at_once(tmp_path: Path) -> None:
+    process = demo(tmp_path, "--plot", "no/demo.png")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    (line,) = err.splitlines()
+    assert "no such folder" in line

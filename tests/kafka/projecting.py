@@ -1,0 +1,136 @@
+"""Streams whose records are projected, for the tests: releases by hand, workers, and what they wrote."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+from streaming_pca.config.settings import Settings
+from streaming_pca.data.release import Release
+from streaming_pca.estimators.base import Subspace
+from streaming_pca.service.commit.release import make_release
+from streaming_pca.service.kafka.clients import plain_producer
+from streaming_pca.service.projection.projector import Projector
+from streaming_pca.service.projection.worker import ProjectionOptions, run_projection
+from tests.kafka.child import Strike
+from tests.kafka.stream import PATIENCE, Child, Stream, Vectors
+
+__all__ = ["Projecting", "Projection", "publish", "run", "written"]
+
+
+class Projecting(Child):
+    """Projecting worker in a process of its own."""
+
+    def __init__(
+        self, settings: Settings, options: ProjectionOptions, directory: Path, strike: Strike | None = None
+    ) -> None:
+        super().__init__([settings], directory, target=main, options=options, strike=strike)
+
+
+def main(
+    settings: list[dict[str, Any]], directory: str, options: ProjectionOptions, strike: Strike | None
+) -> None:
+    """Run a worker that may strike itself at a named step; its log goes to a file."""
+    log = os.open(Path(directory, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)
+    if strike is not None:
+        _install(strike, Path(directory))
+    sys.exit(run_projection(Settings(**settings[0]), options))
+
+
+def _install(strike: Strike, directory: Path) -> None:
+    original = Projector._named
+    reached = 0
+
+    @contextmanager
+    def named(self: Projector, step: str) -> Iterator[None]:
+        nonlocal reached
+        with original(self, step):
+            yield
+            reached += step == strike.step
+            if step == strike.step and reached == strike.nth:
+                (directory / "struck").touch()
+                if strike.what == "wait":
+                    time.sleep(600)
+                os.kill(os.getpid(), getattr(signal, strike.what))
+
+    Projector._named = named  # type: ignore[method-assign]
+
+
+def publish(stream: Stream, batch: int, seed: int | None = None, **changes: Any) -> Release:
+    """Publish a release with random components."""
+    settings = stream.settings.stream
+    rng = np.random.default_rng(batch if seed is None else seed)
+    components = np.linalg.qr(rng.standard_normal((settings.dim, settings.rank)))[0].T
+    subspace = Subspace(components, np.ones(settings.rank), rng.standard_normal(settings.dim))
+    value = make_release(settings, subspace, batch, 100 * batch)
+    if changes:
+        value = Release.from_bytes(value).model_copy(update=changes).to_bytes()
+    with closing(plain_producer(stream.settings.kafka)) as producer:
+        producer.send(settings.releases_topic, value, partition=0).get(30)
+    return Release.from_bytes(value)
+
+
+def run(settings: Settings, output: str, **options: Any) -> int:
+    """Project to the end of the input, in this process."""
+    return run_projection(settings, ProjectionOptions(output, **({"until_end": True} | options)))
+
+
+class Projection:
+    """Message of the output, as a foreign client reads it."""
+
+    def __init__(self, message: Message) -> None:
+        self.headers = {name: value.decode() for name, value in message.headers()}
+        self.source = (int(self.headers["input-partition"]), int(self.headers["input-offset"]))
+        self.batch = int(self.headers["release-batch"])
+        self.partition, self.offset = message.partition(), message.offset()
+        self.key, self.value = message.key(), message.value()
+
+    def rows(self, rank: int, dtype: str = "<f4") -> Vectors:
+        return np.frombuffer(self.value, dtype).reshape(-1, rank)
+
+
+def written(stream: Stream, output: str, partitions: int) -> list[Projection]:
+    """Read all committed messages of the output through another client."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": stream.settings.kafka.bootstrap_servers,
+            "group.id": f"reader-{output}",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    try:
+        consumer.assign([TopicPartition(output, p, 0) for p in range(partitions)])
+        found: list[Projection] = []
+        ended: set[int] = set()
+
+        deadline = time.monotonic() + PATIENCE
+        while len(ended) < partitions:
+            assert time.monotonic() < deadline, f"{output} could not be read to its end"
+            message = consumer.poll(1.0)
+            if message is None:
+                continue
+            if message.error() is None:
+                found.append(Projection(message))
+            else:
+                assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                ended.add(message.partition())
+        return found
+    finally:
+        consumer.close()

@@ -1,0 +1,291 @@
+"""A connection that fails names its cause and the setting to change: one Apache Kafka with many listeners."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kafka.admin import UserScramCredentialUpsertion
+
+from benchmarks.kafka.server import KafkaCluster, KafkaUnavailable, find_java
+from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.demo.broker import free_port
+from streaming_pca.service.kafka.clients import (
+    BrokerUnreachable,
+    admin_client,
+    plain_producer,
+    reading_consumer,
+)
+from streaming_pca.service.kafka.diagnosis import diagnose
+from streaming_pca.service.topics.find import describe_topics
+from tests.cli.test_app import closed_port, write_config
+
+pytestmark = [pytest.mark.kafka]
+
+PROTOCOLS = {
+    "CLEAR": "PLAINTEXT",
+    "TLS": "SSL",
+    "LOGIN": "SASL_PLAINTEXT",
+    "BOTH": "SASL_SSL",
+    "EXPIRED": "SSL",
+    "MUTUAL": "SSL",
+    "ASTRAY": "PLAINTEXT",
+}
+"""Listeners of the broker."""
+NOWHERE = "nowhere.invalid"
+USER, PASSWORD = "pca", "hunter2"
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """Addresses of a broker, and the certificates of its listeners."""
+
+    ports: dict[str, int]
+    certificates: Path
+
+    def address(self, listener: str, host: str = "localhost") -> str:
+        return f"{host}:{self.ports[listener]}"
+
+    def trusting(self, name: str = "broker") -> dict[str, Any]:
+        return {"security_protocol": "SSL", "ssl_cafile": self.certificates / f"{name}.pem"}
+
+    def login(self, password: str = PASSWORD) -> dict[str, Any]:
+        return {
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_mechanism": "PLAIN",
+            "sasl_username": USER,
+            "sasl_password": password,
+        }
+
+    def both(self, password: str = PASSWORD) -> dict[str, Any]:
+        scram = {"security_protocol": "SASL_SSL", "sasl_mechanism": "SCRAM-SHA-512"}
+        return self.trusting() | self.login(password) | scram
+
+
+def make_certificate(java: str, directory: Path, name: str, *more: str) -> None:
+    """Make a self-signed certificate for `localhost`, as key store and as PEM."""
+    keytool = Path(os.path.realpath(java)).parent / "keytool"
+    store = ["-alias", name, "-keystore", str(directory / f"{name}.p12"), "-storepass", "secret"]
+    of_key = ["-genkeypair", "-keyalg", "EC", "-dname", f"CN={name}", "-ext", "san=dns:localhost", *more]
+    for command in (of_key, ["-exportcert", "-rfc", "-file", str(directory / f"{name}.pem")]):
+        subprocess.run([str(keytool), *command, *store], check=True, capture_output=True, timeout=120)
+
+
+def settings_of(listeners: Listeners) -> str:
+    """Return the broker's settings beside those of all brokers of the tests."""
+    ports, directory = listeners.ports, listeners.certificates
+    inner = "PLAINTEXT://127.0.0.1:{port}"
+    advertised = {name: f"localhost:{port}" for name, port in ports.items()} | {"ASTRAY": f"{NOWHERE}:9092"}
+    return "\n".join(
+        [
+            f"listeners={inner},CONTROLLER://127.0.0.1:{{controller_port}},"
+            + ",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items()),
+            f"advertised.listeners={inner},"
+            + ",".join(f"{name}://{address}" for name, address in advertised.items()),
+            "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,"
+            + ",".join(f"{name}:{protocol}" for name, protocol in PROTOCOLS.items()),
+            f"ssl.keystore.location={directory}/broker.p12",
+            f"listener.name.expired.ssl.keystore.location={directory}/expired.p12",
+            *(
+                f"{ssl}.{key}.password=secret"
+                for ssl in ("ssl", "listener.name.expired.ssl")
+                for key in ("keystore", "key")
+            ),
+            "ssl.truststore.type=PEM",
+            f"ssl.truststore.location={directory}/foreign.pem",
+            "listener.name.mutual.ssl.client.auth=required",
+            "sasl.enabled.mechanisms=PLAIN",
+            "listener.name.login.plain.sasl.jaas.config="
+            f'org.apache.kafka.common.security.plain.PlainLoginModule required user_{USER}="{PASSWORD}";',
+            "listener.name.both.sasl.enabled.mechanisms=SCRAM-SHA-512",
+            "listener.name.both.scram-sha-512.sasl.jaas.config="
+            "org.apache.kafka.common.security.scram.ScramLoginModule required;",
+            "",
+        ]
+    )
+
+
+@pytest.fixture(scope="module")
+def listeners(
+    make_cluster: Callable[..., KafkaCluster], tmp_path_factory: pytest.TempPathFactory
+) -> Listeners:
+    directory = tmp_path_factory.mktemp("certificates")
+    found = Listeners({name: free_port() for name in PROTOCOLS}, directory)
+    with suppress(KafkaUnavailable):  # then there is no cluster either
+        java = find_java()
+        make_certificate(java, directory, "broker")
+        make_certificate(java, directory, "foreign")
+        make_certificate(java, directory, "expired", "-startdate", "-2d", "-validity", "1")
+    cluster = make_cluster(nodes=1, replication=1, in_sync=1, more=settings_of(found))
+    with closing(admin_client(KafkaSettings(bootstrap_servers=cluster.bootstrap))) as admin:
+        admin.alter_user_scram_credentials([UserScramCredentialUpsertion(USER, "SCRAM-SHA-512", PASSWORD)])
+    return found
+
+
+def settings(server: str, **how: Any) -> KafkaSettings:
+    return KafkaSettings(bootstrap_servers=server, bootstrap_timeout_ms=2000, **how)
+
+
+def diagnosis(server: str, *, answers: bool = True, **how: Any) -> str:
+    """Return the line about a connection that fails.
+
+    The client's own attempts are made in other processes: it leaves sockets to the collector, which warns.
+    """
+    found = diagnose(settings(server, **how), server.split(","))
+    assert found is not None
+    assert found.answers is answers
+    assert PASSWORD not in found.text
+    assert len(found.text.splitlines()) == 1
+    return found.text
+
+
+def test_right_settings_connect(listeners: Listeners) -> None:
+    ways = {"CLEAR": {}, "TLS": listeners.trusting(), "LOGIN": listeners.login(), "BOTH": listeners.both()}
+    for listener, how in ways.items():
+        kafka = settings(listeners.address(listener), **how)
+        assert describe_topics(kafka, ["missing"], "it")[0]["error_code"] == 3, listener
+        reading_consumer(kafka).close(autocommit=False)
+        plain_producer(kafka).close()
+
+
+def test_a_wrong_password_or_mechanism(listeners: Listeners) -> None:
+    for listener, how in (("LOGIN", listeners.login("wrong")), ("BOTH", listeners.both("wrong"))):
+        found = diagnosis(listeners.address(listener), **how)
+        assert f"refuses kafka.sasl_username = {USER!r} with its password (Authentication failed" in found
+        assert "STREAMING_PCA_KAFKA__SASL_PASSWORD" in found
+    found = diagnosis(listeners.address("LOGIN"), **listeners.login() | {"sasl_mechanism": "SCRAM-SHA-256"})
+    assert "kafka.sasl_mechanism is 'SCRAM-SHA-256', but the broker at localhost:" in found
+    assert found.endswith("offers PLAIN")
+
+
+def test_a_password_that_is_wanted_or_not(listeners: Listeners) -> None:
+    found = diagnosis(listeners.address("LOGIN"))
+    assert 'asks for a password: set kafka.security_protocol = "SASL_PLAINTEXT"' in found
+    assert "kafka.sasl_mechanism (PLAIN)" in found
+    found = diagnosis(listeners.address("CLEAR"), **listeners.login())
+    assert 'has no authentication: set kafka.security_protocol = "PLAINTEXT"' in found
+
+
+def test_tls_on_one_side_only(listeners: Listeners) -> None:
+    for listener, how in (
+        ("TLS", {}),
+        ("BOTH", {}),
+        ("TLS", listeners.login()),
+        ("CLEAR", listeners.trusting()),
+        ("LOGIN", listeners.both()),
+    ):
+        found = diagnosis(listeners.address(listener), **how)
+        spoken, mine = PROTOCOLS[listener], how.get("security_protocol", "PLAINTEXT")
+        assert f'speaks {spoken}, not {mine}: set kafka.security_protocol = "{spoken}"' in found
+
+
+def test_a_certificate_that_does_not_suit(listeners: Listeners) -> None:
+    foreign = listeners.trusting("foreign")
+    found = diagnosis(listeners.address("TLS"), **foreign)
+    assert "is not trusted (self-signed certificate)" in found
+    assert f"kafka.ssl_cafile = {str(foreign['ssl_cafile'])!r} does not hold the authority" in found
+    found = diagnosis(listeners.address("TLS"), security_protocol="SSL")
+    assert "is not trusted (self-signed certificate): set kafka.ssl_cafile" in found
+    found = diagnosis(listeners.address("TLS", "127.0.0.1"), **listeners.trusting())
+    assert "is for localhost, not for '127.0.0.1': use a name of the certificate in kafka.bootstrap_" in found
+    found = diagnosis(listeners.address("EXPIRED"), **listeners.trusting("expired"))
+    assert "is not valid now (certificate has expired)" in found
+    found = diagnosis(listeners.address("MUTUAL"), **listeners.trusting())
+    assert "asks for a client's certificate: set kafka.ssl_certfile and kafka.ssl_keyfile" in found
+
+
+def test_files_that_cannot_be_used(listeners: Listeners) -> None:
+    absent = str(listeners.certificates / "absent.pem")
+    found = diagnosis(listeners.address("TLS"), **listeners.trusting("absent"))
+    assert found == f"kafka.ssl_cafile = {absent!r}: No such file or directory"
+    certificate = listeners.certificates / "broker.pem"
+    found = diagnosis(listeners.address("TLS"), **listeners.trusting(), ssl_certfile=certificate)
+    assert found.startswith(f"kafka.ssl_certfile = {str(certificate)!r} and kafka.ssl_keyfile = ''")
+
+
+def test_an_address_at_which_no_broker_answers(listeners: Listeners) -> None:
+    port = closed_port()
+    found = diagnosis(f"127.0.0.1:{port},{NOWHERE}:9092", answers=False)
+    assert f"127.0.0.1:{port} refuses connections" in found
+    assert f"the name {NOWHERE!r} cannot be resolved" in found
+    # Of several, the broker that answers and refuses these settings is the one to hear of.
+    assert "asks for a password" in diagnosis(f"127.0.0.1:{port},{listeners.address('LOGIN')}")
+    # Nothing to complain of.
+    server = listeners.address("BOTH")
+    assert diagnose(settings(server, **listeners.both()), [server], advertised=True) is None
+
+
+def test_a_broker_that_refers_clients_to_an_address_of_its_own(listeners: Listeners) -> None:
+    with pytest.raises(
+        BrokerUnreachable, match=r"refers clients to nowhere\.invalid:9092, by its advertised"
+    ):
+        describe_topics(
+            settings(listeners.address("ASTRAY"), request_timeout_ms=1000), ["missing"], "the topics"
+        )
+
+
+RUN_ALL = """
+import sys
+from streaming_pca.cli import main
+for command in {commands}:
+    sys.argv = ["streaming-pca", *command]
+    try:
+        main()
+    except SystemExit as end:
+        print("status", end.code)
+"""
+
+
+def test_every_command_says_it_in_one_line(
+    listeners: Listeners, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login = f"""
+security_protocol = "SASL_PLAINTEXT"
+sasl_mechanism = "PLAIN"
+sasl_username = "{USER}"
+"""
+    wrong = write_config(tmp_path, listeners.address("LOGIN"), "wrong", ("[kafka]", f"[kafka]{login}"))
+    monkeypatch.setenv("STREAMING_PCA_KAFKA__SASL_PASSWORD", "wrong")
+    short = ("[kafka]", "[kafka]\nrequest_timeout_ms = 1000")
+    astray = write_config(tmp_path, listeners.address("ASTRAY"), "astray", short)
+    np.save(tmp_path / "rows.npy", np.zeros((3, 6)))
+    refused = f"refuses kafka.sasl_username = {USER!r} with its password"
+    referred = f"refers clients to {NOWHERE}:9092, by its advertised.listeners: the name {NOWHERE!r} cannot"
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        server = f"127.0.0.1:{mute.getsockname()[1]}"
+        # kafka-python would wait for ever for this handshake.
+        silent = write_config(tmp_path, server, "silent", ("[kafka]", '[kafka]\nsecurity_protocol = "SSL"'))
+        expected = {
+            ("config", "check", "--broker", "-c", wrong): refused,
+            ("topics", "create", "--cap", "1,1e-6", "-c", wrong): refused,
+            ("produce", tmp_path / "rows.npy", "-c", wrong): refused,
+            ("status", "-c", wrong): refused,
+            ("ledger", "verify", "-c", wrong): refused,
+            ("worker", "-c", wrong): refused,
+            ("status", "-c", astray): referred,
+            ("watch", "-c", astray): referred,
+            ("status", "-c", silent): f"({server} accepts connections and says nothing",
+        }
+        commands = [[str(word) for word in command] for command in expected]
+        done = subprocess.run(
+            [sys.executable, "-c", RUN_ALL.format(commands=commands)],
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=True,
+        )
+    assert done.stdout.split("\n").count("status 4") == len(commands), done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    lines = [line for line in done.stderr.splitlines() if line and " INFO " not in line]
+    assert len(lines) == len(commands), done.stderr
+    for line, words in zip(lines, expected.values(), strict=True):
+        assert words in line

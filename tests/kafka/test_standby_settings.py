@@ -1,0 +1,100 @@
+"""A standby is refused for its settings while it stands by, not when it is needed."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from typing import Any
+
+from streaming_pca.config.settings import Settings
+from tests.kafka.admin.test_operations import get
+from tests.kafka.conftest import MakeStream
+from tests.kafka.stream import Child, Stream, check_books, wait_for
+
+ENDLESS: dict[str, Any] = {"stop_when_done": False}
+
+
+def start(stream: Stream, *settings: Settings) -> tuple[Child, str]:
+    """Start a worker of some streams; return it and the address of its readiness."""
+    watched = [
+        s.model_copy(update={"http": s.http.model_copy(update={"enabled": True, "port": 0})})
+        for s in settings
+    ]
+    child = Child(watched, stream.directory / str(len(stream.children)))
+    stream.children.append(child)
+    child.says("metrics and health on ")
+    found = re.search(r"on (http://\S+)", child.log)
+    assert found is not None
+    return child, f"{found[1]}/readyz"
+
+
+def wait_until(address: str, **roles: str) -> None:
+    """Wait until a worker is ready in these roles; it must not say so in others."""
+
+    def ready() -> bool:
+        status, text = get(address)
+        body = json.loads(text)
+        assert status == (200 if body["ready"] else 503)
+        assert not body["ready"] or body["streams"] == roles, body
+        return bool(body["ready"])
+
+    wait_for(f"{roles}", ready)
+
+
+def assert_one_line(child: Child, reason: str) -> None:
+    errors = [line for line in child.log.splitlines() if " ERROR " in line]
+    assert len(errors) == 1, child.log
+    assert reason in errors[0]
+    assert "Traceback" not in child.log
+
+
+def test_a_standby_with_other_settings_ends_and_is_not_ready(make_stream: MakeStream) -> None:
+    options = {"clip_l2": 10.0, "batch_size": 100, "oversampling": 2}
+    stream = make_stream(worker=ENDLESS, estimator="noisy-power", centering="none", options=options)
+    name, group = stream.settings.stream.name, stream.settings.worker.group
+    leader = stream.start()
+    leader.says("leading stream")
+    # The stream has not begun: with either of these settings it could.
+    alike, at_alike = start(stream, stream.settings)
+    other, at_other = start(stream, stream.changed(epsilon=0.5))
+    for address in (at_alike, at_other):
+        wait_until(address, **{name: "standby"})
+    stream.produce_vectors(stream.vectors(100))
+    leader.says("batch 1 released")
+    reason = (
+        f"stream.epsilon is 0.5, but the ledger has 1.0 for stream {name!r}: set it back, or choose a new"
+    )
+    assert other.ends() == 2
+    assert_one_line(other, reason)
+    # Options may change, but not to those of which the state cannot be.
+    unfit, _ = start(stream, stream.changed(options=options | {"oversampling": 1}))
+    assert unfit.ends() == 2
+    assert_one_line(unfit, f"the state of stream {name!r} is of another release or of other stream.options")
+
+    # Now it has begun. The same beside another stream, which goes on; the process is never ready.
+    beside = make_stream(worker=ENDLESS | {"group": group})
+    both, at_both = start(beside, stream.changed(epsilon=0.5), beside.settings)
+    both.says(f"leading stream {beside.settings.stream.name}")
+
+    def refused() -> Any:
+        status, text = get(at_both)
+        assert status == 503, text
+        return json.loads(text).get("refused")
+
+    assert reason in wait_for("the refusal", refused)[name]
+    beside.produce_vectors(beside.vectors(100))
+    both.says("batch 1 released")
+    both.signal(signal.SIGTERM)
+    assert both.ends() == 2
+    assert_one_line(both, reason)
+
+    # And a standby that agrees takes over.
+    wait_until(at_alike, **{name: "standby"})
+    leader.signal(signal.SIGTERM)
+    assert leader.ends() == 0
+    stream.produce_vectors(stream.vectors(200, seed=1))
+    alike.says("batch 2 released")
+    alike.signal(signal.SIGTERM)
+    assert alike.ends() == 0
+    check_books(stream)

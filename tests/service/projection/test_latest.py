@@ -1,0 +1,72 @@
+"""Releases are projected with only if they were made with the settings of the stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streaming_pca.config.settings import StreamSettings
+from streaming_pca.data.release import ArrayDigest, Release
+from streaming_pca.estimators.base import Subspace
+from streaming_pca.service.commit.release import make_release
+from streaming_pca.service.errors import StreamRefused
+from streaming_pca.service.projection.latest import projection_of
+
+
+def _stream(dim: int, **changes: Any) -> StreamSettings:
+    return StreamSettings(name="s", input="in", dim=dim, rank=2, epsilon=1.0, delta=1e-6, **changes)
+
+
+def _release(stream: StreamSettings, /, **changes: Any) -> Release:
+    rng = np.random.default_rng(0)
+    components = np.linalg.qr(rng.standard_normal((stream.dim, 2)))[0].T
+    subspace = Subspace(components, np.ones(2), rng.standard_normal(stream.dim))
+    return Release.from_bytes(make_release(stream, subspace, 3, 100)).model_copy(update=changes)
+
+
+def _rows(dim: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(1).standard_normal((4, dim))
+
+
+@pytest.mark.parametrize("version", [1, 6])
+def test_a_release_projects_with_the_settings_that_it_was_made_with(version: int) -> None:
+    stream = _stream(5, bounds=(-1.0, (1.0, 2.0, 3.0, 4.0, 5.0)), scale=(0.5, 1.0, 1.0, 1.0, 2.0))
+    release = _release(stream)
+    expected = release.transform(_rows(5))
+    if version == 1:
+        # Releases of earlier versions do not say.
+        release = release.model_copy(update={"version": 1, "centering": None, "scale": None, "bounds": None})
+    np.testing.assert_allclose(projection_of(release, stream).transform(_rows(5)), expected)
+
+
+def test_long_settings_are_compared_by_their_digests() -> None:
+    dim = 1030
+    centre = tuple(np.linspace(0, 1, dim))
+    stream = _stream(dim, centering=centre, scale=(*centre[::-1][:-1], 1.0))
+    release = _release(stream)
+    assert isinstance(release.centering, ArrayDigest)
+    full = release.with_settings(centering=stream.centering, scale=stream.scale)  # type: ignore[arg-type]
+    got = projection_of(release, stream).transform(_rows(dim))
+    np.testing.assert_allclose(got, full.transform(_rows(dim)))
+    with pytest.raises(StreamRefused, match=r"^stream.centering = 1030 numbers \(sha256:.*, but the release"):
+        projection_of(release, _stream(dim, centering=(*centre[:-1], 2.0), scale=stream.scale))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"stream": "other"}, 'stream.name = "s", but the release of batch 3 was made with "other"'),
+        ({"rank": 3}, "stream.rank = 2, but the release of batch 3 was made with 3"),
+        ({"kind": "tensor"}, 'releases a "tensor"'),
+        ({"components": [[1.0], [2.0]]}, "not a release: components is not 2 x 5 finite numbers"),
+        ({"mean": [1.0]}, "not a release: mean is not 5 finite numbers"),
+    ],
+)
+def test_a_release_that_does_not_fit_is_refused_in_one_line(changes: dict[str, Any], said: str) -> None:
+    stream = _stream(5)
+    with pytest.raises(StreamRefused) as refused:
+        projection_of(_release(stream, **changes), stream)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,60 @@
+"""First start of a worker on a machine, where no kernel is compiled."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+CONFIG = """\
+[kafka]
+bootstrap_servers = "127.0.0.1:1"
+bootstrap_timeout_ms = 3000
+
+[stream]
+name = "first"
+input = "first-records"
+dim = 8
+rank = 2
+epsilon = 1.0
+delta = 1e-6
+
+[http]
+enabled = false
+"""
+
+
+def test_a_dead_broker_ends_a_worker_that_compiles(tmp_path: Path) -> None:
+    config, cache = tmp_path / "first.toml", tmp_path / "numba"
+    config.write_text(CONFIG)
+    done = subprocess.run(
+        [sys.executable, "-m", "streaming_pca", "worker", "--config", config],
+        env=os.environ | {"NUMBA_CACHE_DIR": str(cache)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 4, done.stderr
+    assert "compiling kernels (first run)" in done.stderr
+    (error,) = [line for line in done.stderr.splitlines() if " ERROR " in line]
+    assert "no broker answers" in error
+    assert "Traceback" not in done.stderr
+    # The last kernel takes a multiple of the broker's three seconds: nothing waited for it, or goes on.
+    assert not list(cache.rglob("*sum_products*.nbi"))
+    assert compilers(cache) == []
+
+
+def compilers(cache: Path) -> list[int]:
+    """Processes that fill a cache."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("NUMBA_CACHE_DIR") == str(cache):
+                found.append(process.pid)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return found
