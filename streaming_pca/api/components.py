@@ -12,16 +12,12 @@ import numpy as np
 
 from streaming_pca.estimators.base import Estimator, State, Subspace
 from streaming_pca.estimators.covariance.state import MAX_COVARIANCE_DIM
+from streaming_pca.estimators.covariance.update import rank_of_radius
 
 __all__ = ["configured_components", "is_share", "of_rank", "release_of"]
 
 _SPECTRAL: Mapping[str, Mapping[str, Any]] = {"adaptive": {"route": "covariance"}, "analyze-gauss": {}}
 """Estimators with a noisy spectrum of all features, and the options with which they always have it."""
-
-_RANK_PART = 4
-"""Features, over the rank that the clip radius is chosen for; any other rank can be released. A smaller
-rank clips less, a larger one has less noise; of all d, whose span is no news, every radius would be as good.
-Tuned and judged on scale-mixed normal data, d = 10 and 50."""
 
 
 def is_share(n_components: Any) -> bool:
@@ -53,7 +49,7 @@ def configured_components(
         most = min(dim, n_records or dim)
         if not _has_spectrum(estimator, options, dim):
             return most, options
-        return min(max(dim // _RANK_PART, 1), most), {**(options or {}), **_SPECTRAL[estimator]}
+        return min(rank_of_radius(dim), most), {**(options or {}), **_SPECTRAL[estimator]}
     if isinstance(n_components, Integral):
         return n_components, options
     if not is_share(n_components):
@@ -79,7 +75,7 @@ def configured_components(
             if options[name] not in (value, "auto"):
                 raise ValueError(f'{says}: set option {name} to "{value}", or take a whole number')
             options[name] = value
-    return max(dim // _RANK_PART, 1), options
+    return rank_of_radius(dim), options
 
 
 def _has_spectrum(estimator: Any, options: Any, dim: int) -> bool:
