@@ -14,11 +14,15 @@ NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
 	"$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1 && echo "$$p" && break; done)
 
-.PHONY: demo test quick check lint docs soak clean
+.PHONY: demo dashboard test quick check lint docs soak clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.stamp
 	@$(BIN)/streaming-pca demo
+
+# The demo, and then its stream in a browser until Ctrl-C.
+dashboard: $(VENV)/demo,dashboard.stamp
+	@$(BIN)/streaming-pca demo --dashboard
 
 test: $(VENV)/test.stamp
 	$(PYTEST)

@@ -52,7 +52,7 @@ from benchmarks.kafka.running_worker import (
 )
 from streaming_pca.config.loading import load_settings
 from streaming_pca.config.settings import StreamSettings
-from streaming_pca.data.records import Batch
+from streaming_pca.data.array_batch import ArrayBatch
 
 __all__ = ["DIM", "RANK", "learn", "learning_alone", "main", "measure"]
 
@@ -238,7 +238,7 @@ def learn(stream: StreamSettings, rows: int, times: int = 3) -> float:
     """Return rows a second that the warm estimator learns from a batch in memory."""
     estimator = stream.build_estimator()
     state = estimator.init(np.random.default_rng(0))
-    batch = Batch.of_vectors(draw_records(rows, stream.dim, stream.rank))
+    batch = ArrayBatch.of_vectors(draw_records(rows, stream.dim, stream.rank))
     for _ in range(WARM_UP):
         state = estimator.update(state, batch)
     started = time.perf_counter()

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.timing.timing import Call, Effort, measured, medians
-from streaming_pca.kernels.coordinates import COORDINATE_RADIUS, bin_coordinates, sum_clamped
-from streaming_pca.privacy.mechanisms.modes import count_bins
+from streaming_pca.kernels.coordinates import COORDINATE_RADIUS, bin_coordinates, count_bins, sum_clamped
 
 __all__ = ["KERNELS", "measure"]
 

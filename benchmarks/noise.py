@@ -16,6 +16,7 @@ import numpy as np
 from benchmarks.timing.conditions import machine
 from benchmarks.timing.timing import measured, medians
 from streaming_pca.privacy import mechanisms
+from streaming_pca.privacy.mechanisms.quantile import counts_at_most
 
 __all__ = ["MECHANISMS", "beside_opendp", "main", "measure"]
 
@@ -59,7 +60,7 @@ def _laplace(n: int) -> Callable[[], object]:
 def _quantile(n: int) -> Callable[[], object]:
     values = np.random.default_rng(0).standard_normal(n)
     candidates = np.linspace(-4, 4, n)
-    return lambda: mechanisms.private_quantile(values, candidates, 0.9, 1.0)
+    return lambda: mechanisms.private_quantile(counts_at_most(values, candidates), n, candidates, 0.9, 1.0)
 
 
 def _stability(n: int) -> Callable[[], object]:

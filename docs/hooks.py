@@ -81,6 +81,23 @@ def metrics_text() -> str:
     return "\n".join(rows) + "\n"
 
 
+def http_text() -> str:
+    """Return every path of the HTTP API with its methods, its parameters and its answer."""
+    from streaming_pca.dashboard.api.application import openapi_document
+
+    document = openapi_document()
+    shared = document.get("components", {}).get("parameters", {})
+    rows = ["| path | methods | query | answer |", "| --- | --- | --- | --- |"]
+    for path, methods in document["paths"].items():
+        operation = methods.get("get") or next(iter(methods.values()))
+        listed = [*methods.get("parameters", []), *operation.get("parameters", [])]
+        parameters = [shared[each["$ref"].rpartition("/")[2]] if "$ref" in each else each for each in listed]
+        shown = ", ".join(f"`{each['name']}`" for each in parameters if each["in"] == "query")
+        names = ", ".join(name.upper() for name in ("get", "head", "post") if name in methods)
+        rows.append(f"| `{path}` | {names} | {shown} | {operation.get('summary', '')} |")
+    return "\n".join(rows) + "\n"
+
+
 def estimators_text() -> str:
     """Return every estimator with its source, its privacy and its needs."""
     from streaming_pca.estimators.registry import ESTIMATORS
@@ -104,6 +121,7 @@ def experiments_text() -> str:
 GENERATORS: dict[str, Callable[[], str]] = {
     "settings": settings_text,
     "cli": cli_text,
+    "http": http_text,
     "metrics": metrics_text,
     "estimators": estimators_text,
     "experiments": experiments_text,

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.data.records import Batch
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.linalg.subspace import orthonormalise, ritz_pairs, subspace_error
 from streaming_pca.privacy.randomness import utility_generator
 
@@ -177,10 +177,10 @@ class RowsDraw:
     def __init__(self, setting: Any, seed: int) -> None:
         self.setting, self._seed = setting, seed
 
-    def batch(self, first: int, count: int) -> Batch:
+    def batch(self, first: int, count: int) -> ArrayBatch:
         """Return records ``first`` to ``first + count``, in their order."""
         rows = self._rows[first : first + count]
-        return Batch(rows, np.arange(len(rows) + 1, dtype=np.int64))
+        return ArrayBatch(rows, np.arange(len(rows) + 1, dtype=np.int64))
 
     def start(self) -> np.random.Generator:
         """Return an estimator's utility randomness: the same for all methods on this draw."""
@@ -208,7 +208,7 @@ class Draw(RowsDraw):
         if setting.family == "coherent":
             self.truth = self._exact()
 
-    def batch(self, first: int, count: int) -> Batch:
+    def batch(self, first: int, count: int) -> ArrayBatch:
         """Return records ``first`` to ``first + count``, in their order."""
         r = self.setting.rows
         if r == 1:
@@ -217,7 +217,7 @@ class Draw(RowsDraw):
         factors = np.empty((len(rows), r, self.setting.dim), np.float32)
         factors[:, :-1] = self._signal
         factors[:, -1] = rows
-        return Batch(factors.reshape(len(rows) * r, -1), np.arange(len(rows) + 1, dtype=np.int64) * r)
+        return ArrayBatch(factors.reshape(len(rows) * r, -1), np.arange(len(rows) + 1, dtype=np.int64) * r)
 
     def error(self, measure: Measure, components: NDArray[np.float64]) -> float:
         """Return the distance of components (k, d) from the truth; 0 is best.

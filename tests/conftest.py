@@ -3,7 +3,8 @@
 `kafka_bootstrap` is Apache Kafka: the broker KAFKA_BOOTSTRAP names, or one started here.
 `make_cluster` starts nodes that a test may strike.
 `broker_bootstrap` is the same as the first, or the embedded broker where Apache Kafka cannot be had.
-With REQUIRE_KAFKA=1 a missing Apache Kafka fails these tests; otherwise it skips them.
+With REQUIRE_KAFKA=1 a missing Apache Kafka fails these tests; otherwise it skips them. The same holds of
+REQUIRE_SPARK (tests/spark) and REQUIRE_BROWSER (tests/browser).
 """
 
 from __future__ import annotations
@@ -30,10 +31,14 @@ settings.register_profile("default", max_examples=100, deadline=None)
 settings.register_profile("soak", max_examples=1000, deadline=None)
 settings.load_profile("default")
 
-_MARKERS = {"kafka_bootstrap": "kafka", "make_cluster": "kafka", "broker_bootstrap": "broker"}
+_BROKERS = {"kafka_bootstrap": "kafka", "make_cluster": "kafka", "broker_bootstrap": "broker"}
+_MARKERS = {**_BROKERS, "browser": "browser"}
 _INSTALLATION: pytest.StashKey[tuple[str, Path] | KafkaUnavailable] = pytest.StashKey()
 _NO_BROKER = "no broker"
+_TO_LOOK_AT = "to look at"
+"""Property of a test that has written something for people: a file or a folder."""
 _skipped: Counter[tuple[str, str]] = Counter()
+_to_look_at: list[str] = []
 
 
 _CHAOS_TIMEOUT = 420
@@ -59,7 +64,7 @@ def chaos_seed(request: pytest.FixtureRequest) -> int:
 
 
 class NoBroker(pytest.skip.Exception):
-    """A test is skipped because the broker it needs cannot be had."""
+    """A test is skipped because the broker, or another program, that it needs cannot be had."""
 
     def __init__(self, kind: str, reason: str, detail: str) -> None:
         super().__init__(f"no {kind}: {reason}. {detail}".strip())
@@ -73,6 +78,8 @@ def kafka_is_required() -> bool:
 
 _LONG = (
     "tests/kafka/",
+    "tests/spark/",
+    "tests/browser/",
     "tests/deploy/",
     "tests/audit/",
     "tests/estimators/test_conformance.py",
@@ -116,7 +123,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     # Maven may take minutes the first time: before any test, where no test's timeout counts them.
-    wanted = any(_MARKERS.keys() & set(getattr(item, "fixturenames", ())) for item in session.items)
+    wanted = any(_BROKERS.keys() & set(getattr(item, "fixturenames", ())) for item in session.items)
     if wanted and not session.config.option.collectonly and not os.environ.get("KAFKA_BOOTSTRAP"):
         session.config.stash[_INSTALLATION] = installation()
 
@@ -224,6 +231,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     for name, value in report.user_properties:
         if name == _NO_BROKER:
             _skipped[tuple(value)] += 1
+        elif name == _TO_LOOK_AT and report.when == "call":
+            _to_look_at.append(str(value))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -232,6 +241,8 @@ def pytest_sessionfinish(session: pytest.Session) -> Any:
     result = yield
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:
+        for path in _to_look_at:
+            reporter.write_line(f"to look at: {path}")
         for (kind, reason), count in _skipped.items():
             tests = "TEST" if count == 1 else "TESTS"
             reporter.write_line(f"{count} {kind.upper()} {tests} SKIPPED: {reason.upper()}", yellow=True)

@@ -1,4 +1,4 @@
-"""What a run of the tests says when Apache Kafka cannot be had."""
+"""What a run of the tests says when Apache Kafka, or a browser, cannot be had."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from tests.conftest import pytest_collection_modifyitems
 ROOT = Path(__file__).parent.parent
 
 
-def run_without_java(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "KAFKA_BOOTSTRAP")}
+def run_without_java(
+    *arguments: str, file: str = "tests/kafka/test_broker.py", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    left_out = ("JAVA_HOME", "KAFKA_BOOTSTRAP", "CHROMIUM")
+    kept = {name: value for name, value in os.environ.items() if name not in left_out}
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments, "tests/kafka/test_broker.py"],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments, file],
         cwd=ROOT,
-        env=kept | {"PATH": "/nowhere", "REQUIRE_KAFKA": "0"} | environment,
+        env=kept | {"PATH": "/nowhere", "REQUIRE_KAFKA": "0", "REQUIRE_BROWSER": "0"} | environment,
         capture_output=True,
         text=True,
         timeout=120,
@@ -55,6 +58,19 @@ def test_a_named_broker_that_is_silent_is_a_failure() -> None:
     run = run_without_java("-k", "aborted", KAFKA_BOOTSTRAP="127.0.0.1:1")
     assert run.returncode == 1
     assert "KAFKA_BOOTSTRAP=127.0.0.1:1 does not answer" in run.stdout
+
+
+def test_without_a_browser_the_last_line_counts_what_was_skipped() -> None:
+    run = run_without_java("-k", "good_page or axe", file="tests/browser/test_watching.py")
+    assert run.returncode == 0, run.stdout
+    assert run.stdout.splitlines()[-1] == "2 BROWSER TESTS SKIPPED: NO CHROMIUM FOUND"
+
+
+def test_a_required_browser_that_cannot_be_had_is_a_failure() -> None:
+    run = run_without_java("-k", "good_page", file="tests/browser/test_watching.py", REQUIRE_BROWSER="1")
+    assert run.returncode == 1
+    assert "REQUIRE_BROWSER is set, but no chromium found" in run.stdout
+    assert "SKIPPED" not in run.stdout
 
 
 @pytest.mark.parametrize(

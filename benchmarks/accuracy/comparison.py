@@ -20,7 +20,7 @@ from benchmarks.accuracy.peers import ORACLE, PEERS, oracle
 from benchmarks.accuracy.rivals import LIBRARIES, OJA_RATES, Skipped, library_pca, oja
 from benchmarks.accuracy.settings import Draw, Setting, Target
 from streaming_pca import PrivatePCA
-from streaming_pca.data.records import Batch
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.demo.flights import random_error
 from streaming_pca.estimators.factory import configure, records_to_take
 from streaming_pca.estimators.registry import ESTIMATORS, find
@@ -225,7 +225,7 @@ def _fit_in_order(setting: Setting, records: NDArray[np.float32], run: Run, seed
     with np.errstate(all="ignore"):
         while first < usable:
             count = records_to_take(estimator.plan(state).count, usable - first)
-            state = estimator.update(state, Batch.of_vectors(records[first : first + count]))
+            state = estimator.update(state, ArrayBatch.of_vectors(records[first : first + count]))
             first += count
         return estimator.release(state).components
 

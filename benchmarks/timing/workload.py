@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.timing.timing import Call
+from streaming_pca.data.array_batch import ArrayBatch, array_of
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch
 from streaming_pca.estimators.adaptive import AdaptiveOptions, AdaptivePCA
 from streaming_pca.estimators.base import Estimator
 from streaming_pca.estimators.common.clipped_sums import block_residual_norms, block_sum
@@ -75,14 +75,16 @@ class Workload:
         self.rows = rng.standard_normal((m, d), dtype=np.float32)
         self.rows[:, :k] *= 3
         self.rows += np.float32(0.1)
-        self.batch = Batch.of_vectors(self.rows.astype(dtype))
+        self.batch = ArrayBatch.of_vectors(self.rows.astype(dtype))
         self.basis = orthonormalise(rng.standard_normal((d, k)))
         self.plain = Preprocessing(dim=d, centering="none")
         self.radius = self._radius(np.zeros_like(self.basis))
 
     def _radius(self, centre: NDArray[Any]) -> float:
         part = next(self.batch.blocks(_LOOKED_AT))
-        return float(np.quantile(block_residual_norms(part, self.plain, self.basis, centre), _QUANTILE))
+        return float(
+            np.quantile(array_of(block_residual_norms(part, self.plain, self.basis, centre)), _QUANTILE)
+        )
 
     @cached_property
     def sums(self) -> dict[str, Callable[[], LatticeSum]]:
@@ -141,7 +143,7 @@ class Workload:
         return lambda: rival.partial_fit(self.rows)
 
 
-def update(estimator: Estimator[Any, Any], batch: Batch) -> Call:
+def update(estimator: Estimator[Any, Any], batch: ArrayBatch) -> Call:
     """Return a whole update, with its noise, from the state after the same batch.
 
     A first batch is another thing: the default cuts it into rounds.

@@ -41,8 +41,10 @@ __all__ = [
     "describe_charge",
     "describe_ledger",
     "describe_left",
+    "describe_record",
     "describe_spent",
     "read_ledger",
+    "require_record",
     "topic_id_of",
     "verify_ledger",
 ]
@@ -142,19 +144,28 @@ def describe_spent(kafka: KafkaSettings, topic: str, partition: int, offset: int
         If there is no such record: the line names the offsets that there are.
     """
     ledger = read_ledger(kafka, topic)
+    if ledger.opened is not None and ledger.spent(partition, offset) == ledger.everywhere:
+        # No range of the ledger names it, so it may never have been there.
+        require_record(kafka, topic, partition, offset)
+    return {"topic": topic, "partition": partition, "offset": offset} | describe_record(
+        ledger, topic, partition, offset
+    )
+
+
+def describe_record(ledger: Ledger, topic: str, partition: int, offset: int) -> dict[str, Any]:
+    """Describe the charges of one record, which need not exist: in all, by job, and left under the cap.
+
+    Raises
+    ------
+    TopicError
+        If the ledger is not open.
+    """
     opened = ledger.opened
     if opened is None:
         raise TopicError(f"ledger {topic + '.ledger'!r} is not open")
-    spent = ledger.spent(partition, offset)
-    if spent == ledger.everywhere:
-        # No range of the ledger names it, so it may never have been there.
-        _require_record(kafka, topic, partition, offset)
-    zcdp = opened.filter == "zcdp"
+    spent, zcdp = ledger.spent(partition, offset), opened.filter == "zcdp"
     of_jobs = {name: job.spent(partition, offset) for name, job in sorted(ledger.jobs.items())}
     return {
-        "topic": topic,
-        "partition": partition,
-        "offset": offset,
         "spent": describe_charge(spent, with_rho=zcdp),
         "left": describe_left(spent, opened),
         "cap": opened.cap.model_dump(mode="json"),
@@ -166,7 +177,8 @@ def describe_spent(kafka: KafkaSettings, topic: str, partition: int, offset: int
     }
 
 
-def _require_record(kafka: KafkaSettings, topic: str, partition: int, offset: int) -> None:
+def require_record(kafka: KafkaSettings, topic: str, partition: int, offset: int) -> None:
+    """Raise ConfigurationError, which names the existing offsets, unless a record is or was there."""
     consumer = reading_consumer(kafka, committed=False)
     try:
         partitions = sorted(consumer.partitions_for_topic(topic) or ())

@@ -6,13 +6,14 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streaming_pca.client.releases import NotARelease, ReleaseReader
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.data.release import Release
-from streaming_pca.linalg.subspace import orthonormalise, principal_angle
+from streaming_pca.linalg.subspace import orthonormalise, principal_angles
 
-__all__ = ["FollowedRelease", "NotARelease", "follow_releases", "last_release"]
+__all__ = ["FollowedRelease", "NotARelease", "angles_between", "basis_of", "follow_releases", "last_release"]
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,25 @@ def last_release(kafka: KafkaSettings, topic: str) -> Release | None:
         reader.close()
 
 
-def _angle(before: Release | None, release: Release) -> float | None:
-    if before is None or before.dim != release.dim:
+def basis_of(release: Release) -> NDArray[np.float64]:
+    """Return orthonormal rows that span a release's components."""
+    components = np.array(release.components, dtype=np.float64)
+    # Components of a tensor need not be orthogonal.
+    return orthonormalise(components.T).T if release.kind == "tensor" else components
+
+
+def angles_between(
+    before: NDArray[np.float64] | None, after: NDArray[np.float64]
+) -> NDArray[np.float64] | None:
+    """Return the principal angles, decreasing, between two releases' bases.
+
+    None for the first release, and where the two have different dimensions.
+    """
+    if before is None or before.shape[1] != after.shape[1]:
         return None
-    if "tensor" in (before.kind, release.kind):
-        # Components of a tensor need not be orthogonal: compare their spans.
-        first, second = (orthonormalise(np.array(r.components).T).T for r in (before, release))
-        return principal_angle(first, second)
-    return principal_angle(np.array(before.components), np.array(release.components))
+    return principal_angles(before, after)
+
+
+def _angle(before: Release | None, release: Release) -> float | None:
+    angles = angles_between(None if before is None else basis_of(before), basis_of(release))
+    return None if angles is None else float(angles[0])

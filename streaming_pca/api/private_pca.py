@@ -31,8 +31,8 @@ from streaming_pca.api.published import (
     read_release,
 )
 from streaming_pca.api.subspace_model import Rows, SubspaceModel, rows_of_record
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch
 from streaming_pca.data.release import Release
 from streaming_pca.data.sparse import SparseBatch
 from streaming_pca.estimators.base import Estimator, Plan
@@ -409,7 +409,7 @@ class PrivatePCA(SubspaceModel):
         charge_all((*accountants_of(self.accountant), *getattr(self, "_foreign_budgets", ())), model, charge)
 
     def _learn(self, rows: Rows, plan: Plan) -> None:
-        batch = SparseBatch.of_rows(rows) if issparse(rows) else Batch.of_vectors(rows)
+        batch = SparseBatch.of_rows(rows) if issparse(rows) else ArrayBatch.of_vectors(rows)
         # Charged before the update, because its records are spent even if it fails.
         self._charge(self.__dict__.setdefault("_charged_as", object()), plan.charge)
         self.privacy_spent_ = self.privacy_spent_ | (self._spent_before + plan.charge)

@@ -43,7 +43,8 @@ from streaming_pca.audit.neighbours import (
     one_batch,
 )
 from streaming_pca.audit.sums import oja_answer
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Outcome
 from streaming_pca.linalg.tensors import Whitening
 
@@ -119,7 +120,7 @@ def _adaptive_sum(
     blocks = estimator._range_blocks(1)
     first, count = _range_records([1.0] * blocks, kind), 2 * blocks
     rest: list[Record] = [_zero(2, kind)] * (count - 1)
-    batches = [Batch.of_records([*first, record, *rest], 2, kind) for record in _opposite(kind)]
+    batches = [ArrayBatch.of_records([*first, record, *rest], 2, kind) for record in _opposite(kind)]
 
     def score(after: Any) -> float:
         if after.outcome != Outcome.LEARNT:
@@ -140,7 +141,7 @@ def _range(target: Target) -> Trial:
     for in_first in (blocks // 2 + 1, blocks // 2):
         # The record that differs is in the same place on both sides.
         records = _range_records([1.1] * in_first + [2.2] * (blocks - in_first), RecordKind.FACTOR)
-        batches.append(Batch.of_records([*records, *[None] * len(records)], 2))
+        batches.append(ArrayBatch.of_records([*records, *[None] * len(records)], 2))
     # No mu: an event of probability delta may tell everything.
     claim = Claim(target.epsilon, target.delta, math.inf)
     return claim, one_batch(
@@ -187,7 +188,7 @@ def _power_search(target: Target) -> Trial:
     batches = []
     for above in (estimator._slack, estimator._slack + 1):
         sizes = [0.9] * above + [0.01] * (count - above)
-        batches.append(Batch.of_vectors(np.sqrt(sizes)[:, None] * _Q.T))
+        batches.append(ArrayBatch.of_vectors(np.sqrt(sizes)[:, None] * _Q.T))
     epsilon = _multiplier(estimator, start, "search_epsilon")
     claim = Claim(epsilon, 0.0, mu_of_pure(epsilon))
     return claim, one_batch(estimator, start, batches, lambda state: state.scale)
@@ -229,7 +230,7 @@ def _gap(target: Target, kind: RecordKind = RecordKind.FACTOR) -> Trial:
     if kind is RecordKind.MATRIX:
         first = HUGE * np.diag([1.0, -1.0])
         lasts = (-first, first)
-    batches = [Batch.of_records([first, last], 2, kind) for last in lasts]
+    batches = [ArrayBatch.of_records([first, last], 2, kind) for last in lasts]
     claim = target.claim(_multiplier(estimator, start, "gap_sigma_over_sensitivity"))
     return claim, one_batch(estimator, start, batches, lambda state: state.gap)
 
@@ -243,7 +244,7 @@ def _projector(target: Target) -> Trial:
     start = first_state(estimator)
     x = HUGE * np.eye(2)
     rest = np.tile(x[0], (count - 1, 1))
-    batches = [Batch.of_vectors(np.vstack([rest, x[0] + sign * x[1]])) for sign in (1, -1)]
+    batches = [ArrayBatch.of_vectors(np.vstack([rest, x[0] + sign * x[1]])) for sign in (1, -1)]
     claim = target.claim(_multiplier(estimator, start, "projector_sigma_over_sensitivity"))
     return claim, one_batch(estimator, start, batches, lambda state: state.projector[0, 1])
 
@@ -295,7 +296,7 @@ def _moment(target: Target) -> Trial:
     claim = target.claim(_multiplier(estimator, start))
     x, y = HUGE * np.eye(2)[:, None, :]
     others: list[Record] = [x, y] * math.ceil(10 + 20 / claim.mu)
-    batches = [Batch.of_records([*others, last], 2) for last in (y, x)]
+    batches = [ArrayBatch.of_records([*others, last], 2) for last in (y, x)]
 
     def score(after: Any) -> float:
         moment = after.whitening.unwhiten @ after.whitening.unwhiten.T

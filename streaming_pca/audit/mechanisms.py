@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from streaming_pca.audit.bounds import Case, Claim, mu_of_pure, repeated
 from streaming_pca.audit.neighbours import Trial
+from streaming_pca.kernels.coordinates import BinCounts
 from streaming_pca.local.gaussian import LocalGaussian
 from streaming_pca.privacy.calibration.multipliers import lattice_sigma
 from streaming_pca.privacy.mechanisms import (
@@ -39,6 +40,7 @@ from streaming_pca.privacy.mechanisms import (
     stability_modes,
     stability_threshold,
 )
+from streaming_pca.privacy.mechanisms.quantile import counts_at_most
 
 __all__ = ["LOCAL_CASES", "MECHANISM_CASES", "mechanism_cases", "replayed"]
 
@@ -136,14 +138,18 @@ def _quantile(epsilon: float, delta: float) -> Trial:
     """
     candidates = np.array([1.0, 2.0])
     inputs = (np.array([1.0, 1.0, 2.0, 2.0]), np.array([1.0, 3.0, 2.0, 2.0]))
-    return _pure_claim(epsilon), lambda second: private_quantile(inputs[second], candidates, 0.5, epsilon)
+    return _pure_claim(epsilon), lambda second: _median(inputs[second], candidates, epsilon)
 
 
 def _quantile_of_many(epsilon: float, delta: float) -> Trial:
     """Choose among many candidates: new noise hardly ever returns the same one twice."""
     candidates = np.arange(1.0, 65.0)
     inputs = (np.full(8, 33.0), np.array([*np.full(7, 33.0), 100.0]))
-    return _pure_claim(epsilon), lambda second: private_quantile(inputs[second], candidates, 0.5, epsilon)
+    return _pure_claim(epsilon), lambda second: _median(inputs[second], candidates, epsilon)
+
+
+def _median(values: NDArray[np.float64], candidates: NDArray[np.float64], epsilon: float) -> float:
+    return private_quantile(counts_at_most(values, candidates), len(values), candidates, 0.5, epsilon)
 
 
 def _log_ratio(noisy: tuple[int, int], counts: tuple[tuple[int, int], tuple[int, int]]) -> float:
@@ -220,11 +226,11 @@ def _stability_modes(epsilon: float, delta: float) -> Trial:
     return claim, lambda second: float(stability_modes(inputs[second], epsilon, delta).bins[0])
 
 
-def _full_bins(histograms: int, enough: int) -> list[NDArray[np.int32]]:
+def _full_bins(histograms: int, enough: int) -> list[BinCounts]:
     """Fill bins 0 and 1 of each histogram: one more in the first, or one more in the second."""
     bins = np.array([0, 1], dtype=np.int32)
     counts = ((enough + 1, enough), (enough, enough + 1))
-    return [np.tile(np.repeat(bins, count), (histograms, 1)) for count in counts]
+    return [BinCounts.of(np.tile(np.repeat(bins, count), (histograms, 1))) for count in counts]
 
 
 def _above_threshold(epsilon: float, delta: float) -> Trial:

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.audit.bounds import Claim
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator
 from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.privacy.randomness import utility_generator
@@ -34,7 +35,7 @@ __all__ = [
 Matrix = NDArray[np.float64]
 Record = Matrix | None
 AnyEstimator = Estimator[Any, Any]
-Cut = Callable[[Batch, int], int]
+Cut = Callable[[ArrayBatch, int], int]
 
 Trial = tuple[Claim, Callable[[bool], float]]
 """A claim, and ``run(second)``: the score of one run on the first or on the second neighbour."""
@@ -43,7 +44,7 @@ HUGE = 1e6
 """Norm of the worst records, far above every clip radius."""
 
 
-def by_count(stream: Batch, count: int) -> int:
+def by_count(stream: ArrayBatch, count: int) -> int:
     """Return the end of a batch: after ``count`` records, independent of their contents."""
     return min(count, len(stream))
 
@@ -101,13 +102,13 @@ def neighbours(
     others: Sequence[Record],
     dim: int,
     kind: RecordKind = RecordKind.FACTOR,
-) -> list[Batch]:
+) -> list[ArrayBatch]:
     """Make two batches that differ in their first record."""
-    return [Batch.of_records([record, *others], dim, kind) for record in differing]
+    return [ArrayBatch.of_records([record, *others], dim, kind) for record in differing]
 
 
 def one_batch(
-    estimator: AnyEstimator, start: Any, batches: Sequence[Batch], score: Callable[[Any], float]
+    estimator: AnyEstimator, start: Any, batches: Sequence[ArrayBatch], score: Callable[[Any], float]
 ) -> Callable[[bool], float]:
     """Return a trial's ``run``: update ``start`` by one of two batches and score the new state."""
     return lambda second: float(score(estimator.update(start, batches[second])))

@@ -41,7 +41,8 @@ from streaming_pca.audit.neighbours import (
     neighbours,
     one_batch,
 )
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Plan
 from streaming_pca.estimators.common.centre import most_share
 from streaming_pca.estimators.common.clipped_batches import BatchCosts
@@ -167,7 +168,7 @@ def _probe_trial(setup: Setup, probe: _Probe, target: Target) -> Trial:
     start = first_state(estimator)
     worst = setup.worst(start, probe.kind)
     lists = probe.records(*worst, np.zeros_like(worst[0]))
-    streams = [Batch.of_records(records, setup.dim, probe.kind) for records in lists]
+    streams = [ArrayBatch.of_records(records, setup.dim, probe.kind) for records in lists]
     plan = estimator.plan(start)
     noise = float(plan.parameters["sigma_over_sensitivity"]) * setup.sensitivity[probe.kind]
     counts = _counts_epsilon(plan)
@@ -261,7 +262,7 @@ def _mean_of_share(setup: Setup, target: Target) -> Trial:
     estimator = replace(probe, batch=count).build(setup, target)
     large, other = 8 * np.eye(1, setup.dim), np.eye(1, setup.dim, 1)
     first, rest = [other] * (share - 1), [None] * (count - share)
-    batches = [Batch.of_records([*first, sign * large, *rest], setup.dim) for sign in (-1, 1)]
+    batches = [ArrayBatch.of_records([*first, sign * large, *rest], setup.dim) for sign in (-1, 1)]
     start = first_state(estimator)
     plan = estimator.plan(start)
     claim = replace(_claim_of(plan), mu=1 / float(plan.parameters["mean"]["sigma_over_sensitivity"]))

@@ -23,6 +23,12 @@ err = Console(stderr=True)
 ConfigOption = Annotated[
     Path, typer.Option("--config", "-c", help="TOML file of the settings.", show_default=False)
 ]
+ConfigsOption = Annotated[
+    list[Path],
+    typer.Option(
+        "--config", "-c", help="TOML file of one stream or several; may be repeated.", show_default=False
+    ),
+]
 MaybeConfig = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file of the settings.")]
 StreamOption = Annotated[
     str | None, typer.Option("--stream", help="Name of the stream; needed if the file holds several.")

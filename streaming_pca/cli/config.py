@@ -44,7 +44,7 @@ def config_check(
 ) -> None:
     """Check a file and the environment, and show each stream's guarantee, first batch and topics.
 
-    Passwords are masked. A warning names a delta that protects too little. The exit status is 2 if
+    Passwords and tokens are masked. A warning names a delta that protects too little. The exit status is 2 if
     anything is wrong; each problem is a line.
 
     [dim]Examples:
@@ -59,10 +59,14 @@ def config_check(
         process_settings,
         stream_settings,
     )
+    from streaming_pca.config.http import check_access, check_files
 
     loaded = streams_of(config, None)
-    # An unreadable password file is an error of the settings.
+    # An unreadable file of a secret is an error of the settings.
     _ = loaded[0].kafka.password
+    if loaded[0].http.enabled:
+        check_access(loaded[0].http)
+        check_files(loaded[0].http)
     common = process_settings(loaded[0])
     streams = [
         (describe_stream(settings.stream), stream_settings(settings, number))

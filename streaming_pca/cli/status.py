@@ -1,14 +1,16 @@
-"""Command `streaming-pca status`."""
+"""Commands `streaming-pca status` and `dashboard`."""
 
 from __future__ import annotations
 
 import sys
+import webbrowser
 from typing import Annotated, Any
 
 import typer
 
 from streaming_pca.cli.common import (
     ConfigOption,
+    ConfigsOption,
     JsonOption,
     charge_text,
     err,
@@ -44,6 +46,38 @@ def status(
             _print(facts)
     if any(facts["problem"] is not None for facts in found):
         sys.exit(1)
+
+
+def dashboard(
+    config: ConfigsOption,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; another than loopback needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 chooses a free one.")
+    ] = 9470,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser too.")] = False,
+) -> None:
+    """Show streams in a browser: releases, budgets and ledgers, live; and serve the HTTP API.
+
+    It only reads the topics, and needs no worker. Tokens, certificates and limits are those of the
+    file's section http. It needs the extra `dashboard`. Exit status: 0 stopped, 2 refused or misconfigured.
+
+    [dim]Example: streaming-pca dashboard --config stream.toml --open[/]
+    """
+    from streaming_pca.config.loading import load_together
+    from streaming_pca.dashboard.server import run_dashboard
+    from streaming_pca.service.logs import configure_logging
+
+    settings = load_together(config, ignored=("spark",))
+    configure_logging(settings[0].log)
+
+    def show(url: str) -> None:
+        say(f"dashboard: {url}/ (Ctrl-C ends it)")
+        if open_browser and not webbrowser.open(f"{url}/"):
+            say("no browser was found on this machine: open the address above yourself", err)
+
+    run_dashboard(settings, host, port, show)
 
 
 def _print(facts: dict[str, Any]) -> None:
@@ -83,7 +117,7 @@ def _leader(leader: dict[str, Any] | None) -> str:
         return "the broker does not tell who leads"
     if not leader["present"]:
         return f"no leader, {leader['candidates']} standing by"
-    return f"led from {leader['host'].lstrip('/')}, {leader['candidates'] - 1} standing by"
+    return f"led from {leader['host']}, {leader['candidates'] - 1} standing by"
 
 
 def _charges(facts: dict[str, Any]) -> dict[str, str]:

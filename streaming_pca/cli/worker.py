@@ -1,27 +1,31 @@
-"""Commands `streaming-pca worker`, `streaming-pca project` and `streaming-pca demo`."""
+"""Commands `streaming-pca worker`, `spark`, `project` and `demo`."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streaming_pca.cli.common import ConfigOption, StreamOption, err, fail, out, print_json
+from streaming_pca.cli.common import (
+    ConfigOption,
+    ConfigsOption,
+    StreamOption,
+    err,
+    fail,
+    out,
+    print_json,
+    say,
+)
+
+if TYPE_CHECKING:
+    from streaming_pca.config.settings import Settings
+    from streaming_pca.service.http.server import Site
 
 
-def worker(
-    config: Annotated[
-        list[Path],
-        typer.Option(
-            "--config",
-            "-c",
-            help="TOML file of one stream or several; may be repeated.",
-            show_default=False,
-        ),
-    ],
-) -> None:
+def worker(config: ConfigsOption) -> None:
     """Run a worker: lead its streams, or stand by until their leaders are gone.
 
     All settings other than the streams' must be the same in all files. Exit
@@ -38,11 +42,59 @@ def worker(
     from streaming_pca.service.logs import configure_logging
     from streaming_pca.service.worker import run_worker
 
-    settings = load_together(config)
+    settings = load_together(config, ignored=("spark",))
     configure_logging(settings[0].log)
-    status = run_worker(settings)
+    status = run_worker(settings, site=_site_of(settings))
     if status:
         sys.exit(status)
+
+
+def spark(
+    config: ConfigsOption,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            "--master",
+            metavar="URL",
+            help="Cluster: local[N], spark://HOST:PORT, yarn or k8s://URL; by default the file's, "
+            "or all cores of this machine.",
+        ),
+    ] = None,
+) -> None:
+    """Run a worker whose records are read and summed by executors of Apache Spark.
+
+    For a stream that outgrows one machine: it leads and stands by like any worker, beside others of the
+    stream, and gives the same releases. Only this process draws noise and writes to the ledger. It needs
+    Java 17 and the extra `spark`. Exit status: 0 stopped or done, 2 refused or misconfigured, 3 the cap is
+    reached, 4 the broker or Spark was lost.
+
+    [dim]Examples:
+
+    streaming-pca spark --config stream.toml
+
+    streaming-pca spark --config stream.toml --master spark://10.0.0.5:7077[/]
+    """
+    from streaming_pca.config.loading import load_together
+    from streaming_pca.service.logs import configure_logging
+    from streaming_pca.spark.session import check_extra
+
+    settings = load_together(config)
+    check_extra()
+    from streaming_pca.spark.driver import run_spark
+
+    configure_logging(settings[0].log)
+    status = run_spark(settings, settings[0].spark, master, site=_site_of(settings))
+    if status:
+        sys.exit(status)
+
+
+def _site_of(settings: Sequence[Settings]) -> Site | None:
+    """Return the dashboard of a worker's streams if its HTTP server is to show it."""
+    if not (settings[0].http.enabled and settings[0].http.dashboard):
+        return None
+    from streaming_pca.dashboard.site import make_site
+
+    return make_site(settings)
 
 
 def project(
@@ -120,18 +172,41 @@ def demo(
         str | None, typer.Option(help="Broker as HOST:PORT to use instead of the embedded one.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Public seed of the order of the flights.")] = 2013,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Show the stream in a browser at the end, until Ctrl-C.")
+    ] = False,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the dashboard; 0 chooses a free one.")
+    ] = 9470,
 ) -> None:
     """Stream all flights of 2013 from New York through a worker, and evaluate the result.
 
     It takes about 20 seconds on two cores; the first run, which compiles the
-    kernels, a minute. The last line of standard output is JSON.
+    kernels, a minute. The last line of standard output is JSON; with --dashboard the line before the
+    dashboard's address is.
 
-    [dim]Example: streaming-pca demo --rank 3 --plot demo.png[/]
+    [dim]Examples:
+
+    streaming-pca demo --rank 3 --plot demo.png
+
+    streaming-pca demo --dashboard[/]
     """
     from streaming_pca.demo.demo import DemoFailed, run_demo
 
+    if dashboard:
+        from streaming_pca.dashboard.site import check_extra
+
+        check_extra()
+
+    def show(settings: Settings, facts: dict[str, Any]) -> None:
+        from streaming_pca.dashboard.server import run_dashboard
+
+        print_json(facts)
+        run_dashboard([settings], "127.0.0.1", port, lambda url: say(f"dashboard: {url}/ (Ctrl-C ends it)"))
+
     try:
-        facts = run_demo(rank, epsilon, delta, plot, bootstrap, seed, out, err)
+        facts = run_demo(rank, epsilon, delta, plot, bootstrap, seed, out, err, show if dashboard else None)
     except DemoFailed as error:
         fail(error, 1)
-    print_json(facts)
+    if not dashboard:
+        print_json(facts)

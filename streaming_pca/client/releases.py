@@ -25,7 +25,15 @@ from streaming_pca.service.kafka.clients import BrokerUnreachable, broker_failed
 if TYPE_CHECKING:
     from streaming_pca.config.settings import Settings
 
-__all__ = ["NotARelease", "ReleaseReader", "Releases", "UnreadableRelease", "follow", "latest"]
+__all__ = [
+    "NotARelease",
+    "ReleaseReader",
+    "Releases",
+    "UnreadableRelease",
+    "follow",
+    "latest",
+    "read_release",
+]
 
 _POLL_MS = 200
 _SILENCE_SECONDS = 10.0
@@ -126,12 +134,12 @@ class ReleaseReader:
                 raise BrokerUnreachable(f"reading {self._topic} to offset {end} takes too long")
             for message in self._messages():
                 if message.offset < end:
-                    yield _read(self._topic, message)
+                    yield read_release(self._topic, message.offset, message.value)
 
     def poll(self) -> list[Release | NotARelease]:
         """Wait briefly for new messages, and return them."""
         try:
-            return [_read(self._topic, message) for message in self._messages()]
+            return [read_release(self._topic, message.offset, message.value) for message in self._messages()]
         except OffsetOutOfRangeError:
             raise TopicError(
                 f"topic {self._topic!r} has lost what was to be read next: it was deleted, or made anew"
@@ -153,12 +161,13 @@ class ReleaseReader:
         self._consumer.close(autocommit=False)
 
 
-def _read(topic: str, message: Any) -> Release | NotARelease:
+def read_release(topic: str, offset: int, value: bytes | None) -> Release | NotARelease:
+    """Read a message of a releases topic, whose writer is not known."""
     try:
-        release = Release.from_bytes(message.value or b"")
+        release = Release.from_bytes(value or b"")
         _check(release)
     except ValueError as error:
-        return NotARelease(topic, message.offset, str(error), _version_of(message.value or b""))
+        return NotARelease(topic, offset, str(error), _version_of(value or b""))
     return release
 
 

@@ -11,7 +11,8 @@ from streaming_pca.config.settings import ENV_PREFIX, ConfigurationError, Settin
 
 __all__ = [
     "OPTIONS",
-    "PASSWORD",
+    "SECRETS",
+    "SPARK_CONF",
     "STREAMS_VARIABLE",
     "check_environment",
     "deciding_variable",
@@ -24,8 +25,10 @@ __all__ = [
 STREAMS_VARIABLE = f"{ENV_PREFIX}STREAMS"
 OPTIONS = ("stream", "options")
 """Path of the estimator's options."""
-PASSWORD = ("kafka", "sasl_password")
-"""Path of the setting that only the environment may hold."""
+SPARK_CONF = ("spark", "conf")
+"""Path of Spark's own settings."""
+SECRETS = frozenset({("kafka", "sasl_password"), ("http", "token"), ("http", "metrics_token")})
+"""Paths of the settings that only the environment may hold; ``NAME_file`` stands for each in a file."""
 
 
 def variable_of(path: Sequence[str]) -> str:
@@ -89,7 +92,7 @@ def check_environment() -> None:
                 f"{STREAMS_VARIABLE}"
             )
         # pydantic-settings raises an error without the variable's name for these.
-        if (len(path) == 1 or path == OPTIONS) and _is_known(path) and not _is_json(text):
+        if (len(path) == 1 or path in (OPTIONS, SPARK_CONF)) and _is_known(path) and not _is_json(text):
             raise ConfigurationError(f"environment: {variable}: is not JSON")
 
 

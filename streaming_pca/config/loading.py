@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,13 @@ from pydantic import ValidationError
 
 from streaming_pca.config.environment import (
     OPTIONS,
-    PASSWORD,
+    SECRETS,
     STREAMS_VARIABLE,
     check_environment,
     deciding_variable,
     environment_streams,
     unknown_variables,
+    variable_of,
     variables_below,
 )
 from streaming_pca.config.problems import (
@@ -76,7 +77,7 @@ def load_streams(path: Path) -> tuple[Settings, ...]:
     text = _read(path)
     check_environment()
     values = _parsed(path, text)
-    _refuse_password(path, values)
+    _refuse_secrets(path, values)
     streams = _listed_streams(path, values)
     tables = _tables_of_streams(path, values, streams)
     try:
@@ -94,8 +95,14 @@ def load_streams(path: Path) -> tuple[Settings, ...]:
     return tuple(found)
 
 
-def load_together(paths: Sequence[Path]) -> tuple[Settings, ...]:
+def load_together(paths: Sequence[Path], ignored: Collection[str] = ()) -> tuple[Settings, ...]:
     """Read the streams of several files for one process.
+
+    Parameters
+    ----------
+    paths : sequence of Path
+    ignored : collection of str
+        Sections that the process does not read, and which may therefore differ.
 
     Raises
     ------
@@ -112,7 +119,7 @@ def load_together(paths: Sequence[Path]) -> tuple[Settings, ...]:
             problems += error.lines
             continue
         for settings in loaded:
-            for section in sorted(Settings.model_fields.keys() - {"stream"}):
+            for section in sorted(Settings.model_fields.keys() - {"stream", *ignored}):
                 if found and getattr(settings, section) != getattr(found[0], section):
                     raise ConfigurationError(
                         f"{path}: {section}: differs from {paths[0]}: one process has one [{section}]"
@@ -154,12 +161,14 @@ def _parsed(path: Path, text: str) -> Tables:
         raise ConfigurationError(f"{path}: is not TOML: {error}") from None
 
 
-def _refuse_password(path: Path, values: Tables) -> None:
-    if isinstance(values.get("kafka"), dict) and PASSWORD[1] in values["kafka"]:
-        raise ConfigurationError(
-            f"{path}: kafka.sasl_password: a password does not belong in this file: use "
-            "kafka.sasl_password_file, or STREAMING_PCA_KAFKA__SASL_PASSWORD"
-        )
+def _refuse_secrets(path: Path, values: Tables) -> None:
+    for section, name in sorted(SECRETS):
+        if isinstance(values.get(section), dict) and name in values[section]:
+            what = "password" if section == "kafka" else "token"
+            raise ConfigurationError(
+                f"{path}: {section}.{name}: a {what} does not belong in this file: use "
+                f"{section}.{name}_file, or {variable_of((section, name))}"
+            )
 
 
 def _tables_of_streams(path: Path, values: Tables, streams: list[Any] | None) -> list[tuple[str, Tables]]:

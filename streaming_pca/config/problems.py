@@ -16,7 +16,7 @@ from pydantic_settings import EnvSettingsSource
 
 from streaming_pca.config.environment import (
     OPTIONS,
-    PASSWORD,
+    SECRETS,
     deciding_variable,
     unknown_variables,
     variable_of,
@@ -128,8 +128,8 @@ def unknown_line(label: str, here: Place, there: Place | None) -> str:
 def _homes() -> dict[str, Place]:
     """Return the place of each setting by its name; the one nearest to the top."""
     places = sorted((setting.path for setting in every_setting()), key=len, reverse=True)
-    # A file may not hold the password.
-    return {place[-1]: place for place in places if place != PASSWORD}
+    # A file may not hold a secret.
+    return {place[-1]: place for place in places if place not in SECRETS}
 
 
 def _section_meant(name: str, value: Any) -> Place | None:
@@ -146,7 +146,7 @@ def _setting_meant(here: Place, model: type[BaseModel]) -> Place | None:
     homes = _homes()
     if here[-1] in homes:
         return homes[here[-1]]
-    near = nearest(here[-1], [name for name in model.model_fields if (*here[:-1], name) != PASSWORD])
+    near = nearest(here[-1], [name for name in model.model_fields if (*here[:-1], name) not in SECRETS])
     return None if near is None else (*here[:-1], near)
 
 

@@ -20,7 +20,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from streaming_pca.config.environment import OPTIONS, STREAMS_VARIABLE, variable_of
+from streaming_pca.config.environment import OPTIONS, SECRETS, STREAMS_VARIABLE, variable_of
 from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.estimators.problems import model_of
 from streaming_pca.estimators.registry import ESTIMATORS
@@ -193,11 +193,14 @@ def _table(settings: list[Setting], depth: int) -> str:
 def file_schema() -> dict[str, Any]:
     """Return the JSON schema of a settings file, for editors.
 
-    The password is not in it, because only the environment may hold it.
+    Passwords and tokens are not in it, because only the environment may hold it.
     """
     schema = copy.deepcopy(Settings.model_json_schema())
     definitions = schema["$defs"]
-    del definitions["KafkaSettings"]["properties"]["sasl_password"]
+    for section, name in SECRETS:
+        model = model_of(Settings.model_fields[section].annotation)
+        assert model is not None, f"{section} is no section"
+        del definitions[model.__name__]["properties"][name]
     for name in ("epsilon", "delta"):
         # Exact rationals: pydantic does not know which types their parser accepts.
         definitions["Cap"]["properties"][name] |= {"type": ["number", "string"]}

@@ -23,7 +23,9 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from streaming_pca.config.http import HttpSettings
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings, Section
+from streaming_pca.config.spark import SparkSettings
 from streaming_pca.data.codec import OCTETS, MediaType
 from streaming_pca.data.preprocessing import Numbers, Preprocessing, present_centering
 from streaming_pca.data.records import RecordKind
@@ -44,6 +46,7 @@ __all__ = [
     "KafkaSettings",
     "LogSettings",
     "Settings",
+    "SparkSettings",
     "StreamSettings",
     "WorkerSettings",
 ]
@@ -82,17 +85,6 @@ class WorkerSettings(_Section):
     more to read afterwards. Up to 16 MiB are read ahead in any case."""
     stop_when_done: bool = False
     """Exit after ``options.n_records`` records are learnt, for a stream of known length."""
-
-
-class HttpSettings(_Section):
-    """HTTP server of metrics and health, without authentication and therefore on loopback by default."""
-
-    enabled: bool = True
-    """Run the HTTP server of metrics and health."""
-    host: str = "127.0.0.1"
-    """Address to listen on."""
-    port: int = Field(default=9464, ge=0, le=65535)
-    """Port to listen on; 0 chooses a free one and logs it."""
 
 
 class LogSettings(Section):
@@ -379,6 +371,7 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     http: HttpSettings = HttpSettings()
     log: LogSettings = LogSettings()
+    spark: SparkSettings = SparkSettings()
 
     @classmethod
     def settings_customise_sources(

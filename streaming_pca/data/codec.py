@@ -226,7 +226,7 @@ class PayloadCodec:
         """Return the rows of all messages in order, and each message's number of rows.
 
         A null message has 0 rows. If rows are records, null records are rows of
-        NaNs in their places, as ``Batch.of_vectors`` reads them.
+        NaNs in their places, as ``ArrayBatch.of_vectors`` reads them.
         """
         fast = self._decode_octets(messages)
         if fast is not None:

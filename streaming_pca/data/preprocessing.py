@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.records import RecordKind
 from streaming_pca.kernels.public_map import PublicMap
 
 __all__ = ["Preprocessing", "present_centering", "transformed"]
@@ -187,7 +188,7 @@ class Preprocessing(BaseModel):
         if self.centering == "auto" and self.centre is None:
             raise ValueError('centering = "auto" has no centre yet: use about(mean)')
 
-    def apply(self, batch: Batch) -> Batch:
+    def apply(self, batch: ArrayBatch) -> ArrayBatch:
         """Transform a block of records.
 
         Parameters
@@ -214,7 +215,7 @@ class Preprocessing(BaseModel):
                 # Exactly symmetric, because mechanisms read one triangle only.
                 a = rows.reshape(-1, self.dim, self.dim)
                 rows = (0.5 * a + 0.5 * a.transpose(0, 2, 1)).reshape(-1, self.dim)
-                return Batch(rows, batch.starts, batch.kind)
+                return ArrayBatch(rows, batch.starts, batch.kind)
             if self.bounds is not None:
                 rows = np.clip(rows, *(self._vector("bounds", b) for b in self.bounds))
             if self.centre is not None:
@@ -226,7 +227,7 @@ class Preprocessing(BaseModel):
         starts = batch.starts
         if self.centering == "pairs":
             rows, starts = _pair(rows, starts)
-        return _drop_overflow(Batch(rows, starts, batch.kind))
+        return _drop_overflow(ArrayBatch(rows, starts, batch.kind))
 
 
 def _pair(
@@ -242,7 +243,7 @@ def _pair(
     return paired, np.concatenate([[0], np.cumsum(whole)]).astype(np.int64)
 
 
-def _drop_overflow(batch: Batch) -> Batch:
+def _drop_overflow(batch: ArrayBatch) -> ArrayBatch:
     """Make records null that overflowed in the transformation."""
     finite = np.isfinite(batch.rows).all(axis=1)
     if finite.all():
@@ -252,10 +253,12 @@ def _drop_overflow(batch: Batch) -> Batch:
     bad[owner[~finite]] = True
     lengths = np.where(bad, 0, np.diff(batch.starts))
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    return Batch(np.ascontiguousarray(batch.rows[~bad[owner]]), starts, batch.kind)
+    return ArrayBatch(np.ascontiguousarray(batch.rows[~bad[owner]]), starts, batch.kind)
 
 
-def transformed(preprocessing: Preprocessing, block: Batch) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def transformed(
+    preprocessing: Preprocessing, block: ArrayBatch
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return starts and float64 rows of a block's transformed records.
 
     The rows are read-only, so that payloads, which are read-only, use the same compiled kernels.
@@ -268,7 +271,7 @@ def transformed(preprocessing: Preprocessing, block: Batch) -> tuple[NDArray[np.
     return transformed.starts, rows
 
 
-def _whole_matrices(block: Batch) -> Batch:
+def _whole_matrices(block: ArrayBatch) -> ArrayBatch:
     """Make records null that do not have d rows.
 
     Reshaped with the others, such a record would shift the rows of the next.

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from streaming_pca.data.records import Batch
+from streaming_pca.data.array_batch import ArrayBatch
 
 __all__ = ["SparseBatch"]
 
 
 @dataclass(frozen=True)
-class SparseBatch(Batch):
+class SparseBatch(ArrayBatch):
     """Batch of vectors whose rows are a CSR matrix.
 
     Its sums and maps have the bits of the same dense batch: sums are exact in any order, and a
@@ -34,14 +34,14 @@ class SparseBatch(Batch):
         """Take each row of a CSR matrix as one record."""
         return cls(rows, np.arange(rows.shape[0] + 1, dtype=np.int64))
 
-    def packed(self) -> Batch:
+    def packed(self) -> ArrayBatch:
         """Return the same records as a dense batch."""
         lengths = np.diff(self.starts)
         rows = self.rows
         if self.begins is not None:
             rows = rows[np.repeat(self.begins - self.starts[:-1], lengths) + np.arange(int(self.starts[-1]))]
-        return Batch(rows.toarray(), self.starts, self.kind)
+        return ArrayBatch(rows.toarray(), self.starts, self.kind)
 
-    def dense_parts(self) -> Iterator[Batch]:
+    def dense_parts(self) -> Iterator[ArrayBatch]:
         """Iterate over consecutive dense parts, one block at a time."""
         return self.blocks(len(self)) if len(self) else iter((self.packed(),))

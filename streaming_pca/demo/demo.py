@@ -48,10 +48,25 @@ _END_SECONDS = 30.0
 """Longest time between the last release and the end of the worker."""
 
 _NEXT = """\
-next: docs/tutorial/first-stream.md streams records of your own in ten minutes
+next: {dashboard}
+      docs/tutorial/first-stream.md streams records of your own in ten minutes
       docs/tutorial/library.md has the same engine in a program, without Kafka
       streaming-pca demo --plot demo.png draws the table above\
 """
+
+
+_AGAIN = """\
+make dashboard, or streaming-pca demo --dashboard, learns the same and shows it in a browser
+      (the embedded broker, and with it what was learnt here, has ended)\
+"""
+_STAYS = """\
+this stream stays on {bootstrap}; a browser shows it by
+
+cat > {name}.toml <<'END'
+{config}END
+streaming-pca dashboard --config {name}.toml
+"""
+_SHOWN = "the dashboard, whose address follows, shows this stream until Ctrl-C"
 
 
 class DemoFailed(Exception):
@@ -74,6 +89,7 @@ def run_demo(
     seed: int,
     out: Console,
     err: Console,
+    show: Callable[[Settings, dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Run the demo and return its summary.
 
@@ -89,6 +105,8 @@ def run_demo(
         Public seed of the order of the flights.
     out, err : Console
         Results and progress.
+    show : callable, optional
+        Called with the stream's settings and the summary at the end, while the broker still runs.
 
     Raises
     ------
@@ -103,7 +121,8 @@ def run_demo(
             bootstrap = stack.enter_context(EmbeddedBroker()).bootstrap
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="streaming-pca-demo-")))
         config = folder / "demo.toml"
-        config.write_text(_configuration(bootstrap, embedded, rank, epsilon, delta, flights.N_RECORDS))
+        text = _configuration(bootstrap, embedded, rank, epsilon, delta, flights.N_RECORDS)
+        config.write_text(text)
         settings = load_settings(config)
         _open(settings, epsilon, delta)
         compiler = None
@@ -129,29 +148,40 @@ def run_demo(
 
         points, status = _learn(settings, data.records, exact, compiler, start_worker, err)
         report = verify_ledger(settings.kafka, settings.stream.input)
-    random_error = flights.random_error(flights.N_FEATURES, rank)
-    _print_table(points, random_error, out)
-    if plot is not None:
-        _draw(points, random_error, plot, rank, epsilon, delta)
-        out.print(f"picture: {plot}", highlight=False)
-    if status != 0:
-        raise DemoFailed(f"the worker ended with status {status}")
-    if not report.ok:
-        raise DemoFailed(f"the ledger is not verified: {report.problems[0]}")
-    last = points[-1]
-    if last.release.records != len(data.records):
-        raise DemoFailed(f"only {last.release.records} of {len(data.records)} records were learnt")
-    out.print(_NEXT, highlight=False)
-    return {
-        "records": last.release.records,
-        "releases": len(points),
-        "error": round(last.error, 5),
-        "random_error": round(random_error, 5),
-        "epsilon": epsilon,
-        "delta": delta,
-        "ledger": "verified",
-        "rows_per_second": round(len(data.records) / last.seconds),
-    }
+        random_error = flights.random_error(flights.N_FEATURES, rank)
+        _print_table(points, random_error, out)
+        if plot is not None:
+            _draw(points, random_error, plot, rank, epsilon, delta)
+            out.print(f"picture: {plot}", highlight=False)
+        if status != 0:
+            raise DemoFailed(f"the worker ended with status {status}")
+        if not report.ok:
+            raise DemoFailed(f"the ledger is not verified: {report.problems[0]}")
+        last = points[-1]
+        if last.release.records != len(data.records):
+            raise DemoFailed(f"only {last.release.records} of {len(data.records)} records were learnt")
+        facts = {
+            "records": last.release.records,
+            "releases": len(points),
+            "error": round(last.error, 5),
+            "random_error": round(random_error, 5),
+            "epsilon": epsilon,
+            "delta": delta,
+            "ledger": "verified",
+            "rows_per_second": round(len(data.records) / last.seconds),
+        }
+        if show is not None:
+            dashboard = _SHOWN
+        elif embedded:
+            dashboard = _AGAIN
+        else:
+            name = settings.stream.name
+            dashboard = _STAYS.format(bootstrap=bootstrap, name=name, config=text)
+        # Printed as it is: the settings' headings would be markup.
+        out.print(_NEXT.format(dashboard=dashboard), markup=False, highlight=False, soft_wrap=True)
+        if show is not None:
+            show(settings, facts)
+    return facts
 
 
 def _configuration(

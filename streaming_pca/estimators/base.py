@@ -344,8 +344,7 @@ class Estimator(ABC, Generic[S, O]):
         new = replace(new, components=components, noise=self._noise_law)
         if self.diagnostics is None:
             return new
-        null = int(np.count_nonzero(np.diff(batch.starts) == 0))
-        return replace(new, counts=self.diagnostics.counts(null, clipped))
+        return replace(new, counts=self.diagnostics.counts(batch.null_count(), clipped))
 
     def _update_about_mean(self, private_mean: PrivateMean, state: S, batch: Batch) -> tuple[S, int]:
         """Refresh the mean on the batch's share, and learn from the rest about it."""

@@ -41,15 +41,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import Batch, evenly_spread
 from streaming_pca.kernels.lattice import BLOCK, lattice_unit
 from streaming_pca.kernels.record_means import MEAN_RADIUS, quantise_record_means, record_mean_norms
 from streaming_pca.privacy.calibration.multipliers import gaussian_rho, lattice_sigma, pure_epsilon
 from streaming_pca.privacy.mechanisms import gaussian_on_vector, private_quantile
+from streaming_pca.privacy.mechanisms.quantile import counts_at_most
 from streaming_pca.privacy.parameters import Charge, PrivacyParameters
 
-__all__ = ["LARGEST_SHARE", "PrivateMean", "clipped_mean_sum", "mean_norms"]
+__all__ = ["LARGEST_SHARE", "MeanNorms", "PrivateMean", "clipped_mean_sum"]
 
 Vector = NDArray[np.float64]
 
@@ -97,7 +99,7 @@ class _MeanSum:
         self.preprocessing, self.per_unit = preprocessing, per_unit
         self.shape: tuple[int, ...] = (preprocessing.dim,)
 
-    def __call__(self, block: Batch) -> NDArray[np.int64]:
+    def __call__(self, block: ArrayBatch) -> NDArray[np.int64]:
         centred = self.preprocessing.apply(block)
         z = np.empty((len(block), self.preprocessing.dim))
         quantise_record_means(np.asarray(centred.rows, dtype=np.float64), centred.starts, self.per_unit, z)
@@ -290,22 +292,41 @@ class PrivateMean:
 
     def _radius(self, part: Batch, about: Preprocessing) -> float:
         low, high = self._radius_range()
-        norms = part.map(lambda block: mean_norms(about.apply(block)))
+        norms = part.map(MeanNorms(about))
         steps = math.ceil((math.log2(high / low) + _SPREAD) * _STEPS_PER_OCTAVE)
         candidates = high * 2.0 ** (_SPREAD - np.arange(steps, -1, -1) / _STEPS_PER_OCTAVE)
         resolved = 1 - _RESOLVED / (self._epsilon * len(norms))
         quantile = max(min(QUANTILE, resolved), 0.5)
-        return min(private_quantile(_spread(norms, low, high), candidates, quantile, self._epsilon), high)
+        counts = norms.sum(_SpreadCounts(low, high, candidates))
+        return min(private_quantile(counts, len(norms), candidates, quantile, self._epsilon), high)
 
 
-def mean_norms(block: Batch) -> Vector:
-    """Compute the norm of the mean of each record's rows; 0 for null records."""
-    out = np.empty(len(block))
-    record_mean_norms(np.asarray(block.rows, dtype=np.float64), block.starts, out)
-    return out
+class MeanNorms:
+    """Norm of the mean of each record's rows, transformed; 0 for null records."""
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        self.preprocessing = preprocessing
+
+    def __call__(self, block: ArrayBatch) -> Vector:
+        centred = self.preprocessing.apply(block)
+        out = np.empty(len(centred))
+        record_mean_norms(np.asarray(centred.rows, dtype=np.float64), centred.starts, out)
+        return out
 
 
-def _spread(norms: Vector, low: float, high: float) -> Vector:
+class _SpreadCounts:
+    """Numbers of spread norms that are at most each candidate."""
+
+    ordered = True
+
+    def __init__(self, low: float, high: float, candidates: Vector) -> None:
+        self.low, self.high, self.candidates = low, high, candidates
+
+    def __call__(self, norms: Vector, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        return counts_at_most(_spread(norms, places, self.low, self.high), self.candidates)
+
+
+def _spread(norms: Vector, places: NDArray[np.int64], low: float, high: float) -> Vector:
     """Clip norms to [low, high], and spread them by public factors of 1 to sqrt(2).
 
     Records far from the centre have nearly equal norms. If all these lie between two
@@ -314,4 +335,4 @@ def _spread(norms: Vector, low: float, high: float) -> Vector:
     holds for norms of 0. A factor depends on the record's position alone: multiples of the
     golden ratio fill the unit interval evenly from any start.
     """
-    return np.asarray(np.clip(norms, low, high) * 2.0 ** (_SPREAD * evenly_spread(len(norms))))
+    return np.asarray(np.clip(norms, low, high) * 2.0 ** (_SPREAD * evenly_spread(places)))

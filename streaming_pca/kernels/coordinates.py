@@ -8,6 +8,9 @@ d k integers of a record have a known norm.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +18,16 @@ from numpy.typing import NDArray
 from streaming_pca.kernels import njit
 from streaming_pca.kernels.products import record_product, transposed_times
 
-__all__ = ["COORDINATE_RADIUS", "bin_coordinates", "products", "sum_clamped", "top_eigenvalue"]
+__all__ = [
+    "COORDINATE_RADIUS",
+    "NOWHERE",
+    "BinCounts",
+    "bin_coordinates",
+    "count_bins",
+    "products",
+    "sum_clamped",
+    "top_eigenvalue",
+]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -23,8 +35,14 @@ Integers = NDArray[np.int64]
 COORDINATE_RADIUS = 2**30
 """Largest coordinate of a contribution, in lattice units; 2**22 of them sum to 2**52."""
 
-_NOWHERE = -(2**31)
-"""Bin of NaN and of values outside int32."""
+NOWHERE = -(2**31)
+"""Bin that is never counted: of null records, of NaN and of values outside int32."""
+
+_DENSE = 4096
+"""Widest range of bins that is counted in a table; a wider one is sorted."""
+
+_TABLES = 4
+"""Tables filled in turn: an increment waits for the last one at the same place."""
 
 
 @njit(cache=True, nogil=True)
@@ -83,7 +101,7 @@ def bin_coordinates(values: Floats, width: float, out: NDArray[np.int32]) -> Non
             place = np.floor(values[i, j] / width)
             # A comparison with NaN is false.
             inside = -2147483647.0 <= place <= 2147483647.0
-            out[j, i] = np.int32(place) if inside else np.int32(_NOWHERE)
+            out[j, i] = np.int32(place) if inside else np.int32(NOWHERE)
 
 
 @njit(cache=True, nogil=True)
@@ -174,3 +192,118 @@ def top_eigenvalue(columns: Floats, start: Floats, steps: int) -> float:
         for j in range(d):
             v[j] = w[j] / size
     return float(found)
+
+
+@dataclass(frozen=True)
+class BinCounts:
+    """Numbers of records in the bins of several histograms; bins without a record are not listed.
+
+    Attributes
+    ----------
+    histograms : int
+    owners, keys, counts : (b,) int64
+        Histogram, bin, and number of records, sorted by histogram and bin. Each record is in one bin of
+        each histogram at most.
+    """
+
+    histograms: int
+    owners: Integers
+    keys: Integers
+    counts: Integers
+
+    @classmethod
+    def of(cls, bins: NDArray[np.int32]) -> BinCounts:
+        """Count bins (n, m), by histogram each record's bin or :data:`NOWHERE`.
+
+        Raises
+        ------
+        ValueError
+            If ``bins`` is no matrix of int32.
+        """
+        if not isinstance(bins, np.ndarray) or bins.dtype != np.int32 or bins.ndim != 2:
+            raise ValueError("bins must be a matrix of int32, a row a histogram")
+        return cls(len(bins), *count_bins(np.ascontiguousarray(bins)))
+
+    @classmethod
+    def together(cls, parts: Iterable[BinCounts], histograms: int) -> BinCounts:
+        """Add up the counts of disjoint sets of records."""
+        found = [part for part in parts if len(part.counts)]
+        if not found:
+            none = np.zeros(0, dtype=np.int64)
+            return cls(histograms, none, none, none)
+        owners, keys, counts = (
+            np.concatenate([getattr(part, name) for part in found]) for name in ("owners", "keys", "counts")
+        )
+        order = np.lexsort((keys, owners))
+        owners, keys, counts = owners[order], keys[order], counts[order]
+        is_new = np.append(True, (np.diff(owners) != 0) | (np.diff(keys) != 0))
+        firsts = np.flatnonzero(is_new)
+        return cls(histograms, owners[firsts], keys[firsts], np.add.reduceat(counts, firsts))
+
+
+@njit(cache=True, nogil=True)
+def count_bins(
+    bins: NDArray[np.int32],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return histogram, bin and count of every bin that holds a record, sorted; bins are (n, m)."""
+    n, m = bins.shape
+    size = 16 * n
+    owners, keys, counts = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
+    held = 0
+    # NOWHERE is counted in the last place, which is not read.
+    dense = np.zeros((_TABLES, _DENSE + 1), np.int32)
+    for i in range(n):
+        low: Any = 0
+        high: Any = 0
+        any_at_all = False
+        for j in range(m):
+            b = np.int64(bins[i, j])
+            if b != NOWHERE:
+                if not any_at_all:
+                    low, high, any_at_all = b, b, True
+                low, high = min(low, b), max(high, b)
+        if not any_at_all:
+            continue
+        if high - low < _DENSE:
+            dense[:, : high - low + 1] = 0
+            whole = m - m % _TABLES
+            for j in range(0, whole, _TABLES):
+                for table in range(_TABLES):
+                    b = np.int64(bins[i, j + table])
+                    dense[table, b - low if b != NOWHERE else _DENSE] += 1
+            for j in range(whole, m):
+                b = np.int64(bins[i, j])
+                dense[0, b - low if b != NOWHERE else _DENSE] += 1
+            counts_of = dense[:, : high - low + 1].sum(axis=0)
+            found = np.flatnonzero(counts_of)
+            of_found = counts_of[found].astype(np.int64)
+            found = found + low
+        else:
+            ordered = np.sort(bins[i])
+            found = np.empty(m, np.int64)
+            of_found = np.zeros(m, np.int64)
+            last = -1
+            for j in range(m):
+                b = np.int64(ordered[j])
+                if b == NOWHERE:
+                    continue
+                if last < 0 or found[last] != b:
+                    last += 1
+                    found[last] = b
+                of_found[last] += 1
+            found, of_found = found[: last + 1], of_found[: last + 1]
+        while held + len(found) > size:
+            size *= 2
+            owners, keys, counts = _grown(owners, size), _grown(keys, size), _grown(counts, size)
+        owners[held : held + len(found)] = i
+        keys[held : held + len(found)] = found
+        counts[held : held + len(found)] = of_found
+        held += len(found)
+    return owners[:held].copy(), keys[:held].copy(), counts[:held].copy()
+
+
+@njit(cache=True, nogil=True)
+def _grown(values: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    out = np.empty(size, np.int64)
+    out[: len(values)] = values
+    return out

@@ -11,6 +11,7 @@ __all__ = [
     "leading_eigenpairs",
     "orthonormalise",
     "principal_angle",
+    "principal_angles",
     "project_symmetric",
     "ritz_pairs",
     "stable_signs",
@@ -88,6 +89,21 @@ def principal_angle(a: Matrix, b: Matrix) -> float:
     """
     residual = b - (b @ a.T) @ a
     return float(np.arcsin(min(1.0, float(np.linalg.norm(residual, 2)))))
+
+
+def principal_angles(a: Matrix, b: Matrix) -> NDArray[np.float64]:
+    """Return all principal angles, decreasing, in radians, between two subspaces.
+
+    Both are sets of orthonormal rows (k, d), perhaps of different k: the angles are as many as
+    the smaller k. Small ones come from sines and large ones from cosines, as neither is exact
+    for both [BjorckGolub1973].
+    """
+    small, large = (a, b) if len(a) <= len(b) else (b, a)
+    overlap = small @ large.T
+    cosines = np.linalg.svd(overlap, compute_uv=False)[::-1]
+    sines = np.linalg.svd(small - overlap @ large, compute_uv=False)
+    from_sines, from_cosines = np.arcsin(np.minimum(sines, 1.0)), np.arccos(np.minimum(cosines, 1.0))
+    return np.asarray(np.where(sines * sines < 0.5, from_sines, from_cosines))
 
 
 def leading_eigenpairs(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from streaming_pca.config.settings import Settings
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.release import Release
 from streaming_pca.estimators.base import Plan, State
 from streaming_pca.privacy.ledger.entries import Reserved
@@ -28,7 +29,9 @@ from streaming_pca.service.commit.release import Progress
 from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused
 from streaming_pca.service.executors import Executors, Pool, first_of
 from streaming_pca.service.input.end_offsets import EndOffsetPoller, OffsetFeed, Offsets
-from streaming_pca.service.input.reader import Input
+from streaming_pca.service.input.partition_reader import PartitionReader
+from streaming_pca.service.input.reader import ReaderFactory
+from streaming_pca.service.input.session_input import Input
 from streaming_pca.service.input.source import CutBatch, build_codec
 from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import StreamMetrics
@@ -65,6 +68,8 @@ class Session:
     log : StreamLog
     on_release : callable, optional
         Called with every release after it was published.
+    make_reader : ReaderFactory
+        What reads the input: by default this process.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class Session:
         metrics: StreamMetrics,
         log: StreamLog,
         on_release: Callable[[Progress], None] | None = None,
+        make_reader: ReaderFactory = PartitionReader,
     ) -> None:
         self._settings, self._stream, self._topics = settings, settings.stream, topics
         self._estimator = settings.stream.build_estimator()
@@ -86,7 +92,7 @@ class Session:
         self._wakeup = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         ahead = settings.worker.read_ahead
-        self._input = Input(settings.kafka, self._stream, executors, self._wakeup, ahead)
+        self._input = Input(settings.kafka, self._stream, executors, self._wakeup, ahead, make_reader)
         self._feed: OffsetFeed | None = None
         self._reserved_at: float | None = None
         self.paused = False
@@ -243,7 +249,7 @@ class Session:
         )
         self._show_ledger()
         state = await self._complete_batch(state, reserved, cut)
-        self._input.release_memory()
+        await self._input.release_memory()
         return state
 
     async def _wait_for_batch(self, plan: Plan) -> CutBatch | None:
@@ -332,6 +338,10 @@ class Session:
         try:
             how = (self._stream, self._writer.users, state, cut, reserved.batch)
             result = await self._executors.call(Pool.RECORDS, "learning", compute_batch, *how)
+        except SessionLost:
+            # Records that are kept elsewhere could not be had, which tells nothing of them. There is no
+            # result yet: as after a crash, the next session finishes the batch under the same charge.
+            raise
         except Exception:
             # The error may tell of the records, or of unpublished noise, and a second attempt would draw new
             # noise: the batch gets no result and no explanation.
@@ -340,6 +350,9 @@ class Session:
                 f"the estimator failed on batch {reserved.batch}, which is abandoned; its charge stays. "
                 "Restart to go on behind it"
             ) from None
+        if not isinstance(cut.batch, ArrayBatch):
+            # Its records may have been read again since, at the same offsets of another topic of that name.
+            await self._check_topic()
         with self._metrics.time_commit():
             await self._exchange("commit", self._writer.commit, reserved, cut.positions, cut.epochs, result)
         self._metrics.count_committed(reserved.count)

@@ -12,7 +12,6 @@ import asyncio
 import gc
 import logging
 import os
-import signal
 import sys
 import time
 import warnings
@@ -35,12 +34,15 @@ from streaming_pca.service.commit.standby import StandbyCheck
 from streaming_pca.service.election import Election
 from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused, TopicError
 from streaming_pca.service.executors import Executors, Pool, first_of
-from streaming_pca.service.http import HttpServer
+from streaming_pca.service.http.server import HttpServer, Site
 from streaming_pca.service.input.end_offsets import EndOffsetPoller
+from streaming_pca.service.input.partition_reader import PartitionReader
+from streaming_pca.service.input.reader import ReaderFactory
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import Metrics
 from streaming_pca.service.session import Session
+from streaming_pca.service.signals import stop_on_signals
 from streaming_pca.service.topics.find import Topics, find_topics
 
 __all__ = ["Worker", "run_worker"]
@@ -249,6 +251,7 @@ class _Stream:
             self._metrics,
             self._log,
             worker.on_release,
+            worker.make_reader,
         )
         self._session = session
         try:
@@ -306,13 +309,21 @@ class Worker:
         One for each stream, equal but for ``stream``.
     on_release : callable, optional
         Called with every release after it was published.
+    make_reader : ReaderFactory
+        What reads the inputs: by default this process.
+    site : Site, optional
+        Site that the HTTP server shows beside metrics and health.
     """
 
     def __init__(
-        self, settings: Sequence[Settings], on_release: Callable[[Progress], None] | None = None
+        self,
+        settings: Sequence[Settings],
+        on_release: Callable[[Progress], None] | None = None,
+        make_reader: ReaderFactory = PartitionReader,
+        site: Site | None = None,
     ) -> None:
-        self._settings = settings[0]
-        self.on_release = on_release
+        self._settings, self._site = settings[0], site
+        self.on_release, self.make_reader = on_release, make_reader
         self.stopping = asyncio.Event()
         self.executors = Executors()
         self.poller = EndOffsetPoller(
@@ -376,13 +387,15 @@ class Worker:
         """
         for each in self._streams:
             each.warn()
-        self.poller.start()
-        compiling = asyncio.create_task(self._compile())
         http = None
         if self._settings.http.enabled:
-            http = HttpServer(self._settings.http, self.metrics, self.roles, self.refusals)
+            http = HttpServer(self._settings.http, self.metrics, self.roles, self.refusals, self._site)
             http.start()
-            log.info("metrics and health on http://%s", http.address)
+            log.info("metrics and health on %s", http.url)
+            if self._site is not None:
+                log.info("dashboard on %s/", http.url)
+        self.poller.start()
+        compiling = asyncio.create_task(self._compile())
         running = [asyncio.create_task(stream.run()) for stream in self._streams]
         for task in running:
             # The first error is raised; asyncio would print the others, with their contents.
@@ -453,8 +466,23 @@ class Worker:
             stream.set_leading(stream.topic in led_topics and stream.status is None)
 
 
-def run_worker(settings: Sequence[Settings], on_release: Callable[[Progress], None] | None = None) -> int:
+def run_worker(
+    settings: Sequence[Settings],
+    on_release: Callable[[Progress], None] | None = None,
+    make_reader: ReaderFactory = PartitionReader,
+    site: Site | None = None,
+) -> int:
     """Run until SIGTERM, SIGINT, the end of all streams or their refusal.
+
+    Parameters
+    ----------
+    settings : sequence of Settings
+        One for each stream.
+    on_release : callable, optional
+        Called with every release after it was published.
+    make_reader : ReaderFactory
+    site : Site, optional
+        Site that the HTTP server shows beside metrics and health.
 
     Returns
     -------
@@ -465,11 +493,9 @@ def run_worker(settings: Sequence[Settings], on_release: Callable[[Progress], No
     _prepare()
 
     async def main() -> int:
-        worker = Worker(settings, on_release)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, worker.stop)
-        return await worker.run()
+        worker = Worker(settings, on_release, make_reader, site)
+        with stop_on_signals(worker.stop):
+            return await worker.run()
 
     try:
         with warnings.catch_warnings():

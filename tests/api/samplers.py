@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streaming_pca.data.records import Batch
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.estimators.registry import find
 from tests.privacy.noise import SeededSampler
 
@@ -88,12 +88,12 @@ def turn(d: int) -> NDArray[np.float64]:
 
 
 @contextmanager
-def watched(parameters: dict[str, Any]) -> Iterator[list[Batch]]:
+def watched(parameters: dict[str, Any]) -> Iterator[list[ArrayBatch]]:
     """The batches that the estimator really learns from."""
     kind, seen = find(parameters["estimator"]), []
     update = kind.update
 
-    def spy(self: Any, state: Any, batch: Batch) -> Any:
+    def spy(self: Any, state: Any, batch: ArrayBatch) -> Any:
         seen.append(batch)
         return update(self, state, batch)
 
@@ -102,5 +102,5 @@ def watched(parameters: dict[str, Any]) -> Iterator[list[Batch]]:
         yield seen
 
 
-def rows(batches: list[Batch]) -> NDArray[Any]:
+def rows(batches: list[ArrayBatch]) -> NDArray[Any]:
     return np.concatenate([batch.rows for batch in batches])

@@ -23,7 +23,7 @@ from sklearn.pipeline import make_pipeline
 
 from streaming_pca import BudgetAccountant, BudgetError, PrivatePCA
 from streaming_pca.api.budget import float_at_most
-from streaming_pca.data.records import Batch
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.estimators.adaptive import AdaptivePCA
 from streaming_pca.privacy.parameters import Charge, parse_rational
 from streaming_pca.privacy.randomness import replace_noise_sampler
@@ -47,7 +47,7 @@ class Counted:
         self.count = 0
         update = AdaptivePCA.update
 
-        def counted(estimator: AdaptivePCA, state: Any, batch: Batch) -> Any:
+        def counted(estimator: AdaptivePCA, state: Any, batch: ArrayBatch) -> Any:
             self.count += 1
             return update(estimator, state, batch)
 

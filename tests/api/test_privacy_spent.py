@@ -13,7 +13,7 @@ from sklearn.exceptions import NotFittedError
 
 from streaming_pca import PrivatePCA
 from streaming_pca.api import DEFAULT_ESTIMATOR
-from streaming_pca.data.records import Batch
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.estimators.registry import find
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.randomness import replace_noise_sampler
@@ -50,7 +50,7 @@ def test_a_batch_is_charged_before_it_is_touched(
     pca = PrivatePCA(**parameters)
     spent = []
 
-    def fail(self: Any, state: Any, batch: Batch) -> Any:
+    def fail(self: Any, state: Any, batch: ArrayBatch) -> Any:
         spent.append(pca.privacy_spent_.epsilon)
         raise RuntimeError
 

@@ -12,8 +12,8 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from streaming_pca import PrivatePCA
-from streaming_pca.data import records
-from streaming_pca.data.records import Batch
+from streaming_pca.data import array_batch
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.sparse import SparseBatch
 from streaming_pca.estimators.common.state import encode_state
 from streaming_pca.kernels.threads import limited_threads
@@ -28,8 +28,8 @@ def sparse_rows(m: int, d: int = 8, seed: int = 0) -> NDArray[np.float64]:
 
 @pytest.fixture
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "_BLOCK_ENTRIES", 2**9)
-    monkeypatch.setattr(records, "_LEAST_ROWS", 4)
+    monkeypatch.setattr(array_batch, "_BLOCK_ENTRIES", 2**9)
+    monkeypatch.setattr(array_batch, "_LEAST_ROWS", 4)
 
 
 @pytest.mark.usefixtures("_small_blocks")
@@ -119,4 +119,4 @@ def test_a_batch_of_no_records_is_a_batch() -> None:
     assert [len(part) for part in empty.dense_parts()] == [0]
     chosen = SparseBatch.of_rows(sp.csr_array(np.eye(3))).only(np.array([True, False, True]))
     assert np.array_equal(chosen.packed().rows, np.eye(3)[[0, 2]])
-    assert type(chosen.copy().packed()) is Batch
+    assert type(chosen.copy().packed()) is ArrayBatch

@@ -32,7 +32,8 @@ from streaming_pca.audit.bounds import (
 from streaming_pca.audit.compositions import COMPOSED_CASES
 from streaming_pca.audit.mechanisms import MECHANISM_CASES, mechanism_cases
 from streaming_pca.audit.sums import SUM_CASES, unreachable
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.block import block as block_route
 from streaming_pca.estimators.common.clipped_sums import covariance_sum
 from streaming_pca.estimators.covariance import layered_sums
@@ -392,7 +393,7 @@ def test_a_clip_that_is_not_applied_is_caught(name: str, kind: str) -> None:
 class CentredOnItsBatch(AnalyzeGauss):
     """Subtracts the batch's own mean from its records."""
 
-    def _update(self, state: AnalyzeGaussState, batch: Batch) -> tuple[AnalyzeGaussState, int]:
+    def _update(self, state: AnalyzeGaussState, batch: ArrayBatch) -> tuple[AnalyzeGaussState, int]:
         centre = tuple(batch.rows.mean(axis=0))
         public = self.preprocessing.model_copy(update={"centering": centre})
         return AnalyzeGauss(self.dim, self.k, self.privacy, public, self.options)._update(state, batch)
@@ -405,7 +406,7 @@ def test_a_centre_of_the_same_records_is_caught() -> None:
     assert audit(case, 300).refuted
 
 
-def by_content(stream: Batch, count: int) -> int:
+def by_content(stream: ArrayBatch, count: int) -> int:
     """A batch ends when so many records are not null."""
     filled = np.cumsum(np.diff(stream.starts) > 0)
     return min(int(np.searchsorted(filled, count)) + 1, len(stream))
@@ -426,7 +427,7 @@ class FloatNoise(AnalyzeGauss):
 
     rng = np.random.default_rng(0)
 
-    def _update(self, state: AnalyzeGaussState, batch: Batch) -> tuple[AnalyzeGaussState, int]:
+    def _update(self, state: AnalyzeGaussState, batch: ArrayBatch) -> tuple[AnalyzeGaussState, int]:
         assert self.options.clip_radius is not None
         exact = covariance_sum(batch, self.preprocessing, self.options.clip_radius)
         sigma = self.costs.multiplier * exact.sensitivity * exact.unit

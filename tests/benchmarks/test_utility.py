@@ -24,7 +24,7 @@ from benchmarks.accuracy.settings import (
     spiked,
     student,
 )
-from streaming_pca.data.records import Batch
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.demo import flights
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
 from streaming_pca.privacy.randomness import utility_generator
@@ -241,11 +241,11 @@ def test_records_in_order_are_taken_as_they_come_in_several_batches(
 
     class Spy:
         @staticmethod
-        def of_vectors(rows: np.ndarray) -> Batch:
+        def of_vectors(rows: np.ndarray) -> ArrayBatch:
             taken.append(rows)
-            return Batch.of_vectors(rows)
+            return ArrayBatch.of_vectors(rows)
 
-    monkeypatch.setattr(comparison, "Batch", Spy)
+    monkeypatch.setattr(comparison, "ArrayBatch", Spy)
     components = comparison._fit_in_order(
         flights_setting("ordered", 3, batches=9), records, comparison.Run("analyze-gauss"), 0
     )

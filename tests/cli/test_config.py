@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from streaming_pca.config.environment import SECRETS
 from streaming_pca.config.loading import load_streams
 from streaming_pca.config.schema import every_setting, file_schema, settings_markdown
 from streaming_pca.data.schemas import MESSAGE_SCHEMAS, payload_schema
@@ -252,6 +253,9 @@ def test_infinity_can_be_shown(tmp_path: Path, capfd: Capture) -> None:
             GOOD.replace("[kafka]", "[kafka]\nsasl_password_file = '/nowhere/x'" + SASL),
             "kafka.sasl_password_file: /nowhere/x: No such file",
         ),
+        (f"http.host = '0.0.0.0'\n{GOOD}", "http.host = '0.0.0.0' is not loopback: set http.token_file"),
+        (f"http.token_file = '/nowhere/x'\n{GOOD}", "http.token_file: /nowhere/x: No such file"),
+        (f"http.token = 'correct-horse-battery'\n{GOOD}", "a token does not belong in this file"),
     ],
 )
 def test_a_wrong_file_is_one_line(tmp_path: Path, capfd: Capture, text: str, expected: str) -> None:
@@ -262,9 +266,11 @@ def test_a_password_is_masked_and_its_origin_shown(
     tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STREAMING_PCA_KAFKA__SASL_PASSWORD", PASSWORD)
+    monkeypatch.setenv("STREAMING_PCA_HTTP__TOKEN", "correct-horse-battery")
     config = written(tmp_path, GOOD.replace("[kafka]", "[kafka]" + SASL))
     facts = checked(capfd, config)
     assert facts["settings"]["kafka.sasl_password"] == {"value": "**********", "origin": "environment"}
+    assert facts["settings"]["http.token"] == {"value": "**********", "origin": "environment"}
     assert "**********" in call(capfd, "config", "check", "--verbose", "--config", config).stdout
 
 
@@ -292,6 +298,7 @@ def test_no_command_prints_a_password(tmp_path: Path, by_file: bool, monkeypatch
         sasl += f'sasl_password_file = "{tmp_path / "password"}"\n'
     else:
         monkeypatch.setenv("STREAMING_PCA_KAFKA__SASL_PASSWORD", PASSWORD)
+    monkeypatch.setenv("STREAMING_PCA_HTTP__TOKEN", "correct-horse-battery")
     config = written(tmp_path, text.replace("[kafka]", "[kafka]" + sasl))
     monkeypatch.setenv("STREAMING_PCA_LOG__LEVEL", "debug")
     monkeypatch.setenv("STREAMING_PCA_WORKER__GIVE_UP_SECONDS", "1")
@@ -416,13 +423,13 @@ def test_the_schema_refuses_what_is_a_wrong_file(
     assert not validator.is_valid(tomllib.loads(text))
 
 
-def test_the_command_prints_the_schema_with_every_key_but_the_password(capfd: Capture) -> None:
+def test_the_command_prints_the_schema_with_every_key_but_secrets(capfd: Capture) -> None:
     printed = call(capfd, "config", "schema")
     assert printed.returncode == 0
     schema = json.loads(printed.stdout)
     assert schema == file_schema()
     for setting in every_setting():
-        assert (f'"{setting.path[-1]}"' in printed.stdout) == (setting.path[-1] != "sasl_password")
+        assert (f'"{setting.path[-1]}"' in printed.stdout) == (setting.path not in SECRETS)
 
 
 def test_the_command_prints_the_schemas_of_messages_of_all_streams_and_of_one(

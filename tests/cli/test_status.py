@@ -264,7 +264,7 @@ def test_the_leader_is_the_group_s_member_that_holds_the_state_topic(
 
             wait_for("a leader", led)
             a, b = written.status()
-            assert a["leader"] == {"present": True, "host": "/127.0.0.1", "candidates": 1}
+            assert a["leader"] == {"present": True, "host": "127.0.0.1", "candidates": 1}
             assert b["leader"] == nobody
         wait_for("its end", lambda: written.status()[0]["leader"] == nobody)
 

@@ -53,6 +53,10 @@ SASL = {
     ("kafka", "sasl_username"): "me",
     ("kafka", "sasl_password_file"): "/nowhere/password",
 }
+TOKEN = "correct-horse-battery-staple"
+HTTPS = {("http", "certificate"): "/cert.pem", ("http", "private_key"): "/key.pem"}
+# One is refused without the other.
+CERTIFICATES = {("http", "certificate"), ("http", "private_key")}
 OTHER = {("stream", "centering"): "none", ("stream", "options", "clip_radius"): "3"}
 OJA = OTHER | {("stream", "estimator"): "private-oja"}
 OTHERS = {("stream", "centering"): "none"}
@@ -208,8 +212,28 @@ CASES: dict[tuple[str, ...], Case] = {
     ("http", "enabled"): ("false", False),
     ("http", "host"): ("0.0.0.0", "0.0.0.0"),
     ("http", "port"): ("0", 0),
+    ("http", "dashboard"): ("true", True),
+    ("http", "token"): (TOKEN, SecretStr(TOKEN)),
+    ("http", "token_file"): ("/run/secrets/x", Path("/run/secrets/x")),
+    ("http", "metrics_token"): (TOKEN, SecretStr(TOKEN)),
+    ("http", "metrics_token_file"): ("/run/secrets/x", Path("/run/secrets/x")),
+    ("http", "certificate"): ("/cert.pem", Path("/cert.pem"), {("http", "private_key"): "/key.pem"}),
+    ("http", "private_key"): ("/key.pem", Path("/key.pem"), {("http", "certificate"): "/cert.pem"}),
+    ("http", "client_authority"): ("/ca.pem", Path("/ca.pem"), HTTPS),
+    ("http", "hosts"): ('["a.example", "b"]', ("a.example", "b")),
+    ("http", "origins"): ('["https://a.example"]', ("https://a.example",)),
+    ("http", "event_streams"): ("5", 5),
+    ("http", "requests_per_second"): ("2.5", 2.5),
     ("log", "format"): ("json", "json"),
     ("log", "level"): ("debug", "debug"),
+    ("spark", "master"): ("local[2]", "local[2]"),
+    ("spark", "app_name"): ("flights", "flights"),
+    ("spark", "cache_bytes"): ("2000000", 2_000_000),
+    ("spark", "segment_bytes"): ("100000", 100_000),
+    ("spark", "conf"): (
+        '{"spark.executor.memory": "8g", "spark": {"executor": {"cores": 2}}}',
+        {"spark.executor.memory": "8g", "spark.executor.cores": "2"},
+    ),
     **of_clipping("adaptive"),
     **of_clipping("analyze-gauss"),
     **of_clipping("block"),
@@ -345,6 +369,9 @@ def test_every_setting_has_an_environment_variable(
     if setting.path == ("stream", "private"):
         # What it allows is refused without it.
         with pytest.raises(ConfigurationError, match="private = false"):
+            load()
+    elif setting.path in CERTIFICATES:
+        with pytest.raises(ConfigurationError, match="belong together"):
             load()
     else:
         assert value_of(load()[0], setting.path) != expected, "the case would hold without the variable"
@@ -554,6 +581,25 @@ def test_a_password_in_the_file_is_refused_and_not_repeated(load: Load) -> None:
     with pytest.raises(ConfigurationError, match="STREAMING_PCA_KAFKA__SASL_PASSWORD") as caught:
         load(GOOD.replace("[kafka]", f'[kafka]\nsasl_password = "{PASSWORD}"'))
     assert PASSWORD not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["token", "metrics_token"])
+def test_a_token_comes_from_the_environment_or_a_file_of_its_own(
+    name: str, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable = f"STREAMING_PCA_HTTP__{name.upper()}"
+    with pytest.raises(ConfigurationError, match=f"use http.{name}_file, or {variable}") as e:
+        load(f'[http]\n{name} = "{TOKEN}"\n{GOOD}')
+    assert TOKEN not in str(e.value)
+    monkeypatch.setenv(variable, TOKEN)
+    settings = load()[0]
+    assert getattr(settings.http, name).get_secret_value() == TOKEN
+    for shown in (repr(settings), str(settings), settings.model_dump_json(), vars(settings)):
+        assert TOKEN not in str(shown)
+    monkeypatch.setenv(variable, TOKEN[:15])
+    with pytest.raises(ConfigurationError, match="at least 16 characters") as e:
+        load()
+    assert TOKEN[:15] not in str(e.value)
 
 
 def test_a_password_is_read_from_its_file(

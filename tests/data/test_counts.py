@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from streaming_pca.cli.plan import counts_text
 from streaming_pca.config.settings import StreamSettings
-from streaming_pca.data.records import Batch
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.release import COUNTS, Release
 from streaming_pca.estimators.diagnostics import Diagnostics
 from streaming_pca.privacy.parameters import PrivacyParameters
@@ -105,7 +105,7 @@ def test_a_batch_that_was_answered_tells_its_noisy_counts_where_they_are_paid_fo
     x[:120] = np.nan
     estimator = stream.build_estimator()
     state = estimator.init(utility_generator(0))
-    cut = CutBatch(Batch.of_vectors(x), (), {}, {})
+    cut = CutBatch(ArrayBatch.of_vectors(x), (), {}, {})
     result = compute_batch(stream, None, state, cut, 1)
     release = Release.from_bytes(result.release)
     if not share:

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.payloads import MalformedPayload, rows_of_json
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from tests.data.test_codec import Message, message, npy
 
 DIM = 3
@@ -26,7 +27,7 @@ GOOD = np.array([1.5, -2.0, 3.25])
 def records_of(*messages: Message) -> tuple[list[bytes], list[int]]:
     """Each record, as the estimator meets it, and the rows of each message."""
     rows, lengths = CODEC.decode_many(messages)
-    batch = Batch.of_vectors(rows)
+    batch = ArrayBatch.of_vectors(rows)
     records = [
         batch.rows[a:b].astype(np.float64).tobytes()
         for a, b in zip(batch.starts[:-1], batch.starts[1:], strict=True)
@@ -268,7 +269,7 @@ def test_a_null_row_keeps_its_place_as_a_row_of_nans(headers: dict[str, str]) ->
     assert lengths.tolist() == [1, 3, 2]
     np.testing.assert_array_equal(rows[[1, 4]], [NAN, NAN])
     np.testing.assert_array_equal(rows[[0, 2, 3, 5]], x[[0, 2, 3, 5]])
-    assert np.diff(Batch.of_vectors(rows).starts).tolist() == [1, 0, 1, 1, 0, 1]
+    assert np.diff(ArrayBatch.of_vectors(rows).starts).tolist() == [1, 0, 1, 1, 0, 1]
 
 
 def test_the_same_rows_are_one_record_or_many() -> None:

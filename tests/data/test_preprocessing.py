@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 
 D = 3
 VARIANTS: list[dict[str, Any]] = [
@@ -26,13 +27,14 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
-def rows_of(batch: Batch, i: int) -> Any:
+def rows_of(batch: ArrayBatch, i: int) -> Any:
     return batch.rows[batch.starts[i] : batch.starts[i + 1]].tolist()
 
 
 def one(p: Preprocessing, *records: Any) -> Any:
     return rows_of(
-        p.apply(Batch.of_records([None if r is None else np.array(r) for r in records], p.dim, p.kind)), 0
+        p.apply(ArrayBatch.of_records([None if r is None else np.array(r) for r in records], p.dim, p.kind)),
+        0,
     )
 
 
@@ -56,12 +58,12 @@ def test_pairs_are_scaled_differences_of_neighbours() -> None:
     p = Preprocessing(dim=2, centering="pairs", bounds=(-10.0, 10.0))
     assert (p.granularity, p.units) == (2, 2)
     np.testing.assert_allclose(one(p, [[3.0, 100.0]], [[1.0, -100.0]]), [[2**0.5, 20 / 2**0.5]])
-    assert len(p.apply(Batch.of_vectors(np.zeros((10, 2))))) == 5
+    assert len(p.apply(ArrayBatch.of_vectors(np.zeros((10, 2))))) == 5
 
 
 def test_the_covariance_of_pairs_is_that_of_the_records() -> None:
     x = np.random.default_rng(0).standard_normal((20_000, 2)) @ np.array([[2.0, 1.0], [0.0, 1.0]]) + 50
-    t = Preprocessing(dim=2, centering="pairs").apply(Batch.of_vectors(x))
+    t = Preprocessing(dim=2, centering="pairs").apply(ArrayBatch.of_vectors(x))
     np.testing.assert_allclose(t.rows.T @ t.rows / len(t), np.cov(x.T), atol=0.3)
 
 
@@ -69,20 +71,20 @@ def test_the_covariance_of_pairs_is_that_of_the_records() -> None:
 def test_a_pair_is_null_if_either_member_is_not_one_row(rows: Any) -> None:
     p = Preprocessing(dim=2, centering="pairs")
     vector = np.ones((1, 2))
-    batch = p.apply(Batch.of_records([rows, vector, vector, rows, vector, 3 * vector], 2))
+    batch = p.apply(ArrayBatch.of_records([rows, vector, vector, rows, vector, 3 * vector], 2))
     assert [len(rows_of(batch, i)) for i in range(3)] == [0, 0, 1]
 
 
 def test_an_odd_number_of_records_cannot_be_paired() -> None:
     with pytest.raises(ValueError, match="even"):
-        Preprocessing(dim=2, centering="pairs").apply(Batch.of_vectors(np.zeros((3, 2))))
+        Preprocessing(dim=2, centering="pairs").apply(ArrayBatch.of_vectors(np.zeros((3, 2))))
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_null_records_stay_null_and_in_their_places(variant: dict[str, Any]) -> None:
     p = Preprocessing(dim=D, **variant)
     x = np.ones((1, D))
-    t = p.apply(Batch.of_records([None, None, x, 2 * x, None, None], D))
+    t = p.apply(ArrayBatch.of_records([None, None, x, 2 * x, None, None], D))
     assert [len(rows_of(t, i)) > 0 for i in range(0, len(t), 2 // p.units)] == [False, True, False]
     assert len(t) == 6 // p.units
     assert t.rows.shape[1] == D
@@ -93,9 +95,9 @@ def test_null_records_stay_null_and_in_their_places(variant: dict[str, Any]) -> 
 def test_a_transformed_record_depends_on_its_source_alone(variant: dict[str, Any]) -> None:
     p = Preprocessing(dim=D, **variant)
     x = np.random.default_rng(1).standard_normal((40, D)) * 5
-    whole = p.apply(Batch.of_vectors(x))
+    whole = p.apply(ArrayBatch.of_vectors(x))
     for i in range(0, 40, p.units):
-        alone = p.apply(Batch.of_vectors(x[i : i + p.units]))
+        alone = p.apply(ArrayBatch.of_vectors(x[i : i + p.units]))
         assert rows_of(alone, 0) == rows_of(whole, i // p.units)
 
 
@@ -105,7 +107,7 @@ def test_a_transformed_record_depends_on_its_source_alone(variant: dict[str, Any
 def test_no_row_passes_the_public_bound(variant: dict[str, Any], seed: int) -> None:
     p = Preprocessing(dim=D, **variant)
     x = np.random.default_rng(seed).standard_cauchy((10, D)) * 10
-    norms = np.sum(p.apply(Batch.of_vectors(x)).rows ** 2, axis=1)
+    norms = np.sum(p.apply(ArrayBatch.of_vectors(x)).rows ** 2, axis=1)
     assert p.largest_squared_norm is not None
     assert norms.max() <= p.largest_squared_norm * (1 + 1e-12)
 
@@ -119,7 +121,7 @@ def test_a_record_that_overflows_is_null_and_nothing_warns_of_it(centering: Any)
     """A warning would tell that there is such a record; pytest makes errors of them."""
     p = Preprocessing(dim=D, centering=centering, scale=4.0)
     x = np.full((1, D), 1.7e308)
-    t = p.apply(Batch.of_records([x, -x, np.ones((1, D)), np.ones((1, D))], D))
+    t = p.apply(ArrayBatch.of_records([x, -x, np.ones((1, D)), np.ones((1, D))], D))
     lengths = np.diff(t.starts)
     assert lengths[0] == 0
     assert len(t) == 4 // p.units
@@ -130,7 +132,7 @@ def test_a_record_that_overflows_is_null_and_nothing_warns_of_it(centering: Any)
 
 def test_one_overflowing_row_makes_the_whole_factor_null() -> None:
     p = Preprocessing(dim=1, centering="none", scale=1e10)
-    t = p.apply(Batch.of_records([np.array([[1.0], [1e300]]), np.array([[2.0]])], 1))
+    t = p.apply(ArrayBatch.of_records([np.array([[1.0], [1e300]]), np.array([[2.0]])], 1))
     assert t.starts.tolist() == [0, 0, 1]
     assert t.rows.tolist() == [[2e10]]
 
@@ -138,14 +140,14 @@ def test_one_overflowing_row_makes_the_whole_factor_null() -> None:
 def test_float32_rows_are_transformed_as_the_float64_numbers_they_are() -> None:
     x = np.random.default_rng(2).standard_normal((10, D)).astype(np.float32)
     p = Preprocessing(dim=D, centering=(0.1, 0.2, 0.3), scale=1.1, bounds=(-1.1, 1.1))
-    single, double = p.apply(Batch.of_vectors(x)), p.apply(Batch.of_vectors(x.astype(np.float64)))
+    single, double = p.apply(ArrayBatch.of_vectors(x)), p.apply(ArrayBatch.of_vectors(x.astype(np.float64)))
     assert np.array_equal(single.rows, double.rows)
 
 
 def test_the_source_is_left_alone() -> None:
     for variant in VARIANTS:
         x = np.random.default_rng(3).standard_normal((4, D)) * 9
-        batch = Batch.of_vectors(x.copy())
+        batch = ArrayBatch.of_vectors(x.copy())
         Preprocessing(dim=D, **variant).apply(batch)
         assert np.array_equal(batch.rows, x)
 
@@ -155,7 +157,7 @@ def test_a_matrix_becomes_symmetric_to_the_last_bit() -> None:
     p = Preprocessing(dim=2, kind=RecordKind.MATRIX, centering="none")
     assert one(p, [[1.0, 2.0], [4.0, -5.0]]) == [[1.0, 3.0], [3.0, -5.0]]
     assert one(p, [[1.7e308, 1.7e308], [1.7e308, -1.7e308]]) == [[1.7e308, 1.7e308], [1.7e308, -1.7e308]]
-    nulls = p.apply(Batch.of_records([None, np.eye(2), None], 2, RecordKind.MATRIX))
+    nulls = p.apply(ArrayBatch.of_records([None, np.eye(2), None], 2, RecordKind.MATRIX))
     assert nulls.starts.tolist() == [0, 0, 2, 2]
 
 

@@ -8,22 +8,25 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streaming_pca.data import records as records_module
-from streaming_pca.data.records import Batch, RecordKind, is_symmetric
+from streaming_pca.data import array_batch as array_module
+from streaming_pca.data.array_batch import ArrayBatch, array_of
+from streaming_pca.data.records import RecordKind, is_symmetric
 
 
-def taken_apart(batch: Batch) -> list[list[list[float]]]:
+def taken_apart(batch: ArrayBatch) -> list[list[list[float]]]:
     packed = batch.packed()
     return [packed.rows[a:b].tolist() for a, b in zip(packed.starts[:-1], packed.starts[1:], strict=True)]
 
 
-def mixed() -> Batch:
+def mixed() -> ArrayBatch:
     """Records 0 to 9 of 0 to 3 rows that hold their number."""
-    return Batch.of_records([None if i % 4 == 0 else np.full((i % 4, 2), float(i)) for i in range(10)], 2)
+    return ArrayBatch.of_records(
+        [None if i % 4 == 0 else np.full((i % 4, 2), float(i)) for i in range(10)], 2
+    )
 
 
 def test_a_null_record_keeps_its_place() -> None:
-    batch = Batch.of_records([np.ones((1, 2)), None, np.full((2, 2), 3.0), None], 2)
+    batch = ArrayBatch.of_records([np.ones((1, 2)), None, np.full((2, 2), 3.0), None], 2)
     assert len(batch) == 4
     assert taken_apart(batch) == [[[1.0, 1.0]], [], [[3.0, 3.0], [3.0, 3.0]], []]
 
@@ -36,7 +39,7 @@ def test_records_that_do_not_count_are_null_and_the_others_are_as_they_were() ->
         assert kept.kind is whole.kind
         expected = [record if c else [] for record, c in zip(taken_apart(whole), counted, strict=True)]
         assert taken_apart(kept) == expected
-    none = Batch.of_records([], 2)
+    none = ArrayBatch.of_records([], 2)
     assert len(none.keeping(np.zeros(0, np.bool_))) == 0
 
 
@@ -44,13 +47,13 @@ def test_records_that_do_not_count_are_null_and_the_others_are_as_they_were() ->
 def test_a_vector_that_is_not_finite_is_null_and_keeps_its_place(poison: float) -> None:
     x = np.arange(6.0).reshape(3, 2)
     x[1, 0] = poison
-    assert taken_apart(Batch.of_vectors(x)) == [[[0.0, 1.0]], [], [[4.0, 5.0]]]
+    assert taken_apart(ArrayBatch.of_vectors(x)) == [[[0.0, 1.0]], [], [[4.0, 5.0]]]
 
 
 def test_a_factor_with_one_bad_row_is_null_as_a_whole() -> None:
     f = np.ones((2, 3, 4))
     f[0, 2, 1] = np.nan
-    assert [len(r) for r in taken_apart(Batch.of_vectors(f))] == [0, 3]
+    assert [len(r) for r in taken_apart(ArrayBatch.of_vectors(f))] == [0, 3]
 
 
 @pytest.mark.parametrize(
@@ -64,22 +67,22 @@ def test_a_factor_with_one_bad_row_is_null_as_a_whole() -> None:
     ],
 )
 def test_vectors_are_float32_or_float64(given: Any, kept: Any) -> None:
-    batch = Batch.of_vectors(np.ones((2, 3), dtype=given))
+    batch = ArrayBatch.of_vectors(np.ones((2, 3), dtype=given))
     assert batch.rows.dtype == kept
     assert batch.rows.dtype.isnative
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (0, 2, 3), (2, 0, 3)])
 def test_batches_without_rows_have_a_length_and_a_dimension(shape: tuple[int, ...]) -> None:
-    batch = Batch.of_vectors(np.zeros(shape))
+    batch = ArrayBatch.of_vectors(np.zeros(shape))
     assert (len(batch), batch.dim) == (shape[0], 3)
-    assert (len(Batch.of_records([], 3)), Batch.of_records([None], 3).dim) == (0, 3)
+    assert (len(ArrayBatch.of_records([], 3)), ArrayBatch.of_records([None], 3).dim) == (0, 3)
 
 
 @pytest.mark.parametrize("shape", [(3,), (1, 1, 1, 1), ()])
 def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="axes"):
-        Batch.of_vectors(np.zeros(shape))
+        ArrayBatch.of_vectors(np.zeros(shape))
 
 
 def test_parts_are_disjoint_cover_the_batch_and_share_its_memory() -> None:
@@ -96,68 +99,9 @@ def test_parts_that_do_not_add_up_are_refused(counts: list[int]) -> None:
         mixed().split(counts)
 
 
-@pytest.mark.parametrize("counts", [[10], [3, 0, 4, 3], [0, 10], [1] * 10])
-def test_dealt_parts_are_disjoint_complete_and_in_the_batchs_order(counts: list[int]) -> None:
-    whole = Batch(np.arange(20.0).reshape(10, 2), np.array([0, 0, 1, 3, 3, 6, 7, 7, 7, 9, 10]))
-    parts = whole.deal(counts)
-    assert [len(p) for p in parts] == counts
-    found = [[r for r in taken_apart(p) if r] for p in parts]
-    assert all(part == sorted(part) for part in found)
-    assert sorted(r for part in found for r in part) == [r for r in taken_apart(whole) if r]
-    assert sum(not r for p in parts for r in taken_apart(p)) == 4
-
-
-def positions(n: int, counts: list[int], granularity: int = 1) -> list[NDArray[np.int64]]:
-    """Which records of n are in each dealt part."""
-    parts = Batch.of_vectors(np.arange(float(n))[:, None]).deal(counts, granularity)
-    return [p.packed().rows[:, 0].astype(np.int64) for p in parts]
-
-
-@pytest.mark.parametrize(("n", "shares"), [(5_000, (0.05, 0.03)), (20_001, (0.05, 0.2, 0.01))])
-def test_dealt_parts_are_spread_evenly(n: int, shares: tuple[float, ...]) -> None:
-    """In any 50 neighbours a part with share p has 50 p records, give or take 3."""
-    counts = [int(share * n) for share in shares]
-    counts.append(n - sum(counts))
-    for count, part in zip(counts, positions(n, counts), strict=True):
-        is_in = np.zeros(n + 1)
-        is_in[part + 1] = 1
-        cumulative = np.cumsum(is_in)
-        runs = cumulative[50:] - cumulative[:-50]
-        assert np.abs(runs - 50 * count / n).max() <= 3
-
-
-@pytest.mark.parametrize("n", [1_000, 1_001])
-def test_dealing_keeps_pairs(n: int) -> None:
-    found = positions(n, [50, 30, n - 80], granularity=2)
-    assert [len(part) for part in found] == [50, 30, n - 80]
-    owner = np.empty(n, dtype=np.int64)
-    for i, part in enumerate(found):
-        owner[part] = i
-    assert np.array_equal(owner[0 : n - 1 : 2], owner[1:n:2])
-
-
-@pytest.mark.parametrize("n", [0, 10, 999])
-def test_dealing_looks_at_positions_only(n: int) -> None:
-    """A record that is replaced, or null, moves no other to another part."""
-    counts = [n // 5, n // 3, n - n // 5 - n // 3]
-    kept = np.random.default_rng(0).random(n) < 0.5
-    plain = positions(n, counts)
-    parts = Batch.of_vectors(np.arange(float(n))[:, None]).keeping(kept).deal(counts)
-    assert [len(p) for p in parts] == counts
-    for part, everyone in zip(parts, plain, strict=True):
-        assert np.array_equal(np.diff(part.starts) == 1, kept[everyone])
-        assert np.array_equal(part.packed().rows[:, 0], everyone[kept[everyone]])
-
-
-@pytest.mark.parametrize("counts", [[9], [11], [-1, 11], []])
-def test_dealt_parts_that_do_not_add_up_are_refused(counts: list[int]) -> None:
-    with pytest.raises(ValueError, match="add up"):
-        mixed().deal(counts)
-
-
 def test_parts_keep_the_kind() -> None:
-    batch = Batch.of_records([np.eye(2)] * 3, 2, RecordKind.MATRIX)
-    parts = [*batch.split([1, 2]), *batch.blocks(2), *batch.deal([1, 2])]
+    batch = ArrayBatch.of_records([np.eye(2)] * 3, 2, RecordKind.MATRIX)
+    parts = [*batch.split([1, 2]), *batch.blocks(2)]
     assert {p.kind for p in parts} == {RecordKind.MATRIX}
 
 
@@ -167,9 +111,9 @@ def test_blocks_cover_the_batch_and_all_but_the_last_are_even(
     limit: int, n_entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pair is never cut."""
-    monkeypatch.setattr(records_module, "_BLOCK_ENTRIES", n_entries)
-    monkeypatch.setattr(records_module, "_LEAST_ROWS", 0)
-    batch = Batch.of_records([*([None] * 5), *(np.ones((i % 5, 2)) * i for i in range(1, 47))], 2)
+    monkeypatch.setattr(array_module, "_BLOCK_ENTRIES", n_entries)
+    monkeypatch.setattr(array_module, "_LEAST_ROWS", 0)
+    batch = ArrayBatch.of_records([*([None] * 5), *(np.ones((i % 5, 2)) * i for i in range(1, 47))], 2)
     blocks = list(batch.blocks(limit))
     assert [r for b in blocks for r in taken_apart(b)] == taken_apart(batch)
     assert all(len(b) % 2 == 0 for b in blocks[:-1])
@@ -182,7 +126,7 @@ class _RowSum:
     limit = 4
     whole = False
 
-    def __call__(self, block: Batch) -> NDArray[np.int64]:
+    def __call__(self, block: ArrayBatch) -> NDArray[np.int64]:
         return np.asarray(block.rows.sum(axis=0), dtype=np.int64)
 
 
@@ -190,10 +134,11 @@ def test_a_batch_is_summed_and_mapped_over_its_blocks() -> None:
     batch = mixed()
     assert batch.sum(_RowSum()).tolist() == batch.rows.sum(axis=0).tolist()
     assert (
-        batch.map(lambda b: np.diff(b.starts).astype(np.float64)).tolist() == np.diff(batch.starts).tolist()
+        array_of(batch.map(lambda b: np.diff(b.starts).astype(np.float64))).tolist()
+        == np.diff(batch.starts).tolist()
     )
-    assert Batch.of_records([], 2).sum(_RowSum()).tolist() == [0, 0]
-    assert Batch.of_records([], 2).map(lambda b: np.ones(len(b))).size == 0
+    assert ArrayBatch.of_records([], 2).sum(_RowSum()).tolist() == [0, 0]
+    assert len(ArrayBatch.of_records([], 2).map(lambda b: np.ones(len(b)))) == 0
 
 
 def test_symmetry_is_judged_relative_to_the_largest_entry() -> None:
@@ -212,7 +157,7 @@ def test_symmetry_of_extreme_matrices_is_judged_without_a_warning(entry: float) 
 def test_picked_records_share_the_rows_that_they_were_picked_from() -> None:
     batch = mixed()
     chosen = np.arange(10) % 3 != 0
-    for picked in (batch.only(chosen), batch.keeping(chosen), *batch.deal([3, 7])):
+    for picked in (batch.only(chosen), batch.keeping(chosen)):
         assert picked.rows is batch.rows
         assert picked.packed().begins is None
         assert len(picked.packed().rows) == picked.starts[-1]

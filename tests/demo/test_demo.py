@@ -9,10 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+
+from tests.dashboard.waiting import wait_for
 
 
 def demo(cwd: Path, *arguments: object, **variables: str) -> subprocess.Popen[str]:
@@ -47,6 +51,81 @@ def test_the_demo_learns_the_flights_and_explains_itself(tmp_path: Path) -> None
     assert len(pages) == 2
     assert all((Path(__file__).parents[2] / page).is_file() for page in pages)
     assert re.search(r"takes about (20 seconds|a minute) on two cores", err)
+    assert "make dashboard, or streaming-pca demo --dashboard, learns the same and shows it" in text
+
+
+def streams_at(url: str) -> list[dict[str, Any]]:
+    with urllib.request.urlopen(f"{url}/v1/streams", timeout=20) as answer:
+        found: list[dict[str, Any]] = json.load(answer)["items"]
+    return found
+
+
+def address_in(process: subprocess.Popen[str]) -> tuple[str, list[str]]:
+    """The address that a process prints, and the lines before."""
+    assert process.stdout is not None
+    said: list[str] = []
+    for line in process.stdout:
+        found = re.match(r"dashboard: (http://\S+)/", line)
+        if found is not None:
+            return found[1], said
+        said.append(line)
+    raise AssertionError("".join(said))
+
+
+def learnt(url: str) -> dict[str, Any]:
+    """The stream at an address, once the dashboard has read its topics."""
+    (found,) = wait_for(lambda: [s for s in streams_at(url) if s["last_release"] is not None])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_dashboard_shows_what_the_demo_learnt_until_it_is_stopped(tmp_path: Path) -> None:
+    with demo(tmp_path, "--dashboard", "--port", 0, TMPDIR=str(tmp_path)) as process:
+        url, said = address_in(process)
+        facts = json.loads(said[-1])
+        assert "the dashboard, whose address follows, shows this stream until Ctrl-C" in "".join(said)
+        found = learnt(url)
+        assert found["records"] == facts["records"] == 336_776
+        assert found["batches"]["released"] == facts["releases"]
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_on_a_broker_of_ones_own_the_printed_lines_show_the_stream(
+    kafka_bootstrap: str, tmp_path: Path
+) -> None:
+    out, err = demo(tmp_path, "--bootstrap", kafka_bootstrap).communicate(timeout=280)
+    found = re.search(
+        r"^cat > (\S+) <<'END'\n(.*?)^END\n(streaming-pca dashboard --config \S+)$", out, re.M | re.S
+    )
+    assert found is not None, out + err
+    name, text, command = found.groups()
+    assert f"this stream stays on {kafka_bootstrap}" in out
+    (tmp_path / name).write_text(text)
+    words = [
+        sys.executable,
+        "-m",
+        *command.replace("streaming-pca", "streaming_pca", 1).split(),
+        "--port",
+        "0",
+    ]
+    with subprocess.Popen(
+        words,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as process:
+        try:
+            assert learnt(address_in(process)[0])["records"] == 336_776
+        finally:
+            process.kill()
 
 
 def test_a_first_demo_says_that_it_compiles_and_stops_when_told(tmp_path: Path) -> None:

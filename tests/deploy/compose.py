@@ -93,23 +93,25 @@ class Deployment:
         own = self.directory / service.name
         service.paths["/tmp"] = own / "tmp"
         service.paths["/tmp"].mkdir(parents=True)
-        for mount in service.told.get("volumes", []):
-            source, target = mount.split(":")[:2]
+        mounts = [mount.split(":")[:2] for mount in service.told.get("volumes", [])]
+        for source, target in mounts:
             if source.startswith("."):
                 service.paths[target] = own / "mounts" / source
-                self._copy(ROOT / source, service.paths[target], service)
             else:
                 service.paths[target] = self.directory / "volumes" / source
                 service.paths[target].mkdir(parents=True, exist_ok=True)
+        for source, target in mounts:
+            if source.startswith("."):
+                self._copy(ROOT / source, service.paths[target], service)
 
     def _copy(self, source: Path, target: Path, service: Service) -> None:
-        """Copy text files, with this machine's addresses in them."""
+        """Copy text files, with this machine's addresses and paths in them."""
         files = [source] if source.is_file() else [p for p in source.rglob("*") if p.is_file()]
         assert files, f"{source} is mounted by {service.name} and holds nothing"
         for file in files:
             copy = target / file.relative_to(source) if source.is_dir() else target
             copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_text(self.addressed(file.read_text(), service))
+            copy.write_text(self.translated(file.read_text(), service))
 
     def addressed(self, text: str, service: Service) -> str:
         """Replace host names that a port follows, and a container's own addresses."""

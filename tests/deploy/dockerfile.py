@@ -22,7 +22,7 @@ from tests.deploy.tools import ROOT
 
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 # The image's directories that its lines name.
-OWN_PATHS = ("/src", "/wheels", "/opt/streaming-pca", "/opt/flights", "/data")
+OWN_PATHS = ("/src", "/wheels", "/opt/streaming-pca", "/opt/flights", "/access", "/data")
 
 
 @dataclass(frozen=True)

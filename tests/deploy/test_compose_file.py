@@ -40,7 +40,7 @@ def test_docker_compose_refuses_a_file_that_is_wrong(tmp_path: Any) -> None:
 
 
 def test_there_is_a_broker_a_worker_and_all_that_goes_with_them() -> None:
-    assert set(SERVICES) == LONG_RUNNING | {"topics", "flights-file", "flights"}
+    assert set(SERVICES) == LONG_RUNNING | {"token", "topics", "flights-file", "flights"}
     assert SERVICES["worker"]["command"] == SERVICES["standby"]["command"]
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,9 +67,15 @@ def releases(running: Deployment, bootstrap: str) -> list[Release]:
 
 def get(deployment: Deployment, service: str, port: int, path: str) -> str:
     url = f"http://{deployment.services[service].address}:{port}{path}"
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    token = token_of(deployment, "worker").read_text()
+    asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(asked, timeout=10) as answer:
         text: str = answer.read().decode()
     return text
+
+
+def token_of(deployment: Deployment, service: str) -> Path:
+    return deployment.services[service].paths["/access"] / "token"
 
 
 def query(deployment: Deployment, promql: str) -> list[dict[str, Any]]:
@@ -124,6 +132,24 @@ def test_one_worker_leads_and_both_are_ready(running: Deployment) -> None:
     assert [leads(running, name) for name in WORKERS].count(True) == 1
     for name in WORKERS:
         assert get(running, name, 9464, "/readyz")
+
+
+def test_a_worker_tells_only_those_who_have_the_token(running: Deployment) -> None:
+    token = token_of(running, "worker")
+    assert token.stat().st_mode & 0o777 == 0o640
+    made = token.read_text()
+    assert len(made) >= 40
+    running.start("token")
+    assert running.ends("token") == 0, running.services["token"].log
+    assert token.read_text() == made, "another token was made"
+    for name in WORKERS:
+        assert made not in running.services[name].log
+        url = f"http://{running.services[name].address}:9464"
+        for path in ("/metrics", "/v1/streams"):
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                urllib.request.urlopen(url + path, timeout=10)
+        streams = json.loads(get(running, name, 9464, "/v1/streams"))["items"]
+        assert [stream["name"] for stream in streams] == [STREAM]
 
 
 def test_workers_log_json_alone(running: Deployment, releases: list[Release]) -> None:

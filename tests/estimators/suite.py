@@ -8,6 +8,7 @@ Mechanisms are watched where estimators call them: by the names that
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
@@ -17,11 +18,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator, State, Subspace
 from streaming_pca.estimators.common.composed import ComposedEstimator
 from streaming_pca.estimators.registry import ESTIMATORS, find
+from streaming_pca.kernels.coordinates import BinCounts
 from streaming_pca.linalg.packed import pack_symmetric
 from streaming_pca.linalg.subspace import orthonormalise
 from streaming_pca.local import noise_sigma
@@ -241,8 +244,8 @@ def records(estimator: Estimator[Any, Any], m: int, seed: int = 0) -> list[Any]:
     return out
 
 
-def pack(estimator: Estimator[Any, Any], items: list[Any]) -> Batch:
-    return Batch.of_records(items, estimator.dim, estimator.kind)
+def pack(estimator: Estimator[Any, Any], items: list[Any]) -> ArrayBatch:
+    return ArrayBatch.of_records(items, estimator.dim, estimator.kind)
 
 
 def start(estimator: Estimator[Any, Any]) -> Any:
@@ -307,18 +310,38 @@ def watched(answers: list[Any] | None = None) -> Iterator[list[Call]]:
 
 
 def _as_array(values: Any) -> NDArray[Any]:
-    """A copy of a mechanism's input; keys of a histogram, which may be None, as objects."""
+    """A copy of a mechanism's input; keys of a histogram, which may be None, as objects.
+
+    Of counted bins: by histogram, the number of records in each bin.
+    """
+    if isinstance(values, BinCounts):
+        return np.array([*bins_of(values), None], dtype=object)[:-1]
     return np.array(values, dtype=object if isinstance(values, list) else None)
+
+
+def bins_of(counted: BinCounts) -> list[Counter[int]]:
+    """The number of records in each bin, by histogram."""
+    bins: list[Counter[int]] = [Counter() for _ in range(counted.histograms)]
+    for owner, key, count in zip(counted.owners, counted.keys, counted.counts, strict=True):
+        assert count > 0
+        assert key not in bins[owner]
+        bins[owner][int(key)] = int(count)
+    return bins
+
+
+def replaced(before: Counter[int], after: Counter[int]) -> int:
+    """The least number of records whose replacement explains the change of a histogram."""
+    return max((before - after).total(), (after - before).total())
 
 
 def mechanism_inputs(
     estimator: Estimator[Any, Any],
-    items: list[Any] | Batch,
+    items: list[Any] | ArrayBatch,
     answers: list[Any] | None = None,
     state: Any = None,
 ) -> list[Call]:
     """What the mechanisms of an update, by default the first, are asked, given what they answer."""
-    batch = items if isinstance(items, Batch) else pack(estimator, items)
+    batch = items if isinstance(items, ArrayBatch) else pack(estimator, items)
     with replace_noise_sampler(SeededSampler()), watched(answers) as seen:
         estimator.update(start(estimator) if state is None else state, batch)
     assert answers is None or len(seen) == len(answers)
@@ -341,10 +364,12 @@ def differing(a: Call, b: Call) -> int:
         return sum((int(x) - int(y)) ** 2 for x, y in zip(a.values.flat, b.values.flat, strict=True))
     changed = a.values != b.values
     if a.name.endswith("_modes"):
-        # A row a histogram, a column a record.
-        return int(np.count_nonzero(changed.any(axis=0)))
+        return max(replaced(p, q) for p, q in zip(a.values, b.values, strict=True))
     if a.name == "AboveThreshold":
         return abs(int(a.values) - int(b.values))
+    if a.name == "private_quantile":
+        # A record moves every count by one at most.
+        return int(np.abs(a.values - b.values).max())
     return int(np.count_nonzero(changed))
 
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.adaptive import AdaptiveOptions, AdaptivePCA, AdaptiveState
 from streaming_pca.estimators.common.state import decode_state, encode_state
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
@@ -47,7 +48,7 @@ def start(estimator: AdaptivePCA) -> AdaptiveState:
     return estimator.init(utility_generator(0))
 
 
-def learn(estimator: AdaptivePCA, batches: list[Batch], seed: int = 0) -> list[AdaptiveState]:
+def learn(estimator: AdaptivePCA, batches: list[ArrayBatch], seed: int = 0) -> list[AdaptiveState]:
     states = [start(estimator)]
     with replace_noise_sampler(SeededSampler(seed)):
         for batch in batches:
@@ -55,17 +56,17 @@ def learn(estimator: AdaptivePCA, batches: list[Batch], seed: int = 0) -> list[A
     return states[1:]
 
 
-def gaussian(m: int, d: int, seed: int) -> Batch:
+def gaussian(m: int, d: int, seed: int) -> ArrayBatch:
     rng = utility_generator(seed)
-    return Batch.of_vectors(rng.standard_normal((m, d)) * np.linspace(2, 0.3, d))
+    return ArrayBatch.of_vectors(rng.standard_normal((m, d)) * np.linspace(2, 0.3, d))
 
 
-def agreeing(m: int, d: int, seed: int, of: int = 0) -> tuple[Batch, Floats]:
+def agreeing(m: int, d: int, seed: int, of: int = 0) -> tuple[ArrayBatch, Floats]:
     """Factors F with F^T F near V L V^T for one V, and V^T."""
     truth = orthonormalise(utility_generator(of).standard_normal((d, 2)))
     rng = utility_generator(seed)
     factors = (np.sqrt([5.0, 4.0]) * truth).T + 0.05 * rng.standard_normal((m, 2, d))
-    return Batch.of_vectors(factors), truth.T
+    return ArrayBatch.of_vectors(factors), truth.T
 
 
 # The choice.
@@ -175,7 +176,7 @@ def test_a_state_of_either_route_survives_its_bytes_and_goes_on_alike() -> None:
 # Degenerate batches.
 
 
-def batches_of(what: str, d: int, kind: RecordKind, m: int) -> Batch:
+def batches_of(what: str, d: int, kind: RecordKind, m: int) -> ArrayBatch:
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((m, d))
     scale = {"huge": 1e300, "denormal": 1e-310, "large": 1e100, "small": 1e-100, "spread": 1.0}.get(what, 1.0)
@@ -190,7 +191,7 @@ def batches_of(what: str, d: int, kind: RecordKind, m: int) -> Batch:
         items = [items[0]] + [None] * (m - 1)
     if what == "same":
         items = [items[0]] * m
-    return Batch.of_records(items, d, kind)
+    return ArrayBatch.of_records(items, d, kind)
 
 
 @pytest.mark.parametrize("how", ["none", "pairs", "auto", RecordKind.MATRIX], ids=str)

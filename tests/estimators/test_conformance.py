@@ -14,7 +14,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.state import decode_state, encode_state, state_values
 from streaming_pca.estimators.registry import ESTIMATORS, find
 from streaming_pca.privacy.calibration.multipliers import gaussian_delta, gaussian_multiplier
@@ -362,9 +363,9 @@ def test_batches_of_another_shape_or_kind_are_refused(name: str, how: Any) -> No
     other = RecordKind.FACTOR if estimator.kind is RecordKind.MATRIX else RecordKind.MATRIX
     with replace_noise_sampler(ClosedSampler()):
         with pytest.raises(ValueError, match="features"):
-            estimator.update(state, Batch.of_records([None, None], D + 1, estimator.kind))
+            estimator.update(state, ArrayBatch.of_records([None, None], D + 1, estimator.kind))
         with pytest.raises(ValueError, match="kind"):
-            estimator.update(state, Batch.of_records([None, None], D, other))
+            estimator.update(state, ArrayBatch.of_records([None, None], D, other))
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)

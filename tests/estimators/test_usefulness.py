@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator, Subspace
 from streaming_pca.estimators.common.clipped_batches import GrowingBatches
 from streaming_pca.estimators.registry import find
@@ -28,6 +29,7 @@ from tests.estimators.suite import (
     spiked,
     start,
 )
+from tests.privacy.noise import SeededSampler
 
 # One estimator at a time.
 
@@ -69,7 +71,7 @@ def test_a_radius_is_found_on_any_sizes(where: str) -> None:
     x = np.full_like(x, np.nan) if where == "all null" else x[:3] if where == "three" else x
     estimator = make("analyze-gauss", k=1, **({"radius_range": sizes} if sizes else {}))
     with replace_noise_sampler(FixedSampler()):
-        state = estimator.update(start(estimator), Batch.of_vectors(x))
+        state = estimator.update(start(estimator), ArrayBatch.of_vectors(x))
     release = estimator.release(state)
     check_subspace(estimator, release)
     if where in ("all alike", "one far above"):
@@ -120,7 +122,7 @@ def learn(estimator: Estimator[Any, Any], x: NDArray[np.float64]) -> Subspace:
     state, taken = start(estimator), 0
     while taken < len(x):
         count = min(estimator.plan(state).count, len(x) - taken)
-        state = estimator.update(state, Batch.of_vectors(x[taken : taken + count]))
+        state = estimator.update(state, ArrayBatch.of_vectors(x[taken : taken + count]))
         taken += count
     return estimator.release(state)
 
@@ -153,7 +155,10 @@ def test_private_oja_finds_a_spiked_subspace() -> None:
 
 @pytest.mark.parametrize("name", [name for name, _ in MATRIX_CASES])
 def test_matrices_do_as_well_as_their_factors(name: str) -> None:
-    """As above; clipped at a Frobenius norm of 64, noise of 2 64 1.2/4000 = 0.04 an entry at most."""
+    """As above; clipped at a Frobenius norm of 64, noise of 2 64 1.2/4000 = 0.04 an entry at most.
+
+    The seed is fixed: a random start of ``k-dp-ojas`` is nearly orthogonal too often, once in 80.
+    """
     x, truth = spiked(16_000, 8, 2, 3)
     # Without the logarithm of its radius, which wants more records than these.
     adaptive = {
@@ -185,11 +190,12 @@ def test_matrices_do_as_well_as_their_factors(name: str) -> None:
         },
     }[name]
     estimator = make(name, RecordKind.MATRIX, dim=8, epsilon=4.0, **options)
-    state = start(estimator)
-    for part in np.split(x, 4):
-        rows = (part[:, :, None] * part[:, None, :]).reshape(-1, 8)
-        starts = np.arange(0, len(rows) + 1, 8, dtype=np.int64)
-        state = estimator.update(state, Batch(rows, starts, RecordKind.MATRIX))
+    with replace_noise_sampler(SeededSampler(1)):
+        state = start(estimator)
+        for part in np.split(x, 4):
+            rows = (part[:, :, None] * part[:, None, :]).reshape(-1, 8)
+            starts = np.arange(0, len(rows) + 1, 8, dtype=np.int64)
+            state = estimator.update(state, ArrayBatch(rows, starts, RecordKind.MATRIX))
     # Of those that find fewer than two: how far these are from the plane.
     inside = np.linalg.norm(estimator.release(state).components @ truth.T)
     assert math.sqrt(2 * max(estimator.k - inside**2, 0.0)) < 0.3

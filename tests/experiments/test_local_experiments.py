@@ -32,8 +32,9 @@ from experiments.papers.wang_xu import (
     leading,
     leading_sparse,
 )
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.linalg.packed import pack_symmetric
 from streaming_pca.linalg.subspace import ritz_pairs, subspace_error
@@ -102,7 +103,7 @@ def test_a_method_is_the_last_step_of_its_estimator(key: str, step: int) -> None
         ESTIMATORS[LOCAL_METHODS[key].id].options_type.model_validate({"refit": False} if step else {}),
     )
     state = estimator.init(np.random.default_rng(0))
-    state = estimator.update(state, Batch(rows, np.arange(n + 1, dtype=np.int64), RecordKind.LOCAL))
+    state = estimator.update(state, ArrayBatch(rows, np.arange(n + 1, dtype=np.int64), RecordKind.LOCAL))
     mean = moments.mean(axis=0)
     mine = leading_sparse(mean, k, sigma / math.sqrt(n)) if step else leading(mean, k)
     assert subspace_error(mine, estimator.release(state).components) < 1e-3

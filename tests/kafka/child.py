@@ -20,10 +20,13 @@ from typing import Any, Literal
 import numpy as np
 
 from streaming_pca.config.settings import Settings, StreamSettings
-from streaming_pca.data.records import Batch
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.privacy.randomness import replace_noise_sampler
+from streaming_pca.service import session
 from streaming_pca.service.commit.checkpoint import CheckpointWriter
-from streaming_pca.service.input import buffer, source
+from streaming_pca.service.errors import SessionLost
+from streaming_pca.service.input import buffer, partition_reader
+from streaming_pca.service.input.partition_reader import PartitionReader
 from streaming_pca.service.kafka import clients
 from streaming_pca.service.worker import run_worker
 from tests.privacy.noise import ScriptedSampler
@@ -85,6 +88,8 @@ def main(
     noise: bool = True,
     fetch_bytes: int | None = None,
     telltale: str | None = None,
+    ahead: bool = True,
+    lost_batches: int = 0,
 ) -> None:
     """Run a worker; its log and its peak memory go to files of ``directory``."""
     log = os.open(Path(directory, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -98,9 +103,12 @@ def main(
         shrink_fetches(fetch_bytes)
     if telltale is not None:
         break_assembly(telltale)
+    if lost_batches:
+        lose(lost_batches)
     Path(directory, "started").touch()
     with nullcontext() if noise else replace_noise_sampler(ScriptedSampler()):
-        status = run_worker([Settings(**each) for each in settings])
+        reader = PartitionReader if ahead else LazyReader
+        status = run_worker([Settings(**each) for each in settings], make_reader=reader)
     Path(directory, "peak").write_text(str(peak_memory()))
     sys.exit(status)
 
@@ -112,7 +120,7 @@ def shrink_fetches(fetch_bytes: int) -> None:
     def reading_consumer(*args: Any, **kwargs: Any) -> Any:
         return original(*args, **(kwargs | {"fetch_bytes": fetch_bytes, "max_poll_records": 7}))
 
-    source.reading_consumer = reading_consumer
+    partition_reader.reading_consumer = reading_consumer
 
 
 def break_assembly(telltale: str) -> None:
@@ -122,6 +130,25 @@ def break_assembly(telltale: str) -> None:
         raise MemoryError(telltale)
 
     buffer.interleave = interleave
+
+
+class LazyReader(PartitionReader):
+    """Reader that reads nothing before a batch needs it."""
+
+    ahead = False
+
+
+def lose(times: int) -> None:
+    """Let the records of a batch get lost while it is computed, the first times."""
+    original, left = session.compute_batch, [times]
+
+    def compute_batch(*args: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise SessionLost("an executor is gone")
+        return original(*args)
+
+    session.compute_batch = compute_batch  # type: ignore[attr-defined]
 
 
 def peak_memory() -> int:
@@ -137,4 +164,4 @@ def warm_up() -> None:
     stream = StreamSettings(name="warm", input="up", dim=4, rank=1, epsilon=1, delta=1e-6)
     for dtype in (np.float32, np.float64):
         state = stream.build_estimator().init(np.random.default_rng(0))
-        stream.build_estimator().update(state, Batch.of_vectors(np.ones((8, 4), dtype)))
+        stream.build_estimator().update(state, ArrayBatch.of_vectors(np.ones((8, 4), dtype)))

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from streaming_pca.data.records import _BLOCK_ENTRIES
+from streaming_pca.data.array_batch import _BLOCK_ENTRIES
 from streaming_pca.kernels.threads import thread_count
-from streaming_pca.service.input.source import _FETCH_BYTES
+from streaming_pca.service.input.partition_reader import _FETCH_BYTES
 from tests.kafka.stream import Stream, check_books
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]

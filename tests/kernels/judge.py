@@ -9,8 +9,9 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.clipped_sums import block_sum
 from streaming_pca.kernels.lattice import LatticeSum
 from streaming_pca.kernels.residuals import frobenius_norm
@@ -165,4 +166,4 @@ def the_sum(
     x: Floats | None, kind: RecordKind, basis: Floats, radius: float, centre: Floats | None = None
 ) -> LatticeSum:
     p = Preprocessing(dim=len(basis), kind=kind, centering="none")
-    return block_sum(Batch.of_records([x], len(basis), kind), p, basis, radius, centre)
+    return block_sum(ArrayBatch.of_records([x], len(basis), kind), p, basis, radius, centre)

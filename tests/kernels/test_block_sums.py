@@ -10,8 +10,9 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.clipped_sums import block_sum
 from streaming_pca.estimators.common.residual_sums import FactorProducts
 from streaming_pca.kernels.block.bounds import MOST_PRODUCT
@@ -196,8 +197,8 @@ def test_a_record_that_is_not_finite_contributes_what_null_does(
     for r in (1, 3, d) if kind is FACTOR else (d,):
         x = np.ones((r, d), dtype=dtype)
         x[r // 2, 20] = poison
-        batch = Batch(np.concatenate([x, x[:0]]), np.array([0, r]), kind)
-        null = Batch.of_records([None], d, kind)
+        batch = ArrayBatch(np.concatenate([x, x[:0]]), np.array([0, r]), kind)
+        null = ArrayBatch.of_records([None], d, kind)
         for centre in (None, np.ones((d, 2))):
             a, b = (block_sum(y, p, basis, 3.0, centre) for y in (batch, null))
             assert np.array_equal(a.total, b.total)
@@ -222,7 +223,7 @@ def test_rows_that_cancel_are_held_back_where_a_sum_would_not_be_exact(about: fl
     assert RECORDS_PER_FLUSH * most <= 2**53
     m = 5 * RECORDS_PER_FLUSH + 3
     p = Preprocessing(dim=2, centering="none")
-    whole = block_sum(Batch.of_vectors(np.repeat(CANCELLING[None], m, axis=0)), p, basis, radius, centre)
+    whole = block_sum(ArrayBatch.of_vectors(np.repeat(CANCELLING[None], m, axis=0)), p, basis, radius, centre)
     assert whole.total.tolist() == [[m * int(v) for v in row] for row in single.total]
 
 

@@ -9,8 +9,8 @@ import time
 import numpy as np
 import pytest
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch
 from streaming_pca.estimators.common.clipped_sums import covariance_sum
 from streaming_pca.kernels.blas import add_gram, dsyrk_address
 from streaming_pca.kernels.lattice import BLOCK
@@ -36,15 +36,17 @@ def test_more_records_than_float64_holds_are_exact(centering: str) -> None:
     x = rng.standard_normal((m, 3))
     x[::2] = [1.0, 0.0, 0.0]
     p = Preprocessing(dim=3, centering=centering)
-    whole = covariance_sum(Batch.of_vectors(x), p, 1e-3)
-    parts = [covariance_sum(Batch.of_vectors(part), p, 1e-3) for part in np.split(x, [2000, 9000, 20000])]
+    whole = covariance_sum(ArrayBatch.of_vectors(x), p, 1e-3)
+    parts = [
+        covariance_sum(ArrayBatch.of_vectors(part), p, 1e-3) for part in np.split(x, [2000, 9000, 20000])
+    ]
     assert np.array_equal(whole.total, sum(part.total for part in parts))
     assert whole.clipped == sum(part.clipped for part in parts) > 0
 
 
 def test_a_sum_does_not_wait_for_the_interpreter() -> None:
     """Beside a thread that never gives way, of itself: 100 waits for the lock would take 100 intervals."""
-    batch = Batch.of_vectors(np.random.default_rng(0).standard_normal((100_000, 8)))
+    batch = ArrayBatch.of_vectors(np.random.default_rng(0).standard_normal((100_000, 8)))
     p = Preprocessing(dim=8, centering="none")
     covariance_sum(batch, p, 1.0)
     stopping, interval = threading.Event(), sys.getswitchinterval()

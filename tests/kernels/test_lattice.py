@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from streaming_pca.data import records as records_module
+from streaming_pca.data import array_batch as array_module
+from streaming_pca.data.array_batch import ArrayBatch, array_of
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common import clipped_sums, record_reader
 from streaming_pca.estimators.common import residual_sums as product_kernels
 from streaming_pca.estimators.common.clipped_sums import block_residual_norms, block_sum, covariance_sum
@@ -45,7 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def sums(batch: Batch, p: Preprocessing) -> list[LatticeSum]:
+def sums(batch: ArrayBatch, p: Preprocessing) -> list[LatticeSum]:
     """All that there are; the last two are about a centre, by either of its ways."""
     centre = np.linspace(-4, 5, BASIS.size).reshape(BASIS.shape)
     return [
@@ -89,16 +90,16 @@ def p(request: pytest.FixtureRequest) -> Preprocessing:
 
 def test_any_order_gives_the_same_sum(p: Preprocessing) -> None:
     x = stream(p, 700)
-    whole = sums(Batch.of_records(x, D, p.kind), p)
+    whole = sums(ArrayBatch.of_records(x, D, p.kind), p)
     together = [x[i : i + p.units] for i in range(0, len(x), p.units)]
     for seed in range(3):
         order = np.random.default_rng(seed).permutation(len(together))
         shuffled = [r for i in order for r in together[i]]
-        assert same(sums(Batch.of_records(shuffled, D, p.kind), p), whole)
+        assert same(sums(ArrayBatch.of_records(shuffled, D, p.kind), p), whole)
 
 
 def test_any_size_of_block_gives_the_same_sum(p: Preprocessing, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = Batch.of_records(stream(p, 700), D, p.kind)
+    batch = ArrayBatch.of_records(stream(p, 700), D, p.kind)
     whole = sums(batch, p)
     for limit in (2, 6, 64, 1000):
         monkeypatch.setattr(clipped_sums._MatrixSum, "limit", limit)
@@ -112,19 +113,22 @@ def test_any_size_of_block_gives_the_same_sum(p: Preprocessing, monkeypatch: pyt
             monkeypatch.setattr(kernel, "limit", limit)
         assert same(sums(batch, p), whole)
     for n_entries in (1, 40, 1000):
-        monkeypatch.setattr(records_module, "_BLOCK_ENTRIES", n_entries)
-        monkeypatch.setattr(records_module, "_LEAST_ROWS", 0)
+        monkeypatch.setattr(array_module, "_BLOCK_ENTRIES", n_entries)
+        monkeypatch.setattr(array_module, "_LEAST_ROWS", 0)
         assert same(sums(batch, p), whole)
 
 
-def sizes(batch: Batch, p: Preprocessing) -> list[bytes]:
+def sizes(batch: ArrayBatch, p: Preprocessing) -> list[bytes]:
     centre = np.linspace(-4, 5, BASIS.size).reshape(BASIS.shape)
-    return [block_residual_norms(batch, p, BASIS, c).tobytes() for c in (centre, 0 * centre, 1e4 * centre)]
+    return [
+        array_of(block_residual_norms(batch, p, BASIS, c)).tobytes()
+        for c in (centre, 0 * centre, 1e4 * centre)
+    ]
 
 
 def test_any_tile_gives_the_same_sums_and_sizes(p: Preprocessing, monkeypatch: pytest.MonkeyPatch) -> None:
     """So does any place in a tile, and any company."""
-    batch = Batch.of_records(stream(p, 700), D, p.kind)
+    batch = ArrayBatch.of_records(stream(p, 700), D, p.kind)
     whole, lengths = sums(batch, p), sizes(batch, p)
     for least, most in ((1, 1), (8, 8), (8, 24), (64, 10_000)):
         monkeypatch.setattr(tiles, "_TILE_ENTRIES", most * D)
@@ -137,7 +141,7 @@ def test_any_tile_gives_the_same_sums_and_sizes(p: Preprocessing, monkeypatch: p
 
 def test_any_number_of_threads_gives_the_same_sum(p: Preprocessing, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of BLAS, and of the kernels, which are made to believe that a few records are worth a thread."""
-    batch = Batch.of_records(stream(p, 3000), D, p.kind)
+    batch = ArrayBatch.of_records(stream(p, 3000), D, p.kind)
     with threadpool_limits(1), limited_threads(1):
         whole, lengths = sums(batch, p), sizes(batch, p)
     for n in (2, 3, 8):
@@ -189,7 +193,7 @@ def test_any_number_of_threads_gives_the_same_sum(p: Preprocessing, monkeypatch:
 @pytest.mark.parametrize("p", ["none", "pairs", "vector"], indirect=True)
 def test_a_kernel_sums_what_no_other_has_taken(p: Preprocessing) -> None:
     kernel = product_kernels.FactorProducts(p, BASIS, 1.0)
-    batch = Batch.of_records(stream(p, 96), D, p.kind)
+    batch = ArrayBatch.of_records(stream(p, 96), D, p.kind)
     whole = kernel(batch)[:-1]
     records = kernel.records.read(batch)
     for first in (0, 8, 64, 96, 1000):
@@ -202,7 +206,7 @@ def test_a_kernel_sums_what_no_other_has_taken(p: Preprocessing) -> None:
 
 def test_float32_and_float64_of_the_same_values_give_the_same_sum(p: Preprocessing) -> None:
     single, double = (
-        Batch.of_records(stream(p, 500, dtype), D, p.kind) for dtype in (np.float32, np.float64)
+        ArrayBatch.of_records(stream(p, 500, dtype), D, p.kind) for dtype in (np.float32, np.float64)
     )
     assert (single.rows.dtype, double.rows.dtype) == (np.float32, np.float64)
     assert same(sums(single, p), sums(double, p))
@@ -210,16 +214,16 @@ def test_float32_and_float64_of_the_same_values_give_the_same_sum(p: Preprocessi
 
 def test_rows_that_cannot_be_written_or_are_strided_give_the_same_sum(p: Preprocessing) -> None:
     """Payloads are read-only buffers."""
-    batch = Batch.of_records(stream(p, 100), D, p.kind)
+    batch = ArrayBatch.of_records(stream(p, 100), D, p.kind)
     whole = sums(batch, p)
     frozen = np.frombuffer(batch.rows.tobytes(), dtype=np.float64).reshape(-1, D)
     strided = np.repeat(batch.rows, 2, axis=1)[:, ::2]
     for rows in (frozen, strided, np.asfortranarray(batch.rows)):
-        assert same(sums(Batch(rows, batch.starts, p.kind), p), whole)
+        assert same(sums(ArrayBatch(rows, batch.starts, p.kind), p), whole)
 
 
 def test_summing_does_not_touch_the_records(p: Preprocessing) -> None:
-    batch = Batch.of_records(stream(p, 100), D, p.kind)
+    batch = ArrayBatch.of_records(stream(p, 100), D, p.kind)
     before = batch.rows.copy()
     sums(batch, p)
     assert np.array_equal(batch.rows, before)
@@ -230,16 +234,16 @@ def test_null_records_change_nothing_where_there_is_no_centre(p: Preprocessing) 
     more: list[Any] = []
     for i in range(0, len(x), p.units):
         more += [None] * (2 * (i % 3)) + x[i : i + p.units]
-    padded, plain = (sums(Batch.of_records(y, D, p.kind), p) for y in (more, x))
+    padded, plain = (sums(ArrayBatch.of_records(y, D, p.kind), p) for y in (more, x))
     assert same(padded[:2], plain[:2])
 
 
 @pytest.mark.parametrize("d", [1, 3, 7])
 def test_a_full_block_at_the_radius_in_one_direction_is_exact(d: int) -> None:
     p = Preprocessing(dim=d, centering="none")
-    batch = Batch.of_vectors(np.full((BLOCK, d), 1e6))
+    batch = ArrayBatch.of_vectors(np.full((BLOCK, d), 1e6))
     s = covariance_sum(batch, p, 1.0)
-    one = int(covariance_sum(Batch.of_vectors(np.full((1, d), 1e6)), p, 1.0).total[0, 0])
+    one = int(covariance_sum(ArrayBatch.of_vectors(np.full((1, d), 1e6)), p, 1.0).total[0, 0])
     assert s.total.tolist() == [[BLOCK * one] * d] * d
     assert d * one <= RADIUS**2
     if d == 1:
@@ -252,7 +256,7 @@ def test_more_than_a_block_near_the_radius_is_exact(which: int) -> None:
     p = Preprocessing(dim=2, centering="none")
 
     def total(angle: float, m: int) -> int:
-        batch = Batch.of_vectors(np.repeat([[np.cos(angle), np.sin(angle)]], m, axis=0))
+        batch = ArrayBatch.of_vectors(np.repeat([[np.cos(angle), np.sin(angle)]], m, axis=0))
         sums_ = covariance_sum(batch, p, 1.0), block_sum(batch, p, np.eye(2)[:, :1], 1.0)
         return int(sums_[which].total[0, 0])
 
@@ -263,12 +267,12 @@ def test_more_than_a_block_near_the_radius_is_exact(which: int) -> None:
 
 def test_the_largest_sum_leaves_room_for_noise() -> None:
     p = Preprocessing(dim=1, centering="none")
-    batch = Batch.of_vectors(np.full((MAX_RECORDS, 1), 3.0, dtype=np.float32))
+    batch = ArrayBatch.of_vectors(np.full((MAX_RECORDS, 1), 3.0, dtype=np.float32))
     assert covariance_sum(batch, p, 1.0).total.tolist() == [[MAX_RECORDS * RADIUS**2]] == [[2**62]]
     block = int(block_sum(batch, p, np.ones((1, 1)), 1.0).total[0, 0])
     assert 0 <= 2**62 - block <= 2**62 // 2**18
     with pytest.raises(ValueError, match="max_batch"):
-        covariance_sum(Batch.of_vectors(np.ones((MAX_RECORDS + 1, 1))), p, 1.0)
+        covariance_sum(ArrayBatch.of_vectors(np.ones((MAX_RECORDS + 1, 1))), p, 1.0)
 
 
 def test_a_full_block_of_products_with_the_largest_products_is_exact() -> None:
@@ -276,17 +280,17 @@ def test_a_full_block_of_products_with_the_largest_products_is_exact() -> None:
     p = Preprocessing(dim=2, centering="none")
     f = np.array([[0.0, 1.0], [0.01, 0.0]])
     basis = np.array([[1.0], [0.0]])
-    single = block_sum(Batch.of_vectors(f[None]), p, basis, 1e-12).total
+    single = block_sum(ArrayBatch.of_vectors(f[None]), p, basis, 1e-12).total
     assert int(single[0, 0]) == pytest.approx(2**44.5 * 0.01, rel=1e-3)
     m = 4 * RECORDS_PER_FLUSH
     assert RECORDS_PER_FLUSH * RADIUS * MOST_PRODUCT == 2**52.5
-    whole = block_sum(Batch.of_vectors(np.repeat(f[None], m, axis=0)), p, basis, 1e-12).total
+    whole = block_sum(ArrayBatch.of_vectors(np.repeat(f[None], m, axis=0)), p, basis, 1e-12).total
     assert whole.tolist() == [[m * int(v) for v in row] for row in single]
 
 
 def test_a_full_block_of_matrices_is_exact() -> None:
     p = Preprocessing(dim=2, kind=RecordKind.MATRIX, centering="none")
-    batch = Batch.of_records([np.diag([1e300, 0.0])] * BLOCK, 2, RecordKind.MATRIX)
+    batch = ArrayBatch.of_records([np.diag([1e300, 0.0])] * BLOCK, 2, RecordKind.MATRIX)
     assert covariance_sum(batch, p, 1.0).total.tolist() == [[BLOCK * MATRIX_RADIUS, 0], [0, 0]]
     # Room for the roundings of eight padded rows of two columns: two units.
     one = int(block_sum(batch._slice(0, 1), p, np.eye(2), 1.0).total[0, 0])
@@ -297,8 +301,8 @@ def test_a_full_block_of_matrices_is_exact() -> None:
 def test_a_block_of_equal_records_is_a_multiple_of_one(p: Preprocessing) -> None:
     x = next(r for r in stream(p, 50) if r is not None)
     group = [x, 2 * x] if p.centering == "pairs" else [x]
-    single = sums(Batch.of_records(group, D, p.kind), p)
-    whole = sums(Batch.of_records(group * 5000, D, p.kind), p)
+    single = sums(ArrayBatch.of_records(group, D, p.kind), p)
+    whole = sums(ArrayBatch.of_records(group * 5000, D, p.kind), p)
     for a, b in zip(single, whole, strict=True):
         assert (5000 * a.total == b.total).all()
 

@@ -23,7 +23,8 @@ from numba.core.registry import cpu_target
 from streaming_pca.estimators.common.clipped_sums import block_sum, block_residual_norms
 from streaming_pca.linalg.subspace import orthonormalise
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.array_batch import ArrayBatch, array_of
+from streaming_pca.data.records import RecordKind
 
 rng = np.random.default_rng(0)
 digest = hashlib.sha256()
@@ -33,20 +34,20 @@ def add(batch, p, k):
     for centre in (None, rng.standard_normal(basis.shape) / 20):
         found = block_sum(batch, p, basis, 3.0, centre)
         digest.update(np.ascontiguousarray(found.total).tobytes() + bytes([found.clipped % 256]))
-        sizes = block_residual_norms(batch, p, basis, np.zeros_like(basis) if centre is None else centre)
-        digest.update(np.ascontiguousarray(sizes).tobytes())
+        about = np.zeros_like(basis) if centre is None else centre
+        digest.update(array_of(block_residual_norms(batch, p, basis, about)).tobytes())
 
 for k in range(1, 17):
     rows = rng.standard_normal((90, 37 + k)).astype(np.float32 if k % 2 else np.float64)
-    add(Batch.of_vectors(rows), Preprocessing(dim=37 + k, centering="none"), k)
+    add(ArrayBatch.of_vectors(rows), Preprocessing(dim=37 + k, centering="none"), k)
 plain = Preprocessing(dim=1100, centering="none")
-add(Batch.of_vectors(rng.standard_normal((30, 1100)) / 20), plain, 13)
+add(ArrayBatch.of_vectors(rng.standard_normal((30, 1100)) / 20), plain, 13)
 factors = [rng.standard_normal((r, 70)) / 8 for r in (1, 3, 20, 2, 1)]
-add(Batch.of_records(factors, 70), Preprocessing(dim=70, centering="none"), 5)
+add(ArrayBatch.of_records(factors, 70), Preprocessing(dim=70, centering="none"), 5)
 halves = rng.standard_normal((6, 21, 21)) / 8
 kind = RecordKind.MATRIX
 matrices = list(halves + halves.transpose(0, 2, 1))
-add(Batch.of_records(matrices, 21, kind), Preprocessing(dim=21, kind=kind, centering="none"), 4)
+add(ArrayBatch.of_records(matrices, 21, kind), Preprocessing(dim=21, kind=kind, centering="none"), 4)
 _, processor, features = cpu_target.target_context.codegen().magic_tuple()
 print(json.dumps([digest.hexdigest(), processor, "+avx512f" in features, "+avx2" in features]))
 """

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch, array_of
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch
 from streaming_pca.estimators.common.clipped_sums import block_residual_norms, block_sum
 from streaming_pca.estimators.power.bounded_records import BoundedRecords
 from streaming_pca.kernels.public_map import PublicMap, map_pair, map_row
@@ -45,14 +45,14 @@ def test_whoever_applies_more_than_a_map_says_so() -> None:
     with pytest.raises(TypeError, match="public_map"):
 
         class Doubled(Preprocessing):
-            def apply(self, batch: Batch) -> Batch:
-                return Batch(2 * batch.rows, batch.starts, batch.kind)
+            def apply(self, batch: ArrayBatch) -> ArrayBatch:
+                return ArrayBatch(2 * batch.rows, batch.starts, batch.kind)
 
     with pytest.raises(TypeError, match="public_map"):
 
         class Halved(BoundedRecords):
-            def apply(self, batch: Batch) -> Batch:
-                return Batch(batch.rows / 2, batch.starts, batch.kind)
+            def apply(self, batch: ArrayBatch) -> ArrayBatch:
+                return ArrayBatch(batch.rows / 2, batch.starts, batch.kind)
 
     waiting, seen = [Preprocessing], []
     while waiting:
@@ -66,8 +66,8 @@ def test_whoever_applies_more_than_a_map_says_so() -> None:
     assert {BoundedRecords, TooFew} <= set(seen)
 
 
-def batch_of(records: list[Any], p: Preprocessing) -> Batch:
-    return Batch.of_records(records, D, p.kind)
+def batch_of(records: list[Any], p: Preprocessing) -> ArrayBatch:
+    return ArrayBatch.of_records(records, D, p.kind)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -116,7 +116,7 @@ def test_sums_and_sizes_are_those_of_the_applied_rows(name: str, kind: Any) -> N
     rng = np.random.default_rng(0)
     basis = np.linalg.qr(rng.standard_normal((D, 2)))[0]
     batch = batch_of(stream(p, kind), p)
-    lengths = block_residual_norms(batch, p, basis, np.zeros((D, 2)))
+    lengths = array_of(block_residual_norms(batch, p, basis, np.zeros((D, 2))))
     usual = lengths[(lengths > 0) & (lengths < 1e200)]
     length = float(np.median(usual)) if len(usual) else 1.0
     for centre in (None, length * basis, length * rng.standard_normal((D, 2))):
@@ -125,18 +125,18 @@ def test_sums_and_sizes_are_those_of_the_applied_rows(name: str, kind: Any) -> N
             assert np.array_equal(a.total, b.total)
             assert a.clipped == b.clipped
         if centre is not None:
-            found, wanted = (block_residual_norms(batch, x, basis, centre) for x in (p, applied))
+            found, wanted = (array_of(block_residual_norms(batch, x, basis, centre)) for x in (p, applied))
             assert np.array_equal(found, wanted, equal_nan=True)
 
 
 @pytest.mark.parametrize("centre", [None, np.eye(D)[:, :2]])
 def test_an_odd_number_of_records_makes_no_pairs(centre: Any) -> None:
     p = Preprocessing(dim=D, centering="pairs")
-    odd = Batch.of_vectors(np.ones((5, D)))
+    odd = ArrayBatch.of_vectors(np.ones((5, D)))
     with pytest.raises(ValueError, match="even"):
         block_sum(odd, p, np.eye(D)[:, :2], 100.0, centre)
     with pytest.raises(ValueError, match="even"):
-        block_residual_norms(odd, p, np.eye(D)[:, :2], np.zeros((D, 2)))
+        array_of(block_residual_norms(odd, p, np.eye(D)[:, :2], np.zeros((D, 2))))
 
 
 @pytest.mark.parametrize("kind", ["factor", "matrix"])
@@ -145,8 +145,8 @@ def test_rows_and_bases_of_another_width_are_refused(kind: str, width: int) -> N
     """Kernels read and write by these numbers unchecked."""
     p = Preprocessing(dim=D, kind=kind, centering="none")
     rows: NDArray[np.float64] = np.ones((40, width))
-    batch = Batch(rows, np.arange(0, 41, width if kind == "matrix" else 1), p.kind)
-    right = Batch(np.ones((D, D)), np.array([0, D]), p.kind)
+    batch = ArrayBatch(rows, np.arange(0, 41, width if kind == "matrix" else 1), p.kind)
+    right = ArrayBatch(np.ones((D, D)), np.array([0, D]), p.kind)
     basis, other = np.eye(D)[:, :1], np.eye(width)[:, :1]
     for about in (None, np.ones):
         with pytest.raises(ValueError, match="features"):
@@ -154,7 +154,7 @@ def test_rows_and_bases_of_another_width_are_refused(kind: str, width: int) -> N
         with pytest.raises(ValueError, match="features"):
             block_sum(right, p, other, 30.0, about and about(other.shape))
     with pytest.raises(ValueError, match="features"):
-        block_residual_norms(batch, p, basis, 0 * basis)
-    beyond = Batch(np.ones((D, D)), np.array([0, 2 * D]), p.kind)
+        array_of(block_residual_norms(batch, p, basis, 0 * basis))
+    beyond = ArrayBatch(np.ones((D, D)), np.array([0, 2 * D]), p.kind)
     with pytest.raises(ValueError, match="rows"):
         block_sum(beyond, p, basis, 30.0)

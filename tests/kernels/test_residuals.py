@@ -11,8 +11,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.clipped_sums import _TightBlock, block_sum
 from streaming_pca.estimators.common.residual_sums import FactorProducts, MatrixProducts
 from streaming_pca.kernels.block.terms import RECORDS_PER_FLUSH
@@ -89,7 +90,7 @@ def test_records_near_the_centre_keep_their_residuals(kind: RecordKind, ratio: f
         f = (x0 + step)[None]
         batch.append(f if kind is RecordKind.FACTOR else (f.T @ f + f.T @ f) / 2)
     radius = ratio * frobenius_norm(centre)
-    s = block_sum(Batch.of_records(batch, d, kind), p, basis, radius, centre)
+    s = block_sum(ArrayBatch.of_records(batch, d, kind), p, basis, radius, centre)
     wanted = np.zeros((d, k))
     with localcontext(EXACT):
         for x in batch:
@@ -105,7 +106,7 @@ def test_the_way_is_chosen_by_public_numbers(kind: RecordKind, monkeypatch: pyte
     used: list[str] = []
     for kernel in (FactorProducts, MatrixProducts, _TightBlock):
 
-        def watched(self: Any, block: Batch, call: Any = kernel.__call__) -> Any:
+        def watched(self: Any, block: ArrayBatch, call: Any = kernel.__call__) -> Any:
             used.append(type(self).__name__)
             return call(self, block)
 
@@ -142,7 +143,7 @@ def test_blocks_of_the_largest_products_are_exact(ratio: float) -> None:
         radius = ratio * frobenius_norm(c)
         single = the_sum(f, RecordKind.FACTOR, q, radius, c)
         m = 20 * RECORDS_PER_FLUSH + 3
-        whole = block_sum(Batch.of_vectors(np.repeat(f[None], m, axis=0)), p, q, radius, c)
+        whole = block_sum(ArrayBatch.of_vectors(np.repeat(f[None], m, axis=0)), p, q, radius, c)
         assert whole.total.tolist() == [[m * int(v) for v in row] for row in single.total]
         assert whole.clipped == m * single.clipped
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from streaming_pca.linalg.subspace import (
     orthonormalise,
     principal_angle,
+    principal_angles,
     project_symmetric,
     ritz_pairs,
     stable_signs,
@@ -113,3 +114,24 @@ def test_the_largest_principal_angle_counts() -> None:
     b = np.array([[1.0, 0.0, 0.0, 0.0], [0.0, math.cos(0.3), math.sin(0.3), 0.0]])
     assert principal_angle(a, b) == pytest.approx(0.3)
     assert principal_angle(a, np.eye(4)[2:]) == pytest.approx(math.pi / 2)
+
+
+@pytest.mark.parametrize(
+    "angles",
+    [[1.2, 0.3], [math.pi / 2, 1e-12], [0.7, 0.7], [math.pi / 2 - 1e-12, 1e-3], [math.pi / 4, 0.0], [0.5]],
+)
+@pytest.mark.parametrize("more", [0, 2])
+def test_all_principal_angles_keep_their_digits(angles: list[float], more: int) -> None:
+    k, d = len(angles), 2 * len(angles) + more
+    a = np.eye(k, d)
+    b = np.zeros((k, d))
+    for i, angle in enumerate(angles):
+        b[i, i], b[i, k + i] = math.cos(angle), math.sin(angle)
+    # Other bases of the same subspaces, turned alike, and one of them in a larger subspace.
+    turn = random_basis(d, d, 3)
+    a, b = random_basis(k, k, 1) @ a @ turn, random_basis(k, k, 2) @ b @ turn
+    larger = np.vstack([a, turn[2 * k :]])
+    for first in (a, larger):
+        np.testing.assert_allclose(principal_angles(first, b), angles, rtol=1e-12, atol=1e-15)
+        np.testing.assert_allclose(principal_angles(b, first), angles, rtol=1e-12, atol=1e-15)
+    assert principal_angle(a, b) == pytest.approx(principal_angles(a, b)[0], abs=1e-7)

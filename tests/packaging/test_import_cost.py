@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 # Of a service, of noise and of kernels that come later: none to import the package or to read settings.
-LATER = {"kafka", "matplotlib", "numba", "opendp", "prometheus_client", "starlette", "uvicorn", "uvloop"}
+LATER = {"fastapi", "kafka", "matplotlib", "numba", "opendp", "plotly", "prometheus_client", "sse_starlette"}
+LATER |= {"starlette", "uvicorn", "uvloop"}
 NUMERICS = {"numpy", "pydantic", "scipy", "sklearn"}
 
 LIBRARY = """

@@ -28,7 +28,7 @@ MAX_LINES = 600
 LAYERS = """
     __main__
     cli
-    demo, audit
+    demo, audit, spark, dashboard
     admin
     client
     service, . + api
@@ -55,8 +55,13 @@ LAYERS = """
 # Modules that are run, not imported.
 ENTRY_POINTS = {"__main__"}
 
-# Modules that may import the distributions of an extra.
-EXTRAS = {"arrow": {"data.arrow", "data.files"}, "demo": {"demo.broker", "demo.demo"}}
+# Modules, and packages with all of theirs, that may import the distributions of an extra.
+EXTRAS = {
+    "arrow": {"data.arrow", "data.files"},
+    "dashboard": {"dashboard"},
+    "demo": {"demo.broker", "demo.demo"},
+    "spark": {"spark"},
+}
 
 
 @dataclass(frozen=True)
@@ -210,9 +215,9 @@ def undeclared(
     core = set(map(canonical, dependencies))
     problems = []
     for module, imports in tree.imports.items():
-        declared = core.union(
-            *(map(canonical, optional[extra]) for extra in extras if tree.short(module) in extras[extra])
-        )
+        inside = f"{tree.short(module)}."
+        permitted = [e for e, names in extras.items() if any(inside.startswith(f"{name}.") for name in names)]
+        declared = core.union(*(map(canonical, optional[extra]) for extra in permitted))
         for name in sorted({other.partition(".")[0] for other in imports} - {tree.name}):
             found = {canonical(each) for each in installed.get(name, [])}
             if name not in stdlib_module_names and not found & declared:

@@ -52,3 +52,17 @@ def test_an_installation_is_a_line_and_dots_unless_it_fails(tmp_path: Path) -> N
     assert done.stderr == ""
     assert re.fullmatch(r"installing streaming-pca\[demo\] into \.venv: .*\n\.*\n", done.stdout)
     assert (tmp_path / ".venv" / "demo.stamp").exists()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_the_dashboard_is_one_command_with_both_extras(tmp_path: Path) -> None:
+    said = subprocess.run(
+        ["make", "--dry-run", "--no-print-directory", "-f", MAKEFILE, "dashboard", f"VENV={tmp_path}/venv"],
+        cwd=MAKEFILE.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    assert "--editable '.[demo,dashboard]'" in said
+    assert said.splitlines()[-1].endswith("/bin/streaming-pca demo --dashboard")

@@ -21,8 +21,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch
 from streaming_pca.estimators.common.clipped_sums import covariance_sum
 from streaming_pca.privacy.ledger import protocol
 from streaming_pca.privacy.ledger.cap import BudgetExceeded, within_cap
@@ -408,7 +408,7 @@ def test_a_record_of_wider_numbers_changes_no_other_records_part(at: int, seed: 
     apart = Preprocessing(dim=3, centering=(0.1, 0.2, 0.3), bounds=(-1.0, 1.1), scale=(0.7, 1.3, 3.1))
 
     def total(x: Any) -> Any:
-        return covariance_sum(Batch.of_vectors(x), apart, 0.7).total
+        return covariance_sum(ArrayBatch.of_vectors(x), apart, 0.7).total
 
     assert np.array_equal(total(narrow) - total(narrow[at : at + 1]), total(wide) - total(wide[at : at + 1]))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from streaming_pca.config.settings import KafkaSettings, StreamSettings
-from streaming_pca.data.records import Batch
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.estimators.base import Subspace
 from streaming_pca.estimators.common.state import encode_state
 from streaming_pca.estimators.registry import ESTIMATORS
@@ -103,7 +103,7 @@ def test_what_a_batch_commits_fits_the_size_that_topics_are_made_for(estimator: 
     for batch in (1, 2):
         width = stream.record_kind.width(DIM)
         rows = rng.standard_normal((1000, width)).astype("<f4")
-        state = made.update(state, Batch(rows, np.arange(1001), stream.record_kind))
+        state = made.update(state, ArrayBatch(rows, np.arange(1001), stream.record_kind))
         release = make_release(stream, made.release(state), batch, state.records)
         positions = dict.fromkeys(range(1000), 2**40)
         data, _ = encode_checkpoint(

@@ -16,7 +16,7 @@ from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import Batch
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.norm_distribution import norm_shares, private_quantile_radius
-from streaming_pca.estimators.private_mean import clipped_mean_sum, mean_norms
+from streaming_pca.estimators.private_mean import MeanNorms, clipped_mean_sum
 from streaming_pca.kernels.lattice import lattice_unit
 from streaming_pca.kernels.record_means import MEAN_RADIUS
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
@@ -158,7 +158,7 @@ def refine(
     that noise explains [JamesStein1961], so noise alone moves no centre.
     """
     about = preprocessing.about(centre)
-    norms = batch.map(lambda block: mean_norms(about.apply(block)))
+    norms = batch.map(MeanNorms(about))
     shared = radius_share(len(norms), budget.multiplier)
     radius, present = private_quantile_radius(norms, *radii, _QUANTILE, budget, shared)
     sigma = budget.sigma(budget.take(share), 2.0 * MEAN_RADIUS)

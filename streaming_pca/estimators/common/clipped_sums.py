@@ -21,14 +21,15 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing, transformed
-from streaming_pca.data.records import Batch, RecordKind, SumKernel
-from streaming_pca.estimators.common.record_reader import RecordReader, worth_a_thread
+from streaming_pca.data.records import Batch, RecordKind, RecordValues, SumKernel
+from streaming_pca.estimators.common.record_reader import NormKernel, RecordReader, worth_a_thread
 from streaming_pca.estimators.common.residual_sums import (
     FactorProducts,
+    FactorResidualNorms,
     MatrixProducts,
-    factor_residual_norms,
-    matrix_residual_norms,
+    MatrixResidualNorms,
 )
 from streaming_pca.kernels.blas import dsyrk_address
 from streaming_pca.kernels.block.tiles import longest_column
@@ -97,55 +98,80 @@ def block_sensitivity(kind: RecordKind) -> float:
     return 2.0 * _block_radius(kind)
 
 
-def record_norms(batch: Batch, preprocessing: Preprocessing) -> Matrix:
+class _FactorNorms(NormKernel):
+    """Trace of every factor's matrix."""
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        super().__init__(RecordReader(preprocessing))
+        self.dim = preprocessing.output_dim
+
+    def fill(self, read: RecordsView, first: int, last: int, out: Matrix) -> None:
+        """Write the traces."""
+        factor_squared_norms(read, first, last, self.records.how, np.empty((read.longest, self.dim)), out)
+
+
+class _MatrixNorms:
+    """Frobenius norm of every symmetric matrix."""
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        self.preprocessing = preprocessing
+
+    def __call__(self, block: ArrayBatch) -> Matrix:
+        starts, rows = transformed(self.preprocessing, block)
+        out = np.zeros(len(starts) - 1)
+        record_squared_norms(rows, starts, out)
+        return np.sqrt(out)
+
+
+def record_norms(batch: Batch, preprocessing: Preprocessing) -> RecordValues:
     """Compute the norm that :func:`covariance_sum` clips, for each record.
 
     It is the trace (nuclear norm) of a factor's matrix, |A|_F of a symmetric matrix. Each
     number is a function of its record alone, computed in a fixed order.
     """
-
     if batch.kind is RecordKind.FACTOR:
-        records = RecordReader(preprocessing)
+        return batch.map(_FactorNorms(preprocessing))
+    return batch.map(_MatrixNorms(preprocessing))
 
-        def fill(read: RecordsView, first: int, last: int, out: Matrix) -> None:
-            room = np.empty((read.longest, preprocessing.output_dim))
-            factor_squared_norms(read, first, last, records.how, room, out)
 
-        return records.norms(batch, fill)
+class _ResidualNorms:
+    """|A Q - C|_F of every record, by float32 products where they are fine enough."""
 
-    def kernel(block: Batch) -> Matrix:
-        starts, rows = transformed(preprocessing, block)
+    def __init__(self, kind: RecordKind, preprocessing: Preprocessing, basis: Matrix, centre: Matrix) -> None:
+        self.preprocessing, self.basis, self.centre = preprocessing, basis, centre
+        self.of_matrices = kind is RecordKind.MATRIX
+        self.products: NormKernel
+        if self.of_matrices:
+            self.products = MatrixResidualNorms(preprocessing, basis, centre)
+        else:
+            self.products = FactorResidualNorms(preprocessing, basis, centre)
+        self.whole = self.products.whole
+
+    def __call__(self, block: ArrayBatch) -> Matrix:
+        norms = self.products(block)
+        unknown = norms < 0
+        if unknown.any():
+            # Residuals of these records are too small beside the centre for float32 products.
+            few = block.only(np.repeat(unknown, self.preprocessing.units))
+            norms[unknown] = few.map(self._exact).array
+        return norms
+
+    def _exact(self, block: ArrayBatch) -> Matrix:
+        starts, rows = transformed(self.preprocessing, block)
         out = np.zeros(len(starts) - 1)
-        record_squared_norms(rows, starts, out)
-        return np.sqrt(out)
-
-    return batch.map(kernel)
+        residual_norms(rows, starts, self.of_matrices, self.basis, self.centre, out)
+        return out
 
 
-def block_residual_norms(batch: Batch, preprocessing: Preprocessing, basis: Matrix, centre: Matrix) -> Matrix:
+def block_residual_norms(
+    batch: Batch, preprocessing: Preprocessing, basis: Matrix, centre: Matrix
+) -> RecordValues:
     """Compute |A_i Q - C|_F, the norm that :func:`block_sum` clips, for each record.
 
     Each number is a function of its record alone, computed in a fixed order.
     """
     basis, centre = np.ascontiguousarray(basis), np.ascontiguousarray(centre)
-    of_matrices = batch.kind is RecordKind.MATRIX
-    if of_matrices:
-        norms = matrix_residual_norms(batch, preprocessing, basis, centre)
-    else:
-        norms = factor_residual_norms(batch, preprocessing, basis, centre)
-    unknown = norms < 0
-    if not unknown.any():
-        return norms
-
-    def kernel(block: Batch) -> Matrix:
-        starts, rows = transformed(preprocessing, block)
-        out = np.zeros(len(starts) - 1)
-        residual_norms(rows, starts, of_matrices, basis, centre, out)
-        return out
-
-    # Residuals of these records are too small beside the centre for float32 products.
-    norms[unknown] = batch.only(np.repeat(unknown, preprocessing.units)).map(kernel)
-    return norms
+    return batch.map(_ResidualNorms(batch.kind, preprocessing, basis, centre))
 
 
 def check_count(count: int) -> int:
@@ -180,7 +206,7 @@ class _FactorCovariance:
         self.dim = preprocessing.output_dim
         self.shape: tuple[int, ...] = (self.dim * self.dim + 1,)
 
-    def __call__(self, batch: Batch) -> Integers:
+    def __call__(self, batch: ArrayBatch) -> Integers:
         read = self.records.read(batch)
         least = worth_a_thread(read, read.longest) if self.shape[0] <= _MOST_TOTAL else len(read.begins)
         parts = shared_out(
@@ -214,7 +240,7 @@ class _MatrixSum:
         self.dim = preprocessing.output_dim
         self.shape: tuple[int, ...] = (self.dim * self.dim + 1,)
 
-    def __call__(self, block: Batch) -> Integers:
+    def __call__(self, block: ArrayBatch) -> Integers:
         starts, rows = transformed(self.preprocessing, block)
         z = np.empty_like(rows)
         clipped = quantise_records(rows, starts, self.per_unit, float(MATRIX_RADIUS), z)
@@ -261,7 +287,7 @@ class _TightBlock:
         self.shape: tuple[int, ...] = (basis.size + 1,)
         self.centre = centre
 
-    def __call__(self, block: Batch) -> Integers:
+    def __call__(self, block: ArrayBatch) -> Integers:
         starts, rows = transformed(self.preprocessing, block)
         total = np.zeros(self.basis.shape, dtype=np.int64)
         of_matrices = self.preprocessing.kind is RecordKind.MATRIX

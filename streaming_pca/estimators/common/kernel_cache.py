@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.clipped_sums import (
     block_residual_norms,
     block_sum,
@@ -42,7 +43,7 @@ def compile_kernels(kind: RecordKind) -> None:
     basis = np.eye(_DIM)[:, :_RANK]
     for dtype in _DTYPES:
         ones = np.ones((_DIM if kind is RecordKind.MATRIX else 1, _DIM), dtype=dtype)
-        batch = Batch.of_records([ones, ones], _DIM, kind)
+        batch = ArrayBatch.of_records([ones, ones], _DIM, kind)
         record_norms(batch, preprocessing)
         covariance_sum(batch, preprocessing, 1.0)
         block_residual_norms(batch, preprocessing, basis, basis)

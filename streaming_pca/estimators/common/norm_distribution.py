@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.data.records import RecordValues
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
 
@@ -119,13 +121,13 @@ def norm_shares(count: int, multiplier: float, part: float = 1.0) -> tuple[float
 
 
 def private_quantile_radius(
-    norms: Vector, low: float, high: float, quantile: float, budget: Budget, share: float
+    norms: RecordValues, low: float, high: float, quantile: float, budget: Budget, share: float
 ) -> tuple[float, float]:
     """Find a quantile of the norms of non-null records, by bisection with noisy counts.
 
     Parameters
     ----------
-    norms : (m,) float64
+    norms : RecordValues
         One number a record, a function of that record alone; 0 for null records.
     low, high : float
         Public range of the quantile.
@@ -146,25 +148,34 @@ def private_quantile_radius(
     changes a count by 1 at most, its sensitivity. Each count has an equal part of the share. The
     next radius follows from the answers before, as :class:`Budget` allows.
     """
-    steps = max(math.ceil(math.log2(high / low) * STEPS), 1)
+    radii = _grid(low, high)
+    steps = len(radii) - 1
     queries = 1 + math.ceil(math.log2(steps + 1))
     count = max(len(norms), 1)
+    counted = norms.above(radii)
 
-    def above(radius: float) -> float:
-        exact = np.array([np.count_nonzero(norms > radius)], dtype=np.int64)
+    def above(place: int) -> float:
+        exact = np.array([counted(place)], dtype=np.int64)
         sigma = budget.sigma(budget.take(share / queries), float(_GRAIN))
         noisy = gaussian_on_vector(exact * _GRAIN, sigma)
         return float(noisy[0]) / _GRAIN / count
 
-    present = min(max(above(low), _LEAST_PRESENT), 1.0)
+    present = min(max(above(0), _LEAST_PRESENT), 1.0)
     first, last = 0, steps
     while last - first > 1:
         middle = (first + last) // 2
-        if above(high * 2.0 ** ((middle - steps) / STEPS)) > (1 - quantile) * present:
+        if above(middle) > (1 - quantile) * present:
             first = middle
         else:
             last = middle
-    return high * 2.0 ** ((last - steps) / STEPS), present
+    return radii[last], present
+
+
+@lru_cache(maxsize=16)
+def _grid(low: float, high: float) -> tuple[float, ...]:
+    """Return the public radii: ``low``, then eight an octave up to ``high``."""
+    steps = max(math.ceil(math.log2(high / low) * STEPS), 1)
+    return low, *(high * 2.0 ** ((i - steps) / STEPS) for i in range(1, steps + 1))
 
 
 @dataclass(frozen=True)
@@ -220,7 +231,7 @@ class NormCounts:
 
 def private_norm_counts(
     known: NormCounts,
-    norms: Vector,
+    norms: RecordValues,
     low: float,
     high: float,
     budget: Budget,
@@ -249,7 +260,7 @@ def private_norm_counts(
         median, present = private_quantile_radius(norms, low, high, 0.5, budget, shares[0])
         known = replace(known, median=median, present=present)
     edges = known.median * 2.0**_TAIL
-    exact = np.histogram(norms, np.append(edges, np.inf))[0].astype(np.int64)
+    exact = norms.histogram(np.append(edges, np.inf))
     multiplier = budget.take(shares[1])
     noisy = gaussian_on_vector(exact * _GRAIN, budget.sigma(multiplier, math.sqrt(2) * _GRAIN * _UP))
     return replace(
@@ -261,7 +272,7 @@ def private_norm_counts(
 
 
 def private_norm_distribution(
-    norms: Vector, low: float, high: float, budget: Budget, shares: tuple[float, float]
+    norms: RecordValues, low: float, high: float, budget: Budget, shares: tuple[float, float]
 ) -> NormDistribution:
     """Estimate the distribution of one batch's norms; as :func:`private_norm_counts`."""
     return private_norm_counts(NormCounts.empty(), norms, low, high, budget, shares).distribution(high)

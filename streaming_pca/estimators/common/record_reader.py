@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing, transformed
-from streaming_pca.data.records import Batch
 from streaming_pca.kernels.public_map import NO_MAP
 from streaming_pca.kernels.records_view import RecordsView, records_view
 from streaming_pca.kernels.threads import shared_out
 
-__all__ = ["RecordReader", "worth_a_thread"]
+__all__ = ["NormKernel", "RecordReader", "worth_a_thread"]
 
 Vector = NDArray[np.float64]
 
@@ -56,7 +56,7 @@ class RecordReader:
         self.how = NO_MAP if how is None else how
         self.step = 1 if how is None else preprocessing.units
 
-    def read(self, batch: Batch) -> RecordsView:
+    def read(self, batch: ArrayBatch) -> RecordsView:
         """View the records, in place or transformed.
 
         Raises
@@ -75,30 +75,32 @@ class RecordReader:
             begins = starts[:-1]
         return records_view(rows, begins, starts)
 
-    def norms(
-        self, batch: Batch, fill: Callable[[RecordsView, int, int, Vector], object], work: int = 1
-    ) -> Vector:
-        """Compute one number a summed record, with threads.
 
-        Parameters
-        ----------
-        batch : Batch
-        fill : callable
-            Writes the numbers of the delivered records first to last into its last argument.
-        work : int
-            Operations for each entry of a record.
-        """
+class NormKernel(ABC):
+    """Kernel of :meth:`Batch.map` that computes one number a summed record, with threads.
 
-        def of_block(block: Batch) -> Vector:
-            read = self.read(block)
-            out = np.empty(len(read.begins) // self.step)
+    Parameters
+    ----------
+    records : RecordReader
+    work : int
+        Operations for each entry of a record.
+    """
 
-            def part(first: int, last: int) -> None:
-                fill(read, first, last, out[first // self.step : last // self.step])
+    def __init__(self, records: RecordReader, work: int = 1) -> None:
+        self.records, self.work = records, work
+        self.whole = records.whole
 
-            shared_out(len(read.begins), part, self.step, worth_a_thread(read, read.longest * work))
-            return out
+    @abstractmethod
+    def fill(self, read: RecordsView, first: int, last: int, out: Vector) -> object:
+        """Write the numbers of the delivered records first to last into ``out``."""
 
-        if not self.whole:
-            return batch.map(of_block)
-        return np.concatenate([of_block(part) for part in batch.dense_parts()])
+    def __call__(self, block: ArrayBatch) -> Vector:
+        step = self.records.step
+        read = self.records.read(block)
+        out = np.empty(len(read.begins) // step)
+
+        def part(first: int, last: int) -> None:
+            self.fill(read, first, last, out[first // step : last // step])
+
+        shared_out(len(read.begins), part, step, worth_a_thread(read, read.longest * self.work))
+        return out

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch
-from streaming_pca.estimators.common.record_reader import RecordReader, worth_a_thread
+from streaming_pca.estimators.common.record_reader import NormKernel, RecordReader, worth_a_thread
 from streaming_pca.kernels.block.bounds import Centre
 from streaming_pca.kernels.block.matrix_sums import matrix_rows, sum_matrix_products
 from streaming_pca.kernels.block.norms import product_sizes
@@ -25,7 +25,7 @@ from streaming_pca.kernels.residuals import frobenius_norm
 from streaming_pca.kernels.threads import shared_out, thread_count, together
 from streaming_pca.kernels.vectors import LANES
 
-__all__ = ["FactorProducts", "MatrixProducts", "factor_residual_norms", "matrix_residual_norms"]
+__all__ = ["FactorProducts", "FactorResidualNorms", "MatrixProducts", "MatrixResidualNorms"]
 
 Matrix = NDArray[np.float64]
 
@@ -154,7 +154,7 @@ class FactorProducts:
             self.lattice_centre = columns.lattice_centre.astype(np.int64)
         self.frame, self.of_centre = columns.frame, columns.centre
 
-    def __call__(self, batch: Batch) -> NDArray[np.int64]:
+    def __call__(self, batch: ArrayBatch) -> NDArray[np.int64]:
         read = self.records.read(batch)
         counter, share = new_counter(), self._share(read)
         threads = min(len(read.begins) // worth_a_thread(read, read.longest), thread_count())
@@ -205,24 +205,37 @@ def _scale_of(centre: Matrix) -> float:
     return min(max(scale, 1e-250), 1e300) if scale > 0 else 1.0
 
 
-def factor_residual_norms(
-    batch: Batch, preprocessing: Preprocessing, basis: Matrix, centre: Matrix
-) -> Matrix:
-    """Compute |A Q - C|_F of every factor; -1 where float32 products are too coarse."""
-    records = RecordReader(preprocessing, basis)
-    how = records.how
-    scale = _scale_of(centre)
-    columns = _columns_about(basis, centre / scale)
-    per_unit = 2.0**40 / scale
+class FactorResidualNorms(NormKernel):
+    """|A Q - C|_F of every factor; -1 where float32 products are too coarse."""
 
-    def fill(read: RecordsView, first: int, last: int, out: Matrix) -> None:
-        tile, sums, room = _room(columns.frame, read.longest, how)
+    def __init__(self, preprocessing: Preprocessing, basis: Matrix, centre: Matrix) -> None:
+        super().__init__(RecordReader(preprocessing, basis))
+        self.scale = _scale_of(centre)
+        self.columns = _columns_about(basis, centre / self.scale)
+        self.per_unit = 2.0**40 / self.scale
+
+    def fill(self, read: RecordsView, first: int, last: int, out: Matrix) -> None:
+        """Write the norms in lattice units."""
+        how, frame = self.records.how, self.columns.frame
+        tile, sums, room = _room(frame, read.longest, how)
         product_sizes(
-            read, first, last, how, how.plain, columns.frame, columns.centre, per_unit, tile, sums, room, out
+            read,
+            first,
+            last,
+            how,
+            how.plain,
+            frame,
+            self.columns.centre,
+            self.per_unit,
+            tile,
+            sums,
+            room,
+            out,
         )
 
-    norms = records.norms(batch, fill)
-    return np.where(norms < 0, norms, norms * (scale * 2.0**-40))
+    def __call__(self, block: ArrayBatch) -> Matrix:
+        norms = super().__call__(block)
+        return np.where(norms < 0, norms, norms * (self.scale * 2.0**-40))
 
 
 class _MatrixWork:
@@ -282,7 +295,7 @@ class MatrixProducts:
         self.shape: tuple[int, ...] = (basis.size + 1,)
         self.centre = centre
 
-    def __call__(self, batch: Batch) -> NDArray[np.int64]:
+    def __call__(self, batch: ArrayBatch) -> NDArray[np.int64]:
         read = self.work.records.read(batch)
         parts = shared_out(
             len(batch),
@@ -297,11 +310,18 @@ class MatrixProducts:
         return out
 
 
-def matrix_residual_norms(
-    batch: Batch, preprocessing: Preprocessing, basis: Matrix, centre: Matrix
-) -> Matrix:
-    """Compute |A Q - C|_F of every symmetric matrix; -1 where float32 products are too coarse."""
-    scale = _scale_of(centre)
-    work = _MatrixWork(preprocessing, basis, 2.0**26 / scale, centre)
-    norms = work.records.norms(batch, work.run)
-    return np.where(norms < 0, norms, norms * (scale * 2.0**-26))
+class MatrixResidualNorms(NormKernel):
+    """|A Q - C|_F of every symmetric matrix; -1 where float32 products are too coarse."""
+
+    def __init__(self, preprocessing: Preprocessing, basis: Matrix, centre: Matrix) -> None:
+        self.scale = _scale_of(centre)
+        self._matrices = _MatrixWork(preprocessing, basis, 2.0**26 / self.scale, centre)
+        super().__init__(self._matrices.records)
+
+    def fill(self, read: RecordsView, first: int, last: int, out: Matrix) -> None:
+        """Write the norms in lattice units."""
+        self._matrices.run(read, first, last, out)
+
+    def __call__(self, block: ArrayBatch) -> Matrix:
+        norms = super().__call__(block)
+        return np.where(norms < 0, norms, norms * (self.scale * 2.0**-26))

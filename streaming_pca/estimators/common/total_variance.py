@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import Batch, RecordKind
@@ -62,6 +63,20 @@ class TotalVariance:
         return math.sqrt(self.noise)
 
 
+class _Terms:
+    """Sum of floor(2**40 min(trace/R, 1)), (1,)."""
+
+    def __init__(self, radius: float) -> None:
+        self.radius = radius
+
+    def __call__(self, traces: NDArray[np.float64]) -> NDArray[np.int64]:
+        with np.errstate(all="ignore"):
+            ratio = traces / self.radius
+        # Comparisons with NaN are false, so a trace that overflowed counts as clipped.
+        terms = np.where(ratio < 1, ratio, 1.0) * TOTAL_LATTICE
+        return np.array([int(np.floor(terms).astype(np.int64).sum())], dtype=np.int64)
+
+
 def learn_total(
     known: TotalVariance,
     batch: Batch,
@@ -99,11 +114,7 @@ def learn_total(
         return known
     shares = norm_shares(count, multiplier, _COUNTS_PART)
     radius = private_norm_distribution(traces, *norm_range, budget, shares).quantile(_QUANTILE)
-    with np.errstate(all="ignore"):
-        ratio = traces / radius
-    # Comparisons with NaN are false, so a trace that overflowed counts as clipped.
-    terms = np.where(ratio < 1, ratio, 1.0) * TOTAL_LATTICE
-    exact = np.array([int(np.floor(terms).astype(np.int64).sum())], dtype=np.int64)
+    exact = traces.sum(_Terms(radius))
     sigma = budget.sigma(budget.take(_SHARE), float(TOTAL_LATTICE))
     scale = radius / TOTAL_LATTICE / count
     noisy = float(gaussian_on_vector(exact, sigma)[0]) * scale

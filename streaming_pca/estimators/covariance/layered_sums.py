@@ -19,8 +19,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing, transformed
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import Batch, RecordKind, RecordValues
 from streaming_pca.estimators.common.clipped_sums import (
     ROWS,
     check_count,
@@ -29,7 +30,7 @@ from streaming_pca.estimators.common.clipped_sums import (
     covariance_unit,
     record_norms,
 )
-from streaming_pca.estimators.common.record_reader import RecordReader, worth_a_thread
+from streaming_pca.estimators.common.record_reader import NormKernel, RecordReader, worth_a_thread
 from streaming_pca.kernels.blas import dsyrk_address
 from streaming_pca.kernels.clipping import quantise_records
 from streaming_pca.kernels.factor_rows import sum_scaled_factors, turned_squared_norms
@@ -43,6 +44,9 @@ Matrix = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 _NO_TURN = np.zeros((0, 0))
+
+_MOST_TOTALS = 2**23
+"""Entries of the layers that are summed in one reading: 64 MiB."""
 
 
 class Coordinates:
@@ -65,43 +69,36 @@ class Coordinates:
         if not self.own and not (self.turn.shape == (self.dim, self.dim) and np.isfinite(self.turn).all()):
             raise ValueError(f"coordinates must be a finite matrix of {self.dim} x {self.dim}")
 
-    def norms(self, batch: Batch) -> Matrix:
+    def norms(self, batch: Batch) -> RecordValues:
         """Compute the trace of each record (pair), the Frobenius norm for kind "matrix".
 
         Each number is a function of its record alone.
         """
         if self.own:
             return record_norms(batch, self.preprocessing)
-        records = RecordReader(self.preprocessing)
-
-        def fill(read: RecordsView, first: int, last: int, out: Matrix) -> None:
-            room = np.empty((read.longest, self.dim))
-            turned_squared_norms(read, first, last, records.how, self.turn, room, out)
-
-        return records.norms(batch, fill, self.dim)
+        return batch.map(_TurnedNorms(self.preprocessing, self.turn))
 
     def sum(self, batch: Batch, radius: float) -> LatticeSum:
         """Sum the records' matrices exactly, each clipped to ``radius``."""
         if self.own:
             return covariance_sum(batch, self.preprocessing, radius)
-        count = check_count(len(batch)) // self.preprocessing.units
-        per_units = np.full(count, 1 / lattice_unit(math.sqrt(radius), RADIUS))
-        total, clipped = self._scaled(batch, np.arange(count), per_units)
+        check_count(len(batch))
+        vector = batch.sum(_TurnedSum(self.preprocessing, self.turn, radius))
         return LatticeSum(
-            total,
+            _symmetric(vector[:-1].reshape(self.dim, self.dim)),
             covariance_unit(RecordKind.FACTOR, radius),
             covariance_sensitivity(RecordKind.FACTOR),
-            clipped,
+            int(vector[-1]),
         )
 
-    def layers(self, batch: Batch, radii: Sequence[float], norms: Matrix) -> list[LatticeSum]:
+    def layers(self, batch: Batch, radii: Sequence[float], norms: RecordValues) -> list[LatticeSum]:
         """Sum all layers exactly.
 
         Parameters
         ----------
         batch : Batch
         radii : sequence of float, increasing
-        norms : (m,) float64
+        norms : RecordValues
             Result of :meth:`norms` for this batch.
 
         Raises
@@ -114,53 +111,71 @@ class Coordinates:
         depths = np.diff(edges, prepend=0.0)
         if not (depths > 0).all():
             raise ValueError("radii must rise from above 0")
-        shell = np.searchsorted(edges, norms, side="left")
-        if self.preprocessing.kind is RecordKind.MATRIX:
-            return [self._matrix_layer(batch, edges, norms, j) for j in range(len(edges))]
-        sensitivity = covariance_sensitivity(RecordKind.FACTOR)
-        beyond: Integers = np.zeros((self.dim, self.dim), dtype=np.int64)
+        kind, d = self.preprocessing.kind, self.dim
+        beyond: Integers = np.zeros((d, d), dtype=np.int64)
         found: list[LatticeSum] = []
-        for j in range(len(edges), -1, -1):
-            chosen = np.flatnonzero((shell == j) & (norms > 0))
-            if j < len(edges):
-                below = edges[j - 1] if j else 0.0
-                with np.errstate(all="ignore"):
-                    left = np.sqrt(np.maximum(1 - below / norms[chosen], 0.0))
-                inside, clipped = self._scaled(
-                    batch, chosen, left / lattice_unit(math.sqrt(float(depths[j])), RADIUS)
-                )
-                unit = covariance_unit(RecordKind.FACTOR, float(depths[j]))
-                found.append(LatticeSum(inside + beyond, unit, sensitivity, clipped))
-            if j:
-                beyond = beyond + self._scaled(batch, chosen, np.full(len(chosen), math.inf))[0]
+        # As many layers in one reading as a sum may hold.
+        at_once = max(_MOST_TOTALS // (d * d), 1)
+        for last in range(len(edges), 0, -at_once):
+            layers = range(max(last - at_once, 0), last)
+            kernel: _FactorLayers | _MatrixLayers = _MatrixLayers(self.preprocessing, edges, layers)
+            if kind is not RecordKind.MATRIX:
+                kernel = _FactorLayers(self.preprocessing, self.turn, edges, layers)
+            vector = batch.sum(kernel, norms)
+            totals, clipped = vector[: -len(layers)].reshape(-1, d, d), vector[-len(layers) :]
+            for i, layer in reversed(list(enumerate(layers))):
+                total, unit = totals[i], lattice_unit(float(depths[layer]), MATRIX_RADIUS)
+                if kind is not RecordKind.MATRIX:
+                    total = _symmetric(total + beyond)
+                    unit = covariance_unit(RecordKind.FACTOR, float(depths[layer]))
+                found.append(LatticeSum(total, unit, covariance_sensitivity(kind), int(clipped[i])))
+            if kind is not RecordKind.MATRIX:
+                beyond = beyond + totals[-1]
         return found[::-1]
 
-    def _scaled(self, batch: Batch, chosen: Integers, per_units: Matrix) -> tuple[Integers, int]:
-        """Return the symmetric total of chosen records, and the number clipped.
+
+def _symmetric(lower: Integers) -> Integers:
+    """Complete a lower triangle."""
+    return lower + np.tril(lower, -1).T
+
+
+class _TurnedNorms(NormKernel):
+    """Trace of every factor's matrix in other coordinates."""
+
+    def __init__(self, preprocessing: Preprocessing, turn: Matrix) -> None:
+        super().__init__(RecordReader(preprocessing), preprocessing.output_dim)
+        self.turn = turn
+
+    def fill(self, read: RecordsView, first: int, last: int, out: Matrix) -> None:
+        """Write the traces."""
+        room = np.empty((read.longest, len(self.turn)))
+        turned_squared_norms(read, first, last, self.records.how, self.turn, room, out)
+
+
+class _ScaledFactors:
+    """Part of the kernels that sum factors with a lattice scale for each."""
+
+    limit = BLOCK
+    # Scaled rows are held a few at a time, so blocks would save no memory.
+    whole = True
+
+    def __init__(self, preprocessing: Preprocessing, turn: Matrix) -> None:
+        self.preprocessing, self.dim, self.turn = preprocessing, preprocessing.output_dim, turn
+        self.records = RecordReader(preprocessing)
+
+    def _add_scaled(self, read: RecordsView, chosen: Integers, per_units: Matrix, total: Integers) -> int:
+        """Add the lower triangle of chosen records to ``total``; return the number clipped.
 
         ``per_units`` has one lattice scale for each chosen record.
         """
-        d, units = self.dim, self.preprocessing.units
-        lower, clipped, first = np.zeros((d, d), dtype=np.int64), 0, 0
-        for dense in batch.dense_parts():
-            last = first + len(dense) // units
-            some = slice(*np.searchsorted(chosen, (first, last)))
-            clipped += self._add_scaled(dense, chosen[some] - first, per_units[some], lower)
-            first = last
-        return lower + np.tril(lower, -1).T, clipped
-
-    def _add_scaled(self, batch: Batch, chosen: Integers, per_units: Matrix, total: Integers) -> int:
-        """Add the lower triangle of chosen records to ``total``; return the number clipped."""
-        records = RecordReader(self.preprocessing)
-        read = records.read(batch)
         d = self.dim
 
         def part(first: int, last: int) -> tuple[Integers, int]:
             room, rounded = np.empty((read.longest, d)), np.empty((max(ROWS, read.longest), d))
             exact, lower = np.zeros((d, d)), np.zeros((d, d), dtype=np.int64)
-            some, scales = chosen[first:last], per_units[first:last]
+            some, scales, how = chosen[first:last], per_units[first:last], self.records.how
             clipped = sum_scaled_factors(
-                read, some, scales, records.how, self.turn, dsyrk_address(), room, rounded, exact, lower
+                read, some, scales, how, self.turn, dsyrk_address(), room, rounded, exact, lower
             )
             return lower, clipped
 
@@ -171,22 +186,93 @@ class Coordinates:
             clipped += more
         return clipped
 
-    def _matrix_layer(self, batch: Batch, edges: Matrix, norms: Matrix, layer: int) -> LatticeSum:
-        """Sum (w_l - w_{l-1}) A over symmetric matrices A of norm |A|_F: sensitivity 2 D_l."""
-        below = float(edges[layer - 1]) if layer else 0.0
-        depth = float(edges[layer]) - below
-        unit = lattice_unit(depth, MATRIX_RADIUS)
-        total, clipped, first = np.zeros((self.dim, self.dim), dtype=np.int64), 0, 0
-        for block in batch.blocks(BLOCK):
-            some = norms[first : first + len(block)]
-            first += len(block)
-            starts, rows = transformed(self.preprocessing, block)
+
+class _TurnedSum(_ScaledFactors):
+    """Covariance sum in other coordinates: its lower triangle, then the number of clipped records."""
+
+    def __init__(self, preprocessing: Preprocessing, turn: Matrix, radius: float) -> None:
+        super().__init__(preprocessing, turn)
+        self.per_unit = 1 / lattice_unit(math.sqrt(radius), RADIUS)
+        self.shape: tuple[int, ...] = (self.dim**2 + 1,)
+
+    def __call__(self, batch: ArrayBatch) -> Integers:
+        read = self.records.read(batch)
+        count = len(batch) // self.preprocessing.units
+        out = np.zeros(self.shape, dtype=np.int64)
+        lower = out[:-1].reshape(self.dim, self.dim)
+        out[-1] = self._add_scaled(read, np.arange(count), np.full(count, self.per_unit), lower)
+        return out
+
+
+class _FactorLayers(_ScaledFactors):
+    """Lower triangles of consecutive layers, with the clipped records of each.
+
+    After the layers come the terms that every lower layer gets besides, then the clipped records.
+
+    It reads the records with a norm between the radii of one of these layers; the last layers of all also
+    read those beyond the largest radius. Records beyond other layers are for the caller to add.
+    """
+
+    def __init__(self, preprocessing: Preprocessing, turn: Matrix, edges: Matrix, layers: range) -> None:
+        super().__init__(preprocessing, turn)
+        self.edges, self.layers = edges, layers
+        self.shape: tuple[int, ...] = ((len(layers) + 1) * self.dim**2 + len(layers),)
+
+    def __call__(self, batch: ArrayBatch, norms: Matrix) -> Integers:
+        read = self.records.read(batch)
+        edges, first, n = self.edges, self.layers.start, len(self.layers)
+        shell = np.searchsorted(edges, norms, side="left")
+        out = np.zeros(self.shape, dtype=np.int64)
+        totals, clipped = out[:-n].reshape(n + 1, self.dim, self.dim), out[-n:]
+        beyond = totals[n]
+        if self.layers.stop == len(edges):
+            self._add_whole(read, np.flatnonzero((shell == len(edges)) & (norms > 0)), beyond)
+        for layer in reversed(self.layers):
+            chosen = np.flatnonzero((shell == layer) & (norms > 0))
+            below = edges[layer - 1] if layer else 0.0
             with np.errstate(all="ignore"):
-                kept = np.minimum(1.0, edges[layer] / some) - (
-                    np.minimum(1.0, below / some) if layer else 0.0
+                left = np.sqrt(np.maximum(1 - below / norms[chosen], 0.0))
+            depth = float(edges[layer] - below)
+            scales = left / lattice_unit(math.sqrt(depth), RADIUS)
+            total = totals[layer - first]
+            total += beyond
+            clipped[layer - first] = self._add_scaled(read, chosen, scales, total)
+            if layer:
+                self._add_whole(read, chosen, beyond)
+        return out
+
+    def _add_whole(self, read: RecordsView, chosen: Integers, total: Integers) -> None:
+        """Add chosen records normalised to the lattice's radius."""
+        self._add_scaled(read, chosen, np.full(len(chosen), math.inf), total)
+
+
+class _MatrixLayers:
+    """Sums of (w_l - w_{l-1}) A over symmetric matrices A of norm |A|_F: sensitivity 2 D_l each.
+
+    Consecutive layers, then the number of clipped records in each.
+    """
+
+    limit = BLOCK
+    whole = False
+
+    def __init__(self, preprocessing: Preprocessing, edges: Matrix, layers: range) -> None:
+        self.preprocessing, self.dim = preprocessing, preprocessing.output_dim
+        self.edges, self.layers = edges, layers
+        self.shape: tuple[int, ...] = (len(layers) * (self.dim**2 + 1),)
+
+    def __call__(self, block: ArrayBatch, norms: Matrix) -> Integers:
+        starts, rows = transformed(self.preprocessing, block)
+        out, n, edges = np.zeros(self.shape, dtype=np.int64), len(self.layers), self.edges
+        totals, clipped = out[:-n].reshape(n, self.dim, self.dim), out[-n:]
+        for i, layer in enumerate(self.layers):
+            below = float(edges[layer - 1]) if layer else 0.0
+            unit = lattice_unit(float(edges[layer]) - below, MATRIX_RADIUS)
+            with np.errstate(all="ignore"):
+                kept = np.minimum(1.0, edges[layer] / norms) - (
+                    np.minimum(1.0, below / norms) if layer else 0.0
                 )
-            scaled = rows * np.repeat(np.where(some > 0, kept, 0.0), np.diff(starts))[:, None]
+            scaled = rows * np.repeat(np.where(norms > 0, kept, 0.0), np.diff(starts))[:, None]
             z = np.empty_like(scaled)
-            clipped += quantise_records(scaled, starts, 1 / unit, float(MATRIX_RADIUS), z)
-            total += z.reshape(-1, self.dim, self.dim).sum(axis=0).astype(np.int64)
-        return LatticeSum(total, unit, covariance_sensitivity(RecordKind.MATRIX), clipped)
+            clipped[i] = quantise_records(scaled, starts, 1 / unit, float(MATRIX_RADIUS), z)
+            totals[i] = z.reshape(-1, self.dim, self.dim).sum(axis=0).astype(np.int64)
+        return out

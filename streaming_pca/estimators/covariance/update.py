@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import Batch, RecordKind, RecordValues
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches
 from streaming_pca.estimators.common.forgetting import HalfLife, kept_share, process_noise
@@ -286,7 +286,7 @@ class CovarianceUpdate:
         coordinates: Coordinates,
         batch: Batch,
         radii: Matrix,
-        norms: Matrix,
+        norms: RecordValues,
         weights: Matrix,
         budget: Budget,
         share: float,

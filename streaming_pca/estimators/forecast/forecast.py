@@ -90,7 +90,12 @@ def forecast(
         raise
     except ValueError as error:
         raise ParameterError(f"epsilon = {epsilon:g} and delta = {delta:g} cannot be charged") from error
-    shares = shares or Shares.of_default(dim, sizes, multiplier)
+    try:
+        shares = shares or Shares.of_default(dim, sizes, multiplier)
+    except OverflowError:
+        raise ParameterError(
+            f"epsilon = {epsilon:g} and delta = {delta:g} need noise above any number"
+        ) from None
     route = route or ("block" if dim > MAX_COVARIANCE_DIM else "covariance")
     spread = math.sqrt(sum(1 / share for share in shares.of_sums(len(sizes))))
     noise = (2 if route == "block" else 1) * tail * multiplier * spread * per_row / records

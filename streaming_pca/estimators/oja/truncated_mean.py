@@ -45,13 +45,14 @@ A unit that may enter c batches has a c-th of (epsilon, delta) in each, in both 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing, transformed
 from streaming_pca.data.records import Batch, RecordKind
 from streaming_pca.estimators.base import Outcome
@@ -63,6 +64,7 @@ from streaming_pca.kernels.coordinates import (
     top_eigenvalue,
 )
 from streaming_pca.kernels.lattice import BLOCK
+from streaming_pca.kernels.threads import thread_count
 from streaming_pca.privacy.calibration.analytic import greatest_rho
 from streaming_pca.privacy.calibration.multipliers import lattice_sigma, textbook_multiplier
 from streaming_pca.privacy.errors import ParameterError
@@ -88,6 +90,8 @@ _GREATEST_EPSILON = 100.0
 """Largest epsilon of a batch: above it e^epsilon leaves almost nothing of delta, and no useful noise."""
 _BLOCK_VALUES = 2**23
 """Coordinates of products held at once: 64 MiB. Memory against calls."""
+_APART = 16
+"""Bins between the rows of a block's bins: a cache's line."""
 _BINS_HELD = 2**26
 """Bins held at once: 256 MiB. With more, the coordinates are read in several turns."""
 
@@ -226,8 +230,8 @@ class AdaptiveMean:
         """
         each = len(part) // preprocessing.units // 2 // blocks
         taken = 2 * each * preprocessing.units
-        parts = part.split([taken] * blocks + [len(part) - taken * blocks])[:blocks]
-        keys = [_octave_quarter(_spread(_products(one, preprocessing, basis, removed))) for one in parts]
+        paired, _ = part.split([taken * blocks, len(part) - taken * blocks])
+        keys = paired.map_parts([taken] * blocks, _ScaleBin(_Products(preprocessing, basis, removed)))
         shown = stability_histogram(keys, self.epsilon, self.delta)
         if not shown:
             return None
@@ -262,29 +266,20 @@ class AdaptiveMean:
         """
         d, k = basis.shape
         count = len(part) // preprocessing.units
-        centres, centred = self._centres(part, preprocessing, basis, removed, width)
-        total, clipped = np.zeros(d * k, dtype=np.int64), 0
-        for block in _blocks(part, preprocessing, d * k):
-            values = _products(block, preprocessing, basis, removed).reshape(-1, d * k)
-            clipped += sum_clamped(values, centres, radius, total)
-        noisy = gaussian_on_vector(total, self.sigma) * (radius / COORDINATE_RADIUS / max(count, 1))
+        products_of = _Products(preprocessing, basis, removed)
+        centres, centred = self._centres(part, products_of, count, width)
+        vector = part.sum(_ClampedSum(products_of, centres, radius))
+        noisy = gaussian_on_vector(vector[:-1], self.sigma) * (radius / COORDINATE_RADIUS / max(count, 1))
         mean = np.ascontiguousarray((centres + noisy).reshape(k, d).T)
-        return MeanFound(Outcome.LEARNT, mean, centred=centred, clipped=clipped)
+        return MeanFound(Outcome.LEARNT, mean, centred=centred, clipped=int(vector[-1]))
 
-    def _centres(
-        self, part: Batch, preprocessing: Preprocessing, basis: Floats, removed: Floats, width: float
-    ) -> tuple[Floats, float]:
-        n, count = self.values, len(part) // preprocessing.units
+    def _centres(self, part: Batch, products_of: _Products, count: int, width: float) -> tuple[Floats, float]:
+        n = self.values
         at_once = max(min(n, _BINS_HELD // max(count, 1)), 1)
         centres, found = np.zeros(n), np.zeros(n, dtype=bool)
         for first in range(0, n, at_once):
             last = min(first + at_once, n)
-            bins = np.empty((last - first, count), dtype=np.int32)
-            done = 0
-            for block in _blocks(part, preprocessing, n):
-                values = _products(block, preprocessing, basis, removed).reshape(-1, n)[:, first:last]
-                bin_coordinates(values, width, bins[:, done : done + len(values)])
-                done += len(values)
+            bins = part.tally(_Bins(products_of, width, first, last), last - first)
             # Slightly less than the share, so that rounding cannot exceed the whole.
             share = (last - first) / n * (1 - 1e-12)
             if self.accounting == "paper":
@@ -297,17 +292,67 @@ class AdaptiveMean:
         return centres, float(found.mean())
 
 
-def _products(block: Batch, preprocessing: Preprocessing, basis: Floats, removed: Floats) -> Floats:
-    starts, rows = transformed(preprocessing, block)
-    out = np.empty((len(starts) - 1, basis.shape[1], basis.shape[0]))
-    of_matrices = preprocessing.kind is RecordKind.MATRIX
-    products(rows, starts, of_matrices, np.ascontiguousarray(basis), np.ascontiguousarray(removed), out)
-    return out
+class _Products:
+    """Products A Q of the records, projected: a function of a block."""
+
+    def __init__(self, preprocessing: Preprocessing, basis: Floats, removed: Floats) -> None:
+        self.preprocessing = preprocessing
+        self.basis, self.removed = np.ascontiguousarray(basis), np.ascontiguousarray(removed)
+        # Whole pairs, few enough that threads together hold no more than the limit.
+        units = preprocessing.units
+        most = _BLOCK_VALUES // thread_count() // basis.size // units
+        self.limit = min(max(most, 1) * units, BLOCK)
+
+    def __call__(self, block: ArrayBatch) -> Floats:
+        """Return the products' columns, (m, k, d)."""
+        starts, rows = transformed(self.preprocessing, block)
+        out = np.empty((len(starts) - 1, self.basis.shape[1], self.basis.shape[0]))
+        of_matrices = self.preprocessing.kind is RecordKind.MATRIX
+        products(rows, starts, of_matrices, self.basis, self.removed, out)
+        return out
 
 
-def _blocks(part: Batch, preprocessing: Preprocessing, values: int) -> Iterator[Batch]:
-    limit = max(_BLOCK_VALUES // values // preprocessing.units, 1) * preprocessing.units
-    return part.blocks(min(limit, BLOCK))
+class _ScaleBin:
+    """Bin of the spread of a part's pairs."""
+
+    def __init__(self, products_of: _Products) -> None:
+        self.products_of = products_of
+
+    def __call__(self, part: ArrayBatch) -> int | None:
+        return _octave_quarter(_spread(self.products_of(part)))
+
+
+class _Bins:
+    """Bins of the coordinates ``first`` to ``last`` of every record's product."""
+
+    def __init__(self, products_of: _Products, width: float, first: int, last: int) -> None:
+        self.products_of, self.width, self.first, self.last = products_of, width, first, last
+        self.limit = products_of.limit
+
+    def __call__(self, block: ArrayBatch) -> NDArray[np.int32]:
+        found = self.products_of(block)
+        values = found.reshape(len(found), -1)[:, self.first : self.last]
+        # Rows a power of two apart, as those of a whole block would be, share few places of a cache.
+        bins = np.empty((values.shape[1], len(values) + _APART), dtype=np.int32)[:, : len(values)]
+        bin_coordinates(values, self.width, bins)
+        return bins
+
+
+class _ClampedSum:
+    """Sum of the products' clamped coordinates, then the number of records with a clipped one."""
+
+    whole = False
+
+    def __init__(self, products_of: _Products, centres: Floats, radius: float) -> None:
+        self.products_of, self.centres, self.radius = products_of, centres, radius
+        self.limit = products_of.limit
+        self.shape: tuple[int, ...] = (len(centres) + 1,)
+
+    def __call__(self, block: ArrayBatch) -> NDArray[np.int64]:
+        values = self.products_of(block).reshape(-1, len(self.centres))
+        out = np.zeros(self.shape, dtype=np.int64)
+        out[-1] = sum_clamped(values, self.centres, self.radius, out[:-1])
+        return out
 
 
 def _spread(both: Floats) -> float:

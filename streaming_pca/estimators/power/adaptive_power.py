@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import transformed
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import Batch, RecordKind, RecordValues
 from streaming_pca.estimators.base import EstimatorInfo, Options, Outcome, Plan
 from streaming_pca.estimators.oja.deflation import Deflation, DeflationState, Learnt
 from streaming_pca.kernels import njit
@@ -160,12 +161,15 @@ class AdaptivePowerMethod(Deflation[DeflationState, AdaptivePowerOptions]):
         count = len(batch) // self.preprocessing.units
         if count < 2 * self._slack:
             return Learnt(None, 0.0, Outcome.TOO_FEW, 0)
-        value, theta, changed = 0.0, self.options.clip_radius, np.zeros(count, dtype=bool)
+        value, theta = 0.0, self.options.clip_radius
+        all_norms: list[RecordValues] = []
+        thetas: list[float] = []
         for _ in range(self.options.rounds):
             norms = self._norms(batch, iterate, removed)
             theta = self._threshold(norms)
-            # Written so that NaN counts as above.
-            changed |= ~(norms <= theta)
+            if self.diagnostics:
+                all_norms.append(norms)
+                thetas.append(theta)
             total = self._sum(batch, iterate, removed, theta)
             noisy = gaussian_on_vector(total, self._sigma) * (theta / _RADIUS / count)
             mean = np.asarray(noisy - removed @ (removed.T @ noisy))
@@ -173,30 +177,24 @@ class AdaptivePowerMethod(Deflation[DeflationState, AdaptivePowerOptions]):
             length = float(np.linalg.norm(mean))
             # The length is 0 only if all of the noise lies in U.
             iterate = mean / length if length > 0 else iterate
-        return Learnt(iterate, value, Outcome.LEARNT, int(changed.sum()), theta)
+        # The count is made for diagnostics only, whose noise it gets.
+        changed = int(all_norms[0].sum(_Changed(thetas), *all_norms[1:])[0]) if all_norms else 0
+        return Learnt(iterate, value, Outcome.LEARNT, changed, theta)
 
-    def _norms(self, batch: Batch, iterate: Floats, removed: Floats) -> Floats:
-        """Return |P A x| of every record (m,), each a function of its record alone.
+    def _norms(self, batch: Batch, iterate: Floats, removed: Floats) -> RecordValues:
+        """Return |P A x| of every record, each a function of its record alone.
 
         inf or NaN if it overflows.
         """
-        across = np.ascontiguousarray(removed.T)
+        return batch.map(_ProductNorms(self, iterate, removed))
 
-        def kernel(block: Batch) -> Floats:
-            starts, rows = transformed(self.preprocessing, block)
-            out = np.empty(len(starts) - 1)
-            _product_norms(rows, starts, self.kind is RecordKind.MATRIX, iterate, across, out)
-            return out
-
-        return batch.map(kernel)
-
-    def _threshold(self, norms: Floats) -> float:
+    def _threshold(self, norms: RecordValues) -> float:
         """Return theta: the first of the rising thresholds that hardly any record exceeds."""
         search = AboveThreshold(len(norms) - self._slack, self._search_epsilon)
-        for octave in range(self.options.octaves, 0, -1):
-            theta = math.ldexp(self.options.clip_radius, -octave)
-            # A comparison with NaN is false.
-            if search.ask(int(np.count_nonzero(norms <= theta))):
+        thetas = [math.ldexp(self.options.clip_radius, -j) for j in range(self.options.octaves, 0, -1)]
+        within = norms.at_most(thetas)
+        for i, theta in enumerate(thetas):
+            if search.ask(within(i)):
                 return theta
         return self.options.clip_radius
 
@@ -207,6 +205,35 @@ class AdaptivePowerMethod(Deflation[DeflationState, AdaptivePowerOptions]):
         adds integers of norm at most 2^26.
         """
         return batch.sum(_Filtered(self, iterate, removed, theta))
+
+
+class _ProductNorms:
+    """|P A x| of every record."""
+
+    def __init__(self, estimator: AdaptivePowerMethod, iterate: Floats, removed: Floats) -> None:
+        self.preprocessing, self.iterate = estimator.preprocessing, iterate
+        self.across = np.ascontiguousarray(removed.T)
+
+    def __call__(self, block: ArrayBatch) -> Floats:
+        starts, rows = transformed(self.preprocessing, block)
+        out = np.empty(len(starts) - 1)
+        of_matrices = self.preprocessing.kind is RecordKind.MATRIX
+        _product_norms(rows, starts, of_matrices, self.iterate, self.across, out)
+        return out
+
+
+class _Changed:
+    """Number of records whose norm was above the threshold in any round, (1,)."""
+
+    def __init__(self, thetas: list[float]) -> None:
+        self.thetas = thetas
+
+    def __call__(self, *norms: Floats) -> NDArray[np.int64]:
+        changed = np.zeros(len(norms[0]), dtype=bool)
+        for of_round, theta in zip(norms, self.thetas, strict=True):
+            # Written so that NaN counts as above.
+            changed |= ~(of_round <= theta)
+        return np.array([np.count_nonzero(changed)], dtype=np.int64)
 
 
 class _Filtered:
@@ -224,7 +251,7 @@ class _Filtered:
         self.largest = theta if theta < estimator.options.clip_radius else math.inf
         self.per_unit = _RADIUS / theta
 
-    def __call__(self, block: Batch) -> NDArray[np.int64]:
+    def __call__(self, block: ArrayBatch) -> NDArray[np.int64]:
         starts, rows = transformed(self.preprocessing, block)
         total = np.zeros(self.shape, dtype=np.int64)
         of_matrices = self.preprocessing.kind is RecordKind.MATRIX

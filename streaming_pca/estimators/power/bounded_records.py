@@ -21,6 +21,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing, transformed
 from streaming_pca.data.records import Batch, RecordKind
 from streaming_pca.kernels import njit
@@ -98,13 +99,13 @@ class BoundedRecords(Preprocessing):
     clip_l2: float
     clip_l1: float | None = None
 
-    def apply(self, batch: Batch) -> Batch:
+    def apply(self, batch: ArrayBatch) -> ArrayBatch:
         """Transform a block of records and scale them."""
         block = super().apply(batch)
         rows = np.ascontiguousarray(block.rows, dtype=np.float64)
         out = np.empty_like(rows)
         scale_records(rows, block.starts, *self._bounds, out)
-        return Batch(out, block.starts, block.kind)
+        return ArrayBatch(out, block.starts, block.kind)
 
     def public_map(self) -> None:
         """Return None: the scale of a record depends on its norms."""
@@ -121,9 +122,21 @@ class BoundedRecords(Preprocessing):
 
     def clipped(self, batch: Batch, unbounded: Preprocessing) -> int:
         """Count the records of ``unbounded`` that are scaled down: exact, secret as a record."""
-        total = 0
-        for block in batch.blocks(BLOCK):
-            starts, rows = transformed(unbounded, block)
-            rows = np.ascontiguousarray(rows)
-            total += scale_records(rows, starts, *self._bounds, np.empty_like(rows))
-        return total
+        return int(batch.sum(_ScaledCount(unbounded, *self._bounds))[0])
+
+
+class _ScaledCount:
+    """Number of records that are scaled down, (1,)."""
+
+    shape: tuple[int, ...] = (1,)
+    limit = BLOCK
+    whole = False
+
+    def __init__(self, unbounded: Preprocessing, size: float, spread: float) -> None:
+        self.unbounded, self.size, self.spread = unbounded, size, spread
+
+    def __call__(self, block: ArrayBatch) -> NDArray[np.int64]:
+        starts, rows = transformed(self.unbounded, block)
+        rows = np.ascontiguousarray(rows)
+        scaled = scale_records(rows, starts, self.size, self.spread, np.empty_like(rows))
+        return np.array([scaled], dtype=np.int64)

@@ -10,7 +10,7 @@ import numpy as np
 from streaming_pca.data.preprocessing import transformed
 from streaming_pca.data.records import Batch, RecordKind
 from streaming_pca.estimators.base import Estimator, EstimatorInfo, Plan, State, Subspace
-from streaming_pca.estimators.tensor.search import TensorOptions, TensorSearch, single_rows, tensor_of
+from streaming_pca.estimators.tensor.search import TensorOptions, TensorSearch, tensor_of
 from streaming_pca.kernels.lattice import BLOCK
 from streaming_pca.linalg.tensors import products_of_rows
 from streaming_pca.privacy.parameters import Charge
@@ -94,7 +94,7 @@ class OnlineTensorPower(Estimator[OnlineTensorState, OnlineTensorOptions]):
         queries = state.search.queries
         products = np.zeros_like(queries)
         for block in batch.blocks(BLOCK):
-            _, rows = transformed(self.preprocessing, single_rows(block))
+            _, rows = transformed(self.preprocessing, block.single_rows())
             products += products_of_rows(rows[np.abs(rows).max(axis=1) <= _LARGEST], queries)
         products /= max(len(batch), 1)
         steps = self.options.steps_in(self.dim)

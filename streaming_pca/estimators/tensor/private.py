@@ -13,7 +13,7 @@ from pydantic import Field
 from streaming_pca.data.records import Batch, RecordKind
 from streaming_pca.estimators.base import Estimator, EstimatorInfo, Plan, State, Subspace
 from streaming_pca.estimators.common.clipped_sums import covariance_sum
-from streaming_pca.estimators.tensor.search import TensorOptions, TensorSearch, single_rows, tensor_of
+from streaming_pca.estimators.tensor.search import TensorOptions, TensorSearch, tensor_of
 from streaming_pca.estimators.tensor.sums import PRODUCT_SENSITIVITY, Space, product_sum
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.linalg.subspace import orthonormalise
@@ -195,7 +195,7 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
 
     def _whitening(self, batch: Batch) -> tuple[Whitening, int]:
         radius = self.options.clip_radius**2
-        exact = covariance_sum(single_rows(batch), self.preprocessing, radius)
+        exact = covariance_sum(batch.single_rows(), self.preprocessing, radius)
         sigma = self._sigma(exact.sensitivity)
         per_record = exact.unit / max(len(batch), 1)
         moment = gaussian_on_symmetric(exact.total, sigma) * per_record

@@ -30,7 +30,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from streaming_pca.data.records import Batch
 from streaming_pca.estimators.base import Options, Subspace
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.linalg.subspace import orthonormalise
@@ -44,7 +43,7 @@ from streaming_pca.linalg.tensors import (
 )
 from streaming_pca.privacy.randomness import utility_generator
 
-__all__ = ["TensorOptions", "TensorSearch", "single_rows", "tensor_of"]
+__all__ = ["TensorOptions", "TensorSearch", "tensor_of"]
 
 
 Matrix = NDArray[np.float64]
@@ -80,14 +79,6 @@ class TensorOptions(Options):
     def steps_in(self, dim: int) -> int:
         """Return R in ``dim`` dimensions."""
         return enough_steps(dim) if self.steps is None else self.steps
-
-
-def single_rows(batch: Batch) -> Batch:
-    """Return the batch with every record of more than one row made null.
-
-    Such records have no third moment.
-    """
-    return batch.keeping(np.diff(batch.starts) == 1)
 
 
 @dataclass(frozen=True)

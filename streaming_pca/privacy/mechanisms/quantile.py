@@ -11,11 +11,18 @@ from streaming_pca.privacy.errors import ParameterError, require_open_unit
 from streaming_pca.privacy.mechanisms.laplace import laplace_scale
 from streaming_pca.privacy.randomness import noise_sampler
 
-__all__ = ["private_quantile"]
+__all__ = ["counts_at_most", "private_quantile"]
+
+
+def counts_at_most(values: NDArray[np.float64], candidates: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Count the values that are at most each candidate; NaN is above every candidate."""
+    # NaN sorts last.
+    return np.searchsorted(np.sort(values), candidates, side="right").astype(np.int64)
 
 
 def private_quantile(
-    values: NDArray[np.float64],
+    counts: NDArray[np.int64],
+    size: int,
     candidates: NDArray[np.float64],
     quantile: float,
     epsilon: float,
@@ -24,9 +31,12 @@ def private_quantile(
 
     Parameters
     ----------
-    values : (m,) float64
-        One number a record, each a function of that record alone. No value is
-        refused: NaN counts as above every candidate.
+    counts : (c,) int64
+        Of m values, one number a record and each a function of that record alone, the numbers of those
+        that are at most each candidate (:func:`counts_at_most`). No value is refused: NaN counts as above
+        every candidate.
+    size : int
+        m, public.
     candidates : (c,) float64, strictly increasing, finite, public
     quantile : float in (0, 1)
     epsilon : float
@@ -61,15 +71,17 @@ def private_quantile(
     exp(-x) exact [CanonneKamathSteinke2020, Alg. 1]; and the scale
     is rounded up.
     """
-    if values.ndim != 1:
-        raise ParameterError(f"values must be one number a record, not of shape {values.shape}")
     if candidates.ndim != 1 or not candidates.size:
         raise ParameterError(f"candidates must be a list of at least one number, not {candidates.shape}")
     if not (np.isfinite(candidates).all() and (np.diff(candidates) > 0).all()):
         raise ParameterError("candidates must be finite and strictly increasing")
+    if counts.shape != candidates.shape or counts.dtype != np.int64:
+        raise ParameterError(
+            f"counts must be one int64 a candidate, not {counts.dtype} of shape {counts.shape}"
+        )
+    if (np.diff(counts, prepend=0, append=size) < 0).any():
+        raise ParameterError("counts must not fall, nor leave the range from 0 to the number of values")
     require_open_unit("quantile", quantile)
     scale = laplace_scale(2, epsilon)
-    target = math.ceil(quantile * values.size)
-    # NaN sorts last.
-    counts = np.searchsorted(np.sort(values), candidates, side="right").astype(np.int64)
+    target = math.ceil(quantile * size)
     return float(candidates[noise_sampler().noisy_max(-np.abs(counts - target), scale)])

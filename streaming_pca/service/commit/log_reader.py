@@ -16,7 +16,16 @@ from streaming_pca.privacy.ledger.ledger import Ledger, Verdict
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.kafka.clients import reading_consumer
 
-__all__ = ["EndReader", "LedgerLog", "LogReader", "Replayed", "high_watermark", "whole_log"]
+__all__ = [
+    "EndReader",
+    "LedgerLog",
+    "LedgerReplay",
+    "LogReader",
+    "Replayed",
+    "high_watermark",
+    "lost_entries",
+    "whole_log",
+]
 
 _POLL_MS = 10
 """Short, because a poll that meets only a transaction's marker waits for all of it."""
@@ -121,11 +130,16 @@ def whole_log(kafka: KafkaSettings, topic: str) -> LogReader:
     reader = LogReader(kafka, topic)
     if reader.first != 0:
         reader.close()
-        raise StreamRefused(
-            f"ledger topic {topic!r} starts at offset {reader.first}: entries were deleted, "
-            "so what records have been charged is not known. Restore the topic"
-        )
+        raise StreamRefused(lost_entries(topic, reader.first))
     return reader
+
+
+def lost_entries(topic: str, first: int) -> str:
+    """Return why a ledger cannot be read that does not start at offset 0."""
+    return (
+        f"ledger topic {topic!r} starts at offset {first}: entries were deleted, "
+        "so what records have been charged is not known. Restore the topic"
+    )
 
 
 @dataclass(frozen=True)
@@ -137,14 +151,41 @@ class Replayed:
     verdict: Verdict
 
 
-class LedgerLog:
-    """Replay of one ledger topic, brought up to date on demand."""
+class LedgerReplay:
+    """Replay of one ledger topic from its messages, which the caller reads.
 
-    def __init__(self, kafka: KafkaSettings, topic: str, topic_id: str) -> None:
+    Attributes
+    ----------
+    topic : str
+        The ledger topic.
+    ledger : Ledger
+    entries : int
+        Number of entries replayed, void ones included.
+    """
+
+    def __init__(self, topic: str, topic_id: str) -> None:
         self.topic = topic
         self.ledger = Ledger(topic_id)
         self.entries = 0
-        """Number of entries replayed, void ones included."""
+
+    def apply(self, offset: int, value: bytes | None) -> Replayed:
+        """Replay the next message; StreamRefused if it is no entry."""
+        try:
+            entry = decode_entry(value or b"")
+        except MalformedEntry as error:
+            raise StreamRefused(
+                f"ledger topic {self.topic!r}, offset {offset}: {error}. "
+                "Another program writes to it, or a newer version of this one does"
+            ) from None
+        self.entries += 1
+        return Replayed(offset, entry, self.ledger.apply(entry))
+
+
+class LedgerLog(LedgerReplay):
+    """Replay of one ledger topic, brought up to date on demand."""
+
+    def __init__(self, kafka: KafkaSettings, topic: str, topic_id: str) -> None:
+        super().__init__(topic, topic_id)
         self._kafka = kafka
         self._reader = whole_log(kafka, topic)
         self._ends: EndReader | None = None
@@ -155,18 +196,7 @@ class LedgerLog:
             self._ends = self._ends or EndReader(self._kafka, self.topic)
             end = self._ends.end()
         patience = self._kafka.transaction_timeout_ms / 1000 + 15
-        new = []
-        for message in self._reader.read_to(end, patience):
-            try:
-                entry = decode_entry(message.value or b"")
-            except MalformedEntry as error:
-                raise StreamRefused(
-                    f"ledger topic {self.topic!r}, offset {message.offset}: {error}. "
-                    "Another program writes to it, or a newer version of this one does"
-                ) from None
-            self.entries += 1
-            new.append(Replayed(message.offset, entry, self.ledger.apply(entry)))
-        return new
+        return [self.apply(m.offset, m.value) for m in self._reader.read_to(end, patience)]
 
     def read_committed(self, most: int) -> bool:
         """Replay at most ``most`` further offsets, waiting for no transaction; True at their end."""

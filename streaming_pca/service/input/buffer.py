@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.codec import PayloadCodec
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 
 __all__ = ["Chunk", "PartitionBuffer", "RecordBuffer", "RowStore", "batch_of", "interleave", "row_places"]
 
@@ -213,7 +214,7 @@ class RecordBuffer:
             users, epoch = self._codec.users_of(piece), piece[-1].leader_epoch
             self.buffers[partition].append(Chunk(offsets, places, lengths, users, epoch))
 
-    def take(self, counts: Sequence[int], granularity: int) -> tuple[Batch, NDArray[np.uint64] | None]:
+    def take(self, counts: Sequence[int], granularity: int) -> tuple[ArrayBatch, NDArray[np.uint64] | None]:
         """Remove the first messages of each partition; return their batch and its users.
 
         The batch may share a store's rows until :meth:`release_memory`.
@@ -241,6 +242,13 @@ class RecordBuffer:
         if self._shared is not None:
             self._shared.clear()
             self._spare, self._shared = self._shared, None
+
+    def remove(self, partition: int) -> None:
+        """Drop a partition's messages."""
+        del self.buffers[partition]
+        if not any(buffer.count for buffer in self.buffers.values()):
+            # Nothing refers to its rows; with messages of others they stay until the next batch.
+            self._store.clear()
 
 
 def _pieces(messages: Sequence[Any]) -> Iterator[Sequence[Any]]:
@@ -280,7 +288,7 @@ def row_places(messages: Chunk) -> NDArray[np.int64]:
     return np.repeat(messages.places - before, messages.lengths) + np.arange(int(messages.lengths.sum()))
 
 
-def batch_of(rows: NDArray[np.floating], messages: Chunk, kind: RecordKind, by_row: bool) -> Batch:
+def batch_of(rows: NDArray[np.floating], messages: Chunk, kind: RecordKind, by_row: bool) -> ArrayBatch:
     """Return the batch of messages, sharing ``rows``.
 
     Parameters
@@ -301,5 +309,5 @@ def batch_of(rows: NDArray[np.floating], messages: Chunk, kind: RecordKind, by_r
     first = int(places[there[0]]) if len(there) else 0
     if np.array_equal(places[there] - first, starts[:-1][there]):
         # Consecutive rows, as of a single partition: the batch need not store places.
-        return Batch(rows[first : first + int(starts[-1])], starts, kind)
-    return Batch(rows, starts, kind, places)
+        return ArrayBatch(rows[first : first + int(starts[-1])], starts, kind)
+    return ArrayBatch(rows, starts, kind, places)

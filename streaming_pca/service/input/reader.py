@@ -1,202 +1,196 @@
-"""Input of a session: opened, read ahead of the batch in progress, and closed.
+"""Interface of a reader to a source: decoded records of partitions, counted by offset.
 
-While a batch is reserved, learnt from, committed and published, the next one is fetched and
-decoded, or as much of it as ``worker.read_ahead`` says. Reading before a reservation is allowed,
-computing is not. Reading ahead changes no batch: end offsets alone decide where a batch is cut.
+The service's reader is :class:`~streaming_pca.service.input.partition_reader.PartitionReader`, which
+keeps the records in this process. Another may keep them elsewhere: a source asks for counts and
+offsets alone, and hands on the batches that the reader makes.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from streaming_pca.config.settings import KafkaSettings, StreamSettings
 from streaming_pca.data.codec import PayloadCodec
-from streaming_pca.estimators.base import Plan
-from streaming_pca.privacy.ledger.entries import OffsetRange
-from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused
-from streaming_pca.service.executors import Executors, Pool
-from streaming_pca.service.input.end_offsets import OffsetFeed, Offsets
-from streaming_pca.service.input.source import CutBatch, Source
-from streaming_pca.service.kafka.clients import BrokerUnreachable
+from streaming_pca.data.records import Batch
+from streaming_pca.service.errors import RecordsLost, SessionLost
+from streaming_pca.service.input.end_offsets import Offsets
 
-__all__ = ["Input", "ReadAhead"]
+__all__ = ["Buffered", "Reader", "ReaderFactory", "deleted", "read_to", "tail_lost"]
 
-T = TypeVar("T")
+_STALL_SECONDS = 60.0
+"""Time limit for the arrival of records that existed once."""
 
 
-class ReadAhead:
-    """Task that gathers the next batch step by step until it is stopped.
+class Buffered(Protocol):
+    """Records of one partition that were read and not taken yet."""
 
-    Parameters
-    ----------
-    step : callable
-        Reads a little; returns whether there is more to read now. Steps never overlap, and
-        none starts after :meth:`stop` has returned.
-    wakeup : asyncio.Event
-        Set when there may be more to read.
+    @property
+    def position(self) -> int:
+        """Start of what is not taken yet: one behind the last record taken."""
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the leader that took the last record before ``position``; -1 where it is not known."""
+
+    @property
+    def count(self) -> int:
+        """Number of records."""
+
+    def count_before(self, end: int) -> int:
+        """Return the number of records before an offset."""
+
+
+class Reader(Protocol):
+    """Reader of one topic's partitions, each from an offset on.
+
+    One thread at a time calls it, but for :meth:`stop`, and for :attr:`buffers` with their positions,
+    epochs and counts, which any thread may look at.
     """
 
-    def __init__(self, step: Callable[[], Awaitable[bool]], wakeup: asyncio.Event) -> None:
-        self._step, self._wakeup = step, wakeup
-        self._task: asyncio.Task[None] | None = None
-        self._wanted = False
+    @property
+    def buffers(self) -> Mapping[int, Buffered]:
+        """Buffers of the partitions that were added; one dictionary for good."""
 
-    def start(self) -> None:
-        """Begin; it must not be running."""
-        assert self._task is None, "it runs"
-        self._wanted = True
-        self._task = asyncio.create_task(self._run())
+    @property
+    def ahead(self) -> bool:
+        """True where records may be read before a batch needs them.
 
-    async def stop(self) -> None:
-        """Wait for the current step, if any, and raise the error of a step."""
-        task, self._task, self._wanted = self._task, None, False
-        if task is not None:
-            self._wakeup.set()
-            await task
+        If false, :meth:`fetch` is first called when the end offsets alone could cover a batch.
+        """
 
-    async def _run(self) -> None:
-        while self._wanted:
-            # Cleared first, so that news during a step is not missed.
-            self._wakeup.clear()
-            while self._wanted and await self._step():
-                pass
-            if self._wanted:
-                await self._wakeup.wait()
+    @property
+    def bytes(self) -> int:
+        """Lower bound of the bytes held; every record counts as one row at least."""
+
+    def first_offsets(self, partitions: Sequence[int]) -> Offsets:
+        """Return the first offsets of partitions; SessionLost unless all are known."""
+
+    def last_offsets(self, partitions: Sequence[int]) -> Offsets:
+        """Return the ends of partitions, open transactions included; SessionLost unless all are known."""
+
+    def add(self, starts: Mapping[int, int], epochs: Mapping[int, int]) -> None:
+        """Start to read partitions at offsets.
+
+        Parameters
+        ----------
+        starts : mapping of partition to offset
+        epochs : mapping of partition to leader epoch
+            Epoch of the last record before the offset, where known: reading fails where the partition
+            has lost that record.
+        """
+
+    def position(self, partition: int) -> int:
+        """Return the offset up to which a partition was read."""
+
+    def fetch(self, wanted: Mapping[int, int], ends: Mapping[int, int]) -> None:
+        """Read on in some partitions.
+
+        It may read less than is wanted, nothing at all where nothing has come, and more: batches do
+        not depend on it. It returns soon after :meth:`stop`.
+
+        Parameters
+        ----------
+        wanted : mapping of partition to int
+            Number of buffered records, of those before the ends, that a batch needs at least.
+        ends : mapping of partition to offset
+            No record from there on is needed now.
+
+        Raises
+        ------
+        RecordsLost
+            Records between the position and an end are gone; with ``skip_lost`` SessionLost.
+        SessionLost
+            Reading failed, and may succeed in another session.
+        """
+
+    def take(self, counts: Sequence[int], granularity: int) -> tuple[Batch, NDArray[np.uint64] | None]:
+        """Remove the first records of each partition, in their order; return their batch and its users.
+
+        Records are taken in turn, ``granularity`` of a partition at a time. The batch is good until
+        :meth:`release_memory`, also after :meth:`stop` and :meth:`close`.
+        """
+
+    def release_memory(self) -> None:
+        """Release the last batch's memory for reuse; the batch must have no reader."""
+
+    def stop(self) -> None:
+        """Make present and later fetches return soon; from any thread, and harmless to batches."""
+
+    def close(self) -> None:
+        """Close all connections; buffered records are dropped."""
 
 
-class Input:
-    """Asynchronous input of a session, with one source at a time.
+class ReaderFactory(Protocol):
+    """Maker of a reader for each time that a session opens its input."""
 
-    Parameters
-    ----------
-    kafka, stream : settings
-    executors : Executors
-    wakeup : asyncio.Event
-        Set when there may be something to read, or reason to stop.
-    read_ahead : float
-        Part of a batch that is read ahead.
-    """
-
-    def __init__(
+    def __call__(
         self,
         kafka: KafkaSettings,
         stream: StreamSettings,
-        executors: Executors,
-        wakeup: asyncio.Event,
-        read_ahead: float,
-    ) -> None:
-        self._kafka, self._stream, self._executors = kafka, stream, executors
-        self._source: Source | None = None
-        self._stopped = False
-        self._read_ahead = read_ahead
-        self._read_ahead_task = ReadAhead(self._read_step, wakeup)
-
-    def stop(self) -> None:
-        """End present and later reads early, for good."""
-        self._stopped = True
-        if self._source is not None:
-            self._source.stop()
-
-    @property
-    def lag(self) -> int:
-        """Offsets between the next batch's start and the newest ends; from any thread."""
-        source = self._source
-        return 0 if source is None else source.lag
-
-    async def open(
-        self,
-        partitions: tuple[int, ...],
         codec: PayloadCodec,
-        positions: Offsets,
-        epochs: dict[int, int],
-        feed: OffsetFeed,
-        skip_lost: bool | None = None,
-    ) -> None:
-        """Start to read from positions; ``skip_lost`` defaults to the stream's setting."""
-        stream = self._stream
-        if skip_lost is None:
-            skip_lost = stream.lost_records == "skip"
-        self._source = await self._call(
-            "opening the input",
-            Source,
-            self._kafka,
-            stream.input,
-            partitions,
-            codec,
-            positions,
-            epochs,
-            feed,
-            skip_lost,
-            stream.max_wait_seconds,
-            self._read_ahead,
-            deadline=60.0,
-        )
-        if self._stopped:
-            self._source.stop()
+        partitions: int,
+        skip_lost: bool,
+        check: Callable[[], None],
+    ) -> Reader:
+        """Return a reader without partitions.
 
-    async def close(self) -> None:
-        """Stop reading; harmless where nothing is open."""
-        source = self._source
-        if source is None:
-            return
-        source.stop()
-        # An error of reading ahead does not matter now: the next batch is not wanted.
-        with contextlib.suppress(Exception):
-            await self._read_ahead_task.stop()
-        self._source = None
-        await self._call("closing the input", source.close, deadline=30.0)
-
-    async def set_plan(self, plan: Plan) -> None:
-        """Set the plan of the next batch and end reading ahead; raise its error."""
-        await self._read_ahead_task.stop()
-        self._opened.set_plan(plan)
-
-    async def poll(self) -> CutBatch | None:
-        """Return the planned batch once it is cut, and start to read its successor ahead."""
-        cut = await self._call("reading records", self._opened.poll, pool=Pool.READING)
-        if cut is not None:
-            self._read_ahead_task.start()
-        return cut
-
-    def release_memory(self) -> None:
-        """Release the last batch's memory for reuse."""
-        if self._source is not None:
-            self._source.release_memory()
-
-    async def read_reserved(self, ranges: Sequence[OffsetRange], granularity: int) -> CutBatch | None:
-        """Return exactly the records of a reservation.
-
-        None if some are gone, or when stopped.
+        Parameters
+        ----------
+        kafka, stream : settings
+        codec : PayloadCodec
+        partitions : int
+            Number of partitions that it will read, or about that: they share the bytes fetched ahead.
+        skip_lost : bool
+            Whether lost records are no reason to end the stream.
+        check : callable
+            Raises SessionLost if the clock has failed; called before each wait for records, which would
+            otherwise not notice a dead broker.
         """
-        return await self._call("reading the batch again", self._opened.read_reserved, ranges, granularity)
 
-    async def _read_step(self) -> bool:
-        return await self._call("reading ahead", self._opened.read_ahead, pool=Pool.READING)
 
-    @property
-    def _opened(self) -> Source:
-        assert self._source is not None, "open first"
-        return self._source
+def read_to(reader: Reader, topic: str, ends: Mapping[int, int], stopped: Callable[[], bool]) -> bool:
+    """Read partitions until their positions reach offsets; False when stopped before.
 
-    async def _call(
-        self,
-        task: str,
-        function: Callable[..., T],
-        *args: Any,
-        pool: Pool = Pool.RECORDS,
-        deadline: float = 0.0,
-    ) -> T:
-        """Run a function that touches records before they are charged.
+    Raises
+    ------
+    SessionLost
+        None of them has moved for a minute.
+    """
+    positions: Offsets = {}
+    moved = time.monotonic()
+    while not stopped():
+        found = {p: reader.position(p) for p in ends}
+        short = [p for p, position in found.items() if position < ends[p]]
+        if not short:
+            return True
+        if found != positions:
+            positions, moved = found, time.monotonic()
+        elif time.monotonic() - moved > _STALL_SECONDS:
+            p = short[0]
+            raise SessionLost(f"{topic}-{p} cannot be read to {ends[p]}: it stops at {found[p]}")
+        # As many records as there can be.
+        reader.fetch({p: reader.buffers[p].count + ends[p] - found[p] for p in short}, ends)
+    return False
 
-        An unknown error may tell of them: a shape that could not be allocated is a count of the
-        records that are not null.
-        """
-        try:
-            return await self._executors.call(pool, task, function, *args, deadline=deadline)
-        except (SessionLost, RecordsLost, BrokerUnreachable, DeadlineExceeded):
-            raise
-        except Exception:
-            raise StreamRefused(f"{task} failed; why could tell of records, so no more is said") from None
+
+def deleted(topic: str, partition: int, position: int, first: int) -> RecordsLost:
+    """Return the error of records that retention deleted before they were read."""
+    return RecordsLost(
+        f"topic {topic!r}, partition {partition}: records {position} to {first - 1} were deleted by "
+        "retention before they were read; nothing was charged. Raise the topic's retention, or set "
+        'stream.lost_records = "skip" to go on without them'
+    )
+
+
+def tail_lost(topic: str, partition: int, position: int, end: int) -> RecordsLost:
+    """Return the error of a partition that ends before a position."""
+    return RecordsLost(
+        f"topic {topic!r}, partition {partition}: records {end} to {position - 1}, which the stream has "
+        "passed, are lost (an unclean election, or a replaced disk). It learns from no records that come "
+        'in their places. Read a new topic, or set stream.lost_records = "skip" to go on without those'
+    )

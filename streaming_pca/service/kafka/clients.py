@@ -22,7 +22,7 @@ from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
 from streaming_pca.config.kafka import KafkaSettings
-from streaming_pca.service.kafka import large_reads, tls
+from streaming_pca.service.kafka import failed_connects, large_reads, tls
 from streaming_pca.service.kafka.diagnosis import diagnose
 from streaming_pca.service.kafka.record_batches import InflatingReader, RecordReader
 from streaming_pca.service.kafka.transaction import delivery_timeout_ms
@@ -40,6 +40,7 @@ __all__ = [
     "transactional_producer",
 ]
 
+failed_connects.install()
 large_reads.install()
 tls.install()
 

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import math
 import os
-import signal
 import time
 import warnings
 from collections.abc import Callable
@@ -21,13 +20,14 @@ import uvloop
 from kafka.errors import KafkaError
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
-from streaming_pca.config.settings import ConfigurationError, HttpSettings, Settings
+from streaming_pca.config.settings import ConfigurationError, Settings
 from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused, TopicError
 from streaming_pca.service.executors import Executors, Pool, first_of
-from streaming_pca.service.http import HttpServer
+from streaming_pca.service.http.server import HttpServer
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 from streaming_pca.service.projection.encoding import Encoder, Format
 from streaming_pca.service.projection.projector import Projector
+from streaming_pca.service.signals import stop_on_signals
 from streaming_pca.service.topics.output import Output, check_stream, find_output
 
 __all__ = ["ProjectionMetrics", "ProjectionOptions", "ProjectionWorker", "run_projection"]
@@ -149,7 +149,7 @@ class ProjectionWorker:
         check_stream(stream)
         http = None
         if options.http_port is not None:
-            address = HttpSettings(host=settings.http.host, port=options.http_port)
+            address = settings.http.model_copy(update={"port": options.http_port})
             try:
                 http = HttpServer(address, self._metrics, self.roles)
             except StreamRefused:
@@ -158,7 +158,7 @@ class ProjectionWorker:
                     "program has it, perhaps): name another one, 0 for any that is free"
                 ) from None
             http.start()
-            log.info("metrics and health on http://%s", http.address)
+            log.info("metrics and health on %s", http.url)
         try:
             output: Output = await self._call(
                 "finding the topics", find_output, settings.kafka, stream, options.output, options.create
@@ -263,10 +263,8 @@ def run_projection(settings: Settings, options: ProjectionOptions) -> int:
 
     async def main() -> None:
         worker = ProjectionWorker(settings, options)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, worker.stop)
-        await worker.run()
+        with stop_on_signals(worker.stop):
+            await worker.run()
 
     try:
         with warnings.catch_warnings():

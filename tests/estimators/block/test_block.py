@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch, array_of
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.block import block as module
 from streaming_pca.estimators.block.block import (
     BlockEstimate,
@@ -59,7 +60,7 @@ def start(route: BlockUpdate, seed: int = 0) -> BlockEstimate:
 def learn(
     route: BlockUpdate,
     estimate: BlockEstimate,
-    part: Batch,
+    part: ArrayBatch,
     radius: float = 1e6,
     weight: float = 1.0,
     half_life: Any = None,
@@ -68,7 +69,7 @@ def learn(
         return route.learn(estimate, part, radius, weight, half_life, route.multiplier)[0]
 
 
-def radius_of(route: BlockUpdate, estimate: BlockEstimate, part: Batch) -> tuple[float, float]:
+def radius_of(route: BlockUpdate, estimate: BlockEstimate, part: ArrayBatch) -> tuple[float, float]:
     with replace_noise_sampler(ScriptedSampler()):
         return route.radius(estimate, part, 0.5, Budget(route.multiplier, 1.0))
 
@@ -106,7 +107,7 @@ def test_neighbouring_sums_are_within_the_sensitivity(centering: str, far: float
         patch.setattr(module, "gaussian_on_vector", call)
         for new in news:
             items[1] = new
-            route.learn(estimate, Batch.of_records(items, d, kind), 1.0, 1.0, None, 4.0)
+            route.learn(estimate, ArrayBatch.of_records(items, d, kind), 1.0, 1.0, None, 4.0)
     assert len(totals) == len(news)
     sensitivity = Fraction(block_sensitivity(kind))
     distances = [sum(int(u) ** 2 for u in (a - b).flat) for a, b in combinations(totals, 2)]
@@ -121,8 +122,8 @@ def test_the_histogram_and_the_sum_clip_the_same_number() -> None:
     route = make(5)
     x = np.random.default_rng(1).standard_normal((300, 5))
     estimate = replace(start(route), product=np.full((5, 2), 0.3))
-    part = Batch.of_vectors(x)
-    sizes = block_residual_norms(part, route.preprocessing, estimate.basis, estimate.product)
+    part = ArrayBatch.of_vectors(x)
+    sizes = array_of(block_residual_norms(part, route.preprocessing, estimate.basis, estimate.product))
     for radius in np.quantile(sizes, [0.1, 0.5, 0.9]):
         with replace_noise_sampler(ScriptedSampler()):
             _, clipped = route.learn(estimate, part, float(radius), 1.0, None, 4.0)
@@ -146,7 +147,7 @@ def test_rounds_without_noise_converge_to_the_exact_subspace(kind: RecordKind) -
     d, k = 8, 3
     x, vectors = spectrum(d, 0)
     items: list[Any] = [r[:, None] * r if kind is RecordKind.MATRIX else r[None, :] for r in x]
-    part = Batch.of_records(items, d, kind)
+    part = ArrayBatch.of_records(items, d, kind)
     route = make(d, k, kind)
     estimate = start(route)
     errors = []
@@ -171,7 +172,7 @@ def test_a_step_about_the_level_is_faster_than_one_without() -> None:
     for total in (0.0, float(values.sum())):
         estimate = start(route)
         for _ in range(12):
-            estimate = learn(route, replace(estimate, variance=math.inf), Batch.of_vectors(x), 1e4)
+            estimate = learn(route, replace(estimate, variance=math.inf), ArrayBatch.of_vectors(x), 1e4)
             estimate = route.step(estimate, total)
         errors.append(subspace_error(estimate.basis.T, vectors[:, :k].T))
     assert errors[1] < 0.3 * errors[0]
@@ -184,7 +185,7 @@ def test_the_mean_weight_mends_the_shrink() -> None:
     x = rng.standard_normal((m, d)) * np.linspace(2, 0.5, d)
     route = make(d, 2)
     estimate = start(route, 3)
-    part = Batch.of_vectors(x)
+    part = ArrayBatch.of_vectors(x)
     radius, weight = radius_of(route, estimate, part)
     assert 0.3 < weight < 0.95
     wanted = x.T @ (x @ estimate.basis) / m
@@ -205,7 +206,7 @@ def test_records_that_agree_need_a_small_radius_only() -> None:
     x = common + 0.01 * rng.standard_normal((m, d))
     route = make(d, 1)
     estimate = start(route)
-    part = Batch.of_vectors(x)
+    part = ArrayBatch.of_vectors(x)
     radii = []
     for _ in range(4):
         radius, weight = radius_of(route, estimate, part)
@@ -252,9 +253,9 @@ def test_later_rounds_count_by_their_variances() -> None:
     x = rng.standard_normal((4000, d))
     route = make(d, 2)
     estimate = start(route)
-    first = learn(route, estimate, Batch.of_vectors(x[:1000]), 100.0)
-    second = learn(route, first, Batch.of_vectors(x[1000:]), 100.0)
-    fresh = learn(route, estimate, Batch.of_vectors(x[1000:]), 100.0)
+    first = learn(route, estimate, ArrayBatch.of_vectors(x[:1000]), 100.0)
+    second = learn(route, first, ArrayBatch.of_vectors(x[1000:]), 100.0)
+    fresh = learn(route, estimate, ArrayBatch.of_vectors(x[1000:]), 100.0)
     gain = first.variance / (first.variance + fresh.variance)
     assert 0.74 < gain < 0.91
     np.testing.assert_allclose(
@@ -267,8 +268,8 @@ def test_a_half_life_keeps_the_gain_up() -> None:
     d = 4
     x = np.random.default_rng(9).standard_normal((1000, d))
     route = make(d, 2)
-    known = learn(route, start(route), Batch.of_vectors(np.tile(x, (40, 1))), 100.0)
-    part = Batch.of_vectors(2 * x)
+    known = learn(route, start(route), ArrayBatch.of_vectors(np.tile(x, (40, 1))), 100.0)
+    part = ArrayBatch.of_vectors(2 * x)
     moved = [learn(route, known, part, 100.0, 1.0, h).product - known.product for h in (None, 1000.0)]
     fresh = learn(route, start(route), part, 100.0).product - known.product
     assert np.linalg.norm(moved[0]) < 0.1 * np.linalg.norm(fresh)
@@ -281,7 +282,9 @@ def test_a_stream_keeps_the_columns_it_began_with(before: int, after: int) -> No
     kind, d = RecordKind.MATRIX, 8
     privacy = PrivacyParameters(epsilon=1.0, delta=1e-6)
     preprocessing = Preprocessing(dim=d, kind=kind, centering="none")
-    batch = Batch(np.tile(np.diag(np.arange(d, 0.0, -1)), (2000, 1)), np.arange(0, 2000 * d + 1, d), kind)
+    batch = ArrayBatch(
+        np.tile(np.diag(np.arange(d, 0.0, -1)), (2000, 1)), np.arange(0, 2000 * d + 1, d), kind
+    )
     first, other = (
         BlockPCA(d, 2, privacy, preprocessing, BlockOptions(oversampling=extra)) for extra in (before, after)
     )
@@ -298,7 +301,10 @@ def test_an_empty_part_teaches_nothing() -> None:
     route = make(3)
     estimate = start(route)
     with replace_noise_sampler(ScriptedSampler()):
-        assert route.learn(estimate, Batch.of_vectors(np.zeros((0, 3))), 1.0, 1.0, None, 4.0) == (estimate, 0)
+        assert route.learn(estimate, ArrayBatch.of_vectors(np.zeros((0, 3))), 1.0, 1.0, None, 4.0) == (
+            estimate,
+            0,
+        )
 
 
 @settings(deadline=None)
@@ -313,7 +319,7 @@ def test_rounds_before_the_last_grow_and_none_is_too_noisy(count: int, multiplie
 
 def test_a_first_batch_has_several_rounds_and_a_later_one_has_one() -> None:
     route = make(4)
-    part = Batch.of_vectors(utility_generator(0).standard_normal((100_000, 4)) * [3, 2, 1, 1])
+    part = ArrayBatch.of_vectors(utility_generator(0).standard_normal((100_000, 4)) * [3, 2, 1, 1])
     state, rounds = (start(route), TotalVariance()), []
     for number in range(2):
         estimate, total = state

@@ -21,7 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator
 from streaming_pca.estimators.common.budget import WHOLE, Budget, multiplier_of
 from streaming_pca.estimators.common.clipped_batches import BatchCosts
@@ -149,7 +150,7 @@ def test_what_is_planned_at_the_least_epsilon_can_be_drawn(route: str) -> None:
     state = start(estimator)
     for i in range(4):
         with replace_noise_sampler(ScriptedSampler()):
-            state = estimator.update(state, Batch.of_vectors(x * 2.0**i))
+            state = estimator.update(state, ArrayBatch.of_vectors(x * 2.0**i))
 
 
 def gaussian(m: int, d: int, rng: np.random.Generator) -> Floats:
@@ -232,12 +233,12 @@ def estimator_of(stream: Stream) -> Estimator[Any, Any]:
     )
 
 
-def batch_of(stream: Stream, number: int, m: int = M) -> Batch:
+def batch_of(stream: Stream, number: int, m: int = M) -> ArrayBatch:
     x = stream.data(m, DIM, utility_generator(number))
     if stream.how is RecordKind.MATRIX:
         x = np.einsum("nri,nrj->nij", x, x)
-        return Batch(x.reshape(-1, DIM), np.arange(0, m * DIM + 1, DIM), RecordKind.MATRIX)
-    return Batch.of_vectors(x)
+        return ArrayBatch(x.reshape(-1, DIM), np.arange(0, m * DIM + 1, DIM), RecordKind.MATRIX)
+    return ArrayBatch.of_vectors(x)
 
 
 def check_shown(stream: Stream, state: Any) -> None:
@@ -298,7 +299,7 @@ def test_every_draw_has_the_noise_that_its_share_pays_for(stream: Stream) -> Non
     check_shown(stream, state)
 
 
-def neighbours(stream: Stream, batch: Batch) -> Iterator[Batch]:
+def neighbours(stream: Stream, batch: ArrayBatch) -> Iterator[ArrayBatch]:
     """One record, or none, at two places, in the place of another: the extremes of each clip."""
     d = DIM
     eye = np.eye(d)
@@ -315,10 +316,10 @@ def neighbours(stream: Stream, batch: Batch) -> Iterator[Batch]:
                 if stream.how is RecordKind.MATRIX:
                     new = np.outer(x, x)
             items[place] = new
-            yield Batch.of_records(items, d, batch.kind)
+            yield ArrayBatch.of_records(items, d, batch.kind)
             if stream.how is RecordKind.MATRIX and new is not None:
                 items[place] = -new
-                yield Batch.of_records(items, d, batch.kind)
+                yield ArrayBatch.of_records(items, d, batch.kind)
 
 
 @every_stream

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch
 from streaming_pca.estimators.common import centre as module
 from streaming_pca.estimators.common.budget import WHOLE, Budget
 from streaming_pca.estimators.common.centre import coarse_to_fine, last_share, refine
@@ -40,7 +40,7 @@ def rows(m: int, mean: float, d: int = D, seed: int = 0) -> Floats:
 
 
 def find(x: Any, seed: int | None = 0, **public: Any) -> tuple[Floats, bool, float]:
-    batch = x if isinstance(x, Batch) else Batch.of_vectors(x)
+    batch = x if isinstance(x, ArrayBatch) else ArrayBatch.of_vectors(x)
     d = batch.dim
     with replace_noise_sampler(ScriptedSampler() if seed is None else SeededSampler(seed)):
         return coarse_to_fine(
@@ -98,7 +98,7 @@ def test_it_is_finite_whatever_the_records_are(what: str) -> None:
         "one": [np.ones((1, D))],
         "few": [],
     }[what]
-    batch = Batch.of_records(items, D)
+    batch = ArrayBatch.of_records(items, D)
     for seed in (None, *range(5)):
         found, known, noise = find(batch, seed)
         assert np.isfinite(found).all()
@@ -116,7 +116,7 @@ def test_without_noise_the_error_is_what_the_clip_leaves() -> None:
 # Privacy.
 
 
-def asked(batch: Batch, answers: list[Any] | None = None) -> list[tuple[NDArray[np.int64], float, Any]]:
+def asked(batch: ArrayBatch, answers: list[Any] | None = None) -> list[tuple[NDArray[np.int64], float, Any]]:
     seen: list[tuple[NDArray[np.int64], float, Any]] = []
 
     def call(total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
@@ -145,7 +145,7 @@ def test_a_replaced_record_moves_the_sum_by_the_sensitivity_at_most(items: list[
 
     def total(of: list[Any]) -> list[int]:
         about = Preprocessing(dim=3).about(np.full(3, 0.25))
-        return [int(v) for v in module.clipped_mean_sum(Batch.of_records(of, 3), about, radius)]
+        return [int(v) for v in module.clipped_mean_sum(ArrayBatch.of_records(of, 3), about, radius)]
 
     moved = sum((a - b) ** 2 for a, b in zip(total(items), total([new, *items[1:]]), strict=True))
     assert moved <= (2 * MEAN_RADIUS) ** 2
@@ -154,7 +154,7 @@ def test_a_replaced_record_moves_the_sum_by_the_sensitivity_at_most(items: list[
 
 
 def test_the_sum_has_the_noise_of_its_sensitivity() -> None:
-    ((total, sigma, _),) = asked(Batch.of_vectors(rows(100, 3.0, 3)))
+    ((total, sigma, _),) = asked(ArrayBatch.of_vectors(rows(100, 3.0, 3)))
     assert total.shape == (3,)
     assert sigma >= Z / math.sqrt(0.01) * 2 * MEAN_RADIUS
     assert sigma <= Z / math.sqrt(0.01) * 2 * MEAN_RADIUS * (1 + 1e-12)
@@ -164,7 +164,7 @@ def test_opposite_records_are_as_far_apart_as_the_sensitivity() -> None:
     """Else more noise would be drawn than is needed."""
     far = 1e9 * np.eye(1, 3)
     about = Preprocessing(dim=3).about(np.zeros(3))
-    sums = [module.clipped_mean_sum(Batch.of_vectors(sign * far), about, 1.0) for sign in (1, -1)]
+    sums = [module.clipped_mean_sum(ArrayBatch.of_vectors(sign * far), about, 1.0) for sign in (1, -1)]
     assert 2 * MEAN_RADIUS - 8 <= int(np.abs(sums[0] - sums[1]).max()) <= 2 * MEAN_RADIUS
 
 
@@ -182,7 +182,7 @@ def test_what_is_spent_is_public() -> None:
     for x in (rows(3000, 0.0), rows(3000, 50.0), np.zeros((3000, D))):
         whole = budget()
         with replace_noise_sampler(ScriptedSampler()):
-            coarse_to_fine(Batch.of_vectors(x), Preprocessing(dim=D), np.zeros(D), RADII, whole, 0.1)
+            coarse_to_fine(ArrayBatch.of_vectors(x), Preprocessing(dim=D), np.zeros(D), RADII, whole, 0.1)
         spent.add(WHOLE - whole.left)
     most = 3 * module.radius_share(3000, Z) + 2 * module.MEAN_SHARE + 0.1
     assert max(spent) <= most * WHOLE
@@ -202,7 +202,7 @@ def test_a_subspace_is_found_at_any_distance_of_the_mean(name: str, mean: float)
     state = start(estimator)
     with replace_noise_sampler(SeededSampler(0)):
         for part in np.split(x + shift, 3):
-            state = estimator.update(state, Batch.of_vectors(part))
+            state = estimator.update(state, ArrayBatch.of_vectors(part))
             release = estimator.release(state)
             gap = np.linalg.norm(release.components @ truth.T)
             assert math.sqrt(max(2 - gap**2, 0.0)) < 0.1
@@ -220,7 +220,7 @@ def test_a_mean_stays_within_the_bounds() -> None:
     state = start(estimator)
     for seed in range(5):
         with replace_noise_sampler(SeededSampler(seed)):
-            state = estimator.update(state, Batch.of_vectors(x))
+            state = estimator.update(state, ArrayBatch.of_vectors(x))
         assert state.mean is None or ((state.mean >= 0) & (state.mean <= 1)).all()
 
 
@@ -232,7 +232,7 @@ def test_it_follows_the_stream() -> None:
     seen = []
     with replace_noise_sampler(SeededSampler(0)):
         for part in parts:
-            state = estimator.update(state, Batch.of_vectors(part))
+            state = estimator.update(state, ArrayBatch.of_vectors(part))
             seen.append(state.mean * np.resize([1.0, -1.0], 3))
     np.testing.assert_allclose(seen[0], 40.0, atol=0.2)
     assert (seen[0] < seen[1]).all()

@@ -28,7 +28,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streaming_pca.data.records import Batch
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.estimators.common.forgetting import HalfLife, kept_share, process_noise
 from streaming_pca.estimators.factory import configure
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
@@ -134,7 +134,7 @@ def errors(
         basis = math.cos(turn) * both[:, :RANK] + math.sin(turn) * both[:, RANK:]
         signal = rng.standard_normal((BATCH, RANK)) * np.sqrt([10.0, 5.0])
         state = estimator.update(
-            state, Batch.of_vectors(signal @ basis.T + rng.standard_normal((BATCH, DIM)))
+            state, ArrayBatch.of_vectors(signal @ basis.T + rng.standard_normal((BATCH, DIM)))
         )
         found.append(subspace_error(estimator.release(state).components, basis.T))
     return np.array(found)

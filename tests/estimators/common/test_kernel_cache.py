@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.clipped_sums import (
     block_residual_norms,
     block_sum,
@@ -43,7 +44,7 @@ def versions(kernels: tuple[Any, ...]) -> list[int]:
     return [len(kernel.signatures) for kernel in kernels]
 
 
-def sum_all(batch: Batch, preprocessing: Preprocessing) -> None:
+def sum_all(batch: ArrayBatch, preprocessing: Preprocessing) -> None:
     d = preprocessing.dim
     basis = np.linalg.qr(np.random.default_rng(0).standard_normal((d, 9)))[0]
     record_norms(batch, preprocessing)
@@ -60,11 +61,11 @@ def test_no_factor_needs_another_kernel(how: dict[str, Any]) -> None:
     assert min(before) >= 1
     x = np.random.default_rng(1).standard_normal((60, 40))
     for dtype in (np.float32, np.float64):
-        batch = Batch.of_vectors(x.astype(dtype))
-        frozen = Batch(np.frombuffer(batch.rows.tobytes(), dtype).reshape(-1, 40), batch.starts)
+        batch = ArrayBatch.of_vectors(x.astype(dtype))
+        frozen = ArrayBatch(np.frombuffer(batch.rows.tobytes(), dtype).reshape(-1, 40), batch.starts)
         unaligned = np.frombuffer(b"x" + batch.rows.tobytes(), dtype, offset=1).reshape(-1, 40)
         picked = batch.only(np.repeat(np.arange(30) % 3 > 0, 2))
-        for records in (batch, frozen, Batch(unaligned, batch.starts), picked, picked.split([2, 38])[1]):
+        for records in (batch, frozen, ArrayBatch(unaligned, batch.starts), picked, picked.split([2, 38])[1]):
             sum_all(records, Preprocessing(dim=40, **how))
     assert versions(OF_FACTORS) == before
 
@@ -75,7 +76,7 @@ def test_no_matrix_needs_another_kernel() -> None:
     assert min(before) >= 1
     x = np.random.default_rng(1).standard_normal((5, 40, 40))
     for dtype in (np.float32, np.float64):
-        batch = Batch.of_records(list((x + x.transpose(0, 2, 1)).astype(dtype)), 40, RecordKind.MATRIX)
+        batch = ArrayBatch.of_records(list((x + x.transpose(0, 2, 1)).astype(dtype)), 40, RecordKind.MATRIX)
         sum_all(batch, Preprocessing(dim=40, kind=RecordKind.MATRIX, centering="none"))
     assert versions(OF_MATRICES) == before
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayValues
 from streaming_pca.estimators.common import norm_distribution as module
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.norm_distribution import (
@@ -39,7 +40,7 @@ def found(
 ) -> NormDistribution:
     sampler = ScriptedSampler() if seed is None else SeededSampler(seed)
     with replace_noise_sampler(sampler):
-        return private_norm_distribution(sizes, low, high, Budget(multiplier, 1.0), SHARES)
+        return private_norm_distribution(ArrayValues(sizes), low, high, Budget(multiplier, 1.0), SHARES)
 
 
 Asked = tuple[NDArray[np.int64], float, NDArray[np.int64]]
@@ -56,7 +57,7 @@ def counts(sizes: Floats, answers: list[NDArray[np.int64]] | None = None) -> lis
 
     with pytest.MonkeyPatch.context() as patch, replace_noise_sampler(SeededSampler(0)):
         patch.setattr(module, "gaussian_on_vector", call)
-        private_norm_distribution(sizes, LOW, HIGH, Budget(Z, 1.0), SHARES)
+        private_norm_distribution(ArrayValues(sizes), LOW, HIGH, Budget(Z, 1.0), SHARES)
     return seen
 
 
@@ -197,7 +198,9 @@ def test_the_excess_of_heavy_and_light_tails_is_known_to_a_factor(name: str) -> 
 def test_any_quantile_can_be_looked_for(quantile: float, seed: int | None) -> None:
     sizes = law("half of it null")
     with replace_noise_sampler(ScriptedSampler() if seed is None else SeededSampler(seed)):
-        radius, present = private_quantile_radius(sizes, LOW, HIGH, quantile, Budget(Z, 1.0), 0.03)
+        radius, present = private_quantile_radius(
+            ArrayValues(sizes), LOW, HIGH, quantile, Budget(Z, 1.0), 0.03
+        )
     assert present == pytest.approx(0.5, abs=0.02)
     inside = float(np.mean(sizes[sizes > 0] <= radius))
     # 9% of a radius is up to so many of the records.

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch, array_of
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common import record_reader
 from streaming_pca.estimators.common.clipped_sums import block_residual_norms, block_sum
 from streaming_pca.estimators.common.residual_sums import FactorProducts, MatrixProducts
@@ -140,7 +141,7 @@ def sized(rng: Rng, x: Floats, basis: Floats, radius: float, reach: float) -> Fl
 def contribution(
     kernel: FactorProducts | MatrixProducts, x: Any, kind: RecordKind
 ) -> tuple[NDArray[np.int64], int]:
-    out = kernel(Batch(np.ascontiguousarray(x), np.array([0, len(x)]), kind))
+    out = kernel(ArrayBatch(np.ascontiguousarray(x), np.array([0, len(x)]), kind))
     return out[:-1], int(out[-1])
 
 
@@ -258,19 +259,19 @@ def test_every_record_adds_what_it_adds_alone(d: int, k: int, monkeypatch: pytes
     assert longest > tile_rows(d, 1)
     centre = basis @ np.diag(rng.uniform(0.1, 1, k)) + 0.01 * rng.standard_normal(basis.shape)
     records = company(rng, d, np.float64, longest)
-    batch = Batch.of_records(records, d)
-    single = Batch.of_records([None if x is None else x.astype(np.float32) for x in records], d)
+    batch = ArrayBatch.of_records(records, d)
+    single = ArrayBatch.of_records([None if x is None else x.astype(np.float32) for x in records], d)
     order = rng.permutation(len(records))
-    shuffled = Batch.of_records([records[i] for i in order], d)
+    shuffled = ArrayBatch.of_records([records[i] for i in order], d)
     monkeypatch.setattr(record_reader, "_LEAST_ENTRIES", 1)
     for radius, about in ((1.0, None), (1.0, centre), (frobenius_norm(centre) / 19, centre)):
 
-        def total(y: Batch, radius: float = radius, about: Floats | None = about) -> LatticeSum:
+        def total(y: ArrayBatch, radius: float = radius, about: Floats | None = about) -> LatticeSum:
             return block_sum(y, p, basis, radius, about)
 
         with limited_threads(1):
             whole = total(batch)
-            alone = [total(Batch.of_records([x], d)) for x in records]
+            alone = [total(ArrayBatch.of_records([x], d)) for x in records]
             assert np.array_equal(sum(s.total for s in alone), whole.total)
             assert sum(s.clipped for s in alone) == whole.clipped > 0
             assert all(squared_total(s.total) <= R2**2 for s in alone)
@@ -279,14 +280,18 @@ def test_every_record_adds_what_it_adds_alone(d: int, k: int, monkeypatch: pytes
         for n in (2, 3, 7):
             with limited_threads(n):
                 assert equal(total(batch), whole)
-        sizes = block_residual_norms(batch, p, basis, 0 * basis if about is None else about)
+        sizes = array_of(block_residual_norms(batch, p, basis, 0 * basis if about is None else about))
         assert (
             sizes[order].tobytes()
-            == block_residual_norms(shuffled, p, basis, 0 * basis if about is None else about).tobytes()
+            == array_of(
+                block_residual_norms(shuffled, p, basis, 0 * basis if about is None else about)
+            ).tobytes()
         )
         assert (
             sizes.tobytes()
-            == block_residual_norms(single, p, basis, 0 * basis if about is None else about).tobytes()
+            == array_of(
+                block_residual_norms(single, p, basis, 0 * basis if about is None else about)
+            ).tobytes()
         )
 
 
@@ -308,9 +313,9 @@ def test_rows_may_lie_anywhere_in_memory(kind: Any, record_kind: RecordKind) -> 
     )
     backwards = np.ascontiguousarray(rows[::-1])[::-1]
     for centre in (None, 0.3 * basis):
-        whole = block_sum(Batch(rows, starts, record_kind), p, basis, 20.0, centre)
+        whole = block_sum(ArrayBatch(rows, starts, record_kind), p, basis, 20.0, centre)
         for other in (unaligned, swapped, strided, np.asfortranarray(rows), backwards):
-            found = block_sum(Batch(other, starts, record_kind), p, basis, 20.0, centre)
+            found = block_sum(ArrayBatch(other, starts, record_kind), p, basis, 20.0, centre)
             assert equal(found, whole)
 
 
@@ -318,10 +323,12 @@ def test_sums_far_beyond_int64_on_the_way_are_exact() -> None:
     """2**22 records of 21 R about a centre of 20 R: their products pass 2**66, the difference 2**62."""
     p = Preprocessing(dim=1, centering="none")
     centre = np.array([[19.9999]])
-    one = block_sum(Batch.of_vectors(np.full((1, 1), math.sqrt(20.9998))), p, np.ones((1, 1)), 1.0, centre)
+    one = block_sum(
+        ArrayBatch.of_vectors(np.full((1, 1), math.sqrt(20.9998))), p, np.ones((1, 1)), 1.0, centre
+    )
     assert int(one.total[0, 0]) == pytest.approx(R2, rel=1e-3)
     rows = np.full((MAX_RECORDS, 1), math.sqrt(20.9998))
-    whole = block_sum(Batch.of_vectors(rows), p, np.ones((1, 1)), 1.0, centre)
+    whole = block_sum(ArrayBatch.of_vectors(rows), p, np.ones((1, 1)), 1.0, centre)
     assert int(whole.total[0, 0]) == MAX_RECORDS * int(one.total[0, 0])
     assert 21 * 2**40 * RECORDS_PER_FLUSH <= 2**53 < 21 * 2**40 * MAX_RECORDS
 
@@ -333,10 +340,10 @@ def test_a_long_record_beside_large_ones_makes_no_longer_sums_in_float64() -> No
     centre = 19.9999 * basis
     large = [math.sqrt(20.3 + i * 1e-3) * basis.T for i in range(600)]
     records = [np.full((3000, 2), 1e-3), *large * 5]
-    alone = [block_sum(Batch.of_records([x], 2), p, basis, 1.0, centre).total for x in records[:601]]
+    alone = [block_sum(ArrayBatch.of_records([x], 2), p, basis, 1.0, centre).total for x in records[:601]]
     assert sum(int(total[0, 0]) % 2 for total in alone) > 200
     with limited_threads(1):
-        whole = block_sum(Batch.of_records(records, 2), p, basis, 1.0, centre)
+        whole = block_sum(ArrayBatch.of_records(records, 2), p, basis, 1.0, centre)
     assert np.array_equal(whole.total, alone[0] + 5 * sum(alone[1:]))
 
 
@@ -373,7 +380,7 @@ def test_callers_at_once_have_each_their_own_sums(monkeypatch: pytest.MonkeyPatc
     for d in (5, 33, 64):
         p = Preprocessing(dim=d, centering="none")
         basis = np.linalg.qr(rng.standard_normal((d, 3)))[0]
-        batch = Batch.of_records(company(rng, d, np.float64, 70), d)
+        batch = ArrayBatch.of_records(company(rng, d, np.float64, 70), d)
         tasks += [partial(block_sum, batch, p, basis, 1.0, centre) for centre in (None, basis)]
     with limited_threads(1):
         wanted = [task() for task in tasks]
@@ -397,7 +404,7 @@ def test_callers_at_once_have_each_their_own_sums(monkeypatch: pytest.MonkeyPatc
 def test_a_fork_sums_as_its_parent_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_reader, "_LEAST_ENTRIES", 1)
     p = Preprocessing(dim=9, centering="none")
-    batch = Batch.of_records(company(np.random.default_rng(4), 9, np.float64, 70), 9)
+    batch = ArrayBatch.of_records(company(np.random.default_rng(4), 9, np.float64, 70), 9)
     with limited_threads(3):
         whole = block_sum(batch, p, np.eye(9)[:, :2], 1.0)
         child = os.fork()

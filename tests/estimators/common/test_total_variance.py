@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common import total_variance as module
 from streaming_pca.estimators.common.budget import WHOLE, Budget
 from streaming_pca.estimators.common.total_variance import TOTAL_LATTICE, TotalVariance, learn_total
@@ -26,7 +27,7 @@ SPAN = (2.0**-40, 2.0**60)
 def learn(
     items: list[Any], known: TotalVariance | None = None, sampler: Any = None, budget: Budget | None = None
 ) -> TotalVariance:
-    part = Batch.of_records(items, D)
+    part = ArrayBatch.of_records(items, D)
     preprocessing = Preprocessing(dim=D, centering="none")
     budget = budget or Budget(Z, 1.0)
     with replace_noise_sampler(sampler or ScriptedSampler()):
@@ -127,7 +128,7 @@ def test_hardly_any_records_teach_hardly_anything() -> None:
 
 
 def test_matrices_have_no_total_variance_and_spend_nothing() -> None:
-    batch = Batch(np.ones((1000 * D, D)), np.arange(0, 1000 * D + 1, D), RecordKind.MATRIX)
+    batch = ArrayBatch(np.ones((1000 * D, D)), np.arange(0, 1000 * D + 1, D), RecordKind.MATRIX)
     preprocessing = Preprocessing(dim=D, kind=RecordKind.MATRIX, centering="none")
     budget = Budget(Z, 1.0)
     assert learn_total(TotalVariance(), batch, preprocessing, budget, Z, SPAN) == TotalVariance()

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch, array_of
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.clipped_sums import covariance_sensitivity, covariance_sum
 from streaming_pca.estimators.covariance.layered_sums import Coordinates
 from streaming_pca.kernels import threads
@@ -53,12 +54,12 @@ HOWS = ["own", "turned", "extreme", "pairs", "turned pairs", "matrix"]
 every_way = pytest.mark.parametrize("how", HOWS)
 
 
-def layers(where: Coordinates, batch: Batch, radii: list[float] | None = None) -> list[LatticeSum]:
+def layers(where: Coordinates, batch: ArrayBatch, radii: list[float] | None = None) -> list[LatticeSum]:
     return where.layers(batch, RADII if radii is None else radii, where.norms(batch))
 
 
-def batch_of(where: Coordinates, items: list[Any]) -> Batch:
-    return Batch.of_records(items, where.dim, where.preprocessing.kind)
+def batch_of(where: Coordinates, items: list[Any]) -> ArrayBatch:
+    return ArrayBatch.of_records(items, where.dim, where.preprocessing.kind)
 
 
 def check_one(where: Coordinates, items: list[Any], radii: list[float] | None = None) -> None:
@@ -126,7 +127,7 @@ def test_records_at_a_radius_and_a_bit_off_it_are_within_every_layer(how: str, r
             x = rng.standard_normal((D, D))
             x = x + x.T
         item = batch_of(where, [x])
-        size = float(where.norms(item)[0])
+        size = float(array_of(where.norms(item))[0])
         scale = radius / size if how == "matrix" else math.sqrt(radius / size)
         for off in (1.0, 1 - 1e-15, 1 + 1e-15, 1 - 1e-9, 1 + 1e-9):
             check_one(where, [scale * off * x])
@@ -135,7 +136,7 @@ def test_records_at_a_radius_and_a_bit_off_it_are_within_every_layer(how: str, r
             assert np.abs(a.total - b.total).max() <= (RADIUS * 0.01 if how != "matrix" else 3) * 1e3
 
 
-def reference(where: Coordinates, batch: Batch, radii: list[float]) -> list[Floats]:
+def reference(where: Coordinates, batch: ArrayBatch, radii: list[float]) -> list[Floats]:
     """Sums clipped at each radius, by numpy."""
     p = where.preprocessing
     found = [np.zeros((D, D)) for _ in radii]
@@ -209,14 +210,13 @@ def test_null_records_and_zeros_add_nothing(how: str) -> None:
         assert not layer.total.any()
 
 
-def parts_of(where: Coordinates, batch: Batch) -> list[tuple[Batch, ...]]:
-    """A batch cut by position, and dealt out: the parts of the latter are picked records."""
+def parts_of(where: Coordinates, batch: ArrayBatch) -> list[tuple[ArrayBatch, ...]]:
+    """A batch cut by position, and parts of picked records."""
     m, step = len(batch), where.preprocessing.granularity
     cut = m // 3 // step * step
     chosen = np.repeat(utility_generator(3).random(m // step) < 0.4, step)
     return [
         batch.split([cut, m - cut]),
-        batch.deal([cut, m - cut], step),
         (batch.only(chosen), batch.only(~chosen)),
         (batch.keeping(chosen), batch.keeping(~chosen)),
     ]
@@ -241,12 +241,13 @@ def test_threads_change_no_bit(how: str, monkeypatch: pytest.MonkeyPatch) -> Non
     """Shares of 7 records, and with more records than are held in floats at once."""
     where = coordinates(how)
     batch = batch_of(where, some_records(how, 9001 - 1, 6))
-    picked = batch.deal([len(batch) - 4000, 4000], where.preprocessing.granularity)[1]
+    step = where.preprocessing.granularity
+    picked = batch.only(np.arange(len(batch)) // step % 9 < 4)
     found = []
     monkeypatch.setattr("streaming_pca.estimators.covariance.layered_sums.worth_a_thread", lambda *_: 7)
     for count in (1, 2, 3):
         monkeypatch.setattr(threads, "thread_count", lambda count=count: count)
-        sizes = where.norms(picked)
+        sizes = array_of(where.norms(picked))
         found.append(
             [
                 sizes.tobytes(),
@@ -262,8 +263,10 @@ def test_a_size_is_that_of_its_record_alone(how: str) -> None:
     where = coordinates(how)
     items = some_records(how, 200, 8)
     step = where.preprocessing.units
-    together = where.norms(batch_of(where, items))
-    alone = [float(where.norms(batch_of(where, items[i : i + step]))[0]) for i in range(0, 200, step)]
+    together = array_of(where.norms(batch_of(where, items)))
+    alone = [
+        float(array_of(where.norms(batch_of(where, items[i : i + step])))[0]) for i in range(0, 200, step)
+    ]
     assert together.tolist() == alone
 
 
@@ -273,7 +276,7 @@ def test_sizes_at_the_ends_of_floats_are_no_nan(how: str, value: float) -> None:
     where = coordinates(how)
     batch = batch_of(where, [np.full((r, D), value) for r in (1, 2, 3)] + [np.eye(1, D) * value, None])
     with np.errstate(all="raise"):
-        sizes = where.norms(batch)
+        sizes = array_of(where.norms(batch))
         layers(where, batch)
     assert not np.isnan(sizes).any()
     assert (sizes >= 0).all()
@@ -299,4 +302,4 @@ def test_coordinates_must_be_a_finite_square() -> None:
 @pytest.mark.parametrize("radii", [[1.0, 1.0], [2.0, 1.0], [0.0, 1.0], [-1.0], [1.0, math.nan]])
 def test_radii_must_rise(radii: list[float]) -> None:
     with pytest.raises(ValueError, match="must rise"):
-        layers(coordinates("own"), Batch.of_vectors(np.ones((2, D))), radii)
+        layers(coordinates("own"), ArrayBatch.of_vectors(np.ones((2, D))), radii)

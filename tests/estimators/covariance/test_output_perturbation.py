@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.clipped_sums import covariance_sum
 from streaming_pca.estimators.covariance import output_perturbation
 from streaming_pca.estimators.covariance.output_perturbation import GapBounds, OutputPerturbation, eigenpairs
@@ -46,7 +47,7 @@ def unit_matrix(matrix: Floats) -> Floats:
     return matrix / np.linalg.norm(matrix)
 
 
-def neighbours(kind: RecordKind, dim: int, count: int, seed: int) -> tuple[Batch, Batch]:
+def neighbours(kind: RecordKind, dim: int, count: int, seed: int) -> tuple[ArrayBatch, ArrayBatch]:
     """Records that span two directions, and one at the end that is replaced: adversarial for even seeds."""
     rng = np.random.default_rng(seed)
     e = np.eye(dim)
@@ -61,11 +62,11 @@ def neighbours(kind: RecordKind, dim: int, count: int, seed: int) -> tuple[Batch
         rows = [
             [x.T @ x for x in one[:-1]] + [sign * 9 * swap] for one, sign in zip(rows, (1, -1), strict=True)
         ]
-    first, second = (Batch.of_records(one, dim, kind) for one in rows)
+    first, second = (ArrayBatch.of_records(one, dim, kind) for one in rows)
     return first, second
 
 
-def gap_and_projector(batch: Batch, dim: int, k: int) -> tuple[int, Floats]:
+def gap_and_projector(batch: ArrayBatch, dim: int, k: int) -> tuple[int, Floats]:
     total = covariance_sum(batch, Preprocessing(dim=dim, kind=batch.kind, centering="none"), 1.0).total
     values, vectors = eigenpairs(total)
     return round(values[k - 1] - values[k]), vectors[:, :k] @ vectors[:, :k].T
@@ -97,7 +98,7 @@ def test_the_projectors_bound_is_attained(kind: RecordKind) -> None:
 
 def test_the_gaps_bound_is_attained_by_factors() -> None:
     e = np.eye(2)
-    gaps = [gap_and_projector(Batch.of_vectors([9 * e[0], 9 * last]), 2, 1)[0] for last in e]
+    gaps = [gap_and_projector(ArrayBatch.of_vectors([9 * e[0], 9 * last]), 2, 1)[0] for last in e]
     assert gaps == [2 * 2**40, 0]
     assert 2 * 2**40 <= GapBounds(RecordKind.FACTOR, 2, 2).gap <= 2 * 2**40 * 1.001
 
@@ -105,7 +106,7 @@ def test_the_gaps_bound_is_attained_by_factors() -> None:
 def test_the_gaps_bound_is_attained_by_matrices() -> None:
     e = np.diag([1.0, -1.0])
     gaps = [
-        gap_and_projector(Batch.of_records([9 * e, sign * 9 * e], 2, RecordKind.MATRIX), 2, 1)[0]
+        gap_and_projector(ArrayBatch.of_records([9 * e, sign * 9 * e], 2, RecordKind.MATRIX), 2, 1)[0]
         for sign in (1, -1)
     ]
     assert gaps[0] - gaps[1] == pytest.approx(2 * math.sqrt(2) * 2**26, rel=1e-6)
@@ -264,7 +265,7 @@ def test_a_batch_without_a_gap_teaches_nothing_and_says_so(noise: str) -> None:
     """Two directions of one variance: the gap of 4,000 records passes with probability below 1e-7."""
     x = np.tile(2 * np.eye(2), (2000, 1)) @ np.eye(2, 4)
     estimator = make(gap_noise=noise)
-    state = estimator.update(start(estimator), Batch.of_vectors(x))
+    state = estimator.update(start(estimator), ArrayBatch.of_vectors(x))
     assert state.outcome == "no-gap"
     assert state.gap is not None
     assert (state.batch, state.records, state.precision, state.sensitivity) == (1, 4000, 0.0, None)
@@ -279,9 +280,9 @@ def test_fewer_records_than_could_pass_are_told_apart(noise: str) -> None:
     least = estimator.plan(start(estimator)).least
     x = np.tile(3 * np.eye(1, 4), (least + 1, 1))
     with replace_noise_sampler(ScriptedSampler()):
-        enough = estimator.update(start(estimator), Batch.of_vectors(x))
-        short = estimator.update(start(estimator), Batch.of_vectors(x[: least - 1]))
-        none = estimator.update(start(estimator), Batch.of_vectors(x[:0]))
+        enough = estimator.update(start(estimator), ArrayBatch.of_vectors(x))
+        short = estimator.update(start(estimator), ArrayBatch.of_vectors(x[: least - 1]))
+        none = estimator.update(start(estimator), ArrayBatch.of_vectors(x[:0]))
     assert (enough.outcome, short.outcome, none.outcome) == ("learnt", "too-few-records", "too-few-records")
     assert short.gap == pytest.approx(1.0)
     assert none.gap == 0.0
@@ -298,8 +299,8 @@ def test_a_later_batch_that_fails_leaves_what_was_learnt() -> None:
     x, _ = spiked(20_000, 4, 1, 5)
     estimator = make(clip_radius=30.0)
     with replace_noise_sampler(SeededSampler(0)):
-        first = estimator.update(start(estimator), Batch.of_vectors(x))
-        second = estimator.update(first, Batch.of_vectors(x[:10]))
+        first = estimator.update(start(estimator), ArrayBatch.of_vectors(x))
+        second = estimator.update(first, ArrayBatch.of_vectors(x[:10]))
     assert (first.outcome, second.outcome) == ("learnt", "too-few-records")
     assert np.array_equal(first.projector, second.projector)
     assert np.array_equal(estimator.release(first).components, estimator.release(second).components)
@@ -338,7 +339,7 @@ def test_it_finds_a_spiked_subspace_within_the_papers_bound(noise: str) -> None:
     """
     x, truth = spiked(20_000, 8, 2, 1)
     estimator = make(8, 2, clip_radius=64.0, batch_size=20_000, gap_noise=noise)
-    state = estimator.update(start(estimator), Batch.of_vectors(x))
+    state = estimator.update(start(estimator), ArrayBatch.of_vectors(x))
     claimed = bound(estimator, 7.0, 20_000, 5.5)
     assert claimed < (0.16 if noise == "gaussian" else 0.2)
     release = estimator.release(state)
@@ -361,7 +362,7 @@ def test_the_noise_falls_as_one_over_the_records() -> None:
         found = []
         for seed in range(20):
             with replace_noise_sampler(SeededSampler(seed)):
-                state = estimator.update(start(estimator), Batch.of_vectors(x))
+                state = estimator.update(start(estimator), ArrayBatch.of_vectors(x))
             found.append(subspace_error(estimator.release(state).components, exact))
         errors.append(np.mean(found))
     assert 0.12 < errors[1] / errors[0] < 0.26
@@ -377,7 +378,7 @@ def test_projectors_of_batches_are_averaged_by_precision() -> None:
         with replace_noise_sampler(SeededSampler(seed)):
             state = start(estimator)
             for part in np.split(x, 4):
-                state = estimator.update(state, Batch.of_vectors(part))
+                state = estimator.update(state, ArrayBatch.of_vectors(part))
                 if state.batch == 1:
                     first.append(subspace_error(estimator.release(state).components, exact))
         last.append(subspace_error(estimator.release(state).components, exact))
@@ -390,7 +391,7 @@ def test_matrices_are_learnt_too() -> None:
     x, truth = spiked(8000, 6, 2, 2)
     estimator = make(6, 2, RecordKind.MATRIX, clip_radius=64.0, epsilon=2.0)
     rows = (x[:, :, None] * x[:, None, :]).reshape(-1, 6)
-    batch = Batch(rows, np.arange(0, len(rows) + 1, 6, dtype=np.int64), RecordKind.MATRIX)
+    batch = ArrayBatch(rows, np.arange(0, len(rows) + 1, 6, dtype=np.int64), RecordKind.MATRIX)
     state = estimator.update(start(estimator), batch)
     assert state.outcome == "learnt"
     claimed = bound(estimator, 7.0, 8000, 5.5)
@@ -403,7 +404,7 @@ def test_the_whole_space_needs_no_gap(variances: float) -> None:
     x, _ = spiked(1000, 4, 2, 6)
     estimator = make(4, 4, clip_radius=60.0, variance_share=variances, epsilon=4.0)
     with replace_noise_sampler(SeededSampler(0)):
-        state = estimator.update(start(estimator), Batch.of_vectors(x))
+        state = estimator.update(start(estimator), ArrayBatch.of_vectors(x))
     assert state.outcome == "learnt"
     assert state.gap is None
     release = estimator.release(state)
@@ -416,7 +417,7 @@ def test_without_a_share_there_are_no_variances() -> None:
     x, _ = spiked(20_000, 4, 1, 5)
     estimator = make(clip_radius=30.0, variance_share=0.0)
     with replace_noise_sampler(SeededSampler(0)):
-        release = estimator.release(estimator.update(start(estimator), Batch.of_vectors(x)))
+        release = estimator.release(estimator.update(start(estimator), ArrayBatch.of_vectors(x)))
     assert np.array_equal(release.explained_variance, [0.0])
 
 
@@ -427,7 +428,7 @@ def test_a_large_mean_is_taken_off(centering: Any) -> None:
     x = x + 2.0 * np.array([1.0, -1.0, 1.0, -1.0])
     estimator = make(4, 1, centering=centering, clip_radius=60.0, epsilon=8.0)
     with replace_noise_sampler(SeededSampler(0)):
-        state = estimator.update(start(estimator), Batch.of_vectors(x))
+        state = estimator.update(start(estimator), ArrayBatch.of_vectors(x))
     assert state.outcome == "learnt"
     assert subspace_error(estimator.release(state).components, truth) < 0.1
 
@@ -440,7 +441,7 @@ def test_any_record_goes_through_without_a_word(radius: float) -> None:
     odd = [np.full((1, 4), v) for v in (1e300, 1e-300, np.nan, np.inf, 0.0)] + [None]
     estimator = make(clip_radius=radius, share=0.1)
     with replace_noise_sampler(SeededSampler(0)):
-        state = estimator.update(start(estimator), Batch.of_records(odd * 300, 4))
+        state = estimator.update(start(estimator), ArrayBatch.of_records(odd * 300, 4))
     release = estimator.release(state)
     np.testing.assert_allclose(release.components @ release.components.T, np.eye(1), atol=1e-12)
     assert np.isfinite(release.explained_variance).all()
@@ -449,7 +450,7 @@ def test_any_record_goes_through_without_a_word(radius: float) -> None:
 def test_clipped_records_are_counted() -> None:
     x = np.repeat([[0.5, 0, 0, 0], [3.0, 0, 0, 0]], [6, 4], axis=0)
     with replace_noise_sampler(SeededSampler(0)):
-        _, clipped = make()._update(start(make()), Batch.of_vectors(x))
+        _, clipped = make()._update(start(make()), ArrayBatch.of_vectors(x))
     assert clipped == 4
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.covariance.radius_choice import (
     AGAIN,
@@ -64,7 +64,7 @@ def looked(
     route = CovarianceUpdate(k, preprocessing, multiplier, SPAN, None)
     with replace_noise_sampler(SeededSampler(seed)):
         estimate, reading = route.look(
-            CovarianceEstimate.empty(d), Batch.of_vectors(x), Budget(multiplier, 1.0), coming
+            CovarianceEstimate.empty(d), ArrayBatch.of_vectors(x), Budget(multiplier, 1.0), coming
         )
     assert reading is not None
     assert estimate.chosen == reading.best

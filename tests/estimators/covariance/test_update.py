@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.budget import WHOLE, Budget
 from streaming_pca.estimators.covariance.release import covariance_subspace
 from streaming_pca.estimators.covariance.state import CovarianceEstimate
@@ -44,7 +45,7 @@ def learn(
     with replace_noise_sampler(sampler or ScriptedSampler()):
         for part in parts:
             budget = Budget(route.multiplier, 1.0)
-            batch = Batch.of_vectors(part)
+            batch = ArrayBatch.of_vectors(part)
             memories.append(route.learn(memories[-1], batch, budget, coming)[0])
             assert budget.left == 0
             memories[-1].check()
@@ -84,7 +85,7 @@ def test_batches_are_averaged_by_their_counts_at_a_public_radius() -> None:
     state = start(estimator)
     with replace_noise_sampler(ScriptedSampler()):
         for part in np.split(x, [100, 700, 2500]):
-            state = estimator.update(state, Batch.of_vectors(part))
+            state = estimator.update(state, ArrayBatch.of_vectors(part))
     assert state.covariance.records == 5000
     assert state.covariance.used == 1
     np.testing.assert_allclose(state.covariance.moment(0), x.T @ x / 5000, atol=1e-3)
@@ -99,7 +100,7 @@ def test_the_noise_that_is_told_is_the_noise() -> None:
         state = start(estimator)
         with replace_noise_sampler(SeededSampler(seed)):
             for part in np.split(x, [1000]):
-                state = estimator.update(state, Batch.of_vectors(part))
+                state = estimator.update(state, ArrayBatch.of_vectors(part))
         off = (state.covariance.moment(0) - x.T @ x / 3000)[np.triu_indices(4, 1)]
         squares.append(np.mean(off**2))
     assert np.mean(squares) == pytest.approx(state.covariance.noise[0, 0] / 2, rel=0.1)
@@ -131,7 +132,7 @@ def test_the_noise_of_looks_and_sums_together_is_told(weighted: bool) -> None:
         with replace_noise_sampler(ScriptedSampler(noise)):
             for number in range(2):
                 budget = Budget(Z, 1.0)
-                batch = Batch.of_vectors(part)
+                batch = ArrayBatch.of_vectors(part)
                 share, price = (0.1, 0.25) if number else (0.15, 1.0)
                 estimate, _ = route._look_at_radii(estimate, batch, budget, share, price, 0.0)
                 estimate = replace(estimate, chosen=1)
@@ -169,13 +170,13 @@ def test_what_is_left_of_a_later_batch_is_nearly_all_of_it() -> None:
     for state, least in ((estimate, 0.84), (replace(estimate, looks=99, looked=1e9), 1.0)):
         budget = Budget(Z, 1.0)
         with replace_noise_sampler(ScriptedSampler()):
-            route.look(state, Batch.of_vectors(spread(4000, 3, 1)), budget, 0.0)
+            route.look(state, ArrayBatch.of_vectors(spread(4000, 3, 1)), budget, 0.0)
         assert budget.left >= least * WHOLE
 
 
 def test_a_first_batch_keeps_half_of_its_budget_for_the_sum() -> None:
     route = route_of(6, 2)
-    batch = Batch.of_vectors(spread(30_000, 6) * [10, 5, 1, 1, 1, 1])
+    batch = ArrayBatch.of_vectors(spread(30_000, 6) * [10, 5, 1, 1, 1, 1])
     budget = Budget(Z, 1.0)
     with replace_noise_sampler(SeededSampler(0)):
         estimate, reading = route.look(CovarianceEstimate.empty(6), batch, budget, 0.0)
@@ -204,7 +205,7 @@ def error_after(estimator: Any, x: Floats, parts: int, truth: Floats, seed: int 
     state = start(estimator)
     with replace_noise_sampler(SeededSampler(seed)):
         for part in np.split(x, parts):
-            state = estimator.update(state, Batch.of_vectors(part))
+            state = estimator.update(state, ArrayBatch.of_vectors(part))
     return subspace_error(estimator.release(state).components, truth)
 
 
@@ -264,7 +265,7 @@ def test_more_batches_do_better_than_the_first() -> None:
 def test_symmetric_matrices_are_learnt_as_their_factors_are() -> None:
     x, truth = family("spiked", 6000, 5, 4)
     rows = np.einsum("ni,nj->nij", x, x).reshape(-1, 5)
-    batch = Batch(rows, np.arange(0, len(rows) + 1, 5), RecordKind.MATRIX)
+    batch = ArrayBatch(rows, np.arange(0, len(rows) + 1, 5), RecordKind.MATRIX)
     estimator = make("adaptive", RecordKind.MATRIX, dim=5, epsilon=4.0, **LARGE)
     with replace_noise_sampler(SeededSampler(0)):
         state = estimator.update(start(estimator), batch)
@@ -282,7 +283,7 @@ def test_a_half_life_forgets() -> None:
     state = start(estimator)
     with replace_noise_sampler(ScriptedSampler()):
         for x in (first, second):
-            state = estimator.update(state, Batch.of_vectors(np.repeat(x, 1000, axis=0)))
+            state = estimator.update(state, ArrayBatch.of_vectors(np.repeat(x, 1000, axis=0)))
     np.testing.assert_allclose(np.diag(state.covariance.moment(0)), [1 / 3, 2 / 3], atol=1e-4)
 
 
@@ -291,10 +292,10 @@ def test_forgetting_by_itself_follows_a_turn_and_keeps_a_steady_stream(options: 
     rng = utility_generator(7)
     estimator = make("analyze-gauss", dim=6, k=1, epsilon=4.0, half_life="auto", **options, **LARGE)
 
-    def rows(axis: int) -> Batch:
+    def rows(axis: int) -> ArrayBatch:
         x = 0.3 * rng.standard_normal((8000, 6))
         x[:, axis] *= 10
-        return Batch.of_vectors(x)
+        return ArrayBatch.of_vectors(x)
 
     state = start(estimator)
     with replace_noise_sampler(SeededSampler(0)):
@@ -328,7 +329,9 @@ def test_the_angle_bound_covers_the_noise(weighted: bool) -> None:
     for seed in range(150):
         with replace_noise_sampler(SeededSampler(seed)):
             budget = Budget(route.multiplier, 1.0)
-            estimate, _ = route.sum(replace(exact, doubt=exact.doubt * 1e12), Batch.of_vectors(x), budget)
+            estimate, _ = route.sum(
+                replace(exact, doubt=exact.doubt * 1e12), ArrayBatch.of_vectors(x), budget
+            )
         release = covariance_subspace(estimate, route.preprocessing, 2)
         clipped = exact.released_moment()
         angles.append(principal_angle(release.components, ritz_pairs(clipped, 2)[1].T))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch
 from streaming_pca.estimators.base import Estimator
 from streaming_pca.estimators.common.clipped_batches import GrowingBatches
 from streaming_pca.estimators.forecast.batches import Shares, planned_batches
@@ -54,7 +54,7 @@ def learnt(estimator: Estimator[Any, Any], x: Matrix) -> tuple[Matrix, Matrix]:
     state, first = estimator.init(np.random.default_rng(0)), 0
     while first < len(x):
         count = estimator.plan(state).count
-        state = estimator.update(state, Batch.of_vectors(x[first : first + count]))
+        state = estimator.update(state, ArrayBatch.of_vectors(x[first : first + count]))
         first += count
     release = estimator.release(state)
     assert release.explained_variance_error is not None
@@ -191,6 +191,7 @@ def test_an_endless_stream_is_cut_as_its_estimator_cuts_it() -> None:
         ({"batches": (400, 500)}, "900 records together, not 1000"),
         ({"epsilon": 0.0}, "epsilon must be"),
         ({"epsilon": 1e13}, "epsilon"),
+        ({"epsilon": 1e-300, "delta": 1e-300}, "need noise above any number"),
         ({"delta": 1.0}, "delta must"),
         ({"contributions": 0}, "contributions must be"),
         ({"tail": 0.0}, "tail must be"),

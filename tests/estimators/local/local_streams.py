@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.registry import find
 from streaming_pca.linalg.packed import pack_symmetric
 from streaming_pca.linalg.subspace import orthonormalise
@@ -44,16 +45,16 @@ def records_on(n: int, dim: int, k: int, s: int, seed: int) -> tuple[NDArray[Any
     return LENGTH * x / np.linalg.norm(x, axis=1)[:, None], rows, features.tolist()
 
 
-def reports_of(x: NDArray[Any], sigma: float, seed: int) -> Batch:
+def reports_of(x: NDArray[Any], sigma: float, seed: int) -> ArrayBatch:
     """What producers would send, in float32."""
     rng = utility_generator(seed)
     n, d = x.shape
     noise = np.float32(sigma) * rng.standard_normal((n, d * (d + 1) // 2), dtype=np.float32)
     exact = pack_symmetric(x[:, :, None] * x[:, None, :]).astype(np.float32)
-    return Batch(exact + noise, np.arange(n + 1), RecordKind.LOCAL)
+    return ArrayBatch(exact + noise, np.arange(n + 1), RecordKind.LOCAL)
 
 
-def learnt(estimator: Any, *batches: Batch) -> Any:
+def learnt(estimator: Any, *batches: ArrayBatch) -> Any:
     state = estimator.init(utility_generator(0))
     for batch in batches:
         state = estimator.update(state, batch)

@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.state import decode_fitting_state, encode_state
 from streaming_pca.estimators.local.base import errors_along
 from streaming_pca.estimators.registry import find
@@ -129,7 +130,7 @@ def test_a_report_that_no_noise_makes_is_null(name: str, forged: float | str) ->
     entry = 1.01 + 40 * estimator.sigma if isinstance(forged, str) else forged
     rows = honest.rows.copy()
     rows[17, 20] = entry
-    state = learnt(estimator, Batch(rows, honest.starts, RecordKind.LOCAL))
+    state = learnt(estimator, ArrayBatch(rows, honest.starts, RecordKind.LOCAL))
     counted = np.arange(50) != 17
     expected = learnt(estimator, honest.keeping(counted))
     assert (state.records, state.reports) == (50, 49)
@@ -140,7 +141,7 @@ def test_a_report_that_no_noise_makes_is_null(name: str, forged: float | str) ->
 def test_a_report_within_the_noise_counts(name: str) -> None:
     estimator = local(name, 6, 2)
     rows = np.full((1, 21), 0.99 + 40 * estimator.sigma, dtype=np.float32)
-    assert learnt(estimator, Batch(rows, np.array([0, 1]), RecordKind.LOCAL)).reports == 1
+    assert learnt(estimator, ArrayBatch(rows, np.array([0, 1]), RecordKind.LOCAL)).reports == 1
 
 
 @pytest.mark.parametrize("name", LOCAL)
@@ -156,7 +157,7 @@ def test_null_reports_keep_their_place_and_change_nothing_but_the_count(name: st
 @pytest.mark.parametrize("name", LOCAL)
 def test_without_a_report_there_is_a_subspace_that_claims_nothing(name: str) -> None:
     estimator = local(name, 5, 2)
-    empty = Batch.of_records([None] * 7, 5, RecordKind.LOCAL)
+    empty = ArrayBatch.of_records([None] * 7, 5, RecordKind.LOCAL)
     for state in (learnt(estimator), learnt(estimator, empty)):
         release = estimator.release(state)
         check_subspace(estimator, release)
@@ -239,7 +240,7 @@ def test_what_producers_send_is_learnt(name: str) -> None:
     direction = np.array([0.6, 0.0, -0.8])
     with replace_noise_sampler(SeededSampler()):
         rows = np.stack([producer.privatize(direction) for _ in range(300)])
-    state = learnt(estimator, Batch(rows, np.arange(301), RecordKind.LOCAL))
+    state = learnt(estimator, ArrayBatch(rows, np.arange(301), RecordKind.LOCAL))
     assert state.reports == 300
     assert abs(estimator.release(state).components[0] @ direction) > 0.99
 
@@ -249,6 +250,6 @@ def test_the_release_is_the_mean_s_eigenvectors() -> None:
     basis = orthonormalise(utility_generator(1).standard_normal((6, 6)))
     matrix = (basis * [5, 4, 1, 0.5, 0, -1]) @ basis.T
     rows = np.tile(pack_symmetric(matrix)[None], (3, 1))
-    release = estimator.release(learnt(estimator, Batch(rows, np.arange(4), RecordKind.LOCAL)))
+    release = estimator.release(learnt(estimator, ArrayBatch(rows, np.arange(4), RecordKind.LOCAL)))
     np.testing.assert_allclose(release.explained_variance, [5, 4], atol=1e-12)
     assert subspace_error(release.components, basis[:, :2].T) < 1e-12

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch
 from streaming_pca.estimators.base import Outcome
 from streaming_pca.estimators.oja.adadpo import AdaDPO, AdaDPOOptions
 from streaming_pca.estimators.tadadpo import TadaDPO, TadaDPOOptions
@@ -44,7 +44,7 @@ def learn(estimator: Any, x: Floats, seed: int = 0) -> tuple[Any, list[str]]:
     with replace_noise_sampler(SeededSampler(seed)):
         while taken < len(x):
             count = min(estimator.plan(state).count, len(x) - taken)
-            state = estimator.update(state, Batch.of_vectors(x[taken : taken + count]))
+            state = estimator.update(state, ArrayBatch.of_vectors(x[taken : taken + count]))
             taken += count
             outcomes.append(state.outcome)
     return state, outcomes
@@ -116,7 +116,9 @@ def test_no_range_teaches_nothing_and_says_so() -> None:
     before = estimator.init(utility_generator(0))
     sizes = 2.0 ** utility_generator(4).uniform(-60, 60, 2000)
     with replace_noise_sampler(ScriptedSampler()):
-        after = estimator.update(before, Batch.of_vectors(spiked(2000, 0.5, 3)[0] * sizes[:, None, None]))
+        after = estimator.update(
+            before, ArrayBatch.of_vectors(spiked(2000, 0.5, 3)[0] * sizes[:, None, None])
+        )
     assert after.outcome == Outcome.NO_SCALE
     assert np.array_equal(after.basis, before.basis)
 
@@ -204,7 +206,7 @@ def test_what_a_start_clips_is_counted_where_the_counts_are_paid_for() -> None:
     options = TadaDPOOptions(warm_estimator="noisy-power", warm_options={"clip_l2": 0.1})
     estimator = TadaDPO(D, K, privacy, Preprocessing(dim=D, centering="none"), options, 0.1)
     with replace_noise_sampler(ScriptedSampler()):
-        batch = Batch.of_vectors(spiked(300, 0.5, 8)[0])
+        batch = ArrayBatch.of_vectors(spiked(300, 0.5, 8)[0])
         state = estimator.update(estimator.init(utility_generator(0)), batch)
     assert state.counts is not None
     assert state.counts.tolist() == [0, 300]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch
 from streaming_pca.estimators.base import EstimatorInfo, Options, Outcome, Plan
 from streaming_pca.estimators.common.state import decode_state, encode_state
 from streaming_pca.estimators.oja.deflation import (
@@ -62,7 +62,7 @@ class _Exact(Deflation[DeflationState, _Options]):
     def _plan(self, state: DeflationState) -> Plan:
         return Plan(10, 10, 1, self.privacy.charge(None), {})
 
-    def _learn(self, state: DeflationState, batch: Batch, iterate: Matrix, removed: Matrix) -> Learnt:
+    def _learn(self, state: DeflationState, batch: ArrayBatch, iterate: Matrix, removed: Matrix) -> Learnt:
         assert removed.flags.c_contiguous
         self.asked.append(_Asked(state.component, state.step, iterate.copy(), removed.copy()))
         if state.batch in self.fails:
@@ -84,9 +84,9 @@ def make(dim: int = 6, k: int = 3, steps: int = 1, centering: Any = "none") -> _
     return _Exact(dim, k, privacy, Preprocessing(dim=dim, centering=centering), _Options(steps=steps))
 
 
-def rows(m: int, d: int, seed: int = 0) -> Batch:
+def rows(m: int, d: int, seed: int = 0) -> ArrayBatch:
     """Variances 4^0, 4^-1, ..."""
-    return Batch.of_vectors(utility_generator(seed).standard_normal((m, d)) * 2.0 ** -np.arange(d))
+    return ArrayBatch.of_vectors(utility_generator(seed).standard_normal((m, d)) * 2.0 ** -np.arange(d))
 
 
 def run(estimator: _Exact, n: int, m: int = 400) -> list[DeflationState]:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.state import decode_state, encode_state
 from streaming_pca.estimators.oja import k_dp_ojas as dp_ojas
 from streaming_pca.estimators.oja.k_dp_ojas import DPOjas
@@ -376,7 +377,7 @@ def test_learning_rates_go_on_through_passes() -> None:
 # Utility.
 
 
-def low_rank(m: int, d: int, seed: int) -> tuple[Batch, NDArray[np.float64]]:
+def low_rank(m: int, d: int, seed: int) -> tuple[ArrayBatch, NDArray[np.float64]]:
     """A = V diag(10, 5) V^T + z z^T, z ~ N(0, 0.09 I), as three rows; and V^T.
 
     See [DunglerSanyal2025, appendix G.1].
@@ -387,7 +388,7 @@ def low_rank(m: int, d: int, seed: int) -> tuple[Batch, NDArray[np.float64]]:
     rows[:, :2] = (v * np.sqrt([10.0, 5.0])).T
     rows[:, 2] = 0.3 * rng.standard_normal((m, d))
     starts = np.arange(0, 3 * m + 1, 3, dtype=np.int64)
-    return Batch(rows.reshape(-1, d), starts, RecordKind.FACTOR), v.T
+    return ArrayBatch(rows.reshape(-1, d), starts, RecordKind.FACTOR), v.T
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -438,7 +439,7 @@ def test_matrices_do_as_well_as_their_factors() -> None:
     bases = []
     for how, data in (
         ("none", batch),
-        (RecordKind.MATRIX, Batch(matrices, np.arange(0, 24_001, 6, dtype=np.int64), RecordKind.MATRIX)),
+        (RecordKind.MATRIX, ArrayBatch(matrices, np.arange(0, 24_001, 6, dtype=np.int64), RecordKind.MATRIX)),
     ):
         estimator = make(how, dim=6, clip_radius=12.0, n_records=4000, epsilon=8.0, learning_rate=0.4)
         with replace_noise_sampler(SeededSampler(2)):

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.state import decode_state, encode_state
 from streaming_pca.estimators.oja.iterate import IterateState
 from streaming_pca.estimators.oja.oja import OjaOptions, OjaPCA
@@ -48,8 +49,8 @@ def items(how: Any, m: int, dim: int = D, seed: int = 0) -> list[Any]:
     return out
 
 
-def packed(estimator: OjaPCA, records: list[Any]) -> Batch:
-    return Batch.of_records(records, estimator.dim, estimator.kind)
+def packed(estimator: OjaPCA, records: list[Any]) -> ArrayBatch:
+    return ArrayBatch.of_records(records, estimator.dim, estimator.kind)
 
 
 def start(estimator: OjaPCA) -> IterateState:
@@ -217,7 +218,7 @@ def test_the_subspace_is_found_as_fast_as_the_paper_says() -> None:
         state, first = estimator.init(rng), 0
         assert subspace_error(estimator.release(state).components, turn[:k]) > 0.5
         for n in (8_000, 48_000):
-            state = estimator.update(state, Batch.of_vectors(x[first:n]))
+            state = estimator.update(state, ArrayBatch.of_vectors(x[first:n]))
             first = n
             bound = most / rho * math.sqrt(math.log(most * k / (rho * delta)) / (n - n_0))
             error = subspace_error(estimator.release(state).components, turn[:k])

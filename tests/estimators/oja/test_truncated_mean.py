@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch
 from streaming_pca.estimators.oja import truncated_mean as adaptive_mean
 from streaming_pca.estimators.oja.truncated_mean import AdaptiveMean
 from streaming_pca.kernels.coordinates import COORDINATE_RADIUS
@@ -42,7 +42,11 @@ def test_the_range_is_the_spread_of_the_products(scale: float, removed: bool) ->
     is hidden with probability below e^-25.
     """
     found = AdaptiveMean(8.0, 1e-2, D * K, "zcdp").scale(
-        Batch.of_vectors(vectors(100_000, 1, scale)), ABOUT_ZERO, BASIS, BASIS if removed else NOTHING, 20
+        ArrayBatch.of_vectors(vectors(100_000, 1, scale)),
+        ABOUT_ZERO,
+        BASIS,
+        BASIS if removed else NOTHING,
+        20,
     )
     spread = (1 if removed else 2) * scale**4
     assert found is not None
@@ -55,10 +59,10 @@ def test_there_is_no_range_where_no_bin_is_full_enough() -> None:
     # A factor of 4 from pair to pair: every block in a bin of its own, so far apart that none is shown.
     spread = np.repeat(2.0 ** np.arange(blocks), 2)[:, None] * np.tile([[1.0] * D, [0.0] * D], (blocks, 1))
     with replace_noise_sampler(ScriptedSampler()):
-        assert mean.scale(Batch.of_vectors(spread), ABOUT_ZERO, BASIS, NOTHING, blocks) is None
-        zeros = Batch.of_vectors(np.zeros((4 * blocks, D)))
+        assert mean.scale(ArrayBatch.of_vectors(spread), ABOUT_ZERO, BASIS, NOTHING, blocks) is None
+        zeros = ArrayBatch.of_vectors(np.zeros((4 * blocks, D)))
         assert mean.scale(zeros, ABOUT_ZERO, BASIS, NOTHING, blocks) is None
-        assert mean.scale(Batch.of_vectors(spread * 1e200), ABOUT_ZERO, BASIS, NOTHING, blocks) is None
+        assert mean.scale(ArrayBatch.of_vectors(spread * 1e200), ABOUT_ZERO, BASIS, NOTHING, blocks) is None
 
 
 def test_blocks_follow_the_paper() -> None:
@@ -106,7 +110,7 @@ def test_without_noise_the_mean_is_that_of_the_clipped_products(accounting: Any)
     width, radius = 2.0, 1.5
     with replace_noise_sampler(ScriptedSampler()):
         mean = AdaptiveMean(8.0, 1e-2, D * K, accounting).mean(
-            Batch.of_vectors(x), ABOUT_ZERO, BASIS, NOTHING, width, radius
+            ArrayBatch.of_vectors(x), ABOUT_ZERO, BASIS, NOTHING, width, radius
         )
     products = x[:, :, None] * (x @ BASIS)[:, None, :]
     bins = np.floor(products / width)
@@ -124,14 +128,14 @@ def test_coordinates_without_a_centre_are_clipped_about_zero() -> None:
     x = vectors(10, 3)
     with replace_noise_sampler(ScriptedSampler()):
         mean = AdaptiveMean(1.0, 1e-6, D * K, "paper").mean(
-            Batch.of_vectors(x), ABOUT_ZERO, BASIS, NOTHING, 1.0, 1e6
+            ArrayBatch.of_vectors(x), ABOUT_ZERO, BASIS, NOTHING, 1.0, 1e6
         )
     assert mean.centred == 0.0
     np.testing.assert_allclose(mean.mean, x.T @ x @ BASIS / 10, atol=1e-2)
 
 
 def test_coordinates_in_turns_give_what_they_give_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = Batch.of_vectors(vectors(500, 4))
+    batch = ArrayBatch.of_vectors(vectors(500, 4))
     answers = []
     for held in (2**26, 1200):
         monkeypatch.setattr(adaptive_mean, "_BINS_HELD", held)
@@ -145,7 +149,7 @@ def test_coordinates_in_turns_give_what_they_give_at_once(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("accounting", ["paper", "zcdp"])
 def test_the_mean_has_the_noise_of_its_box(accounting: Any) -> None:
     """Box of half-width R: sensitivity 2 R sqrt(d k); 12 entries a draw, 400 draws, a fixed generator."""
-    batch = Batch.of_vectors(np.zeros((64, D)))
+    batch = ArrayBatch.of_vectors(np.zeros((64, D)))
     mean = AdaptiveMean(4.0, 1e-2, D * K, accounting)
     with replace_noise_sampler(SeededSampler()):
         draws = [mean.mean(batch, ABOUT_ZERO, BASIS, NOTHING, 1.0, 0.7) for _ in range(400)]
@@ -175,7 +179,7 @@ def test_the_histograms_parts_add_up_to_no_more_than_their_half(
 
     monkeypatch.setattr(adaptive_mean, "stability_modes", call)
     about = Preprocessing(dim=values, centering="none")
-    batch = Batch.of_vectors(np.zeros((8, values)))
+    batch = ArrayBatch.of_vectors(np.zeros((8, values)))
     mean = AdaptiveMean(0.1, 1e-3, values, "paper")
     mean.mean(batch, about, np.eye(values, 1), np.zeros((values, 0)), 1.0, 1.0)
     ((epsilon, delta),) = parts

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.oja.deflation import DeflationState
 from streaming_pca.estimators.power.adaptive_power import AdaptivePowerMethod, AdaptivePowerOptions
 from streaming_pca.kernels.lattice import MATRIX_RADIUS, MAX_RECORDS
@@ -89,8 +90,8 @@ def records(how: Any, m: int, seed: int = 0) -> list[Any]:
     return list(rows)
 
 
-def pack(estimator: AdaptivePowerMethod, items: list[Any]) -> Batch:
-    return Batch.of_records(items, estimator.dim, estimator.kind)
+def pack(estimator: AdaptivePowerMethod, items: list[Any]) -> ArrayBatch:
+    return ArrayBatch.of_records(items, estimator.dim, estimator.kind)
 
 
 def second_component(estimator: AdaptivePowerMethod, how: Any, m: int) -> DeflationState:
@@ -221,7 +222,7 @@ def sizes(estimator: AdaptivePowerMethod, items: list[Any]) -> Matrix:
 
 
 def test_the_threshold_is_the_least_power_of_two_that_hardly_any_record_is_above() -> None:
-    estimator = make(k=1, epsilon=8.0, rounds=1, clip_radius=1e6)
+    estimator = make(k=1, epsilon=8.0, share=0.1, rounds=1, clip_radius=1e6)
     items: list[Any] = [None if i % 10 == 3 else r for i, r in enumerate(records("none", 3000))]
     items[5] = 1e3 * items[5]
     theta, seen, clipped = filtered(estimator, items)
@@ -238,7 +239,7 @@ def test_the_threshold_is_the_least_power_of_two_that_hardly_any_record_is_above
 
 def test_records_above_a_threshold_are_left_out_but_those_above_the_bound_scaled_down() -> None:
     for bound, left_out in ((2.0**4, True), (2.0**-9, False)):
-        estimator = make(k=1, epsilon=8.0, rounds=1, clip_radius=bound, octaves=11)
+        estimator = make(k=1, epsilon=8.0, share=0.1, rounds=1, clip_radius=bound, octaves=11)
         one = records("none", 1)[0]
         size = sizes(estimator, [one])[0]
         one = one * np.sqrt(2.0**-5.5 / size)
@@ -252,7 +253,7 @@ def test_records_above_a_threshold_are_left_out_but_those_above_the_bound_scaled
 
 
 def test_a_neighbour_moves_the_number_of_clipped_records_by_one_at_most() -> None:
-    estimator = make(k=1, epsilon=8.0, rounds=3)
+    estimator = make(k=1, epsilon=8.0, share=0.1, rounds=3)
     items = records("none", 2000)
     state = start(estimator)
     with replace_noise_sampler(SeededSampler()), watched() as whole:
@@ -332,7 +333,7 @@ def test_a_bound_is_needed_and_augment_refused() -> None:
 def learn(estimator: AdaptivePowerMethod, x: Matrix) -> Matrix:
     state = start(estimator)
     for part in np.array_split(x, estimator.k):
-        state = estimator.update(state, Batch.of_vectors(part))
+        state = estimator.update(state, ArrayBatch.of_vectors(part))
         assert state.outcome == "learnt"
     return estimator.release(state).components
 
@@ -409,5 +410,5 @@ def test_matrices_do_as_well_as_their_factors() -> None:
     for part in np.array_split(x, 2):
         rows = (part[:, :, None] * part[:, None, :] - 0.05 * np.eye(D)).reshape(-1, D)
         starts = np.arange(0, len(rows) + 1, D, dtype=np.int64)
-        state = estimator.update(state, Batch(rows, starts, RecordKind.MATRIX))
+        state = estimator.update(state, ArrayBatch(rows, starts, RecordKind.MATRIX))
     assert subspace_error(estimator.release(state).components, np.eye(D)[:2]) < 0.1

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.clipped_sums import block_sensitivity, block_sum
 from streaming_pca.estimators.power import noisy_power
 from streaming_pca.estimators.power.bounded_records import BoundedRecords, scale_records
@@ -87,7 +88,7 @@ def test_what_is_no_number_is_null() -> None:
 def test_matrices_are_clipped_in_norm() -> None:
     a = np.diag([3.0, -4.0, 0.0])
     about = BoundedRecords.of(Preprocessing(dim=3, kind=RecordKind.MATRIX, centering="none"), 1.5, None)
-    (out,) = [about.apply(Batch.of_records([a], 3, RecordKind.MATRIX)).rows]
+    (out,) = [about.apply(ArrayBatch.of_records([a], 3, RecordKind.MATRIX)).rows]
     np.testing.assert_allclose(out, a * 1.5**2 / 5)
 
 
@@ -96,7 +97,7 @@ def test_clipped_records_are_counted_once_whatever_the_passes() -> None:
     for options, expected in (({}, 7), ({"clip_l1": 0.4}, 13)):
         estimator = make(share=0.1, **options)
         with replace_noise_sampler(SeededSampler(0)):
-            _, clipped = estimator._update(start(estimator), Batch.of_vectors(x))
+            _, clipped = estimator._update(start(estimator), ArrayBatch.of_vectors(x))
         assert clipped == expected
 
 
@@ -118,14 +119,14 @@ def test_products_of_bounded_records_are_within_the_radius(alpha: float) -> None
     rng = np.random.default_rng(1)
     x = np.concatenate([rng.standard_normal((200, 2, D)), rng.standard_normal((200, 2, D)) ** 5])
     x[:, 1] *= rng.random(400)[:, None] < 0.5
-    rows = records.apply(Batch.of_vectors(10 * x)).rows.reshape(400, 2, D)
+    rows = records.apply(ArrayBatch.of_vectors(10 * x)).rows.reshape(400, 2, D)
     for basis in bases(2):
         radius = estimator._radius(basis)
         largest = max(float(np.linalg.norm(f.T @ (f @ basis))) for f in rows)
         assert largest <= radius * (1 + 1e-12)
         printed = alpha * np.abs(basis).max() * math.sqrt(2)
         assert radius <= min(1.0, printed) * (1 + 1e-12)
-        assert block_sum(Batch.of_vectors(10 * x), records, basis, radius).clipped == 0
+        assert block_sum(ArrayBatch.of_vectors(10 * x), records, basis, radius).clipped == 0
 
 
 def test_the_radius_is_attained_by_signs() -> None:
@@ -134,17 +135,17 @@ def test_the_radius_is_attained_by_signs() -> None:
     beta, alpha = 1.0, 0.5
     estimator = make(k=1, clip_l2=beta, clip_l1=alpha)
     records = BoundedRecords.of(estimator.preprocessing, beta, alpha)
-    x = records.apply(Batch.of_vectors(np.ones((1, D)))).rows
+    x = records.apply(ArrayBatch.of_vectors(np.ones((1, D)))).rows
     product = float(np.linalg.norm(x.T @ (x @ q)))
     # Its Euclidean norm is alpha/sqrt(d), below beta: the radius is alpha sqrt(d)/beta times that.
     assert product == pytest.approx(alpha**2 / D)
     assert estimator._radius(q) == pytest.approx(beta * alpha / math.sqrt(D))
-    spike = records.apply(Batch.of_vectors(np.eye(1, D))).rows
+    spike = records.apply(ArrayBatch.of_vectors(np.eye(1, D))).rows
     assert np.linalg.norm(spike.T @ (spike @ q)) <= estimator._radius(q)
     # With alpha = beta sqrt(d), where both clips bind at once, it is attained.
     loose = make(k=1, clip_l2=beta, clip_l1=beta * math.sqrt(D))
     records = BoundedRecords.of(loose.preprocessing, beta, beta * math.sqrt(D))
-    x = records.apply(Batch.of_vectors(np.ones((1, D)))).rows
+    x = records.apply(ArrayBatch.of_vectors(np.ones((1, D)))).rows
     assert np.linalg.norm(x.T @ (x @ q)) == pytest.approx(loose._radius(q))
 
 
@@ -168,7 +169,7 @@ class Watcher:
         patch.setattr(noisy_power, "gaussian_on_symmetric_space", call)
 
 
-def seen(estimator: NoisyPowerMethod, batch: Batch, answers: list[Floats] | None = None) -> Watcher:
+def seen(estimator: NoisyPowerMethod, batch: ArrayBatch, answers: list[Floats] | None = None) -> Watcher:
     with pytest.MonkeyPatch.context() as patch, replace_noise_sampler(SeededSampler(3)):
         watcher = Watcher(patch, answers)
         estimator.update(start(estimator), batch)
@@ -194,11 +195,11 @@ def test_integers_that_meet_noise_are_within_their_sensitivity_in_every_pass(
     if kind is RecordKind.MATRIX:
         items = [x.T @ x for x in items]
         lasts = [None, q @ q.T, -1e9 * q @ q.T, 1e150 * q @ q.T, np.full((D, D), np.nan)]
-    whole = seen(estimator, Batch.of_records([*items, lasts[1]], D, kind))
+    whole = seen(estimator, ArrayBatch.of_records([*items, lasts[1]], D, kind))
     assert len(whole.calls) == 3
     largest = 0.0
     for last in lasts:
-        moved = seen(estimator, Batch.of_records([*items, last], D, kind), whole.answers)
+        moved = seen(estimator, ArrayBatch.of_records([*items, last], D, kind), whole.answers)
         for (a, basis, sigma), (b, other, scale) in zip(whole.calls, moved.calls, strict=True):
             assert sigma == scale
             assert np.array_equal(basis, other)
@@ -213,9 +214,9 @@ def test_a_record_far_beyond_the_radius_of_a_pass_is_still_within_it() -> None:
     """The bound rests on the clip in integers alone: here records come to it unscaled."""
     basis = np.ascontiguousarray(np.ones((D, 1)) / math.sqrt(D))
     unscaled = Preprocessing(dim=D, centering="none")
-    total = block_sum(Batch.of_vectors(1e6 * np.ones((1, D))), unscaled, basis, 1e-3).total
+    total = block_sum(ArrayBatch.of_vectors(1e6 * np.ones((1, D))), unscaled, basis, 1e-3).total
     assert sum(int(v) ** 2 for v in total.flat) <= (block_sensitivity(RecordKind.FACTOR) / 2) ** 2
-    a = Batch.of_records([1e6 * np.eye(D)], D, RecordKind.MATRIX)
+    a = ArrayBatch.of_records([1e6 * np.eye(D)], D, RecordKind.MATRIX)
     total = block_sum(a, Preprocessing(dim=D, kind=RecordKind.MATRIX, centering="none"), basis, 1e-3).total
     assert sum(int(v) ** 2 for v in total.flat) <= MATRIX_RADIUS**2
 
@@ -237,7 +238,7 @@ def test_all_passes_of_all_batches_cost_the_promise(
     assert plan.charge.delta <= parse_rational(delta)
     assert plan.charge.rho is not None
     assert float(plan.charge.rho) == pytest.approx(one.rho * iterations * contributions, rel=1e-6)
-    watcher = seen(estimator, Batch.of_vectors(np.ones((9, D))))
+    watcher = seen(estimator, ArrayBatch.of_vectors(np.ones((9, D))))
     assert len(watcher.calls) == iterations
 
 
@@ -250,9 +251,9 @@ def test_a_batch_of_too_few_records_teaches_nothing_and_says_so() -> None:
     least = estimator.plan(start(estimator)).least
     x = np.tile(3 * np.eye(1, D), (least, 1))
     with replace_noise_sampler(ScriptedSampler()):
-        enough = estimator.update(start(estimator), Batch.of_vectors(x))
-        short = estimator.update(start(estimator), Batch.of_vectors(x[:-1]))
-        none = estimator.update(start(estimator), Batch.of_vectors(x[:0]))
+        enough = estimator.update(start(estimator), ArrayBatch.of_vectors(x))
+        short = estimator.update(start(estimator), ArrayBatch.of_vectors(x[:-1]))
+        none = estimator.update(start(estimator), ArrayBatch.of_vectors(x[:0]))
     assert (enough.outcome, short.outcome, none.outcome) == ("learnt", "too-few-records", "too-few-records")
     for state in (short, none):
         assert np.array_equal(state.average, start(estimator).average)
@@ -271,7 +272,7 @@ def test_a_batch_that_is_lost_in_noise_teaches_nothing_and_says_so() -> None:
     estimator = make()
     for seed in range(20):
         with replace_noise_sampler(SeededSampler(seed)):
-            state = estimator.update(start(estimator), Batch.of_vectors(x))
+            state = estimator.update(start(estimator), ArrayBatch.of_vectors(x))
         assert state.outcome == "no-gap"
         assert state.precision == 0.0
         assert estimator.release(state).outcome == "no-gap"
@@ -281,8 +282,8 @@ def test_a_later_batch_that_fails_leaves_what_was_learnt() -> None:
     x, _ = spiked(20_000, D, 2, 5)
     estimator = make(clip_l2=8.0)
     with replace_noise_sampler(SeededSampler(0)):
-        first = estimator.update(start(estimator), Batch.of_vectors(x))
-        second = estimator.update(first, Batch.of_vectors(x[:10]))
+        first = estimator.update(start(estimator), ArrayBatch.of_vectors(x))
+        second = estimator.update(first, ArrayBatch.of_vectors(x[:10]))
     assert (first.outcome, second.outcome) == ("learnt", "too-few-records")
     assert np.array_equal(estimator.release(first).components, estimator.release(second).components)
 
@@ -307,7 +308,7 @@ def test_it_finds_a_spiked_subspace_within_the_papers_bound(options: dict[str, A
     z = estimator.plan(start(estimator)).parameters["sigma_over_sensitivity"]
     claimed = 2 * 5 * 2 * 64 * z / 40_000 * (math.sqrt(8) + 2 + 5.5) / gap
     assert claimed < 0.18
-    state = estimator.update(start(estimator), Batch.of_vectors(x))
+    state = estimator.update(start(estimator), ArrayBatch.of_vectors(x))
     release = estimator.release(state)
     assert state.outcome == "learnt"
     assert subspace_error(release.components, truth) < claimed + 0.005
@@ -328,7 +329,9 @@ def test_the_clip_of_the_coordinates_lowers_the_noise_of_spread_bases() -> None:
     assert plain._radius(even) == 1.0
     assert both._radius(even) == pytest.approx(1 / 8)
     sums = [
-        block_sum(Batch.of_vectors(x), BoundedRecords.of(e.preprocessing, 1.0, alpha), even, e._radius(even))
+        block_sum(
+            ArrayBatch.of_vectors(x), BoundedRecords.of(e.preprocessing, 1.0, alpha), even, e._radius(even)
+        )
         for e, alpha in ((plain, None), (both, 1.0))
     ]
     assert sums[0].clipped == sums[1].clipped == 0
@@ -347,7 +350,7 @@ def test_later_batches_start_where_the_last_one_ended() -> None:
     errors = []
     for part in np.split(x, 6):
         with replace_noise_sampler(ScriptedSampler()):
-            state = estimator.update(state, Batch.of_vectors(part))
+            state = estimator.update(state, ArrayBatch.of_vectors(part))
         errors.append(subspace_error(state.start.T, truth.T))
     assert errors[0] > 0.3
     assert all(later < 0.75 * before for before, later in itertools.pairwise(errors[:4]))
@@ -362,7 +365,7 @@ def test_bases_of_batches_are_averaged() -> None:
         with replace_noise_sampler(SeededSampler(seed)):
             state = start(estimator)
             for part in np.split(x, 16):
-                state = estimator.update(state, Batch.of_vectors(part))
+                state = estimator.update(state, ArrayBatch.of_vectors(part))
         # The k columns of the last iterate are the last batch's own answer.
         last.append(subspace_error(state.start.T, truth))
         average.append(subspace_error(estimator.release(state).components, truth))
@@ -374,9 +377,9 @@ def test_a_batch_that_is_nearly_noise_counts_for_little() -> None:
     x, truth = spiked(40_400, D, 2, 7)
     estimator = make(clip_l2=8.0, epsilon=2.0)
     with replace_noise_sampler(SeededSampler(2)):
-        first = estimator.update(start(estimator), Batch.of_vectors(x[:400]))
-        second = estimator.update(first, Batch.of_vectors(x[400:]))
-        alone = estimator.update(first, Batch.of_vectors(x[:0]))
+        first = estimator.update(start(estimator), ArrayBatch.of_vectors(x[:400]))
+        second = estimator.update(first, ArrayBatch.of_vectors(x[400:]))
+        alone = estimator.update(first, ArrayBatch.of_vectors(x[:0]))
     if first.precision:
         assert second.precision > 1000 * first.precision
         assert np.array_equal(alone.average, first.average)
@@ -393,7 +396,7 @@ def test_oversampling_converges_by_a_later_eigenvalue() -> None:
         for seed in range(10):
             estimator = make(k=1, iterations=2, oversampling=extra, clip_l2=30.0, epsilon=20.0)
             with replace_noise_sampler(ScriptedSampler()):
-                state = estimator.update(start(estimator, seed), Batch.of_vectors(x))
+                state = estimator.update(start(estimator, seed), ArrayBatch.of_vectors(x))
             assert state.outcome == "learnt"
             found.append(subspace_error(estimator.release(state).components, np.eye(1, D)))
         errors.append(np.mean(found))
@@ -405,7 +408,7 @@ def test_matrices_are_learnt_too() -> None:
     x, truth = spiked(16_000, D, 2, 3)
     estimator = make(kind=RecordKind.MATRIX, clip_l2=8.0)
     rows = (x[:, :, None] * x[:, None, :]).reshape(-1, D)
-    batch = Batch(rows, np.arange(0, len(rows) + 1, D, dtype=np.int64), RecordKind.MATRIX)
+    batch = ArrayBatch(rows, np.arange(0, len(rows) + 1, D, dtype=np.int64), RecordKind.MATRIX)
     with replace_noise_sampler(SeededSampler(0)):
         state = estimator.update(start(estimator), batch)
     assert state.outcome == "learnt"
@@ -416,7 +419,7 @@ def test_of_indefinite_matrices_the_largest_absolute_eigenvalues_are_found() -> 
     a = np.diag([1.0, -3.0, 0.1, 0.1, 2.0, 0.1])
     estimator = make(kind=RecordKind.MATRIX, clip_l2=2.0, iterations=20, epsilon=16.0)
     with replace_noise_sampler(ScriptedSampler()):
-        state = estimator.update(start(estimator), Batch.of_records([a] * 2000, D, RecordKind.MATRIX))
+        state = estimator.update(start(estimator), ArrayBatch.of_records([a] * 2000, D, RecordKind.MATRIX))
     assert subspace_error(estimator.release(state).components, np.eye(D)[[1, 4]]) < 1e-3
 
 
@@ -427,7 +430,7 @@ def test_a_large_mean_is_taken_off(centering: Any) -> None:
     x = x + 2.0 * np.resize([1.0, -1.0], D)
     estimator = make(centering=centering, clip_l2=8.0, epsilon=4.0)
     with replace_noise_sampler(SeededSampler(0)):
-        state = estimator.update(start(estimator), Batch.of_vectors(x))
+        state = estimator.update(start(estimator), ArrayBatch.of_vectors(x))
     assert state.outcome == "learnt"
     assert subspace_error(estimator.release(state).components, truth) < 0.1
 
@@ -441,7 +444,7 @@ def test_any_record_goes_through_without_a_word(clip: float, k: int) -> None:
     odd = [np.full((1, D), v) for v in (1e300, 1e-300, np.nan, np.inf, 0.0)] + [None]
     estimator = make(k=k, clip_l2=clip, clip_l1=clip, share=0.1)
     with replace_noise_sampler(SeededSampler(0)):
-        state = estimator.update(start(estimator), Batch.of_records(odd * 300, D))
+        state = estimator.update(start(estimator), ArrayBatch.of_records(odd * 300, D))
     release = estimator.release(state)
     np.testing.assert_allclose(release.components @ release.components.T, np.eye(k), atol=1e-12)
     assert np.isfinite(release.explained_variance).all()
@@ -451,7 +454,7 @@ def test_the_whole_space_is_found_at_once() -> None:
     estimator = make(k=D, oversampling=3, epsilon=16.0, clip_l2=5.0)
     x = np.random.default_rng(0).standard_normal((2000, D)) * np.arange(D, 0, -1) / 3
     with replace_noise_sampler(SeededSampler(0)):
-        state = estimator.update(start(estimator), Batch.of_vectors(x))
+        state = estimator.update(start(estimator), ArrayBatch.of_vectors(x))
     assert state.outcome == "learnt"
     assert (np.diff(estimator.release(state).explained_variance) <= 0).all()
 

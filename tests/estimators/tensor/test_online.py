@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.state import decode_state, encode_state
 from streaming_pca.estimators.tensor.online import (
     OnlineTensorOptions,
@@ -70,7 +71,7 @@ def test_components_are_recovered_at_the_rate_of_theorem_3_1() -> None:
     estimator = make(d, k, batch_size=n)
     state = start(estimator)
     for _ in range(k * estimator.options.steps_in(d)):
-        state = estimator.update(state, Batch.of_vectors(independent(rng, n, axes)))
+        state = estimator.update(state, ArrayBatch.of_vectors(independent(rng, n, axes)))
     assert state.search.is_complete
     release = estimator.release(state)
     np.testing.assert_allclose(release.weights, SKEWS, atol=error)
@@ -78,7 +79,7 @@ def test_components_are_recovered_at_the_rate_of_theorem_3_1() -> None:
     assert (distances <= 2 * error / SKEWS).all()
     # Refinement averages: four times the records, half of the error or so.
     for _ in range(20):
-        state = estimator.update(state, Batch.of_vectors(independent(rng, n, axes)))
+        state = estimator.update(state, ArrayBatch.of_vectors(independent(rng, n, axes)))
     refined = np.linalg.norm(estimator.release(state).components - axes[:, :k].T, axis=1)
     assert np.linalg.norm(refined) < 0.6 * np.linalg.norm(distances)
 
@@ -92,7 +93,7 @@ def test_a_batch_is_the_step_that_the_paper_prints() -> None:
         u = state.search.candidates
         for _ in range(2):
             rows = rng.standard_normal((50, 4)) + 0.5
-            state = estimator.update(state, Batch.of_vectors(rows))
+            state = estimator.update(state, ArrayBatch.of_vectors(rows))
             seen = rows @ u
             product = (rows.T @ seen**2) / 50
             value = (seen**3).mean(axis=0)
@@ -113,10 +114,10 @@ def test_refinement_steps_all_components_on_the_same_records() -> None:
     state = start(estimator)
     rows = rng.standard_normal((3, 40, 3)) + 0.5
     for part in rows[:2]:
-        state = estimator.update(state, Batch.of_vectors(part))
+        state = estimator.update(state, ArrayBatch.of_vectors(part))
     before = state.search
     assert before.is_complete
-    after = estimator.update(state, Batch.of_vectors(rows[2])).search
+    after = estimator.update(state, ArrayBatch.of_vectors(rows[2])).search
     for i in (0, 1):
         u = before.components[i][:, None]
         own = products_of_rows(rows[2], u) / 40
@@ -132,7 +133,7 @@ def test_before_all_are_found_the_rest_is_an_orthonormal_fill_of_weight_0() -> N
     estimator = make(6, 3, restarts=2, steps=1)
     state = start(estimator)
     for found in range(1, 4):
-        state = estimator.update(state, Batch.of_vectors(rng.standard_normal((200, 6)) ** 2))
+        state = estimator.update(state, ArrayBatch.of_vectors(rng.standard_normal((200, 6)) ** 2))
         release = estimator.release(state)
         assert release.weights is not None
         assert (release.weights[:1] > 0).all()
@@ -145,7 +146,7 @@ def test_memory_is_linear_in_the_dimension() -> None:
     d = 3000
     estimator = make(d, 3, restarts=10)
     state = start(estimator)
-    batch = Batch.of_vectors(np.random.default_rng(6).standard_normal((16, d)))
+    batch = ArrayBatch.of_vectors(np.random.default_rng(6).standard_normal((16, d)))
     estimator.update(state, batch)
     tracemalloc.start()
     estimator.release(estimator.update(state, batch))
@@ -162,8 +163,10 @@ def test_records_of_more_or_no_rows_and_huge_ones_add_nothing() -> None:
     items: list[Any] = [rng.standard_normal((1, 3)) for _ in range(20)]
     odd = [None, rng.standard_normal((2, 3)), np.full((1, 3), 1e200), np.full((1, 3), -1e300)]
     with np.errstate(all="raise"):
-        zeros = estimator.update(start(estimator), Batch.of_records([*items, *[np.zeros((1, 3))] * 4], 3))
-        odds = estimator.update(start(estimator), Batch.of_records([*items, *odd], 3))
+        zeros = estimator.update(
+            start(estimator), ArrayBatch.of_records([*items, *[np.zeros((1, 3))] * 4], 3)
+        )
+        odds = estimator.update(start(estimator), ArrayBatch.of_records([*items, *odd], 3))
     np.testing.assert_allclose(odds.search.candidates, zeros.search.candidates)
 
 
@@ -172,7 +175,7 @@ def test_no_batch_makes_a_state_that_is_not_finite(rows: Floats) -> None:
     estimator = make(3, 2, restarts=2, steps=1)
     state = start(estimator)
     for _ in range(6):
-        state = estimator.update(state, Batch.of_vectors(rows))
+        state = estimator.update(state, ArrayBatch.of_vectors(rows))
         release = estimator.release(state)
         assert np.isfinite(release.explained_variance).all()
         np.testing.assert_allclose(np.linalg.norm(release.components, axis=1), 1.0)
@@ -183,7 +186,7 @@ def test_as_many_components_as_features_are_found() -> None:
     estimator = make(3, 3, batch_size=20_000)
     state = start(estimator)
     for _ in range(3 * estimator.options.steps_in(3) + 4):
-        state = estimator.update(state, Batch.of_vectors(independent(rng, 20_000, axes)))
+        state = estimator.update(state, ArrayBatch.of_vectors(independent(rng, 20_000, axes)))
     overlaps = np.sum(estimator.release(state).components * axes.T, axis=1)
     assert (overlaps > 0.99).all()
 
@@ -191,7 +194,7 @@ def test_as_many_components_as_features_are_found() -> None:
 def test_a_state_comes_back_from_its_bytes_and_goes_on_alike() -> None:
     rng = np.random.default_rng(10)
     estimator = make(4, 2, restarts=2, steps=2)
-    batches = [Batch.of_vectors(rng.standard_normal((30, 4)) ** 2) for _ in range(6)]
+    batches = [ArrayBatch.of_vectors(rng.standard_normal((30, 4)) ** 2) for _ in range(6)]
     state = start(estimator)
     for batch in batches:
         again = decode_state(OnlineTensorState, encode_state(state))

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.clipped_sums import covariance_sensitivity
 from streaming_pca.estimators.common.state import decode_state, encode_state
 from streaming_pca.estimators.tensor.private import (
@@ -101,10 +102,12 @@ def test_neighbours_are_no_farther_apart_than_the_sensitivity_says(
         others = [r[None, :] for r in rng.standard_normal((5, d)) * radius]
         sums = []
         for x in worst_records(rng, along * radius):
-            alone = product_sum(Batch.of_records([None if x is None else x[None, :]], d), space, candidates)
+            alone = product_sum(
+                ArrayBatch.of_records([None if x is None else x[None, :]], d), space, candidates
+            )
             assert squared_distance(alone.total, np.zeros_like(alone.total)) <= RADIUS**4
             record = None if x is None else x[None, :]
-            sums.append(product_sum(Batch.of_records([*others, record], d), space, candidates))
+            sums.append(product_sum(ArrayBatch.of_records([*others, record], d), space, candidates))
         assert all(s.sensitivity == PRODUCT_SENSITIVITY for s in sums)
         distances = [squared_distance(a.total, b.total) for a in sums for b in sums]
         assert max(distances) <= int(PRODUCT_SENSITIVITY) ** 2
@@ -117,7 +120,7 @@ def test_neighbours_are_no_farther_apart_than_the_sensitivity_says(
 def test_no_record_has_a_norm_above_the_radius(entries: list[float]) -> None:
     candidates = random_starts(np.random.default_rng(0), 3, 4)
     with np.errstate(over="ignore"):
-        batch = Batch.of_vectors(np.array([entries]))
+        batch = ArrayBatch.of_vectors(np.array([entries]))
         total = product_sum(batch, plain(3, 1e-5), candidates).total
     assert squared_distance(total, np.zeros_like(total)) <= RADIUS**4
 
@@ -126,11 +129,13 @@ def test_a_sum_is_that_of_its_records_bit_for_bit() -> None:
     rng = np.random.default_rng(1)
     rows = rng.standard_normal((BLOCK + 300, 5)) * 0.5
     candidates = random_starts(rng, 5, 7)
-    whole = product_sum(Batch.of_vectors(rows), plain(5), candidates)
-    parts = [product_sum(Batch.of_vectors(rows[i::3]), plain(5), candidates).total for i in range(3)]
+    whole = product_sum(ArrayBatch.of_vectors(rows), plain(5), candidates)
+    parts = [product_sum(ArrayBatch.of_vectors(rows[i::3]), plain(5), candidates).total for i in range(3)]
     assert np.array_equal(sum(parts), whole.total)
-    few = sum(product_sum(Batch.of_vectors(rows[i : i + 1]), plain(5), candidates).total for i in range(40))
-    assert np.array_equal(few, product_sum(Batch.of_vectors(rows[:40]), plain(5), candidates).total)
+    few = sum(
+        product_sum(ArrayBatch.of_vectors(rows[i : i + 1]), plain(5), candidates).total for i in range(40)
+    )
+    assert np.array_equal(few, product_sum(ArrayBatch.of_vectors(rows[:40]), plain(5), candidates).total)
     clipped = int((np.linalg.norm(rows, axis=1) > 1 + 2.0**-19).sum())
     assert whole.clipped == clipped > 0
 
@@ -139,7 +144,7 @@ def test_a_sum_is_near_the_products_of_clipped_records() -> None:
     rng = np.random.default_rng(2)
     rows = rng.standard_normal((500, 6))
     candidates = random_starts(rng, 6, 9)
-    exact = product_sum(Batch.of_vectors(rows), plain(6, 2.0), candidates)
+    exact = product_sum(ArrayBatch.of_vectors(rows), plain(6, 2.0), candidates)
     sizes = np.linalg.norm(rows, axis=1)
     clipped = rows * np.minimum(1, 2 / sizes)[:, None]
     error = 500 * 8 * joint_radius(candidates) * 2.0**-20 * (math.sqrt(6) * (2 + 9) + 3) / 2
@@ -152,7 +157,7 @@ def test_a_whitened_sum_is_near_the_products_of_whitened_records() -> None:
     candidates = random_starts(rng, 3, 5)
     whitening = Whitening(orthonormalise(rng.standard_normal((6, 3))), np.array([0.5, 0.2, 0.1]))
     space = Space(Preprocessing(dim=6, centering="none"), 2.0, whitening, 4.0)
-    exact = product_sum(Batch.of_vectors(rows), space, candidates)
+    exact = product_sum(ArrayBatch.of_vectors(rows), space, candidates)
     seen = rows @ whitening.whiten
     seen *= np.minimum(1, 4 / np.linalg.norm(seen, axis=1))[:, None]
     np.testing.assert_allclose(exact.total * exact.unit, products_of_rows(seen, candidates), atol=0.5)
@@ -162,13 +167,13 @@ def test_records_of_more_rows_are_null() -> None:
     rng = np.random.default_rng(4)
     candidates = random_starts(rng, 3, 2)
     rows = [rng.standard_normal((1, 3)) for _ in range(6)]
-    more = Batch.of_records([*rows[:3], rng.standard_normal((2, 3)), None, *rows[3:]], 3)
-    expected = product_sum(Batch.of_records(rows, 3), plain(3), candidates)
+    more = ArrayBatch.of_records([*rows[:3], rng.standard_normal((2, 3)), None, *rows[3:]], 3)
+    expected = product_sum(ArrayBatch.of_records(rows, 3), plain(3), candidates)
     assert np.array_equal(product_sum(more, plain(3), candidates).total, expected.total)
     estimator = make(3, 2)
     with replace_noise_sampler(ScriptedSampler()):
         # Of the same length: the mean counts null records.
-        nulls = Batch.of_records([*rows[:3], None, None, *rows[3:]], 3)
+        nulls = ArrayBatch.of_records([*rows[:3], None, None, *rows[3:]], 3)
         states = [estimator.update(start(estimator), batch) for batch in (more, nulls)]
     assert encode_state(states[0]) == encode_state(states[1])
 
@@ -180,7 +185,7 @@ def test_records_of_more_rows_are_null() -> None:
 @pytest.mark.parametrize("contributions", [1, 5])
 def test_noise_is_the_charge_s_whatever_the_batch_answers(whitening: bool, contributions: int) -> None:
     estimator = make(4, 2, contributions=contributions, whitening=whitening, restarts=3, steps=1)
-    batch = Batch.of_vectors(np.random.default_rng(5).standard_normal((20, 4)))
+    batch = ArrayBatch.of_vectors(np.random.default_rng(5).standard_normal((20, 4)))
     state = start(estimator)
     answers = []
     for _ in range(4):
@@ -212,7 +217,7 @@ def test_the_first_batch_may_be_longer_than_the_others() -> None:
     state = start(estimator)
     plans = [estimator.plan(state)]
     with replace_noise_sampler(SeededSampler()):
-        plans.append(estimator.plan(estimator.update(state, Batch.of_vectors(np.eye(3)))))
+        plans.append(estimator.plan(estimator.update(state, ArrayBatch.of_vectors(np.eye(3)))))
     assert [(plan.count, plan.least) for plan in plans] == [(1000, 250), (100, 25)]
     without = make(3, 2, batch_size=100, whitening_records=1000, whitening=False)
     assert without.plan(start(without)).count == without.options.largest_batch == 100
@@ -222,7 +227,7 @@ def test_the_first_batch_may_be_longer_than_the_others() -> None:
 def test_a_whole_stream_depends_on_noise_and_records_alone() -> None:
     rng = np.random.default_rng(6)
     estimator = make(4, 2, restarts=2, steps=2)
-    batches = [Batch.of_vectors(rng.standard_normal((30, 4)) ** 2) for _ in range(8)]
+    batches = [ArrayBatch.of_vectors(rng.standard_normal((30, 4)) ** 2) for _ in range(8)]
     state = start(estimator)
     for i, batch in enumerate(batches):
         again = decode_state(PrivateTensorState, encode_state(state))
@@ -249,7 +254,7 @@ def learnt(estimator: PrivateTensorPower, centres: Floats, refinements: int, see
     with replace_noise_sampler(SeededSampler(seed)):
         while not state.search.is_complete or state.search.step < refinements:
             rows = topics(rng, estimator.options.batch_size, centres)
-            state = estimator.update(state, Batch.of_vectors(rows))
+            state = estimator.update(state, ArrayBatch.of_vectors(rows))
     return estimator.release(state)
 
 
@@ -311,7 +316,7 @@ def test_data_that_show_nothing_release_nothing_but_noise(items: list[Any], whit
         state = start(estimator)
         with replace_noise_sampler(sampler):
             for _ in range(6):
-                state = estimator.update(state, Batch.of_records(items, 3))
+                state = estimator.update(state, ArrayBatch.of_records(items, 3))
                 release = estimator.release(state)
                 assert np.isfinite(release.weights).all()
                 np.testing.assert_allclose(np.linalg.norm(release.components, axis=1), 1.0)
@@ -348,7 +353,7 @@ def test_a_private_mean_makes_it_the_central_moment() -> None:
         for _ in range(16):
             rows = np.tile(far, (20_000, 1)) + 0.02 * rng.standard_normal((20_000, 3))
             rows[:, 0] += np.where(rng.random(20_000) < p, 0.9, -0.1)
-            state = estimator.update(state, Batch.of_vectors(rows))
+            state = estimator.update(state, ArrayBatch.of_vectors(rows))
     release = estimator.release(state)
     assert release.components[0, 0] > 0.99
     assert release.mean is not None

@@ -36,7 +36,7 @@ def test_they_agree_with_what_a_worker_does(make_stream: Callable[..., Stream]) 
 
     stream.produce_vectors(stream.vectors(30))
     (led,) = describe_status([settings])
-    assert led["leader"] == {"present": True, "host": "/127.0.0.1", "candidates": 1}
+    assert led["leader"] == {"present": True, "host": "127.0.0.1", "candidates": 1}
     worker.signal(signal.SIGTERM)
     assert worker.ends() == 0, worker.log
     (facts,) = describe_status([settings])

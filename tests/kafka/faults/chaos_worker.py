@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from streaming_pca.data.records import Batch
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.estimators.base import Estimator
 from tests.kafka import child
 from tests.kafka.faults.chaos_check import Observed
@@ -37,7 +37,7 @@ def _write_down(path: Path) -> None:
     original = Estimator.update
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def update(self: Any, state: Any, batch: Batch) -> Any:
+    def update(self: Any, state: Any, batch: ArrayBatch) -> Any:
         packed = batch.packed()
         starts, rows = packed.starts.tolist(), packed.rows
         texts = [

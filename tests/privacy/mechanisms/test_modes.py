@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from streaming_pca.kernels.coordinates import NOWHERE, BinCounts
 from streaming_pca.privacy.calibration.analytic import greatest_rho
 from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.privacy.mechanisms import (
@@ -21,7 +22,6 @@ from streaming_pca.privacy.mechanisms import (
     stability_modes,
     stability_threshold,
 )
-from streaming_pca.privacy.mechanisms.modes import NOWHERE
 from streaming_pca.privacy.randomness import replace_noise_sampler
 from tests.privacy.noise import ScriptedSampler
 
@@ -49,8 +49,8 @@ def test_without_noise_they_are_the_fullest_bins(data: st.DataObject) -> None:
     rows = [data.draw(st.lists(one, min_size=m, max_size=m)) for _ in range(n)]
     bins = np.array(rows, dtype=np.int32).reshape(n, m)
     for found, threshold in (
-        (_silent(stability_modes, bins, 30.0, 0.3), stability_threshold(30.0, 0.3)),
-        (_silent(gaussian_modes, bins, 50.0, 0.3), gaussian_modes_threshold(n, 50.0, 0.3)),
+        (_silent(stability_modes, BinCounts.of(bins), 30.0, 0.3), stability_threshold(30.0, 0.3)),
+        (_silent(gaussian_modes, BinCounts.of(bins), 50.0, 0.3), gaussian_modes_threshold(n, 50.0, 0.3)),
     ):
         wanted = fullest(bins, threshold)
         assert found.found.tolist() == [b is not None for b in wanted]
@@ -63,7 +63,7 @@ def _silent(mechanism: object, *args: object) -> object:
 
 
 def test_every_bin_that_holds_a_record_gets_noise_of_the_stated_scale() -> None:
-    bins = np.array([[0, 0, 7, NOWHERE], [5, 5, 5, 5]], dtype=np.int32)
+    bins = BinCounts.of(np.array([[0, 0, 7, NOWHERE], [5, 5, 5, 5]], dtype=np.int32))
     sampler = ScriptedSampler()
     with replace_noise_sampler(sampler):
         stability_modes(bins, 0.5, 1e-3)
@@ -78,10 +78,13 @@ def test_every_bin_that_holds_a_record_gets_noise_of_the_stated_scale() -> None:
 
 def test_bins_that_are_no_bins_are_refused() -> None:
     for bins in (np.zeros((2, 3)), np.zeros(3, dtype=np.int32), [[1]]):
-        with pytest.raises(ParameterError, match="int32"):
-            stability_modes(bins, 1.0, 0.1)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="int32"):
+            BinCounts.of(bins)  # type: ignore[arg-type]
+        for mechanism in (stability_modes, gaussian_modes):
+            with pytest.raises(ParameterError, match="BinCounts"):
+                mechanism(bins, 1.0, 0.1)
     with pytest.raises(ParameterError, match="at least one"):
-        gaussian_modes(np.zeros((0, 3), dtype=np.int32), 1.0, 0.1)
+        gaussian_modes(BinCounts.of(np.zeros((0, 3), dtype=np.int32)), 1.0, 0.1)
 
 
 def rounded_gaussian(scale: float, reach: int) -> dict[int, mpmath.mpf]:

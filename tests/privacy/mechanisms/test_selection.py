@@ -17,6 +17,7 @@ from scipy import stats
 
 from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.privacy.mechanisms import AboveThreshold, AlreadyFired, private_quantile
+from streaming_pca.privacy.mechanisms.quantile import counts_at_most
 from streaming_pca.privacy.randomness import noise_sampler, replace_noise_sampler
 from tests.privacy.noise import FACTORS, LEVEL, MISS, ScriptedSampler
 
@@ -36,12 +37,18 @@ def permute_and_flip(scores: NDArray[np.int64], scale: float) -> NDArray[np.floa
     return out / len(orders)
 
 
+def quantile_of(
+    values: NDArray[np.float64], candidates: NDArray[np.float64], quantile: float, epsilon: float
+) -> float:
+    return private_quantile(counts_at_most(values, candidates), len(values), candidates, quantile, epsilon)
+
+
 def asked_scores(
     values: NDArray[np.float64], quantile: float, epsilon: float
 ) -> tuple[NDArray[np.int64], float]:
     sampler = ScriptedSampler()
     with replace_noise_sampler(sampler):
-        private_quantile(values, np.array([1.0, 2.0, 4.0, 8.0, 16.0]), quantile, epsilon)
+        quantile_of(values, np.array([1.0, 2.0, 4.0, 8.0, 16.0]), quantile, epsilon)
     return sampler.scores, sampler.asked[0][2]
 
 
@@ -124,7 +131,7 @@ def test_the_quantile_is_close_at_moderate_size(quantile: float) -> None:
     """A candidate r ranks from the target has probability at most e^(-r epsilon/2): 50 ranks, 1e-9."""
     values = np.random.default_rng(4).exponential(size=5000)
     candidates = np.geomspace(1e-3, 1e3, 100)
-    found = private_quantile(values, candidates, quantile, 1.0)
+    found = quantile_of(values, candidates, quantile, 1.0)
     target = math.ceil(quantile * values.size)
     counts = np.searchsorted(np.sort(values), candidates, side="right")
     best = np.abs(counts - target).min()
@@ -133,7 +140,7 @@ def test_the_quantile_is_close_at_moderate_size(quantile: float) -> None:
 
 
 def test_a_quantile_of_no_records_is_one_of_the_candidates() -> None:
-    assert private_quantile(np.zeros(0), np.array([1.0, 2.0]), 0.5, 1.0) in (1.0, 2.0)
+    assert quantile_of(np.zeros(0), np.array([1.0, 2.0]), 0.5, 1.0) in (1.0, 2.0)
 
 
 def test_the_order_of_values_and_their_bits_below_the_candidates_tell_nothing() -> None:
@@ -153,11 +160,15 @@ def test_the_order_of_values_and_their_bits_below_the_candidates_tell_nothing() 
             ({"candidates": np.array(bad)}, "candidates")
             for bad in ([], [1.0, 1.0], [2.0, 1.0], [1.0, math.nan], [1.0, math.inf], [[1.0]])
         ),
-        ({"values": np.zeros((2, 2))}, "values"),
+        *(
+            ({"counts": np.array(bad)}, "counts")
+            for bad in ([], [1], [1.0, 2.0], [2, 1], [-1, 2], [1, 4], [[1, 2]])
+        ),
     ],
 )
 def test_a_bad_parameter_of_the_quantile_is_named(changes: dict[str, object], name: str) -> None:
-    good = {"values": np.ones(3), "candidates": np.array([1.0, 2.0]), "quantile": 0.5, "epsilon": 1.0}
+    counts, candidates = np.array([1, 3]), np.array([1.0, 2.0])
+    good = {"counts": counts, "size": 3, "candidates": candidates, "quantile": 0.5, "epsilon": 1.0}
     assert private_quantile(**good) in (1.0, 2.0)
     with pytest.raises(ParameterError, match=f"^{name} "):
         private_quantile(**{**good, **changes})

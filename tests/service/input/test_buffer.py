@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.codec import PayloadCodec
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.service.input import buffer as buffer_module
 from streaming_pca.service.input.buffer import (
     Chunk,
@@ -46,7 +47,7 @@ def a_message(number: int, rows: int, double: bool = False) -> Message:
     return Message(number, values.tobytes(), headers)
 
 
-def records_of(batch: Batch) -> list[list[list[float]]]:
+def records_of(batch: ArrayBatch) -> list[list[list[float]]]:
     places, lengths = batch.places(), np.diff(batch.starts)
     return [batch.rows[a : a + n].tolist() for a, n in zip(places, lengths, strict=True)]
 
@@ -65,7 +66,7 @@ def test_every_batch_keeps_its_records_until_it_is_given_back(
     buffer = RecordBuffer(PayloadCodec(DIM, unit=unit, max_rows=4))
     buffer.buffers.update({p: PartitionBuffer(0) for p in range(partitions)})
     waiting: list[list[tuple[int, int]]] = [[] for _ in range(partitions)]
-    kept: list[tuple[Batch, list[list[list[float]]]]] = []
+    kept: list[tuple[ArrayBatch, list[list[list[float]]]]] = []
     number = 0
     for _ in range(data.draw(st.integers(1, 12))):
         if data.draw(st.booleans()):
@@ -96,13 +97,13 @@ def test_every_batch_keeps_its_records_until_it_is_given_back(
     assert [b.count for b in buffer.buffers.values()] == [len(w) for w in waiting]
 
 
-def taken_after(buffer: RecordBuffer, first: int, count: int) -> Batch:
+def taken_after(buffer: RecordBuffer, first: int, count: int) -> ArrayBatch:
     buffer.append(0, [a_message(first + i, 1) for i in range(count)])
     batch, _ = buffer.take([count], 1)
     return batch
 
 
-def owner(batch: Batch) -> NDArray[np.floating]:
+def owner(batch: ArrayBatch) -> NDArray[np.floating]:
     base = batch.rows.base
     assert isinstance(base, np.ndarray)
     return base
@@ -228,7 +229,7 @@ ROWS = np.arange(300, dtype=np.float64)[:, None]
 """Each holds its place."""
 
 
-def batch_from(parts: list[list[Chunk]], granularity: int = 1, by_row: bool = False) -> Batch:
+def batch_from(parts: list[list[Chunk]], granularity: int = 1, by_row: bool = False) -> ArrayBatch:
     return batch_of(ROWS, interleave(parts, granularity), RecordKind.FACTOR, by_row)
 
 

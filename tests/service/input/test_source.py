@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 from kafka import TopicPartition
 
-from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.config.settings import KafkaSettings, StreamSettings
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.estimators.base import Plan
+from streaming_pca.privacy.ledger.entries import OffsetRange
 from streaming_pca.privacy.parameters import Charge
-from streaming_pca.service.errors import RecordsLost
+from streaming_pca.service.errors import RecordsLost, SessionLost
+from streaming_pca.service.input import partition_reader as reader_module
+from streaming_pca.service.input import reader as protocol_module
 from streaming_pca.service.input import source as source_module
 from streaming_pca.service.input.buffer import Chunk, PartitionBuffer
 from streaming_pca.service.input.end_offsets import OffsetFeed
+from streaming_pca.service.input.partition_reader import PartitionReader
 from streaming_pca.service.input.source import CutBatch, Source
 
 Reading = Callable[..., tuple[Source, OffsetFeed]]
 DIM = 3
+STREAM = StreamSettings(name="s", input="t", dim=DIM, rank=1, epsilon=1, delta=1e-6)
 AT_ONCE = 7
 """Records of a poll at most."""
 
@@ -74,12 +81,12 @@ class FakeConsumer:
         pass
 
 
-def records(partition: int, count: int) -> list[Message]:
+def records(partition: int, count: int, gap: int = 2) -> list[Message]:
     """Records at offsets with gaps; every fifth of them is null."""
     made = []
     for i in range(count):
         vector = np.array([partition, i, 1], dtype="<f4")
-        made.append(Message(2 * i, b"broken" if i % 5 == 4 else vector.tobytes()))
+        made.append(Message(gap * i, b"broken" if i % 5 == 4 else vector.tobytes()))
     return made
 
 
@@ -92,17 +99,24 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Reading:
     """``reading(log, ahead, seed=0, least=0)``: a source and its feed; ``least`` bytes are read ahead."""
 
     def make(
-        log: Log, ahead: float, seed: int = 0, least: int = 0, skip: bool = False
+        log: Log,
+        ahead: float,
+        seed: int = 0,
+        least: int = 0,
+        skip: bool = False,
+        kind: type[PartitionReader] = PartitionReader,
+        max_wait: float | None = None,
     ) -> tuple[Source, OffsetFeed]:
         log.rng, log.polls = random.Random(seed), {}
         monkeypatch.setattr(source_module, "_READ_AHEAD_BYTES", least)
-        monkeypatch.setattr(source_module, "reading_consumer", lambda *_, **__: FakeConsumer(log))
-        monkeypatch.setattr(source_module, "seek", lambda consumer, tp, at, _: consumer.seek(tp, at))
-        monkeypatch.setattr(source_module, "first_offsets", lambda _, tps, __: dict.fromkeys(tps, 0))
+        monkeypatch.setattr(reader_module, "reading_consumer", lambda *_, **__: FakeConsumer(log))
+        monkeypatch.setattr(reader_module, "seek", lambda consumer, tp, at, _: consumer.seek(tp, at))
+        monkeypatch.setattr(reader_module, "first_offsets", lambda _, tps, __: dict.fromkeys(tps, 0))
         feed = OffsetFeed("t", lambda: None)
-        codec = PayloadCodec(DIM)
         partitions = sorted(log.partitions)
-        return Source(KafkaSettings(), "t", partitions, codec, {}, {}, feed, skip, ahead=ahead), feed
+        codec, check = PayloadCodec(DIM), feed.check
+        reader = kind(KafkaSettings(), STREAM, codec, len(partitions), skip, check)
+        return Source(reader, "t", partitions, {}, {}, feed, skip, max_wait, ahead), feed
 
     return make
 
@@ -240,6 +254,143 @@ def test_a_source_that_is_stopped_reads_no_further(reading: Reading) -> None:
     assert log.polls == polls
 
 
+# -- a reader that does not read ahead -----------------------------------------------
+
+
+class LazyReader(PartitionReader):
+    """Reads what is wanted in one call, and only once it is wanted; a cluster would."""
+
+    ahead = False
+    calls = 0
+
+    def fetch(self, wanted: Mapping[int, int], ends: Mapping[int, int]) -> None:
+        self.calls += 1
+        for p, count in wanted.items():
+            while self.buffers[p].count_before(ends[p]) < count and self.position(p) < ends[p]:
+                super().fetch({p: count}, ends)
+
+
+@pytest.mark.parametrize("granularity", [1, 2])
+@pytest.mark.parametrize("sizes", [(200,), (120, 120, 120), (30, 150, 4), (3, 5, 7)])
+@pytest.mark.parametrize("max_wait", [None, 2.5])
+def test_reading_late_changes_no_batch(
+    reading: Reading, sizes: tuple[int, ...], granularity: int, max_wait: float | None
+) -> None:
+    log = Log({p: records(p, n) for p, n in enumerate(sizes)})
+    found = []
+    for seed, kind in enumerate((PartitionReader, LazyReader)):
+        source, feed = reading(log, 1.0, seed, kind=kind, max_wait=max_wait)
+        for i in range(20):
+            feed.add(feed.started + 1 + i, ends_of(log, (i + 1) / 20))
+        found.append([(a.ranges, a.positions) for a in take_all(source, 40, granularity, True)])
+    assert found[0] == found[1]
+    assert len(found[0]) >= sum(sizes) // 40
+
+
+@pytest.mark.parametrize("sizes", [(200, 200, 200), (7, 500, 93), (600,)])
+def test_a_batch_is_wanted_at_once_and_not_before_its_offsets_are_there(
+    reading: Reading, sizes: tuple[int, ...]
+) -> None:
+    log = Log({p: records(p, n, gap=1) for p, n in enumerate(sizes)})
+    source, feed = reading(log, 1.0, kind=LazyReader)
+    reader: Any = source._reader
+    for batch in range(1, 4):
+        source.set_plan(plan(200))
+        assert not source.read_ahead()
+        # Each third of all records is a batch, or one record less.
+        before, after = ([math.ceil(n * thirds / 3) for n in sizes] for thirds in (batch - 1, batch))
+        for share in (0.2, 0.7, 0.95):
+            ends = [a + int((b - a) * share) for a, b in zip(before, after, strict=True)]
+            feed.add(feed.started + batch + share / 2, dict(enumerate(ends)))
+        assert source.poll() is None
+        assert reader.calls == batch - 1
+        feed.add(feed.started + batch + 0.9, dict(enumerate(after)))
+        assert source.poll() is not None
+        assert reader.calls == batch
+
+
+def test_a_late_cut_has_all_that_its_offsets_cover(reading: Reading) -> None:
+    log = Log({p: records(p, 50, gap=1) for p in range(2)})
+    source, feed = reading(log, 1.0, kind=LazyReader, max_wait=2.0)
+    source.set_plan(plan(1000))
+    feed.add(feed.started + 1, {0: 20, 1: 0})
+    assert source.poll() is None
+    assert log.polls == {}
+    feed.add(feed.started + 1.9, {0: 31, 1: 9})
+    feed.add(feed.started + 3, {0: 40, 1: 50})
+    taken = source.poll()
+    assert taken is not None
+    assert [(r.partition, r.count) for r in taken.ranges] == [(0, 31), (1, 9)]
+
+
+# -- a reservation that is read again ------------------------------------------------
+
+
+def test_a_reservation_is_read_again_whatever_is_read_first(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log({p: records(p, 100) for p in range(3)})
+    monkeypatch.setattr(reader_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 199))
+    source, feed = reading(log, 0.0)
+    feed.add(feed.started + 1, ends_of(log))
+    source.set_plan(plan(50, 2))
+    first = source.poll()
+    assert first is not None
+    for seed in range(5):
+        again = reading(log, 0.0, seed)[0].read_reserved(first.ranges[::-1], 2)
+        assert again is not None
+        assert (again.ranges, again.positions) == (first.ranges, first.positions)
+        np.testing.assert_array_equal(again.batch.packed().rows, first.batch.packed().rows)
+
+
+def test_a_reservation_whose_records_are_not_the_same_is_none(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log({0: records(0, 100)})
+    monkeypatch.setattr(reader_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 199))
+    ranges = [OffsetRange(partition=0, start=0, end=39, count=count) for count in (20, 21)]
+    assert reading(log, 0.0)[0].read_reserved(ranges[:1]) is not None
+    assert reading(log, 0.0)[0].read_reserved(ranges[1:]) is None
+    elsewhere = OffsetRange(partition=0, start=2, end=39, count=19)
+    assert reading(log, 0.0)[0].read_reserved([elsewhere]) is None
+    monkeypatch.setattr(reader_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 38))
+    assert reading(log, 0.0)[0].read_reserved(ranges[:1]) is None
+
+
+def test_a_reservation_that_is_not_delivered_loses_the_session(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log({0: records(0, 10), 1: records(1, 100)})
+    monkeypatch.setattr(reader_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 199))
+    monkeypatch.setattr(protocol_module, "_STALL_SECONDS", 0.05)
+    ranges = [OffsetRange(partition=p, start=0, end=39, count=20) for p in range(2)]
+    with pytest.raises(SessionLost, match="t-0 cannot be read to 39: it stops at 19"):
+        reading(log, 0.0)[0].read_reserved(ranges)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_fetch_that_a_stop_interrupts_ends_reading(reading: Reading, lazy: bool) -> None:
+    class Stopped(LazyReader if lazy else PartitionReader):  # type: ignore[misc]
+        def fetch(self, wanted: Mapping[int, int], ends: Mapping[int, int]) -> None:
+            made[0].stop()
+
+    made: list[Source] = []
+    log = Log({0: records(0, 100)})
+    for act in ("poll", "read_ahead", "read_reserved"):
+        source, feed = reading(log, 1.0, kind=Stopped)
+        made[:] = [source]
+        feed.add(feed.started + 1, ends_of(log))
+        source.set_plan(plan(10))
+        if act == "read_reserved":
+            reader: Any = source._reader
+            reader.last_offsets = lambda partitions: dict.fromkeys(partitions, 199)
+            ranges = [OffsetRange(partition=0, start=0, end=39, count=20)]
+            assert source.read_reserved(ranges) is None
+        else:
+            assert not getattr(source, act)()
+    assert log.polls == {}
+
+
 # -- a topic that loses its tail -----------------------------------------------------
 
 
@@ -257,7 +408,7 @@ def test_an_end_below_the_position_stops_the_stream(
     reading: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, feed = after_a_batch(reading, Log({p: records(p, 100) for p in range(2)}), 100)
-    monkeypatch.setattr(source_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 30))
+    monkeypatch.setattr(reader_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 30))
     feed.add(feed.started + 2, {0: 30, 1: 199})
     with pytest.raises(
         RecordsLost, match="'t', partition 0: records 30 to 38, which the stream has passed, are lost"
@@ -269,7 +420,7 @@ def test_a_stable_offset_that_falls_for_a_moment_is_waited_for(
     reading: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, feed = after_a_batch(reading, Log({p: records(p, 100) for p in range(2)}), 100)
-    monkeypatch.setattr(source_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 199))
+    monkeypatch.setattr(reader_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 199))
     feed.add(feed.started + 2, {0: 0, 1: 199})
     feed.add(feed.started + 3, {0: 199, 1: 199})
     taken = source.poll()

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from streaming_pca.service.errors import SessionLost
-from streaming_pca.service.input.reader import ReadAhead
+from streaming_pca.service.input.session_input import ReadAhead
 
 
 def steps(*answers: bool | Exception) -> tuple[Callable[[], Awaitable[bool]], list[bool]]:

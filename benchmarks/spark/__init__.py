@@ -1,0 +1,1 @@
+"""Cost of batches on Apache Spark beside one worker, and a model of it."""

@@ -1,0 +1,202 @@
+"""Leaders and lags of streams, as the broker tells, and charges of their records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka.errors import (
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    GroupAuthorizationFailedError,
+    LeaderNotAvailableError,
+    NotCoordinatorError,
+)
+
+from streaming_pca.admin.ledger import describe_charge, describe_left
+from streaming_pca.config.settings import KafkaSettings, Settings, StreamSettings
+from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
+from streaming_pca.service.kafka.clients import first_offsets, last_offsets
+
+__all__ = ["Standings", "ask_standings", "describe_charges", "once_led", "partitions_of"]
+
+T = TypeVar("T")
+Offsets = dict[TopicPartition, int]
+
+_NO_COORDINATOR = (CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError)
+_PAUSE_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Standings:
+    """Answers of the broker on some streams, all of about the same time.
+
+    Attributes
+    ----------
+    members : mapping of group to its members, or None where the broker does not tell
+    partitions : mapping of input topic to partitions
+    first, end : mapping of partition to offset
+        Offsets that a worker can read.
+    committed : mapping of stream to committed offsets of its group
+    """
+
+    members: Mapping[str, list[dict[str, Any]] | None]
+    partitions: Mapping[str, Sequence[TopicPartition]]
+    first: Offsets
+    end: Offsets
+    committed: Mapping[str, Offsets]
+
+    def leader(self, group: str, state_topic: str) -> dict[str, Any] | None:
+        """Describe the group member that holds the state topic, and count the candidates."""
+        members = self.members[group]
+        if members is None:
+            return None
+        leaders = [m["client_host"] for m in members if _names(m["member_assignment"], state_topic)]
+        candidates = sum(_names(m["member_metadata"], state_topic) for m in members)
+        # The broker writes an address as Java does, behind a slash.
+        host = next((each.lstrip("/") for each in leaders), None)
+        return {"present": bool(leaders), "host": host, "candidates": candidates}
+
+    def lag(self, stream: StreamSettings, job: JobLedger) -> dict[str, Any]:
+        """Count the offsets that a stream has still to read, in all and by partition."""
+        of_group = self.committed.get(stream.name, {})
+        by_partition = {}
+        for tp in self.partitions.get(stream.input, ()):
+            position = of_group.get(tp, -1)
+            if position < 0:
+                # No commit yet, or it expired: the ledger has the start of the next batch.
+                position = job.ends.get(tp.partition, self.first[tp])
+            if job.started:
+                # A pause before the first batch has committed the beginning.
+                position = max(position, job.ends.get(tp.partition, 0))
+            by_partition[str(tp.partition)] = max(self.end[tp] - max(position, self.first[tp]), 0)
+        return {"total": sum(by_partition.values()), "partitions": by_partition}
+
+
+def ask_standings(
+    kafka: KafkaSettings,
+    admin: KafkaAdminClient,
+    consumer: KafkaConsumer,
+    all_settings: Sequence[Settings],
+    partitions: Mapping[str, Sequence[int]],
+) -> Standings:
+    """Ask the broker who leads, and for the offsets of inputs and groups.
+
+    Parameters
+    ----------
+    kafka : KafkaSettings
+    admin : KafkaAdminClient
+    consumer : KafkaConsumer
+        Read_committed, so that it ends where workers end. It is given the inputs.
+    all_settings : sequence of Settings
+    partitions : mapping of topic to partitions
+        Of the input topics that exist.
+
+    Raises
+    ------
+    KafkaError
+    """
+    inputs = sorted({s.stream.input for s in all_settings if s.stream.input in partitions})
+    of_inputs = {name: [TopicPartition(name, p) for p in sorted(partitions[name])] for name in inputs}
+    tps = [tp for each in of_inputs.values() for tp in each]
+    if tps:
+        # The client asks for the leaders of topics that it has been given.
+        consumer.assign(tps)
+    timeout = kafka.request_timeout_ms
+    first = once_led(lambda: first_offsets(consumer, tps, timeout), timeout) if tps else {}
+    end = once_led(lambda: last_offsets(consumer, tps, timeout), timeout) if tps else {}
+    names = [s.stream.name for s in all_settings]
+    return Standings(
+        members={
+            group: _of_groups(lambda group=group: _members(admin, group))  # type: ignore[misc]
+            for group in sorted({s.worker.group for s in all_settings})
+        },
+        partitions=of_inputs,
+        first=first,
+        end=end,
+        committed=_committed(admin, names),
+    )
+
+
+def partitions_of(described: Iterable[Mapping[str, Any]]) -> dict[str, list[int]]:
+    """Return the partitions of the topics that exist, from the broker's description."""
+    return {
+        topic["name"]: sorted(p["partition_index"] for p in topic["partitions"])
+        for topic in described
+        if not topic["error_code"]
+    }
+
+
+def once_led(ask: Callable[[], Offsets], timeout_ms: int) -> Offsets:
+    """Ask again until the leaders of all partitions are known.
+
+    The first question only tells the client of topics that it did not know.
+    """
+    deadline = time.monotonic() + timeout_ms / 1000
+    while True:
+        try:
+            return ask()
+        except LeaderNotAvailableError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _committed(admin: KafkaAdminClient, names: Sequence[str]) -> dict[str, Offsets]:
+    """Return the committed offsets of groups; of each on its own where they cannot be asked together."""
+    asked = dict.fromkeys(names)
+    found = _of_groups(lambda: admin.list_group_offsets(asked))
+    if found is None and len(names) > 1:
+        found = {}
+        for name in names:
+            found |= _of_groups(lambda name=name: admin.list_group_offsets({name: None})) or {}  # type: ignore[misc]
+    return {name: {tp: at.offset for tp, at in of.items()} for name, of in (found or {}).items()}
+
+
+def _of_groups(ask: Callable[[], T]) -> T | None:
+    """Ask about consumer groups; return None if the broker gives no answer.
+
+    A new broker has no coordinator yet, one with ACLs may refuse, and kafka-python
+    cannot read some answers of the embedded one.
+    """
+    try:
+        return ask()
+    except (*_NO_COORDINATOR, GroupAuthorizationFailedError, ValueError):
+        return None
+
+
+def _members(admin: KafkaAdminClient, group: str) -> list[dict[str, Any]]:
+    described = admin.describe_groups([group])[group]
+    # A missing group is dead; from version 6 of the answer on, it is an error as well.
+    if described["error"] and described["group_state"] != "Dead":
+        raise ValueError(described["error"])
+    return list(described["members"])
+
+
+def _names(part: Any, topic: str) -> bool:
+    """Return whether a member's subscription or assignment holds a topic."""
+    if not isinstance(part, dict):
+        return False
+    assigned = [each["topic"] for each in part.get("assigned_partitions", ())]
+    return topic in (*part.get("topics", ()), *assigned)
+
+
+def describe_charges(ledger: Ledger, job: JobLedger) -> dict[str, Any]:
+    """Describe the largest charges by a job and by all, the rest, and the cap."""
+    opened = ledger.opened
+    if opened is None:
+        return {"charged": None, "left": None, "cap": None, "filter": None}
+    zcdp = opened.filter == "zcdp"
+    own, of_all = job.most_charged(), ledger.most_charged()
+    return {
+        "charged": {
+            "by_stream": describe_charge(own, with_rho=zcdp),
+            "by_all": describe_charge(of_all, with_rho=zcdp),
+        },
+        "left": describe_left(of_all, opened),
+        "cap": opened.cap.model_dump(mode="json"),
+        "filter": opened.filter,
+    }

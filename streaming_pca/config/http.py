@@ -1,0 +1,208 @@
+"""Settings of the HTTP server: metrics, health, the API and the dashboard."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
+
+from streaming_pca.config.kafka import ConfigurationError, Section
+from streaming_pca.estimators.problems import refuse_boolean
+
+__all__ = [
+    "MIN_TOKEN",
+    "HttpSettings",
+    "check_access",
+    "check_files",
+    "check_token",
+    "is_loopback",
+    "read_token",
+    "unusable",
+]
+
+MIN_TOKEN = 16
+"""Fewest characters of a token."""
+_MAX_FILE = 4096
+"""Most bytes of a token's file that are read."""
+# What RFC 6750 allows after "Bearer".
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
+_ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
+_HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+")
+
+
+def check_token(token: str) -> None:
+    """Raise ValueError if a token is too short, or if no header can carry it."""
+    if len(token) < MIN_TOKEN:
+        raise ValueError(f"must have at least {MIN_TOKEN} characters, not {len(token)}")
+    if not _TOKEN.fullmatch(token):
+        raise ValueError("must be letters, digits and '-._~+/' alone, with '=' only at its end")
+
+
+def read_token(setting: str, file: Path) -> str:
+    """Read the token that a file holds.
+
+    Parameters
+    ----------
+    setting : str
+        Setting that names the file, for messages.
+    file : Path
+
+    Raises
+    ------
+    ConfigurationError
+        If the file holds no token; the message does not repeat its text.
+    """
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(_MAX_FILE + 1).decode("ascii").strip()
+    except OSError as error:
+        raise unusable(setting, file, error.strerror or str(error)) from None
+    except UnicodeDecodeError:
+        raise unusable(setting, file, "is not ASCII text") from None
+    if not text:
+        raise unusable(setting, file, "is empty")
+    try:
+        check_token(text)
+    except ValueError as error:
+        raise unusable(setting, file, f"its token {error}") from None
+    return text
+
+
+def unusable(setting: str, file: Path, reason: str) -> ConfigurationError:
+    """Return the error of a file that cannot be used."""
+    return ConfigurationError(f"http.{setting}: {file}: {reason}")
+
+
+class HttpSettings(Section):
+    """HTTP server of metrics and health, and perhaps of the API and the dashboard.
+
+    On another address than loopback it needs a token, or certificates of its clients.
+    """
+
+    enabled: bool = True
+    """Run the HTTP server of a worker."""
+    host: str = "127.0.0.1"
+    """Address to listen on; another than loopback needs `token_file`, `token` or `client_authority`."""
+    port: int = Field(default=9464, ge=0, le=65535)
+    """Port to listen on; 0 chooses a free one and logs it."""
+    dashboard: bool = False
+    """Serve the API and the dashboard too, from the worker; it needs the extra `dashboard`."""
+    token: SecretStr | None = None
+    """Bearer token of the API and the metrics, 16 characters or more, read only from the environment
+    variable ``STREAMING_PCA_HTTP__TOKEN``."""
+    token_file: Path | None = None
+    """File that holds the token, in place of the environment variable; it is read again once it changes."""
+    metrics_token: SecretStr | None = None
+    """Bearer token of the metrics alone, read only from the environment variable
+    ``STREAMING_PCA_HTTP__METRICS_TOKEN``; if not set, the token of the API."""
+    metrics_token_file: Path | None = None
+    """File that holds the token of the metrics, in place of the environment variable."""
+    certificate: Path | None = None
+    """PEM file of the server's certificate with its chain, for HTTPS."""
+    private_key: Path | None = None
+    """PEM file of the certificate's private key, without a pass phrase."""
+    client_authority: Path | None = None
+    """PEM file of the certificate authorities whose clients may connect; without such a certificate
+    none can (mutual TLS)."""
+    hosts: tuple[str, ...] = ()
+    """Names by which clients reach the server, as the header ``Host`` has them, without the port. If there
+    are none: loopback's names on loopback, any name elsewhere."""
+    origins: tuple[str, ...] = ()
+    """Origins of other sites whose pages may use the API, such as `https://example.org` (CORS)."""
+    event_streams: int = Field(default=32, ge=1, le=1024)
+    """Most clients that are sent events at the same time."""
+    requests_per_second: float = Field(default=50.0, gt=0)
+    """Requests a second that one client address may make for long; twice as many at once."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_boolean(cls, value: Any, info: ValidationInfo) -> Any:
+        return refuse_boolean(value, cls.model_fields[str(info.field_name)].annotation)
+
+    @field_validator("token", "metrics_token")
+    @classmethod
+    def _check_token(cls, token: SecretStr | None) -> SecretStr | None:
+        if token is not None:
+            check_token(token.get_secret_value())
+        return token
+
+    @field_validator("origins")
+    @classmethod
+    def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"must be like https://example.org or http://127.0.0.1:8000, not {origin!r}")
+        return tuple(origin.lower() for origin in origins)
+
+    @field_validator("hosts")
+    @classmethod
+    def _check_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for host in hosts:
+            if not _HOST.fullmatch(host):
+                raise ValueError(f"must be like pca.example.org, without a scheme and a port, not {host!r}")
+        return tuple(host.lower() for host in hosts)
+
+    @model_validator(mode="after")
+    def _check(self) -> HttpSettings:
+        for name in ("token", "metrics_token"):
+            if getattr(self, name) is not None and getattr(self, f"{name}_file") is not None:
+                raise ValueError(f"set {name} or {name}_file, not both")
+        if (self.certificate is None) != (self.private_key is None):
+            raise ValueError("certificate and private_key belong together: set both")
+        if self.client_authority is not None and self.certificate is None:
+            raise ValueError("client_authority needs certificate and private_key")
+        return self
+
+    @property
+    def has_token(self) -> bool:
+        """True if the API has a token."""
+        return self.token is not None or self.token_file is not None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address can be reached from this machine alone."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_access(settings: HttpSettings) -> None:
+    """Refuse to listen where others could come without a token or a certificate.
+
+    Raises
+    ------
+    ConfigurationError
+        One line that says what to set.
+    """
+    if not (is_loopback(settings.host) or settings.has_token or settings.client_authority is not None):
+        raise ConfigurationError(
+            f"http.host = {settings.host!r} is not loopback: set http.token_file, the variable "
+            "STREAMING_PCA_HTTP__TOKEN, or http.client_authority (mutual TLS); or listen on 127.0.0.1"
+        )
+
+
+def check_files(settings: HttpSettings) -> None:
+    """Refuse files of tokens and certificates that cannot be read.
+
+    Raises
+    ------
+    ConfigurationError
+        One line that names the setting.
+    """
+    for name in ("token_file", "metrics_token_file"):
+        file = getattr(settings, name)
+        if file is not None:
+            read_token(name, file)
+    for name in ("certificate", "private_key", "client_authority"):
+        file = getattr(settings, name)
+        try:
+            if file is not None:
+                file.open("rb").close()
+        except OSError as error:
+            raise unusable(name, file, error.strerror or str(error)) from None

@@ -1,0 +1,104 @@
+"""Settings of Apache Spark, which only `streaming-pca spark` reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, field_serializer, field_validator
+
+from streaming_pca.config.kafka import Section
+from streaming_pca.estimators.problems import refuse_boolean
+
+__all__ = ["SparkSettings", "check_master"]
+
+_MIB = 2**20
+_HOMES = {"spark.master": "master", "spark.app.name": "app_name", "spark.submit.deployMode": None}
+"""Settings of Spark that are not part of ``conf``, with the setting to use instead."""
+_SECRET = re.compile(r"secret|password|token|access[.]?key", re.IGNORECASE)
+"""Names whose values Spark itself hides in its web pages (``spark.redaction.regex``)."""
+_MASTER = re.compile(r"local(\[(\d+|\*)(,\d+)?\])?|yarn|(spark|k8s)://\S+|local-cluster\[[\d,]+\]")
+
+
+def _present_conf(conf: Any) -> Any:
+    """Return Spark's settings as a flat table of text.
+
+    In TOML ``spark.executor.memory = "8g"`` is a table in tables, and numbers and flags are no text.
+
+    Raises
+    ------
+    ValueError
+        If a name or a value is wrong.
+    """
+    if not isinstance(conf, Mapping):
+        return conf
+    found, problems = {}, []
+    for name, value in _leaves(conf):
+        if not name.startswith("spark."):
+            problems.append(f"{name!r} must begin with 'spark.'")
+        elif name in _HOMES:
+            there = _HOMES[name]
+            problems.append(f"{name!r}: " + (f"set {there}" if there else "is an option of spark-submit"))
+        elif isinstance(value, bool):
+            found[name] = str(value).lower()
+        elif isinstance(value, str | int | float):
+            found[name] = str(value)
+        else:
+            problems.append(f"{name!r} must be text, a number, true or false")
+    if problems:
+        raise ValueError("; ".join(problems))
+    return found
+
+
+def _leaves(table: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+class SparkSettings(Section):
+    """Apache Spark, for `streaming-pca spark` alone; a worker with the same file ignores it."""
+
+    master: str | None = None
+    """Cluster to run on: `local[N]`, `spark://HOST:PORT`, `yarn` or `k8s://https://HOST:PORT`; if not
+    set, the master of spark-submit, else all cores of this machine."""
+    app_name: str = Field(default="streaming-pca", min_length=1)
+    """Name of the application in Spark's web pages and logs."""
+    cache_bytes: int = Field(default=2048 * _MIB, ge=_MIB)
+    """Bytes of decoded rows that one Python worker of an executor keeps, in an unnamed file on its disk."""
+    segment_bytes: int = Field(default=64 * _MIB, ge=64 * 1024)
+    """Bytes of decoded rows that one task aims at; less gives more tasks, each with a cost of its own."""
+    conf: Annotated[dict[str, str], BeforeValidator(_present_conf), WithJsonSchema({"type": "object"})] = (
+        Field(default_factory=dict)
+    )
+    """Spark's own settings by their names, such as `spark.executor.memory`; options of spark-submit
+    override them."""
+
+    @field_validator("cache_bytes", "segment_bytes", mode="before")
+    @classmethod
+    def _refuse_boolean(cls, value: Any) -> Any:
+        return refuse_boolean(value, int)
+
+    @field_validator("master")
+    @classmethod
+    def _check_master(cls, master: str | None) -> str | None:
+        if master is not None:
+            check_master(master)
+        return master
+
+    @field_serializer("conf", when_used="json")
+    def _hide_secrets(self, conf: dict[str, str]) -> dict[str, str]:
+        return {name: "**********" if _SECRET.search(name) else value for name, value in conf.items()}
+
+
+def check_master(master: str) -> None:
+    """Raise ValueError if a cluster's address has none of Spark's forms."""
+    if master.startswith("sc://"):
+        raise ValueError(
+            "Spark Connect (sc://) cannot run this: name the cluster itself, as spark://HOST:PORT"
+        )
+    if not _MASTER.fullmatch(master):
+        raise ValueError("must be local[N], spark://HOST:PORT, yarn or k8s://https://HOST:PORT")

@@ -1,0 +1,1 @@
+"""Dashboard and HTTP API: streams, releases and ledgers as their topics show them."""

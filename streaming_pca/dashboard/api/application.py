@@ -1,0 +1,79 @@
+"""The application of the HTTP API."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any, cast
+
+from fastapi import FastAPI, Request, Response
+
+from streaming_pca.dashboard.api.asking import Asker
+from streaming_pca.dashboard.api.conditional import HeadAnswers, answer_bytes
+from streaming_pca.dashboard.api.context import Context
+from streaming_pca.dashboard.api.document import document_of
+from streaming_pca.dashboard.api.events import add_events
+from streaming_pca.dashboard.api.ledgers import add_ledgers
+from streaming_pca.dashboard.api.planning import add_planning
+from streaming_pca.dashboard.api.problems import StrictRoute, add_problems
+from streaming_pca.dashboard.api.releases import add_releases
+from streaming_pca.dashboard.api.streams import add_streams
+
+if TYPE_CHECKING:
+    from streaming_pca.dashboard.observing.observer import Observer
+
+__all__ = ["make_api", "openapi_document"]
+
+_BROKER_SECONDS = 15.0
+_MEMORY_SECONDS = 10.0
+_PLAN_SECONDS = 10.0
+
+
+def make_api(observer: Observer, *, broker_seconds: float = _BROKER_SECONDS) -> FastAPI:
+    """Make the application of the API.
+
+    Access, limits of requests and of open streams of events, and origins are the server's
+    (:mod:`streaming_pca.service.http`).
+
+    Parameters
+    ----------
+    observer : Observer
+    broker_seconds : float
+        Longest time for an answer that needs the broker.
+    """
+    context = Context(
+        observer,
+        memory=Asker(16, _MEMORY_SECONDS, "the dashboard"),
+        broker=Asker(8, broker_seconds, "the broker"),
+        plans=Asker(2, _PLAN_SECONDS, "the forecast"),
+    )
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app.router.route_class = StrictRoute
+    add_problems(app)
+    for add in (add_streams, add_releases, add_ledgers, add_planning, add_events):
+        add(app, context)
+
+    @app.get(
+        "/v1/openapi.json",
+        tags=["document"],
+        operation_id="getDocument",
+        response_model=dict[str, Any],
+    )
+    async def get_document(request: Request) -> Response:
+        """Get this document."""
+        body = json.dumps(app.openapi(), separators=(",", ":"), ensure_ascii=False).encode()
+        return answer_bytes(request, body, f'W/"{hashlib.sha256(body).hexdigest()[:32]}"', "application/json")
+
+    def document() -> dict[str, Any]:
+        app.openapi_schema = app.openapi_schema or document_of(app)
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]
+    app.add_middleware(HeadAnswers)
+    return app
+
+
+def openapi_document() -> dict[str, Any]:
+    """Return the OpenAPI document; no broker is asked."""
+    # Routes ask the observer for nothing before a request comes.
+    return make_api(cast("Observer", None)).openapi()

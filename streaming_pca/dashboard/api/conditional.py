@@ -1,0 +1,72 @@
+"""Answers with an ETag, and HEAD."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from fastapi import Request, Response
+from pydantic import BaseModel
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+__all__ = ["HEAD", "HeadAnswers", "answer", "answer_bytes", "next_link"]
+
+HEAD = "streaming_pca.head"
+"""Key of a request's scope: whether it asks for the headers alone."""
+
+
+def answer(request: Request, model: BaseModel, next: tuple[str, str | int | None] | None = None) -> Response:
+    """Return a model as JSON with a weak ETag, or 304 for the same.
+
+    Parameters
+    ----------
+    request : Request
+    model : BaseModel
+    next : tuple, optional
+        Parameter of a page and its value for the next one.
+    """
+    body = model.model_dump_json().encode()
+    tag = f'W/"{hashlib.sha256(body).hexdigest()[:32]}"'
+    headers = {} if next is None or next[1] is None else {"link": next_link(request, next[0], next[1])}
+    return answer_bytes(request, body, tag, "application/json", headers)
+
+
+def answer_bytes(
+    request: Request, body: bytes, tag: str, media_type: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return bytes with their ETag, or 304 if the client has them; caches ask each time by default."""
+    named = {"cache-control": "no-cache", **(headers or {}), "etag": tag, "vary": "Authorization"}
+    if _has(request.headers.getlist("if-none-match"), tag):
+        kept = {name: value for name, value in named.items() if name in ("cache-control", "etag", "vary")}
+        return Response(status_code=304, headers=kept)
+    named["x-content-type-options"] = "nosniff"
+    return Response(body, media_type=media_type, headers=named)
+
+
+def _has(fields: list[str], tag: str) -> bool:
+    """Compare weakly, as If-None-Match has it."""
+    tags = [each.strip() for field in fields for each in field.split(",")]
+    return "*" in tags or tag.removeprefix("W/") in {each.removeprefix("W/") for each in tags}
+
+
+def next_link(request: Request, parameter: str, value: str | int) -> str:
+    """Return the header Link of the next page, relative to this one."""
+    return f'<?{request.url.include_query_params(**{parameter: value}).query}>; rel="next"'
+
+
+class HeadAnswers:
+    """Middleware that answers HEAD as GET without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, HEAD as GET."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def without_body(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app({**scope, "method": "GET", HEAD: True}, receive, without_body)

@@ -1,0 +1,34 @@
+"""Surroundings of the API's routes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from streaming_pca.dashboard.api.asking import Asker
+
+if TYPE_CHECKING:
+    from streaming_pca.dashboard.observing.observer import Observer
+
+__all__ = ["Context"]
+
+
+@dataclass(frozen=True)
+class Context:
+    """Observer, and who asks it.
+
+    Attributes
+    ----------
+    observer : Observer
+    memory : Asker
+        Of answers from memory: they wait for a lock at most.
+    broker : Asker
+        Of answers that may wait for the broker.
+    plans : Asker
+        Of computations.
+    """
+
+    observer: Observer
+    memory: Asker
+    broker: Asker
+    plans: Asker

@@ -1,0 +1,163 @@
+"""OpenAPI document of the API."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from streaming_pca.dashboard.models import Event, Problem
+
+__all__ = ["document_of"]
+
+_PROBLEMS = {
+    "401": ("Unauthorized", "The token is missing or wrong."),
+    "403": ("Forbidden", "The page of another origin asks."),
+    "404": ("NotFound", "There is no such thing."),
+    "413": ("TooLarge", "The body is too large."),
+    "421": ("Misdirected", "The server has another name."),
+    "422": ("Refused", "A parameter is refused."),
+    "429": ("TooMany", "Too many requests came from this address."),
+    "431": ("HeadersTooLarge", "The headers are too large."),
+    "500": ("Failed", "The server failed: its log says why."),
+    "503": ("Unavailable", "The broker does not answer, or topics are not read yet: ask again later."),
+}
+_EXAMPLE = {
+    "type": "about:blank",
+    "title": "Not Found",
+    "status": 404,
+    "detail": "there is no stream 'flihgts' in the settings",
+    "instance": "/v1/streams/flihgts",
+}
+_DESCRIPTION = (
+    "Releases, ledgers and public counts of streams. GET answers with an ETag, and HEAD as GET does. "
+    "Errors are problems as RFC 9457 has them. Charges are decimals in text, because they are exact."
+)
+_TAGS = {
+    "streams": "Streams at a glance and in detail.",
+    "releases": "Published releases.",
+    "ledgers": "Charges against the caps of input topics.",
+    "plan": "Forecasts from public numbers.",
+    "events": "News.",
+    "document": "This document.",
+}
+_ETAG = {
+    "description": "Validator: weak, but of a release the SHA-256 of its bytes.",
+    "schema": {"type": "string"},
+}
+_LINK = {"description": 'The next page, with rel="next", if there is one.', "schema": {"type": "string"}}
+_RETRY = {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 1}}
+_NONE_MATCH = {
+    "name": "If-None-Match",
+    "in": "header",
+    "required": False,
+    "description": "ETag that the client has; if it is current, the answer is 304.",
+    "schema": {"type": "string"},
+}
+
+
+def document_of(app: FastAPI) -> dict[str, Any]:
+    """Return the OpenAPI document of an application, as plain data; it is the same each time."""
+    made: dict[str, Any] = get_openapi(
+        title="streaming-pca",
+        version="1",
+        openapi_version="3.1.0",
+        description=_DESCRIPTION,
+        routes=app.routes,
+        tags=[{"name": name, "description": said} for name, said in _TAGS.items()],
+    )
+    components = made.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    for model in (Problem, Event):
+        schemas[model.__name__] = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    components["schemas"] = dict(sorted(schemas.items()))
+    components["headers"] = {"ETag": _ETAG, "Link": _LINK, "RetryAfter": _RETRY}
+    components["responses"] = {name: _problem(status, said) for status, (name, said) in _PROBLEMS.items()}
+    components["responses"]["NotModified"] = {
+        "description": "The client has it already.",
+        "headers": {"ETag": {"$ref": "#/components/headers/ETag"}},
+    }
+    components["parameters"] = {"IfNoneMatch": _NONE_MATCH}
+    components["securitySchemes"] = {
+        "bearer": {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "Token of http.token; a server on loopback may have none.",
+        }
+    }
+    # The empty requirement: whether there is a token is a setting.
+    made["security"] = [{"bearer": []}, {}]
+    for path, operations in made["paths"].items():
+        for operation in operations.values():
+            _say_once(operation)
+            _add_problems(path, operation)
+        _add_conditions(path, operations["get"])
+        operations["head"] = _head(operations["get"])
+    return made
+
+
+def _say_once(operation: dict[str, Any]) -> None:
+    """Take the summary from the docstring, and from parameters what other fields say already."""
+    operation["summary"] = operation.pop("description").rstrip(".")
+    for parameter in operation.get("parameters", []):
+        schema = parameter["schema"]
+        schema.pop("title", None)
+        schema.pop("description", None)
+        # A parameter of a query or a header cannot be null: it is left out.
+        choices = [each for each in schema.pop("anyOf", []) if each != {"type": "null"}]
+        for choice in choices:
+            schema.update(choice)
+
+
+def _problem(status: str, said: str) -> dict[str, Any]:
+    content: dict[str, Any] = {"schema": {"$ref": "#/components/schemas/Problem"}}
+    if status == "404":
+        content["example"] = _EXAMPLE
+    made: dict[str, Any] = {"description": said, "content": {"application/problem+json": content}}
+    if status in ("429", "503"):
+        made["headers"] = {"Retry-After": {"$ref": "#/components/headers/RetryAfter"}}
+    return made
+
+
+def _add_problems(path: str, operation: dict[str, Any]) -> None:
+    has_name = "{" in path
+    responses = {status: found for status, found in operation["responses"].items() if status != "422"}
+    for status, (name, _) in _PROBLEMS.items():
+        if status != "404" or has_name:
+            responses[status] = {"$ref": f"#/components/responses/{name}"}
+    operation["responses"] = dict(sorted(responses.items()))
+
+
+def _add_conditions(path: str, operation: dict[str, Any]) -> None:
+    if path == "/v1/events":
+        return
+    operation.setdefault("parameters", []).append({"$ref": "#/components/parameters/IfNoneMatch"})
+    responses = operation["responses"]
+    responses["304"] = {"$ref": "#/components/responses/NotModified"}
+    headers = {"ETag": {"$ref": "#/components/headers/ETag"}}
+    if any(each.get("name") == "limit" for each in operation["parameters"]):
+        headers["Link"] = {"$ref": "#/components/headers/Link"}
+    responses["200"]["headers"] = headers
+    operation["responses"] = dict(sorted(responses.items()))
+
+
+def _head(operation: dict[str, Any]) -> dict[str, Any]:
+    """Return the operation of HEAD: the same answers without bodies."""
+    made = copy.deepcopy(operation)
+    name = operation["operationId"]
+    made["operationId"] = f"head{name[0].upper()}{name[1:]}"
+    made["summary"] = f"Headers of: {operation['summary']}"
+    responses = {}
+    for status, found in made["responses"].items():
+        if "$ref" in found:
+            named = found["$ref"].rpartition("/")[2]
+            said = next((text for title, text in _PROBLEMS.values() if title == named), "The client has it.")
+            found = {"description": said}
+        found = {name: value for name, value in found.items() if name != "content"}
+        responses[status] = found
+    made["responses"] = responses
+    return made

@@ -1,0 +1,109 @@
+"""Server-sent events: what is new, so that clients fetch it again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import FastAPI, Header, Request, Response
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from streaming_pca.dashboard.api.conditional import HEAD
+from streaming_pca.dashboard.api.context import Context
+from streaming_pca.dashboard.models import Event
+
+__all__ = ["PING_SECONDS", "Mailbox", "add_events"]
+
+PING_SECONDS = 15
+_RETRY_MS = 3000
+_SEND_SECONDS = 30.0
+_MOST_EVENTS = 256
+"""Events that wait for a slow client, before one stands for them all."""
+
+LastEventId = Annotated[
+    str | None, Header(description="Id of the last event that the client has seen.", max_length=100)
+]
+
+
+class Mailbox:
+    """Events that wait for one client, in bounded number.
+
+    Events beyond it are replaced by a single one of the connection, which means: fetch everything again.
+
+    Parameters
+    ----------
+    most : int
+        Most events that wait.
+    """
+
+    def __init__(self, most: int = _MOST_EVENTS) -> None:
+        self._queue: asyncio.Queue[Event] = asyncio.Queue(most)
+        self._loop = asyncio.get_running_loop()
+
+    def post(self, event: Event) -> None:
+        """Take an event, in any thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._put, event)
+        except RuntimeError:
+            # The server has stopped, and its client is gone.
+            return
+
+    async def get(self) -> Event:
+        """Wait for the next event."""
+        return await self._queue.get()
+
+    def _put(self, event: Event) -> None:
+        if self._queue.full():
+            while not self._queue.empty():
+                self._queue.get_nowait()
+            event = Event(kind="connection", revision=event.revision)
+        self._queue.put_nowait(event)
+
+
+def add_events(app: FastAPI, context: Context) -> None:
+    """Add the route of events."""
+    observer = context.observer
+    # Another process, and another start of the same number, counts its events anew.
+    process = f"{os.getpid():x}.{time.time_ns():x}"
+
+    def encoded(event: Event) -> ServerSentEvent:
+        return ServerSentEvent(
+            event.model_dump_json(), event=event.kind, id=f"{process}-{event.revision}", sep="\n"
+        )
+
+    async def follow(last: str | None) -> AsyncIterator[ServerSentEvent]:
+        mailbox = Mailbox()
+        unlisten = observer.listen(mailbox.post)
+        try:
+            revision = (await context.memory.ask(observer.overview)).revision
+            yield ServerSentEvent(comment="events follow", retry=_RETRY_MS, sep="\n")
+            if last is not None and last != f"{process}-{revision}":
+                # Events are not kept: a client that missed some fetches everything.
+                yield encoded(Event(kind="connection", revision=revision))
+            while True:
+                yield encoded(await mailbox.get())
+        finally:
+            unlisten()
+
+    @app.get(
+        "/v1/events",
+        response_class=EventSourceResponse,
+        tags=["events"],
+        operation_id="followEvents",
+        responses={
+            200: {
+                "description": "Events without end; the data of each is an Event as JSON.",
+                "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            }
+        },
+    )
+    async def follow_events(request: Request, last_event_id: LastEventId = None) -> Response:
+        """Follow what is new: releases, ledgers, standings and the connection."""
+        if request.scope.get(HEAD):
+            return Response(media_type="text/event-stream", headers={"cache-control": "no-store"})
+        return EventSourceResponse(
+            follow(last_event_id), ping=PING_SECONDS, sep="\n", send_timeout=_SEND_SECONDS
+        )

@@ -1,0 +1,168 @@
+"""Route of forecasts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import FastAPI, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+
+from streaming_pca.dashboard.api.conditional import answer
+from streaming_pca.dashboard.api.context import Context
+from streaming_pca.dashboard.models import Charge
+from streaming_pca.estimators.forecast.batches import MOST_RECORDS, planned_batches
+from streaming_pca.estimators.forecast.forecast import forecast
+from streaming_pca.estimators.forecast.result import as_json
+from streaming_pca.privacy.errors import ParameterError
+
+__all__ = ["Plan", "PlanShares", "PlanTarget", "add_planning"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class PlanShares(_Part):
+    """Shares of mu² in a batch."""
+
+    first: FiniteFloat
+    """Share of the sum in the first batch."""
+    later: FiniteFloat
+    """Share of the sum in each later batch."""
+    sizes: FiniteFloat
+    """Share of the counts of norms."""
+    centre: FiniteFloat
+    """Largest share of the centre."""
+    pilot: FiniteFloat
+    """Share of the first look at the covariance."""
+
+
+class PlanTarget(_Part):
+    """Relative error and its eigengap."""
+
+    error: FiniteFloat
+    """Error, in units of a random subspace's."""
+    gap_needed: FiniteFloat
+    """Eigengap for the error, as a share of the total variance."""
+    attainable: bool
+    """False if no eigengap can be as large."""
+    records_needed: int | None
+    """Records for the error with the given gap; null without a gap, and above 10^15."""
+
+
+class Plan(_Part):
+    """Forecast of the default estimator from public numbers, as `streaming-pca plan --json` has it."""
+
+    dim: int
+    """Number d of features."""
+    rank: int
+    """Number k of components."""
+    records: int
+    """Records of the whole stream."""
+    epsilon: FiniteFloat
+    """Epsilon of the guarantee."""
+    delta: FiniteFloat
+    """Delta of the guarantee."""
+    contributions: int
+    """Most batches of one user."""
+    tail: FiniteFloat
+    """Clip radius of |x|² over the mean of |x|²."""
+    route: Literal["covariance", "block"]
+    """Route of the estimator."""
+    batches: list[int]
+    """Records of each batch."""
+    charge: Charge
+    """Charge of a record, or of all batches of a user together."""
+    mu: FiniteFloat
+    """Cost of a batch in Gaussian differential privacy."""
+    noise_multiplier: FiniteFloat
+    """Noise over sensitivity of one batch."""
+    shares: PlanShares
+    """Shares of mu²."""
+    entry_noise: FiniteFloat
+    """Standard deviation of an entry of the mean second moment, as a share of the total variance."""
+    largest_noise: FiniteFloat
+    """Spectral norm of the noise, as a share of the total variance."""
+    explained_variance_error: FiniteFloat
+    """Standard error of an explained variance, as a share of the total variance."""
+    total_variance_error: FiniteFloat | None
+    """Relative standard error of the total variance; null for the block route."""
+    random_error: FiniteFloat
+    """Error of a random subspace."""
+    is_bound: bool
+    """True if the noise is an upper bound."""
+    targets: list[PlanTarget]
+    """Errors with their eigengaps."""
+    gap: FiniteFloat | None = Field(default=None)
+    """Given eigengap."""
+    error: FiniteFloat | None = None
+    """Relative error with that eigengap."""
+    warnings: list[str]
+    """One line each."""
+
+
+_Dim = Annotated[int, Query(description="Number of features.", ge=1, le=2**13, examples=[50])]
+_Rank = Annotated[
+    int, Query(description="Number of components, at most `dim`.", ge=1, le=2**13, examples=[2])
+]
+_Records = Annotated[
+    int, Query(description="Records of the whole stream.", ge=1, le=MOST_RECORDS, examples=[100_000])
+]
+_Epsilon = Annotated[float, Query(description="Epsilon of the guarantee.", gt=0, le=1e12, examples=[1.0])]
+_Delta = Annotated[
+    float, Query(description="Delta of the guarantee, below 1/records.", gt=0, lt=1, examples=[1e-6])
+]
+_Gap = Annotated[
+    float | None,
+    Query(description="Eigengap as a share of the total variance, at most 1/rank.", ge=1e-12, le=1),
+]
+_Tail = Annotated[
+    float,
+    Query(description="Clip radius of |x|² over the mean of |x|²: 2 to 5 for heavy tails.", ge=1e-3, le=1e6),
+]
+_Batches = Annotated[
+    int | None,
+    Query(description="Number of equal batches; by default the stream chooses their sizes.", ge=1, le=10_000),
+]
+_Contributions = Annotated[
+    int, Query(description='Most batches of one user, with privacy_unit = "user".', ge=1, le=10_000)
+]
+
+
+def add_planning(app: FastAPI, context: Context) -> None:
+    """Add the route of forecasts."""
+
+    @app.get("/v1/plan", response_model=Plan, tags=["plan"], operation_id="getPlan")
+    async def get_plan(
+        request: Request,
+        dim: _Dim,
+        rank: _Rank,
+        records: _Records,
+        epsilon: _Epsilon,
+        delta: _Delta,
+        gap: _Gap = None,
+        tail: _Tail = 1.0,
+        batches: _Batches = None,
+        contributions: _Contributions = 1,
+    ) -> Response:
+        """Predict noise, charges and attainable errors before anything is spent."""
+
+        def plan() -> Plan:
+            try:
+                found = forecast(
+                    dim,
+                    rank,
+                    records,
+                    epsilon,
+                    delta,
+                    batches=planned_batches(records) if batches is None else batches,
+                    contributions=contributions,
+                    tail=tail,
+                )
+                return Plan(**as_json(found, gap))
+            except (ValidationError, OverflowError, ZeroDivisionError):
+                raise ParameterError(
+                    "the forecast has no finite numbers: take a larger epsilon or delta"
+                ) from None
+
+        return answer(request, await context.plans.ask(plan))

@@ -1,0 +1,136 @@
+"""Problems (RFC 9457) as the API answers them, each in a line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match
+
+from streaming_pca.dashboard.api.asking import Busy
+from streaming_pca.dashboard.observing.errors import (
+    UnknownLedger,
+    UnknownRecord,
+    UnknownRelease,
+    UnknownStream,
+)
+from streaming_pca.privacy.errors import ParameterError
+from streaming_pca.service.errors import TopicError
+from streaming_pca.service.http.access import problem
+from streaming_pca.service.kafka.clients import BrokerUnreachable
+
+__all__ = ["RETRY_SECONDS", "NotReady", "StrictRoute", "add_problems"]
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 5
+"""Seconds after which a client may ask again."""
+_MOST_CHARACTERS = 500
+"""Longest line; parts of a request are in some of them."""
+
+_MISSING = (UnknownStream, UnknownLedger, UnknownRelease, UnknownRecord)
+_LATER = (BrokerUnreachable, TopicError, Busy)
+
+
+class NotReady(Exception):
+    """The topics were not read to their ends yet."""
+
+
+class StrictRoute(APIRoute):
+    """Route that refuses parameters it does not know, and answers every error with a problem."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler of requests."""
+        handle = super().get_route_handler()
+        known = [field.alias for field in self.dependant.query_params]
+
+        async def answer(request: Request) -> Response:
+            refusal = _unknown_parameter(request, known)
+            if refusal is not None:
+                return problem(request.scope, HTTPStatus.UNPROCESSABLE_ENTITY, refusal)
+            try:
+                return await handle(request)
+            except (HTTPException, RequestValidationError):
+                raise
+            except Exception as error:
+                return _answer_of(request, error)
+
+        return answer
+
+
+def _unknown_parameter(request: Request, known: list[str]) -> str | None:
+    given = [name for name, _ in request.query_params.multi_items()]
+    for name in given:
+        if name not in known:
+            others = f"use {', '.join(known)}" if known else "this path has none"
+            return _line(f"there is no parameter {name!r}: {others}")
+        if given.count(name) > 1:
+            return f"parameter {name!r} is given {given.count(name)} times: give it once"
+    return None
+
+
+def _answer_of(request: Request, error: Exception) -> Response:
+    if isinstance(error, _MISSING):
+        return problem(request.scope, HTTPStatus.NOT_FOUND, _line(str(error)))
+    if isinstance(error, ParameterError):
+        return problem(request.scope, HTTPStatus.UNPROCESSABLE_ENTITY, _line(str(error)))
+    if isinstance(error, (*_LATER, NotReady)):
+        retry = {"retry_after": str(RETRY_SECONDS)}
+        return problem(request.scope, HTTPStatus.SERVICE_UNAVAILABLE, _line(str(error)), **retry)
+    # An error's text can hold anything, so it goes to the log alone.
+    log.error("no answer to %s %r", request.method, request.scope["path"], exc_info=error)
+    detail = "the server failed at this request: its log says why"
+    return problem(request.scope, HTTPStatus.INTERNAL_SERVER_ERROR, detail)
+
+
+def add_problems(app: FastAPI) -> None:
+    """Make the application answer errors of paths, methods and parameters with problems."""
+
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return problem(request.scope, HTTPStatus.UNPROCESSABLE_ENTITY, _first(error))
+
+    async def failed(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        status, path = HTTPStatus(error.status_code), request.scope["path"]
+        if status is HTTPStatus.NOT_FOUND:
+            return problem(request.scope, status, _line(f"there is no {path}: see /v1/openapi.json"))
+        if status is HTTPStatus.METHOD_NOT_ALLOWED:
+            allowed = _methods(app.routes, request)
+            return problem(request.scope, status, f"use {allowed}", allow=allowed)
+        return problem(request.scope, status, _line(str(error.detail)))
+
+    app.add_exception_handler(RequestValidationError, refused)
+    app.add_exception_handler(HTTPException, failed)
+
+
+def _methods(routes: list[BaseRoute], request: Request) -> str:
+    """Return the methods of all routes with this path."""
+    found: set[str] = set()
+    for route in routes:
+        if route.matches(request.scope)[0] is not Match.NONE:
+            found |= getattr(route, "methods", None) or set()
+    return ", ".join(sorted(found | ({"HEAD"} if "GET" in found else set())))
+
+
+def _first(error: RequestValidationError) -> str:
+    """Return the first error of parameters as a line."""
+    first = error.errors()[0]
+    place, *rest = (str(part) for part in first["loc"])
+    name = ".".join(rest) or place
+    if first["type"] == "missing":
+        return f"{name} is missing"
+    said = first["msg"].removeprefix("Input ")
+    return _line(f"{name} {said}" if first["msg"].startswith("Input ") else f"{name}: {said}")
+
+
+def _line(text: str) -> str:
+    """Return the first line of a text, of bounded length."""
+    lines = text.splitlines() or [""]
+    return lines[0] if len(lines[0]) <= _MOST_CHARACTERS else lines[0][: _MOST_CHARACTERS - 1] + "…"

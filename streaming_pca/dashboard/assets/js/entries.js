@@ -1,0 +1,181 @@
+// Entries of a ledger, newest first: pages, ranges in short, void ones with their reason.
+
+import { field, h, show } from "./dom.js";
+import { count, many } from "./format.js";
+import * as parts from "./parts.js";
+import { get, part } from "./server.js";
+
+const PAGE = 50;
+const MOST_ROUNDS = 4;
+const SHOWN_RANGES = 2;
+const KINDS = {
+  OPENED: "Opened",
+  STARTED: "Started",
+  RESERVED: "Reserved",
+  COMMITTED: "Committed",
+  RELEASED: "Released",
+  ABANDONED: "Abandoned",
+  CHARGED: "Charged",
+  PAUSED: "Paused",
+  RESUMED: "Resumed",
+  RETIRED: "Retired",
+};
+
+/** Join ranges that touch, by partition. */
+export function joined(ranges) {
+  const found = [];
+  for (const range of [...ranges].sort((a, b) => a.partition - b.partition || a.start - b.start)) {
+    const last = found.at(-1);
+    if (last && last.partition === range.partition && range.start <= last.end) last.end = Math.max(last.end, range.end);
+    else found.push({ ...range });
+  }
+  return found;
+}
+
+/** Write a range with both of its ends. */
+export function rangeText({ partition, start, end }) {
+  // Offsets that large stand for "all that will ever be", and a double does not hold them.
+  const to = end > Number.MAX_SAFE_INTEGER ? " and on" : end - 1 > start ? `–${count(end - 1)}` : "";
+  return end > start ? `${partition}: ${count(start)}${to}` : `${partition}: none`;
+}
+
+function rangesCell(ranges) {
+  if (!ranges.length) return null;
+  const all = joined(ranges);
+  const line = (range) => h("span", { class: "range" }, rangeText(range));
+  if (all.length <= SHOWN_RANGES + 1) return h("div", {}, all.map(line));
+  return h("div", {}, all.slice(0, SHOWN_RANGES).map(line),
+    h("details", {}, h("summary", {}, `${count(all.length - SHOWN_RANGES)} more`), all.slice(SHOWN_RANGES).map(line)));
+}
+
+function noteCell(entry) {
+  if (entry.void === null && entry.reason === null) return null;
+  return h("div", {}, entry.void === null ? null : [h("span", { class: "strong" }, "Counts for nothing: "), field("void", entry.void, entry.void)],
+    entry.reason === null ? null : h("span", { class: entry.void === null ? null : "under" }, field("reason", entry.reason, entry.reason)));
+}
+
+const COLUMNS = [
+  { title: "Entry", number: true, cell: (e) => field("offset", e.offset, count(e.offset)) },
+  { title: "Kind", cell: (e) => field("kind", e.kind, KINDS[e.kind] ?? e.kind, { class: "kind" }) },
+  { title: "Job", cell: (e) => (e.job === null ? null : field("job", e.job, e.job)) },
+  { title: "Batch", number: true, cell: (e) => (e.batch === null ? null : field("batch", e.batch, count(e.batch))) },
+  { title: "Records", number: true, cell: (e) => (e.records === null ? null : field("records", e.records, count(e.records))) },
+  { title: "Charge of each", cell: (e) => (e.charge === null ? null : h("div", {}, parts.chargeFields("charge", e.charge))) },
+  { title: "Partition: offsets", cell: (e) => rangesCell(e.ranges) },
+  { title: "Note", cell: noteCell },
+];
+
+/** Table of entries with a choice of the job. ``refresh`` brings what is new, and keeps older rows. */
+export function makeEntries(base) {
+  let rows = [];
+  let wanted = PAGE;
+  let older = false;
+  let complete = true;
+  let life = null;
+  let job = new URLSearchParams(location.search).get("job") ?? "";
+  let names = null;
+
+  const choice = h("select", { id: "entries-job" }, h("option", { value: "" }, "All jobs"));
+  const tools = h("div", { class: "control" }, h("label", { for: "entries-job" }, "Job"), choice);
+  const list = h("div", {});
+  const said = h("p", { class: "small faint", role: "status" });
+  const button = h("button", { type: "button", "data-action": "older" }, "Older entries");
+  const page = (before, limit, signal) =>
+    get(`${base}/entries?limit=${limit}${before === null ? "" : `&before=${before}`}${job ? `&job=${part(job)}` : ""}`, { signal });
+
+  function paint() {
+    show(list, rows.length
+      ? parts.table("Entries, newest first", COLUMNS, rows, { hidden: true, kind: "cards inner flow entries", row: (e) => ({ "data-entry": e.offset, "data-key": e.offset, class: e.void === null ? null : "void" }) })
+      : parts.empty(job ? `Job “${job}” has no entries here.` : "There are no entries yet."));
+    button.hidden = !older;
+    const end = older ? "" : complete ? "These are all." : "Earlier entries are not held here: streaming-pca ledger show has them all.";
+    said.textContent = rows.length ? `${many(rows.length, "entry", "entries")} shown. ${end}` : "";
+  }
+
+  async function refresh(signal, id) {
+    const asked = job;
+    let found = await page(null, PAGE, signal);
+    const news = [...found.items];
+    const newest = rows[0]?.offset ?? -1;
+    const same = id === undefined || life === null || id === life;
+    for (let round = 1; same && rows.length && round < MOST_ROUNDS && found.next !== null && news.at(-1).offset > newest; round += 1) {
+      found = await page(found.next, PAGE, signal);
+      news.push(...found.items);
+    }
+    if (asked !== job) return;
+    const meets = same && rows.length && news.length && news[0].offset >= newest && (found.next === null || news.at(-1).offset <= newest);
+    if (id !== undefined) life = id;
+    complete = found.complete;
+    if (meets) {
+      const edge = news.at(-1).offset;
+      // Rows behind the pages that were asked for are as they were: entries never change.
+      const held = rows.filter((row) => row.offset < edge);
+      older = found.next !== null && (held.length ? older : true);
+      rows = [...news, ...held];
+    } else {
+      wanted = PAGE;
+      older = found.next !== null;
+      rows = news;
+    }
+    if (rows.length > wanted) {
+      rows.length = wanted;
+      older = true;
+    }
+    paint();
+  }
+
+  const carefully = async (run) => {
+    try {
+      await run();
+    } catch (error) {
+      said.textContent = error.message;
+    }
+  };
+  button.addEventListener("click", () => carefully(async () => {
+    const asked = job;
+    let edge = null;
+    let found = null;
+    // News in the meantime may have pushed out the last row: then other entries follow.
+    for (let round = 0; round < MOST_ROUNDS && (found === null || rows.at(-1).offset !== edge); round += 1) {
+      edge = rows.at(-1).offset;
+      found = await page(edge, PAGE);
+      if (asked !== job || !rows.length) return;
+    }
+    if (rows.at(-1).offset !== edge) return;
+    rows.push(...found.items);
+    wanted = rows.length;
+    older = found.next !== null;
+    complete = found.complete;
+    paint();
+    // The button may be gone, and with it the focus of the keyboard.
+    if (!older) said.focus();
+  }));
+  said.tabIndex = -1;
+  choice.addEventListener("change", () => {
+    job = choice.value;
+    const url = new URL(location.href);
+    if (job) url.searchParams.set("job", job);
+    else url.searchParams.delete("job");
+    history.replaceState(history.state, "", url);
+    rows = [];
+    wanted = PAGE;
+    carefully(() => refresh());
+  });
+
+  return {
+    node: [tools, list, h("div", { class: "row" }, button, said)],
+    refresh,
+    /** Offer these jobs. */
+    jobs(found) {
+      if (job && !found.includes(job)) job = "";
+      const key = found.join("\n");
+      if (key !== names) {
+        names = key;
+        choice.replaceChildren(h("option", { value: "" }, "All jobs"), ...found.map((n) => h("option", { value: n }, n)));
+      }
+      choice.value = job;
+      tools.hidden = found.length < 2;
+    },
+  };
+}
+

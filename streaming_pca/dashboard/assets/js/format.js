@@ -1,0 +1,98 @@
+// Numbers, charges and times as people read them.
+
+const COUNT = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const EXACT = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "long" });
+const RELATIVE = new Intl.RelativeTimeFormat("en", { numeric: "always", style: "long" });
+const STEPS = [
+  ["second", 1, 60],
+  ["minute", 60, 60],
+  ["hour", 3600, 24],
+  ["day", 86400, 60],
+  ["month", 2629800, 24],
+  ["year", 31557600, Infinity],
+];
+
+export const NONE = "–";
+
+export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+
+/** Write a whole number. */
+export function count(value) {
+  return isNumber(value) ? COUNT.format(value) : NONE;
+}
+
+/** Write a number to some digits; tiny and huge ones with a power of ten. */
+export function number(value, digits = 3) {
+  if (!isNumber(value)) return value === Infinity ? "∞" : NONE;
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size < 1e-4 || size >= 1e7) {
+    const [mantissa, exponent] = value.toExponential(digits - 1).split("e");
+    const short = mantissa.includes(".") ? mantissa.replace(/\.?0+$/, "") : mantissa;
+    return `${short}e${Number(exponent)}`.replace("-", "−").replace("e-", "e−");
+  }
+  return new Intl.NumberFormat("en", { maximumSignificantDigits: digits }).format(value).replace("-", "−");
+}
+
+/** Write a share as a percentage. */
+export function share(value, digits = 3) {
+  if (!isNumber(value)) return NONE;
+  const percent = 100 * value;
+  return `${Math.abs(percent) >= 99.95 && percent < 100 ? "99.9" : number(percent, digits)}%`;
+}
+
+/** Write an angle in degrees. */
+export function angle(radians) {
+  return isNumber(radians) ? `${degrees(radians).toFixed(1)}°` : NONE;
+}
+
+export const degrees = (radians) => (isNumber(radians) ? (radians * 180) / Math.PI : null);
+
+/** Read a decimal, a fraction or "inf" in text; null without one. */
+export function decimal(text) {
+  if (text === null || text === undefined) return null;
+  if (text === "inf") return Infinity;
+  const [above, below] = String(text).split("/");
+  const value = below === undefined ? Number(above) : Number(above) / Number(below);
+  return Number.isNaN(value) ? null : value;
+}
+
+/** Return the parts of a charge that are known: symbol, name, text and number. */
+export function chargeParts(charge) {
+  const names = [
+    ["ε", "epsilon"],
+    ["δ", "delta"],
+    ["ρ", "rho"],
+  ];
+  return names
+    .filter(([, name]) => charge && charge[name] !== null && charge[name] !== undefined)
+    .map(([symbol, name]) => ({ symbol, name, text: charge[name], value: decimal(charge[name]) }));
+}
+
+/** Write a charge in one line. */
+export function charge(value) {
+  const parts = chargeParts(value);
+  return parts.length ? parts.map((p) => `${p.symbol} ${number(p.value)}`).join(", ") : NONE;
+}
+
+/** Write the time from a moment to now. */
+export function ago(iso, now = Date.now()) {
+  const seconds = (Date.parse(iso) - now) / 1000;
+  if (Number.isNaN(seconds)) return NONE;
+  if (Math.abs(seconds) < 5) return "just now";
+  const [unit, size] = STEPS.find(([, s, most]) => Math.round(Math.abs(seconds) / s) < most) ?? STEPS.at(-1);
+  return RELATIVE.format(Math.round(seconds / size), unit);
+}
+
+export const clock = (time) => CLOCK.format(time);
+
+export function exact(iso) {
+  const time = new Date(iso);
+  return Number.isNaN(time.getTime()) ? String(iso) : EXACT.format(time);
+}
+
+/** Write a count with its noun. */
+export function many(value, one, several = `${one}s`) {
+  return `${count(value)} ${value === 1 ? one : several}`;
+}

@@ -1,0 +1,222 @@
+// Start of the dashboard: pages by address, fresh numbers, banner, theme.
+
+import { announce, h } from "./dom.js";
+import { clock, exact } from "./format.js";
+import { Feed } from "./live.js";
+import { renewTimes } from "./parts.js";
+import { ROOT, ServerAway, ServerError } from "./server.js";
+import * as streams from "./streams.js";
+
+const STATES = { events: "Live", polling: "Every 5 s", off: "Not connected" };
+const THEMES = ["system", "light", "dark"];
+const SETTLE_MS = 150;
+/** Least time between two releases that a screen reader is told of. */
+const QUIET_MS = 10000;
+const NAME = "streaming_pca";
+const root = document.documentElement;
+const main = document.getElementById("main");
+const banner = document.querySelector("[data-banner]");
+
+let page = null;
+let control = new AbortController();
+let running = null;
+let again = false;
+let settling = null;
+let said = 0;
+let shownAt = null;
+let painted = false;
+
+const ROUTES = [
+  [/^$/, "streams", async () => streams],
+  [/^streams\/([^/]+)$/, "streams", () => import("./stream.js")],
+  [/^ledger$/, "ledger", () => import("./ledgers.js")],
+  [/^ledger\/([^/]+)$/, "ledger", () => import("./ledger.js")],
+  [/^plan$/, "plan", () => import("./plan.js")],
+];
+
+function routeOf(url) {
+  if (!url.pathname.startsWith(ROOT.pathname)) return null;
+  const path = url.pathname.slice(ROOT.pathname.length);
+  for (const [pattern, tab, load] of ROUTES) {
+    const match = pattern.exec(path);
+    if (match) return { tab, load, name: match[1] === undefined ? null : decoded(match[1]) };
+  }
+  return null;
+}
+
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+async function go(first = false) {
+  const route = routeOf(new URL(location.href));
+  page?.close();
+  control.abort();
+  control = new AbortController();
+  page = null;
+  running = null;
+  const own = control;
+  if (!route) {
+    main.replaceChildren(h("h1", {}, "No such page"), h("p", {}, "The pages are: streams, ledger, plan."));
+    main.setAttribute("aria-busy", "false");
+    return;
+  }
+  for (const item of document.querySelectorAll("[data-page]")) {
+    if (item.dataset.page === route.tab) item.setAttribute("aria-current", "page");
+    else item.removeAttribute("aria-current");
+  }
+  main.setAttribute("aria-busy", "true");
+  const module = await route.load();
+  if (own.signal.aborted) return;
+  page = module.open(main, route.name, refresh);
+  document.title = `${page.title} · ${NAME}`;
+  if (!first) {
+    scrollTo(0, 0);
+    main.focus({ preventScroll: true });
+    announce(`Page: ${page.title}`);
+  }
+  await refresh();
+}
+
+/** Fetch the page's numbers again; requests in the meantime become one more round. */
+function refresh() {
+  if (!page) return Promise.resolve();
+  if (running) {
+    again = true;
+    return running;
+  }
+  const mine = round(page, control.signal).finally(() => {
+    if (running !== mine) return;
+    running = null;
+    if (again) {
+      again = false;
+      refresh();
+    }
+  });
+  running = mine;
+  return running;
+}
+
+async function round(current, signal) {
+  try {
+    const connection = await current.refresh(signal);
+    if (signal.aborted) return;
+    shownAt = new Date();
+    feed.answered(true);
+    stand(connection);
+    main.querySelector(":scope > [data-failed]")?.remove();
+  } catch (error) {
+    if (signal.aborted) return;
+    fail(error);
+  }
+  main.setAttribute("aria-busy", "false");
+  if (painted) return;
+  requestAnimationFrame(() => {
+    if (painted) return;
+    painted = true;
+    performance.mark("data-painted");
+  });
+}
+
+function fail(error) {
+  if (error instanceof ServerAway) {
+    feed.answered(false);
+    say(shownAt ? `The server does not answer. The numbers are those of ${clock(shownAt)}. Trying again every 5 seconds.`
+      : "The server does not answer. Trying again every 5 seconds.");
+    return;
+  }
+  if (!(error instanceof ServerError)) console.error(error);
+  feed.answered(true);
+  const text = error instanceof ServerError ? error.message : `This page failed: ${error.message}`;
+  const line = h("p", { class: "trouble", "data-problem": "", "data-failed": "", role: "alert" }, text);
+  const old = main.querySelector(":scope > [data-failed]");
+  if (old) {
+    if (old.textContent !== text) old.replaceWith(line);
+  } else {
+    main.querySelector("[data-loading]")?.remove();
+    main.prepend(line);
+  }
+}
+
+/** Show how the broker stands, and of when the numbers are. */
+function stand(connection) {
+  document.querySelector("[data-asof]").textContent = `Numbers of ${clock(shownAt)}`;
+  if (connection && !connection.ok) {
+    const problem = connection.problem ? `${connection.problem.replace(/\.$/, "")}. ` : "";
+    say(`The Kafka broker does not answer. ${problem}The numbers are those of ${exact(connection.since)}, and are brought up to date once it is back.`);
+  } else if (connection && !connection.loaded) {
+    say("Topics are still being read: numbers may grow for a moment.");
+  } else {
+    say("");
+  }
+}
+
+function say(text) {
+  if (banner.textContent !== text) banner.textContent = text;
+  banner.hidden = !text;
+}
+
+const feed = new Feed(
+  (event) => {
+    if (!page || (event && event.kind !== "connection" && !page.wants(event))) return;
+    if (event?.kind === "release" && Date.now() - said > QUIET_MS) {
+      said = Date.now();
+      announce(`${event.stream}: release of batch ${event.batch}`);
+    }
+    // News that keep coming must not put the numbers off.
+    settling ??= setTimeout(() => {
+      settling = null;
+      refresh();
+    }, SETTLE_MS);
+  },
+  (state) => {
+    root.dataset.live = state;
+    document.querySelector("[data-feed-text]").textContent = STATES[state];
+  },
+);
+
+function setTheme(choice) {
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.themeChoice = choice;
+  root.dataset.theme = choice === "system" ? (dark ? "dark" : "light") : choice;
+  document.querySelector("[data-theme-text]").textContent = choice;
+  document.querySelector("[data-action=theme]").setAttribute("aria-label", `Theme: ${choice}`);
+  document.dispatchEvent(new Event("theme"));
+}
+
+document.querySelector("[data-action=theme]").addEventListener("click", () => {
+  const at = THEMES.indexOf(root.dataset.themeChoice);
+  // From the system's theme, the first press must change what is seen.
+  const next = root.dataset.themeChoice === "system" ? (root.dataset.theme === "dark" ? "light" : "dark") : THEMES[(at + 1) % THEMES.length];
+  try {
+    if (next === "system") localStorage.removeItem("streaming-pca-theme");
+    else localStorage.setItem("streaming-pca-theme", next);
+  } catch {
+    // Without storage the choice lasts for this page.
+  }
+  setTheme(next);
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme(root.dataset.themeChoice));
+
+document.addEventListener("click", (event) => {
+  const link = event.target.closest?.("a[data-link]");
+  if (!link || event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
+  event.preventDefault();
+  if (link.href !== location.href) history.pushState(null, "", link.href);
+  go();
+});
+addEventListener("popstate", () => go());
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden) refresh();
+});
+setInterval(renewTimes, 10000);
+
+// Their addresses are relative to the page that was loaded, and the page's address is about to change.
+for (const link of document.querySelectorAll("a[data-link], link[rel=icon]")) link.setAttribute("href", link.href);
+
+setTheme(root.dataset.themeChoice);
+go(true).then(() => feed.start());

@@ -1,0 +1,181 @@
+// Parts that several pages show: health, budgets, times, tables, tabs.
+
+import { field, h, svg } from "./dom.js";
+import { ago, angle, charge, chargeParts, clock, count, exact, isNumber, NONE, number, share } from "./format.js";
+import { part } from "./server.js";
+
+const WORDS = { ok: "Well", warning: "Watch", problem: "Problem", unknown: "Unknown" };
+
+/** Health as a word with a shape; reasons follow where there is room. */
+export function health(value, reasons = true) {
+  const level = value?.level in WORDS ? value.level : "unknown";
+  const verdict = field("health.level", level, [h("i", { class: "shape", "aria-hidden": "true" }), WORDS[level]], {
+    class: `health ${level}`,
+  });
+  if (!reasons || !value?.reasons?.length) return verdict;
+  return [
+    verdict,
+    h("ul", { class: "reasons", "data-field": "health.reasons" }, value.reasons.map((text) => h("li", {}, text))),
+  ];
+}
+
+/** Time as a distance from now, with the exact time as its title. */
+export function when(iso, name) {
+  if (!iso) return NONE;
+  return h("time", { datetime: iso, title: exact(iso), "data-ago": "", "data-field": name, "data-value": iso }, ago(iso));
+}
+
+/** Write the distances from now anew. */
+export function renewTimes() {
+  for (const time of document.querySelectorAll("time[data-ago]")) {
+    const text = ago(time.getAttribute("datetime"));
+    if (time.textContent !== text) time.textContent = text;
+  }
+}
+
+/** Show a charge, each of its numbers under its own field. */
+export function chargeFields(name, value) {
+  const parts = chargeParts(value);
+  if (!parts.length) return NONE;
+  return parts.map((p, i) => [
+    i ? ", " : "",
+    h("span", { class: "pair" }, h("abbr", { title: p.name }, p.symbol), " ",
+      field(`${name}.${p.name}`, p.text, number(p.value), { title: p.text })),
+  ]);
+}
+
+/** Bar of a budget: what is charged is hatched and dark, what is left is plain. */
+export function budgetBar(budget) {
+  const spent = budget.spent_share;
+  if (!isNumber(spent)) return h("p", { class: "faint" }, "The cap has no end.");
+  const shown = Math.min(Math.max(spent, 0), 1);
+  return svg(
+    "svg",
+    { class: "bar", viewBox: "0 0 100 10", preserveAspectRatio: "none", role: "img", "aria-label": `${share(spent)} of the cap is charged` },
+    svg("rect", { class: "cap", width: 100, height: 10 }),
+    svg("rect", { class: shown > 0.9 ? "spent nearly" : "spent", width: (100 * shown).toFixed(2), height: 10 }),
+  );
+}
+
+/** Budget in a cell: bar, share charged, and what is left of its leading number. */
+export function budgetCell(budget) {
+  if (!budget) return h("span", { class: "faint" }, "No ledger");
+  const left = chargeParts(budget.left)[0];
+  return h("div", { class: "budget", title: `${charge(budget.left)} left of ${charge(budget.cap)}` }, budgetBar(budget),
+    h("span", { class: "small faint" },
+      isNumber(budget.spent_share)
+        ? [h("span", { class: "pair" }, field("budget.spent_share", budget.spent_share, share(budget.spent_share)), " charged"), ", "] : "",
+      left ? h("span", { class: "pair" }, h("abbr", { title: left.name }, left.symbol), " ", field(`budget.left.${left.name}`, left.text, number(left.value)), " left") : ""));
+}
+
+/** Angle to the release before, with the bound of what noise can do. */
+export function angleCell(last) {
+  if (!last || (last.angle ?? null) === null) return h("span", { class: "faint" }, last ? "First release" : NONE);
+  const bound = last.angle_bound;
+  return [
+    field("last_release.angle", last.angle, angle(last.angle)),
+    h("span", { class: "small under", title: "Angle of this release to the same sums without noise, at most, with probability 0.95" },
+      !isNumber(bound) ? "no bound" : bound >= Math.PI / 2 - 1e-9 ? "all noise"
+        : ["noise ≤\u00a0", field("last_release.angle_bound", bound, angle(bound))]),
+  ];
+}
+
+export function leaderCell(leader) {
+  if (!leader) return h("span", { class: "faint" }, "Unknown");
+  const standby = leader.candidates - (leader.present ? 1 : 0);
+  return [
+    field("leader.present", leader.present, leader.present ? (leader.host ?? "A process") : "No process", { class: leader.present ? "host" : "host missing" }),
+    h("span", { class: "small under" }, field("leader.candidates", leader.candidates, standby ? `${count(standby)} standing by` : "none standing by")),
+  ];
+}
+
+export const shareCell = (value) => field("last_release.explained_share", value, share(value));
+
+export const streamPath = (name) => `streams/${part(name)}`;
+export const ledgerPath = (input) => `ledger/${part(input)}`;
+
+/** Link within the dashboard. */
+export function link(root, path, text, attributes) {
+  return h("a", { href: new URL(path, root).href, "data-link": "", ...attributes }, text);
+}
+
+/** List of names and values. */
+export function facts(rows, attributes) {
+  return h("dl", { class: "facts", ...attributes },
+    rows.filter(Boolean).map(([name, value, note]) =>
+      h("div", {}, h("dt", {}, name), h("dd", {}, value, note ? h("span", { class: "small under" }, note) : null))));
+}
+
+export function section(id, title, ...content) {
+  return h("section", { "aria-labelledby": `${id}-title`, class: "card", "data-key": id },
+    h("h2", { id: `${id}-title` }, title), content);
+}
+
+/** Table whose rows become cards where it is narrow. Columns: {title, number, cell(row)}. */
+export function table(caption, columns, rows, { row = () => ({}), hidden = false, kind = "" } = {}) {
+  const head = columns.map((c) => h("th", { scope: "col", role: "columnheader", class: c.number ? "number" : null }, c.head ?? c.title));
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    h("table", { role: "table", class: kind },
+      h("caption", { class: hidden ? "unseen" : null }, caption),
+      h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, head)),
+      h("tbody", { role: "rowgroup" }, rows.map((item) =>
+        h("tr", { role: "row", ...row(item) }, columns.map((c, i) =>
+          h(i ? "td" : "th", { role: i ? "cell" : "rowheader", scope: i ? null : "row", class: [c.number && "number", c.whole && "whole"].filter(Boolean).join(" ") || null, "data-label": c.title }, c.cell(item))))))));
+}
+
+/** Message in the place of what is missing. */
+export function empty(title, ...lines) {
+  return h("div", { class: "empty", "data-empty": "" }, h("p", { class: "strong" }, title), lines.map((line) => h("p", {}, line)));
+}
+
+export function trouble(text) {
+  return h("p", { class: "trouble", "data-problem": "" }, h("i", { class: "shape", "aria-hidden": "true" }), text);
+}
+
+/** Tabs: arrow keys, Home and End move between them. */
+export function tabs(label, items) {
+  const buttons = [];
+  const choose = (index, focus) => {
+    buttons.forEach((button, i) => {
+      button.setAttribute("aria-selected", String(i === index));
+      button.tabIndex = i === index ? 0 : -1;
+      items[i].panel.hidden = i !== index;
+    });
+    if (focus) buttons[index].focus();
+  };
+  items.forEach((item, i) => {
+    const id = `tab-${item.id}`;
+    item.panel.id = `panel-${item.id}`;
+    for (const [name, value] of [["role", "tabpanel"], ["aria-labelledby", id], ["tabindex", "0"]]) item.panel.setAttribute(name, value);
+    buttons.push(h("button", { type: "button", role: "tab", id, "aria-controls": item.panel.id, on: { click: () => choose(i, false) } }, item.title));
+  });
+  const list = h("div", { role: "tablist", "aria-label": label, class: "tabs" }, buttons);
+  list.addEventListener("keydown", (event) => {
+    const at = buttons.indexOf(document.activeElement);
+    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: buttons.length - 1 }[event.key];
+    if (to === undefined || at < 0) return;
+    event.preventDefault();
+    choose((to + buttons.length) % buttons.length, true);
+  });
+  choose(0, false);
+  return h("div", { "data-keep": "" }, list, items.map((item) => item.panel));
+}
+
+/** Button that runs something slow and says how it went. */
+export function action(text, run, attributes) {
+  const said = h("span", { role: "status", class: "small" });
+  const button = h("button", { type: "button", ...attributes }, text);
+  button.addEventListener("click", async () => {
+    button.disabled = true;
+    said.textContent = "";
+    try {
+      said.textContent = (await run()) ?? "";
+    } catch (error) {
+      said.textContent = error.message;
+    }
+    button.disabled = false;
+  });
+  return [button, said];
+}
+
+export { charge, clock };

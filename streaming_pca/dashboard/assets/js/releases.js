@@ -1,0 +1,119 @@
+// List of a stream's releases with downloads, and code that uses one.
+
+import { h, show } from "./dom.js";
+import { angle, count, exact, many, share } from "./format.js";
+import * as parts from "./parts.js";
+import { download, get } from "./server.js";
+
+const PAGE = 10;
+const safe = (name) => name.replace(/[^A-Za-z0-9._-]/g, "_");
+/** Name as a string of Python: JSON's escapes are also Python's. */
+const quoted = (name) => JSON.stringify(name).replace(/[\u007f-\uffff]/g, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
+export function releases(name, path) {
+  const place = h("div", { class: "stack" });
+  const element = h("section", { class: "card", "aria-labelledby": "releases-title" }, h("h2", { id: "releases-title" }, "Releases, newest first"), place);
+  const state = { items: [], next: null, paged: false };
+
+  const save = (batch, format) => async () => {
+    const suffix = format === "npz" ? "?format=npz" : "";
+    await download(`${path}/releases/${batch}${suffix}`, `${safe(name)}-${batch}.${format}`);
+    return "Saved.";
+  };
+  const saver = (batch, format, text, label) =>
+    h("button", { type: "button", class: "tiny", "data-download": format, "aria-label": label, on: { click: async (event) => {
+      const button = event.currentTarget;
+      try {
+        await save(batch, format)();
+      } catch (error) {
+        button.after(h("span", { role: "alert", class: "small" }, ` ${error.message}`));
+      }
+    } } }, text);
+
+  function paint() {
+    if (!state.items.length) {
+      show(place, parts.empty("No release yet.", "The first appears here when the first batch is learnt and published."));
+      return;
+    }
+    const table = parts.table("List of releases", [
+      { title: "Batch", cell: (r) => count(r.batch) },
+      { title: "Released", cell: (r) => h("time", { datetime: r.created }, exact(r.created)) },
+      { title: "Records so far", number: true, cell: (r) => count(r.records) },
+      { title: "Explained", number: true, cell: (r) => share(r.explained_share) },
+      { title: "Angle", number: true, cell: (r) => angle(r.angle) },
+      { title: "Doubts", cell: (r) => (r.doubts.length ? h("span", { title: r.doubts.join("\n") }, many(r.doubts.length, "doubt")) : "none") },
+      { title: "Download", cell: (r) => h("span", { class: "row" }, saver(r.batch, "json", "JSON", `JSON of batch ${r.batch}`), saver(r.batch, "npz", "npz", `npz of batch ${r.batch}`)) },
+    ], state.items, { hidden: true, kind: "cards", row: (r) => ({ "data-key": r.batch, "data-batch": r.batch }) });
+    const more = state.next === null ? null : h("div", { class: "row", "data-key": "more" }, parts.action("Earlier releases", earlier, {}));
+    show(place, table, more);
+  }
+
+  async function earlier() {
+    const found = await get(`${path}/releases?limit=${5 * PAGE}&before=${state.next}`);
+    state.items.push(...found.items);
+    state.next = found.next;
+    state.paged = true;
+    paint();
+    return `${many(found.items.length, "more release")} shown.`;
+  }
+
+  return {
+    element,
+    /** Put new releases on top; what was paged to stays. */
+    async renew(signal) {
+      try {
+        const found = await get(`${path}/releases?limit=${PAGE}`, { signal });
+        const newest = new Set(found.items.map((r) => r.batch));
+        const oldest = Math.min(...newest);
+        const rest = state.items.filter((r) => r.batch < oldest);
+        // Without an overlap, releases would be missing between the two lists.
+        const joined = state.paged && state.items.some((r) => newest.has(r.batch));
+        state.items = joined ? [...found.items, ...rest] : found.items;
+        if (!joined) {
+          state.next = found.next;
+          state.paged = false;
+        }
+        paint();
+      } catch (error) {
+        if (!signal.aborted) show(place, parts.trouble(error.message));
+      }
+    },
+  };
+}
+
+/** Code that projects one's own data, from a file or from the broker. */
+export function snippets(name) {
+  const file = [
+    "from pathlib import Path",
+    "",
+    "import numpy as np",
+    "",
+    "from streaming_pca.data.release import Release",
+    "",
+    "# The release that was downloaded last.",
+    `path = max(Path().glob(${quoted(`${safe(name)}-*.json`)}), key=lambda path: path.stat().st_mtime)`,
+    "release = Release.from_bytes(path.read_bytes())",
+    "X = np.zeros((1, release.dim))  # your own rows, in the stream's units",
+    "print(release.transform(X))",
+  ].join("\n");
+  const broker = [
+    "import numpy as np",
+    "",
+    "from streaming_pca.client import latest",
+    "",
+    `release = latest(${quoted(name)}, "localhost:9092")  # the broker's address`,
+    "X = np.zeros((1, release.dim))  # your own rows, in the stream's units",
+    "print(release.transform(X))",
+  ].join("\n");
+  const panel = (code) => h("div", { class: "stack" }, h("pre", { "data-snippet": "python", tabindex: "0", role: "region", "aria-label": "Python code" }, h("code", {}, code)),
+    h("div", { class: "row" }, parts.action("Copy", async () => {
+      await navigator.clipboard.writeText(code);
+      return "Copied.";
+    }, {})));
+  return h("section", { class: "card", "aria-labelledby": "use-title" }, h("h2", { id: "use-title" }, "Project your own data"),
+    parts.tabs("Where the release comes from", [
+      { id: "file", title: "From a downloaded file", panel: panel(file) },
+      { id: "kafka", title: "From Kafka", panel: panel(broker) },
+    ]),
+    h("p", { class: "small faint prose" }, "Coordinates of raw records are as private as the records: they are not covered by the guarantee."));
+}

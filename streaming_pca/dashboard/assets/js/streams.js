@@ -1,0 +1,156 @@
+// Page of all streams at a glance.
+
+import { field, h, show } from "./dom.js";
+import { count, decimal, many, NONE } from "./format.js";
+import * as parts from "./parts.js";
+import { get, ROOT } from "./server.js";
+
+const PAGE = 200;
+const LEVELS = { problem: 0, warning: 1, unknown: 2, ok: 3 };
+const last = (name) => (s) => s.last_release?.[name] ?? null;
+/** Orders: title, the value to sort by, and whether large ones come first. */
+const ORDERS = {
+  name: ["Name", (s) => s.name, false],
+  health: ["Health, worst first", (s) => LEVELS[s.health.level] ?? 2, false],
+  records: ["Records", (s) => s.records, true],
+  release: ["Last release", (s) => Date.parse(s.last_release?.created ?? "") || null, true],
+  share: ["Explained share", last("explained_share"), true],
+  angle: ["Angle", last("angle"), true],
+  budget: ["Budget charged", (s) => s.budget?.spent_share ?? null, true],
+  lag: ["Lag", (s) => s.lag?.total ?? null, true],
+};
+
+/** All streams: pages of the API in turn. */
+async function load(signal) {
+  let found = await get(`v1/streams?limit=${PAGE}`, { signal });
+  const { connection } = found;
+  const pages = [found];
+  while (found.next) {
+    found = await get(`v1/streams?limit=${PAGE}&after=${encodeURIComponent(found.next)}`, { signal });
+    pages.push(found);
+  }
+  return { pages, streams: pages.flatMap((page) => page.items), connection };
+}
+
+function sorted(streams, order) {
+  const [, value, falling] = ORDERS[order] ?? ORDERS.name;
+  const of = (s) => value(s);
+  return [...streams].sort((a, b) => {
+    const [x, y] = [of(a), of(b)];
+    if (x === null || y === null) return (x === null) - (y === null) || a.name.localeCompare(b.name);
+    const by = typeof x === "string" ? x.localeCompare(y) : x - y;
+    return (falling ? -by : by) || a.name.localeCompare(b.name);
+  });
+}
+
+export function open(main) {
+  const asked = new URLSearchParams(location.search);
+  const state = { filter: asked.get("find") ?? "", order: asked.get("sort") in ORDERS ? asked.get("sort") : "name", data: null };
+
+  const remember = () => {
+    const url = new URL(location.href);
+    for (const [key, value, usual] of [["find", state.filter, ""], ["sort", state.order, "name"]]) {
+      if (value === usual) url.searchParams.delete(key);
+      else url.searchParams.set(key, value);
+    }
+    history.replaceState(history.state, "", url);
+  };
+  const find = h("input", { type: "search", id: "find", value: state.filter, placeholder: "Name, topic or health", autocomplete: "off", spellcheck: "false" });
+  const order = h("select", { id: "order" }, Object.entries(ORDERS).map(([key, [title]]) => h("option", { value: key, selected: key === state.order }, title)));
+  const sortBy = (key) => {
+    state.order = key;
+    order.value = key;
+    remember();
+    paint();
+  };
+  find.addEventListener("input", () => {
+    state.filter = find.value;
+    remember();
+    paint();
+  });
+  order.addEventListener("change", () => sortBy(order.value));
+
+  const totals = h("p", { class: "lead", "data-totals": "" });
+  const list = h("div", { class: "list" });
+  const tools = h("form", { class: "tools", role: "search", "aria-label": "Streams", on: { submit: (e) => e.preventDefault() } },
+    h("div", { class: "control" }, h("label", { for: "find" }, "Find"), find),
+    h("div", { class: "control" }, h("label", { for: "order" }, "Sort by"), order));
+
+  const head = (key, title) =>
+    h("button", { type: "button", class: "sort", "aria-pressed": String(state.order === key), on: { click: () => sortBy(key) } }, title);
+  const columns = () => [
+    { title: "Stream", head: head("name", "Stream"), cell: nameCell },
+    { title: "Health", head: head("health", "Health"), whole: true, cell: (s) => [parts.health(s.health), s.problem && !s.health.reasons.length ? parts.trouble(s.problem) : null] },
+    { title: "Records", head: head("records", "Records"), number: true, cell: (s) => field("records", s.records, count(s.records)) },
+    { title: "Last release", head: head("release", "Last release"), number: true, cell: releaseCell },
+    { title: "Explained", head: head("share", "Explained"), number: true, cell: (s) => (s.last_release ? parts.shareCell(s.last_release.explained_share) : NONE) },
+    { title: "Angle to the one before", head: head("angle", "Angle"), number: true, cell: (s) => parts.angleCell(s.last_release) },
+    { title: "Budget", head: head("budget", "Budget"), whole: true, cell: (s) => parts.budgetCell(s.budget) },
+    { title: "Leads", cell: (s) => parts.leaderCell(s.leader) },
+    { title: "Lag", head: head("lag", "Lag"), number: true, cell: lagCell },
+  ];
+
+  function paint() {
+    if (!state.data) return;
+    const { streams, connection } = state.data;
+    const words = state.filter.trim().toLowerCase();
+    const wanted = sorted(streams, state.order).filter((s) =>
+      [s.name, s.input, s.estimator, s.health.level].some((text) => text.toLowerCase().includes(words)));
+    const bad = streams.filter((s) => s.health.level === "problem").length;
+    const watch = streams.filter((s) => s.health.level === "warning").length;
+    show(totals, h("span", {}, many(streams.length, "stream"), ", ",
+      many(streams.reduce((sum, s) => sum + (s.records ?? 0), 0), "record"), bad ? `, ${many(bad, "problem")}` : "",
+      watch ? `, ${count(watch)} to watch` : "", words ? ` · ${count(wanted.length)} shown` : ""));
+    tools.hidden = streams.length < 2;
+    if (!streams.length) {
+      show(list, connection.loaded || connection.ok
+        ? parts.empty("No stream is configured here yet.", "Give a stream's settings with --config, then start this dashboard again: streaming-pca dashboard --config stream.toml", "Or try the demo: make demo, then make dashboard.")
+        : parts.empty("The broker has not answered yet.", "Streams appear as soon as their topics can be read."));
+    } else if (!wanted.length) {
+      show(list, parts.empty(`No stream matches “${state.filter}”.`, "The filter looks at names, topics, estimators and health."));
+    } else {
+      show(list, parts.table("Streams at a glance", columns(), wanted, { hidden: true, kind: "streams cards", row: (s) => ({ "data-stream": s.name, "data-key": s.name }) }));
+    }
+  }
+
+  main.replaceChildren(h("div", { class: "title" }, h("h1", {}, "Streams"), totals), tools, list);
+  return {
+    title: "Streams",
+    wants: () => true,
+    async refresh(signal) {
+      const before = state.data;
+      state.data = await load(signal);
+      // Pages that were not sent again are the same objects.
+      if (!before || state.data.pages.length !== before.pages.length || state.data.pages.some((page, i) => page !== before.pages[i])) paint();
+      return state.data.connection;
+    },
+    close() {},
+  };
+}
+
+function nameCell(stream) {
+  const guarantee = stream.private
+    ? `ε ${decimal(stream.epsilon) ?? NONE} per ${stream.privacy_unit}`
+    : "not private";
+  return [
+    parts.link(ROOT, parts.streamPath(stream.name), stream.name, { class: "name" }),
+    h("span", { class: "small under" }, `${stream.input} · ${stream.estimator} · ${stream.rank} of ${count(stream.dim)} · `,
+      h("span", { class: stream.private ? null : "strong" }, guarantee)),
+  ];
+}
+
+function releaseCell(stream) {
+  const release = stream.last_release;
+  if (!release) return h("span", { class: "faint" }, stream.batches ? "None yet" : NONE);
+  return [
+    parts.when(release.created, "last_release.created"),
+    h("span", { class: "small under" }, "batch ", field("last_release.batch", release.batch, count(release.batch)),
+      release.doubts?.length ? `, ${many(release.doubts.length, "doubt")}` : ""),
+  ];
+}
+
+function lagCell(stream) {
+  if (!stream.lag) return NONE;
+  const each = Object.entries(stream.lag.partitions).map(([p, n]) => `partition ${p}: ${count(n)}`).join(", ");
+  return field("lag.total", stream.lag.total, count(stream.lag.total), { title: each });
+}

@@ -1,0 +1,142 @@
+"""Guarantee of a stream in plain words, with its numbers.
+
+The sentences say what docs/explanation/guarantee.md says, of one stream.
+"""
+
+from __future__ import annotations
+
+import math
+
+from streaming_pca.dashboard.models import StreamDetail
+from streaming_pca.privacy.parameters import format_number
+
+__all__ = ["guarantee_in_words"]
+
+_NOTHING = (
+    "NOT private: the releases of this stream guarantee nothing.",
+    "They can reveal single records. Use them only where every reader may see the records themselves.",
+)
+
+
+def guarantee_in_words(stream: StreamDetail) -> list[str]:
+    """Return the guarantee of a stream, a sentence or two each.
+
+    Parameters
+    ----------
+    stream : StreamDetail
+        Its own ``guarantee`` is not read.
+    """
+    if not stream.private or stream.epsilon is None or stream.delta is None:
+        return list(_NOTHING)
+    if stream.local:
+        return _local(stream.epsilon, stream.delta)
+    number = f"({format_number(stream.epsilon)}, {format_number(stream.delta)})"
+    return [
+        f"All releases of this stream together, past and future, are {number}-differentially private "
+        f"for {_unit(stream)}.",
+        *_neighbours(stream),
+        _epsilon(stream.epsilon, "such a change of one unit"),
+        _delta(stream.delta),
+        "It holds for every input and against readers with any knowledge, unless they can predict the "
+        "operating system's random numbers. Results that are computed from the releases are covered too.",
+        f"It is for this stream alone. Other streams that read topic {stream.input} add their charges: "
+        f"the cap of its ledger bounds {_capped(stream)}.",
+        _not_covered(stream),
+        "The broker must keep Kafka's transactional promises, which the demo's embedded one can break.",
+    ]
+
+
+def _unit(stream: StreamDetail) -> str:
+    if stream.privacy_unit == "user":
+        return "each user: all messages with the same key"
+    if stream.privacy_unit == "row":
+        return "each row of a message"
+    return "each message, with all its rows"
+
+
+def _neighbours(stream: StreamDetail) -> list[str]:
+    """Say which inputs a reader cannot tell apart."""
+    if stream.privacy_unit == "user":
+        most = stream.contributions_per_user or 1
+        batches = "one batch" if most == 1 else f"{most:,} batches"
+        return [
+            "Readers of the releases who know all other records can hardly tell whether all messages of one "
+            "user were there, were all null, or were any messages of one new user in their places.",
+            f"A user counts in at most {batches}, with the first message in each; the numbers are for "
+            "all of these together.",
+        ]
+    if stream.privacy_unit == "row":
+        return [
+            "Readers of the releases who know all other rows can hardly tell whether one row was itself, "
+            "another one, or null.",
+            "The number of rows of a message is public, and a person with several rows or messages has this "
+            "guarantee for each of them.",
+        ]
+    return [
+        "Readers of the releases who know all other messages can hardly tell whether one message was itself, "
+        "another one, or null.",
+        "A person who sends several messages has this guarantee for each of them.",
+    ]
+
+
+def _capped(stream: StreamDetail) -> str:
+    """Say what the cap bounds: streams of messages and of rows count each by itself."""
+    if stream.privacy_unit == "user":
+        return (
+            "the sum for each user over the streams whose unit is the user. Streams whose unit is a message "
+            "or a row can tell more of a user with several"
+        )
+    return "the sum for each record, where each stream counts its own unit"
+
+
+def _epsilon(epsilon: float, change: str) -> str:
+    return (
+        f"Epsilon = {format_number(epsilon)}: {change} makes any outcome at most "
+        f"{_factor(epsilon)} times as likely, delta aside."
+    )
+
+
+def _factor(epsilon: float) -> str:
+    """Return exp(epsilon), rounded up to three digits; below 2 three digits of its distance from 1."""
+    if epsilon > 50:
+        return f"e^{format_number(epsilon)} (which bounds next to nothing)"
+    least = 1 if epsilon < math.log(2) else 0
+    grown = math.expm1(epsilon) if least else math.exp(epsilon)
+    unit = 10.0 ** (math.floor(math.log10(grown)) - 2)
+    return f"{least + math.ceil(grown / unit) * unit:,.12g}"
+
+
+def _delta(delta: float) -> str:
+    return (
+        f"Delta = {format_number(delta)}: the probability of any outcome may exceed that bound by as much. "
+        "It has to be far below one over the number of records."
+    )
+
+
+def _local(epsilon: float, delta: float) -> list[str]:
+    number = f"({format_number(epsilon)}, {format_number(delta)})"
+    return [
+        f"Each report is {number}-differentially private before it is sent: its sender adds the noise.",
+        "No service is trusted: readers of the input topic, the service and readers of the releases all see "
+        "reports with their noise alone. They can hardly tell one record of a sender from any other record.",
+        _epsilon(epsilon, "another record behind a report"),
+        _delta(delta),
+        "The guarantee is the senders', each for one report: a sender of several reports spends it for each. "
+        "The service charges reports nothing, and cannot check that noise was added.",
+        "Not covered: who sends, when, and how many reports.",
+    ]
+
+
+def _not_covered(stream: StreamDetail) -> str:
+    also = {
+        "user": "how many users have counted, which the size of states and the time of a commit can show",
+        "row": "the number of rows of each message",
+    }.get(stream.privacy_unit)
+    parts = [
+        "the number of messages and the times of batches",
+        *([also] if also else []),
+        "settings that were computed from the records",
+        "readers of the input topic, of the state topic and of backups, who are trusted",
+        "the duration of a batch, which is not hidden",
+    ]
+    return f"Not covered: {'; '.join(parts)}."

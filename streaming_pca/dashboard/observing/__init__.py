@@ -1,0 +1,1 @@
+"""Observer of streams and ledgers: what the broker's topics say, held in bounded memory."""

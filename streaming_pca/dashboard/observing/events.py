@@ -1,0 +1,110 @@
+"""News for listeners, and the state of the connection."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+
+from streaming_pca.dashboard.models import Connection, Event
+
+__all__ = ["ConnectionState", "Listeners", "now_in_words"]
+
+Listener = Callable[[Event], None]
+_log = logging.getLogger(__name__)
+
+
+def now_in_words() -> str:
+    """Return the time, ISO 8601 in UTC."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class Listeners:
+    """Callbacks, and the number of the last event.
+
+    Events are told one after another, each to all listeners, in the order of their revisions.
+    """
+
+    def __init__(self) -> None:
+        self.revision = 0
+        self._listeners: dict[int, Listener] = {}
+        self._next = 0
+        self._lock = threading.Lock()
+        self._telling = threading.Lock()
+
+    def listen(self, callback: Listener) -> Callable[[], None]:
+        """Call back at each event; the result ends that."""
+        with self._lock:
+            key = self._next
+            self._next += 1
+            self._listeners[key] = callback
+
+        def unlisten() -> None:
+            with self._lock:
+                self._listeners.pop(key, None)
+
+        return unlisten
+
+    def tell(self, events: Iterable[Event]) -> None:
+        """Number the events and tell them; the state must be up to date, and no lock be held."""
+        with self._telling:
+            for event in events:
+                with self._lock:
+                    self.revision += 1
+                    listeners = list(self._listeners.values())
+                numbered = event.model_copy(update={"revision": self.revision})
+                for listener in listeners:
+                    try:
+                        listener(numbered)
+                    except Exception:
+                        # A listener's fault must end neither this thread nor the others' news.
+                        _log.exception("a listener of the dashboard failed")
+
+
+class ConnectionState:
+    """Connection to the broker, as several threads find it.
+
+    It is well when none of them has a problem.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._problems: dict[str, str] = {}
+        self._since = now_in_words()
+        self._loaded = False
+
+    def report(self, part: str, problem: str | None) -> bool:
+        """Take what one thread has found; return whether the whole has changed."""
+        with self._lock:
+            before = bool(self._problems), next(iter(self._problems.values()), None)
+            if problem is None:
+                self._problems.pop(part, None)
+            else:
+                self._problems[part] = problem
+            if bool(self._problems) != before[0]:
+                self._since = now_in_words()
+            return (bool(self._problems), next(iter(self._problems.values()), None)) != before
+
+    def load(self) -> bool:
+        """Note that all topics were read to their ends; return whether that is news."""
+        with self._lock:
+            before, self._loaded = self._loaded, True
+            return not before
+
+    @property
+    def loaded(self) -> bool:
+        """True once all topics were read to their ends."""
+        return self._loaded
+
+    @property
+    def problem(self) -> str | None:
+        """Problem in one line; None if all is well."""
+        with self._lock:
+            return next(iter(self._problems.values()), None)
+
+    def answer(self) -> Connection:
+        """Return it as the API has it."""
+        with self._lock:
+            problem = next(iter(self._problems.values()), None)
+            return Connection(ok=problem is None, problem=problem, since=self._since, loaded=self._loaded)

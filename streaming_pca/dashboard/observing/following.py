@@ -1,0 +1,188 @@
+"""Thread that reads releases and ledgers, over one connection."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.dashboard.observing.logs import TopicsLost, TopicsReader
+from streaming_pca.dashboard.observing.standing import TopicTable
+
+if TYPE_CHECKING:
+    from streaming_pca.dashboard.observing.observer import Observer
+
+__all__ = ["follow_topics"]
+
+_IDLE_SECONDS = 0.2
+_PROBE_SECONDS = 3.0
+"""Interval at which the ends of topics are asked for: polling a dead broker is silent."""
+
+
+def follow_topics(observer: Observer, kafka: KafkaSettings, table: TopicTable, stop: threading.Event) -> None:
+    """Read over one connection until stopped, on from where the last one was."""
+    with closing(TopicsReader(kafka)) as reader:
+        _Follower(observer, reader, table, stop).run()
+
+
+class _Follower:
+    """Reader of the topics over one connection."""
+
+    def __init__(
+        self, observer: Observer, reader: TopicsReader, table: TopicTable, stop: threading.Event
+    ) -> None:
+        self._observer, self._reader, self._table, self._stop = observer, reader, table, stop
+        self._reads: set[str] = set()
+        self._waits: set[str] = set()
+        """Topics that are there and have no leader."""
+        self._denied: set[str] = set()
+        self._probed = 0.0
+
+    def run(self) -> None:
+        self._table.changed.set()
+        while not self._stop.is_set():
+            if self._table.changed.is_set() or (self._waits and self._is_time()):
+                self._table.changed.clear()
+                self._assign()
+            if not self._reads:
+                if self._table.is_known:
+                    self._finish()
+                self._table.changed.wait(_IDLE_SECONDS)
+                continue
+            try:
+                messages = self._reader.poll()
+            except TopicsLost as lost:
+                self._recover(lost)
+                continue
+            if messages:
+                self._observer.take(messages)
+            if self._is_time() or not (messages or self._observer.is_loaded):
+                self._probe()
+
+    def _is_time(self) -> bool:
+        return time.monotonic() - self._probed > _PROBE_SECONDS
+
+    def _finish(self) -> None:
+        self._observer.report("topics", None)
+        if not self._waits:
+            self._observer.load()
+
+    def _assign(self) -> None:
+        """Read the topics that are there, from their beginnings where they are new."""
+        observer, table = self._observer, self._table
+        if not table.is_known:
+            return
+        new: set[str] = set()
+        reads: set[str] = set()
+        with observer.lock:
+            for state in observer.streams.values():
+                own = state.releases
+                topic_id = table.id(own.topic)
+                state.problem = next(filter(None, map(table.problem, (state.input, own.topic))), None)
+                if own.topic in self._denied:
+                    state.problem = f"topic {own.topic!r} may not be read by this user"
+                if topic_id is not None and own.topic not in self._denied:
+                    reads.add(own.topic)
+                    if own.topic_id != topic_id:
+                        own.restart(None)
+                        new.add(own.topic)
+            for view in observer.views.values():
+                ids = (table.id(view.input), table.id(view.topic))
+                view.problem = next(filter(None, map(table.problem, (view.input, view.topic))), None)
+                if view.topic in self._denied:
+                    view.problem = f"topic {view.topic!r} may not be read by this user"
+                if None not in ids and view.topic not in self._denied:
+                    reads.add(view.topic)
+                    if (view.topic_id, view.ledger_id) != ids:
+                        view.restart(None, None)
+                        new.add(view.topic)
+        self._reader.assign(reads)
+        bounds = self._reader.bounds(reads)
+        self._waits = reads - bounds.keys()
+        old = self._reads - self._waits
+        self._reads = reads - self._waits
+        if self._waits:
+            self._reader.assign(self._reads)
+        self._begin(bounds, new, old)
+        observer.refresh()
+
+    def _begin(self, bounds: dict[str, tuple[int, int]], new: set[str], old: set[str]) -> None:
+        """Set the positions of topics that this connection has not read yet."""
+        observer, table = self._observer, self._table
+        with observer.lock:
+            for state in observer.streams.values():
+                own = state.releases
+                if own.topic in bounds and (own.topic in new or own.topic not in old):
+                    first, end = bounds[own.topic]
+                    if own.topic in new:
+                        own.begin(first, end)
+                        own.topic_id = table.id(own.topic)
+                    self._seek(own.topic, own.next_offset, first, end)
+            for view in observer.views.values():
+                if view.topic in bounds and (view.topic in new or view.topic not in old):
+                    first, end = bounds[view.topic]
+                    if view.topic in new:
+                        view.restart(table.id(view.input), table.id(view.topic))
+                        view.begin(first)
+                        observer.verifications.forget(view.input)
+                    self._seek(view.topic, view.next_offset, first, end)
+
+    def _seek(self, topic: str, offset: int, first: int, end: int) -> None:
+        # A topic that is shorter than it was is another one, or has lost its tail.
+        if offset > end:
+            self._restart(topic)
+            offset = first
+        self._reader.seek(topic, max(offset, first))
+
+    def _restart(self, topic: str) -> None:
+        """Forget a topic, so that it is read from its beginning."""
+        with self._observer.lock:
+            for state in self._observer.streams.values():
+                if state.releases.topic == topic:
+                    state.releases.restart(None)
+            for view in self._observer.views.values():
+                if view.topic == topic:
+                    view.restart(None, None)
+        self._table.changed.set()
+
+    def _recover(self, lost: TopicsLost) -> None:
+        if lost.denied:
+            self._denied |= lost.topics
+        else:
+            # Retention has deleted what was next, or the topic was made anew.
+            bounds = self._reader.bounds(lost.topics)
+            with self._observer.lock:
+                for topic, (first, end) in bounds.items():
+                    part = self._next_of(topic)
+                    if part < first:
+                        self._reader.seek(topic, first)
+                    else:
+                        self._seek(topic, end + 1, first, end)
+            self._table.wanted.set()
+        self._table.changed.set()
+
+    def _next_of(self, topic: str) -> int:
+        for state in self._observer.streams.values():
+            if state.releases.topic == topic:
+                return state.releases.next_offset
+        view = next(v for v in self._observer.views.values() if v.topic == topic)
+        return view.next_offset
+
+    def _probe(self) -> None:
+        """Ask for first and last offsets: does the broker answer, and was all read?"""
+        bounds = self._reader.bounds(self._reads)
+        self._probed = time.monotonic()
+        with self._observer.lock:
+            for state in self._observer.streams.values():
+                if state.releases.topic in bounds:
+                    state.releases.forget_before(bounds[state.releases.topic][0])
+            for view in self._observer.views.values():
+                if view.topic in bounds and view.failed is None:
+                    view.begin(bounds[view.topic][0])
+        self._observer.report("topics", None)
+        if self._observer.is_loaded or self._waits:
+            return
+        if all(self._reader.position(topic) >= end for topic, (_, end) in bounds.items()):
+            self._observer.load()

@@ -1,0 +1,184 @@
+"""Verdict on a stream in plain words, from public quantities and published values alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from streaming_pca.dashboard.models import Health
+from streaming_pca.estimators.doubts import describe_doubts
+
+__all__ = ["Facts", "LagWatch", "judge"]
+
+Level = Literal["ok", "warning", "problem", "unknown"]
+
+MANY_NULL = 0.5
+"""Share of null records that is a problem, as in the worker's log."""
+SOME_NULL = 0.05
+"""Share of null records that is worth a warning."""
+_USUAL = 5
+"""Multiple of the usual interval between releases after which one is missed."""
+_LEAST_SECONDS = 60.0
+"""Shortest time after which a release is missed."""
+_WATCHED_SECONDS = 120.0
+_LEAST_SAMPLES = 8
+_ORDER: Sequence[Level] = ("problem", "warning", "unknown", "ok")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts that the verdict is made from."""
+
+    problem: str | None = None
+    """Topics or ledger that cannot be read."""
+    disconnected: str | None = None
+    """Reason why the numbers may be old."""
+    loaded: bool = True
+    """False until the topics were read to their ends."""
+    standing: str = "active"
+    reason: str | None = None
+    """Reason of a pause, of a retirement, or of the last batch's end without an answer."""
+    abandoned_last: bool = False
+    refused: str | None = None
+    """Reason why the ledger refused the stream's last entry."""
+    cannot_charge: str | None = None
+    """Reason why the ledger will refuse the next batch."""
+    open_ledger: bool = True
+    learnt: int | None = None
+    """Number of records of a stream of known length that has learnt them all."""
+    leader: bool | None = None
+    """True if a process leads; None where the broker does not tell."""
+    candidates: int = 0
+    lag: int | None = None
+    lag_grows: bool = False
+    doubts: tuple[str, ...] = ()
+    resolved: int | None = None
+    rank: int = 1
+    least_null_share: float = 0.0
+    unreadable: int = 0
+    seconds_since: float | None = None
+    """Seconds since the last release."""
+    usual_seconds: float | None = None
+    """Usual seconds between two releases; None before there are three."""
+
+
+def judge(facts: Facts) -> Health:
+    """Return the verdict: all reasons, the worst first."""
+    if facts.problem is not None:
+        return Health(level="problem", reasons=[facts.problem])
+    if facts.disconnected is not None:
+        return Health(level="unknown", reasons=[f"The numbers may be old: {facts.disconnected}"])
+    if not facts.loaded:
+        return Health(level="unknown", reasons=["The topics are still being read."])
+    found = [*_of_ledger(facts), *_of_leader(facts), *_of_release(facts)]
+    found.sort(key=lambda pair: _ORDER.index(pair[0]))
+    return Health(level=found[0][0] if found else "ok", reasons=[reason for _, reason in found])
+
+
+def _ended(facts: Facts) -> bool:
+    return facts.standing in ("paused", "retired") or facts.learnt is not None
+
+
+def _of_ledger(facts: Facts) -> list[tuple[Level, str]]:
+    because = f": {facts.reason}" if facts.reason else "."
+    found: list[tuple[Level, str]] = []
+    if not facts.open_ledger:
+        found.append(("problem", "The ledger is not open: set a cap with `streaming-pca topics create`."))
+    if facts.refused is not None:
+        found.append(("problem", f"The ledger refused this stream's last entry: {facts.refused}"))
+    if facts.standing == "retired":
+        found.append(("ok", f"Retired, it learns no more{because}"))
+    elif facts.standing == "paused":
+        found.append(("warning", f"Paused{because}"))
+    elif facts.learnt is not None:
+        found.append(("ok", f"All its {facts.learnt} records are learnt."))
+    else:
+        if facts.cannot_charge is not None:
+            found.append(("problem", f"The budget does not allow its next batch: {facts.cannot_charge}"))
+        if facts.abandoned_last:
+            found.append(("warning", f"Its last batch was charged and given up{because}"))
+    return found
+
+
+def _of_leader(facts: Facts) -> list[tuple[Level, str]]:
+    if _ended(facts):
+        return []
+    found: list[tuple[Level, str]] = []
+    if facts.leader is False:
+        waits = f" {facts.lag} offsets wait." if facts.lag else ""
+        by = f" {facts.candidates} stand by." if facts.candidates else ""
+        found.append(("problem" if facts.lag else "warning", f"No worker leads it.{waits}{by}"))
+    if facts.lag_grows:
+        found.append(("warning", f"It falls behind: the lag grows, {facts.lag} offsets wait."))
+    if _is_late(facts):
+        since, usual = _duration(facts.seconds_since or 0.0), _duration(facts.usual_seconds or 0.0)
+        found.append(("warning", f"No release for {since}; usually one comes every {usual}."))
+    return found
+
+
+def _is_late(facts: Facts) -> bool:
+    # Without records that wait there is nothing to learn.
+    if facts.seconds_since is None or facts.usual_seconds is None or not facts.lag:
+        return False
+    return facts.seconds_since > max(_USUAL * facts.usual_seconds, _LEAST_SECONDS)
+
+
+def _of_release(facts: Facts) -> list[tuple[Level, str]]:
+    found: list[tuple[Level, str]] = []
+    if facts.least_null_share > SOME_NULL:
+        level: Level = "problem" if facts.least_null_share > MANY_NULL else "warning"
+        share = f"{100 * facts.least_null_share:.0f}%"
+        text = (
+            f"At least {share} of the last batch's records are null: `streaming-pca payload check` says why."
+        )
+        found.append((level, text))
+    if facts.doubts:
+        found.append(
+            ("warning", f"The last release: {describe_doubts(facts.doubts, facts.resolved, facts.rank)}.")
+        )
+    if facts.unreadable:
+        text = f"Messages of the releases topic that are no releases of this stream: {facts.unreadable}."
+        found.append(("warning", f"{text} Update streaming-pca if the stream's worker is newer."))
+    return found
+
+
+def _duration(seconds: float) -> str:
+    """Write a time for people."""
+    for length, unit in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    if seconds >= 60:
+        # Rounded, or the words would change with every look.
+        seconds = 10 * (seconds // 10)
+    return f"{seconds:.0f} seconds" if seconds >= 10 else f"{seconds:.1f} seconds"
+
+
+class LagWatch:
+    """Last two minutes of a stream's lag, which tell whether it grows.
+
+    A lag goes up and down with each batch. It grows if the least of the later half is above the most
+    of the earlier half, and is more than a batch.
+    """
+
+    def __init__(self, largest_batch: int) -> None:
+        self._largest = largest_batch
+        self._samples: list[tuple[float, int]] = []
+
+    def add(self, at: float, lag: int) -> None:
+        """Take a sample at a time in seconds."""
+        self._samples = [s for s in self._samples if at - _WATCHED_SECONDS <= s[0] < at]
+        self._samples.append((at, lag))
+
+    @property
+    def grows(self) -> bool:
+        """True if the lag grows."""
+        if len(self._samples) < _LEAST_SAMPLES:
+            return False
+        first, last = self._samples[0][0], self._samples[-1][0]
+        if last - first < _WATCHED_SECONDS / 4:
+            return False
+        middle = (first + last) / 2
+        early = [lag for at, lag in self._samples if at < middle]
+        late = [lag for at, lag in self._samples if at >= middle]
+        return min(late) > max(max(early), self._largest)

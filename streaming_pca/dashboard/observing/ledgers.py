@@ -1,0 +1,318 @@
+"""Replay of one ledger, and its last entries in rows.
+
+Memory is bounded: rows beyond the most are dropped, oldest first, and so are rows whose ranges are
+more than :data:`RANGES_PER_ROW` for each row that may be held.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections import deque
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from streaming_pca.admin.ledger import describe_charge, describe_record
+from streaming_pca.admin.standing import describe_charges
+from streaming_pca.dashboard import models
+from streaming_pca.privacy.ledger.entries import (
+    Abandoned,
+    Charged,
+    Opened,
+    Paused,
+    Reserved,
+    Resumed,
+    Retired,
+    Started,
+)
+from streaming_pca.privacy.ledger.ledger import JobLedger
+from streaming_pca.privacy.parameters import Charge, format_number, parse_rational
+from streaming_pca.service.commit.log_reader import LedgerReplay, Replayed, lost_entries
+from streaming_pca.service.errors import StreamRefused, TopicError
+
+__all__ = ["LedgerView"]
+
+RANGES_PER_ROW = 8
+_LONGEST_TEXT = 500
+_INTERNED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    offset: int
+    kind: str
+    job: str | None
+    batch: int | None
+    records: int | None
+    ranges: array[int]
+    charge: models.Charge | None
+    reason: str | None
+    void: str | None
+
+    def answer(self) -> models.LedgerEntryRow:
+        numbers = self.ranges
+        ranges = [
+            models.OffsetRangeRow(partition=numbers[i], start=numbers[i + 1], end=numbers[i + 2])
+            for i in range(0, len(numbers), 3)
+        ]
+        return models.LedgerEntryRow(
+            offset=self.offset,
+            kind=self.kind,
+            job=self.job,
+            batch=self.batch,
+            records=self.records,
+            ranges=ranges,
+            charge=self.charge,
+            reason=self.reason,
+            void=self.void,
+        )
+
+
+class LedgerView:
+    """Ledger of an input topic, as its topic brings it.
+
+    Parameters
+    ----------
+    input : str
+    most : int
+        Rows to hold.
+
+    Attributes
+    ----------
+    topic_id : str or None
+        The input topic's id, which the replay judges entries by.
+    ledger_id : str or None
+        Life of the ledger topic that was read.
+    next_offset : int
+        First offset that was not read.
+    problem : str or None
+        Reason why the ledger cannot be read.
+    """
+
+    def __init__(self, input: str, most: int) -> None:
+        self.input, self.topic = input, f"{input}.ledger"
+        self._most = most
+        self.problem: str | None = None
+        self.restart(None, None)
+
+    def restart(self, topic_id: str | None, ledger_id: str | None) -> None:
+        """Forget everything: another topic is read."""
+        self.topic_id, self.ledger_id = topic_id, ledger_id
+        self.next_offset = 0
+        self.failed: str | None = None
+        self.last_void: dict[str, str] = {}
+        self.last_reason: dict[str, str] = {}
+        self._replay = LedgerReplay(self.topic, topic_id or "")
+        self._rows: deque[_Row] = deque()
+        self._ranges = 0
+        self._dropped = False
+        self._charges: dict[tuple[str | None, ...], models.Charge] = {}
+        self._summary: models.LedgerSummary | None = None
+        self._budgets: dict[str, models.Budget | None] = {}
+
+    @property
+    def ledger(self) -> Any:
+        """The replay."""
+        return self._replay.ledger
+
+    @property
+    def trouble(self) -> str | None:
+        """Reason why the numbers of this ledger are not known, or None."""
+        return self.problem or self.failed
+
+    def require_readable(self) -> None:
+        """Raise TopicError if the numbers of this ledger are not known."""
+        if self.trouble is not None:
+            raise TopicError(self.trouble)
+
+    def begin(self, first: int) -> None:
+        """Judge a ledger by its first offset: without its first entries it says nothing."""
+        self.failed = lost_entries(self.topic, first) if first else None
+
+    def job(self, name: str) -> JobLedger:
+        """Return a job's record."""
+        found: JobLedger = self.ledger.job(name)
+        return found
+
+    def add(self, offset: int, value: bytes) -> None:
+        """Replay the topic's next message, unless the replay has failed."""
+        self.next_offset = offset + 1
+        if self.failed is not None:
+            return
+        self._summary = None
+        self._budgets.clear()
+        try:
+            item = self._replay.apply(offset, value)
+        except StreamRefused as error:
+            self.failed = str(error)
+            return
+        except Exception as error:
+            # Numbers without this entry would be wrong.
+            self.failed = f"reading ledger {self.topic!r} failed at offset {offset} ({type(error).__name__})"
+            raise
+        self._remember(item)
+        row = self._row(item)
+        self._rows.append(row)
+        self._ranges += len(row.ranges) // 3
+        while len(self._rows) > 1 and (
+            len(self._rows) > self._most or self._ranges > RANGES_PER_ROW * self._most
+        ):
+            self._ranges -= len(self._rows.popleft().ranges) // 3
+            self._dropped = True
+
+    def _remember(self, item: Replayed) -> None:
+        """Keep what health is judged by: a job's last refusal, and why it was paused or gave up."""
+        entry = item.entry
+        if isinstance(entry, Opened) or entry.topic_id != self.topic_id:
+            return
+        self.last_void.pop(entry.job, None)
+        if not item.verdict.accepted:
+            if entry.job in self.ledger.jobs:
+                self.last_void[entry.job] = item.verdict.reason[:_LONGEST_TEXT]
+            return
+        self.last_reason.pop(entry.job, None)
+        if isinstance(entry, Abandoned | Paused | Retired):
+            self.last_reason[entry.job] = entry.reason[:_LONGEST_TEXT]
+
+    def _row(self, item: Replayed) -> _Row:
+        entry, void = item.entry, item.verdict.reason or None
+        job = batch = records = charge = reason = None
+        ranges: array[int] = array("q")
+        if not isinstance(entry, Opened):
+            job = sys.intern(entry.job)
+            if not isinstance(entry, Started | Paused | Resumed | Retired | Charged):
+                batch = entry.batch
+            if isinstance(entry, Reserved | Charged):
+                for r in entry.ranges:
+                    ranges.extend((r.partition, r.start, r.end))
+                charge = self._shared(entry.charge)
+            if isinstance(entry, Reserved):
+                records = entry.count
+            if isinstance(entry, Abandoned | Paused | Resumed | Retired | Charged):
+                reason = entry.reason[:_LONGEST_TEXT]
+        text = None if void is None else void[:_LONGEST_TEXT]
+        return _Row(item.offset, sys.intern(entry.kind), job, batch, records, ranges, charge, reason, text)
+
+    def _shared(self, charge: Charge) -> models.Charge:
+        """Return a charge as the API has it; equal ones are one object."""
+        said = charge_of(describe_charge(charge, with_rho=charge.rho is not None))
+        if len(self._charges) >= _INTERNED:
+            self._charges.clear()
+        return self._charges.setdefault((said.epsilon, said.delta, said.rho), said)
+
+    def summary(self) -> models.LedgerSummary:
+        """Return the ledger as the API has it."""
+        if self._summary is None or self._summary.problem != self.trouble:
+            self._summary = self._summarise()
+        return self._summary
+
+    def _summarise(self) -> models.LedgerSummary:
+        opened, zcdp = self.ledger.opened, False
+        facts: dict[str, Any] = {}
+        if opened is not None and self.trouble is None:
+            zcdp = opened.filter == "zcdp"
+            everywhere = self.ledger.everywhere
+            facts = {
+                "cap": charge_of(opened.cap.model_dump(mode="json")),
+                "filter": opened.filter,
+                "most_charged": charge_of(describe_charge(self.ledger.most_charged(), with_rho=zcdp)),
+                "everywhere": None
+                if everywhere == Charge.nothing()
+                else charge_of(describe_charge(everywhere, with_rho=zcdp)),
+            }
+        return models.LedgerSummary(
+            input=self.input,
+            topic_id=self.topic_id,
+            problem=self.trouble,
+            entries=self._replay.entries,
+            jobs=[_job(name, job) for name, job in sorted(self.ledger.jobs.items())],
+            **facts,
+        )
+
+    def budget(self, name: str) -> models.Budget | None:
+        """Return a stream's budget; None while the ledger is not open."""
+        if name not in self._budgets:
+            self._budgets[name] = _budget(describe_charges(self.ledger, self.job(name)))
+        return self._budgets[name]
+
+    def page(self, limit: int, before: int | None, job: str | None) -> models.EntryPage:
+        """Return entries at offsets below ``before``, newest first."""
+        chosen: list[_Row] = []
+        for row in reversed(self._rows):
+            if (before is None or row.offset < before) and (job is None or row.job == job):
+                chosen.append(row)
+                if len(chosen) > limit:
+                    break
+        more = len(chosen) > limit
+        items = [row.answer() for row in chosen[:limit]]
+        return models.EntryPage(
+            items=items, next=items[-1].offset if more and items else None, complete=not self._dropped
+        )
+
+    def is_named(self, partition: int, offset: int) -> bool:
+        """Return whether a range of the ledger holds a record."""
+        return bool(self.ledger.spent(partition, offset) != self.ledger.everywhere)
+
+    def record(self, partition: int, offset: int) -> models.RecordCharge:
+        """Return the charges of one record; TopicError unless the ledger is open."""
+        said = describe_record(self.ledger, self.input, partition, offset)
+        return models.RecordCharge(
+            input=self.input,
+            partition=partition,
+            offset=offset,
+            spent=charge_of(said["spent"]),
+            left=charge_of(said["left"]),
+            cap=charge_of(said["cap"]),
+            jobs={name: charge_of(charge) for name, charge in said["jobs"].items()},
+        )
+
+
+def charge_of(described: dict[str, str | None]) -> models.Charge:
+    """Return a described charge with decimals of at most 12 digits."""
+    return models.Charge(**{name: None if v is None else format_number(v) for name, v in described.items()})
+
+
+def _job(name: str, job: JobLedger) -> models.JobSummary:
+    return models.JobSummary(
+        name=name,
+        standing=str(job.standing),
+        batches=batches_of(job),
+        charges=job.charges,
+        records_committed=job.records_committed,
+        records_abandoned=job.records_abandoned,
+    )
+
+
+def batches_of(job: JobLedger) -> models.Batches:
+    """Return the numbers of a job's batches."""
+    return models.Batches(committed=job.committed, abandoned=job.abandoned, released=job.released)
+
+
+def _budget(charges: dict[str, Any]) -> models.Budget | None:
+    if charges["cap"] is None:
+        return None
+    spent, left, cap = charges["charged"]["by_all"], charges["left"], charges["cap"]
+    return models.Budget(
+        by_stream=charge_of(charges["charged"]["by_stream"]),
+        by_all=charge_of(spent),
+        left=charge_of(left),
+        cap=charge_of(cap),
+        filter=charges["filter"],
+        spent_share=_spent_share(spent, left),
+    )
+
+
+def _spent_share(spent: dict[str, str | None], left: dict[str, str]) -> float | None:
+    """Return the largest spent share of the quantities that the filter adds up."""
+    shares = [_part(spent[name], left[name]) for name in left]
+    return max((share for share in shares if share is not None), default=None)
+
+
+def _part(spent: str | None, left: str) -> float | None:
+    if spent is None or left == "inf":
+        return None
+    if spent == "inf":
+        return 1.0
+    used, rest = Fraction(parse_rational(spent)), Fraction(parse_rational(left))
+    return min(float(used / (used + rest)), 1.0) if used + rest else None

@@ -1,0 +1,159 @@
+"""One consumer for the one partition of many topics: releases and ledgers."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import (
+    KafkaError,
+    LeaderNotAvailableError,
+    OffsetOutOfRangeError,
+    TopicAuthorizationFailedError,
+)
+
+from streaming_pca.admin.standing import once_led
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.service.kafka.clients import (
+    BrokerUnreachable,
+    first_offsets,
+    last_offsets,
+    reading_consumer,
+)
+
+__all__ = ["Message", "TopicsLost", "TopicsReader", "in_words"]
+
+_PATH = re.compile(r"""(?<![\w/])['"]?/[^\s'",:;()]+['"]?""")
+_POLL_MS = 200
+_FETCH_BYTES = 4 * 2**20
+"""Bytes that one fetch brings, unless a single message is larger."""
+_POLLED = 500
+"""Most messages that one poll returns."""
+_LEADERS_MS = 2000
+"""Longest wait for the leaders of new topics, before the topics with leaders are read without the others."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """Message of a topic's partition 0."""
+
+    topic: str
+    offset: int
+    value: bytes
+
+
+class TopicsLost(Exception):
+    """Topics whose next message cannot be read: it was deleted, or this user may not."""
+
+    def __init__(self, topics: Collection[str], *, denied: bool = False) -> None:
+        super().__init__(", ".join(sorted(topics)))
+        self.topics = frozenset(topics)
+        self.denied = denied
+
+
+class TopicsReader:
+    """Read_committed reader of topics of one partition, over one connection.
+
+    Not thread safe.
+    """
+
+    def __init__(self, kafka: KafkaSettings) -> None:
+        self._timeout_ms = kafka.request_timeout_ms
+        self._consumer: KafkaConsumer = reading_consumer(
+            kafka, max_poll_records=_POLLED, fetch_bytes=_FETCH_BYTES
+        )
+
+    def assign(self, topics: Iterable[str]) -> None:
+        """Read these topics and no others; positions of earlier ones stay."""
+        self._consumer.assign([TopicPartition(topic, 0) for topic in sorted(topics)])
+
+    def seek(self, topic: str, offset: int) -> None:
+        """Read a topic on from an offset."""
+        self._consumer.seek(TopicPartition(topic, 0), offset)
+
+    def bounds(self, topics: Iterable[str]) -> dict[str, tuple[int, int]]:
+        """Return first offsets and readable ends; without topics whose leader is not known.
+
+        Raises
+        ------
+        KafkaError
+        """
+        wanted = sorted(topics)
+        if not wanted:
+            return {}
+        try:
+            firsts, ends = self._bounds(wanted, _LEADERS_MS)
+        except LeaderNotAvailableError:
+            firsts, ends = {}, {}
+            for topic in wanted:
+                try:
+                    first, end = self._bounds([topic], 0)
+                except LeaderNotAvailableError:
+                    continue
+                firsts |= first
+                ends |= end
+        return {tp.topic: (first, ends[tp]) for tp, first in firsts.items()}
+
+    def _bounds(self, topics: list[str], patience_ms: int) -> tuple[Mapping[Any, int], Mapping[Any, int]]:
+        tps = [TopicPartition(topic, 0) for topic in topics]
+
+        def ask(of: Callable[..., dict[TopicPartition, int]]) -> dict[TopicPartition, int]:
+            return once_led(lambda: of(self._consumer, tps, self._timeout_ms), patience_ms)
+
+        # On a read_committed consumer, ends are before the first open transaction.
+        return dict(ask(first_offsets)), dict(ask(last_offsets))
+
+    def position(self, topic: str) -> int:
+        """Return the next offset to read, behind markers of transactions that were met."""
+        return int(self._consumer.position(TopicPartition(topic, 0), timeout_ms=self._timeout_ms) or 0)
+
+    def poll(self, wait_ms: int = _POLL_MS) -> list[Message]:
+        """Wait briefly for messages.
+
+        Raises
+        ------
+        TopicsLost
+        KafkaError
+        """
+        try:
+            polled = self._consumer.poll(timeout_ms=wait_ms)
+        except OffsetOutOfRangeError as error:
+            raise TopicsLost({tp.topic for tp in error.args[0]}) from None
+        except TopicAuthorizationFailedError as error:
+            raise TopicsLost(set(error.args[0]), denied=True) from None
+        return [
+            Message(tp.topic, message.offset, message.value or b"")
+            for tp, messages in polled.items()
+            for message in messages
+        ]
+
+    def message_from(self, topic: str, offset: int, end: int) -> Message | None:
+        """Return the first message in [``offset``, ``end``); the reader then reads nothing else."""
+        self.assign([topic])
+        self.seek(topic, offset)
+        deadline = time.monotonic() + self._timeout_ms / 1000
+        while True:
+            found = self.poll()
+            if found:
+                return found[0] if found[0].offset < end else None
+            if self.position(topic) >= end:
+                return None
+            if time.monotonic() > deadline:
+                raise BrokerUnreachable(f"reading {topic} takes too long: the broker does not answer")
+
+    def close(self) -> None:
+        """Release the connection."""
+        self._consumer.close(autocommit=False)
+
+
+def in_words(error: BaseException, servers: str) -> str:
+    """Describe a failure of the broker in one line, without a file's path."""
+    if isinstance(error, KafkaError):
+        does = "does not answer" if getattr(error, "retriable", False) else "fails"
+        return f"the broker at {servers} {does} ({type(error).__name__})"
+    line = (str(error).splitlines() or [type(error).__name__])[0][:300]
+    return _PATH.sub("(a file)", line)

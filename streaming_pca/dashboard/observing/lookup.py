@@ -1,0 +1,166 @@
+"""Questions for single releases, over one connection that is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from dataclasses import dataclass
+
+from kafka.errors import KafkaError
+
+from streaming_pca.client.releases import NotARelease, read_release
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.dashboard.observing.errors import UnknownRelease
+from streaming_pca.dashboard.observing.logs import Message, TopicsLost, TopicsReader, in_words
+from streaming_pca.dashboard.observing.releases import Point, ReleaseHistory
+from streaming_pca.data.release import Release
+from streaming_pca.service.errors import TopicError
+from streaming_pca.service.kafka.clients import BrokerUnreachable
+
+__all__ = ["ReleaseLookup"]
+
+_WAIT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class _Question:
+    """Release to look up.
+
+    Attributes
+    ----------
+    offset, digest : int or None, str or None
+        Where it is, and of which bytes; None for a release older than all held ones.
+    before : int or None
+        First offset behind the place where an older one can be; None if there is no older one.
+    """
+
+    topic: str
+    stream: str
+    batch: int | None
+    offset: int | None
+    digest: str | None
+    before: int | None
+
+
+class ReleaseLookup:
+    """Reader of single releases; one question at a time."""
+
+    def __init__(self, kafka: KafkaSettings) -> None:
+        self._kafka = kafka
+        self._lock = threading.Lock()
+        self._reader: TopicsReader | None = None
+        self._closed = False
+
+    def question(self, releases: ReleaseHistory, point: Point | None, batch: int | None) -> _Question:
+        """Make the question for a batch's release, or the latest, from what is held."""
+        oldest = releases.oldest
+        older = batch is not None and oldest is not None and batch < oldest.batch
+        return _Question(
+            topic=releases.topic,
+            stream=releases.stream,
+            batch=batch,
+            offset=None if point is None else point.offset,
+            digest=None if point is None else point.digest,
+            before=oldest.offset if older and oldest is not None else None,
+        )
+
+    def ask(self, question: _Question) -> tuple[bytes, Release]:
+        """Return the bytes of a release, and the release.
+
+        Raises
+        ------
+        UnknownRelease, BrokerUnreachable, TopicError
+        """
+        if question.offset is None and question.before is None:
+            raise _unknown(question)
+        if not self._lock.acquire(timeout=_WAIT_SECONDS):
+            raise BrokerUnreachable("the broker is slow: other releases are being read")
+        try:
+            if self._closed:
+                raise BrokerUnreachable("the dashboard is stopping")
+            self._reader = self._reader or TopicsReader(self._kafka)
+            return self._ask(self._reader, question)
+        except TopicsLost:
+            raise _unknown(question) from None
+        except (KafkaError, OSError) as error:
+            self._discard()
+            raise BrokerUnreachable(in_words(error, self._kafka.bootstrap_servers)) from None
+        except BrokerUnreachable:
+            self._discard()
+            raise
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Release the connection, unless a question waits for the broker: then when that ends."""
+        self._closed = True
+        if self._lock.acquire(blocking=False):
+            try:
+                self._discard()
+            finally:
+                self._lock.release()
+
+    def _discard(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _ask(self, reader: TopicsReader, question: _Question) -> tuple[bytes, Release]:
+        reader.assign([question.topic])
+        bounds = reader.bounds([question.topic]).get(question.topic)
+        if bounds is None:
+            raise TopicError(f"topic {question.topic!r} has no leader: try again later")
+        first, end = bounds
+        if question.offset is None:
+            assert question.before is not None
+            return self._search(reader, question, first, min(question.before, end))
+        if not first <= question.offset < end:
+            raise _unknown(question)
+        found = reader.message_from(question.topic, question.offset, end)
+        if found is None or hashlib.sha256(found.value).hexdigest() != question.digest:
+            raise _unknown(question)
+        return found.value, Release.from_bytes(found.value)
+
+    def _search(
+        self, reader: TopicsReader, question: _Question, first: int, end: int
+    ) -> tuple[bytes, Release]:
+        """Bisect the offsets [first, end): batches ascend."""
+        assert question.batch is not None
+        low, high = first, end
+        while low < high:
+            middle = (low + high) // 2
+            found = self._release_from(reader, question, middle, high)
+            if found is None:
+                high = middle
+                continue
+            message, release = found
+            if release.batch == question.batch:
+                return message.value, release
+            if release.batch < question.batch:
+                low = message.offset + 1
+            else:
+                high = middle
+        raise _unknown(question)
+
+    def _release_from(
+        self, reader: TopicsReader, question: _Question, start: int, end: int
+    ) -> tuple[Message, Release] | None:
+        """Return the first release of the stream in [start, end)."""
+        while start < end:
+            message = reader.message_from(question.topic, start, end)
+            if message is None:
+                return None
+            release = read_release(question.topic, message.offset, message.value)
+            if not isinstance(release, NotARelease) and release.stream == question.stream:
+                return message, release
+            start = message.offset + 1
+        return None
+
+
+def _unknown(question: _Question) -> UnknownRelease:
+    if question.batch is None:
+        return UnknownRelease(f"stream {question.stream!r} has no release yet")
+    return UnknownRelease(
+        f"stream {question.stream!r} has no release of batch {question.batch}: it was not published, "
+        "or its topic holds it no more"
+    )

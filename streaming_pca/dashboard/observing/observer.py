@@ -1,0 +1,342 @@
+"""Observer of streams and ledgers: the source of the API and the pages.
+
+Two threads ask the broker: one reads releases and ledgers, over one connection; one asks who leads, for
+lags, and whether topics are still the same. A third connection serves questions for single releases.
+
+Memory is bounded. Held are, of each stream, the numbers of its last releases and the latest release
+(:mod:`.releases`), and of each ledger its replay and its last entries (:mod:`.ledgers`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from kafka.errors import KafkaError
+
+from streaming_pca.admin.ledger import require_record
+from streaming_pca.config.settings import ConfigurationError, KafkaSettings, Settings
+from streaming_pca.dashboard.models import (
+    EntryPage,
+    Event,
+    History,
+    LedgerSummary,
+    Overview,
+    RecordCharge,
+    ReleasePage,
+    StreamDetail,
+    Verification,
+)
+from streaming_pca.dashboard.observing.errors import UnknownLedger, UnknownRecord, UnknownStream
+from streaming_pca.dashboard.observing.events import ConnectionState, Listeners
+from streaming_pca.dashboard.observing.following import follow_topics
+from streaming_pca.dashboard.observing.ledgers import LedgerView
+from streaming_pca.dashboard.observing.logs import Message, in_words
+from streaming_pca.dashboard.observing.lookup import ReleaseLookup
+from streaming_pca.dashboard.observing.standing import TopicTable, ask_for_standings
+from streaming_pca.dashboard.observing.streams import StreamState
+from streaming_pca.dashboard.observing.verification import Verifications
+from streaming_pca.data.release import Release
+from streaming_pca.service.errors import SessionLost
+from streaming_pca.service.kafka.clients import BrokerUnreachable
+
+__all__ = ["Observer"]
+
+_log = logging.getLogger(__name__)
+
+MOST_ENTRIES = 10_000
+"""Entries of a ledger that are held."""
+MOST_ENTRIES_OF_ALL = 100_000
+"""Entries of all ledgers that are held, but 1,000 of each at least."""
+_AGAIN_SECONDS = 1.0
+_REQUEST_MS = 5000
+_BOOTSTRAP_MS = 3000
+_STOP_SECONDS = 1.5
+
+
+def _quick(kafka: KafkaSettings) -> KafkaSettings:
+    """Return the connection with time limits of a page's reader, not of a worker."""
+    limits = {
+        "request_timeout_ms": min(kafka.request_timeout_ms, _REQUEST_MS),
+        "bootstrap_timeout_ms": min(kafka.bootstrap_timeout_ms, _BOOTSTRAP_MS),
+    }
+    return kafka.model_copy(update=limits)
+
+
+class Observer:
+    """Observer of the streams of one broker.
+
+    Parameters
+    ----------
+    settings : sequence of Settings
+        One per stream, all with the same broker.
+    history : int
+        Releases of each stream to hold.
+    """
+
+    def __init__(self, settings: Sequence[Settings], *, history: int = 1000) -> None:
+        self._kafka = _quick(settings[0].kafka)
+        ordered = sorted(settings, key=lambda s: s.stream.name)
+        inputs = sorted({s.stream.input for s in ordered})
+        rows = min(MOST_ENTRIES, max(1000, MOST_ENTRIES_OF_ALL // len(inputs)))
+        self._streams = {s.stream.name: StreamState(s, history) for s in ordered}
+        self._views = {name: LedgerView(name, rows) for name in inputs}
+        self._by_topic: dict[str, StreamState | LedgerView] = {
+            **{s.releases.topic: s for s in self._streams.values()},
+            **{v.topic: v for v in self._views.values()},
+        }
+        self._lock = threading.RLock()
+        self._listeners = Listeners()
+        self._connection = ConnectionState()
+        self.verifications = Verifications(self._kafka, lambda name: self._tell([_ledger_event(name)]))
+        self._lookup = ReleaseLookup(self._kafka)
+        self._table = TopicTable()
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    # -- its life ------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the threads; a broker that is away is asked until it answers."""
+        for part, run in (("topics", follow_topics), ("standing", ask_for_standings)):
+            thread = threading.Thread(
+                target=self._keep, args=(part, run), name=f"dashboard-{part}", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """End the threads, within two seconds.
+
+        A thread that waits for a broker that hangs ends by itself when its request times out.
+        """
+        self._stop.set()
+        self._table.changed.set()
+        self._table.wanted.set()
+        deadline = time.monotonic() + _STOP_SECONDS
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+        self._lookup.close()
+
+    def _keep(
+        self, part: str, run: Callable[[Observer, KafkaSettings, TopicTable, threading.Event], None]
+    ) -> None:
+        """Run one part until stopped; each failure is reported, and the part runs anew."""
+        logged = None
+        while not self._stop.is_set():
+            try:
+                run(self, self._kafka, self._table, self._stop)
+                continue
+            except (BrokerUnreachable, ConfigurationError, KafkaError, OSError) as error:
+                problem = in_words(error, self._kafka.bootstrap_servers)
+            except Exception as error:
+                # A thread that ended would leave old numbers that look current.
+                problem = f"the dashboard failed ({type(error).__name__}): its log says why"
+                if logged != problem:
+                    _log.exception("the dashboard failed at its %s", part)
+                logged = problem
+            self.report(part, problem)
+            self._stop.wait(_AGAIN_SECONDS)
+
+    # -- answers from memory --------------------------------------------------
+
+    def overview(self) -> Overview:
+        """Return all streams at one time."""
+        with self._lock:
+            return Overview(
+                streams=[state.summary for state in self._streams.values()],
+                connection=self._connection.answer(),
+                revision=self._listeners.revision,
+            )
+
+    def stream(self, name: str) -> StreamDetail:
+        """Return a stream, without the words of its guarantee."""
+        with self._lock:
+            return self._state(name).detail
+
+    def history(self, name: str) -> History:
+        """Return the columns of a stream's last releases."""
+        with self._lock:
+            return self._state(name).releases.history()
+
+    def releases(self, name: str, limit: int, before: int | None = None) -> ReleasePage:
+        """Return releases of batches below ``before``, newest first."""
+        with self._lock:
+            return self._state(name).releases.page(limit, before)
+
+    def ledgers(self) -> list[LedgerSummary]:
+        """Return all ledgers by input topic."""
+        with self._lock:
+            return [view.summary() for view in self._views.values()]
+
+    def ledger(self, input: str) -> LedgerSummary:
+        """Return the ledger of an input topic."""
+        with self._lock:
+            return self._view(input).summary()
+
+    def entries(self, input: str, limit: int, before: int | None = None, job: str | None = None) -> EntryPage:
+        """Return entries at offsets below ``before``, newest first."""
+        with self._lock:
+            return self._view(input).page(limit, before, job)
+
+    def verification(self, input: str) -> Verification:
+        """Return the last verification of a ledger."""
+        self._view(input)
+        return self.verifications.last(input)
+
+    def listen(self, callback: Callable[[Event], None]) -> Callable[[], None]:
+        """Call back at each event, in a thread of this object; the result ends that.
+
+        What an event announces is in the answers by then.
+        """
+        return self._listeners.listen(callback)
+
+    # -- answers that may ask the broker ---------------------------------------
+
+    def release(self, name: str, batch: int | None = None) -> tuple[bytes, Release]:
+        """Return the bytes of a release as published, and the release; by default the latest.
+
+        Raises
+        ------
+        UnknownStream, UnknownRelease
+        BrokerUnreachable, TopicError
+        """
+        with self._lock:
+            releases = self._state(name).releases
+            point = releases.last if batch is None else releases.find(batch)
+            latest = releases.latest if point is not None and point is releases.last else None
+            wanted = self._lookup.question(releases, point, batch)
+        if latest is not None:
+            return latest, Release.from_bytes(latest)
+        self._require_broker()
+        return self._lookup.ask(wanted)
+
+    def record_charge(self, input: str, partition: int, offset: int) -> RecordCharge:
+        """Return the charges of one record.
+
+        Raises
+        ------
+        UnknownLedger, UnknownRecord
+        TopicError
+            If the ledger is not open or cannot be read.
+        BrokerUnreachable
+        """
+        with self._lock:
+            view = self._view(input)
+            view.require_readable()
+            charge = view.record(partition, offset)
+            named = view.is_named(partition, offset)
+        if not named:
+            # No range of the ledger names it, so it may never have been there.
+            self._require_broker()
+            try:
+                require_record(self._kafka, input, partition, offset)
+            except ConfigurationError as error:
+                raise UnknownRecord(str(error).replace("--", "", 1)) from None
+            except SessionLost as error:
+                raise BrokerUnreachable(str(error).splitlines()[0]) from None
+        return charge
+
+    def verify(self, input: str) -> Verification:
+        """Start a verification in a thread, unless one runs; return that ledger's last one."""
+        self._view(input)
+        return self.verifications.start(input)
+
+    # -- for its threads --------------------------------------------------------
+
+    @property
+    def streams(self) -> Mapping[str, StreamState]:
+        """Streams by name."""
+        return self._streams
+
+    @property
+    def views(self) -> Mapping[str, LedgerView]:
+        """Ledgers by input topic."""
+        return self._views
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Lock of the contents of streams and ledgers."""
+        return self._lock
+
+    @property
+    def is_loaded(self) -> bool:
+        """True once all topics were read to their ends."""
+        return self._connection.loaded
+
+    def take(self, messages: Iterable[Message]) -> None:
+        """Take messages of the topics, in order, then tell of them."""
+        events: list[Event] = []
+        with self._lock:
+            changed: set[str] = set()
+            for message in messages:
+                part = self._by_topic.get(message.topic)
+                if isinstance(part, StreamState):
+                    point = part.releases.add(message.offset, message.value)
+                    if point is not None:
+                        events.append(_release_event(part.name, point.batch))
+                elif part is not None:
+                    part.add(message.offset, message.value)
+                    changed.add(part.input)
+            events += [_ledger_event(name) for name in sorted(changed)]
+            events += self._refresh()
+        # Before all was read, each release would be news.
+        self._tell(events if self.is_loaded else [])
+
+    def refresh(self) -> None:
+        """Put the answers together anew, and tell of changed ones."""
+        with self._lock:
+            events = self._refresh()
+        self._tell(events)
+
+    def report(self, part: str, problem: str | None) -> None:
+        """Take what a thread has found about the broker, and tell of a change."""
+        if self._connection.report(part, problem):
+            self.refresh()
+            self._tell([Event(kind="connection", revision=0)])
+
+    def load(self) -> None:
+        """Note that all topics were read to their ends."""
+        if self._connection.load():
+            # Lags are known from now on.
+            self._table.wanted.set()
+            self.refresh()
+            self._tell([Event(kind="connection", revision=0)])
+
+    def _refresh(self) -> list[Event]:
+        problem, loaded = self._connection.problem, self._connection.loaded
+        return [
+            Event(kind="standing", stream=state.name, revision=0)
+            for state in self._streams.values()
+            if state.update(self._views[state.input], problem, loaded)
+        ]
+
+    def _tell(self, events: Sequence[Event]) -> None:
+        self._listeners.tell(events)
+
+    def _require_broker(self) -> None:
+        problem = self._connection.problem
+        if problem is not None:
+            raise BrokerUnreachable(problem)
+
+    def _state(self, name: str) -> StreamState:
+        try:
+            return self._streams[name]
+        except KeyError:
+            raise UnknownStream(f"there is no stream {name!r} in the settings") from None
+
+    def _view(self, input: str) -> LedgerView:
+        try:
+            return self._views[input]
+        except KeyError:
+            raise UnknownLedger(f"no stream of the settings reads topic {input!r}") from None
+
+
+def _release_event(stream: str, batch: int) -> Event:
+    return Event(kind="release", stream=stream, batch=batch, revision=0)
+
+
+def _ledger_event(input: str) -> Event:
+    return Event(kind="ledger", input=input, revision=0)

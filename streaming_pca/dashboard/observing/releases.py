@@ -1,0 +1,282 @@
+"""Last releases of one stream: numbers of many, and all of the latest.
+
+Memory is bounded: of each release but the latest only some numbers are held, and never more
+numbers than :data:`MOST_NUMBERS`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.admin.watch import angles_between, basis_of
+from streaming_pca.client.releases import NotARelease, read_release
+from streaming_pca.config.settings import StreamSettings
+from streaming_pca.dashboard.models import History, ReleasePage, ReleaseSummary
+from streaming_pca.data.release import Release
+from streaming_pca.estimators.common.error_bounds import explained_ratio
+from streaming_pca.estimators.doubts import resolved_components
+
+__all__ = ["Point", "ReleaseHistory"]
+
+Vector = NDArray[np.float64]
+
+MOST_NUMBERS = 2**20
+"""Most numbers of a stream's history, 8 bytes each: the rank decides how many releases these are."""
+_READ_NUMBERS = 5 * 2**20
+"""Most numbers of components that are read at the start, some 100 MB."""
+LATEST_BYTES = 4 * 2**20
+"""Largest release whose bytes are held; larger ones are read again when asked for."""
+_MOST_DOUBTS = 16
+_MOST_NUMBER = 2**63
+_ANGLE = math.pi / 2
+_STANDARD_ERRORS = 2.0
+"""Standard errors above 0 from which on a total is told from noise, as with doubts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Release in numbers, as the history holds it."""
+
+    offset: int
+    batch: int
+    created: str
+    records: int
+    outcome: str | None
+    doubts: tuple[str, ...]
+    resolved: int | None
+    angles: Vector | None
+    angle_bound: float | None
+    noise_bound: float | None
+    explained: Vector
+    explained_error: Vector | None
+    total: float | None
+    explained_share: float | None
+    null_share: tuple[float, float] | None
+    clipped_share: tuple[float, float] | None
+    least_null_share: float
+    digest: str
+
+    def summary(self) -> ReleaseSummary:
+        """Return it as the API has it."""
+        return ReleaseSummary(
+            offset=self.offset,
+            batch=self.batch,
+            created=self.created,
+            records=self.records,
+            outcome=self.outcome,
+            doubts=list(self.doubts),
+            resolved_components=self.resolved,
+            angle=None if self.angles is None else float(self.angles[0]),
+            angle_bound=self.angle_bound,
+            explained_share=self.explained_share,
+            digest=self.digest,
+        )
+
+
+class ReleaseHistory:
+    """Last releases of a stream, as its topic brings them.
+
+    Parameters
+    ----------
+    stream : StreamSettings
+    most : int
+        Releases to hold; fewer of a rank so high that they would be more than ``MOST_NUMBERS`` numbers.
+
+    Attributes
+    ----------
+    topic_id : str or None
+        Life of the topic that was read.
+    next_offset : int
+        First offset that was not read.
+    unreadable : int
+        Messages that are no releases of this stream.
+    latest : bytes or None
+        The latest release, unless it is larger than ``LATEST_BYTES``.
+    """
+
+    def __init__(self, stream: StreamSettings, most: int) -> None:
+        self.topic, self.stream = stream.releases_topic, stream.name
+        self._stream = stream
+        self._most = max(2, min(most, MOST_NUMBERS // (3 * stream.rank)))
+        self.restart(None)
+
+    def restart(self, topic_id: str | None) -> None:
+        """Forget everything: another topic of this name is read."""
+        self.topic_id = topic_id
+        self.next_offset = 0
+        self.unreadable = 0
+        self.latest: bytes | None = None
+        self.feature_names: list[str] | None = None
+        self._points: deque[Point] = deque(maxlen=self._most)
+        self._by_batch: dict[int, Point] = {}
+        self._complete = True
+        self._basis: Vector | None = None
+
+    def begin(self, first: int, end: int) -> None:
+        """Begin at the offset behind which are about as many releases as are held."""
+        # With each release comes the marker of its transaction.
+        numbers = self._stream.dim * self._stream.rank
+        span = 2 * min(self._most, max(2, _READ_NUMBERS // numbers))
+        self.next_offset = max(first, end - span)
+        self._complete = self.next_offset == first
+
+    @property
+    def last(self) -> Point | None:
+        """The latest release."""
+        return self._points[-1] if self._points else None
+
+    @property
+    def oldest(self) -> Point | None:
+        """The earliest release that is held."""
+        return self._points[0] if self._points else None
+
+    def find(self, batch: int) -> Point | None:
+        """Return a batch's release, if it is held."""
+        return self._by_batch.get(batch)
+
+    def recent(self, count: int) -> list[Point]:
+        """Return the last releases, oldest first."""
+        return [self._points[i] for i in range(max(0, len(self._points) - count), len(self._points))]
+
+    def add(self, offset: int, value: bytes) -> Point | None:
+        """Take the topic's next message; return None unless it is a release of this stream."""
+        self.next_offset = offset + 1
+        release = read_release(self.topic, offset, value)
+        if isinstance(release, NotARelease) or not self._is_own(release):
+            self.unreadable += 1
+            return None
+        point = self._point(offset, value, release)
+        if len(self._points) == self._most:
+            self._drop_first()
+            self._complete = False
+        self._points.append(point)
+        self._by_batch[point.batch] = point
+        self.latest = value if len(value) <= LATEST_BYTES else None
+        self.feature_names = release.feature_names
+        return point
+
+    def forget_before(self, first: int) -> None:
+        """Drop releases that the topic has deleted, except the last."""
+        if first == self.next_offset or not self._points:
+            self._complete = True
+        while len(self._points) > 1 and self._points[0].offset < first:
+            self._drop_first()
+        if self._points and first > self._points[0].offset:
+            self._complete = True
+
+    def _drop_first(self) -> None:
+        point = self._points.popleft()
+        if self._by_batch.get(point.batch) is point:
+            del self._by_batch[point.batch]
+
+    def _is_own(self, release: Release) -> bool:
+        stream = self._stream
+        same = (release.stream, release.dim, release.rank) == (stream.name, stream.dim, stream.rank)
+        counts = (release.batch, release.records, release.batch_records or 0)
+        return (
+            same
+            and len(release.explained_variance) == release.rank
+            and all(0 <= number < _MOST_NUMBER for number in counts)
+            and (release.feature_names is None or len(release.feature_names) == release.dim)
+        )
+
+    def _point(self, offset: int, value: bytes, release: Release) -> Point:
+        before, basis = self.last, _orthonormal(release)
+        angles = None
+        if self._basis is not None and basis is not None:
+            angles = _finite(angles_between(self._basis, basis))
+        self._basis = basis
+        bounds = (before.angle_bound if before is not None else None, release.angle_bound)
+        both = None if bounds[0] is None or bounds[1] is None else min(bounds[0] + bounds[1], _ANGLE)
+        errors = release.explained_variance_error
+        counts = release.counts
+        return Point(
+            offset=offset,
+            batch=release.batch,
+            created=release.created,
+            records=release.records,
+            outcome=release.outcome,
+            doubts=release.doubts[:_MOST_DOUBTS],
+            resolved=resolved_components(release),
+            angles=angles,
+            angle_bound=release.angle_bound,
+            noise_bound=both,
+            explained=np.array(release.explained_variance, dtype=np.float64),
+            explained_error=None if errors is None else np.array(errors, dtype=np.float64),
+            total=release.total_variance,
+            explained_share=_explained_share(release),
+            null_share=_share(counts, "null", counts.get("batch_records")),
+            clipped_share=_share(counts, "clipped", counts.get("clipped_of")),
+            least_null_share=release.least_null_share,
+            digest=hashlib.sha256(value).hexdigest(),
+        )
+
+    def history(self) -> History:
+        """Return the columns of all releases that are held."""
+        points = list(self._points)
+        return History(
+            stream=self._stream.name,
+            batch=[p.batch for p in points],
+            created=[p.created for p in points],
+            records=[p.records for p in points],
+            angles=[None if p.angles is None else p.angles.tolist() for p in points],
+            angle_bound=[p.angle_bound for p in points],
+            noise_bound=[p.noise_bound for p in points],
+            explained_variance=[p.explained.tolist() for p in points],
+            explained_variance_error=[
+                None if p.explained_error is None else p.explained_error.tolist() for p in points
+            ],
+            total_variance=[p.total for p in points],
+            null_share=[p.null_share[0] if p.null_share else None for p in points],
+            null_share_error=[p.null_share[1] if p.null_share else None for p in points],
+            clipped_share=[p.clipped_share[0] if p.clipped_share else None for p in points],
+            clipped_share_error=[p.clipped_share[1] if p.clipped_share else None for p in points],
+            complete=self._complete,
+        )
+
+    def page(self, limit: int, before: int | None) -> ReleasePage:
+        """Return releases of batches below ``before``, newest first."""
+        chosen = [p for p in reversed(self._points) if before is None or p.batch < before]
+        more = len(chosen) > limit
+        items = [p.summary() for p in chosen[:limit]]
+        return ReleasePage(items=items, next=items[-1].batch if more and items else None)
+
+
+def _orthonormal(release: Release) -> Vector | None:
+    """Return a basis of a release's components; None if they are not what a release promises."""
+    with np.errstate(all="ignore"):
+        try:
+            basis = basis_of(release)
+            gram = basis @ basis.T
+        except ValueError:
+            return None
+        return basis if np.allclose(gram, np.eye(len(basis)), rtol=0, atol=1e-6) else None
+
+
+def _finite(angles: Vector | None) -> Vector | None:
+    return angles if angles is not None and np.isfinite(angles).all() else None
+
+
+def _explained_share(release: Release) -> float | None:
+    if release.total_variance is None or release.kind == "tensor":
+        return None
+    # Shares of a total that cannot be told from noise mean nothing, and would come out as 100%.
+    if release.total_variance <= _STANDARD_ERRORS * (release.total_variance_error or 0.0):
+        return None
+    variances = np.maximum(np.array(release.explained_variance, dtype=np.float64), 0.0)
+    ratios = explained_ratio(variances, release.total_variance)
+    return None if ratios is None else min(float(ratios.sum()), 1.0)
+
+
+def _share(counts: dict[str, float], of: str, whole: float | None) -> tuple[float, float] | None:
+    """Return a noisy count's share of a batch, clamped, and its standard error."""
+    if not whole:
+        return None
+    share, error = counts[f"{of}_records"] / whole, counts[f"{of}_records_error"] / whole
+    return min(max(share, 0.0), 1.0), min(error, float(np.finfo(np.float64).max))

@@ -1,0 +1,222 @@
+"""One stream as the API has it, from its topics and the broker's answers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+from streaming_pca.admin.standing import Standings
+from streaming_pca.config.settings import Settings
+from streaming_pca.dashboard.models import Lag, LastRelease, Leader, StreamDetail, StreamSummary
+from streaming_pca.dashboard.observing.health import Facts, LagWatch, judge
+from streaming_pca.dashboard.observing.ledgers import LedgerView, batches_of
+from streaming_pca.dashboard.observing.releases import Point, ReleaseHistory
+from streaming_pca.privacy.ledger.cap import BudgetExceeded, within_cap
+from streaming_pca.privacy.ledger.ledger import BatchStatus, JobLedger, Ledger
+from streaming_pca.privacy.ledger.spend_map import SpendMap
+from streaming_pca.privacy.parameters import Charge, parse_rational
+
+__all__ = ["StreamState"]
+
+_INTERVALS = 10
+"""Intervals between releases of which the median is the usual one."""
+
+
+class StreamState:
+    """Stream, its releases and its standing.
+
+    Parameters
+    ----------
+    settings : Settings
+    most : int
+        Releases to hold.
+
+    Attributes
+    ----------
+    releases : ReleaseHistory
+    problem : str or None
+        Topics that are missing or cannot be read.
+    """
+
+    def __init__(self, settings: Settings, most: int) -> None:
+        self.settings = settings
+        self.name, self.input = settings.stream.name, settings.stream.input
+        self.releases = ReleaseHistory(settings.stream, most)
+        self.problem: str | None = None
+        self._leader: Leader | None = None
+        self._lag: Lag | None = None
+        self._watch = LagWatch(settings.stream.build_estimator().largest_batch)
+        self._cannot_charge: str | None = None
+        self._info = settings.stream.build_estimator().info
+        facts = self._public() | {"health": judge(Facts(loaded=False))}
+        self.summary = StreamSummary(**facts)
+        self.detail = StreamDetail(**facts, **self._more())
+
+    def stand(self, standings: Standings, view: LedgerView, at: float, *, loaded: bool) -> None:
+        """Take the broker's answers, of a time in seconds; lags only once the ledgers were read."""
+        stream = self.settings.stream
+        leader = standings.leader(self.settings.worker.group, stream.state_topic)
+        self._leader = None if leader is None else Leader(**leader)
+        job = view.job(self.name)
+        known = loaded and stream.input in standings.partitions
+        lag = standings.lag(stream, job) if known else None
+        self._lag = None if lag is None else Lag(**lag)
+        if lag is not None:
+            self._watch.add(at, lag["total"])
+        ends = {tp.partition: standings.end[tp] for tp in standings.partitions.get(stream.input, ())}
+        self._cannot_charge = self._refusal(view.ledger, job, ends)
+
+    def update(self, view: LedgerView, disconnected: str | None, loaded: bool) -> bool:
+        """Put the answers together anew; return whether they have changed."""
+        job, last = view.job(self.name), self.releases.last
+        problem = self.problem or view.trouble
+        facts = self._public() | {
+            "problem": problem,
+            "unreadable": self.releases.unreadable,
+            "health": judge(self._facts(view, job, last, problem, disconnected, loaded)),
+        }
+        if problem is None:
+            facts |= {
+                "standing": str(job.standing),
+                "leader": self._leader,
+                "batches": batches_of(job),
+                "records": job.records_committed,
+                "lag": self._lag,
+                "last_release": None if last is None else _last_release(last),
+                "budget": view.budget(self.name),
+            }
+        summary = StreamSummary(**facts)
+        if summary == self.summary and self.releases.feature_names == self.detail.feature_names:
+            return False
+        self.summary = summary
+        self.detail = StreamDetail(**facts, **self._more())
+        return True
+
+    def _public(self) -> dict[str, Any]:
+        stream = self.settings.stream
+        return {
+            "name": stream.name,
+            "input": stream.input,
+            "estimator": stream.estimator,
+            "dim": stream.dim,
+            "rank": stream.rank,
+            "private": stream.private,
+            "epsilon": stream.epsilon if stream.private else None,
+            "delta": stream.delta if stream.private else None,
+            "privacy_unit": stream.privacy_unit,
+        }
+
+    def _more(self) -> dict[str, Any]:
+        stream = self.settings.stream
+        names = self.releases.feature_names or stream.feature_names
+        return {
+            "guarantee": [],
+            "adjacency": self._info.adjacency,
+            "local": self._info.local,
+            "contributions_per_user": (
+                stream.contributions_per_user if stream.privacy_unit == "user" else None
+            ),
+            "feature_names": None if names is None else list(names),
+            "kind": self._info.releases,
+        }
+
+    def _facts(
+        self,
+        view: LedgerView,
+        job: JobLedger,
+        last: Point | None,
+        problem: str | None,
+        disconnected: str | None,
+        loaded: bool,
+    ) -> Facts:
+        leader, lag = self._leader, self._lag
+        since, usual = self._intervals()
+        return Facts(
+            problem=problem,
+            disconnected=disconnected,
+            loaded=loaded,
+            standing=str(job.standing),
+            reason=view.last_reason.get(self.name),
+            abandoned_last=job.phase is BatchStatus.ABANDONED,
+            refused=view.last_void.get(self.name),
+            cannot_charge=self._cannot_charge,
+            open_ledger=view.ledger.opened is not None,
+            learnt=self._learnt(job),
+            leader=None if leader is None else leader.present,
+            candidates=0 if leader is None else leader.candidates,
+            lag=None if lag is None else lag.total,
+            lag_grows=self._watch.grows,
+            doubts=() if last is None else last.doubts,
+            resolved=None if last is None else last.resolved,
+            rank=self.settings.stream.rank,
+            least_null_share=0.0 if last is None else last.least_null_share,
+            unreadable=self.releases.unreadable,
+            seconds_since=since,
+            usual_seconds=usual,
+        )
+
+    def _learnt(self, job: JobLedger) -> int | None:
+        """Return the number of records once a stream of known length has learnt them."""
+        estimator = self.settings.stream.build_estimator()
+        expected = getattr(estimator.options, "n_records", None)
+        if not self.settings.worker.stop_when_done or expected is None:
+            return None
+        # Pairs leave the last record of an odd number over.
+        done = job.records_committed > expected - estimator.preprocessing.granularity
+        return job.records_committed if done else None
+
+    def _intervals(self) -> tuple[float | None, float | None]:
+        """Return the seconds since the last release, and the usual seconds between two."""
+        times = [_time(point.created) for point in self.releases.recent(_INTERVALS + 1)]
+        if not times:
+            return None, None
+        since = max((datetime.now(UTC) - times[-1]) / timedelta(seconds=1), 0.0)
+        between = [(b - a) / timedelta(seconds=1) for a, b in pairwise(times)]
+        return since, statistics.median(between) if len(between) >= 2 else None
+
+    def _refusal(self, ledger: Ledger, job: JobLedger, ends: Mapping[int, int]) -> str | None:
+        """Return why the cap does not allow the next batch to be charged; None if it does, or may."""
+        charge = self._charge(job)
+        opened = ledger.opened
+        if opened is None or (opened.filter == "zcdp" and charge.rho is None):
+            return None
+        try:
+            if self.settings.stream.privacy_unit == "user":
+                ledger.check_everywhere(self.name, charge)
+                return None
+            ledger.check_unread(charge)
+        except BudgetExceeded as error:
+            return str(error)
+        for partition, end in sorted(ends.items()):
+            start = job.ends.get(partition, 0)
+            for spent in ledger.spend.get(partition, SpendMap()).over(start, end):
+                if not within_cap(spent + ledger.everywhere + charge, opened.cap, opened.filter):
+                    return (
+                        f"records of partition {partition} that it has still to read were charged by other "
+                        "jobs up to the cap, or nearly"
+                    )
+        return None
+
+    def _charge(self, job: JobLedger) -> Charge:
+        """Return what a batch costs each of its records; before the first its rho is not known."""
+        if job.reservation is not None:
+            return job.reservation.charge
+        stream = self.settings.stream
+        if self._info.local:
+            return Charge.nothing()
+        if not stream.private:
+            return Charge.unbounded()
+        return Charge(epsilon=parse_rational(stream.epsilon), delta=parse_rational(stream.delta))
+
+
+def _last_release(point: Point) -> LastRelease:
+    said = point.summary().model_dump(exclude={"offset"})
+    return LastRelease(**said)
+
+
+def _time(created: str) -> datetime:
+    at = datetime.fromisoformat(created)
+    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)

@@ -1,0 +1,92 @@
+"""Runs of the independent verifier, at most one at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from kafka.errors import KafkaError
+
+from streaming_pca.admin.ledger import verify_ledger
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+from streaming_pca.dashboard.models import Verification
+from streaming_pca.dashboard.observing.events import now_in_words
+from streaming_pca.dashboard.observing.logs import in_words
+from streaming_pca.service.errors import SessionLost, StreamRefused, TopicError
+from streaming_pca.service.kafka.clients import BrokerUnreachable
+
+__all__ = ["Verifications"]
+
+_MOST_PROBLEMS = 100
+
+
+class Verifications:
+    """Last verification of each ledger.
+
+    Parameters
+    ----------
+    kafka : KafkaSettings
+    changed : callable
+        Called with an input topic when its verification has begun or ended.
+    """
+
+    def __init__(self, kafka: KafkaSettings, changed: Callable[[str], None]) -> None:
+        self._kafka, self._changed = kafka, changed
+        self._results: dict[str, Verification] = {}
+        self._lock = threading.Lock()
+        self._running: str | None = None
+
+    def last(self, input: str) -> Verification:
+        """Return the last verification of a ledger."""
+        with self._lock:
+            return self._results.get(input) or Verification(state="never")
+
+    def forget(self, input: str) -> None:
+        """Drop the last verification: another ledger has the name now."""
+        with self._lock:
+            if self._running != input:
+                self._results.pop(input, None)
+
+    def start(self, input: str) -> Verification:
+        """Start one in a thread, unless one runs, of this ledger or another."""
+        with self._lock:
+            if self._running is not None:
+                return self._results.get(input) or Verification(state="never")
+            self._running = input
+            begun = self._results[input] = Verification(state="running", started=now_in_words())
+        threading.Thread(target=self._run, args=(input, begun), name="verification", daemon=True).start()
+        return begun
+
+    def _run(self, input: str, begun: Verification) -> None:
+        self._changed(input)
+        found = Verification(state="failed", problems=["the verifier could not run"])
+        try:
+            report = verify_ledger(self._kafka, input)
+            found = Verification(
+                state="verified" if report.ok else "problems",
+                entries=report.entries,
+                problems=_shortened(report.problems),
+            )
+        except (
+            BrokerUnreachable,
+            ConfigurationError,
+            KafkaError,
+            OSError,
+            SessionLost,
+            StreamRefused,
+            TopicError,
+        ) as error:
+            reason = in_words(error, self._kafka.bootstrap_servers)
+            found = Verification(state="failed", problems=[reason])
+        finally:
+            times = {"started": begun.started, "finished": now_in_words()}
+            with self._lock:
+                self._results[input] = found.model_copy(update=times)
+                self._running = None
+        self._changed(input)
+
+
+def _shortened(problems: tuple[str, ...]) -> list[str]:
+    if len(problems) <= _MOST_PROBLEMS:
+        return list(problems)
+    return [*problems[:_MOST_PROBLEMS], f"and {len(problems) - _MOST_PROBLEMS} more"]

@@ -1,0 +1,200 @@
+"""Routes of the dashboard's pages: one shell, its static files and plotly's browser bundle.
+
+The files hold no data, and are served without a token. Their URLs carry a digest of all of
+them, so that browsers keep them for good and never mix two versions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import threading
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata, resources
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+__all__ = ["CONTENT_SECURITY_POLICY", "SECURITY_HEADERS", "page_routes"]
+
+CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "connect-src 'self'",
+        "img-src 'self' data: blob:",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+        "form-action 'none'",
+    )
+)
+"""Policy of all pages: nothing from elsewhere, nothing inline, no evaluation of text."""
+
+SECURITY_HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+"""Headers of each answer."""
+
+_TYPES = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+"""Media types of the static files by their endings; others are not served."""
+_PLOTLY = "plotly.min.js"
+_LEAST_GZIP = 1024
+"""Size in bytes below which compression saves no packet."""
+_PIECE = 64 * 1024
+"""Most bytes that are sent at once."""
+_FOR_GOOD = "public, max-age=31536000, immutable"
+_ROOT, _STATIC = "{root}", "{static}"
+"""Marks in the shell: the relative path to the root, and to the static files."""
+
+
+@dataclass(frozen=True)
+class _File:
+    """Static file with its compressed form."""
+
+    body: bytes
+    compressed: bytes | None
+    media_type: str
+    etag: str
+
+    @classmethod
+    def of(cls, body: bytes, media_type: str) -> _File:
+        # mtime=0: the same file has the same bytes in all processes.
+        small = gzip.compress(body, 6, mtime=0) if len(body) >= _LEAST_GZIP else None
+        etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+        return cls(body, small, media_type, etag)
+
+    def answer(self, request: Request, caching: str) -> Response:
+        """Answer with the file, compressed if the client takes it, or with 304."""
+        headers = {**SECURITY_HEADERS, "Cache-Control": caching, "ETag": self.etag, "Vary": "Accept-Encoding"}
+        if _names(request.headers.get("if-none-match", ""), self.etag):
+            return Response(status_code=304, headers=headers)
+        body = self.body
+        if self.compressed is not None and _takes_gzip(request.headers.get("accept-encoding", "")):
+            body = self.compressed
+            headers["Content-Encoding"] = "gzip"
+        if len(body) <= _PIECE:
+            return Response(body, headers=headers, media_type=self.media_type)
+        # In pieces, each of which waits for the client: many slow ones would fill memory at once.
+        headers["Content-Length"] = str(len(body))
+        return StreamingResponse(_pieces(body), headers=headers, media_type=self.media_type)
+
+
+class _Pages:
+    """Files in memory; plotly's bundle is read when it is first asked for."""
+
+    def __init__(self, folder: Traversable) -> None:
+        self._files = {name: found for name, found in _files(folder) if name.rpartition(".")[2] in _TYPES}
+        self._shell = (folder / "index.html").read_text(encoding="utf-8")
+        # The bundle is told by its version: a digest of 5 MB would delay each start.
+        digest = hashlib.sha256(metadata.version("plotly").encode())
+        for name, body in sorted(self._files.items()):
+            digest.update(f"{name} {len(body)}\n".encode() + body)
+        self.digest = digest.hexdigest()[:16]
+        self._shells: dict[int, _File] = {}
+        self._ready: dict[str, _File] = {}
+        self._lock = threading.Lock()
+
+    def shell(self, depth: int) -> _File:
+        """Return the page for a path with ``depth`` folders."""
+        # Without the lock, which the bundle's compression holds: this runs in the event loop.
+        if depth not in self._shells:
+            root = "../" * depth or "./"
+            text = self._shell.replace(_STATIC, f"{root}static/{self.digest}/").replace(_ROOT, root)
+            self._shells[depth] = _File.of(text.encode(), "text/html; charset=utf-8")
+        return self._shells[depth]
+
+    def file(self, name: str) -> _File | None:
+        """Return a static file; None for other names."""
+        body = self._files.get(name)
+        if body is None and name != _PLOTLY:
+            return None
+        with self._lock:
+            if name not in self._ready:
+                body = plotly_bundle() if body is None else body
+                self._ready[name] = _File.of(body, _TYPES[name.rpartition(".")[2]])
+            return self._ready[name]
+
+
+def page_routes() -> list[BaseRoute]:
+    """Return the routes of the pages and of their static files.
+
+    Names of streams and of topics are not looked up here: the pages ask the API for them.
+    """
+    pages = _Pages(resources.files("streaming_pca.dashboard") / "assets")
+
+    async def static(request: Request) -> Response:
+        digest, name = request.path_params["digest"], request.path_params["name"]
+        # Compression of the bundle takes a moment, in which events must go on.
+        found = await asyncio.to_thread(pages.file, name) if digest == pages.digest else None
+        if found is None:
+            return PlainTextResponse("not found\n", 404, headers=dict(SECURITY_HEADERS))
+        return found.answer(request, _FOR_GOOD)
+
+    async def root(request: Request) -> Response:
+        return pages.shell(0).answer(request, "no-cache")
+
+    async def folder(request: Request) -> Response:
+        return pages.shell(1).answer(request, "no-cache")
+
+    return [
+        Route("/", root),
+        Route("/plan", root),
+        Route("/ledger", root),
+        Route("/streams/{name}", folder),
+        Route("/ledger/{input}", folder),
+        Route("/static/{digest}/{name:path}", static),
+    ]
+
+
+def plotly_bundle() -> bytes:
+    """Read the browser bundle of the installed plotly."""
+    return (resources.files("plotly") / "package_data" / _PLOTLY).read_bytes()
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), _PIECE):
+        yield body[start : start + _PIECE]
+
+
+def _files(folder: Traversable, prefix: str = "") -> list[tuple[str, bytes]]:
+    """List the files of a folder with their relative paths."""
+    found: list[tuple[str, bytes]] = []
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            found += _files(entry, f"{prefix}{entry.name}/")
+        else:
+            found.append((f"{prefix}{entry.name}", entry.read_bytes()))
+    return found
+
+
+def _names(header: str, etag: str) -> bool:
+    """Return whether an If-None-Match header names the tag."""
+    tags = {tag.strip().removeprefix("W/") for tag in header.split(",")}
+    return etag in tags or "*" in tags
+
+
+def _takes_gzip(header: str) -> bool:
+    """Return whether an Accept-Encoding header allows gzip."""
+    for part in header.split(","):
+        coding, _, weight = part.strip().partition(";")
+        if coding.strip().lower() in ("gzip", "*"):
+            return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False

@@ -1,0 +1,327 @@
+"""Batches whose records are arrays in memory, and the numbers that they are mapped to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from streaming_pca.data.records import (
+    Batch,
+    BinKernel,
+    MapKernel,
+    RecordKind,
+    RecordValues,
+    SumKernel,
+    ValueKernel,
+)
+from streaming_pca.kernels.coordinates import BinCounts
+from streaming_pca.kernels.lattice import BLOCK
+from streaming_pca.kernels.threads import shared_out, thread_count
+from streaming_pca.linalg.packed import dim_of_packed
+
+__all__ = ["ArrayBatch", "ArrayValues", "array_of", "blocks_of"]
+
+T = TypeVar("T")
+
+_BLOCK_ENTRIES = 2**20
+"""Most entries of a block, so that a kernel's temporary takes at most 8 MiB."""
+_LEAST_ROWS = 256
+"""Rows that a block may have in any case; long rows then take more than ``_BLOCK_ENTRIES``."""
+_LEAST_SHARE = 256
+"""Fewest records that are worth a thread of their own."""
+
+
+def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the first row of each record, and the end of the last."""
+    starts = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    return starts
+
+
+@dataclass(frozen=True)
+class ArrayValues(RecordValues):
+    """Values in one array.
+
+    Attributes
+    ----------
+    array : (m,) float64
+    """
+
+    array: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def sum(self, kernel: ValueKernel, *others: RecordValues) -> NDArray[np.int64]:
+        """Return the exact sum of the kernel's contributions."""
+        if getattr(kernel, "ordered", False):
+            return kernel(self.array, np.arange(len(self.array)))
+        return kernel(self.array, *(array_of(other) for other in others))
+
+    def above(self, radii: Sequence[float]) -> Callable[[int], int]:
+        """Return a function of an index i to the exact number of values above ``radii[i]``.
+
+        It reads the values at each call: a search asks for few of the radii.
+        """
+        # A comparison with NaN is false.
+        return lambda i: int(np.count_nonzero(self.array > radii[i]))
+
+    def at_most(self, radii: Sequence[float]) -> Callable[[int], int]:
+        """Return a function of i to the exact number of values of at most ``radii[i]``."""
+        return lambda i: int(np.count_nonzero(self.array <= radii[i]))
+
+
+def array_of(values: RecordValues) -> NDArray[np.float64]:
+    """Return the array of values in memory; TypeError if they are elsewhere."""
+    if not isinstance(values, ArrayValues):
+        raise TypeError(f"values in memory, not {type(values).__name__}, belong to records in memory")
+    return values.array
+
+
+@dataclass(frozen=True)
+class ArrayBatch(Batch):
+    """Batch whose records are arrays in memory.
+
+    Attributes
+    ----------
+    rows : (n, d) float32 or float64
+        Rows of all records, one after the other; for reports (n, d (d + 1)/2), one row a record.
+    starts : (m + 1,) int64
+        Record i is ``rows[starts[i]:starts[i + 1]]``; the null record has no rows.
+    kind : RecordKind
+    begins : (m,) int64, optional
+        First rows of records that were selected from others and share their rows: record i has as
+        many rows as ``starts`` tells, from ``rows[begins[i]]`` on. :meth:`packed` removes it.
+    """
+
+    rows: NDArray[np.floating]
+    starts: NDArray[np.int64]
+    kind: RecordKind = RecordKind.FACTOR
+    begins: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def dim(self) -> int:
+        """Number of features d."""
+        width = int(self.rows.shape[1])
+        return dim_of_packed(width) if self.kind is RecordKind.LOCAL else width
+
+    @classmethod
+    def of_vectors(cls, x: ArrayLike) -> ArrayBatch:
+        """Pack vectors (m, d), or factors (m, r, d); a record with a NaN or infinity is null."""
+        array = np.asarray(x)
+        if array.dtype not in (np.float32, np.float64):
+            array = array.astype(np.float64)
+        if array.ndim == 2:
+            array = array[:, None, :]
+        if array.ndim != 3:
+            raise ValueError(f"expected vectors (m, d) or factors (m, r, d), not {array.ndim} axes")
+        _, r, d = array.shape
+        valid = np.isfinite(array).all(axis=(1, 2))
+        kept = array if valid.all() else array[valid]
+        return cls(np.ascontiguousarray(kept).reshape(-1, d), _starts(np.where(valid, r, 0)))
+
+    @classmethod
+    def of_records(
+        cls, records: Iterable[NDArray[np.floating] | None], dim: int, kind: RecordKind = RecordKind.FACTOR
+    ) -> ArrayBatch:
+        """Pack decoded, finite records (r, d) in their order; ``None`` is a null record."""
+        parts: list[NDArray[np.floating]] = []
+        lengths = [0]
+        for record in records:
+            lengths.append(0 if record is None else len(record))
+            if record is not None:
+                parts.append(record)
+        rows = np.concatenate(parts) if parts else np.zeros((0, kind.width(dim)))
+        return cls(rows, np.cumsum(lengths, dtype=np.int64), kind)
+
+    @classmethod
+    def joined(cls, parts: Sequence[ArrayBatch]) -> ArrayBatch:
+        """Join parts, at least one, in their order; a copy unless there is only one."""
+        parts = [part.packed() for part in parts]
+        if len(parts) == 1:
+            return parts[0]
+        lengths = np.concatenate([np.diff(part.starts) for part in parts])
+        return ArrayBatch(np.concatenate([part.rows for part in parts]), _starts(lengths), parts[0].kind)
+
+    def packed(self) -> ArrayBatch:
+        """Return the same records with consecutive rows; a copy only if they were not."""
+        if self.begins is None:
+            return self
+        lengths = np.diff(self.starts)
+        places = np.repeat(self.begins - self.starts[:-1], lengths) + np.arange(int(self.starts[-1]))
+        return ArrayBatch(self.rows[places], self.starts, self.kind)
+
+    def copy(self) -> ArrayBatch:
+        """Return the same records with consecutive rows in new memory."""
+        if self.begins is None:
+            return replace(self, rows=self.rows.copy())
+        return self.packed()
+
+    def places(self) -> NDArray[np.int64]:
+        """Return the first row of each record (m,)."""
+        return self.starts[:-1] if self.begins is None else self.begins
+
+    def keeping(self, counted: NDArray[np.bool_]) -> ArrayBatch:
+        """Return the batch with all records null except the counted ones (m,); no copy."""
+        if counted.all():
+            return self
+        lengths = np.where(counted, np.diff(self.starts), 0)
+        return replace(self, starts=_starts(lengths), begins=self.places())
+
+    def only(self, chosen: NDArray[np.bool_]) -> ArrayBatch:
+        """Return only the chosen records (m,), in their order; no copy."""
+        return replace(self, starts=_starts(np.diff(self.starts)[chosen]), begins=self.places()[chosen])
+
+    def split(self, counts: Sequence[int]) -> tuple[ArrayBatch, ...]:
+        """Split by position into parts of the given numbers of records; no copy."""
+        if sum(counts) != len(self) or min(counts, default=0) < 0:
+            raise ValueError(f"parts {list(counts)} do not add up to {len(self)} records")
+        parts = []
+        first = 0
+        for count in counts:
+            parts.append(self._slice(first, first + count))
+            first += count
+        return tuple(parts)
+
+    def _slice(self, first: int, last: int) -> ArrayBatch:
+        a, b = self.starts[first], self.starts[last]
+        starts = self.starts[first : last + 1] - a
+        if self.begins is None:
+            return replace(self, rows=self.rows[a:b], starts=starts)
+        return replace(self, starts=starts, begins=self.begins[first:last])
+
+    def dense_parts(self) -> Iterator[ArrayBatch]:
+        """Iterate over consecutive parts whose rows are in memory: here the batch itself."""
+        yield self
+
+    def blocks(self, limit: int) -> Iterator[ArrayBatch]:
+        """Iterate over consecutive packed parts of at most ``limit`` records.
+
+        All parts except the last have an even number of records.
+        """
+        return (cut.packed() for cut in self._cuts(limit))
+
+    def _cuts(self, limit: int) -> Iterator[ArrayBatch]:
+        width = int(self.rows.shape[1])
+        entries = max(_BLOCK_ENTRIES, _LEAST_ROWS * width)
+        first = 0
+        while first < len(self):
+            last = min(first + limit, len(self))
+            # The memory of a block depends on its entries, not its records: halve it until it fits.
+            while last - first > 2 and (self.starts[last] - self.starts[first]) * width > entries:
+                last = first + max(2, (last - first) // 4 * 2)
+            yield self._slice(first, last)
+            first = last
+
+    def _shares(self, limit: int) -> list[ArrayBatch]:
+        """Return blocks, at least one a thread if the records are worth it."""
+        share = -(-len(self) // thread_count())
+        limit = min(limit, max(share + share % 2, _LEAST_SHARE))
+        return list(self._cuts(limit))
+
+    def single_rows(self) -> ArrayBatch:
+        """Return the batch with every record of other than one row made null; no copy."""
+        return self.keeping(np.diff(self.starts) == 1)
+
+    def null_count(self) -> int:
+        """Count the null records: exact, and as secret as a record."""
+        return int(np.count_nonzero(np.diff(self.starts) == 0))
+
+    def sum(self, kernel: SumKernel, *values: RecordValues) -> NDArray[np.int64]:
+        """Return the exact sum of the kernel's contributions.
+
+        Its bits are the same for any division into blocks and any number of threads.
+        """
+        arrays = [array_of(each) for each in values]
+        if kernel.whole:
+            sums = (kernel(part, *some) for part, some in self._with(arrays, self.dense_parts()))
+            whole = next(sums)
+            for more in sums:
+                whole += more
+            return whole
+        blocks = list(self._with(arrays, self._shares(kernel.limit)))
+
+        def part(first: int, last: int) -> NDArray[np.int64]:
+            total = np.zeros(kernel.shape, dtype=np.int64)
+            for block, some in blocks[first:last]:
+                total += kernel(block.packed(), *some)
+            return total
+
+        # Each thread has its own total, so large ones are not worth several threads.
+        least = 1 if math.prod(kernel.shape) <= _BLOCK_ENTRIES else len(blocks)
+        totals = shared_out(len(blocks), part, least=least) or [np.zeros(kernel.shape, dtype=np.int64)]
+        for more in totals[1:]:
+            totals[0] += more
+        return totals[0]
+
+    def _with(
+        self, arrays: list[NDArray[np.float64]], parts: Iterable[ArrayBatch]
+    ) -> Iterator[tuple[ArrayBatch, list[NDArray[np.float64]]]]:
+        """Iterate over consecutive parts, with each array's values of their records."""
+        first = 0
+        for part in parts:
+            last = first + len(part)
+            ends = (_value_places(len(self), len(array), first, last) for array in arrays)
+            yield part, [array[a:b] for array, (a, b) in zip(arrays, ends, strict=True)]
+            first = last
+
+    def map(self, kernel: MapKernel) -> ArrayValues:
+        """Compute one number a (transformed) record."""
+        if getattr(kernel, "whole", False):
+            return ArrayValues(np.concatenate([kernel(part) for part in self.dense_parts()]))
+        blocks = self._shares(BLOCK)
+
+        def part(first: int, last: int) -> NDArray[np.float64]:
+            return np.concatenate([kernel(block.packed()) for block in blocks[first:last]])
+
+        return ArrayValues(np.concatenate(shared_out(len(blocks), part) or [np.zeros(0)]))
+
+    def map_parts(self, counts: Sequence[int], kernel: Callable[[ArrayBatch], T]) -> list[T]:
+        """Return the kernel's result for each part that :meth:`split` makes, one dense at a time."""
+        return [kernel(part.packed()) for part in self.split(counts)]
+
+    def tally(self, kernel: BinKernel, histograms: int) -> BinCounts:
+        """Count the records in each bin of the kernel's histograms.
+
+        The bins of all records are held at once, four bytes each.
+        """
+        bins, done = np.zeros((histograms, 0), dtype=np.int32), 0
+        for block in self.blocks(kernel.limit):
+            some = kernel(block)
+            if not done:
+                bins = np.empty((histograms, some.shape[1] * len(self) // len(block)), dtype=np.int32)
+            bins[:, done : done + some.shape[1]] = some
+            done += some.shape[1]
+        return BinCounts.of(bins[:, :done])
+
+
+def blocks_of(parts: Iterable[ArrayBatch], limit: int) -> Iterator[ArrayBatch]:
+    """Iterate over the blocks of consecutive parts as :meth:`ArrayBatch.blocks` cuts them when joined.
+
+    It holds less than ``limit`` records and one part.
+    """
+    left: ArrayBatch | None = None
+    for part in parts:
+        rest = part if left is None else ArrayBatch.joined([left, part])
+        first = 0
+        # A cut depends on the next ``limit`` records, and on none behind them.
+        while len(rest) - first >= limit:
+            block = next(rest._slice(first, len(rest))._cuts(limit))
+            first += len(block)
+            yield block.packed()
+        left = rest._slice(first, len(rest))
+    if left is not None:
+        yield from left.blocks(limit)
+
+
+def _value_places(records: int, values: int, first: int, last: int) -> tuple[int, int]:
+    """Return the range of the values of records; pairs have one value each."""
+    return (first * values // records, last * values // records) if records else (0, 0)

@@ -1,0 +1,227 @@
+"""Access to the HTTP server: bearer tokens, names of the host, and what may be had without a token."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import stat
+from collections.abc import Callable
+from http import HTTPStatus
+from pathlib import Path
+
+from pydantic import SecretStr
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from streaming_pca.config.http import HttpSettings, is_loopback, read_token, unusable
+from streaming_pca.config.settings import ConfigurationError
+
+__all__ = ["Access", "Token", "make_tokens", "problem"]
+
+log = logging.getLogger(__name__)
+
+_SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
+
+AUTHORIZED = "streaming_pca.authorized"
+"""Key of a request's scope: whether it came with the token, or none is needed."""
+
+
+def problem(scope: Scope, status: HTTPStatus, detail: str, **headers: str) -> JSONResponse:
+    """Return an error as RFC 9457 has it; the names of headers are written with ``_``."""
+    body = {
+        "type": "about:blank",
+        "title": status.phrase,
+        "status": status.value,
+        "detail": detail,
+        "instance": scope["path"],
+    }
+    return JSONResponse(
+        body,
+        status_code=status.value,
+        media_type="application/problem+json",
+        headers={
+            "cache-control": "no-store",
+            **{name.replace("_", "-"): value for name, value in headers.items()},
+        },
+    )
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+class Token:
+    """Token of requests; a file is read again once it changes.
+
+    Only its digest is kept. A file that cannot be read, or that holds no token, lets no one in.
+
+    Parameters
+    ----------
+    name : str
+        Name of the setting, for messages.
+    secret : SecretStr or None
+    file : Path or None
+        File in place of the secret.
+
+    Raises
+    ------
+    ConfigurationError
+        If the file holds no token now.
+    """
+
+    def __init__(self, name: str, secret: SecretStr | None, file: Path | None) -> None:
+        self._name, self._file = name, file
+        self._digest: bytes | None = None
+        self._seen: tuple[int, ...] | None = None
+        if secret is not None:
+            self._digest = _digest(secret.get_secret_value())
+        if file is not None:
+            self._seen = self._stamp(file)
+            self._digest = self._read(file)
+
+    def matches(self, given: str) -> bool:
+        """Return whether this is the token, in a time that tells nothing of it."""
+        self._refresh()
+        # Digests have one length, and tell nothing of the token however long the comparison takes.
+        return self._digest is not None and hmac.compare_digest(_digest(given), self._digest)
+
+    def _refresh(self) -> None:
+        if self._file is None:
+            return
+        try:
+            seen = self._stamp(self._file)
+        except ConfigurationError as error:
+            if self._digest is not None:
+                log.error("%s: no token is accepted", error)
+            self._digest = self._seen = None
+            return
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._digest = self._read(self._file)
+            log.info("http.%s: the file has changed, and was read again", self._name)
+        except ConfigurationError as error:
+            self._digest = None
+            log.error("%s: no token is accepted", error)
+
+    def _stamp(self, file: Path) -> tuple[int, ...]:
+        try:
+            found = file.stat()
+        except OSError as error:
+            raise unusable(self._name, file, error.strerror or str(error)) from None
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+    def _read(self, file: Path) -> bytes:
+        token = read_token(self._name, file)
+        if file.stat().st_mode & stat.S_IROTH:
+            log.warning("http.%s: %s: every user of this machine can read it: chmod o-r", self._name, file)
+        return _digest(token)
+
+
+def make_tokens(settings: HttpSettings) -> tuple[Token | None, Token | None]:
+    """Return the tokens of the API and of the metrics; None where none is needed.
+
+    Raises
+    ------
+    ConfigurationError
+        If a token's file cannot be used.
+    """
+
+    def made(name: str, secret: SecretStr | None, file: Path | None) -> Token | None:
+        if secret is None and file is None:
+            return None
+        return Token(name if file is None else f"{name}_file", secret, file)
+
+    token = made("token", settings.token, settings.token_file)
+    metrics = made("metrics_token", settings.metrics_token, settings.metrics_token_file)
+    return token, metrics or token
+
+
+class Access:
+    """Middleware that lets requests through which may be answered.
+
+    ``/healthz``, the answer of ``/readyz`` without its details, and the pages, which hold no data, need no
+    token. Its scope tells a request's endpoint whether it came with one.
+
+    Parameters
+    ----------
+    app : ASGI application
+    settings : HttpSettings
+    token, metrics_token : Token or None
+    """
+
+    def __init__(
+        self, app: ASGIApp, settings: HttpSettings, token: Token | None, metrics_token: Token | None
+    ) -> None:
+        self._app, self._origins = app, frozenset(settings.origins)
+        self._token, self._metrics_token = token, metrics_token
+        self._is_known = _known_hosts(settings)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that is refused, or pass it on."""
+        if scope["type"] != "http" or scope["path"] == "/healthz":
+            await self._app(scope, receive, send)
+            return
+        refused = self._refusal(scope, Headers(scope=scope))
+        await (self._app if refused is None else refused)(scope, receive, send)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
+        host = headers.get("host", "")
+        if not self._is_known(_without_port(host)):
+            # A page of another site whose name resolves to this machine (DNS rebinding).
+            detail = "the header Host is of another server: use the address it printed, or set http.hosts"
+            return problem(scope, HTTPStatus.MISDIRECTED_REQUEST, detail)
+        origin = headers.get("origin", "").lower()
+        own = {f"{scheme}://{host.lower()}" for scheme in ("http", "https")}
+        if scope["method"] not in _SAFE_METHODS and origin and origin not in own | self._origins:
+            detail = "a page of another site may not do this: name its origin in http.origins"
+            return problem(scope, HTTPStatus.FORBIDDEN, detail)
+        path = scope["path"]
+        if not path.isprintable():
+            # Routes end with a pattern's "$", which a line feed may follow: /metrics%0A is /metrics to them.
+            return problem(scope, HTTPStatus.NOT_FOUND, "no path has control characters or line separators")
+        if path == "/metrics":
+            needed, setting = self._metrics_token, "http.metrics_token"
+        else:
+            needed, setting = self._token, "http.token"
+        given = _bearer(headers)
+        scope[AUTHORIZED] = needed is None or (given is not None and needed.matches(given))
+        if scope[AUTHORIZED] or not (path in ("/metrics", "/v1") or path.startswith("/v1/")):
+            return None
+        detail = (
+            f"a token is needed, in the header Authorization: Bearer TOKEN ({setting})"
+            if given is None
+            else f"the token is wrong ({setting})"
+        )
+        return problem(
+            scope, HTTPStatus.UNAUTHORIZED, detail, www_authenticate='Bearer realm="streaming-pca"'
+        )
+
+
+def _bearer(headers: Headers) -> str | None:
+    given = headers.getlist("authorization")
+    if len(given) != 1:
+        return None
+    scheme, _, token = given[0].partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host.partition("]")[0].lower() + "]"
+    return host.partition(":")[0].lower()
+
+
+def _known_hosts(settings: HttpSettings) -> Callable[[str], bool]:
+    """Return the test of a name in the header Host."""
+    named = frozenset(settings.hosts)
+
+    def is_local(host: str) -> bool:
+        return is_loopback(host.strip("[]"))
+
+    if named:
+        return lambda host: host in named or is_local(host)
+    return is_local if is_loopback(settings.host) else lambda host: True

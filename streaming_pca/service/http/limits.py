@@ -1,0 +1,284 @@
+"""Limits of the HTTP server: size and rate of requests, streams of events, and slow clients."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from http import HTTPStatus
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from streaming_pca.service.http.access import problem
+
+__all__ = ["EVENTS", "MAX_BODY", "MAX_HEADERS", "EventStreams", "LimitedProtocol", "RateLimit", "SizeLimit"]
+
+EVENTS = "/v1/events"
+MAX_BODY = 16 * 1024
+"""Most bytes of a request's body."""
+MAX_HEADERS = 16 * 1024
+"""Most bytes of a request's line and headers."""
+_MAX_CONNECTIONS = 128
+_REQUEST_SECONDS = 10.0
+"""Longest time for a request to arrive, from the connection or from the end of the answer before."""
+_WRITE_SECONDS = 30.0
+"""Longest time for which a client may leave an answer unread."""
+_MAX_ADDRESSES = 4096
+"""Client addresses whose rates are remembered."""
+_BURST_SECONDS = 2.0
+"""Seconds whose requests may come at once."""
+_COUNTED = ("/v1", "/metrics")
+_LEAVING_SECONDS = 0.3
+"""Time for a stream of events to end by itself."""
+
+
+class LimitedProtocol(H11Protocol):
+    """HTTP connection that slow clients cannot hold for long.
+
+    Of too many connections the longest without a request is closed, so that clients that send nothing
+    keep no one else out.
+    """
+
+    _slow: asyncio.TimerHandle | None = None
+    _stuck: asyncio.TimerHandle | None = None
+    _since = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a request."""
+        super().connection_made(transport)
+        self._since = self.loop.time()
+        self._watch()
+        if len(self.connections) > _MAX_CONNECTIONS:
+            idle = [c for c in self.connections if isinstance(c, LimitedProtocol) and c.is_waiting]
+            # This one is among them, and goes only if all others are in use.
+            oldest = min(idle, key=lambda connection: connection._since)
+            oldest.transport.abort()
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while the client has not sent all of a request."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of a request."""
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """Wait for another request."""
+        self._since = self.loop.time()
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the timers."""
+        for timer in (self._slow, self._stuck):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Begin to wait for the client to read."""
+        super().pause_writing()
+        if self._stuck is None:
+            self._stuck = self.loop.call_later(_WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on: the client has read."""
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
+        super().resume_writing()
+
+    def _watch(self) -> None:
+        if not self.is_waiting:
+            if self._slow is not None:
+                self._slow.cancel()
+                self._slow = None
+        elif self._slow is None and not self.transport.is_closing():
+            self._slow = self.loop.call_later(_REQUEST_SECONDS, self.transport.abort)
+
+
+class SizeLimit:
+    """Middleware that refuses large headers and bodies."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse a large request, or pass it on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        size = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+        if size + len(scope["raw_path"]) + len(scope["query_string"]) > MAX_HEADERS:
+            detail = f"the headers have more than {MAX_HEADERS} bytes"
+            await problem(scope, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, detail, connection="close")(
+                scope, receive, send
+            )
+            return
+        # The protocol has refused lengths that are no numbers.
+        if int(Headers(scope=scope).get("content-length", "0")) > MAX_BODY:
+            await _too_large(scope)(scope, receive, send)
+            return
+        received, started = 0, False
+
+        async def counting() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > MAX_BODY:
+                raise _TooLarge
+            return message
+
+        async def noting(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, counting, noting)
+        except _TooLarge:
+            if not started:
+                await _too_large(scope)(scope, receive, send)
+
+
+class _TooLarge(Exception):
+    """Body that is larger than its limit."""
+
+
+def _too_large(scope: Scope) -> JSONResponse:
+    detail = f"the body has more than {MAX_BODY} bytes"
+    return problem(scope, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail, connection="close")
+
+
+class RateLimit:
+    """Middleware that limits the requests of a client's address.
+
+    Probes are not counted, so that a busy client does not make a process look dead; nor are pages, one
+    of which needs dozens of files.
+
+    Parameters
+    ----------
+    app : ASGI application
+    per_second : float
+    clock : callable
+        Seconds that never go back.
+    """
+
+    def __init__(self, app: ASGIApp, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._app, self._rate, self._clock = app, per_second, clock
+        self._burst = max(1.0, per_second * _BURST_SECONDS)
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """Requests that an address has left, and when it had them; the longest unused first."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse a request too many, or pass it on."""
+        if scope["type"] != "http" or not scope["path"].startswith(_COUNTED):
+            await self._app(scope, receive, send)
+            return
+        wait = self._take(_client(scope))
+        if wait == 0:
+            await self._app(scope, receive, send)
+            return
+        detail = f"more than {self._rate:g} requests a second: wait (http.requests_per_second)"
+        refused = problem(scope, HTTPStatus.TOO_MANY_REQUESTS, detail, retry_after=str(math.ceil(wait)))
+        await refused(scope, receive, send)
+
+    def _take(self, address: str) -> float:
+        """Take one request of an address; return the seconds to wait if it has none left."""
+        now = self._clock()
+        left, then = self._left.pop(address, (self._burst, now))
+        left = min(self._burst, left + (now - then) * self._rate)
+        allowed = left >= 1
+        self._left[address] = (left - 1 if allowed else left, now)
+        if len(self._left) > _MAX_ADDRESSES:
+            self._left.popitem(last=False)
+        return 0.0 if allowed else (1 - left) / self._rate
+
+
+def _client(scope: Scope) -> str:
+    """Return the address of a client; of IPv6 its network, whose addresses one client can have."""
+    host = str(scope["client"][0]) if scope.get("client") else ""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if address.version == 4 or address.is_loopback:
+        return str(address)
+    return str(ipaddress.ip_network((address, 64), strict=False))
+
+
+class EventStreams:
+    """Middleware that limits streams of events, and ends them when the server stops.
+
+    Parameters
+    ----------
+    app : ASGI application
+    most : int
+        Most streams at the same time.
+    stopping : asyncio.Event
+        Set once the server stops.
+    """
+
+    def __init__(self, app: ASGIApp, most: int, stopping: asyncio.Event) -> None:
+        self._app, self._most, self._stopping = app, most, stopping
+        self._open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse a stream too many, or pass it on."""
+        if scope["type"] != "http" or scope["path"] != EVENTS or scope["method"] != "GET":
+            await self._app(scope, receive, send)
+            return
+        if self._open >= self._most or self._stopping.is_set():
+            detail = f"{self._open} streams of events are open: wait, or raise http.event_streams"
+            refused = problem(scope, HTTPStatus.SERVICE_UNAVAILABLE, detail, retry_after="5")
+            await refused(scope, receive, send)
+            return
+        self._open += 1
+        try:
+            await self._follow(scope, receive, send)
+        finally:
+            self._open -= 1
+
+    async def _follow(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application; once the server stops, tell it that the client is gone."""
+        state = "waiting"
+
+        async def noting(message: Message) -> None:
+            nonlocal state
+            if message["type"] == "http.response.start":
+                state = "started"
+            elif not message.get("more_body", False):
+                state = "complete"
+            await send(message)
+
+        async def receiving() -> Message:
+            incoming = asyncio.ensure_future(receive())
+            stopping = asyncio.ensure_future(self._stopping.wait())
+            try:
+                await asyncio.wait({incoming, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                return incoming.result() if incoming.done() else {"type": "http.disconnect"}
+            finally:
+                incoming.cancel()
+                stopping.cancel()
+
+        running = asyncio.ensure_future(self._app(scope, receiving, noting))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                await asyncio.wait({running}, timeout=_LEAVING_SECONDS)
+            if running.done():
+                running.result()
+        finally:
+            running.cancel()
+            stopping.cancel()
+        if self._stopping.is_set() and state == "started":
+            await send({"type": "http.response.body", "body": b"", "more_body": False})

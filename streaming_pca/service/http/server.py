@@ -1,0 +1,256 @@
+"""HTTP server of a process: metrics, health, and the routes of a site."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from streaming_pca.config.http import HttpSettings, check_access, check_files, is_loopback
+from streaming_pca.config.settings import ConfigurationError
+from streaming_pca.service.errors import StreamRefused
+from streaming_pca.service.http.access import AUTHORIZED, Access, make_tokens
+from streaming_pca.service.http.limits import (
+    MAX_HEADERS,
+    EventStreams,
+    LimitedProtocol,
+    RateLimit,
+    SizeLimit,
+)
+
+__all__ = ["HttpServer", "Site"]
+
+log = logging.getLogger(__name__)
+
+_LEAVING_SECONDS = 1.0
+"""Time for answers in progress to end; the streams of events are ended before."""
+_STOPPING_SECONDS = 1.8
+"""Time for everything to end; a site that waits for a broker is left behind."""
+
+
+class Exposition(Protocol):
+    """Metrics of a process."""
+
+    def text(self) -> bytes:
+        """Return the metrics in the exposition format."""
+        ...
+
+
+class Site(Protocol):
+    """Routes beside metrics and health, with what feeds them."""
+
+    @property
+    def routes(self) -> Sequence[BaseRoute]:
+        """Routes; those of data begin with ``/v1`` and need the token."""
+        ...
+
+    def start(self) -> None:
+        """Begin to read; called in a thread."""
+        ...
+
+    def stop(self) -> None:
+        """End; called in a thread."""
+        ...
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # The process has handlers of its own; a worker's finish a reserved batch first.
+        yield
+
+
+class HttpServer:
+    """HTTP server in a process's event loop.
+
+    Parameters
+    ----------
+    settings : HttpSettings
+    metrics : Exposition, optional
+        Without it there is no ``/metrics``.
+    roles : callable
+        Returns this process's role in each stream, by name: "starting", "leading",
+        "standby", "paused", "ended".
+    refusals : callable
+        Returns the streams that this process may not run as configured, with the reasons.
+    site : Site, optional
+
+    Raises
+    ------
+    ConfigurationError
+        If others could come without a token, or a token or a certificate cannot be used.
+    StreamRefused
+        If the port cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        settings: HttpSettings,
+        metrics: Exposition | None = None,
+        roles: Callable[[], dict[str, str]] = dict,
+        refusals: Callable[[], dict[str, str]] = dict,
+        site: Site | None = None,
+    ) -> None:
+        check_access(settings)
+        self._settings, self._site = settings, site
+        self._metrics, self._roles, self._refusals = metrics, roles, refusals
+        self._tokens = make_tokens(settings)
+        self._stopping = asyncio.Event()
+        config = uvicorn.Config(
+            self.application(),
+            http=LimitedProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            # Anyone can send X-Forwarded-For: the limit of requests counts real addresses.
+            proxy_headers=False,
+            h11_max_incomplete_event_size=MAX_HEADERS,
+            timeout_graceful_shutdown=None,
+            ssl_certfile=settings.certificate,
+            ssl_keyfile=settings.private_key,
+            ssl_ca_certs=None if settings.client_authority is None else str(settings.client_authority),
+            ssl_cert_reqs=ssl.CERT_NONE if settings.client_authority is None else ssl.CERT_REQUIRED,
+        )
+        _load(config, settings)
+        self._socket = _listen(settings)
+        host, port = self._socket.getsockname()[:2]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        """Host and port on which it listens."""
+        self.url = f"{'http' if settings.certificate is None else 'https'}://{self.address}"
+        """The same with the scheme."""
+        self._server = _Server(config)
+        self._task: asyncio.Task[None] | None = None
+        self._starting: asyncio.Task[None] | None = None
+
+    def application(self) -> Starlette:
+        """Return the application, for a server or a test."""
+        routes: list[BaseRoute] = [Route("/healthz", self._health), Route("/readyz", self._ready)]
+        if self._metrics is not None:
+            routes.append(Route("/metrics", self._show_metrics))
+        if self._site is not None:
+            routes += self._site.routes
+        token, metrics_token = self._tokens
+        middleware = [
+            Middleware(SizeLimit),
+            Middleware(RateLimit, per_second=self._settings.requests_per_second),
+            Middleware(Access, settings=self._settings, token=token, metrics_token=metrics_token),
+            Middleware(EventStreams, most=self._settings.event_streams, stopping=self._stopping),
+        ]
+        if self._settings.origins:
+            # Outside of Access: a browser asks first whether it may send a token at all.
+            cors = Middleware(
+                CORSMiddleware,
+                allow_origins=self._settings.origins,
+                allow_methods=["GET", "HEAD", "POST"],
+                allow_headers=["Authorization", "Content-Type", "If-None-Match"],
+                expose_headers=["ETag", "Retry-After"],
+            )
+            middleware.insert(2, cors)
+        return Starlette(routes=routes, middleware=middleware)
+
+    async def _show_metrics(self, request: Request) -> Response:
+        assert self._metrics is not None
+        return Response(self._metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def _health(self, request: Request) -> Response:
+        """Report that the process serves; a process with a hanging exchange ends itself."""
+        return JSONResponse({"status": "ok"})
+
+    async def _ready(self, request: Request) -> Response:
+        """Report whether this process leads or can take over every stream that has not ended."""
+        roles, refusals = self._roles(), self._refusals()
+        has_ended = bool(roles) and all(role == "ended" for role in roles.values())
+        ready = "starting" not in roles.values() and not has_ended and not refusals
+        body: dict[str, object] = {"ready": ready}
+        if request.scope[AUTHORIZED]:
+            body["streams"] = roles
+            if refusals:
+                body["refused"] = refusals
+        return JSONResponse(body, status_code=200 if ready else 503)
+
+    def start(self) -> None:
+        """Begin to serve; call it in the event loop."""
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        if self._site is not None:
+            self._starting = asyncio.create_task(self._start_site(self._site))
+
+    async def _start_site(self, site: Site) -> None:
+        try:
+            await asyncio.to_thread(site.start)
+        except Exception:
+            # Metrics, health and above all the streams go on.
+            log.exception("the dashboard cannot start")
+
+    async def stop(self) -> None:
+        """End within two seconds, also beside clients that do not."""
+        self._stopping.set()
+        self._server.should_exit = True
+        waiting = [asyncio.create_task(self._stop_serving())]
+        if self._starting is not None and self._site is not None:
+            waiting.append(asyncio.create_task(self._stop_site(self._site, self._starting)))
+        await asyncio.wait(waiting, timeout=_STOPPING_SECONDS)
+
+    async def _stop_serving(self) -> None:
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=_LEAVING_SECONDS)
+            for connection in list(self._server.server_state.connections):
+                if connection.transport is not None:
+                    connection.transport.abort()
+            await asyncio.wait([self._task])
+        self._socket.close()
+
+    async def _stop_site(self, site: Site, starting: asyncio.Task[None]) -> None:
+        await asyncio.wait([starting])
+        await asyncio.to_thread(site.stop)
+
+
+def _load(config: uvicorn.Config, settings: HttpSettings) -> None:
+    """Load the certificates.
+
+    Raises
+    ------
+    ConfigurationError
+        One line that names the setting.
+    """
+    check_files(settings)
+    try:
+        config.load()
+    except (ssl.SSLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or str(error)
+        raise ConfigurationError(
+            f"http.certificate: {settings.certificate}, its private_key or client_authority cannot be used "
+            f"({reason})"
+        ) from None
+
+
+def _listen(settings: HttpSettings) -> socket.socket:
+    try:
+        # uvicorn would end the process where the port is taken.
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        made = socket.create_server((settings.host, settings.port), family=family)
+    except OSError as error:
+        raise StreamRefused(
+            f"http.port: {settings.host}:{settings.port} cannot be listened on "
+            f"({error.strerror or error}): set another, 0 for any free one, or http.enabled = false"
+        ) from None
+    bound = made.getsockname()[0]
+    if is_loopback(settings.host) and not is_loopback(bound):
+        made.close()
+        raise ConfigurationError(f"http.host = {settings.host!r} is {bound} here, which is not loopback")
+    return made

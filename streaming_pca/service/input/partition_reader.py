@@ -1,0 +1,217 @@
+"""Reader of partitions into this process's memory, by a Kafka consumer each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+import numpy as np
+from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import KafkaError, LogTruncationError, OffsetOutOfRangeError
+from numpy.typing import NDArray
+
+from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.codec import PayloadCodec
+from streaming_pca.service.errors import RecordsLost, SessionLost
+from streaming_pca.service.input.buffer import PartitionBuffer, RecordBuffer
+from streaming_pca.service.input.end_offsets import Offsets
+from streaming_pca.service.input.reader import deleted, tail_lost
+from streaming_pca.service.kafka.clients import first_offsets, last_offsets, reading_consumer, seek
+from streaming_pca.service.kafka.record_batches import UnreadableBatch
+
+__all__ = ["PartitionReader"]
+
+_FETCH_BYTES = 4 * 2**20
+"""Bytes fetched ahead by all partitions together, 1 MiB each at least.
+
+A client has up to six copies of it while it is decoded; larger fetches are hardly faster.
+"""
+_POLL_MS = 20
+"""Time limit of a poll, which goes on waiting when it meets only a transaction's marker."""
+
+
+class PartitionReader:
+    """Reader of partitions, each from an offset on; not thread-safe but for :meth:`stop`.
+
+    It is a :class:`~streaming_pca.service.input.reader.Reader`, and its class a ``ReaderFactory``.
+
+    Parameters
+    ----------
+    kafka, stream : settings
+    codec : PayloadCodec
+    partitions : int
+        Number of partitions that share the bytes fetched ahead.
+    skip_lost : bool
+        Whether lost records are no reason to end the stream.
+    check : callable
+        Called before each poll; raises if nothing will come.
+
+    Notes
+    -----
+    Each partition has a consumer of its own, because kafka-python loses records of paused partitions
+    (docs/explanation/kafka-client.md). The consumer of a partition that was removed waits for the next
+    one. Nothing is connected before it is needed.
+
+    A poll brings 2,000 records at most. A batch is not copied: it shares the buffers' rows.
+    """
+
+    ahead = True
+    """Records are read before a batch needs them."""
+
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        stream: StreamSettings,
+        codec: PayloadCodec,
+        partitions: int,
+        skip_lost: bool,
+        check: Callable[[], None],
+    ) -> None:
+        self._kafka, self._topic = kafka, stream.input
+        self._skip_lost, self._check = skip_lost, check
+        self._fetch_bytes = max(_FETCH_BYTES // max(partitions, 1), 2**20)
+        self._stop = threading.Event()
+        self._consumers: dict[int, KafkaConsumer] = {}
+        self._free: list[KafkaConsumer] = []
+        self._buffer = RecordBuffer(codec)
+
+    @property
+    def buffers(self) -> dict[int, PartitionBuffer]:
+        """Buffers of the partitions that were added and not removed."""
+        return self._buffer.buffers
+
+    @property
+    def bytes(self) -> int:
+        """Lower bound of the bytes held; every message counts as one row at least."""
+        return self._buffer.bytes
+
+    def add(self, starts: Mapping[int, int], epochs: Mapping[int, int]) -> None:
+        """Start to read partitions at offsets; reading fails where another leader took what is before."""
+        for p, start in sorted(starts.items()):
+            if p in self._consumers:
+                raise ValueError(f"partition {p} is being read")
+            epoch = epochs.get(p, -1)
+            consumer = self._idle_consumer()
+            consumer.assign([self._tp(p)])
+            seek(consumer, self._tp(p), start, epoch)
+            self._free.remove(consumer)
+            self._consumers[p] = consumer
+            self.buffers[p] = PartitionBuffer(start, epoch)
+
+    def remove(self, partition: int) -> None:
+        """Stop reading a partition and drop its buffer; its consumer serves the next partition."""
+        consumer = self._consumers.pop(partition)
+        self._buffer.remove(partition)
+        # Records that it has fetched ahead are dropped too: no position is there any more.
+        consumer.unsubscribe()
+        self._free.append(consumer)
+
+    def _idle_consumer(self) -> KafkaConsumer:
+        """Return a consumer without partition, made if there is none."""
+        if not self._free:
+            self._free.append(reading_consumer(self._kafka, fetch_bytes=self._fetch_bytes, io="records"))
+        return self._free[-1]
+
+    def _tp(self, partition: int) -> TopicPartition:
+        return TopicPartition(self._topic, partition)
+
+    def first_offsets(self, partitions: Sequence[int]) -> Offsets:
+        """Return the first offsets of partitions."""
+        consumer = next(iter(self._consumers.values()), None) or self._idle_consumer()
+        try:
+            found = first_offsets(consumer, [self._tp(p) for p in partitions], self._kafka.request_timeout_ms)
+        except KafkaError as error:
+            raise SessionLost(f"reading partition starts failed: {type(error).__name__}") from None
+        return {tp.partition: offset for tp, offset in found.items()}
+
+    def last_offsets(self, partitions: Sequence[int]) -> Offsets:
+        """Return the ends of partitions, open transactions included."""
+        consumer = reading_consumer(self._kafka, committed=False)
+        try:
+            found = last_offsets(consumer, [self._tp(p) for p in partitions], self._kafka.request_timeout_ms)
+        except KafkaError as error:
+            raise SessionLost(f"reading partition ends failed: {type(error).__name__}") from None
+        finally:
+            consumer.close(autocommit=False)
+        return {tp.partition: offset for tp, offset in found.items()}
+
+    def position(self, partition: int) -> int:
+        """Return the offset up to which a partition was read."""
+        try:
+            position = self._consumers[partition].position(
+                self._tp(partition), timeout_ms=self._kafka.request_timeout_ms
+            )
+        except LogTruncationError as error:
+            self._raise_truncated(partition, error)
+        except KafkaError as error:
+            raise SessionLost(
+                f"the position in {self._topic}-{partition} is not known: {type(error).__name__}"
+            ) from None
+        if position is None:
+            raise SessionLost(f"partition {partition} of {self._topic} has no position")
+        return int(position)
+
+    def fetch(self, wanted: Mapping[int, int], ends: Mapping[int, int]) -> None:
+        """Poll each wanted partition once and decode into its buffer."""
+        for p in wanted:
+            if self._stop.is_set():
+                return
+            self._poll(p)
+
+    def _poll(self, partition: int) -> None:
+        # A poll returns {} on a dead broker too; the clock notices that.
+        self._check()
+        try:
+            polled = self._consumers[partition].poll(timeout_ms=_POLL_MS)
+        except OffsetOutOfRangeError:
+            position, first = self.position(partition), self.first_offsets([partition])[partition]
+            if position < first and self._skip_lost:
+                raise SessionLost(f"records of {self._topic}-{partition} were deleted: skipping") from None
+            if position < first:
+                raise deleted(self._topic, partition, position, first) from None
+            raise SessionLost(f"position {position} of {self._topic}-{partition} is out of range") from None
+        except LogTruncationError as error:
+            self._raise_truncated(partition, error)
+        except UnreadableBatch as error:
+            raise RecordsLost(
+                f"topic {self._topic!r}, partition {partition}: {error}: they were written before the topic "
+                "was kept as it is now, and are not read. Produce them again into a new topic, or delete "
+                f"them (`kafka-delete-records`, partition {partition} up to offset {error.end}) and set "
+                'stream.lost_records = "skip"'
+            ) from None
+        except KafkaError as error:
+            # The error's text may hold bytes of a record.
+            raise SessionLost(
+                f"reading {self._topic}-{partition} at offset {self.position(partition)} failed: "
+                f"{type(error).__name__}"
+            ) from None
+        for messages in polled.values():
+            self._buffer.append(partition, messages)
+
+    def _raise_truncated(self, partition: int, error: LogTruncationError) -> NoReturn:
+        """Stop where a new leader lacks records that its predecessor had."""
+        # The offset at which the two logs part; None where the new leader does not know the old one.
+        parted = error.divergent_offsets.get(self._tp(partition))
+        end, position = (0 if parted is None else parted.offset), self.buffers[partition].position
+        if end < position and not self._skip_lost:
+            raise tail_lost(self._topic, partition, position, end) from None
+        raise SessionLost(f"{self._topic}-{partition} has lost what followed offset {end}") from None
+
+    def take(self, counts: Sequence[int], granularity: int) -> tuple[ArrayBatch, NDArray[np.uint64] | None]:
+        """Remove the first messages of each partition, in their order; return their batch and its users."""
+        return self._buffer.take(counts, granularity)
+
+    def release_memory(self) -> None:
+        """Release the last batch's memory for reuse."""
+        self._buffer.release_memory()
+
+    def stop(self) -> None:
+        """Make :meth:`fetch` return soon; from any thread."""
+        self._stop.set()
+
+    def close(self) -> None:
+        """Close all consumers."""
+        for consumer in [*self._consumers.values(), *self._free]:
+            consumer.close(autocommit=False)

@@ -1,0 +1,1 @@
+"""Streams whose records are read and summed by the executors of Apache Spark."""

@@ -1,0 +1,233 @@
+"""Batches whose records executors read, and values that executors compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.records import (
+    Batch,
+    BinKernel,
+    MapKernel,
+    RecordKind,
+    RecordValues,
+    SumKernel,
+    ValueKernel,
+)
+from streaming_pca.kernels.coordinates import BinCounts
+from streaming_pca.spark.gathering import Fetch
+from streaming_pca.spark.jobs import Cluster
+from streaming_pca.spark.operations import (
+    BinTally,
+    Mapped,
+    RecordSum,
+    Share,
+    UserHashes,
+    ValueSum,
+    bin_counts,
+    user_hashes,
+)
+from streaming_pca.spark.segments import Layout, Order
+
+__all__ = ["SparkBatch", "SparkValues"]
+
+T = TypeVar("T")
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SparkBatch(Batch):
+    """Records at consecutive places of a batch that executors have read.
+
+    Attributes
+    ----------
+    cluster : Cluster
+    layout : Layout
+        Of the whole batch.
+    low, high : int
+        Places; the last is not included.
+    counted : (high - low,) bool or None
+        The records that count, the others are null; None for all.
+    only_single_rows : bool
+        Whether records of other than one row are null.
+    """
+
+    cluster: Cluster
+    layout: Layout
+    low: int
+    high: int
+    counted: NDArray[np.bool_] | None = None
+    only_single_rows: bool = False
+
+    @classmethod
+    def of(cls, cluster: Cluster, layout: Layout) -> SparkBatch:
+        """Return a whole batch."""
+        return cls(cluster, layout, 0, layout.records)
+
+    def __len__(self) -> int:
+        return self.high - self.low
+
+    @property
+    def kind(self) -> RecordKind:
+        """Kind of all records."""
+        return self.cluster.feed.stream.record_kind
+
+    @property
+    def dim(self) -> int:
+        """Number of features d."""
+        return self.cluster.feed.stream.dim
+
+    def split(self, counts: Sequence[int]) -> tuple[SparkBatch, ...]:
+        """Split by position into parts of the given numbers of records."""
+        if sum(counts) != len(self) or min(counts, default=0) < 0:
+            raise ValueError(f"parts {list(counts)} do not add up to {len(self)} records")
+        ends = np.cumsum([0, *counts]).tolist()
+        return tuple(
+            replace(
+                self,
+                low=self.low + a,
+                high=self.low + b,
+                counted=None if self.counted is None else self.counted[a:b],
+            )
+            for a, b in pairwise(ends)
+        )
+
+    def keeping(self, counted: NDArray[np.bool_]) -> SparkBatch:
+        """Return the batch with all records null, in their places, except the counted ones (m,)."""
+        if counted.shape != (len(self),):
+            raise ValueError(f"{counted.shape} flags for {len(self)} records")
+        return replace(self, counted=counted if self.counted is None else self.counted & counted)
+
+    def single_rows(self) -> SparkBatch:
+        """Return the batch with every record of other than one row made null."""
+        return replace(self, only_single_rows=True)
+
+    def null_count(self) -> int:
+        """Count the null records: exact, and as secret as a record."""
+        if self.counted is not None or self.only_single_rows:
+            return int(self.sum(_Nulls())[0])
+        # Executors counted those of whole segments when they read them.
+        count, others = self.cluster.known_nulls(self._shares())
+        total = self.cluster.sum(RecordSum(_Nulls()), others, 1)
+        return count if total is None else count + int(total[0])
+
+    def sum(self, kernel: SumKernel, *values: RecordValues) -> Integers:
+        """Return the exact sum of the kernel's contributions: partial sums of tasks, added."""
+        size = int(np.prod(kernel.shape, dtype=np.int64))
+        operation = RecordSum(kernel, [_mapped(each) for each in values])
+        total = self.cluster.sum(operation, self._shares(), size)
+        if total is None:
+            return np.zeros(kernel.shape, dtype=np.int64)
+        return total.reshape(kernel.shape)
+
+    def map(self, kernel: MapKernel) -> SparkValues:
+        """Compute one number a (transformed) record: executors do, when the values are asked for."""
+        return SparkValues(self, Mapped(self.cluster.new_name(), kernel))
+
+    def map_parts(self, counts: Sequence[int], kernel: Callable[[ArrayBatch], T]) -> list[T]:
+        """Return the kernel's result for each part that :meth:`split` makes."""
+        parts = [part.fetches() for part in self.split(counts)]
+        return self.cluster.on_parts(parts, kernel) if parts else []
+
+    def tally(self, kernel: BinKernel, histograms: int) -> BinCounts:
+        """Count the records in each bin of the kernel's histograms."""
+        answers = self.cluster.answers(BinTally(kernel, histograms), self._shares())
+        return BinCounts.together([bin_counts(data, histograms) for data in answers], histograms)
+
+    def blocks(self, limit: int) -> Iterator[ArrayBatch]:
+        """Iterate over consecutive packed parts: the whole batch is read into the driver's memory."""
+        return self._in_memory.blocks(limit)
+
+    def users(self) -> NDArray[np.uint64]:
+        """Return the keyed hashes (m, 2) of all messages' users, in their order."""
+        return user_hashes(self.cluster.answers(UserHashes(), self._shares(placed=True)), len(self))
+
+    @cached_property
+    def _in_memory(self) -> ArrayBatch:
+        return self.cluster.gathered(self.fetches())
+
+    def fetches(self) -> list[Fetch]:
+        """Return how a process gets all records."""
+        shares = self._shares(placed=True)
+        return [self.cluster.fetch(share, number) for number, some in shares.items() for share in some]
+
+    def _shares(self, placed: bool = False) -> dict[int, list[Share]]:
+        """Return the records to read of each segment, and their places if asked for."""
+        found: dict[int, list[Share]] = {}
+        placed = placed or self.counted is not None
+        for p, strips in enumerate(self.layout.strips):
+            low = self.layout.records_before(p, self.low)
+            high = self.layout.records_before(p, self.high)
+            base = 0
+            for strip in strips:
+                a, b = max(low, base), min(high, base + strip.records)
+                if a < b:
+                    first = strip.segment.records_before(strip.first) + a - base
+                    share = Share(first, first + b - a, single_rows=self.only_single_rows)
+                    if placed:
+                        share = self._placed(share, p, a, b)
+                    found.setdefault(strip.segment.range.id, []).append(share)
+                base += strip.records
+        return found
+
+    def _placed(self, share: Share, partition: int, first: int, last: int) -> Share:
+        counted: bytes | None = None
+        if self.counted is not None:
+            places = self.layout.places(partition, first, last) - self.low
+            counted = np.packbits(self.counted[places]).tobytes()
+        if self.layout.by_row:
+            order: Order | Integers = self.layout.places(partition, first, last)
+            return replace(share, counted=counted, order=order, origin=self.low)
+        order = self.layout.order
+        return replace(share, counted=counted, order=order, partition=partition, base=first, origin=self.low)
+
+
+@dataclass(frozen=True)
+class SparkValues(RecordValues):
+    """Values of a batch's records, computed on the executors for the first sum over them.
+
+    Attributes
+    ----------
+    batch : SparkBatch
+    mapped : Mapped
+    """
+
+    batch: SparkBatch
+    mapped: Mapped
+
+    def __len__(self) -> int:
+        return len(self.batch) // self.batch.cluster.granularity
+
+    def sum(self, kernel: ValueKernel, *others: RecordValues) -> Integers:
+        """Return the exact sum of the kernel's contributions."""
+        maps = [self.mapped, *(_mapped(each) for each in others)]
+        ordered = bool(getattr(kernel, "ordered", False))
+        empty = np.zeros(0)
+        nothing = kernel(empty, np.zeros(0, dtype=np.int64)) if ordered else kernel(*(empty for _ in maps))
+        shares = self.batch._shares(placed=ordered)
+        total = self.batch.cluster.sum(ValueSum(kernel, maps), shares, nothing.size)
+        return nothing if total is None else total.reshape(nothing.shape)
+
+
+def _mapped(values: RecordValues) -> Mapped:
+    if not isinstance(values, SparkValues):
+        raise TypeError(f"values on executors, not {type(values).__name__}, belong to their records")
+    return values.mapped
+
+
+class _Nulls:
+    """Sum of 1 over null records."""
+
+    shape: tuple[int, ...] = (1,)
+    limit = 2**20
+    whole = True
+
+    def __call__(self, block: ArrayBatch) -> Integers:
+        return np.array([block.null_count()], dtype=np.int64)

@@ -1,0 +1,307 @@
+"""Decoded rows of a batch, kept by the executors between the passes of an estimator.
+
+Each Python worker writes the rows of a segment to a file without a name in its executor's local
+folder. The file lies in memory as far as there is room, and on the disk otherwise. It is gone with the
+process, however that ends. Other workers of the machine open it through ``/proc``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import socket
+import stat
+import struct
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.records import RecordKind
+
+__all__ = ["CachedRows", "RowCache", "Shelf", "ValueCache", "folder_of"]
+
+_ALIGNED = 64
+"""Octets by which arrays begin in a file."""
+_LENGTH = struct.Struct("<q")
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Place of a segment's rows: a file of one process of one machine.
+
+    Attributes
+    ----------
+    name : str
+        Unique name of the segment, which the file repeats.
+    host : str
+    path : str
+        Path of the file, as long as its process lives; "" where nothing was kept.
+    """
+
+    name: str
+    host: str
+    path: str
+
+
+class CachedRows:
+    """Rows of a segment in a file, as consecutive batches.
+
+    Attributes
+    ----------
+    parts : list of ArrayBatch
+        They share the file's pages.
+    """
+
+    def __init__(self, file: IO[bytes], name: str) -> None:
+        """Map a complete file.
+
+        Raises
+        ------
+        LookupError
+            If the file is of another segment, or not complete.
+        """
+        size = os.fstat(file.fileno()).st_size
+        if size < _LENGTH.size:
+            raise LookupError(name)
+        # Shared and writable: compiled kernels are made for writable arrays. None of them writes.
+        self._pages = mmap.mmap(file.fileno(), size)
+        (at,) = _LENGTH.unpack(self._pages[-_LENGTH.size :])
+        if not 0 <= at < size:
+            raise LookupError(name)
+        told: dict[str, Any] = json.loads(self._pages[at : -_LENGTH.size])
+        if told["name"] != name:
+            raise LookupError(name)
+        kind, width = RecordKind(told["kind"]), told["width"]
+        self.parts = [
+            ArrayBatch(
+                self._array(dtype, rows_at, n_rows * width).reshape(n_rows, width),
+                self._array("int64", starts_at, n_records + 1),
+                kind,
+            )
+            for dtype, rows_at, n_rows, starts_at, n_records in told["parts"]
+        ]
+
+    def _array(self, dtype: str, at: int, count: int) -> NDArray[Any]:
+        return np.frombuffer(self._pages, dtype=dtype, count=count, offset=at)
+
+
+class RowCache:
+    """Files of one process, bounded in their sum.
+
+    Parameters
+    ----------
+    folder : str
+    limit : int
+        Octets of all files.
+    """
+
+    def __init__(self, folder: str, limit: int) -> None:
+        self._folder, self.limit = folder, limit
+        self._files: dict[str, IO[bytes]] = {}
+        self._used: dict[str, int] = {}
+
+    @property
+    def used(self) -> int:
+        """Octets of all files."""
+        return sum(self._used.values())
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the segments that are kept."""
+        return set(self._files)
+
+    def store(self, name: str, width: int, kind: RecordKind, parts: Iterable[ArrayBatch]) -> Shelf:
+        """Write a segment's parts as they come; keep nothing if they do not fit.
+
+        All parts are consumed in either case.
+        """
+        self.drop([name])
+        file: IO[bytes] | None = None
+        told, at, fits = [], 0, True
+        # Only what is written may fail here: an error of the parts is one of their source.
+        try:
+            # Without a buffer: on a full disk `close` would write it once more, and fail.
+            file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
+        except OSError:
+            fits = False  # the folder is gone, or cannot be written
+        for part in parts:
+            block = part.packed()
+            fits = fits and self.used + at + block.rows.nbytes + block.starts.nbytes <= self.limit
+            if file is None or not fits:
+                continue
+            try:
+                rows_at, starts_at = at, _write(file, at, block.rows)
+                at = _write(file, starts_at, block.starts)
+                told.append((block.rows.dtype.name, rows_at, len(block.rows), starts_at, len(block)))
+            except OSError:
+                fits = False  # the disk is full
+        end = json.dumps({"name": name, "kind": str(kind), "width": width, "parts": told}).encode()
+        if file is not None and fits:
+            try:
+                _write_all(file, end + _LENGTH.pack(at))
+            except OSError:
+                fits = False
+        if file is None or not fits:
+            if file is not None:
+                file.close()
+            return Shelf(name, "", "")
+        self._files[name], self._used[name] = file, at + len(end) + _LENGTH.size
+        path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+        return Shelf(name, socket.gethostname(), path)
+
+    def open(self, shelf: Shelf) -> CachedRows:
+        """Map a segment's rows, of this process or of another one of the machine.
+
+        Raises
+        ------
+        LookupError
+            If they are not here.
+        """
+        own = self._files.get(shelf.name)
+        if own is not None:
+            return CachedRows(own, shelf.name)
+        with self._file(shelf) as file:
+            return CachedRows(file, shelf.name)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _file(shelf: Shelf) -> Iterator[IO[bytes]]:
+        """Open the file of a process of this machine; any trouble with it is a LookupError."""
+        if not shelf.path or shelf.host != socket.gethostname():
+            raise LookupError(shelf.name)
+        try:
+            with _opened(shelf.path) as file:
+                yield file
+        except (OSError, ValueError, KeyError):
+            raise LookupError(shelf.name) from None
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Free the files of segments; harmless where there are none."""
+        for name in names:
+            file = self._files.pop(name, None)
+            self._used.pop(name, None)
+            if file is not None:
+                file.close()
+
+    def drop_shelves(self, shelves: Sequence[Shelf]) -> None:
+        """Free files, also those of other processes of this machine."""
+        for shelf in shelves:
+            if shelf.name in self._files:
+                self.drop([shelf.name])
+                continue
+            with contextlib.suppress(LookupError), self._file(shelf) as file:
+                CachedRows(file, shelf.name)
+                # A late reader of a file that was cut is ended by the system, rather than served zeros. The
+                # path may be another file's by now, so it is not asked for again.
+                os.ftruncate(file.fileno(), 0)
+
+
+class ValueCache:
+    """Values of records in files that all workers of a machine find by name.
+
+    A name is a link, in a folder of the session, to the open file of the process that computed the values.
+
+    Parameters
+    ----------
+    session : str
+    limit : int
+        Octets of this process's files; more values are computed again for each sum.
+    """
+
+    def __init__(self, session: str, limit: int) -> None:
+        self._folder = folder_of(session)
+        self._limit, self._used = limit, 0
+        self._files: dict[str, dict[str, tuple[IO[bytes], int]]] = {}
+        with contextlib.suppress(OSError):
+            os.mkdir(self._folder, 0o700)
+        try:
+            found = os.lstat(self._folder)
+            # Another user could have made it first.
+            self._shared = (found.st_uid, stat.S_IMODE(found.st_mode)) == (os.getuid(), 0o700)
+        except OSError:
+            self._shared = False
+
+    @property
+    def segments(self) -> set[str]:
+        """Names of the segments of which values are kept."""
+        return set(self._files)
+
+    def recall(
+        self, segment: str, part: str, values: str, compute: Callable[[], NDArray[np.float64]]
+    ) -> NDArray[np.float64]:
+        """Return the values of a part of a segment; compute them if they are not on this machine."""
+        name = f"{segment.rpartition('/')[2]}.{part}.{values}"
+        link = os.path.join(self._folder, name)
+        head = f"{self._folder} {name}\n".encode()
+        if self._shared:
+            with contextlib.suppress(OSError), _opened(link) as file:
+                # The process of a link may have ended, and another have its number.
+                if file.read(len(head)) == head:
+                    return np.frombuffer(file.read(), dtype=np.float64).copy()
+        found = compute()
+        if self._shared and self._used + found.nbytes <= self._limit:
+            # The disk may be full; where a twin of this task was first, its values are the same.
+            with contextlib.suppress(OSError):
+                kept = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
+                try:
+                    _write_all(kept, head + found.tobytes())
+                except OSError:
+                    kept.close()
+                    raise
+                self._files.setdefault(segment, {})[link] = (kept, found.nbytes)
+                self._used += found.nbytes
+                os.symlink(f"/proc/{os.getpid()}/fd/{kept.fileno()}", link)
+        return found
+
+    def drop(self, segments: Iterable[str]) -> None:
+        """Free the values of segments."""
+        for segment in segments:
+            for link, (file, size) in self._files.pop(segment, {}).items():
+                with contextlib.suppress(OSError):
+                    os.unlink(link)
+                file.close()
+                self._used -= size
+
+    def close(self) -> None:
+        """Free all values of this process, and the folder with the last of them."""
+        self.drop(list(self._files))
+        with contextlib.suppress(OSError):
+            os.rmdir(self._folder)
+
+
+def _opened(path: str) -> IO[bytes]:
+    """Open a regular file for reading and writing; OSError for any other, without waiting for it."""
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_NONBLOCK), "r+b")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(f"{path} is no regular file")
+    return file
+
+
+def folder_of(session: str) -> str:
+    """Return the folder of a session's links on this machine."""
+    parent = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
+    return os.path.join(parent, f"streaming-pca-{session}")
+
+
+def _write(file: IO[bytes], at: int, array: NDArray[Any]) -> int:
+    """Write an array at ``at``; return the next aligned place."""
+    data = np.ascontiguousarray(array)
+    _write_all(file, data.reshape(-1).view(np.uint8).data)
+    rest = -(at + data.nbytes) % _ALIGNED
+    _write_all(file, b"\0" * rest)
+    return at + data.nbytes + rest
+
+
+def _write_all(file: IO[bytes], data: bytes | memoryview) -> None:
+    """Write all octets to a file without a buffer: a disk that is nearly full takes some, and says so."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]

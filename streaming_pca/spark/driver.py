@@ -1,0 +1,111 @@
+"""Driver: the worker's process, with executors that read and sum in its place.
+
+Election, clock, ledger, state, noise and releases are those of
+:class:`~streaming_pca.service.worker.Worker`. So a driver and a service worker of one stream stand by for
+each other.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+
+from pyspark.sql import SparkSession
+
+from streaming_pca.config.settings import KafkaSettings, Settings, StreamSettings
+from streaming_pca.config.spark import SparkSettings
+from streaming_pca.data.codec import PayloadCodec
+from streaming_pca.service.commit.release import Progress
+from streaming_pca.service.http.server import Site
+from streaming_pca.service.worker import run_worker
+from streaming_pca.spark.jobs import Cluster
+from streaming_pca.spark.reader import ClusterReader
+from streaming_pca.spark.session import start_spark, stop_spark, watch_spark
+
+__all__ = ["ClusterReaders", "run_spark"]
+
+log = logging.getLogger(__name__)
+
+
+class ClusterReaders:
+    """Maker of readers on one Spark application.
+
+    Parameters
+    ----------
+    spark : SparkSession
+    settings : SparkSettings
+    """
+
+    def __init__(self, spark: SparkSession, settings: SparkSettings) -> None:
+        self._spark, self._settings = spark, settings
+        self._clusters: dict[str, Cluster] = {}
+
+    def __call__(
+        self,
+        kafka: KafkaSettings,
+        stream: StreamSettings,
+        codec: PayloadCodec,
+        partitions: int,
+        skip_lost: bool,
+        check: Callable[[], None],
+    ) -> ClusterReader:
+        """Return a reader without partitions."""
+        return ClusterReader(self._cluster, kafka, stream, codec, partitions, skip_lost, check)
+
+    def _cluster(self, kafka: KafkaSettings, stream: StreamSettings, user_key: bytes | None) -> Cluster:
+        # A stream has one reader at a time; the batch of the one before has been learnt by now.
+        before = self._clusters.pop(stream.name, None)
+        if before is not None:
+            before.close()
+        self._clusters[stream.name] = cluster = Cluster(self._spark, self._settings, kafka, stream, user_key)
+        return cluster
+
+
+def run_spark(
+    settings: Sequence[Settings],
+    spark_settings: SparkSettings,
+    master: str | None = None,
+    on_release: Callable[[Progress], None] | None = None,
+    site: Site | None = None,
+) -> int:
+    """Run streams on a Spark cluster until SIGTERM, SIGINT, or their end.
+
+    Parameters
+    ----------
+    settings : sequence of Settings
+        One for each stream.
+    spark_settings : SparkSettings
+    master : str, optional
+        Cluster to run on; overrides the settings.
+    on_release : callable, optional
+        Called with every release after it was published.
+    site : Site, optional
+        Site that the HTTP server shows beside metrics and health.
+
+    Returns
+    -------
+    int
+        Exit status, as :func:`streaming_pca.service.worker.run_worker` returns it.
+
+    Raises
+    ------
+    ConfigurationError
+        If Spark cannot start.
+    """
+    spark = start_spark(spark_settings, master)
+    try:
+        watch_spark(spark, _end)
+        return run_worker(settings, on_release, ClusterReaders(spark, spark_settings), site)
+    finally:
+        stop_spark(spark)
+
+
+def _end(reason: str) -> None:
+    """End a process whose executors are gone: its successor finishes a reserved batch."""
+    try:
+        log.error("%s: ending the process; the next one recovers", reason)
+        logging.shutdown()
+    finally:
+        # Also where the log's pipe is gone, with the process of spark-submit.
+        os._exit(4)

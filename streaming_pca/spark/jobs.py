@@ -1,0 +1,410 @@
+"""Driver's side of the executors: jobs, the segments that they keep, and their failures.
+
+A job is one ``mapInArrow`` over a few rows. Rows of a load job stay with Spark, which then sends later
+jobs to the executors that have read the segments, and reads a segment anew where its executor is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import pickle
+import re
+import shutil
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import SecretStr
+from pyspark.sql import DataFrame, SparkSession
+
+from streaming_pca import __version__
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import StreamSettings
+from streaming_pca.config.spark import SparkSettings
+from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.service.errors import RecordsLost, SessionLost, StreamRefused
+from streaming_pca.spark.cache import folder_of
+from streaming_pca.spark.gathering import Fetch, gathered, on_parts
+from streaming_pca.spark.operations import Operation, Share
+from streaming_pca.spark.reading import Feed, Reading, Wanted
+from streaming_pca.spark.segments import Range, Segment, segment_of
+from streaming_pca.spark.tasks import (
+    ANSWER,
+    HANDLE,
+    TaskFailed,
+    Work,
+    add,
+    add_chunk,
+    compute,
+    digest,
+    drop,
+    guarded,
+    load,
+)
+
+__all__ = ["Cluster", "Loaded"]
+
+T = TypeVar("T")
+
+_TASKS = 3
+"""Tasks of a job for each that the executors run at once."""
+_LARGE = 2**20
+"""Integers of a sum from which on a task is worth its own copy only once for each that runs at once."""
+_DIRECT_BYTES = 2**26
+"""Bytes of partial sums that the driver adds itself; more are added by executors before."""
+_DROP_SECONDS = 10.0
+"""Time limit of the job that frees rows: without executors it would wait for them."""
+_OTHER_PYTHON = re.compile(r"No module named '?([\w.]+)|PYTHON_VERSION_MISMATCH")
+"""Texts of PySpark where executors run a Python that cannot run tasks."""
+_REASON = re.compile(r"TaskFailed: ([^\n]*)")
+"""Text of a task's failure in Spark's report of it."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Segment that an executor has read, and keeps if there was room.
+
+    Attributes
+    ----------
+    segment : Segment
+    digest : str
+        Of its structure.
+    size : int
+        Bytes of its decoded rows.
+    nulls : int
+        Number of its null records: as secret as a record.
+    host, path : str
+        Place of its rows when it was read; "" where nothing was kept.
+    """
+
+    segment: Segment
+    digest: str
+    size: int
+    nulls: int
+    host: str
+    path: str
+
+
+@dataclass
+class _Frame:
+    """Rows of a load job, with the numbers of the segments that are still wanted."""
+
+    rows: DataFrame
+    wanted: set[int] = field(default_factory=set)
+
+
+class Cluster:
+    """Executors of a Spark application, as one session of a stream uses them.
+
+    Parameters
+    ----------
+    spark : SparkSession
+    settings : SparkSettings
+    kafka, stream : settings
+    user_key : bytes or None
+
+    Attributes
+    ----------
+    received, sent : int
+        Bytes that tasks have answered to the driver, and partial sums that they sent to each other.
+    """
+
+    direct_bytes = _DIRECT_BYTES
+    _numbers = itertools.count()
+    _sessions = itertools.count()
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: SparkSettings,
+        kafka: KafkaSettings,
+        stream: StreamSettings,
+        user_key: bytes | None,
+    ) -> None:
+        self._spark, self.settings = spark, settings
+        with _answering():
+            context = spark.sparkContext
+            threads = int(context.getConf().get("spark.task.cpus", "1"))
+            session = f"{context.applicationId}.{next(self._sessions)}"
+        # An executor may be on another machine, without the file of the password.
+        if kafka.sasl_password_file is not None:
+            password = SecretStr(kafka.password or "")
+            kafka = kafka.model_copy(update={"sasl_password": password, "sasl_password_file": None})
+        self.feed = Feed(kafka, stream, user_key, session, settings.cache_bytes, threads)
+        self.granularity = 2 if stream.centering == "pairs" else 1
+        self._frames: list[_Frame] = []
+        self._loaded: dict[int, Loaded] = {}
+        self._newest = -1
+        self.received = self.sent = 0
+
+    @property
+    def slots(self) -> int:
+        """Number of tasks that run at once, on the executors that there are now."""
+        with _answering():
+            return max(self._spark.sparkContext.defaultParallelism // self.feed.threads, 1)
+
+    def _wanting(self, more: Iterable[int] = ()) -> Feed:
+        """Return the feed of a job, which names the segments that are still wanted."""
+        numbers = frozenset().union(*(frame.wanted for frame in self._frames), more)
+        return replace(self.feed, wanted=Wanted(numbers, self._newest))
+
+    # -- segments ----------------------------------------------------------
+
+    def range(self, partition: int, start: int, end: int, epoch: int = -1) -> Range:
+        """Return a range with a number of its own."""
+        self._newest = next(self._numbers)
+        return Range(self._newest, partition, start, end, epoch)
+
+    def new_name(self) -> str:
+        """Return a name for some values."""
+        return f"v{next(self._numbers)}"
+
+    def load(self, ranges: Sequence[Range], group: str) -> list[Loaded]:
+        """Read ranges, each in a task; the executors keep them until :meth:`release`.
+
+        Raises
+        ------
+        RecordsLost, SessionLost, StreamRefused
+        """
+        count = len(ranges)
+        with self._planning():
+            rows = self._spark.range(0, count, 1, count)
+            rows = rows.mapInArrow(load(self._wanting(each.id for each in ranges), ranges), HANDLE).persist()
+        self._frames.append(_Frame(rows, {each.id for each in ranges}))
+        found: dict[int, Loaded] = {}
+        for row in self._run(rows, group):
+            if row["failure"] is not None:
+                _raise(row["failure"])
+            structure = row["structure"]
+            wanted = Range(row["id"], row["partition"], row["begin"], row["end"], row["epoch"])
+            segment = segment_of(wanted, structure, self.feed.stream.privacy_unit == "row")
+            found[wanted.id] = Loaded(
+                segment, digest(structure), row["size"], row["nulls"], row["host"], row["path"]
+            )
+        self._loaded |= found
+        return [found[each.id] for each in ranges]
+
+    def release(self, segments: Iterable[int]) -> None:
+        """Free the rows of segments, by their numbers; a load job's rows with the last of them."""
+        gone = set(segments)
+        for number in gone:
+            self._loaded.pop(number, None)
+        for frame in self._frames:
+            frame.wanted -= gone
+        done = [frame for frame in self._frames if not frame.wanted]
+        self._frames = [frame for frame in self._frames if frame.wanted]
+        self._drop(done, gone, closing=False)
+
+    def close(self, but: Collection[int] = ()) -> None:
+        """Free everything that the executors keep for the session, but for some segments."""
+        if but:
+            self.release(set(self._loaded) - set(but))
+            return
+        frames, self._frames, self._loaded = self._frames, [], {}
+        self._drop(frames, (), closing=True)
+        Reading.forget(self.feed.session)
+        # Links of processes that have ended: they lead nowhere.
+        shutil.rmtree(folder_of(self.feed.session), ignore_errors=True)
+
+    def _drop(self, frames: Sequence[_Frame], gone: Iterable[int], closing: bool) -> None:
+        if not frames:
+            return
+        names = [self.feed.name_of(number) for number in gone]
+        # Where Spark fails, its processes end, and their files with them.
+        with contextlib.suppress(SessionLost, StreamRefused):
+            with self._planning():
+                rows = _united(frames).mapInArrow(drop(self._wanting(), names, closing), ANSWER)
+            # Files that stay are freed by the next tasks of their processes, or end with them.
+            limit = threading.Timer(_DROP_SECONDS, self.cancel, [f"dropping {self.feed.session}"])
+            limit.start()
+            try:
+                self._run(rows, f"dropping {self.feed.session}")
+            finally:
+                limit.cancel()
+            with self._planning():
+                for frame in frames:
+                    frame.rows.unpersist()
+
+    # -- operations --------------------------------------------------------
+
+    def sum(
+        self, operation: Operation, shares: Mapping[int, Sequence[Share]], size: int
+    ) -> NDArray[np.int64] | None:
+        """Add the integers of all tasks; None where there are no records.
+
+        Parameters
+        ----------
+        operation : Operation
+        shares : mapping of segment to shares
+        size : int
+            Integers of the sum, or about that.
+        """
+        if not shares:
+            return None
+        tasks, slots = self._tasks(shares, size), self.slots
+        in_tree = tasks > 2 and tasks * size * 8 > self.direct_bytes
+        with self._planning():
+            rows = self._computed(operation, shares, tasks, -(-size // slots) if in_tree else 0)
+            if in_tree:
+                # Every executor adds some chunks of all partial sums.
+                self.sent += tasks * size * 8
+                rows = rows.repartition(slots, "chunk").mapInArrow(add, ANSWER)
+        totals: dict[int, NDArray[np.int64]] = {}
+        for chunk, data in self._answers(rows, _records_of(shares)):
+            add_chunk(totals, chunk, data)
+        return np.concatenate([totals[i] for i in sorted(totals)]) if totals else None
+
+    def known_nulls(self, shares: Mapping[int, Sequence[Share]]) -> tuple[int, dict[int, Sequence[Share]]]:
+        """Count the null records of whole segments; return the shares of others besides."""
+        count, others = 0, dict(shares)
+        for number, some in shares.items():
+            segment = self._loaded[number].segment
+            if [(share.first, share.last) for share in some] == [(0, segment.records_before(segment.count))]:
+                count += self._loaded[number].nulls
+                del others[number]
+        return count, others
+
+    def answers(self, operation: Operation, shares: Mapping[int, Sequence[Share]]) -> list[bytes]:
+        """Apply an operation to parts of segments; return the answer of each task with records."""
+        if not shares:
+            return []
+        with self._planning():
+            rows = self._computed(operation, shares, self._tasks(shares, 1), 0)
+        return [data for _, data in self._answers(rows, _records_of(shares))]
+
+    def on_parts(self, parts: Sequence[Sequence[Fetch]], kernel: Callable[[ArrayBatch], T]) -> list[T]:
+        """Return a kernel's result on each part of a batch, every part on one executor."""
+        count = len(parts)
+        tasks = max(min(count, _TASKS * self.slots), 1)
+        with self._planning():
+            rows = self._spark.range(0, count, 1, tasks)
+            rows = rows.mapInArrow(on_parts(self.feed, parts, kernel), ANSWER)
+        records = sum(each.share.last - each.share.first for some in parts for each in some)
+        found = {chunk: pickle.loads(data) for chunk, data in self._answers(rows, records)}
+        return [found[i] for i in range(count)]
+
+    def gathered(self, fetches: Sequence[Fetch]) -> ArrayBatch:
+        """Read records into the driver's own memory, in the order of their places."""
+        # The driver keeps no segments: it reads each record once.
+        feed = replace(self.feed, cache_bytes=0)
+        try:
+            found = guarded(lambda: gathered(Reading.of(feed), fetches))
+        except TaskFailed as error:
+            raise SessionLost(str(error)) from None
+        if isinstance(found, str):
+            _raise_while_learning(found)
+        if len(found) != sum(each.share.last - each.share.first for each in fetches):
+            raise SessionLost("some records could not be read again")
+        return found
+
+    def fetch(self, share: Share, segment: int) -> Fetch:
+        """Return the source of a share's records, kept or in Kafka."""
+        known = self._loaded[segment]
+        return Fetch.of(share, known.segment, self.feed.name_of(segment), known.host, known.path)
+
+    def _tasks(self, shares: Mapping[int, Sequence[Share]], size: int) -> int:
+        most = self.slots * (1 if size >= _LARGE else _TASKS)
+        return max(min(most, len(shares)), 1)
+
+    def _computed(
+        self, operation: Operation, shares: Mapping[int, Sequence[Share]], tasks: int, width: int
+    ) -> DataFrame:
+        feed = self._wanting()
+        work = {number: Work(self._loaded[number].digest, some) for number, some in shares.items()}
+        frames = [frame for frame in self._frames if not frame.wanted.isdisjoint(shares)]
+        return _united(frames).coalesce(tasks).mapInArrow(compute(feed, operation, work, width), ANSWER)
+
+    def _answers(self, rows: DataFrame, records: int) -> Iterator[tuple[int, bytes]]:
+        """Iterate over the chunks of a job that has to read a number of records."""
+        found = 0
+        try:
+            answered = self._run(rows, "learning")
+        except StreamRefused as error:
+            raise SessionLost(str(error)) from None
+        for row in answered:
+            if row["failure"] is not None:
+                _raise_while_learning(row["failure"])
+            found += row["records"]
+            yield row["chunk"], row["data"]
+        if found != records:
+            raise SessionLost(f"a job has read {found} of {records} records")
+
+    # -- jobs --------------------------------------------------------------
+
+    def cancel(self, group: str) -> None:
+        """End the jobs of a group; harmless where there are none."""
+        with contextlib.suppress(Exception):
+            self._spark.sparkContext.cancelJobGroup(group)
+
+    @contextlib.contextmanager
+    def _planning(self) -> Iterator[None]:
+        """Raise SessionLost for an error of any kind where Java is gone: it tells nothing of the batch."""
+        try:
+            yield
+        except Exception:
+            _ = self.slots
+            raise
+
+    def _run(self, rows: DataFrame, group: str) -> list[dict[str, Any]]:
+        try:
+            self._spark.sparkContext.setJobGroup(group, f"streaming-pca {self.feed.stream.name}: {group}")
+            table = rows.toArrow()
+        except Exception as error:
+            # Spark's own text repeats what a task has printed.
+            if (other := _OTHER_PYTHON.search(str(error))) is not None:
+                raise StreamRefused(_other_python(other[1])) from None
+            found = _REASON.search(str(error))
+            reason = found[1] if found else type(error).__name__
+            raise SessionLost(f"a job of Spark failed ({group}): {reason}") from None
+        self.received += table.nbytes
+        rows_found: list[dict[str, Any]] = table.to_pylist()
+        return rows_found
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    """Raise SessionLost where the Java process of Spark is gone."""
+    try:
+        yield
+    except Exception as error:
+        raise SessionLost(f"Spark does not answer: {type(error).__name__}") from None
+
+
+def _other_python(module: str | None) -> str:
+    lacks = f"has no {module}" if module else "is of another version than the driver's"
+    return (
+        f"the executors' Python {lacks}: set PYSPARK_PYTHON to a Python with streaming-pca {__version__}, at "
+        "the same path on every machine"
+    )
+
+
+def _records_of(shares: Mapping[int, Sequence[Share]]) -> int:
+    return sum(share.last - share.first for some in shares.values() for share in some)
+
+
+def _united(frames: Sequence[_Frame]) -> DataFrame:
+    return reduce(DataFrame.unionAll, [frame.rows for frame in frames])
+
+
+def _raise_while_learning(failure: str) -> NoReturn:
+    """Raise what a task has returned as its failure, for a batch that is reserved."""
+    try:
+        _raise(failure)
+    except (RecordsLost, StreamRefused) as error:
+        # The next session meets the reason before it computes anything.
+        raise SessionLost(str(error)) from None
+
+
+def _raise(failure: str) -> NoReturn:
+    """Raise what a task has returned as its failure."""
+    kind, _, text = failure.partition(": ")
+    if kind == "lost":
+        raise RecordsLost(text)
+    if kind == "refused":
+        raise StreamRefused(text)
+    raise RuntimeError("the estimator failed on an executor")

@@ -1,0 +1,273 @@
+"""Reader of partitions on the executors of a cluster, for the driver's source.
+
+The driver cuts batches by counts and offsets, as the service does. It reads no record itself, but for
+algorithms that take one record after the other.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.data.codec import PayloadCodec
+from streaming_pca.service.errors import RecordsLost, SessionLost
+from streaming_pca.service.input.end_offsets import Offsets
+from streaming_pca.service.input.partition_reader import PartitionReader
+from streaming_pca.spark.batch import SparkBatch
+from streaming_pca.spark.jobs import Cluster
+from streaming_pca.spark.segments import Layout, Range, Strip
+
+__all__ = ["ClusterReader"]
+
+MakeCluster = Callable[[KafkaSettings, StreamSettings, "bytes | None"], Cluster]
+
+_FEWEST = 256
+"""Fewest offsets that are worth a task of their own."""
+_FIRST = 1024
+"""Offsets of a task before the size of messages is known."""
+_MOST_TASKS = 16
+"""Most tasks of a load job, for each that runs at once."""
+_SPARE = 1.05
+"""Factor on the offsets to read where some of a partition's hold no message."""
+
+
+@dataclass
+class _Buffer:
+    """Messages of one partition that executors hold and no batch has taken."""
+
+    position: int
+    epoch: int
+    read_to: int
+    strips: deque[Strip] = field(default_factory=deque)
+    messages: int = 0
+    offsets: int = 0
+    """Messages read so far, and the offsets that they lay in."""
+
+    @property
+    def count(self) -> int:
+        """Number of messages."""
+        return sum(strip.last - strip.first for strip in self.strips)
+
+    def count_before(self, end: int) -> int:
+        """Return the number of messages before an offset."""
+        found = 0
+        for strip in list(self.strips):
+            found += max(min(strip.segment.count_before(end), strip.last) - strip.first, 0)
+        return found
+
+    def take(self, count: int) -> list[Strip]:
+        """Remove the first ``count`` messages."""
+        taken: list[Strip] = []
+        while count:
+            strip = self.strips.popleft()
+            if strip.last - strip.first > count:
+                self.strips.appendleft(replace(strip, first=strip.first + count))
+                strip = replace(strip, last=strip.first + count)
+            taken.append(strip)
+            count -= strip.last - strip.first
+        if taken:
+            last = taken[-1]
+            self.position = last.segment.offset(last.last - 1) + 1
+            self.epoch = last.segment.epoch(last.last - 1)
+        return taken
+
+
+class ClusterReader:
+    """Reader whose records stay with executors.
+
+    It is a :class:`~streaming_pca.service.input.reader.Reader`.
+
+    Parameters
+    ----------
+    make_cluster : callable
+        Takes settings and the key of users, and returns a cluster for this reader alone.
+    kafka, stream, codec, partitions, skip_lost, check
+        As a ``ReaderFactory`` gets them.
+    """
+
+    ahead = False
+
+    def __init__(
+        self,
+        make_cluster: MakeCluster,
+        kafka: KafkaSettings,
+        stream: StreamSettings,
+        codec: PayloadCodec,
+        partitions: int,
+        skip_lost: bool,
+        check: Callable[[], None],
+    ) -> None:
+        self.buffers: dict[int, _Buffer] = {}
+        self._cluster = make_cluster(kafka, stream, codec.user_key)
+        self._codec, self._skip_lost, self._check = codec, skip_lost, check
+        # Asks for offsets alone.
+        self._offsets = PartitionReader(kafka, stream, codec, partitions, skip_lost, check)
+        self._stopped = threading.Event()
+        self._loading = False
+        self._group = f"reading {self._cluster.feed.session}"
+        self._taken: set[int] = set()
+        """Segments of the last batch that no later one needs."""
+        self._held: set[int] = set()
+        """All segments of the last batch."""
+        self._bytes_of_messages = 0.0
+        """Mean bytes of a decoded message; 0 where it is not known."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes held by the driver: none."""
+        return 0
+
+    def first_offsets(self, partitions: Sequence[int]) -> Offsets:
+        """Return the first offsets of partitions."""
+        return self._offsets.first_offsets(partitions)
+
+    def last_offsets(self, partitions: Sequence[int]) -> Offsets:
+        """Return the ends of partitions, open transactions included."""
+        return self._offsets.last_offsets(partitions)
+
+    def add(self, starts: Mapping[int, int], epochs: Mapping[int, int]) -> None:
+        """Start to read partitions at offsets."""
+        for p, start in sorted(starts.items()):
+            self.buffers[p] = _Buffer(start, epochs.get(p, -1), start)
+
+    def position(self, partition: int) -> int:
+        """Return the offset up to which a partition was read."""
+        return self.buffers[partition].read_to
+
+    def fetch(self, wanted: Mapping[int, int], ends: Mapping[int, int]) -> None:
+        """Have executors read on in some partitions, by one job."""
+        self._check()
+        ranges = self._ranges(wanted, ends)
+        if not ranges or self._stopped.is_set():
+            return
+        self._loading = True
+        try:
+            loaded = self._cluster.load(ranges, self._group)
+        except RecordsLost as error:
+            if self._skip_lost:
+                raise SessionLost(f"{error}: skipping") from None
+            raise
+        except SessionLost:
+            if self._stopped.is_set():
+                return
+            raise
+        finally:
+            self._loading = False
+        for each in loaded:
+            segment, buffer = each.segment, self.buffers[each.segment.range.partition]
+            buffer.read_to = segment.range.end
+            buffer.offsets += segment.range.end - segment.range.start
+            buffer.messages += segment.count
+            if segment.count:
+                buffer.strips.append(Strip(segment, 0, segment.count))
+            else:
+                self._cluster.release([segment.range.id])
+        messages = sum(each.segment.count for each in loaded)
+        if messages:
+            self._bytes_of_messages = sum(each.size for each in loaded) / messages
+
+    def _ranges(self, wanted: Mapping[int, int], ends: Mapping[int, int]) -> list[Range]:
+        """Divide what is to be read into ranges of about equal lengths."""
+        spans: dict[int, int] = {}
+        for p, count in sorted(wanted.items()):
+            buffer = self.buffers[p]
+            short = count - buffer.count_before(ends[p])
+            if buffer.messages < buffer.offsets:
+                short = math.ceil(short * _SPARE * buffer.offsets / max(buffer.messages, 1))
+            span = min(short, ends[p] - buffer.read_to)
+            if span > 0:
+                spans[p] = span
+        each = self._offsets_of_a_task(sum(spans.values()))
+        ranges = []
+        for p, span in spans.items():
+            first = self.buffers[p].read_to
+            tasks = -(-span // each)
+            # Even lengths: a pair of messages is then in one range, where each offset holds one.
+            length = -(-span // (2 * tasks)) * 2
+            for start in range(first, first + span, length):
+                epoch = self.buffers[p].epoch if start == self.buffers[p].position else -1
+                end = min(start + length, first + span)
+                ranges.append(self._cluster.range(p, start, end, epoch))
+        return ranges
+
+    def _offsets_of_a_task(self, offsets: int) -> int:
+        slots = self._cluster.slots
+        size = _FIRST
+        if self._bytes_of_messages:
+            size = int(self._cluster.settings.segment_bytes / self._bytes_of_messages)
+        # Every slot has work, and the driver not too many tasks.
+        size = min(size, -(-offsets // slots))
+        return max(size, -(-offsets // (_MOST_TASKS * slots)), _FEWEST)
+
+    def take(self, counts: Sequence[int], granularity: int) -> tuple[SparkBatch, NDArray[np.uint64] | None]:
+        """Remove the first messages of each partition, in their order; return their batch and its users."""
+        partitions = sorted(self.buffers)
+        strips = [self.buffers[p].take(count) for p, count in zip(partitions, counts, strict=True)]
+        self._taken |= {strip.segment.range.id for some in strips for strip in some}
+        if granularity > 1:
+            strips = self._with_whole_pairs(strips)
+        still = {strip.segment.range.id for buffer in self.buffers.values() for strip in buffer.strips}
+        self._taken |= {strip.segment.range.id for some in strips for strip in some}
+        self._held, self._taken = self._taken, self._taken - still
+        batch = SparkBatch.of(self._cluster, Layout(strips, granularity))
+        return batch, None if self._codec.user_key is None else batch.users()
+
+    def _with_whole_pairs(self, strips: Sequence[Sequence[Strip]]) -> list[list[Strip]]:
+        """Have the pairs read together whose messages are of two segments."""
+        bridges: list[Range] = []
+        epochs: list[tuple[int, int]] = []
+        found: list[list[Strip | None]] = []
+        for some in strips:
+            kept: list[Strip | None] = []
+            odd: Strip | None = None
+            for strip in some:
+                if odd is not None:
+                    start = odd.segment.offset(odd.last - 1)
+                    end = strip.segment.offset(strip.first) + 1
+                    bridges.append(self._cluster.range(strip.segment.range.partition, start, end))
+                    epochs.append((odd.segment.epoch(odd.last - 1), strip.segment.epoch(strip.first)))
+                    kept.append(None)
+                    strip = replace(strip, first=strip.first + 1)
+                whole = (strip.last - strip.first) // 2 * 2
+                odd = strip if whole < strip.last - strip.first else None
+                kept.append(replace(strip, last=strip.first + whole))
+            found.append(kept)
+        read = self._cluster.load(bridges, self._group) if bridges else []
+        for (first, second), bridge in zip(epochs, read, strict=True):
+            segment = bridge.segment
+            if segment.count != 2 or (segment.epoch(0), segment.epoch(1)) != (first, second):
+                raise SessionLost("a pair of messages has changed since it was counted")
+        loaded = iter(read)
+        whole_strips = []
+        for kept in found:
+            filled = []
+            for each in kept:
+                if each is None:
+                    each = Strip(next(loaded).segment, 0, 2)
+                if each.last > each.first:
+                    filled.append(each)
+            whole_strips.append(filled)
+        return whole_strips
+
+    def release_memory(self) -> None:
+        """Have executors drop the rows of the last batch."""
+        taken, self._taken, self._held = self._taken, set(), set()
+        self._cluster.release(taken)
+
+    def stop(self) -> None:
+        """Make present and later fetches return soon; from any thread."""
+        self._stopped.set()
+        if self._loading:
+            self._cluster.cancel(self._group)
+
+    def close(self) -> None:
+        """Close connections and drop records that no batch has taken; a batch keeps its own."""
+        self._offsets.close()
+        self._cluster.close(but=self._held)

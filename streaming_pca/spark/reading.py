@@ -1,0 +1,376 @@
+"""Records as a Python worker of Spark reads them: from Kafka, or from its own cache.
+
+All of it is the service's own: its reader, its codec, its arrays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import logging
+import os
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pyspark import TaskContext
+
+from streaming_pca import __version__
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import StreamSettings
+from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.codec import PayloadCodec
+from streaming_pca.kernels.threads import use_threads
+from streaming_pca.service.errors import RecordsLost, SessionLost
+from streaming_pca.service.input.partition_reader import PartitionReader
+from streaming_pca.service.input.source import build_codec
+from streaming_pca.spark.cache import RowCache, Shelf, ValueCache, folder_of
+from streaming_pca.spark.segments import Range, packed_structure
+
+__all__ = [
+    "Feed",
+    "Part",
+    "Piece",
+    "Reading",
+    "Refused",
+    "Structure",
+    "changed",
+    "chosen",
+    "numbered",
+    "parts_of",
+    "range_of",
+    "whole_pairs",
+]
+
+Hashes = NDArray[np.uint64]
+Part = tuple[int, ArrayBatch, "Hashes | None"]
+"""Consecutive records of a segment: the place of the first in it, the records, and their users."""
+
+_PIECE_BYTES = 2**25
+"""Bytes of rows that are decoded before they are written or summed."""
+_STALL_SECONDS = 60.0
+"""Time limit for the arrival of records that existed when the range was cut."""
+
+
+class Refused(Exception):
+    """Reason for which no attempt can succeed."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Segments whose rows are still wanted.
+
+    Attributes
+    ----------
+    numbers : frozenset of int
+    newest : int
+        Number of the newest segment that was known: nothing is said of later ones.
+    """
+
+    numbers: frozenset[int]
+    newest: int
+
+    def has(self, name: str) -> bool:
+        """Return whether a segment, by its name, may be wanted."""
+        number = int(name.rpartition("/")[2])
+        return number in self.numbers or number > self.newest
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Settings with which a task reads the stream's input.
+
+    Attributes
+    ----------
+    kafka, stream : settings
+        With the password in them.
+    user_key : bytes or None
+    session : str
+        Name of the driver's session as leader.
+    cache_bytes : int
+        Bytes of decoded rows that a process may keep.
+    threads : int
+        Threads of a task.
+    version : str
+    wanted : Wanted or None
+        As the driver knew it when it made the job.
+    """
+
+    kafka: KafkaSettings
+    stream: StreamSettings
+    user_key: bytes | None
+    session: str
+    cache_bytes: int
+    threads: int
+    version: str = __version__
+    wanted: Wanted | None = None
+
+    def name_of(self, segment: int) -> str:
+        """Return the unique name of a segment."""
+        return f"{self.session}/{segment}"
+
+    def reader(self, codec: PayloadCodec) -> PartitionReader:
+        """Return a reader of the input, without partitions."""
+        # The driver follows the clock, and ends a job whose records will not come.
+        return PartitionReader(self.kafka, self.stream, codec, 1, False, lambda: None)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive messages of a range, decoded.
+
+    Attributes
+    ----------
+    batch : ArrayBatch
+    offsets : (m,) int64
+    rows : (m,) int64
+        Rows of each message.
+    epochs : (m,) int64
+    users : (m, 2) uint64 or None
+    """
+
+    batch: ArrayBatch
+    offsets: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    epochs: NDArray[np.int64]
+    users: Hashes | None
+
+
+class Reading:
+    """Reader and cache of one Python worker, which outlive its tasks.
+
+    Parameters
+    ----------
+    feed : Feed
+    """
+
+    _open: ClassVar[dict[str, Reading]] = {}
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed = feed
+        self.cache = RowCache(os.path.dirname(folder_of(feed.session)), feed.cache_bytes)
+        self.values = ValueCache(feed.session, feed.cache_bytes)
+        self.codec = build_codec(feed.stream, feed.user_key)
+        self._reader: PartitionReader | None = None
+
+    @classmethod
+    def of(cls, feed: Feed) -> Reading:
+        """Return this process's for a session of the driver."""
+        if feed.version != __version__:
+            raise Refused(f"an executor runs streaming-pca {__version__}, the driver {feed.version}")
+        # Not in the driver, which reads for algorithms that take one record after the other.
+        if TaskContext.get() is not None:
+            use_threads(feed.threads)
+            _silence_libraries()
+            _spare_the_collector()
+        if feed.session not in cls._open:
+            cls._open[feed.session] = cls(feed)
+        reading = cls._open[feed.session]
+        if feed.wanted is not None:
+            reading.keep(feed.wanted)
+        return reading
+
+    def keep(self, wanted: Wanted) -> None:
+        """Free the segments of earlier batches: the job that drops them may have run in other processes."""
+        self.cache.drop({name for name in self.cache.names if not wanted.has(name)})
+        self.values.drop({name for name in self.values.segments if not wanted.has(name)})
+
+    @classmethod
+    def forget(cls, session: str) -> None:
+        """Close this process's for a session, if there is one."""
+        reading = cls._open.get(session)
+        if reading is not None:
+            reading.close()
+
+    def close(self) -> None:
+        """Free rows and connections."""
+        self._open.pop(self.feed.session, None)
+        self.cache.drop(self.cache.names)
+        self.values.close()
+        self._forget_reader()
+
+    def _forget_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+    def pieces(self, wanted: Range) -> Iterator[Piece]:
+        """Read a range from Kafka piece by piece.
+
+        All pieces but the last have an even number of messages.
+        """
+        try:
+            if self._reader is None:
+                self._reader = self.feed.reader(self.codec)
+            yield from read(self._reader, wanted)
+        except Exception:
+            self._forget_reader()
+            raise
+
+
+def _silence_libraries() -> None:
+    """Keep the warnings of libraries out of an executor's log, as a worker does.
+
+    A warning about a number is a statement about records, and the client's log may quote records.
+    """
+    warnings.simplefilter("ignore")
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)
+
+
+_tasks = itertools.count(1)
+
+
+def _spare_the_collector() -> None:
+    """Take the libraries' objects out of garbage collection in a process that runs tasks.
+
+    PySpark collects after each task, which takes a tenth of a second with as many objects. They become
+    fewer new ones with every task, so it is done after 1, 2, 4, ... of them.
+    """
+    count = next(_tasks)
+    if count & (count - 1) == 0:
+        gc.collect()
+        gc.freeze()
+
+
+def read(reader: PartitionReader, wanted: Range) -> Iterator[Piece]:
+    """Read a range with a reader that has no partition; it has none afterwards."""
+    p = wanted.partition
+    reader.add({p: wanted.start}, {p: wanted.epoch})
+    try:
+        position, moved = -1, time.monotonic()
+        while True:
+            reached, count = reader.position(p), reader.buffers[p].count_before(wanted.end)
+            complete = reached >= wanted.end
+            if complete or reader.bytes >= _PIECE_BYTES:
+                # An incomplete pair waits for the next piece.
+                if count := count if complete else count // 2 * 2:
+                    yield _take(reader, p, count)
+                    reader.release_memory()
+                if complete:
+                    return
+            if reached > position:
+                position, moved = reached, time.monotonic()
+            elif time.monotonic() - moved > _STALL_SECONDS:
+                raise SessionLost(f"partition {p} cannot be read to {wanted.end}: it stops at {position}")
+            reader.fetch({p: count + wanted.end - reached}, {p: wanted.end})
+    finally:
+        reader.remove(p)
+
+
+def _take(reader: PartitionReader, partition: int, count: int) -> Piece:
+    offsets, lengths, epochs, left = [], [], [], count
+    for chunk in reader.buffers[partition].chunks:
+        some = min(left, len(chunk.offsets))
+        offsets.append(chunk.offsets[:some])
+        lengths.append(chunk.lengths[:some])
+        epochs.append(np.full(some, chunk.epoch, dtype=np.int64))
+        left -= some
+        if not left:
+            break
+    batch, users = reader.take([count], 1)
+    assert isinstance(batch, ArrayBatch)
+    return Piece(batch, np.concatenate(offsets), np.concatenate(lengths), np.concatenate(epochs), users)
+
+
+class Structure:
+    """Structure of a segment, gathered from its pieces."""
+
+    def __init__(self, by_row: bool) -> None:
+        self.by_row = by_row
+        self.size = self.nulls = 0
+        self._offsets: list[NDArray[np.int64]] = []
+        self._epochs: list[NDArray[np.int64]] = []
+        self._rows: list[NDArray[np.int64]] = []
+
+    def add(self, piece: Piece) -> None:
+        """Add the messages of a piece."""
+        self.size += piece.batch.rows.itemsize * piece.batch.rows.shape[1] * int(piece.rows.sum())
+        self.nulls += piece.batch.null_count()
+        self._offsets.append(piece.offsets)
+        self._epochs.append(piece.epochs)
+        self._rows.append(piece.rows)
+
+    def packed(self) -> bytes:
+        """Return the structure as octets."""
+        none = np.zeros(0, dtype=np.int64)
+        offsets, epochs = np.concatenate([none, *self._offsets]), np.concatenate([none, *self._epochs])
+        return packed_structure(offsets, epochs, np.concatenate([none, *self._rows]) if self.by_row else none)
+
+
+def chosen(parts: Iterator[Part], low: int, high: int) -> Iterator[Part]:
+    """Iterate over the records ``low`` to ``high`` of a segment."""
+    for first, part, users in parts:
+        a, b = max(low, first) - first, min(high, first + len(part)) - first
+        if a < b:
+            some = part.split([a, b - a, len(part) - b])[1]
+            yield first + a, some, None if users is None else users[a:b]
+
+
+def whole_pairs(parts: Iterator[Part]) -> Iterator[Part]:
+    """Move a record between parts where a part would end within a pair.
+
+    The first of them begins with a pair.
+    """
+    left: Part | None = None
+    for first, part, users in parts:
+        if left is not None:
+            head, rest = part.split([1, len(part) - 1])
+            ends = None if users is None or left[2] is None else np.concatenate([left[2], users[:1]])
+            yield left[0], ArrayBatch.joined([left[1], head]), ends
+            first, part, users = first + 1, rest, None if users is None else users[1:]
+            left = None
+        whole = len(part) // 2 * 2
+        if whole < len(part):
+            # A copy: the reader uses its memory again for the next records.
+            last = part.split([whole, len(part) - whole])[1].copy()
+            left = (first + whole, last, None if users is None else users[whole:])
+        if whole:
+            yield first, part.split([whole, len(part) - whole])[0], None if users is None else users[:whole]
+    if left is not None:
+        yield left
+
+
+def parts_of(reading: Reading, handle: Mapping[str, Any], of_users: bool) -> Iterator[Part]:
+    """Iterate over a segment's records: those kept here, or read from Kafka once more."""
+    if not of_users:
+        with contextlib.suppress(LookupError):
+            shelf = Shelf(reading.feed.name_of(handle["id"]), handle["host"], handle["path"])
+            yield from numbered((part, None) for part in reading.cache.open(shelf).parts)
+            return
+    wanted = range_of(handle)
+    structure = Structure(reading.codec.unit == "row")
+
+    def read_again() -> Iterator[tuple[ArrayBatch, Hashes | None]]:
+        for piece in reading.pieces(wanted):
+            structure.add(piece)
+            yield piece.batch, piece.users
+        # A record that was replaced by another one has another leader's epoch.
+        if structure.packed() != handle["structure"]:
+            raise changed(reading.feed, wanted)
+
+    yield from numbered(read_again())
+
+
+def numbered(parts: Iterable[tuple[ArrayBatch, Hashes | None]], first: int = 0) -> Iterator[Part]:
+    """Iterate over consecutive records with the place of the first of each part, from ``first``."""
+    for part, users in parts:
+        yield first, part, users
+        first += len(part)
+
+
+def range_of(handle: Mapping[str, Any]) -> Range:
+    """Return the range of a segment's row."""
+    return Range(handle["id"], handle["partition"], handle["begin"], handle["end"], handle["epoch"])
+
+
+def changed(feed: Feed, records: Range) -> RecordsLost:
+    """Return the error of records that have changed since they were counted."""
+    return RecordsLost(
+        f"topic {feed.stream.input!r}, partition {records.partition}: records {records.start} to "
+        f"{records.end - 1} have changed since they were counted"
+    )

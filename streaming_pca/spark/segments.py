@@ -1,0 +1,263 @@
+"""Offset ranges that tasks read, and the order of a batch's records over them.
+
+A *segment* is a range of one partition that one task has read. What the driver knows of it is its
+structure: which offsets hold messages, which leader took them and, where each row is a record, the rows of
+each. A batch takes the first messages of each partition and merges them in turn, as
+:func:`streaming_pca.service.input.buffer.interleave` does. :class:`Layout` computes the same order
+without a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Layout", "Order", "Range", "Segment", "Strip", "packed_structure", "runs_of", "segment_of"]
+
+Integers = NDArray[np.int64]
+
+
+def runs_of(numbers: Integers) -> tuple[Integers, Integers]:
+    """Return the first index and the first number of each run of consecutive numbers."""
+    if not len(numbers):
+        return numbers, numbers
+    first = np.concatenate([[0], np.flatnonzero(np.diff(numbers) != 1) + 1]).astype(np.int64)
+    return first, numbers[first]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Range of one partition for one task to read.
+
+    Attributes
+    ----------
+    id : int
+        Unique within a session.
+    partition, start, end : int
+        Offsets; the end is not included.
+    epoch : int
+        Leader epoch of the message before ``start``; -1 where it is not known.
+    """
+
+    id: int
+    partition: int
+    start: int
+    end: int
+    epoch: int = -1
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Structure of a range that was read.
+
+    Attributes
+    ----------
+    range : Range
+    count : int
+        Messages in it.
+    run_index, run_offset : (r,) int64
+        Index and offset of the first message of each run of consecutive offsets.
+    epoch_index, epochs : (e,) int64
+        Index of the first message that each leader epoch took, and that epoch.
+    rows : (count,) int64 or None
+        Rows of each message, where each row is a record.
+    """
+
+    range: Range
+    count: int
+    run_index: Integers
+    run_offset: Integers
+    epoch_index: Integers
+    epochs: Integers
+    rows: Integers | None = None
+
+    def offset(self, index: int) -> int:
+        """Return the offset of a message."""
+        run = int(np.searchsorted(self.run_index, index, side="right")) - 1
+        return int(self.run_offset[run] + index - self.run_index[run])
+
+    def epoch(self, index: int) -> int:
+        """Return the epoch of the leader that took a message."""
+        return int(self.epochs[int(np.searchsorted(self.epoch_index, index, side="right")) - 1])
+
+    def count_before(self, offset: int) -> int:
+        """Return the number of messages before an offset."""
+        if offset >= self.range.end:
+            return self.count
+        run = int(np.searchsorted(self.run_offset, offset, side="right")) - 1
+        if run < 0:
+            return 0
+        end = int(self.run_index[run + 1]) if run + 1 < len(self.run_index) else self.count
+        return min(int(self.run_index[run] + offset - self.run_offset[run]), end)
+
+    @cached_property
+    def _row_ends(self) -> Integers:
+        assert self.rows is not None
+        return np.concatenate([[0], np.cumsum(self.rows)]).astype(np.int64)
+
+    def message_of(self, record: int) -> int:
+        """Return the index of the message that holds a record."""
+        if self.rows is None:
+            return record
+        return int(np.searchsorted(self._row_ends, record, side="right")) - 1
+
+    def records_before(self, index: int) -> int:
+        """Return the number of records in the messages before ``index``."""
+        return index if self.rows is None else int(self._row_ends[index])
+
+
+def packed_structure(offsets: Integers, epochs: Integers, rows: Integers) -> bytes:
+    """Return a segment's structure as octets: its count and five arrays, each after its length.
+
+    Parameters
+    ----------
+    offsets, epochs : (m,) int64
+        Offset of each message, and epoch of the leader that took it.
+    rows : (m,) or (0,) int64
+        Rows of each message, where each row is a record.
+    """
+    index, begins = runs_of(offsets)
+    changes = np.flatnonzero(np.diff(epochs, prepend=-2)).astype(np.int64)
+    arrays = (np.array([len(offsets)]), index, begins, changes, epochs[changes], rows)
+    return b"".join(np.int64(len(a)).tobytes() + a.astype("<i8").tobytes() for a in arrays)
+
+
+def segment_of(wanted: Range, structure: bytes, by_row: bool) -> Segment:
+    """Return the segment that :func:`packed_structure` describes."""
+    arrays, at = [], 0
+    numbers = np.frombuffer(structure, dtype="<i8").astype(np.int64)
+    while at < len(numbers):
+        size = int(numbers[at])
+        arrays.append(numbers[at + 1 : at + 1 + size])
+        at += 1 + size
+    (count,), index, begins, changes, epochs, rows = arrays
+    return Segment(wanted, int(count), index, begins, changes, epochs, rows if by_row else None)
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Consecutive messages of a segment that belong to a batch.
+
+    Attributes
+    ----------
+    segment : Segment
+    first, last : int
+        Messages; the last is not included.
+    """
+
+    segment: Segment
+    first: int
+    last: int
+
+    @property
+    def records(self) -> int:
+        """Number of records in these messages."""
+        return self.segment.records_before(self.last) - self.segment.records_before(self.first)
+
+
+@dataclass(frozen=True)
+class Order:
+    """Order of a batch's messages: each partition's in turn, ``granularity`` at a time.
+
+    Attributes
+    ----------
+    counts : (p,) int64
+        Messages of each partition, multiples of ``granularity``.
+    granularity : int
+    """
+
+    counts: Integers
+    granularity: int = 1
+
+    def __post_init__(self) -> None:
+        if (self.counts % self.granularity).any():
+            raise ValueError("a partition gives an incomplete group of messages")
+
+    def places(self, partition: int, first: int, last: int) -> Integers:
+        """Return the places of messages ``first`` to ``last`` of a partition in the batch."""
+        g = self.granularity
+        groups = self.counts // g
+        index = np.arange(first, last, dtype=np.int64)
+        turn = index // g
+        ordered = np.sort(groups)
+        sums = np.concatenate([[0], np.cumsum(ordered)])
+        # Partitions with at most `turn` groups have given all of theirs before this turn.
+        done = np.searchsorted(ordered, turn, side="right")
+        before = sums[done] + (len(groups) - done) * turn
+        # Partitions that are served earlier in a turn, and still have a group.
+        before += partition - np.searchsorted(np.sort(groups[:partition]), turn, side="right")
+        return np.asarray(before * g + index % g)
+
+    def messages_before(self, partition: int, place: int) -> int:
+        """Return how many messages of a partition lie before a place of the batch."""
+        low, high = 0, int(self.counts[partition])
+        while low < high:
+            middle = (low + high) // 2
+            if self.places(partition, middle, middle + 1)[0] < place:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+class Layout:
+    """Order of a batch's records over the strips that hold them.
+
+    Parameters
+    ----------
+    strips : sequence of sequence of Strip
+        Strips of each partition, in the order of the partitions.
+    granularity : int
+    """
+
+    def __init__(self, strips: Sequence[Sequence[Strip]], granularity: int) -> None:
+        self.strips = tuple(tuple(each) for each in strips)
+        counts = [sum(s.last - s.first for s in each) for each in self.strips]
+        self.order = Order(np.array(counts, dtype=np.int64), granularity)
+        self.records = sum(s.records for each in self.strips for s in each)
+        self.by_row = any(s.segment.rows is not None for each in self.strips for s in each)
+        """True where each row is a record."""
+
+    @cached_property
+    def _rows(self) -> tuple[Integers, ...]:
+        """Rows of each message, by partition: where each row is a record."""
+        none = np.zeros(0, dtype=np.int64)
+        return tuple(
+            np.concatenate(
+                [none, *(s.segment.rows[s.first : s.last] for s in each if s.segment.rows is not None)]
+            )
+            for each in self.strips
+        )
+
+    @cached_property
+    def _row_places(self) -> tuple[Integers, ...]:
+        """Place of the first row of each message, by partition: where each row is a record."""
+        places = [self.order.places(p, 0, int(n)) for p, n in enumerate(self.order.counts)]
+        ordered = np.zeros(int(self.order.counts.sum()), dtype=np.int64)
+        for place, rows in zip(places, self._rows, strict=True):
+            ordered[place] = rows
+        starts = np.cumsum(ordered) - ordered
+        return tuple(starts[place] for place in places)
+
+    def records_before(self, partition: int, place: int) -> int:
+        """Return how many records of a partition lie before a place of the batch."""
+        if not self.by_row:
+            return self.order.messages_before(partition, place)
+        starts, rows = self._row_places[partition], self._rows[partition]
+        begun = int(np.searchsorted(starts, place, side="left"))
+        # The last of these messages may reach beyond the place.
+        over = int(starts[begun - 1] + rows[begun - 1]) - place if begun else 0
+        return int(rows[:begun].sum()) - max(over, 0)
+
+    def places(self, partition: int, first: int, last: int) -> Integers:
+        """Return the places in the batch of records ``first`` to ``last`` of a partition."""
+        if not self.by_row:
+            return self.order.places(partition, first, last)
+        rows, index = self._rows[partition], np.arange(first, last)
+        ends = np.cumsum(rows)
+        message = np.searchsorted(ends, index, side="right")
+        return np.asarray(self._row_places[partition][message] + index - (ends[message] - rows[message]))

@@ -1,0 +1,112 @@
+"""Pictures of every page, in both themes and at three widths.
+
+    python -m tests.browser.pictures [FOLDER]
+
+starts Apache Kafka, a worker and the dashboard, and writes the pictures of the documentation, by default to
+docs/images/.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.kafka.server import KafkaServer, fetch_jars, find_java
+from tests.browser.chromium import chromium, find_chromium, playing
+from tests.browser.running import RunningStream
+from tests.browser.serving import ROOT, dashboard
+from tests.browser.visits import Theme, Visit, visiting
+from tests.kafka.stream import session_timeout_ms, start_fork_server
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+WIDTHS = {"phone": (360, 740), "desk": (1280, 900), "wall": (2560, 1440)}
+SHOWN: tuple[tuple[Theme, str], ...] = (
+    ("light", "phone"),
+    ("light", "desk"),
+    ("dark", "desk"),
+    ("dark", "wall"),
+)
+"""Themes and widths of the pictures that a test writes."""
+_OF_DOCS: dict[str, Theme] = {"streams": "dark", "stream": "light", "ledger": "light", "plan": "dark"}
+"""Pages that the documentation shows, in one theme each."""
+_QUALITY = 60
+
+
+def paths(running: RunningStream) -> dict[str, str]:
+    """Return the path of each page."""
+    return {
+        "streams": "/",
+        "stream": f"/streams/{running.name}",
+        "ledger": f"/ledger/{running.input}",
+        "plan": "/plan",
+    }
+
+
+def take_all(browser: Browser, home: str, running: RunningStream, folder: Path) -> list[Path]:
+    """Write NAME-THEME-WIDTH.webp of every page."""
+    written = []
+    for theme, width in SHOWN:
+        x, y = WIDTHS[width]
+        with visiting(browser, home, theme, viewport={"width": x, "height": y}) as visit:
+            for name, path in paths(running).items():
+                written.append(take(visit, path, folder / f"{name}-{theme}-{width}.webp"))
+    return written
+
+
+def take(visit: Visit, path: str, to: Path) -> Path:
+    """Open a page and write the whole of it, once its numbers and plots stand."""
+    visit.go(path)
+    visit.wait_attached('main[aria-busy="false"]')
+    figures = visit.page.locator("figure[data-plot]")
+    for i in range(figures.count()):
+        # Figures are drawn when they come into view.
+        figures.nth(i).scroll_into_view_if_needed()
+        visit.wait_attached(f"figure[data-plot][data-state] >> nth={i}")
+    visit.page.evaluate("scrollTo(0, 0)")
+    visit.page.wait_for_timeout(300)
+    session = visit.page.context.new_cdp_session(visit.page)
+    size = session.send("Page.getLayoutMetrics")["cssContentSize"]
+    clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+    shot = session.send(
+        "Page.captureScreenshot",
+        {"format": "webp", "quality": _QUALITY, "clip": clip, "captureBeyondViewport": True},
+    )
+    session.detach()
+    to.write_bytes(base64.b64decode(shot["data"]))
+    return to
+
+
+def main(folder: Path) -> None:
+    """Write the pictures of the documentation."""
+    folder.mkdir(parents=True, exist_ok=True)
+    start_fork_server()
+    with KafkaServer(find_java(), fetch_jars()) as kafka, tempfile.TemporaryDirectory() as scratch:
+        running = RunningStream.start(
+            kafka.bootstrap, "visits", Path(scratch), session_timeout_ms(kafka.bootstrap)
+        )
+        try:
+            for _ in range(8):
+                running.learn()
+            with (
+                dashboard(Path(scratch), [running.settings, *running.others]) as site,
+                playing() as playwright,
+                chromium(playwright, find_chromium()) as browser,
+            ):
+                site.wait_until_loaded()
+                for name, theme in _OF_DOCS.items():
+                    with visiting(
+                        browser, site.home, theme, viewport={"width": 1200, "height": 800}
+                    ) as visit:
+                        path = take(visit, paths(running)[name], folder / f"dashboard-{name}.webp")
+                        print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
+        finally:
+            running.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images")

@@ -1,0 +1,331 @@
+"""Every page shows the topic's numbers, and the next ones as they come."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from scipy.linalg import subspace_angles
+
+from streaming_pca.data.release import Release
+from tests.browser.running import FEATURES, RunningStream
+from tests.browser.serving import ROOT, Dashboard
+from tests.browser.visits import Visit, numbers, visiting
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+
+@pytest.fixture
+def visit(browser: Browser, site: Dashboard) -> Iterator[Visit]:
+    with visiting(browser, site.home) as made:
+        yield made
+
+
+@pytest.fixture
+def shown(visit: Visit, running: RunningStream) -> Callable[[str], list[float]]:
+    """Read the numbers of a field of the running stream, on the page that is open."""
+    return lambda name: numbers(visit.text(field(running.name, name)))
+
+
+def field(stream: str, name: str) -> str:
+    return f'[data-stream="{stream}"] [data-field="{name}"]'
+
+
+def is_shown(value: float, text: list[float]) -> bool:
+    """Whether a text has a number, rounded to three digits or more."""
+    return any(abs(each - value) <= 5e-3 * max(abs(value), 1e-9) for each in text)
+
+
+# -- numbers ---------------------------------------------------------------
+
+
+def test_the_streams_page_shows_each_stream_at_a_glance(
+    visit: Visit, running: RunningStream, shown: Callable[[str], list[float]]
+) -> None:
+    release = running.latest()
+    visit.go("/")
+    assert shown("records") == [release.records]
+    assert shown("last_release.batch") == [release.batch]
+    # A release by so few records may be doubtful, by chance.
+    level = "warning" if release.doubts else "ok"
+    assert visit.value(field(running.name, "health.level")) == level
+    assert visit.value(field(f"{running.name}-waiting", "health.level")) == "warning"
+    assert visit.value(field(f"{running.name}-absent", "health.level")) == "problem"
+    assert "127.0.0.1" in visit.text(field(running.name, "leader.present"))
+    assert "127" not in visit.text(field(f"{running.name}-waiting", "leader.present"))
+    spent = running.stream.replay().most_charged()
+    left = 2 - float(spent.epsilon)
+    assert is_shown(left, shown("budget.left.epsilon"))
+    reason = visit.text(field(f"{running.name}-absent", "health.reasons"))
+    assert f"topic 'in-{running.name}-absent' is missing" in reason
+    assert "\n" not in reason
+
+
+def test_a_stream_leads_to_its_page_and_back(visit: Visit, running: RunningStream) -> None:
+    visit.go("/")
+    visit.page.get_by_role("link", name=running.name, exact=True).click()
+    visit.page.wait_for_url(f"**/streams/{running.name}")
+    visit.wait(field(running.name, "records"))
+    visit.page.go_back()
+    visit.wait(f'[data-stream="{running.name}-waiting"]')
+
+
+def test_the_page_of_a_stream_shows_the_release_of_the_topic(
+    visit: Visit, running: RunningStream, shown: Callable[[str], list[float]]
+) -> None:
+    release = running.latest()
+    visit.go(f"/streams/{running.name}")
+    assert shown("records") == [release.records]
+    assert shown("last_release.batch") == [release.batch]
+    scree = table(visit, "scree")
+    errors = release.explained_variance_error or ()
+    for row, value, error in zip(scree, release.explained_variance, errors, strict=True):
+        assert is_shown(value, numbers(row[1])), (row, value)
+        assert near(error, row[2], 0.06 * error), (row, error)
+    loadings = {row[0]: row[1:] for row in table(visit, "loadings")}
+    assert set(loadings) == set(FEATURES)
+    for name, *wanted in zip(FEATURES, *release.components, strict=True):
+        for shown_as, value in zip(loadings[name], wanted, strict=True):
+            assert near(value, shown_as, 6e-4 + 6e-3 * abs(value)), (name, loadings[name], wanted)
+    before, after = running.stream.releases()[-2:]
+    angles = np.degrees(subspace_angles(np.transpose(before.components), np.transpose(after.components)))
+    last = {row[0]: row for row in table(visit, "angles")}[str(after.batch)]
+    assert all(near(angle, last[2], 0.06) for angle in angles), (angles, last)
+    assert before.angle_bound
+    assert after.angle_bound
+    assert near(np.degrees(before.angle_bound + after.angle_bound), last[3], 0.06)
+    assert after.batch_records
+    shares = {row[0]: row for row in table(visit, "shares")}[str(after.batch)]
+    for count, shown_as in zip((after.null_records, after.clipped_records), shares[1:], strict=True):
+        # The counts are noisy: a share is shown between 0 and 1.
+        share = 100 * min(max((count or 0.0) / after.batch_records, 0.0), 1.0)
+        assert near(share, shown_as, 6e-3 * max(share, 1)), (share, shown_as)
+    for plot in ("scree", "loadings", "biplot", "angles", "shares"):
+        visit.page.locator(f'figure[data-plot="{plot}"]').scroll_into_view_if_needed()
+        visit.wait(f'figure[data-plot="{plot}"][data-state="drawn"] svg.main-svg')
+
+
+def test_the_guarantee_is_said_with_the_numbers_of_the_stream(visit: Visit, running: RunningStream) -> None:
+    visit.go(f"/streams/{running.name}")
+    visit.wait(field(running.name, "records"))
+    said = visit.text(field(running.name, "guarantee"))
+    served = json.loads(served_text(visit, f"/v1/streams/{running.name}"))["guarantee"]
+    assert served
+    for sentence in served:
+        assert squeezed(sentence) in squeezed(said)
+    assert 1.0 in numbers(said)
+
+
+def test_the_budget_is_the_ledger_s(visit: Visit, running: RunningStream) -> None:
+    visit.go(f"/streams/{running.name}")
+    name = running.name
+    spent = running.stream.replay().job(name).most_charged()
+    for kind, value in [
+        ("by_stream.epsilon", float(spent.epsilon)),
+        ("left.epsilon", 2 - float(spent.epsilon)),
+        ("cap.epsilon", 2.0),
+    ]:
+        assert is_shown(value, numbers(visit.text(field(name, f"budget.{kind}")))), kind
+
+
+def test_the_ledger_page_lists_every_entry(visit: Visit, running: RunningStream) -> None:
+    visit.go(f"/ledger/{running.input}")
+    visit.wait("[data-entry]")
+    messages = running.stream.messages(running.settings.stream.ledger_topic)
+    rows = visit.page.locator("[data-entry]")
+    listed = [int(rows.nth(i).get_attribute("data-entry") or -1) for i in range(rows.count())]
+    assert listed == [m.offset for m in reversed(messages)]
+    first = visit.text(f'[data-entry="{messages[1].offset}"]').lower()
+    assert "started" in first or "reserved" in first
+
+
+def test_the_ledger_is_verified_on_request(visit: Visit, running: RunningStream) -> None:
+    visit.go(f"/ledger/{running.input}")
+    visit.wait('[data-action="verify"]')
+    visit.page.locator('[data-action="verify"]').click()
+    state = visit.page.locator('[data-field="verification.state"]')
+    state.filter(has_text=re.compile("verified", re.IGNORECASE)).wait_for()
+
+
+def test_any_record_s_charge_is_looked_up_and_a_wrong_offset_is_one_line(
+    visit: Visit, running: RunningStream
+) -> None:
+    visit.go(f"/ledger/{running.input}")
+    visit.wait('form[data-form="record"]')
+
+    def look_up(partition: object, offset: object) -> None:
+        form = visit.page.locator('form[data-form="record"]')
+        form.locator("[name=partition]").fill(str(partition))
+        form.locator("[name=offset]").fill(str(offset))
+        form.locator("[name=offset]").press("Enter")
+
+    answer = '[data-result="record"]'
+    charge = running.stream.replay().spent(1, 7)
+    assert charge.epsilon > 0
+    look_up(1, 7)
+    assert is_shown(float(charge.epsilon), numbers(visit.text(f'{answer} [data-field="spent.epsilon"]')))
+    assert is_shown(2 - float(charge.epsilon), numbers(visit.text(f'{answer} [data-field="left.epsilon"]')))
+    assert running.name in visit.text(answer)
+    for where, wrong in (((1, 10**6), "1000000"), ((99, 7), "99")):
+        look_up(*where)
+        visit.page.locator(f"{answer} [role=alert]").filter(has_text=wrong).wait_for()
+        line = visit.text(f"{answer} [role=alert]")
+        assert "\n" not in line
+        assert len(line) < 300
+        if visit.complaints:
+            visit.expect("status of 4(04|22)")
+    look_up(1, 7)
+    assert is_shown(float(charge.epsilon), numbers(visit.text(f'{answer} [data-field="spent.epsilon"]')))
+
+
+def test_the_plan_page_forecasts_what_the_command_does(visit: Visit) -> None:
+    visit.go("/plan")
+    visit.wait("input[type=range]")
+    visit.wait("[data-field]")
+    sliders = visit.page.locator("input[type=range]")
+    names = [sliders.nth(i).get_attribute("name") for i in range(sliders.count())]
+    assert {"epsilon", "records", "dim", "rank"} <= set(names)
+    before = plan_of(visit)
+    slider = visit.page.locator("input[type=range][name=epsilon]")
+    slider.focus()
+    for _ in range(5):
+        slider.press("ArrowRight")
+    after = wait_for_plan(visit, lambda found: found["epsilon"] > before["epsilon"])
+    query = {name: after[name] for name in ("dim", "rank", "records", "epsilon", "delta")}
+    options = [part for name, value in query.items() for part in (f"--{name}", f"{value}")]
+    options += [
+        part for name in ("gap", "tail") if after.get(name) for part in (f"--{name}", str(after[name]))
+    ]
+    command = [sys.executable, "-P", "-m", "streaming_pca", "plan", *options, "--json"]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=True)
+    assert json.loads(printed.stdout) == after["answer"]
+
+
+# -- live ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["events", "polling"])
+def test_a_new_release_shows_on_every_open_page(
+    browser: Browser, site: Dashboard, running: RunningStream, way: str
+) -> None:
+    query = "?live=poll" if way == "polling" else ""
+    with (
+        visiting(browser, site.home) as streams,
+        visiting(browser, site.home) as one,
+        visiting(browser, site.home) as ledger,
+    ):
+        streams.go(f"/{query}")
+        one.go(f"/streams/{running.name}{query}")
+        ledger.go(f"/ledger/{running.input}{query}")
+        records = field(running.name, "records")
+        for visit in (streams, one):
+            visit.wait(records)
+            visit.wait_attached(f'html[data-live="{way}"]')
+        ledger.wait("[data-entry]")
+        running.learn()
+        release = running.latest()
+        for visit in (streams, one):
+            visit.shows(records, release.records)
+        last = running.stream.messages(running.settings.stream.ledger_topic)[-1]
+        ledger.wait(f'[data-entry="{last.offset}"]')
+        asked = [url for url in one.asked if "/v1/events" in url]
+        assert bool(asked) == (way == "events")
+
+
+# -- downloads -------------------------------------------------------------
+
+
+def test_downloads_are_the_bytes_of_the_topic_and_the_snippet_runs(
+    visit: Visit, running: RunningStream, tmp_path: Path
+) -> None:
+    visit.go(f"/streams/{running.name}")
+    visit.wait(field(running.name, "records"))
+    value = running.latest_bytes()
+    saved = {}
+    for kind in ("json", "npz"):
+        with visit.page.expect_download() as pending:
+            visit.page.locator(f'[data-download="{kind}"]').first.click()
+        assert pending.value.suggested_filename.endswith(f".{kind}")
+        path = tmp_path / pending.value.suggested_filename
+        pending.value.save_as(path)
+        saved[kind] = path
+    assert sha256(saved["json"].read_bytes()).digest() == sha256(value).digest()
+    release = Release.from_bytes(value)
+    arrays = np.load(io.BytesIO(saved["npz"].read_bytes()), allow_pickle=False)
+    assert np.array_equal(arrays["components"], release.components)
+    assert np.array_equal(arrays["explained_variance"], release.explained_variance)
+
+    snippet = visit.page.locator('[data-snippet="python"]').first.text_content() or ""
+    rows = np.ones((3, len(FEATURES)))
+    (tmp_path / "snippet.py").write_text(snippet)
+    np.save(tmp_path / "rows.npy", rows)
+    ran = subprocess.run(
+        [sys.executable, "snippet.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode == 0, f"{snippet}\n{ran.stderr}"
+
+
+# -- helpers ---------------------------------------------------------------
+
+
+def table(visit: Visit, plot: str) -> list[list[str]]:
+    """Return the rows of the table that a figure has below it, as texts."""
+    figure = visit.page.locator(f'figure[data-plot="{plot}"]')
+    figure.scroll_into_view_if_needed()
+    visit.wait_attached(f'figure[data-plot="{plot}"][data-state="drawn"]')
+    figure.locator("summary").click()
+    rows = figure.locator("tbody tr")
+    rows.first.wait_for()
+    found: list[list[str]] = rows.evaluate_all(
+        "rows => rows.map(row => [...row.cells].map(c => c.textContent))"
+    )
+    return found
+
+
+def near(value: float, text: str, error: float) -> bool:
+    """Whether a text has a number within an error of another."""
+    return any(abs(each - value) <= error for each in numbers(text))
+
+
+def squeezed(text: str) -> str:
+    return " ".join(text.split())
+
+
+def served_text(visit: Visit, path: str) -> str:
+    text = visit.page.evaluate("path => fetch(path).then(answer => answer.text())", path)
+    assert isinstance(text, str)
+    return text
+
+
+def plan_of(visit: Visit) -> dict[str, Any]:
+    """Return the page's last request of a forecast as numbers, with its answer."""
+    return wait_for_plan(visit, bool)
+
+
+def wait_for_plan(visit: Visit, good: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    for _ in range(200):
+        urls = [url for method, url, status in visit.answers if "/v1/plan?" in url and status == 200]
+        if urls:
+            query = urls[-1].partition("?")[2]
+            found: dict[str, Any] = {
+                name: float(value) if "." in value or "e" in value else int(value)
+                for name, _, value in (part.partition("=") for part in query.split("&"))
+                if value
+            }
+            if good(found):
+                found["answer"] = json.loads(served_text(visit, urls[-1]))
+                return found
+        visit.page.wait_for_timeout(50)
+    raise AssertionError(f"no such forecast was asked for: {visit.asked[-5:]}")

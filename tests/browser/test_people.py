@@ -1,0 +1,170 @@
+"""Pages for everybody: themes, keyboard, screen readers, a phone and a wall."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.browser import pictures
+from tests.browser.pictures import WIDTHS
+from tests.browser.running import RunningStream
+from tests.browser.serving import Dashboard
+from tests.browser.visits import THEMES, Theme, Visit, accessibility_problems, visiting
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+
+def paths(running: RunningStream) -> dict[str, str]:
+    """Return the path of each page, and those of streams that are not well."""
+    return pictures.paths(running) | {
+        "stream without a release": f"/streams/{running.name}-waiting",
+        "stream without topics": f"/streams/{running.name}-absent",
+        "no such stream": "/streams/nothing",
+    }
+
+
+def open_each(visit: Visit, running: RunningStream) -> list[str]:
+    """Open every page, one after the other; return what axe finds."""
+    found = []
+    for name, path in paths(running).items():
+        visit.go(path)
+        visit.wait_attached('main[aria-busy="false"]')
+        visit.page.wait_for_timeout(100)
+        found += [f"{name}: {problem}" for problem in accessibility_problems(visit.page)]
+    if any("404" in each for each in visit.complaints):
+        visit.expect("status of 404")
+    return found
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_axe_finds_nothing_on_any_page(
+    browser: Browser, site: Dashboard, running: RunningStream, theme: Theme
+) -> None:
+    with visiting(browser, site.home, theme) as visit:
+        found = open_each(visit, running)
+        assert found == [], "\n".join(found)
+
+
+@pytest.mark.parametrize("size", WIDTHS.values(), ids=WIDTHS)
+def test_no_page_is_wider_than_its_screen(
+    browser: Browser, site: Dashboard, running: RunningStream, size: tuple[int, int]
+) -> None:
+    with visiting(browser, site.home, viewport={"width": size[0], "height": size[1]}) as visit:
+        wide = []
+        for name, path in paths(running).items():
+            visit.go(path)
+            visit.wait_attached('main[aria-busy="false"]')
+            width = visit.page.evaluate("document.documentElement.scrollWidth")
+            if width > size[0]:
+                wide.append(f"{name}: {width} of {size[0]} pixels")
+        assert wide == []
+        if any("404" in each for each in visit.complaints):
+            visit.expect("status of 404")
+
+
+def test_the_theme_follows_the_system_until_it_is_chosen_and_then_stays(
+    browser: Browser, site: Dashboard
+) -> None:
+    with visiting(browser, site.home, "dark") as visit:
+        visit.go("/")
+        dark = background(visit)
+        visit.page.emulate_media(color_scheme="light")
+        light = visit.until(lambda: background(visit).replace(dark, ""), "the light theme")
+        assert luminance(light) > 0.7 > 0.3 > luminance(dark)
+        visit.page.locator('[data-action="theme"]').first.click()
+        visit.until(lambda: background(visit) == dark, "the dark theme")
+        visit.page.reload()
+        assert background(visit) == dark
+        visit.go("/plan")
+        assert background(visit) == dark
+        assert visit.page.locator("html").get_attribute("data-theme") == "dark"
+
+
+def test_plots_change_with_the_theme(browser: Browser, site: Dashboard, running: RunningStream) -> None:
+    with visiting(browser, site.home, "light") as visit:
+        visit.go(f"/streams/{running.name}")
+        visit.page.locator('figure[data-plot="scree"]').scroll_into_view_if_needed()
+        visit.wait('[data-plot="scree"] svg text')
+        ink = "getComputedStyle(document.querySelector('[data-plot=scree] svg text')).fill"
+        light = visit.page.evaluate(ink)
+        visit.page.locator('[data-action="theme"]').first.click()
+        visit.until(lambda: visit.page.evaluate(ink) != light, "other ink")
+
+
+def test_everything_is_reached_by_the_keyboard(
+    browser: Browser, site: Dashboard, running: RunningStream
+) -> None:
+    with visiting(browser, site.home) as visit:
+        visit.go("/")
+        visit.wait(f'[data-stream="{running.name}"]')
+        walked = walk(visit)
+        assert "skip" in walked[0].lower() or "main" in walked[0].lower(), walked
+        assert any(running.name in each for each in walked), walked
+        missed = visit.page.evaluate(
+            "() => [...document.querySelectorAll('a[href], button, input, select, summary')]"
+            ".filter(e => e.checkVisibility() && !e.disabled && !walked.has(e)).map(e => e.outerHTML)"
+        )
+        assert missed == []
+        # By Enter, to the page of a stream, and there the focus is at its head.
+        visit.page.get_by_role("link", name=running.name, exact=True).focus()
+        visit.page.keyboard.press("Enter")
+        visit.wait('[data-plot="scree"]')
+        assert visit.page.evaluate("document.activeElement !== null")
+        assert running.name in visit.page.title()
+        walked = walk(visit)
+        for wanted in ("json", "npz"):
+            assert any(wanted in each.lower() for each in walked), walked
+
+
+def test_pictures_of_every_page_are_written(
+    browser: Browser,
+    site: Dashboard,
+    running: RunningStream,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    written = pictures.take_all(browser, site.home, running, tmp_path)
+    assert len(written) == len(pictures.SHOWN) * len(pictures.paths(running))
+    # An empty page takes a few kilobytes.
+    assert min(path.stat().st_size for path in written) > 5_000
+    record_property("to look at", str(tmp_path))
+
+
+def walk(visit: Visit) -> list[str]:
+    """Press Tab until the focus leaves the page or returns; each stop must show where it is."""
+    visit.page.evaluate("() => { document.activeElement?.blur(); window.walked = new Set() }")
+    stops: list[str] = []
+    for _ in range(300):
+        visit.page.keyboard.press("Tab")
+        stop = visit.page.evaluate(
+            """() => {
+                const e = document.activeElement
+                if (!e || e === document.body || walked.has(e)) return null
+                walked.add(e)
+                const style = getComputedStyle(e)
+                const seen = style.outlineStyle !== "none" || style.boxShadow !== "none"
+                const name = e.getAttribute("aria-label") || e.innerText || e.name || e.id
+                return [seen, e.tagName + " " + name]
+            }"""
+        )
+        if stop is None:
+            return stops
+        assert stop[0], f"the focus cannot be seen on {stop[1]}"
+        stops.append(stop[1])
+    raise AssertionError(f"no end after {len(stops)} stops: {stops}")
+
+
+def background(visit: Visit) -> str:
+    return str(visit.page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+
+def luminance(colour: str) -> float:
+    """Return how light a colour is, from 0 to 1."""
+    parts = [float(each) for each in colour.partition("(")[2].rstrip(")").split(",")[:3]]
+    return (0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]) / 255

@@ -1,0 +1,172 @@
+"""Pages that are looked at, and everything that goes wrong on them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, Response, Route
+
+T = TypeVar("T")
+Theme = Literal["light", "dark"]
+THEMES: tuple[Theme, ...] = ("light", "dark")
+PATIENCE_MS = 30_000
+"""Longest wait for something on a page: other tests use the processors too."""
+
+_VIOLATIONS = """
+addEventListener("securitypolicyviolation", event => console.error(
+    `policy: ${event.effectiveDirective} ${event.blockedURI} ${event.sourceFile}:${event.lineNumber}`));
+"""
+
+
+@dataclass
+class Visit:
+    """Page of a browser, with what it asked for and what went wrong.
+
+    Attributes
+    ----------
+    page : Page
+    home : str
+        Origin of the dashboard.
+    asked : list of str
+        All addresses that were asked for.
+    complaints : list of str
+        Errors and warnings of the console, errors of the page, requests to another host.
+    answers : list of (str, str, int)
+        Method, address and status of each answer.
+    unheeded : str
+        Pattern of messages of the console that are no complaints, however many come and however late.
+    """
+
+    page: Page
+    home: str
+    asked: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+    answers: list[tuple[str, str, int]] = field(default_factory=list)
+    unheeded: str = "(?!)"
+
+    def __post_init__(self) -> None:
+        self.page.on("console", self._hear)
+        self.page.on("pageerror", lambda error: self.complaints.append(f"error of the page: {error}"))
+        self.page.on("request", self._see)
+        self.page.on("response", self._note)
+
+    def go(self, path: str) -> Visit:
+        """Open a path of the dashboard."""
+        self.page.goto(self.home + path)
+        return self
+
+    def expect(self, pattern: str) -> None:
+        """Forget complaints that a test has brought about; one must come, though it may be late."""
+
+        def brought() -> list[str]:
+            return [each for each in self.complaints if re.search(pattern, each)]
+
+        self.until(brought, f"a complaint like {pattern!r}")
+        for each in brought():
+            self.complaints.remove(each)
+
+    def check(self) -> None:
+        """Fail if anything went wrong."""
+        assert not self.complaints, "\n".join([f"{self.page.url}:", *self.complaints])
+
+    def text(self, selector: str) -> str:
+        """Return the text of one element, once it is there."""
+        return self.page.locator(selector).first.inner_text(timeout=PATIENCE_MS).strip()
+
+    def value(self, selector: str) -> str:
+        """Return the value behind an element's text, as the API has it."""
+        return self.page.locator(selector).first.get_attribute("data-value", timeout=PATIENCE_MS) or ""
+
+    def wait(self, selector: str) -> None:
+        """Wait until an element is seen."""
+        self.page.locator(selector).first.wait_for(timeout=PATIENCE_MS)
+
+    def wait_attached(self, selector: str) -> None:
+        """Wait until an element is there, seen or not."""
+        self.page.locator(selector).first.wait_for(state="attached", timeout=PATIENCE_MS)
+
+    def shows(self, selector: str, number: int) -> None:
+        """Wait until an element's digits are those of a number."""
+        read = "selector => document.querySelector(selector)?.textContent.replace(/[^0-9]/g, '')"
+        self.until(lambda: self.page.evaluate(read, selector) == str(number), f"{number} in {selector}")
+
+    def until(self, probe: Callable[[], T], what: str) -> T:
+        """Wait until ``probe`` is true, and return it; the page goes on meanwhile.
+
+        Playwright's own ``wait_for_function`` compiles text in the page, which the pages' policy forbids.
+        """
+        deadline = time.monotonic() + PATIENCE_MS / 1000
+        while not (found := probe()):
+            assert time.monotonic() < deadline, f"waited {PATIENCE_MS} ms for {what} on {self.page.url}"
+            self.page.wait_for_timeout(50)
+        return found
+
+    def _hear(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning") and not re.search(self.unheeded, message.text):
+            self.complaints.append(f"console: {message.text} ({message.location.get('url')})")
+
+    def _see(self, request: Request) -> None:
+        self.asked.append(request.url)
+        parts = urlsplit(request.url)
+        if parts.scheme not in ("data", "blob") and f"{parts.scheme}://{parts.netloc}" != self.home:
+            self.complaints.append(f"request to another host: {request.method} {request.url}")
+
+    def _note(self, response: Response) -> None:
+        self.answers.append((response.request.method, response.url, response.status))
+
+
+@contextmanager
+def visiting(browser: Browser, home: str, theme: Theme = "light", **how: Any) -> Iterator[Visit]:
+    """Open a page of a context of its own, and look at the end whether anything went wrong.
+
+    ``how`` goes to the context: viewport, extra_http_headers and so on.
+    """
+    how = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"} | how
+    context = browser.new_context(color_scheme=theme, **how)
+    context.set_default_timeout(PATIENCE_MS)
+    context.add_init_script(_VIOLATIONS)
+    keep_at_home(context, home)
+    try:
+        visit = Visit(context.new_page(), home)
+        yield visit
+        visit.check()
+    finally:
+        context.close()
+
+
+def keep_at_home(context: BrowserContext, home: str) -> None:
+    """Stop every request to another host."""
+
+    def elsewhere(url: str) -> bool:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https", "ws", "wss") and f"{parts.scheme}://{parts.netloc}" != home
+
+    def stop(route: Route) -> None:
+        route.abort("blockedbyclient")
+
+    context.route(elsewhere, stop)
+
+
+def accessibility_problems(page: Page) -> list[str]:
+    """Return what axe-core finds on the page as it stands, a line each."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{rule['id']} ({rule['impact']}): {' '.join(node['target'])}: {node['failureSummary']!r}"
+        for rule in found
+        for node in rule["nodes"]
+    ]
+
+
+def numbers(text: str) -> list[float]:
+    """Return the numbers of a text, whatever separates thousands."""
+    plain = re.sub(r"(?<=\d)[,\u2009\u202f\u00a0 ](?=\d{3}(?!\d))", "", text.replace("\u2212", "-"))
+    return [float(each) for each in re.findall(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", plain)]

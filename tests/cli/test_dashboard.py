@@ -1,0 +1,229 @@
+"""`streaming-pca dashboard`, and a worker's: where they listen, what they refuse, how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streaming_pca.config.loading import load_streams
+from streaming_pca.dashboard.site import make_site
+from tests.cli.command import call
+from tests.cli.test_app import closed_port, one_line
+from tests.dashboard.streams import MadeStream, make_stream
+from tests.dashboard.waiting import wait_for
+
+Capture = pytest.CaptureFixture[str]
+TOKEN = "correct-horse-battery-staple"
+ELSEWHERE = ["0.0.0.0", "::", "192.0.2.1", "example.org"]
+
+CONFIG = """\
+[kafka]
+bootstrap_servers = "{bootstrap}"
+bootstrap_timeout_ms = 1000
+
+[stream]
+name = "{name}"
+input = "{input}"
+dim = {dim}
+rank = {rank}
+epsilon = 1.0
+delta = 1e-6
+
+[http]
+port = 0
+"""
+
+
+def written(path: Path, bootstrap: str, made: MadeStream | None = None, more: str = "") -> Path:
+    path.write_text(
+        CONFIG.format(
+            bootstrap=bootstrap,
+            name="shown" if made is None else made.name,
+            input="shown-records" if made is None else made.settings.stream.input,
+            dim=4 if made is None else made.settings.stream.dim,
+            rank=2 if made is None else made.settings.stream.rank,
+        )
+        + more
+    )
+    return path
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Settings whose broker does not answer."""
+    return written(tmp_path / "stream.toml", f"127.0.0.1:{closed_port()}")
+
+
+@contextmanager
+def running(*words: object, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run a command, and wait for the address that it prints."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "streaming_pca", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | variables,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            said = []
+            for line in process.stdout:
+                said.append(line)
+                found = re.search(r"dashboard:? (?:on )?(https?://\S+)/", line)
+                if found is not None:
+                    yield process, found[1]
+                    break
+            else:
+                raise AssertionError("".join(said))
+        finally:
+            process.kill()
+
+
+def get(url: str, token: str | None = None) -> Any:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=20) as answer:
+        text = answer.read()
+    return json.loads(text)
+
+
+def read(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        text: bytes = answer.read()
+    return text
+
+
+def ends(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, float]:
+    began = time.monotonic()
+    process.send_signal(number)
+    return process.wait(30), time.monotonic() - began
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_prints_its_address_and_ends_soon_even_without_a_broker(
+    config: Path, number: signal.Signals
+) -> None:
+    with running("dashboard", "--config", config, "--port", 0) as (process, url):
+        assert url.startswith("http://127.0.0.1:")
+        wait_for(lambda: not get(f"{url}/v1/streams")["connection"]["ok"])
+        with urllib.request.urlopen(f"{url}/", timeout=20) as page:
+            assert page.headers["content-type"].startswith("text/html")
+        events = urllib.request.urlopen(f"{url}/v1/events", timeout=20)
+        status, seconds = ends(process, number)
+        events.close()
+        assert status == 0
+        assert seconds < 4.0
+        assert process.stdout is not None
+        assert "Traceback" not in process.stdout.read()
+
+
+@pytest.mark.slow
+def test_it_shows_a_stream_and_asks_for_the_token(
+    kafka_bootstrap: str, unique_name: Any, tmp_path: Path
+) -> None:
+    made = make_stream(kafka_bootstrap, unique_name("shown"), releases=3)
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    path = written(tmp_path / "stream.toml", kafka_bootstrap, made, f'token_file = "{token}"\n')
+    with running("dashboard", "--config", path, "--port", 0, "--host", "0.0.0.0") as (_, url):
+        url = url.replace("0.0.0.0", "127.0.0.1")
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            get(f"{url}/v1/streams")
+
+        def shown() -> Any:
+            found = get(f"{url}/v1/streams", TOKEN)["items"][0]
+            return found if found["last_release"] is not None else None
+
+        wait_for(lambda: shown() is not None)
+        found = shown()
+        assert (found["name"], found["last_release"]["batch"]) == (made.name, made.releases[-1].batch)
+
+
+@pytest.mark.slow
+def test_a_worker_shows_its_streams_beside_its_metrics(
+    kafka_bootstrap: str, unique_name: Any, tmp_path: Path, capfd: Capture
+) -> None:
+    name = unique_name("worked")
+    text = CONFIG.format(bootstrap=kafka_bootstrap, name=name, input=f"{name}-records", dim=4, rank=2)
+    path = tmp_path / "stream.toml"
+    path.write_text(f"{text}dashboard = true\n\n[worker]\ngroup = '{name}'\n")
+    assert call(capfd, "topics", "create", "--config", path, "--cap", "1,1e-6").returncode == 0
+    with running("worker", "--config", path) as (process, url):
+        wait_for(lambda: b'_leader{stream="' + name.encode() + b'"} 1.0' in read(f"{url}/metrics"), 90)
+        (found,) = wait_for(lambda: get(f"{url}/v1/streams")["items"])
+        assert found["name"] == name
+        wait_for(lambda: get(f"{url}/v1/ledger")["items"][0]["entries"] >= 1)
+        events = urllib.request.urlopen(f"{url}/v1/events", timeout=20)
+        status, _ = ends(process, signal.SIGTERM)
+        events.close()
+        assert status == 0
+
+
+@pytest.mark.parametrize("host", ELSEWHERE)
+def test_elsewhere_without_a_token_it_does_not_start(host: str, config: Path, capfd: Capture) -> None:
+    refused = call(capfd, "dashboard", "--config", config, "--port", 0, "--host", host)
+    one_line(refused, 2, f"http.host = '{host}' is not loopback")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["worker", "dashboard"])
+def test_a_process_ends_with_one_line_and_status_2(command: str, config: Path) -> None:
+    words = ["--host", "0.0.0.0"] if command == "dashboard" else []
+    done = subprocess.run(
+        [sys.executable, "-m", "streaming_pca", command, "--config", config, *words],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "STREAMING_PCA_HTTP__HOST": "0.0.0.0"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if "error" in line.lower()]
+    assert "http.host = '0.0.0.0' is not loopback" in line
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_that_is_taken_is_one_line(config: Path, capfd: Capture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        refused = call(capfd, "dashboard", "--config", config, "--port", taken.getsockname()[1])
+    one_line(refused, 2, "cannot be listened on")
+
+
+def test_a_missing_extra_is_one_line(config: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def installed(name: str) -> None:
+        if name != "fastapi":
+            raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("streaming_pca.dashboard.site.distribution", installed)
+    expected = "the dashboard needs sse-starlette, plotly: pip install 'streaming-pca[dashboard]'"
+    one_line(call(capfd, "dashboard", "--config", config), 2, expected)
+    one_line(call(capfd, "demo", "--dashboard"), 2, expected)
+    monkeypatch.setenv("STREAMING_PCA_HTTP__DASHBOARD", "true")
+    one_line(call(capfd, "worker", "--config", config), 2, expected)
+
+
+def test_one_line_for_a_file_that_is_wrong(tmp_path: Path, capfd: Capture) -> None:
+    one_line(call(capfd, "dashboard", "--config", tmp_path / "none.toml"), 2, "No such file")
+
+
+def test_a_site_starts_no_thread_before_it_is_told(config: Path) -> None:
+    before = set(threading.enumerate())
+    assert len(make_site(load_streams(config)).routes) >= 4
+    assert set(threading.enumerate()) == before

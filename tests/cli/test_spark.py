@@ -1,0 +1,58 @@
+"""`streaming-pca spark` where Spark cannot start: a line that says what to do, and status 2."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import call
+from tests.cli.test_app import closed_port, one_line, write_config
+
+EXTRA = "pip install 'streaming-pca[spark]'"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return write_config(tmp_path, "127.0.0.1:1", "s")
+
+
+@pytest.mark.parametrize("name", ["pandas", "pyarrow", "pyspark"])
+def test_without_the_extra(
+    name: str, config: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Python refuses the import of a name that is there as None.
+    monkeypatch.setitem(sys.modules, name, None)
+    one_line(call(capfd, "spark", "--config", config), 2, f"error: Spark needs {name}: {EXTRA}")
+
+
+def test_without_java(
+    config: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for tool in ("bash", "dirname"):
+        found = next(path for each in ("/usr/bin", "/bin") if (path := Path(each, tool)).exists())
+        (tmp_path / tool).symlink_to(found)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = call(capfd, "spark", "--config", config, "--master", "local[1]")
+    one_line(done, 2, "error: Spark needs Java, but there is none on PATH", "openjdk-17-jre-headless")
+
+
+def test_a_master_that_is_not_there(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    master = f"spark://127.0.0.1:{closed_port()}"
+    one_line(
+        call(capfd, "spark", "--config", config, "--master", master), 2, f"error: {master} does not answer"
+    )
+    with config.open("a") as file:
+        file.write(f'\n[spark]\nmaster = "{master}"\n')
+    one_line(call(capfd, "spark", "--config", config), 2, f"error: {master} does not answer")
+
+
+def test_a_wrong_configuration(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    one_line(call(capfd, "spark", "--config", config, "--master", "nonsense"), 2, "error: --master nonsense")
+    with config.open("a") as file:
+        file.write('\n[spark]\nmastre = "yarn"\n')
+    one_line(
+        call(capfd, "spark", "--config", config), 2, "spark.mastre: no such setting; did you mean master?"
+    )

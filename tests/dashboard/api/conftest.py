@@ -1,0 +1,94 @@
+"""Streams on Kafka, observed, behind a server that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from starlette.routing import Mount
+
+from streaming_pca.dashboard.api.application import make_api
+from streaming_pca.dashboard.observing.observer import Observer
+from tests.dashboard.streams import MadeStream, make_stream
+from tests.dashboard.waiting import wait_for
+from tests.service.http.running import Answer, Running, serving
+
+FEATURES = ["air time", "delay", "distance", "größe", "month"]
+
+
+class ApiSite:
+    """Site with the API alone, over any observer."""
+
+    def __init__(self, observer: Any, **how: Any) -> None:
+        self.observer = observer
+        self.routes = [Mount("", app=make_api(observer, **how))]
+
+    def start(self) -> None:
+        self.observer.start()
+
+    def stop(self) -> None:
+        self.observer.stop()
+
+
+class Unstarted:
+    """Observer that another server starts and stops."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._observer, name)
+
+    def start(self) -> None:
+        """Leave it as it is."""
+
+    def stop(self) -> None:
+        """Leave it as it is."""
+
+
+@dataclass
+class World:
+    """Streams, their observer, and a server.
+
+    Attributes
+    ----------
+    flights, few, unborn, missing : MadeStream
+        One with 30 releases, one with three, one without a release, one without topics.
+    """
+
+    flights: MadeStream
+    few: MadeStream
+    unborn: MadeStream
+    missing: MadeStream
+    observer: Observer
+    server: Running
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(s.name for s in (self.flights, self.few, self.unborn, self.missing))
+
+    def get(self, path: str, **headers: str) -> Answer:
+        return self.server.ask(f"/v1/{path}", **headers)
+
+    def json(self, path: str) -> Any:
+        answer = self.get(path)
+        assert answer.status == 200, answer.body
+        return answer.json
+
+
+@pytest.fixture(scope="module")
+def world(kafka_bootstrap: str, unique_name: Callable[[str], str]) -> Iterator[World]:
+    """Make streams, and serve them."""
+
+    def make(stem: str, **how: Any) -> MadeStream:
+        return make_stream(kafka_bootstrap, unique_name(stem), **how)
+
+    flights = make("flights", releases=30, feature_names=FEATURES)
+    few, unborn = make("few", releases=3), make("unborn")
+    missing = make("missing", topics=False)
+    observer = Observer([one.settings for one in (flights, few, unborn, missing)])
+    with serving(site=ApiSite(observer), requests_per_second=10_000, event_streams=3) as server:
+        wait_for(lambda: observer.overview().connection.loaded)
+        yield World(flights, few, unborn, missing, observer, server)

@@ -1,0 +1,301 @@
+"""The API's answers are what the topics hold, with validators, pages and problems."""
+
+from __future__ import annotations
+
+import io
+import json
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streaming_pca.dashboard.models import (
+    EntryPage,
+    History,
+    LedgerPage,
+    LedgerSummary,
+    RecordCharge,
+    ReleasePage,
+    StreamDetail,
+    StreamPage,
+    Verification,
+)
+from streaming_pca.data.release import Release
+from streaming_pca.estimators.forecast.forecast import forecast
+from streaming_pca.estimators.forecast.result import as_json
+from tests.dashboard.api.conftest import FEATURES, ApiSite, Unstarted, World
+from tests.dashboard.streams import RECORDS
+from tests.dashboard.waiting import wait_for
+from tests.service.http.running import serving
+
+PLAN = "plan?dim=50&rank=2&records=100000&epsilon=1&delta=1e-6"
+
+
+def problem_of(answer: Any, status: int) -> str:
+    """The line of a problem, which has the form that all have."""
+    assert answer.status == status, (answer.status, answer.body)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.headers["cache-control"] == "no-store"
+    found = answer.json
+    assert sorted(found) == ["detail", "instance", "status", "title", "type"]
+    assert found["status"] == status
+    assert "\n" not in found["detail"]
+    assert "Traceback" not in found["detail"]
+    return str(found["detail"])
+
+
+def problem(world: World, path: str, status: int, method: str = "GET") -> str:
+    return problem_of(world.server.ask(f"/v1/{path}", method), status)
+
+
+# -- what the topics hold ----------------------------------------------------
+
+
+def test_streams_are_listed_by_name_with_their_numbers(world: World) -> None:
+    page = StreamPage.model_validate(world.json("streams"))
+    assert [s.name for s in page.items] == world.names
+    assert page.next is None
+    assert page.connection.ok
+    assert page.connection.loaded
+    by_name = {s.name: s for s in page.items}
+    flights = by_name[world.flights.name]
+    assert flights.records == 30 * RECORDS
+    assert flights.last_release is not None
+    assert flights.last_release.batch == 30
+    assert flights.last_release.digest == sha256(world.flights.values[-1]).hexdigest()
+    assert "missing" in str(by_name[world.missing.name].problem)
+    assert by_name[world.unborn.name].last_release is None
+
+
+def test_one_stream_has_its_guarantee_in_words(world: World) -> None:
+    found = StreamDetail.model_validate(world.json(f"streams/{world.flights.name}"))
+    assert found.feature_names == FEATURES
+    assert "(1, 1e-06)" in found.guarantee[0]
+    assert world.observer.stream(found.name).guarantee == []
+
+
+def test_the_history_is_the_observers(world: World) -> None:
+    found = History.model_validate(world.json(f"streams/{world.flights.name}/history"))
+    assert found == world.observer.history(world.flights.name)
+    assert found.batch == list(range(1, 31))
+
+
+def test_a_release_is_answered_with_its_own_bytes(world: World) -> None:
+    name = world.flights.name
+    for place, value in (("latest", world.flights.values[-1]), ("1", world.flights.values[0])):
+        answer = world.get(f"streams/{name}/releases/{place}")
+        assert answer.body == value
+        assert answer.headers["etag"] == f'"{sha256(value).hexdigest()}"'
+        assert answer.headers["content-type"] == "application/json"
+    assert 'filename="' + name + '-1.json"' in answer.headers["content-disposition"]
+    assert answer.headers["cache-control"] == "no-cache"
+
+
+def test_npz_holds_the_same_arrays_and_always_the_same_bytes(world: World) -> None:
+    path = f"streams/{world.flights.name}/releases/7?format=npz"
+    first, second = world.get(path), world.get(path)
+    assert first.body == second.body
+    assert first.headers["etag"] == f'"{sha256(first.body).hexdigest()}"'
+    assert first.headers["content-disposition"].endswith('-7.npz"')
+    release = world.flights.releases[6]
+    with np.load(io.BytesIO(first.body), allow_pickle=False) as found:
+        assert found["components"].dtype == np.float64
+        np.testing.assert_array_equal(found["components"], release.components)
+        np.testing.assert_array_equal(found["explained_variance"], release.explained_variance)
+        assert found["feature_names"].tolist() == FEATURES
+        assert int(found["batch"]) == 7
+        assert float(found["epsilon"]) == 1.0
+        assert "mean" not in found
+        assert str(found["centering_rule"]) == "none"
+
+
+def test_ledgers_entries_and_charges(world: World) -> None:
+    page = LedgerPage.model_validate(world.json("ledger"))
+    assert len(page.items) == 4
+    topic = world.flights.settings.stream.input
+    ledger = LedgerSummary.model_validate(world.json(f"ledger/{topic}"))
+    assert ledger == world.observer.ledger(topic)
+    entries = EntryPage.model_validate(world.json(f"ledger/{topic}/entries?limit=3&job={world.flights.name}"))
+    assert [row.kind for row in entries.items] == ["RELEASED", "COMMITTED", "RESERVED"]
+    charge = RecordCharge.model_validate(world.json(f"ledger/{topic}/records/0/{RECORDS}"))
+    assert float(charge.spent.epsilon or 0) == 1.0
+    assert float(charge.left.epsilon or 0) == 9.0
+    assert list(charge.jobs) == [world.flights.name]
+    budget = world.json(f"streams/{world.flights.name}/budget")
+    assert float(budget["cap"]["epsilon"]) == 10.0
+
+
+def test_a_verification_is_started_once_and_ends(world: World) -> None:
+    topic = world.few.settings.stream.input
+    path = f"ledger/{topic}/verification"
+    assert world.json(path)["state"] == "never"
+    started = world.server.ask(f"/v1/{path}", "POST")
+    assert started.status == 202
+    assert started.json["state"] == "running"
+    ended = wait_for(lambda: (found := world.json(path))["state"] != "running" and found)
+    assert Verification.model_validate(ended).state == "problems"
+    assert ended["problems"]
+
+
+def test_a_plan_is_the_commands(world: World) -> None:
+    found = world.json(f"{PLAN}&gap=0.1&batches=3&tail=2&contributions=2")
+    made = forecast(50, 2, 100_000, 1.0, 1e-6, batches=3, tail=2.0, contributions=2)
+    expected = as_json(made, 0.1)
+    expected["charge"] = {name: expected["charge"].get(name) for name in ("epsilon", "delta", "rho")}
+    assert found == json.loads(json.dumps(expected))
+
+
+# -- validators and HEAD ------------------------------------------------------
+
+
+def paths(world: World) -> list[str]:
+    name, topic = world.flights.name, world.flights.settings.stream.input
+    return [
+        "streams",
+        f"streams/{name}",
+        f"streams/{name}/history",
+        f"streams/{name}/budget",
+        f"streams/{name}/releases",
+        f"streams/{name}/releases/latest",
+        f"streams/{name}/releases/2",
+        f"streams/{name}/releases/2?format=npz",
+        "ledger",
+        f"ledger/{topic}",
+        f"ledger/{topic}/entries",
+        f"ledger/{topic}/verification",
+        f"ledger/{topic}/records/0/1",
+        PLAN,
+        "openapi.json",
+    ]
+
+
+def test_each_path_has_a_validator_and_answers_head(world: World) -> None:
+    for path in paths(world):
+        got = world.get(path)
+        assert got.status == 200, path
+        tag = got.headers["etag"]
+        is_release = "/releases/" in path
+        assert tag.startswith('"' if is_release else 'W/"'), path
+        assert got.headers["cache-control"] == "no-cache", path
+        head = world.server.ask(f"/v1/{path}", "HEAD")
+        assert (head.status, head.body, head.headers["etag"]) == (200, b"", tag), path
+        assert head.headers["content-length"] == str(len(got.body)), path
+        for given in (tag, f'"other", {tag}', "*", tag.removeprefix("W/")):
+            same = world.get(path, if_none_match=given)
+            assert (same.status, same.body, same.headers["etag"]) == (304, b"", tag), (path, given)
+        assert world.get(path, if_none_match='"other"').status == 200, path
+
+
+def test_head_of_what_is_not_there_is_404_without_a_body(world: World) -> None:
+    answer = world.server.ask("/v1/streams/nothing", "HEAD")
+    assert answer.status == 404
+    assert answer.body == b""
+
+
+def test_other_origins_are_named_only_if_they_are_allowed(world: World) -> None:
+    origin = "https://board.example"
+    assert "access-control-allow-origin" not in world.get("streams", origin=origin).headers
+    site = ApiSite(Unstarted(world.observer))
+    with serving(site=site, origins=[origin]) as named:
+        allowed = named.ask("/v1/streams", origin=origin)
+        assert allowed.status == 200
+        assert allowed.headers["access-control-allow-origin"] == origin
+        other = named.ask("/v1/streams", origin="https://other.example")
+        assert "access-control-allow-origin" not in other.headers
+
+
+# -- problems -------------------------------------------------------------------
+
+
+def test_what_is_not_there_is_404(world: World) -> None:
+    name, topic = world.flights.name, world.flights.settings.stream.input
+    assert "'nothing'" in problem(world, "streams/nothing", 404)
+    assert "batch 31" in problem(world, f"streams/{name}/releases/31", 404)
+    assert "no release yet" in problem(world, f"streams/{world.unborn.name}/releases/latest", 404)
+    assert "nowhere" in problem(world, "ledger/nowhere", 404)
+    assert "offset" in problem(world, f"ledger/{topic}/records/0/999999999", 404)
+    assert "missing" in problem(world, f"streams/{world.missing.name}/budget", 404)
+    assert "/v1/openapi.json" in problem(world, "nothing", 404)
+    assert "/v1/openapi.json" in problem(world, "streams/", 404)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("streams?limit=0", "limit should be greater than or equal to 1"),
+        ("streams?limit=201", "limit should be less than or equal to 200"),
+        ("streams?limit=many", "limit should be a valid integer"),
+        ("streams?limit=1&limit=2", "give it once"),
+        ("streams?page=2", "there is no parameter 'page': use limit, after"),
+        ("openapi.json?x=", "this path has none"),
+        ("streams/a%20b", "name"),
+        ("streams/flights/releases/-1", "batch"),
+        (f"streams/flights/releases/{10**30}", "batch"),
+        ("streams/flights/releases/1?format=pickle", "format should be 'json' or 'npz'"),
+        ("ledger/t/records/0/99999999999999999999", "offset"),
+        ("plan?dim=50", "rank is missing"),
+        (PLAN.replace("rank=2", "rank=51"), "rank = 51 is above dim = 50"),
+        (PLAN.replace("epsilon=1", "epsilon=nan"), "epsilon"),
+        (PLAN.replace("epsilon=1", "epsilon=inf"), "epsilon"),
+        (f"{PLAN}&gap=0.9", "gap = 0.9 is above 1/rank"),
+        (f"{PLAN}&batches=10001", "batches should be less than or equal to 10000"),
+    ],
+)
+def test_parameters_are_refused_in_a_line(world: World, path: str, said: str) -> None:
+    assert said in problem(world, path, 422)
+
+
+def test_methods_are_refused_with_those_that_are_allowed(world: World) -> None:
+    answer = world.server.ask("/v1/streams", "DELETE")
+    assert "GET, HEAD" in problem_of(answer, 405)
+    assert answer.headers["allow"] == "GET, HEAD"
+    topic = world.few.settings.stream.input
+    answer = world.server.ask(f"/v1/ledger/{topic}/verification", "PUT")
+    assert answer.headers["allow"] == "GET, HEAD, POST"
+
+
+# -- pages ---------------------------------------------------------------------
+
+
+def test_pages_of_streams(world: World) -> None:
+    found, path = [], "streams?limit=1"
+    while True:
+        answer = world.get(path)
+        page = StreamPage.model_validate(answer.json)
+        found += [s.name for s in page.items]
+        if page.next is None:
+            assert "link" not in answer.headers
+            break
+        path = f"streams?limit=1&after={page.next}"
+        assert answer.headers["link"] == f'<{path.removeprefix("streams")}>; rel="next"'
+    assert found == world.names
+
+
+def test_pages_of_entries(world: World) -> None:
+    topic, found, before = world.flights.settings.stream.input, [], ""
+    while True:
+        page = EntryPage.model_validate(world.json(f"ledger/{topic}/entries?limit=7{before}"))
+        found += [row.offset for row in page.items]
+        if page.next is None:
+            break
+        before = f"&before={page.next}"
+    assert found == sorted(set(found), reverse=True)
+    assert len(found) == world.observer.ledger(topic).entries
+    assert page.complete
+
+
+def test_pages_hold_each_release_once_while_new_ones_arrive(world: World) -> None:
+    """Runs last of this module: it publishes."""
+    name, found, before = world.flights.name, [], ""
+    while True:
+        page = ReleasePage.model_validate(world.json(f"streams/{name}/releases?limit=4{before}"))
+        found += [one.batch for one in page.items]
+        if page.next is None:
+            break
+        before = f"&before={page.next}"
+        world.flights.publish(1)
+    assert found == list(range(30, 0, -1))
+    wait_for(lambda: world.observer.history(name).batch[-1] > 30)
+    latest = Release.from_bytes(world.get(f"streams/{name}/releases/latest").body)
+    assert latest.batch > 30

@@ -1,0 +1,150 @@
+"""Brokers that hang, errors inside, and absurd plans: each has an answer, in bounded time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from streaming_pca.dashboard.observing.observer import Observer
+from streaming_pca.demo.broker import free_port
+from streaming_pca.service.errors import TopicError
+from streaming_pca.service.kafka.clients import BrokerUnreachable
+from tests.dashboard.api.conftest import ApiSite
+from tests.dashboard.streams import make_stream
+from tests.service.http.running import Running, serving
+
+_HANGS = 4.0
+"""Seconds after which these servers give up on a broker."""
+
+
+class Troubled:
+    """Observer of a broker that is away, as its threads have found; a test may replace its answers."""
+
+    def __init__(self) -> None:
+        made = make_stream(f"127.0.0.1:{free_port()}", "away", topics=False)
+        self.observer = Observer([made.settings])
+        self.observer.report("topics", "the broker does not answer")
+
+    def start(self) -> None:
+        """Start no thread: a test of the observer covers how it finds that a broker is away."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.observer, name)
+
+
+@pytest.fixture
+def troubled() -> Troubled:
+    return Troubled()
+
+
+@pytest.fixture
+def server(troubled: Troubled) -> Iterator[Running]:
+    site = ApiSite(troubled, broker_seconds=_HANGS)
+    with serving(site=site, requests_per_second=10_000) as running:
+        yield running
+
+
+def detail(answer: Any, status: int) -> str:
+    assert answer.status == status, answer.body
+    assert answer.headers["content-type"] == "application/problem+json"
+    return str(answer.json["detail"])
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def fail(*given: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def test_a_broker_that_is_away_is_503_where_it_is_needed(server: Running) -> None:
+    assert server.ask("/v1/streams").status == 200
+    assert server.ask("/v1/streams/away").json["last_release"] is None
+    for path in ("streams/away/releases/latest", "streams/away/budget", "streams/away/releases/3"):
+        answer = server.ask(f"/v1/{path}")
+        assert "\n" not in detail(answer, 503), path
+        assert answer.headers["retry-after"] == "5"
+
+
+def test_hanging_questions_keep_no_other_from_its_answer(server: Running, troubled: Troubled) -> None:
+    released = threading.Event()
+    troubled.release = lambda *given: released.wait(20)  # type: ignore[attr-defined]
+    before = threading.active_count()
+    try:
+        with ThreadPoolExecutor(40) as pool:
+            path = "/v1/streams/away/releases/latest"
+            hanging = [pool.submit(server.ask, path) for _ in range(40)]
+            time.sleep(_HANGS / 4)
+            began = time.monotonic()
+            assert server.ask("/v1/streams").status == 200
+            assert time.monotonic() - began < _HANGS / 2
+            said = {detail(one.result(), 503) for one in hanging}
+            assert said == {"the broker did not answer within 4 s: try again later"}
+            assert time.monotonic() - began < 3 * _HANGS
+        names = [thread.name for thread in threading.enumerate()]
+        assert names.count("dashboard-question") <= 8, (before, names)
+    finally:
+        released.set()
+
+
+def test_turns_come_back_after_a_hang(server: Running, troubled: Troubled) -> None:
+    released = threading.Event()
+    troubled.release = lambda *given: released.wait(20)  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(20) as pool:
+        list(pool.map(server.ask, ["/v1/streams/away/releases/latest"] * 20))
+    released.set()
+    troubled.release = raising(BrokerUnreachable("it is away"))  # type: ignore[attr-defined]
+    time.sleep(0.1)
+    for _ in range(20):
+        assert detail(server.ask("/v1/streams/away/releases/latest"), 503) == "it is away"
+
+
+def test_errors_of_topics_are_503_in_a_line(server: Running, troubled: Troubled) -> None:
+    troubled.record_charge = raising(TopicError("no leader\nand more"))  # type: ignore[attr-defined]
+    assert detail(server.ask("/v1/ledger/in-away/records/0/1"), 503) == "no leader"
+
+
+def test_an_error_inside_says_nothing_to_the_client(
+    server: Running, troubled: Troubled, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = "/etc/passwd of record 17"
+    troubled.stream = raising(ValueError(secret))  # type: ignore[attr-defined]
+    with caplog.at_level(logging.ERROR):
+        answer = server.ask("/v1/streams/away")
+    assert detail(answer, 500) == "the server failed at this request: its log says why"
+    assert secret.encode() not in answer.body
+    assert secret in caplog.text
+    assert server.ask("/v1/streams").status == 200
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "dim=8192&rank=8192&records=10000000000&epsilon=1e12&delta=0.999&batches=10000&contributions=10000",
+        "dim=8192&rank=1&records=10000000000&epsilon=1e-300&delta=1e-300&contributions=10000",
+        "dim=1&rank=1&records=1&epsilon=1e-12&delta=0.5&tail=1000000",
+        "dim=2&rank=1&records=10000000000&epsilon=5e-324&delta=5e-324&gap=1e-12&tail=1000000",
+    ],
+)
+def test_absurd_plans_are_answered_soon(server: Running, query: str) -> None:
+    began = time.monotonic()
+    answer = server.ask(f"/v1/plan?{query}")
+    assert answer.status in (200, 422), answer.body
+    assert time.monotonic() - began < 5
+    assert len(answer.body) < 2**20
+    assert b"NaN" not in answer.body
+    assert b"Infinity" not in answer.body
+
+
+def test_many_plans_at_once_are_all_answered(server: Running) -> None:
+    path = "/v1/plan?dim=8192&rank=10&records=10000000000&epsilon=1e-9&delta=1e-300"
+    with ThreadPoolExecutor(20) as pool:
+        found = {answer.status for answer in pool.map(server.ask, [path] * 20)}
+    assert found <= {200, 503}
+    assert 200 in found

@@ -1,0 +1,93 @@
+"""Verdicts on streams in plain words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kafka.errors import KafkaTimeoutError, TopicAuthorizationFailedError
+
+from streaming_pca.dashboard.observing.health import Facts, LagWatch, judge
+from streaming_pca.dashboard.observing.logs import in_words
+from streaming_pca.service.kafka.clients import BrokerUnreachable
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "words"),
+    [
+        ({}, "ok", ""),
+        ({"problem": "topic 'x' is missing"}, "problem", "topic 'x' is missing"),
+        ({"disconnected": "no broker answers"}, "unknown", "may be old: no broker answers"),
+        ({"loaded": False}, "unknown", "still being read"),
+        ({"leader": False, "lag": 0}, "warning", "No worker leads it."),
+        ({"leader": False, "lag": 7, "candidates": 2}, "problem", "7 offsets wait. 2 stand by."),
+        ({"leader": None, "lag": 7}, "ok", ""),
+        ({"leader": True, "lag": 9000, "lag_grows": True}, "warning", "the lag grows, 9000 offsets wait"),
+        ({"open_ledger": False}, "problem", "The ledger is not open"),
+        ({"refused": "above the cap"}, "problem", "refused this stream's last entry: above the cap"),
+        ({"cannot_charge": "it is spent"}, "problem", "does not allow its next batch: it is spent"),
+        ({"abandoned_last": True, "reason": "lost"}, "warning", "charged and given up: lost"),
+        ({"standing": "paused", "reason": "upgrade"}, "warning", "Paused: upgrade"),
+        ({"standing": "retired", "leader": False, "lag": 5}, "ok", "Retired, it learns no more."),
+        ({"learnt": 300, "leader": False, "cannot_charge": "spent"}, "ok", "All its 300 records are learnt."),
+        ({"doubts": ("not-resolved",), "resolved": 1, "rank": 3}, "warning", "not the first 1 of 3"),
+        ({"doubts": ("of-a-later-version",)}, "warning", "of-a-later-version"),
+        ({"least_null_share": 0.04}, "ok", ""),
+        ({"least_null_share": 0.06}, "warning", "At least 6% of the last batch's records are null"),
+        ({"least_null_share": 0.6}, "problem", "At least 60%"),
+        ({"unreadable": 3}, "warning", "no releases of this stream: 3."),
+        ({"seconds_since": 700.0, "usual_seconds": 60.0, "lag": 3}, "warning", "No release for 12 minutes"),
+        ({"seconds_since": 700.0, "usual_seconds": 60.0, "lag": 0}, "ok", ""),
+        ({"seconds_since": 30.0, "usual_seconds": 1.0, "lag": 3}, "ok", ""),
+        ({"seconds_since": 700.0, "lag": 3}, "ok", ""),
+        (
+            {"seconds_since": 3e5, "usual_seconds": 4.0, "lag": 1},
+            "warning",
+            "No release for 3 days; usually one comes every 4.0 seconds.",
+        ),
+    ],
+)
+def test_each_reason_has_words(facts: dict[str, Any], level: str, words: str) -> None:
+    found = judge(Facts(**facts))
+    assert found.level == level
+    assert words in " ".join(found.reasons)
+    assert bool(found.reasons) == bool(words)
+    assert not any("\n" in reason for reason in found.reasons)
+
+
+def test_the_worst_reason_is_first() -> None:
+    found = judge(Facts(leader=False, lag=3, doubts=("variance-lost",), unreadable=1, least_null_share=0.9))
+    assert found.level == "problem"
+    assert [r.split()[0] for r in found.reasons] == ["No", "At", "The", "Messages"]
+
+
+def _grows(lags: list[int], largest: int = 100) -> bool:
+    watch = LagWatch(largest)
+    for i, lag in enumerate(lags):
+        watch.add(2.0 * i, lag)
+    return watch.grows
+
+
+def test_a_lag_grows_when_it_does_not_come_down_again() -> None:
+    assert _grows([50 * i for i in range(60)])
+    assert not _grows([50 * i for i in range(6)])
+    # Up and down with each batch, on a level, or within one batch.
+    assert not _grows([10 * (i % 20) for i in range(60)])
+    assert not _grows([5000] * 60)
+    assert not _grows(list(range(60)))
+    # It grew once, and long ago.
+    assert not _grows([50 * i for i in range(30)] + [1500] * 70)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (KafkaTimeoutError(), "the broker at here:1 does not answer (KafkaTimeoutError)"),
+        (TopicAuthorizationFailedError(), "the broker at here:1 fails (TopicAuthorizationFailedError)"),
+        (OSError(2, "No such file", "/etc/secret/ca.pem"), "[Errno 2] No such file: (a file)"),
+        (BrokerUnreachable("kafka.sasl_password_file: /a/b c"), "kafka.sasl_password_file: (a file) c"),
+        (BrokerUnreachable("no broker at 'one:9092,two:9092'\nmore"), "no broker at 'one:9092,two:9092'"),
+    ],
+)
+def test_a_failure_is_one_line_without_a_path(error: Exception, words: str) -> None:
+    assert in_words(error, "here:1") == words

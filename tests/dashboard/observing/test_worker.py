@@ -1,0 +1,81 @@
+"""The observer beside a real worker."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from streaming_pca.admin.watch import FollowedRelease, follow_releases
+from streaming_pca.dashboard.models import Batches
+from streaming_pca.dashboard.observing.observer import Observer
+from tests.dashboard.waiting import wait_for
+from tests.kafka.stream import PATIENCE, Stream, session_timeout_ms, start_fork_server
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+
+def test_it_shows_what_a_worker_does(
+    kafka_bootstrap: str, unique_name: Callable[[str], str], tmp_path: Path, observe: Callable[..., Observer]
+) -> None:
+    start_fork_server()
+    stream = Stream.make(
+        kafka_bootstrap,
+        unique_name("led"),
+        tmp_path,
+        session_ms=session_timeout_ms(kafka_bootstrap),
+        worker={"stop_when_done": False},
+        epsilon=5.0,
+        cap=("6", "1e-5"),
+    )
+    name, topic = stream.settings.stream.name, stream.settings.stream.input
+    try:
+        observer = observe(stream.settings)
+        worker = stream.start()
+        wait_for(lambda: (leader := observer.stream(name).leader) and leader.present, PATIENCE)
+        for batch in (1, 2, 3):
+            stream.produce_vectors(stream.vectors(100, seed=batch))
+            wait_for(partial(_has, observer, name, batch), PATIENCE)
+        wait_for(lambda: observer.stream(name).batches == Batches(committed=3, abandoned=0, released=3))
+        detail = observer.stream(name)
+        assert detail.leader is not None
+        assert (detail.leader.candidates, detail.records) == (1, 300)
+        assert detail.budget is not None
+        assert (detail.budget.by_all.epsilon, detail.budget.left.epsilon) == ("5", "1")
+        releases = stream.releases()
+        history = observer.history(name)
+        assert history.explained_variance == [r.explained_variance for r in releases]
+        with closing(
+            follow_releases(
+                stream.settings.kafka, f"{name}.releases", from_beginning=True, stopped=lambda: False
+            )
+        ) as items:
+            followed = [next(filter(None, items)) for _ in range(3)]
+        angles = [item.principal_angle for item in followed if isinstance(item, FollowedRelease)]
+        assert [a and a[0] for a in history.angles] == angles
+        # Diagnostics are on by default; exact counts never leave the worker.
+        assert history.null_share == [
+            min(max((r.null_records or 0.0) / (r.batch_records or 1), 0.0), 1.0) for r in releases
+        ]
+        observer.verify(topic)
+        wait_for(lambda: observer.verification(topic).state not in ("never", "running"))
+        assert observer.verification(topic).problems == []
+        assert observer.verification(topic).state == "verified"
+
+        stream.produce_vectors(stream.vectors(30))
+        worker.signal(signal.SIGTERM)
+        assert worker.ends() == 0, worker.log
+        wait_for(lambda: (leader := observer.stream(name).leader) and not leader.present)
+        wait_for(lambda: (lag := observer.stream(name).lag) and lag.total >= 30)
+        assert observer.stream(name).health.level == "problem"
+        assert "No worker leads it." in observer.stream(name).health.reasons[0]
+    finally:
+        stream.destroy()
+
+
+def _has(observer: Observer, name: str, batch: int) -> bool:
+    return batch in observer.history(name).batch

@@ -1,0 +1,157 @@
+"""One reader serves range after range, and a worker learns the same from whatever reads its input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streaming_pca.privacy.ledger.entries import Abandoned, Reserved
+from streaming_pca.service.errors import RecordsLost, SessionLost
+from streaming_pca.service.input import partition_reader
+from streaming_pca.service.input.partition_reader import PartitionReader
+from streaming_pca.service.input.reader import read_to
+from streaming_pca.service.input.source import build_codec
+from streaming_pca.service.kafka.clients import reading_consumer
+from tests.kafka.conftest import MakeStream
+from tests.kafka.stream import Stream, check_books, ranges_of
+
+EACH = 3000
+"""Records of a partition: more than a poll brings."""
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The consumers that readers have opened."""
+    made: list[Any] = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        made.append(reading_consumer(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(partition_reader, "reading_consumer", counted)
+    return made
+
+
+def reader_of(stream: Stream, skip_lost: bool = False) -> PartitionReader:
+    settings = stream.settings
+    codec = build_codec(settings.stream, None)
+    return PartitionReader(settings.kafka, settings.stream, codec, 1, skip_lost, lambda: None)
+
+
+@pytest.fixture
+def filled(make_stream: MakeStream) -> Stream:
+    """Three partitions; each record's first number is its place."""
+    stream = make_stream(partitions=3)
+    x = stream.vectors(3 * EACH)
+    x[:, 0] = np.arange(len(x))
+    stream.produce_vectors(x)
+    return stream
+
+
+def read_range(reader: PartitionReader, stream: Stream, partition: int, start: int, end: int) -> list[float]:
+    """Read a range; return its records' first numbers."""
+    reader.add({partition: start}, {})
+    assert read_to(reader, stream.settings.stream.input, {partition: end}, lambda: False)
+    batch, _ = reader.take([reader.buffers[partition].count_before(end)], 1)
+    assert reader.buffers[partition].position == end
+    found = [float(row[0]) for row in batch.packed().rows]
+    reader.release_memory()
+    reader.remove(partition)
+    return found
+
+
+def ranges() -> Iterator[tuple[int, int, int]]:
+    """Ranges in a wild order: backward, again, overlapping, and each behind its predecessor."""
+    yield from [(0, 0, 10), (1, 2500, 2600), (1, 0, 2100), (1, 0, 2100), (2, 7, 8), (1, 100, 200)]
+    yield from [(0, at, at + 500) for at in range(0, EACH, 500)]
+    yield from [(at % 3, EACH - at - 100, EACH - at) for at in range(0, 1000, 100)]
+
+
+def test_ranges_are_read_one_after_another_by_one_consumer(filled: Stream, opened: list[Any]) -> None:
+    with closing(reader_of(filled)) as reader:
+        assert opened == []
+        for partition, start, end in ranges():
+            found = read_range(reader, filled, partition, start, end)
+            assert found == [3.0 * offset + partition for offset in range(start, end)]
+            assert opened[0].assignment() == set()
+            # What was read beyond a range takes no memory for good.
+            assert reader.buffers == {}
+            assert reader.bytes == 0
+        assert len(opened) == 1
+
+
+def test_partitions_at_a_time_have_a_consumer_each_which_others_inherit(
+    filled: Stream, opened: list[Any]
+) -> None:
+    with closing(reader_of(filled)) as reader:
+        assert reader.first_offsets([0, 1, 2]) == {0: 0, 1: 0, 2: 0}
+        reader.add({0: 0, 1: 5}, {})
+        assert len(opened) == 2
+        with pytest.raises(ValueError, match="partition 1 is being read"):
+            reader.add({1: 7}, {})
+        reader.remove(0)
+        reader.add({2: 11}, {})
+        assert len(opened) == 2
+        assert read_to(reader, filled.settings.stream.input, {1: 2500, 2: 2600}, lambda: False)
+        counts = [reader.buffers[p].count_before(end) for p, end in ((1, 2500), (2, 2600))]
+        assert counts == [2495, 2589]
+
+
+def test_a_reader_that_is_stopped_reads_no_further(filled: Stream) -> None:
+    with closing(reader_of(filled)) as reader:
+        reader.add({0: 0}, {})
+        reader.stop()
+        reader.fetch({0: 1}, {0: EACH})
+        assert reader.buffers[0].count == 0
+        assert not read_to(reader, filled.settings.stream.input, {0: EACH}, lambda: True)
+
+
+@pytest.mark.parametrize(("skip_lost", "error"), [(False, RecordsLost), (True, SessionLost)])
+def test_a_range_that_retention_has_taken_is_missed(
+    filled: Stream, skip_lost: bool, error: type[Exception]
+) -> None:
+    with closing(reader_of(filled, skip_lost)) as reader:
+        filled.delete_before({0: 50})
+        reader.add({0: 20}, {})
+        with pytest.raises(error, match="deleted"):
+            read_to(reader, filled.settings.stream.input, {0: 60}, lambda: False)
+        # Another partition is not concerned, nor is the rest of this one.
+        reader.remove(0)
+        assert read_range(reader, filled, 0, 50, 52) == [150.0, 153.0]
+        assert read_range(reader, filled, 1, 0, 2) == [1.0, 4.0]
+
+
+# -- a worker with another reader ------------------------------------------
+
+
+def test_a_worker_learns_the_same_from_a_reader_that_does_not_read_ahead(make_stream: MakeStream) -> None:
+    how: dict[str, Any] = {"options": {"n_records": 240, "n_batches": 3, "clip_radius": 400.0}}
+    usual, lazy = make_stream(**how), make_stream(**how)
+    for stream in (usual, lazy):
+        stream.produce_vectors(stream.vectors(240))
+    workers = [usual.start(noise=False), lazy.start(noise=False, ahead=False)]
+    assert [w.ends() for w in workers] == [0, 0]
+    check_books(lazy)
+    assert ranges_of(lazy) == ranges_of(usual)
+    assert [r.components for r in lazy.releases()] == [r.components for r in usual.releases()]
+
+
+def test_a_batch_whose_records_get_lost_is_finished_under_its_charge(make_stream: MakeStream) -> None:
+    how: dict[str, Any] = {"options": {"n_records": 240, "n_batches": 3, "clip_radius": 400.0}}
+    usual, struck = make_stream(**how), make_stream(**how)
+    for stream in (usual, struck):
+        stream.produce_vectors(stream.vectors(240))
+    workers = [usual.start(noise=False), struck.start(noise=False, lost_batches=2)]
+    assert [w.ends() for w in workers] == [0, 0]
+    check_books(struck)
+    assert workers[1].log.count("session lost, recovering from the topics: an executor is gone") == 2
+    # The second time that it is lost it had been read for the first time by a successor.
+    assert workers[1].log.count("finishing a batch that was reserved before") == 2
+    assert len(struck.own(Reserved)) == 3
+    assert struck.own(Abandoned) == []
+    assert ranges_of(struck) == ranges_of(usual)
+    assert [r.components for r in struck.releases()] == [r.components for r in usual.releases()]

@@ -1,0 +1,259 @@
+"""What one client can take: sizes, rates, streams of events, and patience."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+
+import pytest
+from pydantic import SecretStr
+
+from streaming_pca.service.http import limits
+from streaming_pca.service.http.limits import MAX_BODY, RateLimit
+from tests.service.http.running import TOKEN, Running, serving, wait_for
+
+
+@contextmanager
+def raw(running: Running, text: bytes = b"") -> Iterator[socket.socket]:
+    """Connection over which any bytes can be sent."""
+    with closing(socket.create_connection(running.place, timeout=20)) as made:
+        made.sendall(text)
+        yield made
+
+
+def is_closed(connection: socket.socket, seconds: float = 20.0) -> bool:
+    """Whether the server closes within that time."""
+    connection.settimeout(seconds)
+    try:
+        while connection.recv(2**16):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+    return True
+
+
+# -- sizes -----------------------------------------------------------------
+
+
+def test_a_large_body_is_refused_and_a_small_one_is_not() -> None:
+    with serving() as running:
+        assert running.ask("/v1/echo", "POST", body=bytes(MAX_BODY)).json == {"bytes": MAX_BODY}
+        refused = running.ask("/v1/echo", "POST", body=bytes(MAX_BODY + 1))
+        assert refused.status == 413
+        assert refused.headers["content-type"] == "application/problem+json"
+        assert running.site.bodies == [MAX_BODY]
+
+
+def test_a_large_body_without_a_length_is_refused() -> None:
+    with serving() as running:
+        parts = [bytes(1024)] * 17
+        assert running.ask("/v1/echo", "POST", body=iter(parts)).status == 413
+        assert running.ask("/v1/echo", "POST", body=iter(parts[1:])).json == {"bytes": MAX_BODY}
+
+
+def test_large_headers_are_refused() -> None:
+    with serving() as running:
+        assert running.status("/v1/streams", X_Large="x" * 20_000) in (400, 431)
+        assert running.status("/v1/streams?" + "x" * 20_000) in (400, 431)
+        with raw(running, b"GET / HTTP/1.1\r\nHost: localhost\r\n") as endless:
+            more = (b"x-more: " + b"x" * 1000 + b"\r\n") * 5000
+            with pytest.raises(ConnectionError):
+                endless.sendall(more)
+        assert running.status("/healthz") == 200
+
+
+# -- rates -----------------------------------------------------------------
+
+
+def test_an_address_that_asks_too_often_waits_and_probes_do_not() -> None:
+    with serving(requests_per_second=5.0) as running:
+        found = [running.ask("/v1/streams") for _ in range(20)]
+        refused = [answer for answer in found if answer.status == 429]
+        assert found[9].status == 200
+        assert len(refused) >= 5
+        assert refused[0].headers["retry-after"] == "1"
+        assert "http.requests_per_second" in refused[0].json["detail"]
+        assert {running.status(path) for path in ("/healthz", "/readyz") for _ in range(20)} == {200}
+        # A page has more files than that.
+        assert 429 not in {running.status("/static/x.js") for _ in range(20)}
+        time.sleep(1.0)
+        assert running.status("/v1/streams") == 200
+
+
+def test_wrong_tokens_are_counted_too() -> None:
+    with serving(requests_per_second=5.0, token=SecretStr(TOKEN)) as running:
+        found = [running.status("/v1/streams", token="x" * 16) for _ in range(20)]
+        assert found[0] == 401
+        assert found[-1] == 429
+
+
+def test_a_header_of_a_proxy_makes_no_other_address() -> None:
+    with serving(requests_per_second=5.0) as running:
+        found = [running.status("/v1/streams", X_Forwarded_For=f"192.0.2.{n}") for n in range(20)]
+        assert found[-1] == 429
+
+
+def test_requests_come_back_with_time() -> None:
+    now = [0.0]
+
+    async def app(*_: object) -> None:
+        raise AssertionError
+
+    limit = RateLimit(app, 2.0, lambda: now[0])
+    assert [limit._take("a") for _ in range(4)] == [0.0] * 4
+    assert limit._take("a") == 0.5
+    assert limit._take("b") == 0.0
+    now[0] = 0.5
+    assert (limit._take("a"), limit._take("a")) == (0.0, 0.5)
+    now[0] = 1000.0
+    assert [limit._take("a") for _ in range(5)] == [0.0] * 4 + [0.5]
+    for number in range(10_000):
+        limit._take(str(number))
+    assert len(limit._left) == 4096
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("192.0.2.1", "192.0.2.2", False),
+        ("2001:db8::1", "2001:db8::ffff", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("::1", "::1", True),
+    ],
+)
+def test_a_network_of_ipv6_is_one_client(one: str, other: str, same: bool) -> None:
+    found = [limits._client({"client": (host, 1)}) for host in (one, other)]
+    assert (found[0] == found[1]) == same
+
+
+# -- streams of events -----------------------------------------------------
+
+
+def test_streams_of_events_are_counted_and_a_place_becomes_free() -> None:
+    with serving(event_streams=2) as running, ExitStack() as stack:
+        one, _ = running.listen()
+        stack.callback(running.listen()[0].close)
+        refused = running.ask("/v1/events")
+        assert refused.status == 503
+        assert refused.headers["retry-after"] == "5"
+        assert "http.event_streams" in refused.json["detail"]
+        assert running.status("/v1/streams") == 200
+        assert running.status("/v1/events", "HEAD") == 200
+        one.close()
+        wait_for("a place", lambda: place_is_free(running))
+
+
+def place_is_free(running: Running) -> bool:
+    connection, answer = running.listen()
+    connection.close()
+    return bool(answer.status == 200)
+
+
+@pytest.mark.parametrize("path", ["/v1/events", "/v1/events?deaf"])
+def test_it_stops_within_two_seconds_whoever_listens(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    with ExitStack() as stack:
+        with serving() as running:
+            answers = []
+            for _ in range(5):
+                connection, answer = running.listen(path)
+                stack.callback(connection.close)
+                answers.append(answer)
+            # One that reads nothing, one that sends nothing, one in the middle of a request.
+            stack.enter_context(raw(running, b"GET /v1/large HTTP/1.1\r\nHost: localhost\r\n\r\n"))
+            stack.enter_context(raw(running))
+            stack.enter_context(raw(running, b"GET / HT"))
+            time.sleep(0.3)
+        assert 0 <= running.stopped_in < 2.0
+        assert running.site.told == ["start", "stop"]
+        # Ended, not cut: a client of chunks would raise for a stream that is cut.
+        for answer in answers:
+            answer.read()
+    assert not caplog.records, [record.message for record in caplog.records]
+
+
+def test_it_stops_at_once_when_nobody_listens() -> None:
+    with serving() as running:
+        assert running.status("/healthz") == 200
+    assert running.stopped_in < 0.8
+
+
+# -- slow clients ----------------------------------------------------------
+
+
+def test_clients_that_send_nothing_keep_no_one_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as running, ExitStack() as stack:
+        opened = [stack.enter_context(raw(running, b"GET / HTTP/1.1\r\nX-")) for _ in range(200)]
+        began = time.monotonic()
+        for path in ("/healthz", "/v1/streams"):
+            assert running.status(path) == 200
+        assert time.monotonic() - began < 2.0
+        assert is_closed(opened[0], 2.0)
+        assert not is_closed(opened[-1], 0.2)
+
+
+def test_a_request_that_does_not_arrive_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_REQUEST_SECONDS", 0.5)
+    head = b"POST /v1/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
+    with serving() as running, ExitStack() as stack:
+        for begun in (b"", b"G", head, head + b"\r\nbody"):
+            slow = stack.enter_context(raw(running, begun))
+            stopping = threading.Event()
+            stack.callback(stopping.set)
+            threading.Thread(target=drip, args=(slow, stopping), daemon=True).start()
+            assert is_closed(slow, 5.0), begun
+        # Again behind a request that was answered.
+        again = stack.enter_context(raw(running, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"))
+        time.sleep(0.2)
+        again.sendall(b"GET / H")
+        assert is_closed(again, 5.0)
+
+
+def drip(slow: socket.socket, stopping: threading.Event) -> None:
+    """Send a byte now and then, as slow clients do."""
+    try:
+        while not stopping.wait(0.1):
+            slow.sendall(b"x")
+    except OSError:
+        return
+
+
+def test_a_stream_of_events_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(limits, "_WRITE_SECONDS", 0.3)
+    with serving() as running:
+        connection, _ = running.listen()
+        assert connection.sock is not None
+        assert not is_closed(connection.sock, 1.0)
+        connection.close()
+
+
+def test_an_answer_that_is_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_WRITE_SECONDS", 0.5)
+    with serving() as running, raw(running, b"GET /v1/large HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+        wait_for("a client that is stuck", lambda: len(connections(running)) == 1)
+        wait_for("its end", lambda: not connections(running), 5.0)
+        assert running.status("/healthz") == 200
+
+
+def connections(running: Running) -> list[object]:
+    return list(running.server._server.server_state.connections)
+
+
+def test_what_is_no_http_is_refused_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    with serving() as running:
+        for text in (
+            b"\x16\x03\x01\x02\x00",
+            b"hello\r\n\r\n",
+            b"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+        ):
+            with raw(running, text) as connection:
+                assert is_closed(connection), text
+        assert running.status("/healthz") == 200
+        upgrade = {"Connection": "Upgrade", "Upgrade": "websocket"}
+        assert running.status("/", **upgrade) == 200
+    assert not caplog.records

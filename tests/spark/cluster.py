@@ -1,0 +1,271 @@
+"""Spark's own standalone cluster on this machine: a master and workers, whose executors a test may strike.
+
+It is started from the jars that came with PySpark, listens on the loopback only, and ends with the process
+that started it, whatever happens to that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import pyspark
+
+from benchmarks.kafka.server import find_java
+from streaming_pca.demo.broker import Child
+
+__all__ = ["Process", "SparkCluster", "descendants", "processes", "python_workers"]
+
+T = TypeVar("T")
+
+_ROOT = Path(__file__).resolve().parents[2]
+_SPARK = Path(pyspark.__path__[0])
+_START_SECONDS = 90.0
+_EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+# Kept small, and without the interfaces that a test does not look at.
+_DAEMON = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.master.rest.enabled=false"
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of this machine.
+
+    Attributes
+    ----------
+    pid, parent : int
+    started : int
+        Clock ticks since the machine's start: with the pid, it names the process for good.
+    command : str
+    """
+
+    pid: int
+    parent: int
+    started: int
+    command: str
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs still, and is not only waited for."""
+        found = _read(self.pid)
+        return found is not None and found.started == self.started
+
+    def signal(self, number: signal.Signals) -> bool:
+        """Send a signal, unless it has ended; return whether it was sent."""
+        with suppress(ProcessLookupError):
+            if self.is_alive:
+                os.kill(self.pid, number)
+                return True
+        return False
+
+
+def _read(pid: int) -> Process | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except (OSError, IndexError):
+        return None
+    return None if fields[0] in "ZX" else Process(pid, int(fields[1]), int(fields[19]), command.strip())
+
+
+def processes() -> list[Process]:
+    """All processes of this machine that this user may look at."""
+    pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+    return [found for found in map(_read, pids) if found is not None]
+
+
+def descendants(pid: int) -> list[Process]:
+    """Processes that a process started, and those that they started, parents first."""
+    children: dict[int, list[Process]] = {}
+    for each in processes():
+        children.setdefault(each.parent, []).append(each)
+    found, waiting = [], [pid]
+    while waiting:
+        mine = children.get(waiting.pop(0), [])
+        found += mine
+        waiting += [each.pid for each in mine]
+    return found
+
+
+def python_workers(pid: int) -> list[Process]:
+    """Python processes that run the tasks of an executor, or of a local session's JVM.
+
+    Not the daemon that they are forked from: where that is killed, the JVM starts another.
+    """
+    below = [each for each in descendants(pid) if "pyspark.daemon" in each.command]
+    daemons = {each.pid for each in below}
+    return [each for each in below if each.parent in daemons]
+
+
+class SparkCluster:
+    """A standalone master with workers, to be used as a context manager.
+
+    Parameters
+    ----------
+    workers : int, default 2
+    cores : int, default 1
+        Of each worker.
+    memory : str, default "1g"
+        Of each worker, for its executors.
+
+    Attributes
+    ----------
+    url : str
+        ``spark://127.0.0.1:PORT``, for ``--master``.
+    directory : Path
+        Logs, working directories and scratch space, removed at the end.
+
+    Raises
+    ------
+    KafkaUnavailable
+        If there is no Java 17.
+    RuntimeError
+        If it does not start; the message has the end of a log.
+    """
+
+    def __init__(self, workers: int = 2, cores: int = 1, memory: str = "1g") -> None:
+        self.url = ""
+        self.directory = Path()
+        self._count, self._cores, self._memory = workers, cores, memory
+        self._ui = ""
+        self._children: list[Child] = []
+
+    def __enter__(self) -> Self:
+        java = Path(find_java())
+        self.directory = Path(tempfile.mkdtemp(prefix="streaming-pca-spark-"))
+        try:
+            self._start(self._environment(java))
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # -- start and end -----------------------------------------------------
+
+    def _environment(self, java: Path) -> dict[str, str]:
+        passed = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+        return passed | {
+            "JAVA_HOME": str(java.resolve().parents[1]),
+            "SPARK_HOME": str(_SPARK),
+            "SPARK_CONF_DIR": str(self.directory),  # none of this machine's own
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_PUBLIC_DNS": "127.0.0.1",
+            "SPARK_LOCAL_DIRS": str(self.directory / "scratch"),
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": _DAEMON,
+            "SPARK_NO_DAEMONIZE": "1",
+            # Executors' Python has what this process has.
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": str(_ROOT),
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+
+    def _start(self, environment: Mapping[str, str]) -> None:
+        (self.directory / "scratch").mkdir()
+        shown = (
+            "rootLogger.level = WARN\nrootLogger.appenderRef.out.ref = OUT\n"
+            "logger.deploy.name = org.apache.spark.deploy\nlogger.deploy.level = INFO\n"
+            "appender.out.type = Console\nappender.out.name = OUT\n"
+            "appender.out.layout.type = PatternLayout\nappender.out.layout.pattern = %d %p %c{1} %m%n\n"
+        )
+        (self.directory / "log4j2.properties").write_text(shown)
+        ports = ("--port", "0", "--webui-port", "0")
+        master = self._run("master", environment, "deploy.master.Master", "--host", "127.0.0.1", *ports)
+        self.url = self._from_log(master, r"Starting Spark master at (spark://\S+)")
+        self._ui = self._from_log(master, r"MasterWebUI.* started at (http://\S+)")
+        for i in range(self._count):
+            how = ("--host", "127.0.0.1", *ports, "--cores", str(self._cores), "--memory", self._memory)
+            work = ("--work-dir", str(self.directory / f"worker-{i}"))
+            self._run(f"worker-{i}", environment, "deploy.worker.Worker", self.url, *how, *work)
+        self._wait("all workers to be alive", lambda: len(self.alive_workers()) == self._count)
+
+    def _run(self, name: str, environment: Mapping[str, str], main: str, *arguments: str) -> Child:
+        command = [str(_SPARK / "bin" / "spark-class"), f"org.apache.spark.{main}", *arguments]
+        log = self.directory / f"{name}.log"
+        child = Child(command, log=log, cwd=self.directory, env=environment)
+        self._children.append(child)
+        return child
+
+    def _from_log(self, child: Child, pattern: str) -> str:
+        found = self._wait(
+            f"{pattern!r} in the log",
+            lambda: re.search(pattern, child.log.read_text(errors="replace")) if child.log.exists() else None,
+        )
+        return found[1]
+
+    def _wait(self, what: str, probe: Callable[[], T | None]) -> T:
+        deadline = time.monotonic() + _START_SECONDS
+        while not (found := probe()):
+            ended = [child for child in self._children if child.returncode is not None]
+            if ended or time.monotonic() > deadline:
+                child = (ended or self._children)[0]
+                raise RuntimeError(f"Spark's cluster: waited for {what}\n{child.log_tail(40)}")
+            time.sleep(0.05)
+        return found
+
+    def stop(self) -> None:
+        """Kill everything that was started here, executors and their Python too, and remove its files."""
+        # Workers first are asked by a signal that they cannot miss; what they started is listed before,
+        # because it has no parent afterwards.
+        below = [each for child in self._children for each in descendants(child.pid)]
+        for child in self._children:
+            child.kill()
+        for each in below:
+            each.signal(signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while any(each.is_alive for each in below) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self._children.clear()
+        if self.directory != Path():
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    # -- what runs ---------------------------------------------------------
+
+    def describe(self) -> dict[str, Any]:
+        """What the master says of itself, of its workers and applications."""
+        with urllib.request.urlopen(f"{self._ui}/json/", timeout=10) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+    def alive_workers(self) -> list[dict[str, Any]]:
+        """Workers that the master counts on."""
+        try:
+            return [each for each in self.describe()["workers"] if each["state"] == "ALIVE"]
+        except OSError:
+            return []
+
+    def executors(self) -> list[Process]:
+        """JVMs of all executors, of whichever application, the oldest first."""
+        below = [each for child in self._children for each in descendants(child.pid)]
+        found = [each for each in below if _EXECUTOR in each.command]
+        return sorted(found, key=lambda each: (each.started, each.pid))
+
+    def python_workers(self) -> list[Process]:
+        """Python processes that run tasks at this moment, or wait for the next one."""
+        return [each for jvm in self.executors() for each in python_workers(jvm.pid)]
+
+    def wait_for_executors(self, count: int | None = None) -> list[Process]:
+        """Wait until there are executors, one a worker unless told."""
+        wanted = self._count if count is None else count
+        return self._wait(
+            f"{wanted} executors", lambda: found if len(found := self.executors()) >= wanted else None
+        )
+
+    def logs(self) -> Iterator[tuple[str, str]]:
+        """Logs of the cluster and of its executors, by their names: to be shown where a test fails."""
+        for path in sorted([*self.directory.glob("*.log"), *self.directory.glob("worker-*/*/*/std*")]):
+            yield str(path.relative_to(self.directory)), path.read_text(errors="replace")

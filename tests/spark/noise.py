@@ -1,0 +1,39 @@
+"""Noise that is a function of what it is added to: the same in every process, whoever finishes a batch."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.privacy.mechanisms.laplace import add
+
+
+class HashedSampler:
+    """Sampler of noise of the right law and size, drawn by a digest of its arguments.
+
+    Two processes that add noise to the same exact sums get the same results, whatever other streams they
+    run and whichever of them finishes a batch. Where one integer of a sum differs, all of the noise does.
+    """
+
+    def _generator(self, kind: str, scale: float, *arrays: NDArray[np.int64]) -> np.random.Generator:
+        digest = hashlib.blake2b(f"{kind} {scale.hex()}".encode(), digest_size=16)
+        for array in arrays:
+            digest.update(str(array.shape).encode() + np.ascontiguousarray(array, np.int64).tobytes())
+        return np.random.default_rng(int.from_bytes(digest.digest(), "big"))
+
+    def rounded_gaussian(self, total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
+        noise = self._generator("gaussian", float(sigma), total).normal(scale=sigma, size=total.size)
+        return add(total, np.rint(noise).astype(np.int64))
+
+    def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
+        noise = self._generator("laplace", float(scale), np.array([size])).laplace(scale=scale, size=size)
+        return np.rint(noise).astype(np.int64)
+
+    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
+        noise = self._generator("noisy_max", float(scale), scores).exponential(scale, scores.size)
+        return int(np.argmax(scores + noise))
+
+    def permutation(self, n: int) -> NDArray[np.int64]:
+        return self._generator("permutation", 0.0, np.array([n])).permutation(n).astype(np.int64)

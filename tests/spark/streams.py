@@ -1,0 +1,268 @@
+"""Streams that workers of the service and drivers of Spark run in turn, or side by side on one topic."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from streaming_pca.admin.ledger import verify_ledger
+from streaming_pca.config.settings import Settings
+from streaming_pca.privacy.ledger.entries import LedgerEntry, Reserved
+from tests.kafka.stream import PATIENCE, Child, Stream, check_books, wait_for
+from tests.spark import driver
+from tests.spark.cluster import Process, descendants
+from tests.spark.driver import Hold
+
+T = TypeVar("T")
+
+# Processes that live for a minute spend most of it in the better one of Java's compilers.
+_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+LOCAL: dict[str, Any] = {"master": "local[2,4]", "conf": {"spark.driver.extraJavaOptions": _JAVA}}
+"""Spark in the driver's own process, which tries a task up to four times, as a cluster does."""
+SHORT: dict[str, Any] = {
+    "partitions": 2,
+    "estimator": "analyze-gauss",
+    "centering": "none",
+    "diagnostics_share": 0.0,
+    "options": {"n_records": 120, "n_batches": 3, "clip_radius": 20.0},
+    "seed": 5,
+}
+"""A stream of three batches, each of one sum: for tests of what is around a batch."""
+
+
+def on_cluster(url: str) -> dict[str, Any]:
+    """Spark's settings for a standalone cluster of this machine."""
+    names = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
+    loopback = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    conf = {"spark.ui.enabled": False, "spark.executor.memory": "512m", **loopback}
+    conf["spark.pyspark.python"] = sys.executable
+    return {"master": url, "conf": dict.fromkeys(names, _JAVA) | conf}
+
+
+class Runner(Child):
+    """A process of streams: a worker of the service, or a driver where Spark's settings are given.
+
+    Parameters
+    ----------
+    streams : sequence of Stream
+    directory : Path
+        Made here, for its log and marks.
+    spark : mapping, optional
+        Settings of Spark.
+    holds : mapping of stream's name to Hold, optional
+    group : str, optional
+        Of the election. Without the group of a worker that was killed, its session need not end first.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[Stream],
+        directory: Path,
+        *,
+        spark: Mapping[str, Any] | None = None,
+        holds: Mapping[str, Hold] | None = None,
+        group: str | None = None,
+        settings: Sequence[Settings] | None = None,
+        **how: Any,
+    ) -> None:
+        chosen = [stream.settings for stream in streams] if settings is None else list(settings)
+        if group is not None:
+            worker = {"worker": chosen[0].worker.model_copy(update={"group": group})}
+            chosen = [each.model_copy(update=worker) for each in chosen]
+        self.holds = dict(holds or {})
+        self._below: list[Process] = []
+        super().__init__(chosen, directory, driver.main, spark=spark, holds=self.holds, **how)
+
+    def wait_until_held(self, seconds: float = 3 * PATIENCE) -> None:
+        """Wait until every stream that has a hold is held."""
+
+        def missing() -> list[str]:
+            return [f"{name}: {hold}" for name, hold in self.holds.items() if not self.has(f"held-{name}")]
+
+        wait_for(
+            "all streams to be held",
+            lambda: not missing() or self.status() is not None,
+            seconds,
+            lambda: "\n".join([*missing(), self.log]),
+        )
+        assert not missing(), "\n".join([f"ended with {self.status()}", *missing(), self.log])
+
+    def wait_for_job(self, number: int) -> None:
+        """Wait until it is before a job at which it is to wait."""
+        wait_for(
+            f"job {number}",
+            lambda: self.has(f"job-{number}") or self.status() is not None,
+            seen=lambda: self.log,
+        )
+        assert self.has(f"job-{number}"), self.log
+
+    def let_job_go(self, number: int) -> None:
+        (self.directory / f"go-{number}").touch()
+
+    def kill(self) -> None:
+        """Kill it as ``kill -9`` does, and wait until nothing of it is left, its JVM included."""
+        self._below = descendants(self.pid)
+        self.signal(signal.SIGKILL)
+        self.ends(10)
+        wait_for(
+            "the processes of a killed driver to end",
+            lambda: not any(each.is_alive for each in self._below),
+            30,
+            lambda: "\n".join(str(each) for each in self._below if each.is_alive),
+        )
+
+    def stop(self, seconds: float = PATIENCE) -> None:
+        """End it in order."""
+        if self.status() is None:
+            self.signal(signal.SIGTERM)
+        assert self.ends(seconds) == 0, self.log
+
+    def destroy(self) -> None:
+        below = descendants(self.pid) if self.status() is None else []
+        super().destroy()
+        for each in [*below, *self._below]:
+            each.signal(signal.SIGKILL)
+
+
+class Runners:
+    """Processes of a test, all ended with it: a context manager.
+
+    Parameters
+    ----------
+    directory : Path
+        Of their directories.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.all: list[Runner] = []
+
+    def __enter__(self) -> Runners:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self.all:
+            each.destroy()
+
+    def start(self, streams: Sequence[Stream], name: str, **how: Any) -> Runner:
+        """Start a process whose election has nobody else."""
+        group = how.pop("group", f"{streams[0].settings.stream.name}-{name}-{len(self.all)}")
+        made = Runner(streams, self._directory / f"{len(self.all)}-{name}", group=group, **how)
+        self.all.append(made)
+        return made
+
+    def hold_and_kill(
+        self, streams: Sequence[Stream], name: str, holds: Sequence[Hold], **how: Any
+    ) -> Runner:
+        """Run streams until each is held, at one of the holds in turn, and kill the process."""
+        names = [stream.settings.stream.name for stream in streams]
+        mine = {each: holds[i % len(holds)] for i, each in enumerate(names)}
+        made = self.start(streams, name, holds=mine, **how)
+        made.wait_until_held()
+        made.kill()
+        return made
+
+    def finish(self, streams: Sequence[Stream], name: str, batches: int, **how: Any) -> Runner:
+        """Run streams until each has so many batches, and end the process in order."""
+        made = self.start(streams, name, **how)
+        wait_for_batches(made, streams, batches)
+        made.stop()
+        return made
+
+
+def wait_for_batches(
+    runner: Child, streams: Sequence[Stream], batches: int, seconds: float = 3 * PATIENCE
+) -> None:
+    """Wait until each stream has released so many batches."""
+    names = [stream.settings.stream.name for stream in streams]
+
+    def missing() -> list[str]:
+        log = runner.log
+        return [name for name in names if f"[{name}] batch {batches} released" not in log]
+
+    wait_for(
+        f"batch {batches} of all streams",
+        lambda: not missing() or runner.status() is not None,
+        seconds,
+        lambda: "\n".join([*missing(), runner.log]),
+    )
+    assert not missing(), "\n".join([f"ended with {runner.status()}", *missing(), runner.log])
+
+
+# -- what two streams of one topic have in common ---------------------------
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that a stream has reserved, learnt and published, without names, times and random salts.
+
+    Attributes
+    ----------
+    reserved : dict of batch to plain data
+        Ranges, counts, parameters, promise and charge.
+    states : dict of batch to tuple
+        Bytes of the state, positions and leader epochs, of those that are there yet.
+    releases : dict of batch to plain data
+    """
+
+    reserved: dict[int, Any]
+    states: dict[int, Any]
+    releases: dict[int, Any]
+
+
+def facts_of(stream: Stream, entries: Sequence[LedgerEntry]) -> Facts:
+    """Read what a stream has written, beside the entries of its ledger."""
+    reserved = {e.batch: (e.ranges, e.parameters, e.promise, e.charge) for e in stream.own(Reserved, entries)}
+    states = {
+        c.batch: (c.state, c.positions, c.epochs, _anonymous(c.release)) for c, _ in stream.checkpoints()
+    }
+    found = [json.loads(value) for value in stream.release_values()]
+    return Facts(reserved, states, {r["batch"]: _anonymous(r) for r in found})
+
+
+def _anonymous(release: bytes | dict[str, Any]) -> dict[str, Any]:
+    plain = release if isinstance(release, dict) else json.loads(release)
+    return {name: value for name, value in plain.items() if name not in ("stream", "created")}
+
+
+def check_same(expected: Stream, found: Stream, batches: int, entries: Sequence[LedgerEntry]) -> None:
+    """Check that two streams have reserved, learnt and published the same, bit by bit."""
+    ours, theirs = facts_of(expected, entries), facts_of(found, entries)
+    name = found.settings.stream.name
+    for batch in range(1, batches + 1):
+        for what in ("reserved", "releases"):
+            a, b = getattr(ours, what)[batch], getattr(theirs, what)[batch]
+            assert a == b, f"{name}: {what} of batch {batch}\n{a}\n{b}"
+    both = ours.states.keys() & theirs.states.keys()
+    assert batches in both, f"{name}: states of batches {sorted(ours.states)} and {sorted(theirs.states)}"
+    for batch in both:
+        assert ours.states[batch] == theirs.states[batch], f"{name}: state of batch {batch}"
+
+
+def check_sets(expected: Sequence[Stream], found: Sequence[Stream], batches: int) -> None:
+    """Check that the streams of two sets have learnt the same, each from its one topic, and each ledger."""
+    topics = {stream.settings.stream.input: stream for stream in expected}
+    entries = {topic: stream.entries() for topic, stream in topics.items()}
+    mine = [entries[stream.settings.stream.input] for stream in expected]
+    at_once(check_same, expected, found, [batches] * len(expected), mine)
+    at_once(check_ledger, topics.values())
+    # It reads the releases of all jobs of a ledger, again for each stream.
+    at_once(check_books, {stream.settings.stream.input: stream for stream in found}.values())
+
+
+def check_ledger(stream: Stream) -> None:
+    """Check what ``streaming-pca ledger verify`` says of a stream's topic."""
+    report = verify_ledger(stream.settings.kafka, stream.settings.stream.input)
+    assert report.ok, report.problems
+
+
+def at_once(function: Callable[..., T], *columns: Iterable[Any]) -> list[T]:
+    """Call a function for each row of arguments, four at a time; return what it returned."""
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(function, *columns))

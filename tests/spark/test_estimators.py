@@ -1,0 +1,147 @@
+"""Every estimator computes on executors the states and releases that it computes in memory, bit for bit.
+
+Here without worker processes: test_streams.py has some of them in whole streams.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from kafka import KafkaAdminClient, KafkaProducer
+from kafka.admin import NewTopic
+from pyspark.sql import SparkSession
+
+from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.config.spark import SparkSettings
+from streaming_pca.data.records import Batch
+from streaming_pca.estimators.base import State
+from streaming_pca.estimators.registry import ESTIMATORS
+from streaming_pca.linalg.packed import packed_size
+from streaming_pca.local import noise_sigma, report_headers
+from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
+from streaming_pca.service.commit.batch_result import BatchResult, compute_batch
+from streaming_pca.service.input.partition_reader import PartitionReader
+from streaming_pca.service.input.source import CutBatch, build_codec
+from streaming_pca.spark.driver import ClusterReaders
+from streaming_pca.spark.session import start_spark, stop_spark
+from tests.kafka.test_every_estimator import BATCH, DIM, RANK, TABLE
+from tests.spark.noise import HashedSampler
+from tests.spark.streams import LOCAL, on_cluster
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+BATCHES = 2
+PROMISE: dict[str, float] = {"epsilon": 20.0, "delta": 1e-3}
+OF_REPORTS: dict[str, dict[str, Any]] = {
+    name: {"options": {"batch_size": BATCH}, "record_kind": "local", **PROMISE}
+    for name, estimator in ESTIMATORS.items()
+    if estimator.info.local
+}
+SETTINGS = TABLE | OF_REPORTS
+
+
+@pytest.fixture(scope="module", params=["local", "cluster"])
+def spark(request: pytest.FixtureRequest, spark_java: str) -> Iterator[SparkSession]:
+    """Two local cores, or a standalone master with two workers."""
+    how = LOCAL if request.param == "local" else on_cluster(request.getfixturevalue("spark_cluster").url)
+    session = start_spark(SparkSettings(**how))
+    yield session
+    stop_spark(session)
+
+
+@pytest.fixture(scope="module")
+def topics(kafka_bootstrap: str) -> dict[str, str]:
+    """Topics of factors (a seventh of them null), and of reports."""
+    rng = np.random.default_rng(11)
+    found = {}
+    with (
+        KafkaAdminClient(bootstrap_servers=kafka_bootstrap) as admin,
+        KafkaProducer(bootstrap_servers=kafka_bootstrap) as producer,
+    ):
+        for kind in ("vectors", "reports"):
+            found[kind] = f"estimators-{kind}-{uuid.uuid4().hex[:12]}"
+            admin.create_topics([NewTopic(found[kind], num_partitions=3, replication_factor=1)])
+        scales = np.array([4.0, 3.0, 1.0, 0.5, 0.2, 0.1])
+        for i in range(BATCHES * BATCH):
+            # One row, which tensors want, about no common centre.
+            vector = rng.standard_normal(DIM) * scales + 1.0
+            value = b"null" if i % 7 == 3 else vector.astype("<f4").tobytes()
+            # The first partition has most.
+            partition = 0 if i % 5 else 1 + i % 2
+            producer.send(found["vectors"], value, partition=partition)
+        sigma, at = noise_sigma(**PROMISE), np.triu_indices(DIM)
+        truth = np.outer(*[np.eye(DIM)[0]] * 2)[at]
+        assert truth.size == packed_size(DIM)
+        for i in range(BATCHES * BATCH):
+            report = (truth + sigma * rng.standard_normal(truth.size)).astype("<f4").tobytes()
+            partition = 0 if i % 5 else 1 + i % 2
+            producer.send(found["reports"], report, headers=report_headers(**PROMISE), partition=partition)
+    return found
+
+
+def learnt(
+    stream: StreamSettings, read: Callable[[list[int]], Batch], counts: list[list[int]]
+) -> list[BatchResult]:
+    """Learn from batches of given counts of the partitions."""
+    estimator = stream.build_estimator()
+    state: State = estimator.init(utility_generator(stream.seed))
+    results = []
+    for number, count in enumerate(counts, 1):
+        assert estimator.plan(state).count == sum(count)
+        results.append(compute_batch(stream, None, state, CutBatch(read(count), (), {}, {}), number))
+        state = results[-1].state
+    return results
+
+
+def without_time(release: bytes) -> dict[str, Any]:
+    return {name: value for name, value in json.loads(release).items() if name != "created"}
+
+
+def test_every_estimator_has_settings() -> None:
+    assert SETTINGS.keys() == ESTIMATORS.keys()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_states_and_releases_are_the_same(
+    name: str,
+    spark: SparkSession,
+    topics: dict[str, str],
+    kafka_bootstrap: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Several segments a partition.
+    monkeypatch.setattr("streaming_pca.spark.reader._FEWEST", 64)
+    how: dict[str, Any] = {"centering": "none", "dim": DIM, "rank": RANK, "estimator": name, "seed": 5}
+    how |= {"epsilon": 1.0, "delta": 1e-6}
+    topic = topics["reports" if name in OF_REPORTS else "vectors"]
+    if name in ("adaptive", "block", "analyze-gauss"):
+        how["centering"] = "auto"
+    stream = StreamSettings(name=f"s-{name}", input=topic, **(how | SETTINGS[name]))
+    kafka = KafkaSettings(bootstrap_servers=kafka_bootstrap)
+    codec = build_codec(stream, None)
+    readers = [
+        PartitionReader(kafka, stream, codec, 3, False, lambda: None),
+        ClusterReaders(spark, SparkSettings())(kafka, stream, codec, 3, False, lambda: None),
+    ]
+    found = []
+    for reader in readers:
+        ends = reader.last_offsets([0, 1, 2])
+        reader.add(dict.fromkeys(ends, 0), {})
+        while short := [p for p, end in ends.items() if reader.position(p) < end]:
+            reader.fetch({p: reader.buffers[p].count + ends[p] - reader.position(p) for p in short}, ends)
+        counts = [ends[p] // BATCHES for p in sorted(ends)]
+        last = [ends[p] - counts[p] for p in sorted(ends)]
+        with replace_noise_sampler(HashedSampler()):
+            found.append(
+                learnt(stream, lambda count, reader=reader: reader.take(count, 1)[0], [counts, last])
+            )
+        reader.release_memory()
+        reader.close()
+    for here, there in zip(*found, strict=True):
+        assert there.data == here.data
+        assert without_time(there.release) == without_time(here.release)

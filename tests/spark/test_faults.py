@@ -1,0 +1,230 @@
+"""Drivers, executors and their Python are killed: nothing is lost, charged twice or learnt differently."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streaming_pca.privacy.ledger.entries import Abandoned, Committed, Reserved, Started
+from tests.kafka.faults.test_crashes import STEPS
+from tests.kafka.stream import Stream, check_books, wait_for
+from tests.spark.cluster import Process, SparkCluster, descendants, python_workers
+from tests.spark.driver import Hold
+from tests.spark.streams import (
+    LOCAL,
+    SHORT,
+    Runner,
+    Runners,
+    at_once,
+    check_same,
+    on_cluster,
+    wait_for_batches,
+)
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(420)]
+
+WORKER: dict[str, Any] = {"stop_when_done": True, "step_deadline_seconds": 300}
+
+
+# -- the driver, at each numbered step ---------------------------------------------
+
+
+@dataclass
+class Crash:
+    """A stream whose driver is killed at a step of its second batch, or where that applies."""
+
+    step: str
+    stream: Stream
+    before: list[Any] | None = None
+
+    @property
+    def method(self) -> str:
+        return self.step.split(".")[0]
+
+    @property
+    def hold(self) -> Hold:
+        return Hold(self.step, "after", 2 if self.method in ("reserve", "commit", "publish") else 1)
+
+
+def make_crash(step: str, bootstrap: str, names: Callable[[str], str], directory: Path) -> Crash:
+    """A stream with records; where its driver is to abandon a batch, or to take one over, one is open."""
+    crash = Crash(step, Stream.make(bootstrap, names("crash"), directory, worker=WORKER, **SHORT))
+    crash.stream.produce_vectors(crash.stream.vectors(160))
+    return crash
+
+
+def change_settings(crash: Crash) -> None:
+    """Let the stream's driver come to its step."""
+    settings = crash.stream.settings
+    if crash.method == "start":
+        crash.stream.settings = crash.stream.changed(start="latest")
+    if crash.method == "abandon":
+        options = settings.stream.options | {"clip_radius": 30.0}
+        crash.stream.settings = crash.stream.changed(options=options)
+
+
+def test_a_kill_of_the_driver_at_a_step_costs_nothing(
+    kafka_bootstrap: str, fork_server: None, unique_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    """One driver has a stream at each of the steps when it is killed."""
+    steps = len(STEPS)
+    crashes = at_once(
+        make_crash, STEPS, *([each] * steps for each in (kafka_bootstrap, unique_name, tmp_path))
+    )
+    open_first = [crash for crash in crashes if crash.method in ("take_over", "abandon")]
+    with Runners(tmp_path) as run:
+        # What these find is of interest: an open reservation of the service.
+        streams = [crash.stream for crash in open_first]
+        run.hold_and_kill(streams, "service", [Hold("reserve.5 read back", "after", 2)])
+        for crash in crashes:
+            change_settings(crash)
+        holds = [crash.hold for crash in crashes]
+        run.hold_and_kill([crash.stream for crash in crashes], "driver", holds, spark=LOCAL)
+        for crash in crashes:
+            crash.before = crash.stream.entries()
+        finish(run, crashes)
+    at_once(check_crash, crashes)
+
+
+def finish(run: Runners, crashes: list[Crash]) -> None:
+    """Let a driver end half of the streams, and the service the others; side by side."""
+    halves = crashes[::2], crashes[1::2]
+    runners = [
+        run.start([crash.stream for crash in half], name, spark=how)
+        for half, name, how in zip(halves, ("driver", "service"), (LOCAL, None), strict=True)
+    ]
+    starting = [crash.stream for crash in crashes if crash.method == "start"]
+    for stream in starting:
+        # Its records come once the beginning is fixed, by either process.
+        wait_for("STARTED", lambda stream=stream: stream.own(Started))  # type: ignore[misc]
+        stream.produce_vectors(stream.vectors(160, seed=1))
+    for runner in runners:
+        assert runner.ends() == 0, runner.log
+        assert "Traceback" not in runner.log, runner.log
+
+
+def check_crash(crash: Crash) -> None:
+    """The books of a stream, and that no entry was lost or written twice."""
+    stream = crash.stream
+    check_books(stream)
+    after = stream.entries()
+    assert crash.before is not None
+    assert after[: len(crash.before)] == crash.before, crash.step
+    # Three batches are answered; an abandoned one is not taken again.
+    abandoned = crash.method == "abandon"
+    assert len(stream.own(Committed, after)) == 3, crash.step
+    assert len(stream.own(Abandoned, after)) == abandoned, crash.step
+    assert len(stream.own(Reserved, after)) == 3 + abandoned, crash.step
+    started = stream.own(Started, after)
+    assert [p.offset for e in started for p in e.positions] == [80, 80] * (crash.method == "start")
+
+
+# -- executors and their Python, in the middle of a batch -----------------------------------
+
+MANY_JOBS: dict[str, Any] = {
+    "partitions": 2,
+    "estimator": "adaptive-power",
+    "centering": "none",
+    "epsilon": 10.0,
+    "delta": 1e-3,
+    "options": {"batch_size": 200, "clip_radius": 20.0, "rounds": 2},
+    "seed": 5,
+    "worker": {"stop_when_done": False},
+}
+"""An estimator that goes over a batch several times."""
+TASK_SECONDS = 2.0
+"""Time for a job's tasks to reach executors that stand still."""
+
+
+def two_of_a_topic(
+    bootstrap: str, names: Callable[[str], str], directory: Path, batches: int
+) -> tuple[Stream, Stream]:
+    """Streams of one topic with records for so many batches: one that nobody strikes, and the other."""
+    alone = Stream.make(bootstrap, names("alone"), directory, cap=("30", "1e-2"), **MANY_JOBS)
+    topic = alone.settings.stream.input
+    struck = Stream.make(bootstrap, names("struck"), directory, cap=None, input=topic, **MANY_JOBS)
+    alone.produce_vectors(alone.vectors(200 * batches))
+    return alone, struck
+
+
+def strike(runner: Runner, number: int, victims: list[Process]) -> None:
+    """Kill processes that have tasks of a job: they are stopped before it begins."""
+    assert victims, "nothing to strike"
+    for each in victims:
+        assert each.signal(signal.SIGSTOP)
+    runner.let_job_go(number)
+    time.sleep(TASK_SECONDS)
+    for each in victims:
+        assert each.signal(signal.SIGKILL)
+
+
+def check_struck(alone: Stream, struck: Stream, batches: int) -> None:
+    """A stream has learnt what another has that nobody struck, with one charge for each batch."""
+    check_same(alone, struck, batches, alone.entries())
+    check_books(struck)
+    assert [entry.batch for entry in struck.own(Reserved)] == list(range(1, batches + 1))
+    assert struck.own(Abandoned) == []
+
+
+def test_executors_that_are_killed_in_a_batch_change_nothing(
+    kafka_bootstrap: str,
+    fork_server: None,
+    spark_cluster: SparkCluster,
+    unique_name: Callable[[str], str],
+    tmp_path: Path,
+) -> None:
+    """One while it sums, one while it reads, and the Python of both: other tasks take their place."""
+    batches = 3
+    alone, struck = two_of_a_topic(kafka_bootstrap, unique_name, tmp_path, batches)
+    jobs = [(1, "learning", 2), (2, "reading", 1), (3, "learning", 2)]
+    with Runners(tmp_path) as run:
+        cluster = on_cluster(spark_cluster.url)
+        driver = run.start([struck], "driver", spark=cluster, small=True, jobs=jobs)
+        driver.wait_for_job(0)
+        before = spark_cluster.wait_for_executors()
+        strike(driver, 0, before[:1])
+        driver.wait_for_job(1)
+        strike(driver, 1, before[1:])
+        driver.wait_for_job(2)
+        spark_cluster.wait_for_executors()
+        strike(driver, 2, spark_cluster.python_workers())
+        wait_for_batches(driver, [struck], batches)
+        after = spark_cluster.wait_for_executors()
+        driver.stop()
+        assert {each.pid for each in before}.isdisjoint(each.pid for each in after)
+        assert driver.log.count("Lost executor") >= 2, driver.log
+        assert "Python worker exited unexpectedly" in driver.log
+        assert "session lost" not in driver.log
+        run.finish([alone], "alone", batches)
+    check_struck(alone, struck, batches)
+
+
+def test_where_no_task_is_tried_again_the_reserved_batch_is(
+    kafka_bootstrap: str, fork_server: None, unique_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    """``local[2]`` tries a task once: its job fails, and the next session finishes the batch."""
+    batches = 3
+    alone, struck = two_of_a_topic(kafka_bootstrap, unique_name, tmp_path, batches)
+    jobs = [(1, "learning", 2), (3, "learning", 2)]
+    with Runners(tmp_path) as run:
+        driver = run.start([struck], "driver", spark=LOCAL | {"master": "local[2]"}, jobs=jobs)
+        driver.wait_for_job(0)
+        strike(driver, 0, python_workers(driver.pid))
+        driver.wait_for_job(1)
+        # Java itself: there is no session without it, and the process ends for another to go on.
+        (java,) = [each for each in descendants(driver.pid) if "org.apache.spark.deploy" in each.command]
+        strike(driver, 1, [java])
+        assert driver.ends() == 4, driver.log
+        assert "session lost, recovering from the topics" in driver.log
+        assert "finishing a batch that was reserved before" in driver.log
+        assert "Traceback" not in driver.log, driver.log
+        assert [entry.batch for entry in struck.own(Committed)] != list(range(1, batches + 1))
+        run.finish([struck], "driver", batches, spark=LOCAL)
+        run.finish([alone], "alone", batches)
+    check_struck(alone, struck, batches)

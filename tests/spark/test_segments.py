@@ -1,0 +1,101 @@
+"""Order of a batch's records over segments: the order in which the service merges partitions."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streaming_pca.data.records import RecordKind
+from streaming_pca.service.input.buffer import Chunk, batch_of, interleave
+from streaming_pca.spark.segments import Layout, Order, Range, Segment, Strip, packed_structure, segment_of
+
+
+@st.composite
+def partitions(draw: st.DrawFn) -> tuple[list[list[Strip]], list[list[Chunk]], int, bool]:
+    """Draw partitions with gaps between offsets, cut into segments, beside the service's chunks of them."""
+    granularity = draw(st.sampled_from([1, 2]))
+    by_row = granularity == 1 and draw(st.booleans())
+    strips: list[list[Strip]] = []
+    chunks: list[list[Chunk]] = []
+    place = 0
+    for partition in range(draw(st.integers(1, 4))):
+        count = draw(st.integers(0, 12)) * granularity
+        steps = draw(st.lists(st.integers(1, 3), min_size=count, max_size=count))
+        rows = np.array(draw(st.lists(st.integers(0, 3), min_size=count, max_size=count)), dtype=np.int64)
+        offsets = np.cumsum(np.array(steps, dtype=np.int64))
+        cuts = sorted(draw(st.sets(st.integers(0, count), max_size=3)) | {0, count})
+        some = []
+        for a, b in pairwise(cuts):
+            # A batch may begin and end within a segment.
+            spare = draw(st.integers(0, 2)) if b == count else 0
+            more = offsets[b - 1] + 1 + np.arange(spare)
+            known = np.concatenate([offsets[a:b], more]).astype(np.int64)
+            shown = np.concatenate([rows[a:b], np.ones(spare, dtype=np.int64)])
+            wanted = Range(len(some), partition, int(known[0]), int(known[-1]) + 1)
+            data = packed_structure(known, np.full(len(known), 3), shown if by_row else shown[:0])
+            some.append(Strip(segment_of(wanted, data, by_row), 0, b - a))
+        strips.append(some)
+        places = place + np.cumsum(rows) - rows
+        place += int(rows.sum())
+        chunks.append([Chunk(offsets, places, rows)] if count else [])
+    return strips, chunks, granularity, by_row
+
+
+@given(partitions())
+def test_places_are_those_of_the_service(
+    drawn: tuple[list[list[Strip]], list[list[Chunk]], int, bool],
+) -> None:
+    strips, chunks, granularity, by_row = drawn
+    layout = Layout(strips, granularity)
+    total = int(sum(chunk.lengths.sum() for some in chunks for chunk in some))
+    # A number of its own for each row: the partition's rows lie one after the other.
+    rows = np.arange(total, dtype=np.float64)[:, None]
+    merged = batch_of(rows, interleave(chunks, granularity), RecordKind.FACTOR, by_row)
+    assert layout.records == len(merged)
+    begins = merged.places()
+    for p, some in enumerate(chunks):
+        lengths = np.concatenate([np.zeros(0, dtype=np.int64), *(chunk.lengths for chunk in some)])
+        first = np.concatenate([np.zeros(0, dtype=np.int64), *(chunk.places for chunk in some)])
+        records = int(lengths.sum()) if by_row else len(lengths)
+        places = layout.places(p, 0, records)
+        assert sorted(places.tolist()) == places.tolist()
+        expected = np.arange(first[0], first[0] + records) if by_row and records else first
+        filled = np.diff(merged.starts)[places] > 0
+        assert begins[places][filled].tolist() == expected[filled].tolist()
+        for place in range(layout.records + 1):
+            assert layout.records_before(p, place) == int(np.count_nonzero(places < place))
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=30), st.integers(0, 90))
+def test_offsets_and_counts_of_a_segment(steps: list[int], end: int) -> None:
+    offsets = np.cumsum(np.array(steps, dtype=np.int64))
+    epochs = np.arange(len(steps), dtype=np.int64) // 4
+    wanted = Range(0, 0, 0, int(offsets[-1]) + 1)
+    segment = segment_of(wanted, packed_structure(offsets, epochs, offsets[:0]), False)
+    assert [segment.offset(i) for i in range(len(steps))] == offsets.tolist()
+    assert [segment.epoch(i) for i in range(len(steps))] == epochs.tolist()
+    assert segment.count == len(steps)
+    assert segment.count_before(end) == int(np.count_nonzero(offsets < end))
+
+
+def test_records_of_messages_with_rows() -> None:
+    offsets, rows = np.arange(4, dtype=np.int64), np.array([2, 0, 3, 1], dtype=np.int64)
+    data = packed_structure(offsets, np.zeros(4, dtype=np.int64), rows)
+    segment = segment_of(Range(0, 0, 0, 4), data, True)
+    assert [segment.records_before(i) for i in range(5)] == [0, 2, 2, 5, 6]
+    assert [segment.message_of(i) for i in range(6)] == [0, 0, 2, 2, 2, 3]
+
+
+def test_incomplete_groups_are_refused() -> None:
+    with pytest.raises(ValueError, match="incomplete"):
+        Order(np.array([3, 2]), 2)
+
+
+def test_an_empty_segment_has_no_messages() -> None:
+    none = np.zeros(0, dtype=np.int64)
+    segment: Segment = segment_of(Range(0, 0, 5, 9), packed_structure(none, none, none), False)
+    assert segment.count_before(7) == 0

@@ -1,0 +1,209 @@
+"""Spark says in a line why it does not start, and ends with its driver."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from streaming_pca.config.settings import ConfigurationError
+from streaming_pca.config.spark import SparkSettings
+from streaming_pca.spark.session import start_spark, stop_spark
+
+ROOT = Path(__file__).parents[2]
+CHILD = ROOT / "tests" / "spark" / "stopped_child.py"
+
+
+def closed_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def refusal(settings: SparkSettings, master: str | None = "local[2]") -> str:
+    with pytest.raises(ConfigurationError) as error:
+        start_spark(settings, master)
+    (line,) = error.value.lines
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.slow
+def test_a_wrong_setting_of_spark_is_named_and_the_next_start_is_another(spark_java: str) -> None:
+    line = refusal(SparkSettings(conf={"spark.memory.fraction": "much"}))
+    assert line.startswith("Spark did not start on local[2]: ")
+    assert "spark.memory.fraction" in line
+    chosen = {"spark.executor.heartbeatInterval": "7s", "spark.ui.showConsoleProgress": True}
+    session = start_spark(SparkSettings(app_name="mine", conf=chosen), "local[1]")
+    conf = session.sparkContext.getConf()
+    assert [conf.get(name) for name in chosen] == ["7s", "true"]
+    assert session.sparkContext.appName == "mine"
+    stop_spark(session)
+    stop_spark(session)
+
+
+def test_a_java_process_that_does_not_start_says_why(spark_java: str) -> None:
+    line = refusal(SparkSettings(conf={"spark.driver.memory": "lots"}))
+    assert line.startswith("Spark did not start: Invalid maximum heap size: -Xmxlots")
+
+
+def test_without_java_the_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for tool in ("bash", "dirname"):
+        (found,) = [p for each in ("/usr/bin", "/bin") if (p := Path(each, tool)).exists()][:1]
+        (tmp_path / tool).symlink_to(found)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    how = "install Java 17 or later (openjdk-17-jre-headless) or set JAVA_HOME to one"
+    assert refusal(SparkSettings()) == (
+        f"Spark needs Java, but there is none on PATH, and JAVA_HOME is not set: {how}"
+    )
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    assert refusal(SparkSettings()) == f"Spark needs Java, but there is none at JAVA_HOME=/nowhere: {how}"
+
+
+def test_an_old_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    # What Java 11 does with Spark's classes, and its answer to -version.
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\nexit 1\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert refusal(SparkSettings()).startswith(f"{java} is Java 11: install Java 17 or later")
+
+
+@pytest.mark.parametrize("name", ["pandas", "pyarrow", "pyspark"])
+def test_without_the_extra_the_line_says_how_to_get_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Python refuses the import of a name that is there as None.
+    monkeypatch.setitem(sys.modules, name, None)
+    assert refusal(SparkSettings()) == f"Spark needs {name}: pip install 'streaming-pca[spark]'"
+
+
+@pytest.mark.parametrize("scheme", ["spark://127.0.0.1", "k8s://https://127.0.0.1"])
+def test_a_master_that_is_not_there_is_named_at_once(scheme: str) -> None:
+    master = f"{scheme}:{closed_port()}"
+    started = time.monotonic()
+    line = refusal(SparkSettings(), master)
+    assert (
+        line
+        == f"{master} does not answer (Connection refused): start it, or correct --master or [spark] master"
+    )
+    assert refusal(SparkSettings(master=master), None) == line
+    assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("master", ["sc://127.0.0.1", "localhost:7077", "local[two]"])
+def test_an_address_of_another_form_is_refused(master: str) -> None:
+    assert refusal(SparkSettings(), master).startswith(f"--master {master}: ")
+
+
+@pytest.mark.slow
+def test_a_listener_that_is_no_master_is_named(spark_java: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streaming_pca.spark.session._REGISTER_SECONDS", 5.0)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        master = f"spark://127.0.0.1:{silent.getsockname()[1]}"
+        line = refusal(SparkSettings(), master)
+    assert line == f"Spark did not start on {master}: the master does not register the application"
+
+
+# -- ends ------------------------------------------------------------------
+
+
+@pytest.fixture
+def child(spark_java: str) -> Iterator[Callable[..., tuple[subprocess.Popen[str], psutil.Process]]]:
+    running: list[subprocess.Popen[str]] = []
+
+    def start() -> tuple[subprocess.Popen[str], psutil.Process]:
+        process = subprocess.Popen(
+            [sys.executable, CHILD, "local[1]"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        running.append(process)
+        assert process.stdout is not None
+        words = process.stdout.readline().split()
+        assert words[0] == "java", words
+        return process, psutil.Process(int(words[1]))
+
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
+def test_a_signal_to_the_whole_group_lets_the_driver_finish_its_job(child: Any, number: int) -> None:
+    process, java = child()
+    time.sleep(1)
+    # Ctrl-C in a terminal reaches every process of the group.
+    os.killpg(process.pid, number)
+    output, _ = process.communicate(timeout=120)
+    assert output.splitlines() == ["counted 7", "stopped"]
+    assert process.returncode == 0
+    java.wait(20)
+
+
+@pytest.mark.slow
+def test_java_ends_with_a_driver_that_is_killed(child: Any) -> None:
+    process, java = child()
+    workers = java.children(recursive=True)
+    process.kill()
+    java.wait(30)
+    psutil.wait_procs(workers, 30)
+
+
+@pytest.mark.slow
+def test_a_driver_learns_that_java_was_killed(child: Any) -> None:
+    process, java = child()
+    java.kill()
+    output, _ = process.communicate(timeout=60)
+    assert "ended: the Java process of Spark" in output
+    # The thread of the job may tell of its error after that.
+    assert "stopped" in output.splitlines()
+
+
+@pytest.mark.slow
+def test_the_master_of_spark_submit_is_the_one(spark_java: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from streaming_pca.config.spark import SparkSettings\n"
+        "from streaming_pca.spark.session import start_spark, stop_spark\n"
+        "try:\n"
+        "    start_spark(SparkSettings(master='local[1]'))\n"
+        "except Exception as error:\n"
+        "    print('refused:', error)\n"
+        "spark = start_spark(SparkSettings(conf={'spark.ui.enabled': True, 'spark.memory.fraction': 0.5}))\n"
+        "conf = spark.sparkContext.getConf()\n"
+        "names = ('spark.master', 'spark.app.name', 'spark.ui.enabled', 'spark.memory.fraction')\n"
+        "print('runs:', *(conf.get(name) for name in names))\n"
+        "stop_spark(spark)\n"
+    )
+    submit = [Path(sys.executable).with_name("spark-submit"), "--master", "local[2]", "--name", "submitted"]
+    done = subprocess.run(
+        [*submit, "--conf", "spark.memory.fraction=0.4", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "refused: spark-submit runs on local[2], not on local[1]: give it --master local[1], "
+        "or leave out [spark] master",
+        "runs: local[2] submitted true 0.4",
+    ]

@@ -1,0 +1,100 @@
+"""Streams learn on Spark what they learn in the service, through take-overs from one to the other.
+
+All streams of a process read one topic of vectors, or one of reports. Two sets of them read the same records:
+one is run by the service alone, the other by the service, on Spark in one process, on a cluster
+and by the service again, each of which is killed. test_estimators.py has the other estimators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streaming_pca.estimators.registry import ESTIMATORS
+from streaming_pca.linalg.packed import packed_size
+from streaming_pca.local import noise_sigma, report_headers
+from tests.kafka.stream import Stream
+from tests.kafka.test_every_estimator import BATCH, DIM, RANK, TABLE
+from tests.spark.cluster import SparkCluster
+from tests.spark.driver import Hold
+from tests.spark.streams import LOCAL, Runners, check_sets, on_cluster
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
+
+CHOSEN = ("adaptive", "block", "k-dp-ojas", "oja", "private-oja")
+"""Some of each kind: with many jobs a batch and with one, and such as learn on the driver."""
+PROMISE: dict[str, float] = {"epsilon": 20.0, "delta": 1e-3}
+OF_REPORTS: dict[str, dict[str, Any]] = {
+    name: {"options": {"batch_size": BATCH}, "record_kind": "local", **PROMISE}
+    for name, estimator in ESTIMATORS.items()
+    if estimator.info.local
+}
+BATCHES = 4
+BETWEEN, CHARGED, COMPUTED = "publish.5 read back", "reserve.5 read back", "commit.1 begin"
+# Where no transaction is open, because all streams of a topic share a ledger. Every third stream is killed
+# at the same points: between two batches, charged and not computed, computed and not committed. Each has
+# a batch committed by either form of Spark.
+HOLDS = {
+    "service": [Hold(BETWEEN), Hold(CHARGED), Hold(COMPUTED, "before")],
+    "local": [Hold(CHARGED, nth=2), Hold(BETWEEN), Hold(COMPUTED, "before", nth=2)],
+    "cluster": [Hold(BETWEEN), Hold(COMPUTED, "before", nth=2), Hold(CHARGED, nth=2)],
+}
+
+
+def make_sets(bootstrap: str, names: Callable[[str], str], directory: Path) -> list[list[Stream]]:
+    """Two sets of streams of the same two topics."""
+    sets: list[list[Stream]] = [[], []]
+    for table in ({name: TABLE[name] for name in CHOSEN}, OF_REPORTS):
+        topic = None
+        for made in sets:
+            for name in table:
+                how: dict[str, Any] = {"centering": "none", "dim": DIM, "rank": RANK, "estimator": name}
+                stream = Stream.make(
+                    bootstrap,
+                    names(name),
+                    directory,
+                    partitions=3,
+                    cap=None if topic else ("inf", "inf"),
+                    input=topic,
+                    worker={"stop_when_done": False, "step_deadline_seconds": 300},
+                    **(how | {"seed": 5} | table[name]),
+                )
+                topic = stream.settings.stream.input
+                made.append(stream)
+    return sets
+
+
+def reports(count: int) -> list[bytes]:
+    """Reports of vectors near the first axis, with noise of the mechanism's scale."""
+    dice = np.random.default_rng(3)
+    sigma, at = noise_sigma(**PROMISE), np.triu_indices(DIM)
+    truth = np.outer(*[np.eye(DIM)[0]] * 2)[at]
+    assert truth.size == packed_size(DIM)
+    return [(truth + sigma * dice.standard_normal(truth.size)).astype("<f4").tobytes() for _ in range(count)]
+
+
+def test_streams_learn_the_same_through_take_overs(
+    kafka_bootstrap: str,
+    fork_server: None,
+    spark_cluster: SparkCluster,
+    unique_name: Callable[[str], str],
+    tmp_path: Path,
+) -> None:
+    alone, shared = make_sets(kafka_bootstrap, unique_name, tmp_path)
+    alone[0].produce_vectors(alone[0].vectors(BATCHES * BATCH))
+    of_reports = alone[len(CHOSEN)]
+    of_reports.produce(reports(BATCHES * BATCH), headers=report_headers(**PROMISE))
+    cluster = on_cluster(spark_cluster.url)
+    with Runners(tmp_path) as run:
+        run.finish(alone, "alone", BATCHES)
+        run.hold_and_kill(shared, "service", HOLDS["service"])
+        run.hold_and_kill(shared, "local", HOLDS["local"], spark=LOCAL)
+        run.hold_and_kill(shared, "cluster", HOLDS["cluster"], spark=cluster, small=True)
+        run.finish(shared, "again", BATCHES)
+        for runner in run.all:
+            assert "Traceback" not in runner.log, runner.log
+    check_sets(alone, shared, BATCHES)

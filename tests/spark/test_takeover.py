@@ -1,0 +1,137 @@
+"""A worker of the service and a driver of Spark stand by for each other, and fence each other."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kafka.stream import Stream, check_books, wait_for
+from tests.spark.driver import Hold
+from tests.spark.streams import LOCAL, SHORT, Runner, Runners, at_once, check_same, wait_for_batches
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(420)]
+
+ENDLESS: dict[str, Any] = {
+    "partitions": 2,
+    "estimator": "private-oja",
+    "centering": "none",
+    "options": {"clip_radius": 20.0, "batch_size": 40},
+    "seed": 5,
+}
+MOMENTS = [
+    Hold("reserve.1 dry run", "after", 2),
+    Hold("reserve.3 RESERVED", "after", 2),
+    Hold("reserve.4 commit", "before", 2),
+    Hold("commit.1 begin", "before", 2),
+    Hold("commit.4 offsets", "after", 2),
+    Hold("commit.5 commit", "before", 2),
+    Hold("publish.3 RELEASED", "after", 2),
+    Hold("take_over.2 ends"),
+]
+KINDS: dict[str, Any] = {"service": None, "driver": LOCAL}
+
+Making = Callable[..., Stream]
+
+
+@pytest.fixture
+def make_stream(
+    kafka_bootstrap: str,
+    fork_server: None,
+    unique_name: Callable[[str], str],
+    tmp_path: Path,
+    session_ms: int,
+) -> Making:
+    """Make streams whose election knows soon who is gone."""
+
+    def make(stem: str = "s", **how: Any) -> Stream:
+        worker = {"stop_when_done": True, "step_deadline_seconds": 300} | how.pop("worker", {})
+        how = {"session_ms": session_ms, "worker": worker} | how
+        return Stream.make(kafka_bootstrap, unique_name(stem), tmp_path, **how)
+
+    return make
+
+
+def written(stream: Stream) -> tuple[Any, ...]:
+    """All that a stream has written."""
+    return stream.entries(), stream.release_values(), [digest for _, digest in stream.checkpoints()]
+
+
+@pytest.mark.parametrize("zombie", KINDS)
+def test_one_that_slept_while_another_led_leaves_no_trace(
+    make_stream: Making, tmp_path: Path, zombie: str
+) -> None:
+    """One process has a stream at each moment when it is stopped; the other ends all of them meanwhile."""
+    streams = at_once(lambda _: make_stream(**SHORT), MOMENTS)
+    at_once(lambda stream: stream.produce_vectors(stream.vectors(120)), streams)
+    (other,) = KINDS.keys() - {zombie}
+    holds = {s.settings.stream.name: hold for s, hold in zip(streams, MOMENTS, strict=True)}
+    with Runners(tmp_path) as run:
+        group = streams[0].settings.worker.group
+        asleep = run.start(streams, zombie, spark=KINDS[zombie], holds=holds, group=group)
+        asleep.wait_until_held()
+        asleep.signal(signal.SIGSTOP)
+        awake = run.start(streams, other, spark=KINDS[other], group=group)
+        assert awake.ends() == 0, awake.log
+        at_once(check_books, streams)
+        before = at_once(written, streams)
+        asleep.let_go()
+        asleep.signal(signal.SIGCONT)
+        # Its transactions fail; it takes over in order, and finds that all is done.
+        assert asleep.ends() in (0, 4), asleep.log
+        assert "Traceback" not in asleep.log, asleep.log
+        assert "ProducerFencedError" in asleep.log, asleep.log
+    assert at_once(written, streams) == before
+
+
+def test_they_stand_by_for_each_other(make_stream: Making, tmp_path: Path) -> None:
+    """A killed worker is followed by a driver, and a driver by a worker."""
+    alone = make_stream("alone", cap=("2", "1e-5"), **ENDLESS)
+    both = make_stream("both", input=alone.settings.stream.input, cap=None, **ENDLESS)
+    group = both.settings.worker.group
+    x = alone.vectors(160)
+    with Runners(tmp_path) as run:
+        service = run.start([both], "service", group=group)
+        service.says("leading stream")
+        driver = run.start([both], "driver", group=group, spark=LOCAL)
+        driver.says("standing by")
+        alone.produce_vectors(x[:80])
+        wait_for_batches(service, [both], 2)
+        assert "leading" not in driver.log
+        service.kill()
+        alone.produce_vectors(x[80:120])
+        wait_for_batches(driver, [both], 3)
+        again = run.start([both], "service", group=group)
+        again.says("standing by")
+        # In order: nobody waits for its session to end.
+        driver.stop()
+        again.says("leading stream", 10)
+        alone.produce_vectors(x[120:])
+        wait_for_batches(again, [both], 4)
+        again.stop()
+        run.finish([alone], "alone", 4)
+    check_same(alone, both, 4, alone.entries())
+    check_books(both)
+
+
+def test_two_that_both_lead_share_the_batches(make_stream: Making, tmp_path: Path) -> None:
+    """Elected by different groups, they take the stream from each other; no batch is charged twice."""
+    stream = make_stream(**SHORT | {"options": SHORT["options"] | {"n_records": 240, "n_batches": 6}})
+    stream.produce_vectors(stream.vectors(240))
+    with Runners(tmp_path) as run:
+        hold = {stream.settings.stream.name: Hold("reserve.5 read back", "after", 2)}
+        first = run.start([stream], "driver", spark=LOCAL, holds=hold)
+        first.wait_until_held()
+        second = run.start([stream], "service")
+        second.says("batch 3 released")
+        first.let_go()
+        runners: list[Runner] = [first, second]
+        wait_for("both to end", lambda: all(each.status() is not None for each in runners))
+        for each in runners:
+            assert each.ends() in (0, 4), each.log
+            assert "Traceback" not in each.log, each.log
+    check_books(stream)
+    assert stream.releases()[-1].records == 240

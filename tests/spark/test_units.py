@@ -1,0 +1,280 @@
+"""Whatever a message holds, and wherever its batch begins and ends, Spark counts what the service counts.
+
+Each case is a topic of its own, which two streams read: one run by a worker of the service, one by Spark in
+one process or on a cluster of two workers. A process runs its streams of many cases.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kafka import KafkaAdminClient
+
+from streaming_pca.privacy.ledger.entries import OffsetRange
+from tests.kafka.faults import chaos_payloads
+from tests.kafka.stream import OCTETS, Stream, check_books, ranges_of
+from tests.spark.cluster import SparkCluster
+from tests.spark.streams import (
+    LOCAL,
+    Runners,
+    at_once,
+    check_ledger,
+    check_same,
+    on_cluster,
+    wait_for_batches,
+)
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(420)]
+
+BATCHES = 2
+KINDS = ("service", "spark")
+LEARN: dict[str, Any] = {"estimator": "private-oja", "centering": "none"}
+
+
+def oja(batch_size: int, **options: Any) -> dict[str, Any]:
+    return LEARN | {"options": {"batch_size": batch_size, "clip_radius": 20.0, **options}}
+
+
+def covariance(count: int, **options: Any) -> dict[str, Any]:
+    """The default estimator, with batches of equal size."""
+    return {"options": {"n_records": count, "n_batches": BATCHES, "growth": 1.0, **options}}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A topic and its records.
+
+    Attributes
+    ----------
+    fill : callable
+        Write the records, all of them before a stream begins.
+    how : mapping
+        Settings of the streams.
+    partitions : int
+    """
+
+    fill: Callable[[Stream], None]
+    how: Mapping[str, Any] = field(default_factory=dict)
+    partitions: int = 3
+
+
+# -- what is in the messages ------------------------------------------------
+
+
+def fill_mixed(stream: Stream) -> None:
+    """Good and bad payloads of all content types, of one row or two."""
+    dice = random.Random(11)
+    drawn = [chaos_payloads.draw(dice, stream.settings.stream.dim)[0] for _ in range(230)]
+    # kafka-python sends no message that has neither key nor value, and no header without a value.
+    payloads = [(value, [(name, item or b"") for name, item in headers]) for value, headers in drawn]
+    stream.send((value or b"", headers) for value, headers in payloads)
+
+
+def fill_factors(stream: Stream) -> None:
+    """Factors of one row to eight; every ninth message has none, and every seventh row is not finite."""
+    sizes = [0 if i % 9 == 4 else 1 + i % 8 for i in range(230)]
+    rows = stream.vectors(sum(sizes))
+    rows[::7, 2] = np.nan
+    parts = np.split(rows, np.cumsum(sizes)[:-1])
+    stream.produce(part.tobytes() for part in parts)
+
+
+def fill_users(stream: Stream) -> None:
+    """Records of some users again and again, and of nobody."""
+    dice = np.random.default_rng(2)
+    users = np.minimum(dice.geometric(0.06, 230), 40)
+    keys = [None if i % 9 == 4 else b"u%d" % user for i, user in enumerate(users)]
+    stream.produce_keyed(zip(keys, (row.tobytes() for row in stream.vectors(230)), strict=True))
+
+
+def fill_matrices(stream: Stream) -> None:
+    """Symmetric matrices, and some that are not."""
+    d = stream.settings.stream.dim
+    matrices = [np.outer(x, x).astype("<f4") for x in stream.vectors(230)]
+    for matrix in matrices[::8]:
+        matrix[0, d - 1] += 1
+    stream.produce(matrix.tobytes() for matrix in matrices)
+
+
+def fill_doubles(stream: Stream) -> None:
+    stream.produce((row.astype("<f8").tobytes() for row in stream.vectors(230)), headers=[])
+
+
+def fill_vectors(stream: Stream) -> None:
+    stream.produce_vectors(stream.vectors(230))
+
+
+# -- where the messages are ---------------------------------------------------
+
+
+def fill_transactions(stream: Stream) -> None:
+    """Records of transactions that were committed and aborted: offsets have gaps, and markers end them."""
+    x = stream.vectors(460)
+    with closing(stream.transactional()) as producer:
+        for i, rows in enumerate(np.split(x, 46)):
+            producer.begin_transaction()
+            for n, row in enumerate(rows):
+                producer.send(
+                    stream.settings.stream.input, row.tobytes(), partition=(i + n) % 2, headers=OCTETS
+                )
+            if i % 2:
+                producer.flush(30)
+                producer.abort_transaction()
+            else:
+                producer.commit_transaction()
+            # Some records stand alone between two transactions.
+            if i % 10 == 0:
+                stream.produce_vectors(x[i : i + 1], to=lambda _: 0)
+
+
+def fill_skewed(stream: Stream) -> None:
+    """One partition of four has 95% of the records, and one has none."""
+    stream.produce_vectors(stream.vectors(230), to=lambda i: 0 if i % 20 else 1 + i % 40 // 20)
+
+
+CASES = {
+    "mixed": Case(fill_mixed, covariance(200)),
+    "factors": Case(fill_factors, oja(100, clip_radius=200.0) | {"max_rows": 8}),
+    "rows": Case(
+        fill_factors, covariance(200) | {"privacy_unit": "row", "max_rows": 8, "bounds": (-20.0, 20.0)}
+    ),
+    "users": Case(fill_users, oja(100) | {"privacy_unit": "user", "contributions_per_user": 2}, partitions=2),
+    "matrices": Case(
+        fill_matrices, covariance(200, clip_radius=400.0) | {"record_kind": "matrix", "centering": "none"}
+    ),
+    "pairs": Case(fill_vectors, covariance(200) | {"centering": "pairs"}),
+    "centred": Case(
+        fill_doubles,
+        covariance(200) | {"dtype": "float64", "centering": (1.0, 0.0, -1.0, 0.5, 0.0), "scale": 0.25},
+    ),
+    "transactions": Case(fill_transactions, oja(100), partitions=2),
+    "skewed": Case(fill_skewed, covariance(200, clip_quantile=0.9), partitions=4),
+}
+"""At least 200 messages a topic, for two batches."""
+
+
+@pytest.fixture
+def streams(
+    kafka_bootstrap: str, fork_server: None, unique_name: Callable[[str], str], tmp_path: Path
+) -> dict[str, dict[str, Stream]]:
+    """For each case, two streams of a topic whose records are there, by who runs them."""
+
+    def make(name: str) -> dict[str, Stream]:
+        case, made = CASES[name], dict[str, Stream]()
+        for kind in KINDS:
+            first = next(iter(made.values()), None)
+            made[kind] = Stream.make(
+                kafka_bootstrap,
+                unique_name(f"{name}-{kind}"),
+                tmp_path,
+                partitions=case.partitions,
+                cap=None if first else ("2", "1e-5"),
+                input=None if first is None else first.settings.stream.input,
+                worker={"stop_when_done": False},
+                **{"seed": 5, **case.how},
+            )
+        case.fill(made["service"])
+        return made
+
+    return dict(zip(CASES, at_once(make, CASES), strict=True))
+
+
+@pytest.mark.parametrize("on_the_cluster", [1, pytest.param(0, marks=pytest.mark.soak)])
+def test_whatever_a_message_holds_spark_learns_what_the_service_learns(
+    streams: dict[str, dict[str, Stream]], spark_cluster: SparkCluster, tmp_path: Path, on_the_cluster: int
+) -> None:
+    """Every other case on the cluster, the others in one process."""
+    names = list(streams)
+    halves = names[on_the_cluster::2], names[1 - on_the_cluster :: 2]
+    with Runners(tmp_path) as run:
+        run.finish([mine["service"] for mine in streams.values()], "service", BATCHES)
+        cluster = on_cluster(spark_cluster.url)
+        for half, name, spark in zip(halves, ("cluster", "local"), (cluster, LOCAL), strict=True):
+            # Batches are of a hundred records: on the cluster, tasks have a part of a partition each.
+            how = {"spark": spark, "small": name == "cluster"}
+            run.finish([streams[case]["spark"] for case in half], name, BATCHES, **how)
+        for runner in run.all:
+            assert "Traceback" not in runner.log, runner.log
+            assert "nan" not in runner.log.lower()
+    of = {kind: [mine[kind] for mine in streams.values()] for kind in KINDS}
+    entries = at_once(Stream.entries, of["service"])
+    at_once(check_same, of["service"], of["spark"], [BATCHES] * len(CASES), entries)
+    at_once(check_ledger, of["service"])
+    # Releases count rows where a row is a record, which `check_books` does not.
+    at_once(check_books, [mine["spark"] for name, mine in streams.items() if name != "rows"])
+    check_cases(streams)
+
+
+def check_cases(streams: Mapping[str, Mapping[str, Stream]]) -> None:
+    """The cases are what they say."""
+    gaps = [
+        r.end - r.start - r.count for ranges in ranges_of(streams["transactions"]["spark"]) for r in ranges
+    ]
+    assert min(gaps) > 10, gaps
+    counts = [count_of(ranges) for ranges in ranges_of(streams["skewed"]["spark"])]
+    assert all(sum(count.values()) == 100 and 3 not in count for count in counts), counts
+    assert counts[-1][0] > 90, counts
+    # Null records are counted, so these are not few.
+    (*_, release) = streams["mixed"]["spark"].releases()
+    assert release.null_records is not None
+    assert release.null_records > 0
+    (*_, release) = streams["rows"]["spark"].releases()
+    assert release.records > 3 * 200
+
+
+def count_of(ranges: tuple[OffsetRange, ...]) -> dict[int, int]:
+    return {r.partition: r.count for r in ranges}
+
+
+def test_partitions_that_are_added_are_read(
+    kafka_bootstrap: str,
+    fork_server: None,
+    unique_name: Callable[[str], str],
+    tmp_path: Path,
+) -> None:
+    """While a driver waits for records, its topic gets a third partition, and records there."""
+    made: list[Stream] = []
+    for kind in ("service", "local"):
+        topic = made[0].settings.stream.input if made else None
+        made.append(
+            Stream.make(
+                kafka_bootstrap,
+                unique_name(f"added-{kind}"),
+                tmp_path,
+                partitions=2,
+                cap=None if made else ("2", "1e-5"),
+                input=topic,
+                worker={"stop_when_done": False, "partitions_seconds": 0.5},
+                seed=5,
+                **oja(60),
+            )
+        )
+    first = made[0]
+    x = first.vectors(120)
+    first.produce_vectors(x[:60])
+    with Runners(tmp_path) as run:
+        runners = [
+            run.start([stream], kind, spark=spark)
+            for stream, kind, spark in zip(made, ("service", "local"), (None, LOCAL), strict=True)
+        ]
+        for runner, stream in zip(runners, made, strict=True):
+            wait_for_batches(runner, [stream], 1)
+        with closing(KafkaAdminClient(bootstrap_servers=kafka_bootstrap)) as admin:
+            admin.create_partitions({first.settings.stream.input: 3})
+        for stream in made:
+            stream.partitions = 3
+        first.produce_vectors(x[60:])
+        for runner, stream in zip(runners, made, strict=True):
+            wait_for_batches(runner, [stream], 2)
+            runner.stop()
+    check_same(first, made[1], 2, first.entries())
+    for stream in made:
+        check_books(stream)
+    assert count_of(ranges_of(made[1])[1]) == {0: 20, 1: 20, 2: 20}
