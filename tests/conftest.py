@@ -165,6 +165,23 @@ def kafka_bootstrap(apache_kafka: str | KafkaUnavailable) -> str:
     return apache_kafka
 
 
+@pytest.fixture(scope="session")
+def session_ms(kafka_bootstrap: str) -> int:
+    """The shortest session of group members that the broker allows."""
+    # Here and below: only tests with workers import the service.
+    from tests.kafka.stream import session_timeout_ms
+
+    return session_timeout_ms(kafka_bootstrap)
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> None:
+    """Server of children with compiled kernels: no test waits for the compiler within its own limits."""
+    from tests.kafka.stream import start_fork_server
+
+    start_fork_server()
+
+
 @pytest.fixture(scope="module")
 def make_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[..., KafkaCluster]]:
     """Start clusters of Apache Kafka whose nodes a module may strike, whatever KAFKA_BOOTSTRAP names."""

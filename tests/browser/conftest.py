@@ -11,7 +11,6 @@ import pytest
 from tests.browser.chromium import chromium, find_chromium, playing
 from tests.browser.running import RunningStream
 from tests.browser.serving import Dashboard, dashboard
-from tests.kafka.stream import session_timeout_ms, start_fork_server
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -23,18 +22,6 @@ def browser() -> Iterator[Browser]:
     program = find_chromium()
     with playing() as playwright, chromium(playwright, program) as started:
         yield started
-
-
-@pytest.fixture(scope="session")
-def session_ms(kafka_bootstrap: str) -> int:
-    """The shortest session of group members that the broker allows."""
-    return session_timeout_ms(kafka_bootstrap)
-
-
-@pytest.fixture(scope="session")
-def fork_server() -> None:
-    """Server of children with compiled kernels."""
-    start_fork_server()
 
 
 @pytest.fixture(scope="module")

@@ -8,21 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.kafka.stream import Stream, session_timeout_ms, start_fork_server
+from tests.kafka.stream import Stream
 
 MakeStream = Callable[..., Stream]
-
-
-@pytest.fixture(scope="session")
-def session_ms(kafka_bootstrap: str) -> int:
-    """The shortest session of group members that the broker allows."""
-    return session_timeout_ms(kafka_bootstrap)
-
-
-@pytest.fixture(scope="session")
-def fork_server() -> None:
-    """Server of children with compiled kernels: no test waits for the compiler within its own limits."""
-    start_fork_server()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from benchmarks.kafka.server import KafkaUnavailable, find_java
 from streaming_pca.config.spark import SparkSettings
 from streaming_pca.spark.session import start_spark, stop_spark
 from tests.conftest import NoBroker
-from tests.spark.kafka_fixtures import fork_server, session_ms, spark_cluster  # noqa: F401
+from tests.spark.cluster import SparkCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,3 +42,12 @@ def spark(spark_java: str) -> Iterator[SparkSession]:
     assert signal.getsignal(signal.SIGINT) is interrupt
     yield session
     stop_spark(session)
+
+
+@pytest.fixture(scope="module")
+def spark_cluster(spark_java: str) -> Iterator[SparkCluster]:
+    """A standalone master with two workers of one core each."""
+    with SparkCluster() as cluster:
+        yield cluster
+        for name, text in cluster.logs():
+            print(f"==> {name} <==\n{text[-4000:]}")

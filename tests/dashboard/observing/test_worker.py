@@ -14,20 +14,24 @@ from streaming_pca.admin.watch import FollowedRelease, follow_releases
 from streaming_pca.dashboard.models import Batches
 from streaming_pca.dashboard.observing.observer import Observer
 from tests.dashboard.waiting import wait_for
-from tests.kafka.stream import PATIENCE, Stream, session_timeout_ms, start_fork_server
+from tests.kafka.stream import PATIENCE, Stream
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 
 def test_it_shows_what_a_worker_does(
-    kafka_bootstrap: str, unique_name: Callable[[str], str], tmp_path: Path, observe: Callable[..., Observer]
+    fork_server: None,
+    kafka_bootstrap: str,
+    session_ms: int,
+    unique_name: Callable[[str], str],
+    tmp_path: Path,
+    observe: Callable[..., Observer],
 ) -> None:
-    start_fork_server()
     stream = Stream.make(
         kafka_bootstrap,
         unique_name("led"),
         tmp_path,
-        session_ms=session_timeout_ms(kafka_bootstrap),
+        session_ms=session_ms,
         worker={"stop_when_done": False},
         epsilon=5.0,
         cap=("6", "1e-5"),
