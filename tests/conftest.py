@@ -20,8 +20,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from benchmarks.kafka.server import KafkaCluster, KafkaServer, KafkaUnavailable, fetch_jars, find_java
-from streaming_pca.demo.broker import EmbeddedBroker, EmbeddedBrokerUnavailable, cluster_id
+from streaming_pca.demo.broker import EmbeddedBroker, EmbeddedBrokerUnavailable
+from streaming_pca.dev.cluster import KafkaCluster, KafkaServer
+from streaming_pca.dev.jars import KafkaUnavailable, fetch_jars, find_java
+from streaming_pca.dev.processes import cluster_id
 
 # pytest-xdist sets it for its workers, and a console that is made meanwhile keeps that width.
 os.environ.pop("COLUMNS", None)

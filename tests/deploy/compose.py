@@ -21,8 +21,8 @@ from typing import Any
 
 import yaml
 
-from benchmarks.kafka.server import _LOG4J
-from streaming_pca.demo.broker import Child
+from streaming_pca.dev.node import LOG4J_PROPERTIES
+from streaming_pca.dev.processes import Child
 from tests.deploy.dockerfile import Image
 from tests.deploy.tools import ROOT, tool
 
@@ -155,7 +155,7 @@ class Deployment:
         (folders["default"] / "server.properties").write_text("process.roles=none\n")
         for name in ("log4j2.yaml", "tools-log4j2.yaml"):
             (folders["default"] / name).write_text(_DEFAULT_LOG4J)
-        (service.paths["/tmp"] / "log4j2.properties").write_text(_LOG4J)
+        (service.paths["/tmp"] / "log4j2.properties").write_text(LOG4J_PROPERTIES)
         java = [
             self._java,
             *shlex.split(service.environment["KAFKA_HEAP_OPTS"]),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.kafka.server import KafkaUnavailable
+from streaming_pca.dev.jars import KafkaUnavailable
 from tests.conftest import installation
 from tests.deploy.compose import Deployment
 from tests.deploy.dockerfile import Image

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 import streaming_pca
-from benchmarks.kafka.server import KAFKA
 from streaming_pca.config.loading import load_settings
+from streaming_pca.dev.jars import KAFKA
 from tests.deploy.compose import read_compose, seconds_of
 from tests.deploy.dockerfile import last_of, read_stages
 from tests.deploy.tools import ROOT, run_tool

@@ -29,6 +29,7 @@ LAYERS = """
     __main__
     cli
     demo, audit, spark, dashboard
+    dev
     admin
     client
     service, . + api

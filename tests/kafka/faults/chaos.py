@@ -17,9 +17,9 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.kafka.server import KafkaCluster
 from streaming_pca.config.settings import Settings
-from streaming_pca.demo.broker import Child as Process
+from streaming_pca.dev.cluster import KafkaCluster
+from streaming_pca.dev.processes import Child as Process
 from tests.kafka import stream
 from tests.kafka.faults import chaos_worker
 from tests.kafka.faults.chaos_producer import REFUSED, Load
