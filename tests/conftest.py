@@ -33,7 +33,12 @@ settings.register_profile("default", max_examples=100, deadline=None)
 settings.register_profile("soak", max_examples=1000, deadline=None)
 settings.load_profile("default")
 
-_BROKERS = {"kafka_bootstrap": "kafka", "make_cluster": "kafka", "broker_bootstrap": "broker"}
+_BROKERS = {
+    "kafka_installation": "kafka",
+    "kafka_bootstrap": "kafka",
+    "make_cluster": "kafka",
+    "broker_bootstrap": "broker",
+}
 _MARKERS = {**_BROKERS, "browser": "browser"}
 _INSTALLATION: pytest.StashKey[tuple[str, Path] | KafkaUnavailable] = pytest.StashKey()
 _NO_BROKER = "no broker"
@@ -138,6 +143,15 @@ def installation() -> tuple[str, Path] | KafkaUnavailable:
 
 
 @pytest.fixture(scope="session")
+def kafka_installation(request: pytest.FixtureRequest) -> tuple[str, Path]:
+    """A Java, and the directory of Kafka's jars."""
+    found = request.config.stash.get(_INSTALLATION, None) or installation()
+    if isinstance(found, KafkaUnavailable):
+        raise _no_kafka(found)
+    return found
+
+
+@pytest.fixture(scope="session")
 def apache_kafka(request: pytest.FixtureRequest) -> Iterator[str | KafkaUnavailable]:
     """The bootstrap address of Apache Kafka, or why there is none."""
     if named := os.environ.get("KAFKA_BOOTSTRAP"):
@@ -205,7 +219,7 @@ def _no_kafka(unavailable: KafkaUnavailable) -> BaseException:
     """Return what a test without Apache Kafka ends with."""
     if kafka_is_required():
         return pytest.fail.Exception(f"REQUIRE_KAFKA is set, but {unavailable}", pytrace=False)
-    return NoBroker("kafka", unavailable.reason, unavailable.detail)
+    return NoBroker("kafka", unavailable.reason, f"{unavailable.detail}; or name one by KAFKA_BOOTSTRAP")
 
 
 @pytest.fixture(scope="session")

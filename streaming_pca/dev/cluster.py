@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
-import tempfile
 import time
-import uuid
-from base64 import urlsafe_b64encode
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
@@ -17,6 +14,9 @@ from kafka.errors import KafkaError
 
 from streaming_pca.dev.jars import KAFKA, KafkaUnavailable
 from streaming_pca.dev.node import START_SECONDS, Node
+from streaming_pca.dev.storage import Storage
+
+_STOP_SECONDS = 20
 
 # A node that stands still is replaced within seconds, and comes back within seconds.
 _CLUSTER_SETTINGS = """
@@ -33,7 +33,7 @@ transaction.abort.timed.out.transaction.cleanup.interval.ms=1000
 
 
 class KafkaCluster:
-    """Apache Kafka nodes on free loopback ports, their data in a temporary directory.
+    """Apache Kafka nodes on loopback ports.
 
     Parameters
     ----------
@@ -49,6 +49,16 @@ class KafkaCluster:
         MiB of memory of each node.
     more : str
         Further lines of settings, a template as those of one node are.
+    ports : sequence of int, optional
+        Port of each node; by default free ones.
+    directory : Path, optional
+        Directory that keeps the data: a later cluster of as many nodes goes on with it. By default a
+        temporary one, deleted at the end.
+
+    Raises
+    ------
+    KafkaUnavailable
+        On entry, if the nodes do not start or the directory cannot be used.
     """
 
     def __init__(
@@ -60,6 +70,8 @@ class KafkaCluster:
         in_sync: int = 2,
         heap: int = 384,
         more: str = _CLUSTER_SETTINGS,
+        ports: Sequence[int] = (),
+        directory: Path | None = None,
     ) -> None:
         self.java = java
         self.jars = jars
@@ -67,14 +79,14 @@ class KafkaCluster:
         """Addresses of all nodes."""
         self._numbers = range(1, nodes + 1)
         self._replication, self._in_sync, self._heap, self._more = replication, in_sync, heap, more
-        self._cluster = ""
+        self._ports = ports
         self._nodes: dict[int, Node] = {}
-        self._directory = Path()
+        self._storage = Storage(directory)
 
     def __enter__(self) -> Self:
-        self._directory = Path(tempfile.mkdtemp(prefix="streaming-pca-kafka-"))
         try:
-            for _ in range(2):  # a port may be lost between finding it free and listening
+            self._storage.open(len(self._numbers))
+            for _ in range(1 if self._ports else 2):  # a free port may be lost before it is listened to
                 if self._launch():
                     return self
             tails = [node.log_tail for node in self._nodes.values()]
@@ -84,35 +96,53 @@ class KafkaCluster:
             raise
 
     def __exit__(self, *exc_info: object) -> None:
-        for node in self._nodes.values():
-            node.kill()  # its data is thrown away, so nothing is gained by a clean stop
-        shutil.rmtree(self._directory, ignore_errors=True)
+        nodes = list(self._nodes.values())
+        if self._storage.kept and nodes:
+            with ThreadPoolExecutor(len(nodes)) as pool:
+                list(pool.map(lambda node: node.stop(_STOP_SECONDS), nodes))
+        for node in nodes:
+            node.kill()  # temporary data is thrown away, so nothing is gained by a clean stop
+        self._storage.close()
 
     def _launch(self) -> bool:
         for node in self._nodes.values():
             node.kill()
-        # Kafka reads its ids as unpadded base64 and refuses a leading dash on the command line.
-        self._cluster = "k" + urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
-        scratch = self._directory / self._cluster
+        ports = self._ports or [None] * len(self._numbers)
         self._nodes = {
-            number: Node(self.java, self.jars, scratch / str(number), number=number, heap=self._heap)
-            for number in self._numbers
+            number: Node(
+                self.java,
+                self.jars,
+                self._storage.path / str(number),
+                number=number,
+                heap=self._heap,
+                port=port,
+            )
+            for number, port in zip(self._numbers, ports, strict=True)
         }
         nodes = self._nodes.values()
         voters = [node.voter for node in nodes]
         with ThreadPoolExecutor(len(nodes)) as pool:
-            how = (self._cluster, voters, self._replication, self._in_sync, self._more)
-            list(pool.map(lambda node: node.format(*how), nodes))
+            how = (self._storage.cluster, voters, self._replication, self._in_sync, self._more)
+            list(pool.map(lambda node: node.prepare(*how), nodes))
         for node in nodes:
             node.start()
         self.bootstrap = ",".join(node.address for node in nodes)
         deadline = time.monotonic() + START_SECONDS
-        return all(node.answers(self._cluster, deadline) for node in nodes)
+        return all(node.answers(self._storage.cluster, deadline) for node in nodes)
+
+    @property
+    def directory(self) -> Path:
+        """Directory of the data and logs: a folder for each node."""
+        return self._storage.path
 
     @property
     def nodes(self) -> tuple[int, ...]:
         """Numbers of the nodes."""
         return tuple(self._numbers)
+
+    def running(self) -> set[int]:
+        """Return the numbers of the nodes whose processes run."""
+        return {number for number, node in self._nodes.items() if node.runs}
 
     def address(self, *numbers: int) -> str:
         """Return the addresses of some nodes."""
@@ -134,7 +164,7 @@ class KafkaCluster:
         """Start a node that was killed, on the data that it had."""
         node = self._nodes[number]
         node.start()
-        if wait and not node.answers(self._cluster, time.monotonic() + START_SECONDS):
+        if wait and not node.answers(self._storage.cluster, time.monotonic() + START_SECONDS):
             raise KafkaUnavailable(f"node {number} of Kafka {KAFKA} did not come back", node.log_tail)
 
     def stop(self, number: int) -> None:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 KAFKA = "4.1.1"
@@ -21,6 +22,8 @@ _SERVER_JAR = f"kafka_2.13-{KAFKA}.jar"
 _ATTEMPTS = 4
 _ATTEMPT_SECONDS = 300
 _BACKOFF_SECONDS = 5
+_DOWNLOADED = re.compile(r"Downloaded from \S+ \S+ \(([\d.]+) ([kM]?B) at")
+_UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6}
 
 # Kafka's own pom has no log4j2 implementation, without which nothing is logged at all.
 _POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -62,12 +65,23 @@ def find_java() -> str:
         if found and int(found[1]) >= JAVA:
             return java
         seen.append(f"{java} is {found[1] if found else 'of unknown version'}")
-    detail = "; ".join([*seen, "install openjdk-17-jre-headless, or set JAVA_HOME or KAFKA_BOOTSTRAP"])
+    detail = "; ".join([*seen, "install openjdk-17-jre-headless, or set JAVA_HOME"])
     raise KafkaUnavailable(f"no Java {JAVA} found", detail)
 
 
-def fetch_jars() -> Path:
-    """Return the directory of Kafka's jars, fetched by Maven when this machine has none yet."""
+def fetch_jars(report: Callable[[str], None] = lambda progress: None) -> Path:
+    """Return the directory of Kafka's jars, fetched by Maven when this machine has none yet.
+
+    Parameters
+    ----------
+    report : callable
+        Called with a line about the progress, such as "12 files, 31 MB", while Maven downloads.
+
+    Raises
+    ------
+    KafkaUnavailable
+        If Maven is missing or cannot fetch them.
+    """
     named = os.environ.get(CACHE_VARIABLE)
     cache = Path(named) if named else Path.home() / ".cache" / "streaming-pca" / f"kafka-{KAFKA}"
     if _is_complete(cache):
@@ -84,12 +98,12 @@ def fetch_jars() -> Path:
 
     maven = shutil.which("mvn")
     if maven is None:
-        raise KafkaUnavailable("no Maven found", "install maven, or set KAFKA_BOOTSTRAP")
+        raise KafkaUnavailable("no Maven found", "install maven, which fetches Kafka's jars once")
     cache.parent.mkdir(parents=True, exist_ok=True)
     # A sibling, so that the rename at the end is atomic; two runs at once each fill their own.
     with tempfile.TemporaryDirectory(prefix=f".{cache.name}-", dir=cache.parent) as scratch:
         jars = Path(scratch, "jars")
-        _run_maven(maven, Path(scratch), jars)
+        _run_maven(maven, Path(scratch), jars, report)
         (jars / _MARKER).write_text(json.dumps(_sizes(jars)))
         try:
             jars.rename(cache)
@@ -99,30 +113,44 @@ def fetch_jars() -> Path:
     return cache
 
 
-def _run_maven(maven: str, scratch: Path, jars: Path) -> None:
+def _run_maven(maven: str, scratch: Path, jars: Path, report: Callable[[str], None]) -> None:
     (scratch / "pom.xml").write_text(_POM)
-    command = [maven, "-q", "-B", "-C", "dependency:copy-dependencies"]
+    command = [maven, "-B", "-C", "dependency:copy-dependencies"]
     command += [f"-DoutputDirectory={jars}", "-DincludeScope=runtime"]
-    said = ""
+    said: list[str] = []
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(_BACKOFF_SECONDS * 3 ** (attempt - 1))
-        try:
-            run = subprocess.run(
-                command,
-                cwd=scratch,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_ATTEMPT_SECONDS,
-            )
-        except subprocess.TimeoutExpired:
-            said = f"no end within {_ATTEMPT_SECONDS} s"
-            continue
-        if run.returncode == 0 and (jars / _SERVER_JAR).exists():
+        said = []
+        log = Path(scratch, f"maven-{attempt}.log")
+        status = _follow(command, scratch, log, report)
+        if status == 0 and (jars / _SERVER_JAR).exists():
             return
-        said = "\n".join((run.stdout + run.stderr).splitlines()[-15:])
-    raise KafkaUnavailable(f"Maven could not fetch Kafka {KAFKA}", f"{_ATTEMPTS} attempts; the last:\n{said}")
+        said = [line for line in log.read_text(errors="replace").splitlines() if "ERROR" in line][:15]
+        if status is None:
+            said.append(f"no end within {_ATTEMPT_SECONDS} s")
+    raise KafkaUnavailable(
+        f"Maven could not fetch Kafka {KAFKA}", "\n".join([f"{_ATTEMPTS} attempts; the last:", *said])
+    )
+
+
+def _follow(command: list[str], folder: Path, log: Path, report: Callable[[str], None]) -> int | None:
+    """Run Maven, report on its downloads, and return its status; None if it took too long."""
+    deadline = time.monotonic() + _ATTEMPT_SECONDS
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+        )
+    try:
+        while (status := process.poll()) is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+            if files := _DOWNLOADED.findall(log.read_text(errors="replace")):
+                size = sum(float(number) * _UNITS[unit] for number, unit in files)
+                report(f"{len(files)} files, {size / 1e6:.0f} MB")
+    finally:
+        process.kill()
+        process.wait()
+    return status
 
 
 def _sizes(jars: Path) -> dict[str, int]:

@@ -34,7 +34,7 @@ listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
 advertised.listeners=PLAINTEXT://127.0.0.1:{port}
 controller.listener.names=CONTROLLER
 listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
-log.dirs={directory}/data
+log.dirs=data
 
 auto.create.topics.enable=false
 message.max.bytes=33554432
@@ -64,14 +64,18 @@ log.cleaner.dedupe.buffer.size=16777216
 class Node:
     """Process of Apache Kafka, broker and controller, with its own data directory."""
 
-    def __init__(self, java: str, jars: Path, directory: Path, *, number: int, heap: int) -> None:
+    def __init__(
+        self, java: str, jars: Path, directory: Path, *, number: int, heap: int, port: int | None = None
+    ) -> None:
         self.number = number
-        self.port, self.controller_port = _steady_port(), _steady_port()
+        if port is not None:
+            _check_free(port)
+        self.port, self.controller_port = port or _steady_port(), _steady_port()
         self._java, self._jars, self._heap = java, jars, heap
         self._directory = directory
         self._settings = directory / "server.properties"
         self._child: Child | None = None
-        directory.mkdir(parents=True)
+        directory.mkdir(parents=True, exist_ok=True)
         (directory / "log4j2.properties").write_text(LOG4J_PROPERTIES)
 
     @property
@@ -94,18 +98,19 @@ class Node:
     def log_tail(self) -> str:
         return self._child.log_tail(30) if self._child else ""
 
-    def format(self, cluster: str, voters: Sequence[str], replication: int, in_sync: int, more: str) -> None:
-        """Write settings and empty storage."""
+    def prepare(self, cluster: str, voters: Sequence[str], replication: int, in_sync: int, more: str) -> None:
+        """Write the settings, and empty storage where there is none yet."""
         settings = (_SETTINGS + more).format(
             node=self.number,
             voters=",".join(voters),
             port=self.port,
             controller_port=self.controller_port,
-            directory=self._directory,
             replication=replication,
             in_sync=in_sync,
         )
         self._settings.write_text(settings)
+        if (self.data / "meta.properties").exists():
+            return
         formatted = subprocess.run(
             self._command(
                 "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(self._settings), heap=128
@@ -145,6 +150,15 @@ class Node:
         if self._child is not None:
             self._child.kill()
 
+    def stop(self, seconds: float) -> None:
+        """End the process by SIGTERM, or kill it after `seconds`."""
+        if self._child is not None:
+            self._child.stop(seconds)
+
+    @property
+    def runs(self) -> bool:
+        return self._child is not None and self._child.returncode is None
+
     def _command(self, main: str, *arguments: str, heap: int) -> list[str]:
         return [
             self._java,
@@ -152,12 +166,23 @@ class Node:
             "-XX:+UseSerialGC",
             "-XX:+ExitOnOutOfMemoryError",
             "-Djava.awt.headless=true",
-            f"-Dlog4j2.configurationFile=file:{self._directory}/log4j2.properties",
+            f"-Dlog4j2.configurationFile={(self._directory / 'log4j2.properties').as_uri()}",
             "-cp",
             f"{self._jars}/*",
             main,
             *arguments,
         ]
+
+
+def _check_free(port: int) -> None:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Kafka does
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            raise KafkaUnavailable(
+                f"port {port} is taken", "stop what listens there, or name another"
+            ) from None
 
 
 def _steady_port() -> int:

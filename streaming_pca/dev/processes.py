@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from kafka import KafkaAdminClient
@@ -107,6 +108,13 @@ class Child:
         self._process.kill()
         self._process.wait()
         self._killed.set()
+
+    def stop(self, seconds: float) -> None:
+        """Send SIGTERM, and SIGKILL after `seconds`."""
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        self.kill()
 
     def log_tail(self, lines: int = 20) -> str:
         """Return the last lines of its output."""
