@@ -40,7 +40,7 @@ class Storage:
         self._lock: IO[str] | None = None
 
     def open(self, nodes: int) -> None:
-        """Make the directory, or take over the data of an earlier cluster of as many nodes.
+        """Make the directory, or take over the data of an earlier cluster.
 
         Raises
         ------
