@@ -48,7 +48,7 @@ from streaming_pca.privacy.ledger.verify import verify_log
 from streaming_pca.service.commit.checkpoint import open_ledger
 from streaming_pca.service.commit.checkpoint_format import Checkpoint, decode_checkpoint
 from streaming_pca.service.commit.state_topic import is_part
-from streaming_pca.service.kafka.clients import plain_producer
+from streaming_pca.service.kafka.clients import MAX_ANSWER_BYTES, plain_producer
 from streaming_pca.service.topics.find import create_topics, find_topics
 from tests.kafka import child
 from tests.service.contract import check_messages
@@ -420,6 +420,7 @@ def read_all(kafka: KafkaSettings, topic: str, partitions: Iterable[int] = (0,))
         auto_offset_reset="earliest",
         enable_auto_commit=False,
         max_partition_fetch_bytes=32 * 2**20,
+        receive_message_max_bytes=MAX_ANSWER_BYTES,
     ) as consumer:
         for tp in tps:
             consumer.assign([tp])

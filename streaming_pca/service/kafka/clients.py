@@ -50,6 +50,12 @@ tls.install()
 Io = Literal["records", "logs", "control"]
 C = TypeVar("C")
 MAX_MESSAGE_BYTES = 32 * 2**20
+MAX_ANSWER_BYTES = 2**30
+"""Largest answer of a broker that a reader takes.
+
+kafka-python's own limit is 100 MB: a larger message would be asked for again for ever. This one is still
+below the first bytes of HTTP and SSH, read as a length.
+"""
 _FETCH_BYTES = 8 * 2**20
 
 
@@ -220,6 +226,7 @@ def reading_consumer(
             allow_auto_create_topics=False,
             fetch_max_bytes=fetch_bytes,
             max_partition_fetch_bytes=fetch_bytes,
+            receive_message_max_bytes=MAX_ANSWER_BYTES,
             fetch_max_wait_ms=100,
             max_poll_records=max_poll_records,
         ),
