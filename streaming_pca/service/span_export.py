@@ -179,6 +179,8 @@ class SpanExport:
     def _release_log(self) -> None:
         library = logging.getLogger(_LIBRARY)
         library.removeHandler(self._library_log)
+        library.propagate = True
+        # A thread that still hangs in a request must not begin to speak.
         library.setLevel(logging.CRITICAL)
 
 
