@@ -9,15 +9,19 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import MutableMapping
+from contextvars import ContextVar
 from typing import Any
 
 from pythonjsonlogger.json import JsonFormatter
 
 from streaming_pca.config.settings import LogSettings
 
-__all__ = ["StreamLog", "configure_logging"]
+__all__ = ["StreamLog", "configure_logging", "trace_id"]
 
 _FIELDS = ("stream", "job", "batch")
+
+trace_id: ContextVar[str | None] = ContextVar("trace_id", default=None)
+"""Id of the trace that is being recorded, in 32 hexadecimal digits; None without one."""
 
 
 class StreamLog(logging.LoggerAdapter[logging.Logger]):
@@ -28,8 +32,9 @@ class StreamLog(logging.LoggerAdapter[logging.Logger]):
         super().__init__(logger, {"stream": stream, "job": stream})
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """Add the stream to the fields of a line."""
-        kwargs["extra"] = {**(self.extra or {}), **kwargs.get("extra", {})}
+        """Add the stream, and a trace's id, to the fields of a line."""
+        trace = {} if trace_id.get() is None else {"trace_id": trace_id.get()}
+        kwargs["extra"] = {**(self.extra or {}), **trace, **kwargs.get("extra", {})}
         return msg, kwargs
 
 

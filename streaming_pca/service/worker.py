@@ -44,6 +44,7 @@ from streaming_pca.service.metrics import Metrics
 from streaming_pca.service.session import Session
 from streaming_pca.service.signals import stop_on_signals
 from streaming_pca.service.topics.find import Topics, find_topics
+from streaming_pca.service.tracing import Tracing
 
 __all__ = ["Worker", "run_worker"]
 
@@ -252,6 +253,7 @@ class _Stream:
             self._log,
             worker.on_release,
             worker.make_reader,
+            worker.tracing.for_stream(self.settings.stream),
         )
         self._session = session
         try:
@@ -332,6 +334,7 @@ class Worker:
             self._settings.worker.partitions_seconds,
         )
         self.metrics = Metrics()
+        self.tracing = Tracing(self._settings.trace)
         self.compiled = asyncio.Event()
         """Set once the kernels are compiled."""
         self.candidates = asyncio.Event()
@@ -411,6 +414,7 @@ class Worker:
             await self.executors.call(Pool.ELECTION, "closing", self.poller.close, deadline=patience)
             if http is not None:
                 await http.stop()
+            await self.executors.call(Pool.ELECTION, "closing", self.tracing.close)
         return max(stream.status or 0 for stream in self._streams)
 
     async def _until_done(self, running: list[asyncio.Task[None]], *others: asyncio.Task[None]) -> None:

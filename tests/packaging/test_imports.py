@@ -61,6 +61,7 @@ EXTRAS = {
     "arrow": {"data.arrow", "data.files"},
     "dashboard": {"dashboard"},
     "demo": {"demo.broker", "demo.demo"},
+    "otel": {"service.span_export"},
     "spark": {"spark"},
 }
 

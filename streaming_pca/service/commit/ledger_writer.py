@@ -95,6 +95,15 @@ class LedgerWriter:
             self._log = LedgerLog(self._kafka, self._ledger_topic, self._topic_id)
         return self._log
 
+    @property
+    def epoch(self) -> int:
+        """Epoch by which the broker tells this writer from the ones before; -1 before the fence."""
+        return (
+            -1
+            if self._producer is None
+            else int(self._producer._transaction_manager.producer_id_and_epoch.epoch)
+        )
+
     def close(self) -> None:
         """Release producer and consumer."""
         if self._producer is not None:
