@@ -36,6 +36,7 @@ from streaming_pca.service.commit.snapshot import existing_topics, read_messages
 from streaming_pca.service.commit.state_topic import FoundState, summarise
 from streaming_pca.service.errors import SessionLost, TopicError
 from streaming_pca.service.kafka.clients import admin_client, broker_failed, last_offsets, reading_consumer
+from streaming_pca.service.kafka.refusals import in_one_line
 
 __all__ = [
     "describe_charge",
@@ -61,7 +62,7 @@ def topic_id_of(kafka: KafkaSettings, topic: str) -> str:
         admin.close()
     for name in (topic, f"{topic}.ledger"):
         if name not in found or found[name]["error_code"]:
-            raise TopicError.missing(name)
+            raise TopicError.described(name, found[name]["error_code"] if name in found else 0)
     return str(found[topic]["topic_id"])
 
 
@@ -189,7 +190,7 @@ def require_record(kafka: KafkaSettings, topic: str, partition: int, offset: int
         tp = TopicPartition(topic, partition)
         end = last_offsets(consumer, [tp], kafka.request_timeout_ms)[tp]
     except KafkaError as error:
-        raise SessionLost(f"reading the end of {topic!r} failed: {error}") from None
+        raise SessionLost(f"reading the end of {topic!r} failed: {in_one_line(error, 'Describe')}") from None
     finally:
         consumer.close(autocommit=False)
     if offset >= end:

@@ -207,12 +207,13 @@ class Stream:
         *,
         partitions: int = 3,
         cap: tuple[str, str] | None = ("1", "1e-6"),
+        create: bool = True,
         input: str | None = None,
         session_ms: int = 6000,
         worker: Mapping[str, Any] | None = None,
         **stream: Any,
     ) -> Stream:
-        """Create its topics and open its ledger (not with ``cap=None``)."""
+        """Create its topics (not with ``create=False``) and open its ledger (not with ``cap=None``)."""
         options = {"n_records": 300, "n_batches": 3}
         base: dict[str, Any] = {
             "name": name,
@@ -234,9 +235,10 @@ class Stream:
             worker=WorkerSettings(**(manners | dict(worker or {}))),
             http=HttpSettings(enabled=False),
         )
-        create_topics(settings.kafka, settings.stream, partitions, 1)
         made = cls(settings, "", partitions, directory / name)
-        made.find()
+        if create:
+            create_topics(settings.kafka, settings.stream, partitions, 1)
+            made.find()
         if cap is not None:
             made.open(cap)
         return made

@@ -18,6 +18,7 @@ from streaming_pca.privacy.ledger.ledger import Verdict
 from streaming_pca.service.commit.log_reader import LedgerLog
 from streaming_pca.service.errors import SessionLost
 from streaming_pca.service.kafka.clients import transactional_producer
+from streaming_pca.service.kafka.refusals import in_one_line
 from streaming_pca.service.kafka.transaction import Sent, Transaction
 
 __all__ = ["LedgerWriter", "check_reason", "group_of_charges", "trace_of"]
@@ -75,8 +76,7 @@ class LedgerWriter:
         try:
             yield
         except KafkaError as error:
-            reason = (str(error).splitlines() or [""])[0][:200]
-            raise SessionLost(f"{name}: {type(error).__name__} {reason}") from error
+            raise SessionLost(f"{name}: {in_one_line(error, 'Write')}") from error
 
     def _begin(self) -> None:
         """Begin a transaction; one at a time."""

@@ -18,7 +18,7 @@ from streaming_pca.privacy.ledger.entries import MalformedEntry, decode_entry
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.service.commit.log_reader import LogReader, high_watermark
 from streaming_pca.service.commit.state_topic import PATIENCE_SECONDS, FoundState, find_state
-from streaming_pca.service.errors import SessionLost
+from streaming_pca.service.errors import NotPermitted, SessionLost, TopicError
 from streaming_pca.service.topics.find import describe_topics
 
 __all__ = ["Snapshot", "existing_topics", "read_messages", "read_snapshot", "read_topic", "replay"]
@@ -110,7 +110,13 @@ def existing_topics(kafka: KafkaSettings, names: Iterable[str]) -> set[str]:
     """Return the subset of these topics that exists."""
     if not (names := list(names)):
         return set()
-    return {t["name"] for t in describe_topics(kafka, names, "the topics") if not t["error_code"]}
+    described = describe_topics(kafka, names, "the topics")
+    for topic in described:
+        reason = TopicError.described(topic["name"], topic["error_code"])
+        if isinstance(reason, NotPermitted):
+            # Nothing is known of a topic that may not be seen: it is not missing.
+            raise reason
+    return {t["name"] for t in described if not t["error_code"]}
 
 
 def read_messages(kafka: KafkaSettings, reader: LogReader) -> list[tuple[int, bytes]]:

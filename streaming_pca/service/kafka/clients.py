@@ -22,9 +22,11 @@ from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
 from streaming_pca.config.kafka import KafkaSettings
-from streaming_pca.service.kafka import failed_connects, large_reads, tls
+from streaming_pca.service.errors import NotPermitted
+from streaming_pca.service.kafka import credentials, failed_connects, large_reads, tls
 from streaming_pca.service.kafka.diagnosis import diagnose
 from streaming_pca.service.kafka.record_batches import InflatingReader, RecordReader
+from streaming_pca.service.kafka.refusals import missing_permission
 from streaming_pca.service.kafka.transaction import delivery_timeout_ms
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "transactional_producer",
 ]
 
+credentials.install()
 failed_connects.install()
 large_reads.install()
 tls.install()
@@ -80,6 +83,8 @@ def _connect(settings: KafkaSettings, make: Callable[..., C]) -> C:
         by_one = {"bootstrap_servers": [server], "bootstrap_timeout_ms": each}
         try:
             made = make(**(_common_options(settings) | by_one))
+        except credentials.TokenRefused as error:
+            raise BrokerUnreachable(str(error)) from None
         except (KafkaError, OSError, ValueError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             continue
@@ -94,11 +99,17 @@ def _connect(settings: KafkaSettings, make: Callable[..., C]) -> C:
     )
 
 
-def broker_failed(settings: KafkaSettings, failure: str, error: Exception) -> BrokerUnreachable:
+def broker_failed(
+    settings: KafkaSettings, failure: str, error: Exception, operation: str = "Describe"
+) -> BrokerUnreachable | NotPermitted:
     """Return the error for a request that failed after a client was made.
 
-    Perhaps the broker refers clients to an address that this machine cannot reach.
+    Perhaps it needs a permission, of ``operation``, or the broker refers clients to an address that this
+    machine cannot reach.
     """
+    missing = missing_permission(error, operation)
+    if missing is not None:
+        return missing
     diagnosis = diagnose(settings, settings.bootstrap_servers.split(","), advertised=True)
     reason = diagnosis.text if diagnosis else (str(error).splitlines() or [""])[0][:200]
     return BrokerUnreachable(f"{failure}: {reason or type(error).__name__}")
@@ -167,11 +178,7 @@ def _common_options(settings: KafkaSettings) -> dict[str, Any]:
         "selector": large_reads.KeySelector,
     }
     if settings.security_protocol.startswith("SASL"):
-        common |= {
-            "sasl_mechanism": settings.sasl_mechanism,
-            "sasl_plain_username": settings.sasl_username,
-            "sasl_plain_password": settings.password,
-        }
+        common |= credentials.sasl_options(settings)
     for name in ("ssl_cafile", "ssl_certfile", "ssl_keyfile"):
         path = getattr(settings, name)
         if path is not None:

@@ -12,7 +12,7 @@ from kafka.admin import NewTopic
 from kafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 
 from streaming_pca.config.settings import KafkaSettings, StreamSettings
-from streaming_pca.service.errors import TopicError
+from streaming_pca.service.errors import NotPermitted, TopicError
 from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES, admin_client, broker_failed
 from streaming_pca.service.topics.checks import Problem, broker_settings, find_problems, required_configs
 from streaming_pca.service.topics.sizes import (
@@ -169,7 +169,9 @@ def check_topics(kafka: KafkaSettings, stream: StreamSettings) -> tuple[Topics |
     try:
         return _check(admin, kafka, stream)
     except KafkaError as error:
-        raise broker_failed(kafka, "the broker would not describe the topics", error) from None
+        raise broker_failed(
+            kafka, "the broker would not describe the topics", error, "DescribeConfigs"
+        ) from None
     finally:
         admin.close()
 
@@ -225,6 +227,10 @@ def _check(
     problems, there = [], {}
     for role, name in names.items():
         topic: Any = described.get(name)
+        if topic is not None and topic["error_code"]:
+            reason = TopicError.described(name, topic["error_code"])
+            if isinstance(reason, NotPermitted):
+                raise reason
         if topic is None or topic["error_code"] or not topic["partitions"]:
             fix = "create it with `streaming-pca topics create --config FILE --cap EPSILON,DELTA`"
             problems.append(Problem(f"topic {name!r} ({role})", "", "missing", "", fix))
