@@ -122,9 +122,8 @@ class Deployment:
                     self._copy(ROOT / source, path, service)
             else:
                 path = self.volume(source)
-                if not path.exists():
-                    path.mkdir(parents=True)
-                    self._own(path, service, target)
+                path.mkdir(parents=True, exist_ok=True)
+                self._own(path, service, target)
             mounts.append(Mount(path, target, writable))
         return mounts
 
@@ -138,15 +137,16 @@ class Deployment:
         return []
 
     def _own(self, volume: Path, service: Service, target: str) -> None:
-        """Give a new volume the owner that the image's folder there has: root where there is none."""
-        if os.geteuid() != 0:
+        """Give an empty volume the owner of the image's folder there, as an engine does."""
+        if os.geteuid() != 0 or any(volume.iterdir()):
             return
         if "build" in service.told:
             owner = self.image.owner(service.told["build"]["target"], target)
         else:
             user, folders = _OTHERS[service.image]
             owner = user if target in folders else 0
-        os.chown(volume, owner, owner)
+        if owner:
+            os.chown(volume, owner, owner)
 
     def _copy(self, source: Path, target: Path, service: Service) -> None:
         """Copy text files, with this machine's addresses in them."""

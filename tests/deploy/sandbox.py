@@ -83,8 +83,8 @@ class Sandbox:
         root = f"{self.scratch}/root"
         lines = [
             f"mount -t tmpfs tmpfs {self.scratch}",
-            f"mkdir {self.scratch}/upper {self.scratch}/work {root}",
-            f"mount -t overlay overlay -o lowerdir=/,upperdir={self.scratch}/upper,workdir={self.scratch}/work {root}",
+            f"cd {self.scratch}; mkdir upper work root",
+            f"mount -t overlay overlay -o lowerdir=/,upperdir=upper,workdir=work {root}",
             *(f"mount --rbind {path} {root}{path}" for path in _PRIVATE),
         ]
         # The interpreter below the image's own, which a home directory may hold.
