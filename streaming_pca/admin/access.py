@@ -13,7 +13,14 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, Literal, get_args
 
-from kafka.admin import ACL, ACLOperation, ACLPermissionType, ACLResourcePatternType, ResourcePattern, ResourceType
+from kafka.admin import (
+    ACL,
+    ACLOperation,
+    ACLPermissionType,
+    ACLResourcePatternType,
+    ResourcePattern,
+    ResourceType,
+)
 from kafka.errors import ClusterAuthorizationFailedError, KafkaError, SecurityDisabledError
 
 from streaming_pca.config.settings import ConfigurationError, KafkaSettings, Settings
@@ -80,7 +87,9 @@ def permissions(role: str, streams: Sequence[Settings], output: str | None = Non
     if role not in ROLES:
         raise ConfigurationError(f"--role must be one of {', '.join(ROLES)}, not {role!r}")
     if (role == "projector") != (output is not None):
-        raise ConfigurationError("--output names the topic of projections: for --role projector, and only there")
+        raise ConfigurationError(
+            "--output names the topic of projections: for --role projector, and only there"
+        )
     # Streams share inputs and groups.
     return sorted({each for settings in streams for each in _of_stream(role, settings, output or "")})
 
@@ -111,7 +120,12 @@ def _of_stream(role: str, settings: Settings, output: str) -> Iterator[Permissio
             # It reads its own output once, to find out whether it begins.
             yield _may("topic", output, "DescribeConfigs", "Read", "Write")
             yield _may("group", group_of_projections(stream.name, output), "Read")
-            yield _may("transactional-id", f"{_WRITERS}{group_of_projections(stream.name, output)}.", "Write", prefixed=True)
+            yield _may(
+                "transactional-id",
+                f"{_WRITERS}{group_of_projections(stream.name, output)}.",
+                "Write",
+                prefixed=True,
+            )
             yield _may("cluster", _CLUSTER, "DescribeConfigs")
         case "worker":
             yield _may("topic", source, "DescribeConfigs", "Read")

@@ -202,9 +202,7 @@ def _look_up(kafka: KafkaSettings, topic: str, job: str) -> tuple[str, dict[int,
     try:
         ends = consumer.end_offsets(tps, timeout_ms=kafka.request_timeout_ms)
     except KafkaError as error:
-        raise SessionLost(
-            f"reading the ends of {topic} failed: {in_one_line(error, 'Describe')}"
-        ) from None
+        raise SessionLost(f"reading the ends of {topic} failed: {in_one_line(error, 'Describe')}") from None
     finally:
         consumer.close(autocommit=False)
     return str(found[topic]["topic_id"]), {tp.partition: int(end) for tp, end in ends.items()}

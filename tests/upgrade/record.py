@@ -25,7 +25,14 @@ from tests.upgrade.program import RECORDS_BEFORE, Program, end, messages_of, pro
 from tests.upgrade.streams import BATCH, CAPS, ESTIMATORS, OTHERS, STRIKES, stream_settings, write_config
 
 FIXTURES = Path(__file__).parent / "fixtures"
-_LEFT_OUT = {"lock", "server.log", "server.properties", "log4j2.properties", ".lock", "cleaner-offset-checkpoint"}
+_LEFT_OUT = {
+    "lock",
+    "server.log",
+    "server.properties",
+    "log4j2.properties",
+    ".lock",
+    "cleaner-offset-checkpoint",
+}
 
 MODEL = """
 import sys, numpy as np

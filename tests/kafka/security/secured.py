@@ -25,9 +25,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from kafka.admin import UserScramCredentialUpsertion
 
-from benchmarks.kafka.server import KafkaCluster
 from streaming_pca.config.settings import KafkaSettings
-from streaming_pca.demo.broker import free_port
+from streaming_pca.dev.cluster import KafkaCluster
+from streaming_pca.dev.processes import free_port
 from streaming_pca.service.kafka.clients import admin_client
 
 ISSUER, AUDIENCE = "https://issuer.test", "kafka"
@@ -135,7 +135,9 @@ class Secured:
 
     def set_password(self, user: str, password: str) -> None:
         with closing(admin_client(self.open_settings)) as admin:
-            admin.alter_user_scram_credentials([UserScramCredentialUpsertion(user, "SCRAM-SHA-512", password)])
+            admin.alter_user_scram_credentials(
+                [UserScramCredentialUpsertion(user, "SCRAM-SHA-512", password)]
+            )
 
 
 def write_whole(path: Path, content: str) -> Path:
@@ -215,7 +217,8 @@ def start_secured(
     write_whole(directory / "broker.pem", pem_of(secured.authority.issue_cert("localhost")))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(
-            "JDK_JAVA_OPTIONS", f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={secured.issuer.keys.as_uri()}"
+            "JDK_JAVA_OPTIONS",
+            f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={secured.issuer.keys.as_uri()}",
         )
         secured.cluster = make_cluster(
             nodes=1, replication=1, in_sync=1, more=_server_settings(secured, more or {})

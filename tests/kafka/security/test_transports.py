@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from benchmarks.kafka.server import KafkaCluster
 from streaming_pca.config.settings import ConfigurationError, KafkaSettings
+from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.service.kafka.clients import BrokerUnreachable, admin_client
 from streaming_pca.service.kafka.diagnosis import diagnose
 from tests.kafka.security.secured import (
@@ -184,9 +184,7 @@ def test_an_identity_provider_that_grants_nothing(secured: Secured) -> None:
         gone = provider.url
     assert "does not answer (Connection refused)" in said(sasl_oauth_token_url=gone)
     with identity_provider(secured, certificate=trustme.CA().issue_cert("localhost")) as stranger:
-        text = said(
-            sasl_oauth_token_url=stranger.url, sasl_oauth_cafile=secured.directory / "authority.pem"
-        )
+        text = said(sasl_oauth_token_url=stranger.url, sasl_oauth_cafile=secured.directory / "authority.pem")
         assert "is not trusted" in text
         assert "set kafka.sasl_oauth_cafile" in text
 
