@@ -5,16 +5,17 @@ The tests run in this order. Those behind the broker's and a worker's end find t
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.deploy.grafana import NAMES, queries, read_dashboard, resolved, variables
 from tests.deploy.tools import tool
 from tests.deploy.watched import RULES, Watched
 from tests.kafka.stream import wait_for
@@ -55,12 +56,15 @@ def watched(
 
 @pytest.mark.parametrize("worker", ["leader", "standby", "lonely"])
 def test_promtool_finds_no_fault_in_metrics(watched: Watched, worker: str) -> None:
-    with urllib.request.urlopen(f"http://{watched.addresses[worker]}/metrics", timeout=10) as answer:
-        text = answer.read()
-    assert b"\nprocess_resident_memory_bytes " in text
-    assert b"\nstreaming_pca_build_info{" in text
+    text = watched.metrics(worker)
+    assert "\nprocess_resident_memory_bytes " in text
+    assert "\nstreaming_pca_build_info{" in text
     done = subprocess.run(
-        [tool("promtool"), "check", "metrics"], input=text, capture_output=True, timeout=60, check=False
+        [tool("promtool"), "check", "metrics"],
+        input=text.encode(),
+        capture_output=True,
+        timeout=60,
+        check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
@@ -69,6 +73,22 @@ def test_every_recording_rule_has_data(watched: Watched) -> None:
     (group,) = yaml.safe_load((RULES / "recording.yml").read_text())["groups"]
     for rule in group["rules"]:
         wait_for(rule["record"], lambda rule=rule: watched.prometheus.query(rule["record"]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_query_of_a_dashboard_has_data(watched: Watched, name: str) -> None:
+    dashboard = read_dashboard(name)
+    values = {
+        "stream": watched.names["fine"],
+        "instance": re.escape(watched.addresses["leader"]).replace("\\", "\\\\"),
+        "__rate_interval": "5s",
+    }
+    for variable, (series, label) in variables(dashboard).items():
+        wait_for(variable, lambda s=series: watched.prometheus.query(s))
+        assert all(found["metric"][label] for found in watched.prometheus.query(series))
+    for title, expression in queries(dashboard):
+        asked = resolved(expression, values)
+        wait_for(f"{title}: {asked}", lambda asked=asked: watched.prometheus.query(asked))
 
 
 @pytest.mark.parametrize(("alert", "worker", "fault"), FAULTS, ids=[name for name, *_ in FAULTS])
@@ -120,4 +140,4 @@ def test_alerts_fire_on_the_end_of_a_worker(watched: Watched) -> None:
 
 def test_every_alert_has_a_fault() -> None:
     (group,) = yaml.safe_load((RULES / "alerts.yml").read_text())["groups"]
-    assert [rule["alert"] for rule in group["rules"]].sort() == [*LATER, *(f[0] for f in FAULTS)].sort()
+    assert sorted(rule["alert"] for rule in group["rules"]) == sorted([*LATER, *(f[0] for f in FAULTS)])

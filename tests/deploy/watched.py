@@ -203,8 +203,22 @@ class Watched:
         settings = [changed.get(f, s.settings) for f, s in self.streams.items() if f != "stuck"]
         settings = [s.model_copy(update={"worker": type(s.worker)(**_often(s))}) for s in settings]
         self.standby = self._start("standby", settings)
+        self._release_again(self.streams["fine"])
         self._prometheus = Prometheus(self._directory / "prometheus", [*self.addresses.values()])
         wait_for("Prometheus", self._prometheus.answers)
+
+    def _release_again(self, stream: Stream) -> None:
+        """Let the process release that leads the stream, now that the standby has joined."""
+        ready = f'streaming_pca_ready{{stream="{stream.settings.stream.name}"}} 1.0'
+        wait_for("the standby", lambda: ready in self.metrics("standby"), seen=lambda: self.standby.log)
+        stream.produce_vectors(stream.vectors(BATCH))
+        wait_for("another release", lambda: len(stream.release_values()) == 2)
+
+    def metrics(self, worker: str) -> str:
+        """What a worker serves."""
+        with urllib.request.urlopen(f"http://{self.addresses[worker]}/metrics", timeout=10) as answer:
+            text: str = answer.read().decode()
+        return text
 
     def _forge(self) -> None:
         """Publish a release that no ledger has: what only a verification finds."""
