@@ -86,6 +86,10 @@ class WorkerSettings(_Section):
     read_ahead: float = Field(default=1.0, ge=0, le=1)
     """Share of the next batch to read while the current one is processed; less saves memory but leaves
     more to read afterwards. Up to 16 MiB are read ahead in any case."""
+    verify_seconds: float = Field(default=86_400.0, ge=0)
+    """Interval between verifications of the ledgers by this worker, in seconds, the first after 5 minutes at
+    most; 0 for none. Each reads a ledger from its start, in a process of low priority, and takes at most a
+    tenth of the time."""
     stop_when_done: bool = False
     """Exit after ``options.n_records`` records are learnt, for a stream of known length."""
 

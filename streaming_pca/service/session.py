@@ -140,6 +140,7 @@ class Session:
         finally:
             # The metric must not keep the session's last batch in memory.
             self._metrics.set_lag_source(lambda: 0.0)
+            self._metrics.set_planned(None)
             if self._feed is not None:
                 self._poller.close_feed(self._feed)
             if not hanging:
@@ -283,6 +284,7 @@ class Session:
         A stream that is paused or retired meanwhile ends the session.
         """
         await self._input.set_plan(plan)
+        self._metrics.set_planned(plan.count)
         looked = time.monotonic()
         while not self._interrupted:
             self._wakeup.clear()

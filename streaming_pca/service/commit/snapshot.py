@@ -9,7 +9,7 @@ snapshot shows one point of the ledger's log, and no worker has to stop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -125,10 +125,12 @@ def read_messages(kafka: KafkaSettings, reader: LogReader) -> list[tuple[int, by
     return [(m.offset, m.value or b"") for m in reader.read_to(end, PATIENCE_SECONDS)]
 
 
-def read_topic(kafka: KafkaSettings, topic: str) -> tuple[bytes, ...]:
-    """Read all committed messages of an existing topic."""
+def read_topic(kafka: KafkaSettings, topic: str) -> Iterator[bytes]:
+    """Yield all committed messages of an existing topic, up to its present end."""
     reader = LogReader(kafka, topic)
     try:
-        return tuple(data for _, data in read_messages(kafka, reader))
+        end = high_watermark(kafka, topic)
+        for message in reader.read_to(end, PATIENCE_SECONDS):
+            yield message.value or b""
     finally:
         reader.close()
