@@ -83,6 +83,9 @@ class WorkerSettings(_Section):
     read_ahead: float = Field(default=1.0, ge=0, le=1)
     """Share of the next batch to read while the current one is processed; less saves memory but leaves
     more to read afterwards. Up to 16 MiB are read ahead in any case."""
+    debuggable: bool = False
+    """Admit debuggers of the same user, and show the messages of unexpected errors; both can show records
+    and secrets. If not set, only root can attach one."""
     stop_when_done: bool = False
     """Exit after ``options.n_records`` records are learnt, for a stream of known length."""
 
@@ -363,7 +366,11 @@ class Settings(BaseSettings):
     """Settings of a worker for one stream."""
 
     model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter="__"
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
     )
 
     kafka: KafkaSettings = KafkaSettings()
