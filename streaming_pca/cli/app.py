@@ -24,6 +24,7 @@ from streaming_pca.cli import (
     worker,
 )
 from streaming_pca.cli.common import fail
+from streaming_pca.service.protection import protect_process, traceback_text, withheld_messages
 
 app = typer.Typer(
     name="streaming-pca",
@@ -59,6 +60,13 @@ def main() -> NoReturn:
 
     A user's mistake ends it with one line on standard error and a status above 0.
     """
+    # Before any setting is read: a file or a variable may hold a secret.
+    protect_process()
+    with withheld_messages():
+        _run()
+
+
+def _run() -> NoReturn:
     from streaming_pca.service.errors import RecordsLost, SessionLost, StreamRefused
 
     command = typer.main.get_command(app)
@@ -72,7 +80,8 @@ def main() -> NoReturn:
     except Exception as error:
         status = _status_of(error)
         if status is None:
-            raise
+            sys.stderr.write(traceback_text(error))
+            sys.exit(1)
         fail(error, status)
     sys.exit(0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
@@ -14,8 +15,10 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from streaming_pca.service.protection import protect_process
+
 if TYPE_CHECKING:
-    from streaming_pca.config.settings import KafkaSettings, Settings
+    from streaming_pca.config.settings import KafkaSettings, Settings, WorkerSettings
 
 out = Console()
 err = Console(stderr=True)
@@ -120,6 +123,13 @@ def connection_to(bootstrap: str | None) -> KafkaSettings:
         return KafkaSettings(bootstrap_servers="localhost:9092" if bootstrap is None else bootstrap)
     except ValidationError:
         raise ConfigurationError(f"--bootstrap must be HOST:PORT, not {bootstrap!r}") from None
+
+
+def protect(worker: WorkerSettings) -> None:
+    """Refuse debuggers as the settings say, and log what is not refused."""
+    doubt = protect_process(debuggable=worker.debuggable)
+    if doubt is not None:
+        logging.getLogger(__name__).warning("%s", doubt)
 
 
 def fail(error: BaseException, status: int) -> NoReturn:

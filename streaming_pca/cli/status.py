@@ -16,6 +16,7 @@ from streaming_pca.cli.common import (
     err,
     print_json,
     print_record,
+    protect,
     say,
     streams_of,
 )
@@ -71,6 +72,7 @@ def dashboard(
 
     settings = load_together(config, ignored=("spark",))
     configure_logging(settings[0].log)
+    protect(settings[0].worker)
 
     def show(url: str) -> None:
         say(f"dashboard: {url}/ (Ctrl-C ends it)")

@@ -17,6 +17,7 @@ from streaming_pca.cli.common import (
     fail,
     out,
     print_json,
+    protect,
     say,
 )
 
@@ -44,6 +45,7 @@ def worker(config: ConfigsOption) -> None:
 
     settings = load_together(config, ignored=("spark",))
     configure_logging(settings[0].log)
+    protect(settings[0].worker)
     status = run_worker(settings, site=_site_of(settings))
     if status:
         sys.exit(status)
@@ -83,6 +85,7 @@ def spark(
     from streaming_pca.spark.driver import run_spark
 
     configure_logging(settings[0].log)
+    protect(settings[0].worker)
     status = run_spark(settings, settings[0].spark, master, site=_site_of(settings))
     if status:
         sys.exit(status)
@@ -154,6 +157,7 @@ def project(
     if form is None:
         raise ConfigurationError(f"--format must be {' or '.join(FORMATS)}, not {payload!r}")
     configure_logging(settings.log)
+    protect(settings.worker)
     status = run_projection(
         settings, ProjectionOptions(output, form, release_batch, until_end, create, http_port)
     )

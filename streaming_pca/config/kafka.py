@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
-__all__ = ["ConfigurationError", "KafkaSettings", "Section"]
+__all__ = ["ClearText", "ConfigurationError", "KafkaSettings", "Section"]
 
 
 _ADDRESS = re.compile(r"([A-Za-z_]+://)?(\[[0-9A-Fa-f:.%]+\]|[^\s\[\]:/]+)(:[0-9]{1,5})?")
@@ -43,7 +43,19 @@ class ConfigurationError(Exception):
 class Section(BaseModel):
     """Table of the settings file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    # Errors do not quote values: one may be a password in the wrong place.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True
+    )
+
+
+class ClearText(str):
+    """Secret in clear text, masked where a library logs or prints its options."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'**********'"
 
 
 class KafkaSettings(Section):
@@ -153,7 +165,7 @@ class KafkaSettings(Section):
             If the password file cannot be read.
         """
         if self.sasl_password_file is None:
-            return None if self.sasl_password is None else self.sasl_password.get_secret_value()
+            return None if self.sasl_password is None else ClearText(self.sasl_password.get_secret_value())
         return self.read_secret("sasl_password_file")
 
     def read_secret(self, name: str) -> str:
@@ -172,4 +184,4 @@ class KafkaSettings(Section):
             content, reason = "", getattr(error, "strerror", None) or "is not UTF-8 text"
         if not content:
             raise ConfigurationError(f"kafka.{name}: {path}: {reason}")
-        return content
+        return ClearText(content)

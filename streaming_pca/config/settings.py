@@ -90,6 +90,9 @@ class WorkerSettings(_Section):
     """Interval between verifications of the ledgers by this worker, in seconds, the first after 5 minutes at
     most; 0 for none. Each reads a ledger from its start, in a process of low priority, and takes at most a
     tenth of the time."""
+    debuggable: bool = False
+    """Admit debuggers of the same user, and show the messages of unexpected errors; both can show records
+    and secrets. If not set, only root can attach one."""
     stop_when_done: bool = False
     """Exit after ``options.n_records`` records are learnt, for a stream of known length."""
 
@@ -403,7 +406,11 @@ class Settings(BaseSettings):
     """Settings of a worker for one stream."""
 
     model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter="__"
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
     )
 
     kafka: KafkaSettings = KafkaSettings()

@@ -15,6 +15,7 @@ from typing import Any
 from pythonjsonlogger.json import JsonFormatter
 
 from streaming_pca.config.settings import LogSettings
+from streaming_pca.service.protection import traceback_text
 
 __all__ = ["StreamLog", "configure_logging", "trace_id"]
 
@@ -38,7 +39,13 @@ class StreamLog(logging.LoggerAdapter[logging.Logger]):
         return msg, kwargs
 
 
-class _TextFormatter(logging.Formatter):
+class _Formatter(logging.Formatter):
+    def formatException(self, ei: Any) -> str:
+        # Of a bug, in a library perhaps: its message may quote a record.
+        return traceback_text(ei[1]).rstrip("\n")
+
+
+class _TextFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
         fields = " ".join(
@@ -47,10 +54,14 @@ class _TextFormatter(logging.Formatter):
         return f"{line} [{fields}]" if fields else line
 
 
+class _JsonFormatter(_Formatter, JsonFormatter):
+    pass
+
+
 def _formatter(settings: LogSettings) -> logging.Formatter:
     if settings.format == "text":
         return _TextFormatter("%(asctime)s %(levelname)s %(message)s")
-    return JsonFormatter(
+    return _JsonFormatter(
         "%(levelname)s %(name)s %(message)s",
         rename_fields={"levelname": "level", "name": "logger"},
         timestamp="time",

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.service.errors import RecordsLost, SessionLost
 from streaming_pca.service.kafka.clients import BrokerUnreachable
+from streaming_pca.service.protection import refuse_core_files
 from streaming_pca.spark.cache import Shelf
 from streaming_pca.spark.operations import Operation, Records, Share
 from streaming_pca.spark.reading import (
@@ -76,6 +77,8 @@ def guarded(work: Callable[[], T]) -> T | str:
     TaskFailed
         If another attempt may succeed.
     """
+    # Executors stay dumpable: they open one another's cached segments in /proc.
+    refuse_core_files()
     try:
         return work()
     except TaskFailed:

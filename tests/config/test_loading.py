@@ -208,6 +208,7 @@ CASES: dict[tuple[str, ...], Case] = {
     ("worker", "give_up_seconds"): ("5", 5.0),
     ("worker", "threads"): ("3", 3),
     ("worker", "read_ahead"): ("0.5", 0.5),
+    ("worker", "debuggable"): ("true", True),
     ("worker", "stop_when_done"): ("true", True),
     ("http", "enabled"): ("false", False),
     ("http", "host"): ("0.0.0.0", "0.0.0.0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -73,8 +74,12 @@ def compile_apart(kinds: Iterable[RecordKind]) -> subprocess.Popen[bytes]:
     """
     command = [sys.executable, "-P", "-m", __spec__.name, *kinds]
     silent = subprocess.DEVNULL
+    # Without passwords and tokens: nothing there needs one, and it does not protect its memory.
+    environment = {name: v for name, v in os.environ.items() if not name.upper().startswith("STREAMING_PCA_")}
     # A terminal's Ctrl-C is for the caller, who kills it.
-    return subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent, start_new_session=True)
+    return subprocess.Popen(
+        command, stdin=silent, stdout=silent, stderr=silent, env=environment, start_new_session=True
+    )
 
 
 if __name__ == "__main__":

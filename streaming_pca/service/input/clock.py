@@ -37,6 +37,7 @@ from streaming_pca.service.kafka.clients import (
     last_offsets,
     reading_consumer,
 )
+from streaming_pca.service.protection import protect_process, withheld_messages
 
 __all__ = ["Poller", "event_writer", "settings_line"]
 
@@ -278,6 +279,13 @@ def _end() -> None:
 
 def main() -> None:
     """Serve one worker."""
+    # Before the password is read.
+    protect_process()
+    with withheld_messages():
+        _serve()
+
+
+def _serve() -> None:
     # These signals can reach a whole process group: the worker finishes its batch first, and the clock
     # ends with it.
     for number in (signal.SIGINT, signal.SIGTERM):

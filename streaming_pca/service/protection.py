@@ -1,0 +1,118 @@
+"""Protection of a process's memory, which holds records and secrets, against dumps and debuggers.
+
+Imports the standard library alone, since commands call it first of all.
+
+On Linux a protected process is not dumpable (prctl(2), PR_SET_DUMPABLE). The system then writes no core
+file, not even for a handler such as systemd-coredump, which the limit of core files does not bind. Other
+processes of the same user can neither attach a debugger nor read its memory, its environment and its open
+files in ``/proc``. Only root can. The flag returns at ``exec``, so every program of the service sets its own.
+
+Error messages of bugs are withheld as well: those of libraries quote the values that they cannot handle.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+__all__ = ["protect_process", "refuse_core_files", "traceback_text", "withheld_messages"]
+
+log = logging.getLogger(__name__)
+
+_PR_SET_DUMPABLE = 4
+WITHHELD = "(message withheld: it may quote records or secrets; worker.debuggable = true shows it)"
+
+_messages_shown = False
+
+
+def protect_process(*, debuggable: bool = False) -> str | None:
+    """Refuse core files and debuggers from now on; harmless when repeated.
+
+    Parameters
+    ----------
+    debuggable : bool
+        Admit debuggers of the same user and show messages of bugs; core files stay refused.
+
+    Returns
+    -------
+    str or None
+        Reason for which something is not refused here, or what ``debuggable`` admits; for the log.
+    """
+    global _messages_shown
+    _messages_shown = debuggable
+    missing = [each for each in (refuse_core_files(), _set_dumpable(debuggable)) if each is not None]
+    if debuggable:
+        missing.append(
+            "worker.debuggable: debuggers of this user, and handlers of crashes, can read records and secrets"
+        )
+    return "; ".join(missing) or None
+
+
+def refuse_core_files() -> str | None:
+    """Set the limit of core files to 0, also for programs started from here; or return why it cannot be."""
+    try:
+        import resource
+
+        # The soft limit alone: the hard one could not be undone for programs that are started later.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    except (ImportError, OSError, ValueError):
+        return "this platform cannot refuse core files: switch them off for this user"
+    return None
+
+
+def _set_dumpable(dumpable: bool) -> str | None:
+    if not sys.platform.startswith("linux"):
+        return "this platform cannot refuse debuggers: give the service a user of its own"
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, int(dumpable), 0, 0, 0):
+        return f"the system does not let this process refuse debuggers (error {ctypes.get_errno()})"
+    return None
+
+
+def traceback_text(error: BaseException) -> str:
+    """Return an error's traceback, with messages of errors only if the process is debuggable.
+
+    A type and the lines of the source tell nothing of records.
+    """
+    if _messages_shown:
+        return "".join(traceback.format_exception(error))
+    chain: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and each not in chain:
+        chain.append(each)
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+    return "\n".join(
+        "Traceback (most recent call last):\n"
+        + "".join(traceback.format_tb(each.__traceback__))
+        + f"{type(each).__module__}.{type(each).__qualname__}: {WITHHELD}\n"
+        for each in reversed(chain)
+    )
+
+
+@contextmanager
+def withheld_messages() -> Iterator[None]:
+    """Print errors that end a thread, or that nothing can catch, without their messages."""
+
+    def show(_: Any, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            sys.stderr.write(traceback_text(error.with_traceback(trace)))
+
+    def of_thread(arguments: threading.ExceptHookArgs) -> None:
+        if not isinstance(arguments.exc_value, SystemExit):
+            show(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
+
+    def of_interpreter(arguments: Any) -> None:
+        show(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
+
+    before: tuple[Callable[..., Any], ...] = (sys.excepthook, threading.excepthook, sys.unraisablehook)
+    sys.excepthook, threading.excepthook, sys.unraisablehook = show, of_thread, of_interpreter
+    try:
+        yield
+    finally:
+        sys.excepthook, threading.excepthook, sys.unraisablehook = before

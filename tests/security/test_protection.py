@@ -1,0 +1,305 @@
+"""Memory of a process with records and secrets: no core file, no debugger, and no message that quotes it."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import LogSettings
+from streaming_pca.service import protection
+from streaming_pca.service.logs import configure_logging
+from streaming_pca.service.protection import WITHHELD, protect_process, traceback_text, withheld_messages
+from tests.cli.command import call
+from tests.cli.test_app import closed_port
+from tests.security import unprivileged
+from tests.security.needles import SECRETS, found_in, secret
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is of Linux")
+
+CONFIG = """\
+[kafka]
+bootstrap_servers = "127.0.0.1:{port}"
+
+[stream]
+name = "guarded"
+input = "guarded-records"
+dim = 4
+rank = 2
+epsilon = 1.0
+delta = 1e-6
+
+[http]
+port = 0
+
+[worker]
+debuggable = {debuggable}
+"""
+
+
+def dashboard(folder: Path, debuggable: bool) -> Any:
+    """Run a process of the service that needs no broker."""
+    folder = unprivileged.folder(folder)
+    config = folder / "stream.toml"
+    config.write_text(CONFIG.format(port=closed_port(), debuggable=str(debuggable).lower()))
+    words = ("-m", "streaming_pca", "dashboard", "--config", config, "--port", 0)
+    return unprivileged.running(*words, cwd=folder, variables={"STREAMING_PCA_HTTP__TOKEN": secret("token")})
+
+
+def wait_for_line(process: subprocess.Popen[str], text: str) -> str:
+    assert process.stdout is not None
+    said = ""
+    for line in process.stdout:
+        said += line
+        if text in line:
+            return said
+    raise AssertionError(said)
+
+
+def core_limit(pid: int) -> str:
+    """Return the soft limit of core files."""
+    (line,) = [x for x in Path(f"/proc/{pid}/limits").read_text().splitlines() if x.startswith("Max core")]
+    return line.split()[4]
+
+
+def abort(process: subprocess.Popen[str], cwd: Path) -> bool:
+    """Abort a process whose limit of core files its user has raised; return whether its memory was dumped."""
+    raised = unprivileged.run("prlimit", "--core=unlimited:", "--pid", process.pid, cwd=cwd)
+    assert raised.returncode == 0, raised.stderr
+    assert core_limit(process.pid) == "unlimited"
+    os.kill(process.pid, signal.SIGABRT)
+    _, status = os.waitpid(process.pid, 0)
+    process.returncode = -os.WTERMSIG(status)
+    assert os.WTERMSIG(status) == signal.SIGABRT
+    return os.WCOREDUMP(status)
+
+
+ATTACH = """
+import ctypes, os, sys
+system = ctypes.CDLL(None, use_errno=True)
+if system.ptrace(16, int(sys.argv[1]), None, None):
+    sys.exit(os.strerror(ctypes.get_errno()))
+os.waitpid(int(sys.argv[1]), 0x40000000)
+system.ptrace(17, int(sys.argv[1]), None, None)
+"""
+
+
+def attach(pid: int, cwd: Path) -> str:
+    """Attach a debugger of the same user, and detach it; return why it cannot be."""
+    return unprivileged.run(unprivileged.python(), "-c", ATTACH, pid, cwd=cwd).stderr.strip()
+
+
+@linux
+def test_a_process_leaves_no_core_file_and_admits_no_debugger(tmp_path: Path) -> None:
+    with dashboard(tmp_path / "closed", debuggable=False) as process:
+        wait_for_line(process, "dashboard: http")
+        assert core_limit(process.pid) == "0"
+        assert not unprivileged.is_dumpable(process.pid)
+        # Its environment holds the token, and another process of the same user cannot read it.
+        for program, name in (("cat", "environ"), ("cat", "mem"), ("cat", "maps"), ("ls", "fd")):
+            told = unprivileged.run(program, f"/proc/{process.pid}/{name}", cwd=tmp_path)
+            assert told.returncode != 0, name
+            assert "ermission denied" in told.stderr
+        assert attach(process.pid, tmp_path) == "Operation not permitted"
+        if shutil.which("gcore"):
+            dumped = unprivileged.run("gcore", "-o", tmp_path / "closed" / "dump", process.pid, cwd=tmp_path)
+            assert dumped.returncode != 0, dumped.stdout
+        assert not abort(process, tmp_path / "closed")
+    assert [path.name for path in (tmp_path / "closed").iterdir()] == ["stream.toml"]
+
+
+@linux
+def test_an_operator_can_admit_debuggers_and_so_the_test_above_can_fail(tmp_path: Path) -> None:
+    with dashboard(tmp_path / "open", debuggable=True) as process:
+        said = wait_for_line(process, "dashboard: http")
+        assert "worker.debuggable: debuggers of this user" in said
+        assert core_limit(process.pid) == "0"
+        assert unprivileged.is_dumpable(process.pid)
+        told = unprivileged.run("cat", f"/proc/{process.pid}/environ", cwd=tmp_path)
+        assert found_in(told.stdout.encode(), SECRETS)
+        assert attach(process.pid, tmp_path) == ""
+        assert abort(process, tmp_path / "open")
+    for core in (tmp_path / "open").glob("core*"):
+        core.unlink()
+
+
+ALIVE = """
+import ctypes, multiprocessing, os, signal, subprocess, sys, time
+import psutil
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from streaming_pca.demo.broker import Child
+from streaming_pca.service.protection import protect_process
+
+if __name__ == "__main__":
+    assert protect_process() is None
+    assert ctypes.CDLL(None).prctl(3, 0, 0, 0, 0) == 0, "it is dumpable"
+    metrics = CollectorRegistry()
+    ProcessCollector(registry=metrics)
+    told = generate_latest(metrics).decode()
+    for name in ("open_fds", "max_fds", "resident_memory_bytes", "cpu_seconds_total", "start_time_seconds"):
+        assert f"\\nprocess_{name} " in told, (name, told)
+    own = psutil.Process()
+    assert own.num_fds() > 2 and own.memory_info().rss > 2**20 and own.num_threads() >= 1
+    assert own.cpu_times().user > 0 and own.children() == []
+    with multiprocessing.get_context("forkserver").Pool(1) as pool:
+        assert pool.map(abs, [-3]) == [3]
+    with open("/dev/stdin") as stdin, open("/proc/self/status") as status:
+        assert stdin.read() == "" and "VmHWM" in status.read()
+    assert subprocess.run([sys.executable, "-c", "pass"], pass_fds=[2]).returncode == 0
+    from pathlib import Path
+    child = Child([sys.executable, "-c", "import time; time.sleep(600)"], log=Path("log"), cwd=Path.cwd())
+    time.sleep(1)
+    print("child", child.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@linux
+def test_a_guarded_process_without_rights_can_still_do_its_work(tmp_path: Path) -> None:
+    """``/proc/self`` belongs to root then: metrics, children and their leash need parts of it."""
+    folder = unprivileged.folder(tmp_path / "work")
+    (folder / "alive.py").write_text(ALIVE)
+    with unprivileged.running(folder / "alive.py", cwd=folder) as process:
+        said = process.communicate(timeout=60)[0]
+    assert process.returncode == -signal.SIGKILL, said
+    # A child dies with it, by the system's own signal.
+    (child,) = [int(line.split()[1]) for line in said.splitlines() if line.startswith("child ")]
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{child}").exists():
+        assert time.monotonic() < deadline, f"process {child} outlives its parent"
+        time.sleep(0.02)
+
+
+def test_a_platform_without_protection_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "platform", "darwin")
+        assert "give the service a user of its own" in str(protect_process())
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "resource", None)
+        assert "switch them off for this user" in str(protect_process())
+
+    class Refusing:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+        def prctl(self, *args: int) -> int:
+            return -1
+
+    monkeypatch.setattr(ctypes, "CDLL", Refusing)
+    if sys.platform.startswith("linux"):
+        assert "does not let this process refuse debuggers" in str(protect_process())
+
+
+# -- messages --------------------------------------------------------------
+
+
+def broken(*_: Any, **__: Any) -> None:
+    """Fail as a library would that quotes what it cannot handle."""
+    try:
+        raise KeyError(secret("inner"))
+    except KeyError as error:
+        raise ValueError(f"could not convert {secret('value')!r}") from error
+
+
+def test_a_bug_of_a_command_is_a_traceback_without_messages(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("streaming_pca.config.loading.load_together", broken)
+    done = call(capfd, "worker", "--config", tmp_path / "stream.toml")
+    assert done.returncode == 1
+    assert not found_in((done.stdout + done.stderr).encode(), SECRETS)
+    lines = done.stderr.splitlines()
+    assert [line for line in lines if line.startswith("builtins.")] == [
+        f"builtins.KeyError: {WITHHELD}",
+        f"builtins.ValueError: {WITHHELD}",
+    ]
+    assert sum("in broken" in line for line in lines) == 2
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_log_line_about_a_bug_has_no_message(form: Any) -> None:
+    configure_logging(LogSettings(format=form))
+    written = io.StringIO()
+    (handler,) = logging.getLogger().handlers
+    assert isinstance(handler, logging.StreamHandler)
+    handler.setStream(written)
+    try:
+        try:
+            broken()
+        except ValueError:
+            logging.getLogger("asyncio").exception("Task exception was never retrieved")
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert "Task exception was never retrieved" in written.getvalue()
+    assert "builtins.ValueError" in written.getvalue()
+    assert not found_in(written.getvalue().encode(), SECRETS)
+
+
+@pytest.mark.parametrize("raiser", ["thread", "finalizer", "program"])
+def test_an_error_that_no_handler_sees_has_no_message(raiser: str, capfd: pytest.CaptureFixture[str]) -> None:
+    class Finalized:
+        def __del__(self) -> None:
+            broken()
+
+    def in_thread() -> None:
+        thread = threading.Thread(target=broken)
+        thread.start()
+        thread.join()
+
+    def in_program() -> None:
+        try:
+            broken()
+        except ValueError as error:
+            sys.excepthook(ValueError, error, error.__traceback__)
+
+    cases: dict[str, Callable[[], object]] = {
+        "thread": in_thread,
+        "finalizer": lambda: Finalized() and None,
+        "program": in_program,
+    }
+    hooks = (sys.excepthook, threading.excepthook, sys.unraisablehook)
+    with withheld_messages():
+        cases[raiser]()
+    assert (sys.excepthook, threading.excepthook, sys.unraisablehook) == hooks
+    said = capfd.readouterr().err
+    assert f"builtins.ValueError: {WITHHELD}" in said
+    assert not found_in(said.encode(), SECRETS)
+
+
+def test_messages_are_shown_where_debuggers_are_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="could not convert") as caught:
+        broken()
+    assert secret("value") not in traceback_text(caught.value)
+    monkeypatch.setattr(protection, "_messages_shown", True)
+    assert secret("value") in traceback_text(caught.value)
+
+
+# -- a password in a client's options -------------------------------------
+
+
+def test_a_password_is_masked_where_a_client_logs_its_options(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text(secret("of-file"))
+    login = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_username": "pca"}
+    for kafka in (
+        KafkaSettings(**login, sasl_password=secret("of-variable")),  # type: ignore[arg-type]
+        KafkaSettings(**login, sasl_password_file=tmp_path / "password"),  # type: ignore[arg-type]
+    ):
+        password = kafka.password
+        assert password is not None
+        assert password.startswith(secret("of-"))
+        assert password.encode().startswith(secret("of-").encode())
+        for text in (repr(password), f"{ ({'sasl_plain_password': password}) }", repr(kafka), str(kafka)):
+            assert not found_in(text.encode(), SECRETS)

@@ -1,0 +1,101 @@
+"""Programs that run as a user without rights, as a service does; root could do anything."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_SITE = [path for path in sys.path if path]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment of such a program: this one's packages, and a home that it cannot write."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("STREAMING_PCA_")}
+    return kept | {"PYTHONPATH": os.pathsep.join(_SITE), "HOME": "/nonexistent"} | more
+
+
+def _user() -> dict[str, Any]:
+    """Return the arguments of a process of the user nobody; none where tests have no rights themselves."""
+    if os.geteuid() != 0:
+        return {}
+    nobody = pwd.getpwnam("nobody")
+    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+@cache
+def python() -> str:
+    """Return a Python that the user can run: not one in the home of root."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for program in (sys.executable, f"/usr/bin/python{version}", f"/usr/local/bin/python{version}"):
+        try:
+            done = subprocess.run(
+                [program, "-c", "import numpy, pydantic"],
+                env=environment(),
+                capture_output=True,
+                timeout=60,
+                check=False,
+                **_user(),
+            )
+        except OSError:
+            continue
+        if done.returncode == 0:
+            return program
+    pytest.skip(f"no Python {version} that the user nobody can run: the interpreter is in the home of root")
+
+
+def folder(path: Path) -> Path:
+    """Return a new folder that the user can write, with all above it made passable."""
+    path.mkdir(mode=0o777)
+    path.chmod(0o777)
+    for above in path.parents:
+        if above.stat().st_uid == os.geteuid() and not above.stat().st_mode & 0o001:
+            above.chmod(above.stat().st_mode | 0o011)
+    return path
+
+
+@contextmanager
+def running(*words: object, cwd: Path, **how: Any) -> Iterator[subprocess.Popen[str]]:
+    """Run Python as the user without rights, and end it."""
+    variables: Mapping[str, str] = how.pop("variables", {})
+    with subprocess.Popen(
+        [python(), "-P", *map(str, words)],
+        cwd=cwd,
+        env=environment(**variables),
+        stdin=subprocess.DEVNULL,
+        text=True,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} | how | _user(),
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def is_dumpable(pid: int) -> bool:
+    """Return whether core files and debuggers of its user are admitted: if not, /proc gives it to root."""
+    assert os.stat(f"/proc/{pid}").st_uid != 0 or os.geteuid() != 0, "a process of root"
+    return os.stat(f"/proc/{pid}/environ").st_uid != 0
+
+
+def run(*words: object, cwd: Path, seconds: float = 60) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end as the user without rights."""
+    return subprocess.run(
+        [*map(str, words)],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        **_user(),
+    )
