@@ -192,7 +192,7 @@ def make_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[..., Kafka
             if isinstance(found, KafkaUnavailable):
                 raise _no_kafka(found)
             try:
-                return stack.enter_context(KafkaCluster(*found, **how))
+                return stack.enter_context(KafkaCluster(**({"java": found[0], "jars": found[1]} | how)))
             except KafkaUnavailable as unavailable:
                 raise _no_kafka(unavailable) from None
 

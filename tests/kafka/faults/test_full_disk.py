@@ -1,0 +1,152 @@
+"""Disks that are full: of brokers, whose logs meet it in the midst of a write, and of a worker's machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+import psutil
+import pytest
+
+from benchmarks.kafka.server import KafkaCluster, find_java
+from tests.kafka.stream import wait_for
+from tests.kafka.three_brokers import MakeCluster, Trial
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(400)]
+
+SMALL_MIB, LARGE_MIB = 96, 512
+LEFT_KIB = 64
+"""Room on a disk that is nearly full: a second's records."""
+
+
+class Disk:
+    """Small file system at a folder, in a mount namespace that only chosen processes see.
+
+    Parameters
+    ----------
+    folder : Path
+    mib : int
+        Its size, until :meth:`grow`.
+    """
+
+    def __init__(self, folder: Path, mib: int) -> None:
+        folder.mkdir(parents=True)
+        self.folder = folder
+        # A user who is not root is root in a namespace of users.
+        self._kinds = ["-m"] if os.geteuid() == 0 else ["-U", "-m"]
+        own = self._kinds if os.geteuid() == 0 else [*self._kinds, "-r"]
+        mount = f'mount -t tmpfs -o size={mib}m full "$0" && echo mounted && exec sleep infinity'
+        self._holder = subprocess.Popen(
+            ["unshare", *own, "sh", "-c", mount, str(folder)], stdout=subprocess.PIPE, text=True
+        )
+        assert self._holder.stdout is not None
+        assert self._holder.stdout.readline() == "mounted\n", (
+            "no mount namespace: run as root, or allow them to users"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._holder.kill()
+        self._holder.wait()
+        assert self._holder.stdout is not None
+        self._holder.stdout.close()
+
+    @property
+    def enter(self) -> list[str]:
+        """Begin of a command that sees the disk."""
+        keep = [] if os.geteuid() == 0 else ["--preserve-credentials"]
+        return ["nsenter", "-t", str(self._holder.pid), *self._kinds, *keep, "--"]
+
+    def run(self, *command: str) -> str:
+        """Run a command that sees the disk."""
+        return subprocess.run([*self.enter, *command], check=True, capture_output=True, text=True).stdout
+
+    @property
+    def free_kib(self) -> int:
+        return int(self.run("df", "--output=avail", str(self.folder)).split()[-1])
+
+    def fill(self) -> None:
+        """Leave little room."""
+        size = self.free_kib - LEFT_KIB
+        if size > 0:
+            self.run("fallocate", "-l", f"{size}KiB", str(self.folder / "other.bin"))
+
+    def grow(self) -> None:
+        """Do what an operator does."""
+        self.run("mount", "-o", f"remount,size={LARGE_MIB}m", str(self.folder))
+        self.run("rm", "-f", str(self.folder / "other.bin"))
+
+
+@pytest.fixture(scope="module")
+def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[int, Disk]]:
+    """Disks of the second and the third node."""
+    folder = tmp_path_factory.mktemp("disks")
+    with Disk(folder / "2", SMALL_MIB) as second, Disk(folder / "3", SMALL_MIB) as third:
+        yield {2: second, 3: third}
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    make_cluster: MakeCluster, disks: Mapping[int, Disk], tmp_path_factory: pytest.TempPathFactory
+) -> KafkaCluster:
+    """Three brokers, two of which have a disk of their own for their logs."""
+    program = tmp_path_factory.mktemp("java") / "java"
+    lines = ["#!/bin/sh", f'run="{shutil.which(find_java())}"', 'case "${PWD##*/}" in']
+    for node, disk in disks.items():
+        lines.append(
+            f'{node}) ln -sfn "{disk.folder}" data; run="{" ".join(disk.enter)} env -C $PWD $run" ;;'
+        )
+    program.write_text("\n".join([*lines, "esac", 'exec $run "$@"', ""]))
+    program.chmod(0o755)
+    return make_cluster(java=str(program))
+
+
+def has_ended(cluster: KafkaCluster, node: int) -> bool:
+    """Whether a node's process has ended by itself."""
+    pid = cluster.pid(node)
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+def fill_until_it_ends(cluster: KafkaCluster, disks: Mapping[int, Disk], *nodes: int) -> None:
+    for node in nodes:
+        disks[node].fill()
+    for node in nodes:
+        wait_for(
+            f"broker {node} to end",
+            lambda node=node: has_ended(cluster, node),
+            90,
+            lambda node=node: cluster.log_tail(node),
+        )
+        assert "Shutdown broker because all log dirs" in cluster.log_tail(node)
+
+
+def test_a_broker_whose_disk_is_full_ends_and_the_stream_goes_on(
+    fork_server: None, cluster: KafkaCluster, disks: Mapping[int, Disk], tmp_path: Path
+) -> None:
+    with Trial(cluster, tmp_path, "disk") as trial:
+        trial.lead_and_stand_by()
+        fill_until_it_ends(cluster, disks, 3)
+        trial.goes_on()
+        disks[3].grow()
+        cluster.start(3)
+        cluster.wait_until_whole()
+        trial.goes_on()
+        # Without two of three nothing can be committed: workers wait, and go on where they were.
+        fill_until_it_ends(cluster, disks, 2)
+        cluster.kill(3)
+        disks[2].grow()
+        cluster.start(3, wait=False)
+        cluster.start(2)
+        cluster.wait_until_whole()
+        trial.goes_on()
+        counts = trial.end()
+        assert counts.abandoned == 0
