@@ -115,7 +115,7 @@ def load_compiler() -> Any:
 
 
 def _keep_if_possible(kernels: Any) -> None:
-    """Let numba use a kernel that its cache has no room for; it raises OSError from the kernel's first call."""
+    """Let numba use a kernel that its cache has no room for: its first call would raise OSError."""
     save = kernels.save_overload
 
     def save_overload(*args: Any) -> None:

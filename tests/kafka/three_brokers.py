@@ -50,7 +50,8 @@ class Program(Worker):
     def __init__(self, settings: Settings, directory: Path, env: Mapping[str, str]) -> None:
         directory.mkdir(parents=True)
         self.directory = directory
-        run = f"import json, sys; from {chaos_worker.__name__} import main; main(json.loads(sys.argv[1]), sys.argv[2])"
+        load = f"import json, sys; from {chaos_worker.__name__} import main"
+        run = f"{load}; main(json.loads(sys.argv[1]), sys.argv[2])"
         arguments = [json.dumps([settings.model_dump(mode="json")]), str(directory)]
         self._program = Process(
             [sys.executable, "-c", run, *arguments],

@@ -93,7 +93,7 @@ class _Rule:
 
 # An election of a replica that was not in sync loses the tail of a topic.
 _NO_UNCLEAN_ELECTION = _Rule("unclean.leader.election.enable", "false")
-# Brokers refuse a record that its writer has stamped more than message.timestamp.after.max.ms ahead of their clock.
+# Brokers refuse a record that its writer stamped more than message.timestamp.after.max.ms ahead of them.
 _STAMP, _BY_BROKER = "message.timestamp.type", "LogAppendTime"
 _WRITTEN = _Rule(
     _STAMP, _BY_BROKER, " (a broker refuses records of a writer whose clock is an hour ahead)", fatal=False

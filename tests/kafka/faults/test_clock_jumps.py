@@ -1,7 +1,8 @@
 """Clocks that jump by more than an hour, both ways: a worker's, its clock process's, a broker's.
 
 A preloaded library of three functions gives each process the wall clock that a file of its own says. All
-other clocks and all waits stay as they are, which libfaketime 0.9.10 changes: as on a machine whose time is set.
+other clocks and all waits stay as they are, as on a machine whose time is set; libfaketime 0.9.10 would
+change them.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ int clock_gettime(clockid_t clock, struct timespec *now)
     static int (*original)(clockid_t, struct timespec *);
     if (!original) original = dlsym(RTLD_NEXT, "clock_gettime");
     int failed = original(clock, now);
-    if (!failed && seconds && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) now->tv_sec += *seconds;
+    if (!failed && seconds && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE))
+        now->tv_sec += *seconds;
     return failed;
 }
 
@@ -156,7 +158,9 @@ def test_workers_whose_clocks_jump_lead_on(
         for seconds in (AHEAD, 0, BEHIND, 0):
             clocks.set(name, seconds)
             wait_for(
-                "a release of that time", lambda: abs(seen_by(trial)[-1] - seconds) < 120, seen=trial.logs
+                "a release of that time",
+                lambda at=seconds: abs(seen_by(trial)[-1] - at) < 120,
+                seen=trial.logs,
             )
             trial.goes_on()
         assert "no longer leading" not in leader.log
@@ -193,7 +197,7 @@ def test_brokers_whose_clocks_jump_take_on(
 def test_group_offsets_that_expire_change_nothing(
     fork_server: None, cluster: KafkaCluster, clocks: Clocks, tmp_path: Path
 ) -> None:
-    """An hour passes at once on all brokers, which keep offsets for half of it; the last test of this file."""
+    """An hour passes at once on all brokers, which keep offsets for half of it: the last test of the file."""
     with Trial(cluster, tmp_path, "expiry") as trial:
         trial.produce()
         first = trial.start()

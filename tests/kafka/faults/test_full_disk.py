@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +16,8 @@ import psutil
 import pytest
 
 from benchmarks.kafka.server import KafkaCluster, find_java
-from tests.kafka.stream import wait_for
+from tests.kafka.faults.chaos import ROOT
+from tests.kafka.stream import check_books, wait_for
 from tests.kafka.three_brokers import MakeCluster, Trial
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -150,3 +153,90 @@ def test_a_broker_whose_disk_is_full_ends_and_the_stream_goes_on(
         trial.goes_on()
         counts = trial.end()
         assert counts.abandoned == 0
+
+
+# -- the worker's own machine ----------------------------------------------
+
+KERNEL = """
+import numpy as np
+from streaming_pca.kernels.clipping import record_squared_norms
+out = np.zeros(1)
+record_squared_norms(np.ones((1, 3)), np.array([0, 1]), out)
+print(out[0])
+"""
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Disk]:
+    """A disk without any room."""
+    with Disk(tmp_path / "full", 1) as disk:
+        disk.run("fallocate", "-l", f"{disk.free_kib}KiB", str(disk.folder / "other.bin"))
+        assert disk.free_kib == 0
+        yield disk
+
+
+def test_a_kernel_that_cannot_be_kept_is_used(full: Disk) -> None:
+    """Else the first batch of a worker would fail, and stay charged."""
+    command = ["env", f"NUMBA_CACHE_DIR={full.folder}", sys.executable, "-P", "-c", KERNEL]
+    assert full.run(*command) == "3.0\n"
+
+
+CONFIG = """
+[kafka]
+bootstrap_servers = "{stream.kafka.bootstrap_servers}"
+[stream]
+name = "{stream.stream.name}"
+input = "{stream.stream.input}"
+dim = {stream.stream.dim}
+rank = 2
+epsilon = 1.0
+delta = 1e-6
+estimator = "private-oja"
+centering = "none"
+options = {{ clip_radius = 20.0, batch_size = 60 }}
+[worker]
+group = "{stream.worker.group}"
+[http]
+enabled = false
+"""
+
+
+@pytest.mark.parametrize("kept", ["log", pytest.param("kernels", marks=pytest.mark.soak)])
+def test_a_worker_whose_own_disk_is_full_works_on(
+    fork_server: None, cluster: KafkaCluster, full: Disk, tmp_path: Path, kept: str
+) -> None:
+    with Trial(cluster, tmp_path, f"own-{kept}") as trial:
+        config = tmp_path / "worker.toml"
+        config.write_text(CONFIG.format(stream=trial.stream.settings))
+        trial.produce()
+        kernels = [f"NUMBA_CACHE_DIR={full.folder}"] if kept == "kernels" else []
+        log = full.folder / "log" if kept == "log" else tmp_path / "log"
+        inside = [
+            *full.enter,
+            "env",
+            f"PYTHONPATH={ROOT}",
+            *kernels,
+            "sh",
+            "-c",
+            f'exec "$@" >{log} 2>&1',
+            "sh",
+        ]
+        program = [sys.executable, "-P", "-m", "streaming_pca", "worker", "--config", str(config)]
+        worker = subprocess.Popen([*inside, *program])
+        try:
+            wait_for(
+                "three releases",
+                lambda: len(trial.stream.release_values()) >= 3,
+                240,
+                lambda: full.run("cat", str(log)),
+            )
+            trial.stop_producing()
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait(60) == 0, full.run("cat", str(log))
+        finally:
+            worker.kill()
+            worker.wait()
+        check_books(trial.stream)
+        if kept == "kernels":
+            assert "the compiled kernels could not be kept" in log.read_text()
+            assert "Traceback" not in log.read_text()

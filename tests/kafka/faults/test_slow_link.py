@@ -1,4 +1,4 @@
-"""A slow link between a worker and three brokers: little bandwidth, long ways, and standstills in a message."""
+"""A slow link between workers and brokers: little bandwidth, long ways, standstills in a message."""
 
 from __future__ import annotations
 
