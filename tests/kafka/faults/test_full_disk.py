@@ -237,6 +237,11 @@ def test_a_worker_whose_own_disk_is_full_works_on(
             worker.kill()
             worker.wait()
         check_books(trial.stream)
+        backup = [*program[:-3], "export", str(full.folder / "backup.zip"), *program[-2:]]
+        refused = subprocess.run([*full.enter, *backup], capture_output=True, text=True, cwd=ROOT)
+        assert refused.returncode == 2
+        assert refused.stderr.endswith("backup.zip: cannot be written: No space left on device\n")
+        assert len(refused.stderr.splitlines()) == 1
         if kept == "kernels":
             assert "the compiled kernels could not be kept" in log.read_text()
             assert "Traceback" not in log.read_text()

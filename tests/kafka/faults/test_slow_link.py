@@ -6,11 +6,10 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import pytest
 
@@ -30,6 +29,8 @@ listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,FAR:PLAI
 """
 """The last digit of a port behind the link is the node's number: a broker has each port once."""
 
+T = TypeVar("T")
+
 _CHUNK = 16 * 1024
 _UNLIMITED = 1e12
 
@@ -48,6 +49,7 @@ class Link:
         self.seconds = 0.0
         """Time that bytes are on their way."""
         self._ports, self._free_at = ports, 0.0
+        self._servers: list[asyncio.Server] = []
         self._moving = asyncio.Event()
         self._moving.set()
         self._loop = asyncio.new_event_loop()
@@ -57,11 +59,13 @@ class Link:
         self._thread.start()
         for port, behind in self._ports.items():
             made = asyncio.start_server(lambda r, w, to=behind: self._serve(r, w, to), FAR, port)
-            self._do(made)
+            self._servers.append(self._do(made))
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         async def end() -> None:
+            for server in self._servers:
+                server.close()
             others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:
                 task.cancel()
@@ -72,9 +76,8 @@ class Link:
         self._thread.join()
         self._loop.close()
 
-    def _do(self, work: Any) -> None:
-        done: Future[Any] = asyncio.run_coroutine_threadsafe(work, self._loop)
-        done.result(10)
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
 
     def stop(self) -> None:
         """Let everything stand still, also in the midst of messages; connections stay open."""
