@@ -49,13 +49,17 @@ _to_look_at: list[str] = []
 
 
 _CHAOS_TIMEOUT = 420
-"""Seconds that a test may take beside the chaos loop: start, drain and check."""
+"""Seconds that a test may take beside the chaos loop, or the soak: start, drain and check."""
+_LENGTHS = {"chaos_seconds", "soak_seconds"}
+"""Fixtures that say how long a test runs."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("chaos", "tests/kafka/faults/test_chaos.py")
     group.addoption("--chaos-seconds", type=float, default=60.0, help="how long its faults last (60)")
     group.addoption("--chaos-seed", type=int, default=17, help="of their schedule (17)")
+    group = parser.getgroup("soak", "tests/soak")
+    group.addoption("--soak-seconds", type=float, default=600.0, help="how long it runs at full speed (600)")
 
 
 @pytest.fixture(scope="session")
@@ -68,6 +72,12 @@ def chaos_seconds(request: pytest.FixtureRequest) -> float:
 def chaos_seed(request: pytest.FixtureRequest) -> int:
     """Seed of the chaos loop's schedule."""
     return int(request.config.getoption("--chaos-seed"))
+
+
+@pytest.fixture(scope="session")
+def soak_seconds(request: pytest.FixtureRequest) -> float:
+    """How long the soak runs at full speed."""
+    return float(request.config.getoption("--soak-seconds"))
 
 
 class NoBroker(pytest.skip.Exception):
@@ -84,6 +94,7 @@ def kafka_is_required() -> bool:
 
 
 _LONG = (
+    "tests/soak/",
     "tests/kafka/",
     "tests/spark/",
     "tests/browser/",
@@ -113,8 +124,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for fixture, marker in _MARKERS.items():
             if fixture in getattr(item, "fixturenames", ()) and item.get_closest_marker(marker) is None:
                 item.add_marker(marker)
-        if "chaos_seconds" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.timeout(_CHAOS_TIMEOUT + item.config.getoption("--chaos-seconds")))
+        for name in _LENGTHS & set(getattr(item, "fixturenames", ())):
+            seconds = item.config.getoption(f"--{name.replace('_', '-')}")
+            item.add_marker(pytest.mark.timeout(_CHAOS_TIMEOUT + seconds))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -208,7 +220,7 @@ def make_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[..., Kafka
             if isinstance(found, KafkaUnavailable):
                 raise _no_kafka(found)
             try:
-                return stack.enter_context(KafkaCluster(*found, **how))
+                return stack.enter_context(KafkaCluster(**({"java": found[0], "jars": found[1]} | how)))
             except KafkaUnavailable as unavailable:
                 raise _no_kafka(unavailable) from None
 

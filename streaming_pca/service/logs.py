@@ -72,6 +72,8 @@ def configure_logging(settings: LogSettings) -> None:
     """Send all log lines to standard error, in place of earlier handlers."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_formatter(settings))
+    # A line that a full disk has no room for is lost; a traceback in its place would say nothing more.
+    logging.raiseExceptions = False
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
     # The client logs every reconnect; its relevant failures reach our own log.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)

@@ -372,6 +372,11 @@ class Worker:
                 compiler.kill()
             if status:
                 log.warning("the compiler ended with status %d: kernels compile at their first use", status)
+            elif not await self.executors.call(Pool.RECORDS, "looking for kernels", are_cached, kinds):
+                log.warning(
+                    "the compiled kernels could not be kept: make room in numba's cache (NUMBA_CACHE_DIR); "
+                    "until then every worker compiles them, at its start and at their first use"
+                )
             else:
                 log.info("compiled kernels in %.0f s", time.monotonic() - started)
         self.compiled.set()

@@ -27,6 +27,7 @@ from streaming_pca.service.kafka import credentials, failed_connects, large_read
 from streaming_pca.service.kafka.diagnosis import diagnose
 from streaming_pca.service.kafka.record_batches import InflatingReader, RecordReader
 from streaming_pca.service.kafka.refusals import missing_permission
+from streaming_pca.service.kafka.slow_fetches import shrink_on_timeout
 from streaming_pca.service.kafka.transaction import delivery_timeout_ms
 
 __all__ = [
@@ -167,6 +168,7 @@ def _consumer(*, io: Io, **configs: Any) -> KafkaConsumer:
     try:
         consumer = KafkaConsumer(**configs, kafka_client=client)
         consumer._fetcher.PartitionRecords = RecordReader if io == "records" else InflatingReader
+        shrink_on_timeout(consumer._fetcher, configs["request_timeout_ms"])
         return consumer
     except BaseException:
         for each in made:

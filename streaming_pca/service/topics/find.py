@@ -77,7 +77,8 @@ def ledger_topic(name: str, replication: int) -> NewTopic:
 
 def state_topic(name: str, replication: int, commit: int) -> NewTopic:
     """Return the definition of a state topic for commits of ``commit`` bytes."""
-    return NewTopic(name, 1, replication, topic_configs=state_topic_config(commit) | durable(replication))
+    configs = required_configs("state") | state_topic_config(commit)
+    return NewTopic(name, 1, replication, topic_configs=configs | durable(replication))
 
 
 def releases_topic(name: str, replication: int, release: int) -> NewTopic:
