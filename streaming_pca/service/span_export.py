@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 _CLOSE_SECONDS = 5.0
 """Time for the last spans at the end of the process."""
 _VERSION = version("streaming-pca")
-_LIBRARY = "opentelemetry"
-"""Logger of the library."""
+_LIBRARIES = ("opentelemetry", "urllib3")
+"""Loggers of the library and of its HTTP client."""
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 """Variables of the collector's address, the first that is set decides."""
 _ONLY = {
@@ -70,6 +70,9 @@ class _Session(requests.Session):
     def request(self, *args: Any, **kwargs: Any) -> requests.Response:
         response = super().request(*args, **(kwargs | {"stream": True, "allow_redirects": False}))
         response.close()
+        if response.is_redirect:
+            # The library takes it for success.
+            raise requests.TooManyRedirects
         return response
 
 
@@ -95,6 +98,22 @@ class _LibraryLog(logging.Handler):
         elif not self._failing:
             self._failing = True
             log.warning("traces: the collector at %s does not take spans: they are dropped", self._collector)
+
+    def attach(self) -> None:
+        """Take the lines of the libraries from all other handlers."""
+        for library in map(logging.getLogger, _LIBRARIES):
+            library.addHandler(self)
+            library.setLevel(logging.WARNING)
+            library.propagate = False
+
+    def detach(self) -> None:
+        """Give the libraries their log back, and say no more."""
+        self._failing = False
+        for library in map(logging.getLogger, _LIBRARIES):
+            library.removeHandler(self)
+            library.propagate = True
+            # A thread that still hangs in a request must not begin to speak.
+            library.setLevel(logging.CRITICAL)
 
     def recovered(self) -> None:
         """Log that spans are taken again, if the log says otherwise."""
@@ -134,10 +153,7 @@ class SpanExport:
     def __init__(self, settings: TraceSettings) -> None:
         address = _collector(settings)
         self._library_log = _LibraryLog(address)
-        library = logging.getLogger(_LIBRARY)
-        library.addHandler(self._library_log)
-        library.setLevel(logging.WARNING)
-        library.propagate = False
+        self._library_log.attach()
         provider, problems = None, []
         try:
             endpoint = None if settings.endpoint is None else f"{settings.endpoint.rstrip('/')}/v1/traces"
@@ -150,7 +166,7 @@ class SpanExport:
         if provider is None or problems:
             if provider is not None:
                 provider.shutdown()
-            self._release_log()
+            self._library_log.detach()
             raise ConfigurationError(f"environment: a variable OTEL_* is wrong: {problems[0]}")
         self._provider = provider
         self._tracer = provider.get_tracer("streaming_pca", _VERSION)
@@ -174,14 +190,7 @@ class SpanExport:
         closing.join(_CLOSE_SECONDS)
         if closing.is_alive():
             log.warning("traces: the last spans are dropped, not taken within %g s", _CLOSE_SECONDS)
-        self._release_log()
-
-    def _release_log(self) -> None:
-        library = logging.getLogger(_LIBRARY)
-        library.removeHandler(self._library_log)
-        library.propagate = True
-        # A thread that still hangs in a request must not begin to speak.
-        library.setLevel(logging.CRITICAL)
+        self._library_log.detach()
 
 
 def _resource() -> Resource:

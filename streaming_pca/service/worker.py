@@ -425,7 +425,8 @@ class Worker:
             await self.executors.call(Pool.ELECTION, "closing", self.poller.close, deadline=patience)
             if http is not None:
                 await http.stop()
-            await self.executors.call(Pool.ELECTION, "closing", self.tracing.close)
+            # In none of the pools, whose threads may hang.
+            await asyncio.to_thread(self.tracing.close)
         return max(stream.status or 0 for stream in self._streams)
 
     def _verifier(self) -> Verifier:

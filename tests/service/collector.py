@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-Manner = Literal["takes", "fails", "hangs", "floods", "redirects", "insults"]
+Manner = Literal["takes", "fails", "hangs", "drips", "floods", "redirects", "insults"]
 INSULT = "insult-of-the-collector"
 """What a bad collector would like to see in the log."""
 
@@ -144,9 +144,13 @@ def _handler(collector: Collector) -> type[BaseHTTPRequestHandler]:
                 case "hangs":
                     collector.released.wait()
                     self.close_connection = True
+                case "drips":
+                    self.send_response_only(200)
+                    self.flush_headers()
+                    self._write(b"x", 0.05)
                 case "floods":
                     self._answer(200, 1 << 40)
-                    self._flood()
+                    self._write(bytes(1 << 16), 0)
 
         def _answer(self, status: int | None, length: int, *headers: tuple[str, str]) -> None:
             if status is not None:
@@ -155,13 +159,11 @@ def _handler(collector: Collector) -> type[BaseHTTPRequestHandler]:
                 self.send_header(name, value)
             self.end_headers()
 
-        def _flood(self) -> None:
+        def _write(self, data: bytes, pause: float) -> None:
             self.close_connection = True
-            try:
-                while not collector.released.is_set():
-                    collector.flooded += self.wfile.write(bytes(1 << 16))
-            except OSError:
-                pass
+            with suppress(OSError):
+                while not collector.released.wait(pause):
+                    collector.flooded += self.wfile.write(data)
 
     return Handler
 
