@@ -429,7 +429,6 @@ def test_the_pods_run_answer_their_probes_and_end_in_time(cluster: Cluster) -> N
 @pytest.mark.kafka
 @pytest.mark.slow
 def test_variables_of_services_would_be_taken_for_settings(cluster: Cluster) -> None:
-    worker = cluster.pod("streaming-pca-worker").start(
-        STREAMING_PCA_WORKER__PORT_9464_TCP="tcp://10.0.0.1:9464"
-    )
+    worker = cluster.pod("streaming-pca-worker").start(STREAMING_PCA_DASHBOARD_SERVICE_HOST="10.0.0.1")
     assert worker.ends(60) == 2, worker.log
+    assert "no such setting" in worker.log
