@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.config.settings import Settings
+from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.processes import Child as Program
 from streaming_pca.dev.processes import free_port
 from streaming_pca.service.kafka.clients import plain_producer

@@ -16,9 +16,9 @@ from typing import Any, Self
 
 from kafka import KafkaAdminClient
 
-from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.admin.ledger import verify_ledger
 from streaming_pca.config.settings import KafkaSettings, Settings, StreamSettings
+from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.processes import Child as Process
 from streaming_pca.service.topics.find import create_topics
 from tests.kafka.child import Strike

@@ -9,8 +9,8 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.admin import ConfigResource
 
-from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.admin.ledger import verify_ledger
+from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.privacy.ledger.entries import Abandoned, Reserved
 from tests.kafka.child import Strike
 from tests.kafka.stream import check_books, wait_for
