@@ -54,14 +54,22 @@ def nulls(value: bytes) -> dict[str, bytes]:
         "a huge value": hostile.record(bytes(HUGE), headers=PLAIN),
         "a huge header": hostile.record(b"", headers=[*PLAIN, (b"x", bytes(HUGE // 2))]),
         "half a million headers": hostile.record(value, headers=[(b"", b"")] * 500_000),
-        "five thousand headers": hostile.record(value, headers=[(b"h%d" % i, b"x" * 100) for i in range(5000)]),
+        "five thousand headers": hostile.record(
+            value, headers=[(b"h%d" % i, b"x" * 100) for i in range(5000)]
+        ),
         "a value without its last octet": hostile.record(value[:-1], headers=PLAIN),
         "one more octet": hostile.record(value + b"\0", headers=PLAIN),
         "an infinity": hostile.record(np.full(5, np.inf, "<f4").tobytes(), headers=PLAIN),
-        "nested lists": hostile.record(b'{"x": ' + b"[" * 400 + b"]" * 400 + b"}", headers=typed("application/json")),
-        "a long integer": hostile.record(b'{"x": [' + b"9" * 600 + b", 1, 1, 1, 1]}", headers=typed("application/json")),
+        "nested lists": hostile.record(
+            b'{"x": ' + b"[" * 400 + b"]" * 400 + b"}", headers=typed("application/json")
+        ),
+        "a long integer": hostile.record(
+            b'{"x": [' + b"9" * 600 + b", 1, 1, 1, 1]}", headers=typed("application/json")
+        ),
         "an array of a terabyte": hostile.record(npy, headers=typed("application/x-npy")),
-        "another program's": hostile.record(b"\0\0\0\0\x07" + json.dumps({"a": 1}).encode(), headers=typed("avro/binary")),
+        "another program's": hostile.record(
+            b"\0\0\0\0\x07" + json.dumps({"a": 1}).encode(), headers=typed("avro/binary")
+        ),
     }
 
 
