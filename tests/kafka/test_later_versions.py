@@ -30,7 +30,11 @@ def refusal(stream: Stream) -> str:
 def test_a_later_ledger_entry(make_stream: MakeStream) -> None:
     stream = make_stream("later-ledger", **BATCHES)
     entry = Abandoned(
-        job=stream.settings.stream.name, batch=1, reason="of a later version", previous="0" * 64
+        topic_id=stream.topic_id,
+        job=stream.settings.stream.name,
+        batch=1,
+        reason="of a later version",
+        previous="0" * 64,
     )
     value = json.dumps(json.loads(encode_entry(entry)) | {"version": 3}, sort_keys=True)
     with closing(plain_producer(stream.settings.kafka)) as producer:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from kafka.admin import ConfigResource, ConfigResourceType
 
 from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.jars import fetch_jars, find_java
-from tests.upgrade.program import RECORDS_BEFORE, Program, end, messages_of, produce, until
+from tests.upgrade.program import RECORDS_BEFORE, Program, end, messages_of, produce, status_of, until
 from tests.upgrade.streams import BATCH, CAPS, ESTIMATORS, OTHERS, STRIKES, stream_settings, write_config
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -47,7 +48,12 @@ model.save(sys.argv[3])
 
 def main(checkout: Path) -> None:
     """Record all fixtures of the version in `checkout`."""
-    program = Program(checkout)
+    with closing(Program(checkout)) as program:
+        record_version(program)
+
+
+def record_version(program: Program) -> None:
+    """Record all fixtures of a program."""
     version = program.run("--version").stdout.split()[-1]
     folder = FIXTURES / version
     shutil.rmtree(folder, ignore_errors=True)
@@ -60,7 +66,7 @@ def main(checkout: Path) -> None:
         with KafkaCluster(find_java(), fetch_jars(), **how, more=SMALL) as kafka:
             facts = record(program, kafka.bootstrap, Path(scratch), folder)
         commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=checkout, check=True, capture_output=True, text=True
+            ["git", "rev-parse", "HEAD"], cwd=program.checkout, check=True, capture_output=True, text=True
         )
         facts["commit"] = commit.stdout.strip()
         (folder / "facts.json").write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
@@ -103,7 +109,7 @@ def record(program: Program, bootstrap: str, scratch: Path, folder: Path) -> dic
     assert end(worker) == 0, log.read_text()
     for name, step in STRIKES.items():
         struck = program.start_worker([configs[name]], log, (step, 2))
-        assert struck.wait(240) == -9, log.read_text()
+        assert status_of(struck, 240) == -9, log.read_text()
     program.run("stream", "pause", "--config", configs["paused"], "--reason", "fixture")
     program.run("stream", "retire", "--config", configs["retired"], "--reason", "fixture", "--yes")
     program.run("export", folder / "backup.zip", "--config", configs["user-once"])

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import subprocess
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from streaming_pca.admin.ledger import verify_ledger
 from streaming_pca.config.loading import load_settings
-from tests.upgrade.program import Program, end, messages_of, produce, until
+from tests.upgrade.program import Program, end, messages_of, produce, status_of, until
 from tests.upgrade.streams import BATCH, write_config
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +24,7 @@ NAME = "private-oja"
 
 
 @pytest.fixture(scope="module")
-def old_program(facts: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Program:
+def old_program(facts: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     """The program of the version before."""
     folder = tmp_path_factory.mktemp("old")
     archive = folder / "source.tar"
@@ -34,15 +35,22 @@ def old_program(facts: dict[str, Any], tmp_path_factory: pytest.TempPathFactory)
         pytest.skip(f"needs a clone with the commit {facts['commit']}: {made.stderr.strip()}")
     with tarfile.open(archive) as tar:
         tar.extractall(folder / "source", filter="data")
-    return Program(folder / "source")
+    with closing(Program(folder / "source")) as program:
+        yield program
+
+
+@pytest.fixture
+def new_program() -> Iterator[Program]:
+    """The program of this checkout."""
+    with closing(Program(ROOT)) as program:
+        yield program
 
 
 @pytest.mark.soak
 def test_a_rolling_update_and_a_rollback(
-    old_program: Program, restore: Callable[[], str], tmp_path: Path
+    old_program: Program, new_program: Program, restore: Callable[[], str], tmp_path: Path
 ) -> None:
     bootstrap = restore()
-    new_program = Program(ROOT)
     config = write_config(tmp_path, bootstrap, NAME)
     old_log, new_log, back_log = tmp_path / "old.log", tmp_path / "new.log", tmp_path / "back.log"
 
@@ -68,8 +76,10 @@ def test_a_rolling_update_and_a_rollback(
     before = [[m.value for m in messages_of(bootstrap, topic)] for topic in topics]
     produce(bootstrap, "old", BATCH, seed=4)
     back = old_program.start_worker([config], back_log)
-    assert back.wait(120) == 2, back_log.read_text()
+    assert status_of(back) == 2, back_log.read_text()
     assert "Traceback" not in back_log.read_text()
+    (line,) = [line for line in back_log.read_text().splitlines() if " ERROR " in line]
+    assert "version" in line
     assert [[m.value for m in messages_of(bootstrap, topic)] for topic in topics] == before
 
     # And forward again: nothing is lost.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from streaming_pca.config.loading import load_settings
 from streaming_pca.privacy.ledger.entries import Abandoned, Reserved
 from streaming_pca.service.topics.find import find_topics
 from tests.kafka.stream import Stream, check_books
-from tests.upgrade.program import Program, end, messages_of, produce, until
+from tests.upgrade.program import Program, end, messages_of, produce, status_of, until
 from tests.upgrade.streams import BATCH, CAPS, ESTIMATORS, OTHERS, write_config
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,6 @@ ROOT = Path(__file__).parents[2]
 REFUSED = {
     "adaptive": "is of another release or of other stream.options",
     "analyze-gauss": "is of another release or of other stream.options",
-    "block": "is of another release or of other stream.options",
     "user-often": "whose noise was discrete",
     "retired": "is retired, which is final",
 }
@@ -78,8 +78,14 @@ def upgraded(
     configs = {name: write_config(folder, bootstrap, name) for name in (*ESTIMATORS, *OTHERS)}
     found = Upgraded(bootstrap, configs, folder)
     found.before = found.values()
-    program = Program(ROOT)
+    with closing(Program(ROOT)) as program:
+        upgrade(found, program, fixtures)
+    return found
 
+
+def upgrade(found: Upgraded, program: Program, fixtures: Path) -> None:
+    """Run the commands of an upgrade."""
+    bootstrap, folder, configs = found.bootstrap, found.folder, found.configs
     lost = ["old-users.ledger", "user-once.state", "user-often.state"]
     with KafkaAdminClient(bootstrap_servers=bootstrap) as admin:
         admin.delete_topics(lost)
@@ -89,7 +95,7 @@ def upgraded(
         produce(bootstrap, topic, BATCH, seed=1, keyed=topic == "old-users")
     log = folder / "refused.log"
     worker = program.start_worker([configs[name] for name in REFUSED], log)
-    assert worker.wait(120) == 2, log.read_text()
+    assert status_of(worker) == 2, log.read_text()
     found.refusals, found.refused = log.read_text(), found.values()
 
     log = folder / "worker.log"
@@ -105,7 +111,6 @@ def upgraded(
     )
     assert end(worker) == 0, log.read_text()
     found.log = log.read_text()
-    return found
 
 
 def test_lost_topics_come_back_from_a_backup_of_the_version_before(upgraded: Upgraded) -> None:
