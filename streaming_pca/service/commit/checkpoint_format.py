@@ -12,6 +12,8 @@ from streaming_pca.privacy.users.index import UserIndex
 
 __all__ = ["Checkpoint", "MalformedCheckpoint", "decode_checkpoint", "encode_checkpoint"]
 
+_VERSION = 1
+
 
 class MalformedCheckpoint(ValueError):
     """Error of a state message that cannot be read."""
@@ -52,7 +54,7 @@ class Checkpoint:
 def encode_checkpoint(checkpoint: Checkpoint) -> tuple[bytes, str]:
     """Return the bytes of a checkpoint, and their digest for the ledger."""
     facts = {
-        "version": 1,
+        "version": _VERSION,
         "topic_id": checkpoint.topic_id,
         "stream": checkpoint.stream,
         "batch": checkpoint.batch,
@@ -79,6 +81,11 @@ def decode_checkpoint(data: bytes) -> tuple[Checkpoint, str]:
     try:
         size = int.from_bytes(data[:4], "big")
         header = json.loads(data[4 : 4 + size])
+        if header["version"] != _VERSION:
+            raise ValueError(
+                f"it is of version {header['version']!r}, and this program reads version {_VERSION}: "
+                "update streaming-pca"
+            )
         body = data[4 + size :]
         split = _whole(header["state_bytes"], len(body))
         checkpoint = Checkpoint(
