@@ -126,9 +126,8 @@ class Sender:
 
     def _raise_failure(self) -> None:
         if self._failures:
-            raise DeliveryError(
-                f"sending to {self.topic!r} failed after {self.sent} messages: {in_one_line(self._failures[0], 'Write')}"
-            )
+            reason = in_one_line(self._failures[0], "Write")
+            raise DeliveryError(f"sending to {self.topic!r} failed after {self.sent} messages: {reason}")
 
     def close(self) -> None:
         """Release the connection; messages that were not flushed may be lost."""

@@ -27,8 +27,12 @@ class TopicError(Exception):
 
     @staticmethod
     def described(topic: str, code: int) -> TopicError:
-        """Return the error of a topic that the broker would not describe, by the broker's error code."""
-        return NotPermitted("Describe", f"topic {topic!r}") if code == _NOT_PERMITTED else TopicError.missing(topic)
+        """Return the error of a topic that the broker described by an error code."""
+        return (
+            NotPermitted("Describe", f"topic {topic!r}")
+            if code == _NOT_PERMITTED
+            else TopicError.missing(topic)
+        )
 
 
 class NotPermitted(TopicError):

@@ -150,7 +150,9 @@ def find_output(kafka: KafkaSettings, stream: StreamSettings, output: str, creat
         checked = {role: there[role] for role in ("input", "output")}
         problems = [*find_problems(admin, kafka, stream, checked), *_retention_problems(admin, names)]
     except KafkaError as error:
-        raise broker_failed(kafka, "the broker would not describe the topics", error, "DescribeConfigs") from None
+        raise broker_failed(
+            kafka, "the broker would not describe the topics", error, "DescribeConfigs"
+        ) from None
     finally:
         admin.close()
     for problem in problems:
