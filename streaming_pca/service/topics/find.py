@@ -9,7 +9,12 @@ from typing import Any
 
 from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
-from kafka.errors import KafkaError, TopicAlreadyExistsError, for_code
+from kafka.errors import (
+    KafkaError,
+    TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
+    for_code,
+)
 
 from streaming_pca.config.settings import KafkaSettings, StreamSettings
 from streaming_pca.service.errors import NotPermitted, TopicError
@@ -145,6 +150,8 @@ def ensure_topics(kafka: KafkaSettings, wanted: Iterable[NewTopic]) -> list[str]
             (answer,) = admin.create_topics([topic], raise_errors=False)["topics"]
             if answer["error_code"] == TopicAlreadyExistsError.errno:
                 continue
+            if answer["error_code"] == TopicAuthorizationFailedError.errno:
+                raise NotPermitted("Create", f"topic {topic.name!r}")
             if answer["error_code"]:
                 reason = answer.get("error_message") or for_code(answer["error_code"]).__name__
                 raise TopicError(f"topic {topic.name} cannot be created: {' '.join(reason.split())}")

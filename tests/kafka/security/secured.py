@@ -146,7 +146,7 @@ class Secured:
 
 
 def write_whole(path: Path, content: str) -> Path:
-    part = path.with_suffix(".part")
+    part = path.with_name(f"{path.name}.{threading.get_ident()}.part")
     part.write_text(content)
     os.replace(part, path)
     return path

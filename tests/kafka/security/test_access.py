@@ -21,9 +21,10 @@ from kafka.admin import (
     ResourcePatternFilter,
     ResourceType,
 )
+from kafka.errors import KafkaError
 
 from benchmarks.kafka.server import KafkaCluster, find_java
-from streaming_pca.admin.access import ROLES, permissions
+from streaming_pca.admin.access import ROLES, apply_permissions, permissions
 from streaming_pca.admin.ledger import describe_ledger, verify_ledger
 from streaming_pca.admin.pause import pause, resume
 from streaming_pca.admin.status import describe_status
@@ -32,18 +33,22 @@ from streaming_pca.admin.watch import last_release
 from streaming_pca.config.settings import Settings
 from streaming_pca.dashboard.observing.observer import Observer
 from streaming_pca.privacy.ledger.entries import Cap
+from streaming_pca.service.commit.log_reader import LogReader
+from streaming_pca.service.commit.snapshot import existing_topics
 from streaming_pca.service.errors import NotPermitted, SessionLost
 from streaming_pca.service.kafka.clients import (
     BrokerUnreachable,
     admin_client,
-    reading_consumer,
     transactional_producer,
 )
+from streaming_pca.service.kafka.refusals import in_one_line
 from streaming_pca.service.topics.find import find_topics
+from streaming_pca.service.topics.output import find_output
 from tests.kafka.child import Strike
 from tests.kafka.projecting import run as project
 from tests.kafka.security.secured import Secured, start_secured
 from tests.kafka.security.streams import BATCH, as_user, create, described, feed, grant
+from tests.kafka.security.test_connecting import RUN_ALL
 from tests.kafka.stream import Stream, check_books, read_all, wait_for
 
 pytestmark = [pytest.mark.kafka]
@@ -123,7 +128,7 @@ def watch(place: Place, settings: Settings) -> None:
 def status(place: Place, settings: Settings) -> None:
     (facts,) = describe_status([settings])
     if facts["problem"] is not None:
-        raise NotPermitted("", facts["problem"])
+        raise SessionLost(facts["problem"])
     assert facts["batches"]["released"] == 3
 
 
@@ -150,7 +155,7 @@ def write_releases(place: Place, settings: Settings) -> None:
     with closing(transactional_producer(settings.kafka, "streaming-pca.forger")) as producer:
         producer.init_transactions()
         producer.begin_transaction()
-        producer.send(settings.stream.releases_topic, b"forged", partition=0)
+        producer.send(settings.stream.releases_topic, b"forged", partition=0).get(20)
         producer.abort_transaction()
 
 
@@ -160,25 +165,22 @@ def show_dashboard(place: Place, settings: Settings) -> None:
     try:
         wait_for(
             "the dashboard",
-            lambda: observer.overview().connection.loaded or observer.overview().streams[0].problem,
+            lambda: observer.overview().connection.loaded or _problem_of(observer),
             30,
         )
-        (summary,) = observer.overview().streams
-        if summary.problem is not None:
-            raise NotPermitted("", summary.problem)
+        if (problem := _problem_of(observer)) is not None:
+            raise SessionLost(problem)
         assert observer.stream(settings.stream.name).batches.released == 3
     finally:
         observer.stop()
 
 
-def project_records(place: Place, settings: Settings) -> None:
-    with _one_writer:
-        assert project(settings, f"{place.output}") == 0
+def _problem_of(observer: Observer) -> str | None:
+    overview = observer.overview()
+    return overview.streams[0].problem or overview.connection.problem
 
 
 def grant_more(place: Place, settings: Settings) -> None:
-    from streaming_pca.admin.access import apply_permissions
-
     apply_permissions(settings.kafka, permissions("reader", [settings]), "User:stranger-2")
 
 
@@ -203,21 +205,9 @@ TABLE: dict[Callable[[Place, Settings], None], set[str]] = {
 
 
 def _read(settings: Settings, topic: str) -> None:
-    from kafka import TopicPartition
-    from kafka.errors import KafkaError
-
-    from streaming_pca.service.kafka.clients import broker_failed
-
-    consumer = reading_consumer(settings.kafka)
-    tp = TopicPartition(topic, 0)
-    try:
-        consumer.assign([tp])
-        consumer.seek(tp, 0)
-        wait_for("a message", lambda: consumer.poll(timeout_ms=200), 20)
-    except KafkaError as error:
-        raise broker_failed(settings.kafka, "reading failed", error, "Read") from None
-    finally:
-        consumer.close(autocommit=False)
+    assert existing_topics(settings.kafka, [topic])
+    with closing(LogReader(settings.kafka, topic)) as reader:
+        assert next(reader.read_to(1, 20))
 
 
 def outcome(action: Callable[[Place, Settings], None], place: Place, user: str) -> str | None:
@@ -226,6 +216,8 @@ def outcome(action: Callable[[Place, Settings], None], place: Place, user: str) 
         action(place, place.of(user))
     except (NotPermitted, SessionLost, BrokerUnreachable) as error:
         return str(error)
+    except KafkaError as error:
+        return in_one_line(error, "Write")
     return None
 
 
@@ -243,8 +235,6 @@ def test_each_role_may_do_what_it_is_for_and_nothing_else(
 
 
 def test_a_projector_writes_its_output_and_others_may_not(place: Place) -> None:
-    from streaming_pca.service.topics.output import find_output
-
     with pytest.raises(NotPermitted):
         find_output(place.of("reader").kafka, place.stream.settings.stream, place.output)
     # The output is made by the one who makes topics.
@@ -267,10 +257,13 @@ dim = 5
 rank = 2
 epsilon = 1.0
 delta = 1e-6
+
+[worker]
+group = "{group}"
 """
 
 
-def write_config(place: Place, directory: Path, user: str | None, name: str | None = None) -> Path:
+def write_config(place: Place, directory: Path, user: str | None) -> Path:
     stream, kafka = place.stream.settings.stream, place.secured.open_settings
     login = ""
     if user is not None:
@@ -282,8 +275,9 @@ def write_config(place: Place, directory: Path, user: str | None, name: str | No
         CONFIG.format(
             bootstrap=kafka.bootstrap_servers,
             login=login,
-            name=name or stream.name,
-            input=name or stream.input,
+            name=stream.name,
+            input=stream.input,
+            group=place.stream.settings.worker.group,
         )
     )
     return path
@@ -314,8 +308,6 @@ def test_every_command_refuses_a_stranger_in_one_line(place: Place, tmp_path: Pa
 
 
 def run_all(commands: list[list[str]]) -> subprocess.CompletedProcess[str]:
-    from tests.kafka.security.test_connecting import RUN_ALL
-
     return subprocess.run(
         [sys.executable, "-c", RUN_ALL.format(commands=commands)],
         capture_output=True,
