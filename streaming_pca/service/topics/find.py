@@ -231,13 +231,10 @@ def _check(
 ) -> tuple[Topics | None, list[Problem]]:
     names = {role: getattr(stream, attribute) for role, attribute in _ROLES.items()}
     described = {t["name"]: t for t in admin.describe_topics(list(names.values()))}
+    NotPermitted.check(described.values())
     problems, there = [], {}
     for role, name in names.items():
         topic: Any = described.get(name)
-        if topic is not None and topic["error_code"]:
-            reason = TopicError.described(name, topic["error_code"])
-            if isinstance(reason, NotPermitted):
-                raise reason
         if topic is None or topic["error_code"] or not topic["partitions"]:
             fix = "create it with `streaming-pca topics create --config FILE --cap EPSILON,DELTA`"
             problems.append(Problem(f"topic {name!r} ({role})", "", "missing", "", fix))
