@@ -34,7 +34,7 @@ from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.log_reader import LedgerLog, Replayed, whole_log
 from streaming_pca.service.commit.snapshot import existing_topics, read_messages, read_snapshot, read_topic
 from streaming_pca.service.commit.state_topic import FoundState, summarise
-from streaming_pca.service.errors import SessionLost, TopicError
+from streaming_pca.service.errors import NotPermitted, SessionLost, TopicError
 from streaming_pca.service.kafka.clients import admin_client, broker_failed, last_offsets, reading_consumer
 from streaming_pca.service.kafka.refusals import in_one_line
 
@@ -60,9 +60,10 @@ def topic_id_of(kafka: KafkaSettings, topic: str) -> str:
         raise broker_failed(kafka, "the broker would not describe the topics", error) from None
     finally:
         admin.close()
+    NotPermitted.check(found.values())
     for name in (topic, f"{topic}.ledger"):
         if name not in found or found[name]["error_code"]:
-            raise TopicError.described(name, found[name]["error_code"] if name in found else 0)
+            raise TopicError.missing(name)
     return str(found[topic]["topic_id"])
 
 

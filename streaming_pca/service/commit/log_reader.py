@@ -61,7 +61,9 @@ class EndReader:
         try:
             ends = self._consumer.end_offsets([self._tp], timeout_ms=self._kafka.request_timeout_ms)
         except KafkaError as error:
-            raise SessionLost(f"reading the end of {self._tp.topic} failed: {in_one_line(error, 'Describe')}") from error
+            raise SessionLost(
+                f"reading the end of {self._tp.topic} failed: {in_one_line(error, 'Describe')}"
+            ) from error
         return int(ends[self._tp])
 
     def close(self) -> None:
@@ -83,7 +85,9 @@ class LogReader:
             )
         except KafkaError as error:
             self._consumer.close(autocommit=False)
-            raise SessionLost(f"reading the start of {topic} failed: {in_one_line(error, 'Describe')}") from error
+            raise SessionLost(
+                f"reading the start of {topic} failed: {in_one_line(error, 'Describe')}"
+            ) from error
         self._consumer.assign([self._tp])
         self._consumer.seek(self._tp, max(self.first, start))
 

@@ -150,7 +150,9 @@ def find_output(kafka: KafkaSettings, stream: StreamSettings, output: str, creat
         checked = {role: there[role] for role in ("input", "output")}
         problems = [*find_problems(admin, kafka, stream, checked), *_retention_problems(admin, names)]
     except KafkaError as error:
-        raise broker_failed(kafka, "the broker would not describe the topics", error, "DescribeConfigs") from None
+        raise broker_failed(
+            kafka, "the broker would not describe the topics", error, "DescribeConfigs"
+        ) from None
     finally:
         admin.close()
     for problem in problems:
@@ -167,10 +169,7 @@ def find_output(kafka: KafkaSettings, stream: StreamSettings, output: str, creat
 
 def _described(kafka: KafkaSettings, names: dict[str, str]) -> dict[str, Any]:
     found = {t["name"]: t for t in describe_topics(kafka, list(names.values()), "the topics")}
-    for name, topic in found.items():
-        reason = TopicError.described(name, topic["error_code"])
-        if isinstance(reason, NotPermitted):
-            raise reason
+    NotPermitted.check(found.values())
     return {
         role: found[name]
         for role, name in names.items()

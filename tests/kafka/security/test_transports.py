@@ -23,7 +23,7 @@ from tests.kafka.security.secured import (
     start_secured,
     write_whole,
 )
-from tests.kafka.security.streams import as_user, create, described, feed, grant
+from tests.kafka.security.streams import BATCH, as_user, create, described, feed, grant
 from tests.kafka.stream import Stream, all_at_once, check_books
 
 pytestmark = [pytest.mark.kafka]
@@ -55,7 +55,7 @@ def run_whole(secured: Secured, stream: Stream, users: dict[str, KafkaSettings])
     """Create, fill and run a stream, each step by the user whose role has it, with no other permission."""
     grant(secured, stream, ROLES)
     create(stream, users["operator"])
-    feed(stream, users["producer"], 400)
+    feed(stream, users["producer"], 2 * BATCH)
     stream.run(as_user(stream, users["worker"]))
     assert len(stream.release_values()) == 2
     check_books(stream)
@@ -184,9 +184,7 @@ def test_an_identity_provider_that_grants_nothing(secured: Secured) -> None:
         gone = provider.url
     assert "does not answer (Connection refused)" in said(sasl_oauth_token_url=gone)
     with identity_provider(secured, certificate=trustme.CA().issue_cert("localhost")) as stranger:
-        text = said(
-            sasl_oauth_token_url=stranger.url, sasl_oauth_cafile=secured.directory / "authority.pem"
-        )
+        text = said(sasl_oauth_token_url=stranger.url, sasl_oauth_cafile=secured.directory / "authority.pem")
         assert "is not trusted" in text
         assert "set kafka.sasl_oauth_cafile" in text
 
