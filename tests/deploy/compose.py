@@ -188,7 +188,8 @@ class Deployment:
             user,
             [int(group) for group in service.told.get("group_add", ())],
             {name: other.address for name, other in self.services.items()},
-            {path: f"mode=1777,{options}" for path, options in _tmpfs(service.told)},
+            # An engine's own options, and the file's.
+            {path: f"mode=1777,noexec,nosuid,nodev,{options}" for path, options in _tmpfs(service.told)},
             service.told["read_only"],
             "/tmp",
         )
