@@ -181,6 +181,8 @@ def _common_options(settings: KafkaSettings) -> dict[str, Any]:
         "bootstrap_servers": settings.bootstrap_servers.split(","),
         "bootstrap_timeout_ms": settings.bootstrap_timeout_ms,
         "request_timeout_ms": settings.request_timeout_ms,
+        # The client's own is 30 s: a lead would be lost while a broker is back, or a password changed.
+        "reconnect_backoff_max_ms": settings.session_timeout_ms // 3,
         "metrics_enabled": False,
         "security_protocol": settings.security_protocol,
         "selector": large_reads.KeySelector,

@@ -37,6 +37,9 @@ def missing_permission(error: BaseException, operation: str) -> NotPermitted | N
         named = error.args[0] if error.args else ()
         topics = sorted({named} if isinstance(named, str) else map(str, named))
         return NotPermitted(operation, " and ".join(f"topic {t!r}" for t in topics) or "a topic")
+    if isinstance(error, ClusterAuthorizationFailedError) and operation == "Write":
+        # Idempotent producers need it, or to write any topic.
+        return NotPermitted(operation, "any topic")
     for kind, (verb, resource) in _RESOURCES.items():
         if isinstance(error, kind):
             name = f" {error.args[0]!r}" if error.args and isinstance(error.args[0], str) else ""
