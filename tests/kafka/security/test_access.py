@@ -35,6 +35,7 @@ from streaming_pca.dashboard.observing.observer import Observer
 from streaming_pca.privacy.ledger.entries import Cap
 from streaming_pca.service.commit.log_reader import LogReader
 from streaming_pca.service.commit.snapshot import existing_topics
+from streaming_pca.service.election import Election
 from streaming_pca.service.errors import NotPermitted, SessionLost, TopicError
 from streaming_pca.service.kafka.clients import (
     BrokerUnreachable,
@@ -159,6 +160,13 @@ def write_releases(place: Place, settings: Settings) -> None:
         producer.abort_transaction()
 
 
+def lead(place: Place, settings: Settings) -> None:
+    """Join the group whose members lead the stream."""
+    kafka, stream = settings.kafka, settings.stream
+    with closing(Election(kafka, settings.worker.group, [stream.state_topic], lambda: None)) as election:
+        wait_for("the group", lambda: election.poll() is not None and election.joined, 30)
+
+
 def show_dashboard(place: Place, settings: Settings) -> None:
     observer = Observer([settings])
     observer.start()
@@ -198,6 +206,7 @@ TABLE: dict[Callable[[Place, Settings], None], set[str]] = {
     read_state: _READERS - {"dashboard"},
     change_status: {"worker", "operator"},
     write_releases: {"worker", "operator"},
+    lead: {"worker", "operator"},
     show_dashboard: _READERS,
     grant_more: set(),
 }
