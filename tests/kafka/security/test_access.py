@@ -163,6 +163,8 @@ def write_releases(place: Place, settings: Settings) -> None:
 def lead(place: Place, settings: Settings) -> None:
     """Join the group whose members lead the stream."""
     kafka, stream = settings.kafka, settings.stream
+    # As a worker does first.
+    assert existing_topics(kafka, [stream.state_topic])
     with closing(Election(kafka, settings.worker.group, [stream.state_topic], lambda: None)) as election:
         wait_for("the group", lambda: election.poll() is not None and election.joined, 30)
 
