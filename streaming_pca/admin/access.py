@@ -130,7 +130,8 @@ def _of_stream(role: str, settings: Settings, output: str) -> Iterator[Permissio
             yield _may("transactional-id", _WRITERS, "Write", prefixed=True)
             yield _may("cluster", _CLUSTER, "DescribeConfigs")
         case "operator":
-            yield _may("topic", source, "Create", "Describe", "DescribeConfigs")
+            # A pause leaves a trace in a group's offsets, which Kafka lets only readers commit.
+            yield _may("topic", source, "Create", "DescribeConfigs", "Read")
             for name in (ledger, state, releases):
                 yield _may("topic", name, "Create", "DescribeConfigs", "Read", "Write")
             for name in (stream.name, group):

@@ -31,8 +31,8 @@ _GRANT_SECONDS = 5.0
 """Time limit of a request to the identity provider."""
 _RENEW_AT = 0.8
 """Part of a token's life after which the next one is asked for."""
-_RETRY_SECONDS = 1.0
-"""Pause after a failed grant."""
+_RETRY_SECONDS = (1.0, 30.0)
+"""Pause after a failed grant, doubled from the first to the second."""
 _MOST_BYTES = 1 << 20
 """Most bytes that are read of an answer."""
 
@@ -130,14 +130,17 @@ class _Grant(AbstractTokenProvider):  # type: ignore[misc]
         return self._token
 
     def _keep_fresh(self) -> None:
+        pause, longest = _RETRY_SECONDS
         while True:
-            time.sleep(max(self._renew_at - time.monotonic(), _RETRY_SECONDS))
+            time.sleep(max(self._renew_at - time.monotonic(), pause))
             try:
                 granted = _ask(self._settings)
             except (ConfigurationError, TokenRefused) as error:
                 log.warning("the token for the broker was not renewed: %s", error)
+                pause = min(2 * pause, longest)
             else:
                 self._take(granted)
+                pause = _RETRY_SECONDS[0]
 
     def _take(self, granted: tuple[str, float]) -> None:
         now, (self._token, life) = time.monotonic(), granted

@@ -31,7 +31,7 @@ from streaming_pca.dev.processes import free_port
 from streaming_pca.service.kafka.clients import admin_client
 
 ISSUER, AUDIENCE = "https://issuer.test", "kafka"
-USERS = ("worker", "producer", "reader", "auditor", "projector", "operator", "stranger")
+USERS = ("worker", "producer", "reader", "dashboard", "auditor", "projector", "operator", "stranger")
 PROTOCOLS = {"TLS": "SSL", "MUTUAL": "SSL", "PLAIN": "SASL_SSL", "SCRAM": "SASL_SSL", "OAUTH": "SASL_SSL"}
 MECHANISMS = {"PLAIN": "PLAIN", "SCRAM": "SCRAM-SHA-512", "OAUTH": "OAUTHBEARER"}
 _MODULES = {

@@ -34,7 +34,8 @@ def test_security_settings_reach_the_client(tmp_path: Path) -> None:
     assert found["security_protocol"] == "SASL_SSL"
     assert found["sasl_mechanism"] == "SCRAM-SHA-512"
     assert found["sasl_plain_username"] == "pca"
-    assert found["sasl_plain_password"] == "hunter2"
+    assert found["sasl_plain_password"]() == "hunter2"
+    assert "hunter2" not in str(found)
     assert found["ssl_cafile"] == str(authority)
     assert "ssl_certfile" not in found
 
@@ -42,7 +43,11 @@ def test_security_settings_reach_the_client(tmp_path: Path) -> None:
 def test_a_password_comes_from_its_file(tmp_path: Path) -> None:
     (tmp_path / "password").write_text("hunter3\n")
     settings = secure(sasl_password=None, sasl_password_file=tmp_path / "password")
-    assert clients._common_options(settings)["sasl_plain_password"] == "hunter3"
+    password = clients._common_options(settings)["sasl_plain_password"]
+    assert password() == "hunter3"
+    # It is read anew for each connection.
+    (tmp_path / "password").write_text("hunter4\n")
+    assert password() == "hunter4"
     (tmp_path / "password").unlink()
     with pytest.raises(ConfigurationError, match=r"kafka\.sasl_password_file: .*No such file"):
         clients._common_options(settings)
