@@ -22,7 +22,7 @@ _SIZES = ("fetch_max_bytes", "max_partition_fetch_bytes")
 
 
 def shrink_on_timeout(fetcher: Fetcher, request_timeout_ms: int) -> None:
-    """Let a consumer ask for a quarter after each fetch that was not answered in time.
+    """Quarter a consumer's fetches after each fetch that was not answered in time.
 
     Parameters
     ----------
