@@ -166,8 +166,8 @@ def test_a_leader_on_a_slow_link_keeps_the_lead_and_up(
     with Trial(cluster, tmp_path, "slow", bootstrap=far(cluster)) as trial:
         leader, standby = trial.lead_and_stand_by()
         link.set(bytes_a_second=256_000, seconds=0.05)
-        trial.goes_on(5)
-        for _ in range(3):
+        trial.goes_on(4)
+        for _ in range(2):
             link.stop()
             hold(1.5)
             link.go_on()
