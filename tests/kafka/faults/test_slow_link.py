@@ -7,7 +7,6 @@ import random
 import threading
 import time
 from collections.abc import Coroutine, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -96,12 +95,19 @@ class Link:
         except OSError:
             answer.close()
             return
-        ways = [self._carry(client, request), self._carry(server, answer)]
+        ways = [
+            self._loop.create_task(each)
+            for each in (self._carry(client, request), self._carry(server, answer))
+        ]
         try:
-            await asyncio.gather(*ways)
+            # One end that closes ends both ways, with what is under way.
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
             for writer in (answer, request):
-                writer.close()
+                writer.transport.abort()
 
     async def _carry(self, source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
         """Carry bytes one way."""
@@ -116,7 +122,6 @@ class Link:
                     to.write(half)
                     await to.drain()
                 if not data:
-                    to.write_eof()
                     return
 
         async def take() -> None:
@@ -127,8 +132,12 @@ class Link:
                 await under_way.put((time.monotonic() + self.seconds, data))
             await under_way.put((time.monotonic(), b""))
 
-        with suppress(OSError):
-            await asyncio.gather(take(), deliver())
+        try:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(take())
+                both.create_task(deliver())
+        except* OSError:
+            pass
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +241,8 @@ def test_what_ended_a_session_is_not_hidden_by_messages_on_their_way(
         settings = trial.stream.settings
         writer = CheckpointWriter(settings.kafka, settings.stream, trial.stream.topic_id)
         writer.take_over()
+        assert writer._producer is not None
+        writer._producer.partitions_for(settings.stream.releases_topic)
         link.stop()
         writer._begin()
         writer._transaction.send(settings.stream.releases_topic, b"never arrives", None)
