@@ -47,7 +47,7 @@ from streaming_pca.service.commit.state_topic import StateReader, send_state
 from streaming_pca.service.commit.user_log import UserLog
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.kafka.clients import transactional_producer
-from streaming_pca.service.kafka.transaction import Transaction
+from streaming_pca.service.kafka.transaction import Transaction, discard
 
 __all__ = ["BudgetExceededByAnother", "CheckpointWriter", "TakenOver", "open_ledger"]
 
@@ -409,7 +409,7 @@ def open_ledger(kafka: KafkaSettings, entry: Opened, topic: str) -> Opened:
             except KafkaError as error:
                 raise SessionLost(f"opening the ledger failed: {error}") from error
             finally:
-                producer.close(timeout=2)
+                discard(producer)
             log.catch_up()
         assert log.ledger.opened is not None
         return log.ledger.opened
