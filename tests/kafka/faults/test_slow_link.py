@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -101,7 +102,8 @@ class Link:
         ]
         try:
             # One end that closes ends both ways, with what is under way.
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for way in ways:
                 way.cancel()
@@ -212,7 +214,10 @@ def test_a_leader_whose_link_stands_still_is_replaced_by_one_with_another(
 def test_a_fetch_that_takes_longer_than_a_request_may_is_made_smaller(
     fork_server: None, cluster: KafkaCluster, link: Link, tmp_path: Path
 ) -> None:
-    """A backlog of megabytes behind a link that carries some 100 kB in a request's time."""
+    """A backlog of 5 MB behind a link that carries 1.6 MB in a request's time, for three partitions.
+
+    A broker sends a producer's batch whole: no link is fast enough that cannot carry one of each partition.
+    """
     with Trial(
         cluster,
         tmp_path,
@@ -220,15 +225,15 @@ def test_a_fetch_that_takes_longer_than_a_request_may_is_made_smaller(
         bootstrap=far(cluster),
         kafka={"request_timeout_ms": 4000},
         dim=256,
-        options={"clip_radius": 20.0, "batch_size": 240},
+        options={"clip_radius": 20.0, "batch_size": 960},
     ) as trial:
         stream = trial.stream
         stream.settings, beyond = (
             stream.changed("kafka", bootstrap_servers=cluster.bootstrap),
             stream.settings,
         )
-        stream.produce_vectors(stream.vectors(1200))
-        link.set(bytes_a_second=100_000)
+        stream.produce_vectors(stream.vectors(4800))
+        link.set(bytes_a_second=400_000)
         worker = trial.start(settings=beyond)
         worker.says("batch 5 released", 120)
         assert "the link to the broker is slow" in worker.log
