@@ -191,15 +191,11 @@ class Watched:
             if fault != "nulls":
                 stream.produce_vectors(stream.vectors(BATCH + 30 * (fault == "few")))
         self._load.start()
-        for stream in shared:
-            wait_for(
-                f"a release of {stream.settings.stream.name}",
-                lambda s=stream: (
-                    f"stream {s.settings.stream.name}" in self.leader.log
-                    and self.leader.log.count("batch 1 released") == len(shared)
-                ),
-                seen=lambda: self.leader.log,
-            )
+        wait_for(
+            "a release of each",
+            lambda: self.leader.log.count("batch 1 released") == len(shared),
+            seen=lambda: self.leader.log,
+        )
         self._forge()
         changed = {"unfit": self.streams["unfit"].changed(epsilon=0.5)}
         settings = [changed.get(f, s.settings) for f, s in self.streams.items() if f != "stuck"]
@@ -224,7 +220,7 @@ class Watched:
         producer.close()
 
     def _produce(self) -> None:
-        """Send a batch a second to the busy stream, and to those that cannot read it, clip it, or are stuck."""
+        """Send a batch a second: to the busy stream, and to those that clip it, cannot read it, or hang."""
         try:
             while not self._ending.wait(1):
                 for fault in ("busy", "nulls", "clipped", "stuck"):
