@@ -115,6 +115,7 @@ def main() -> None:
     os.nice(19)
     logging.getLogger().addHandler(logging.NullHandler())
     settings, topic = json.loads(sys.stdin.readline()), json.loads(sys.stdin.readline())
+    answer: dict[str, str | list[str]]
     try:
         answer = {"problems": list(verify_ledger(KafkaSettings(**settings["kafka"]), topic).problems)}
     except FAILURES as error:
