@@ -22,6 +22,7 @@ from hypothesis import settings
 
 from benchmarks.kafka.server import KafkaCluster, KafkaServer, KafkaUnavailable, fetch_jars, find_java
 from streaming_pca.demo.broker import EmbeddedBroker, EmbeddedBrokerUnavailable, cluster_id
+from tests.security.whole_run import WholeRun
 
 # pytest-xdist sets it for its workers, and a console that is made meanwhile keeps that width.
 os.environ.pop("COLUMNS", None)
@@ -49,6 +50,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("chaos", "tests/kafka/faults/test_chaos.py")
     group.addoption("--chaos-seconds", type=float, default=60.0, help="how long its faults last (60)")
     group.addoption("--chaos-seed", type=int, default=17, help="of their schedule (17)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Its workers send all that tests print to the process that shows the results.
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(WholeRun(config))
 
 
 @pytest.fixture(scope="session")
