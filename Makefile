@@ -27,9 +27,11 @@ dashboard: $(VENV)/demo,dashboard.stamp
 test: $(VENV)/test.stamp
 	$(PYTEST)
 
-# Everything, with the cases that others stand for, more examples, and ten minutes of faults.
+# Everything, with the cases that others stand for, more examples, ten minutes of faults, and as long at full speed.
+# One hour at full speed alone: .venv/bin/python -m pytest tests/soak -m "soak or not soak" --soak-seconds=3600
+SOAK_SECONDS ?= 600
 soak: $(VENV)/test.stamp
-	$(PYTEST) -m "soak or not soak" --hypothesis-profile=soak --chaos-seconds=600
+	$(PYTEST) -m "soak or not soak" --hypothesis-profile=soak --chaos-seconds=600 --soak-seconds=$(SOAK_SECONDS)
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .

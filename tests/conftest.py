@@ -20,8 +20,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from benchmarks.kafka.server import KafkaCluster, KafkaServer, KafkaUnavailable, fetch_jars, find_java
-from streaming_pca.demo.broker import EmbeddedBroker, EmbeddedBrokerUnavailable, cluster_id
+from streaming_pca.demo.broker import EmbeddedBroker, EmbeddedBrokerUnavailable
+from streaming_pca.dev.cluster import KafkaCluster, KafkaServer
+from streaming_pca.dev.jars import KafkaUnavailable, fetch_jars, find_java
+from streaming_pca.dev.processes import cluster_id
 from tests.security.whole_run import WholeRun
 
 # pytest-xdist sets it for its workers, and a console that is made meanwhile keeps that width.
@@ -32,7 +34,12 @@ settings.register_profile("default", max_examples=100, deadline=None)
 settings.register_profile("soak", max_examples=1000, deadline=None)
 settings.load_profile("default")
 
-_BROKERS = {"kafka_bootstrap": "kafka", "make_cluster": "kafka", "broker_bootstrap": "broker"}
+_BROKERS = {
+    "kafka_installation": "kafka",
+    "kafka_bootstrap": "kafka",
+    "make_cluster": "kafka",
+    "broker_bootstrap": "broker",
+}
 _MARKERS = {**_BROKERS, "browser": "browser"}
 _INSTALLATION: pytest.StashKey[tuple[str, Path] | KafkaUnavailable] = pytest.StashKey()
 _NO_BROKER = "no broker"
@@ -43,13 +50,17 @@ _to_look_at: list[str] = []
 
 
 _CHAOS_TIMEOUT = 420
-"""Seconds that a test may take beside the chaos loop: start, drain and check."""
+"""Seconds that a test may take beside the chaos loop, or the soak: start, drain and check."""
+_LENGTHS = {"chaos_seconds", "soak_seconds"}
+"""Fixtures that say how long a test runs."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("chaos", "tests/kafka/faults/test_chaos.py")
     group.addoption("--chaos-seconds", type=float, default=60.0, help="how long its faults last (60)")
     group.addoption("--chaos-seed", type=int, default=17, help="of their schedule (17)")
+    group = parser.getgroup("soak", "tests/soak")
+    group.addoption("--soak-seconds", type=float, default=600.0, help="how long it runs at full speed (600)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -70,6 +81,12 @@ def chaos_seed(request: pytest.FixtureRequest) -> int:
     return int(request.config.getoption("--chaos-seed"))
 
 
+@pytest.fixture(scope="session")
+def soak_seconds(request: pytest.FixtureRequest) -> float:
+    """How long the soak runs at full speed."""
+    return float(request.config.getoption("--soak-seconds"))
+
+
 class NoBroker(pytest.skip.Exception):
     """A test is skipped because the broker, or another program, that it needs cannot be had."""
 
@@ -84,6 +101,7 @@ def kafka_is_required() -> bool:
 
 
 _LONG = (
+    "tests/soak/",
     "tests/kafka/",
     "tests/spark/",
     "tests/browser/",
@@ -113,8 +131,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for fixture, marker in _MARKERS.items():
             if fixture in getattr(item, "fixturenames", ()) and item.get_closest_marker(marker) is None:
                 item.add_marker(marker)
-        if "chaos_seconds" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.timeout(_CHAOS_TIMEOUT + item.config.getoption("--chaos-seconds")))
+        for name in _LENGTHS & set(getattr(item, "fixturenames", ())):
+            seconds = item.config.getoption(f"--{name.replace('_', '-')}")
+            item.add_marker(pytest.mark.timeout(_CHAOS_TIMEOUT + seconds))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -140,6 +159,15 @@ def installation() -> tuple[str, Path] | KafkaUnavailable:
         return find_java(), fetch_jars()
     except KafkaUnavailable as unavailable:
         return unavailable
+
+
+@pytest.fixture(scope="session")
+def kafka_installation(request: pytest.FixtureRequest) -> tuple[str, Path]:
+    """A Java, and the directory of Kafka's jars."""
+    found = request.config.stash.get(_INSTALLATION, None) or installation()
+    if isinstance(found, KafkaUnavailable):
+        raise _no_kafka(found)
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -199,7 +227,7 @@ def make_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[..., Kafka
             if isinstance(found, KafkaUnavailable):
                 raise _no_kafka(found)
             try:
-                return stack.enter_context(KafkaCluster(*found, **how))
+                return stack.enter_context(KafkaCluster(**({"java": found[0], "jars": found[1]} | how)))
             except KafkaUnavailable as unavailable:
                 raise _no_kafka(unavailable) from None
 
@@ -210,7 +238,7 @@ def _no_kafka(unavailable: KafkaUnavailable) -> BaseException:
     """Return what a test without Apache Kafka ends with."""
     if kafka_is_required():
         return pytest.fail.Exception(f"REQUIRE_KAFKA is set, but {unavailable}", pytrace=False)
-    return NoBroker("kafka", unavailable.reason, unavailable.detail)
+    return NoBroker("kafka", unavailable.reason, f"{unavailable.detail}; or name one by KAFKA_BOOTSTRAP")
 
 
 @pytest.fixture(scope="session")

@@ -15,11 +15,12 @@ import numpy as np
 from kafka import TopicPartition
 from numpy.typing import NDArray
 
-from benchmarks.kafka.server import KafkaServer, KafkaUnavailable, fetch_jars, find_java
 from streaming_pca.config.loading import load_settings
 from streaming_pca.config.settings import KafkaSettings, Settings
 from streaming_pca.data.release import Release
-from streaming_pca.demo.broker import Child
+from streaming_pca.dev.cluster import KafkaServer
+from streaming_pca.dev.jars import KafkaUnavailable, fetch_jars, find_java
+from streaming_pca.dev.processes import Child
 from streaming_pca.privacy.ledger.entries import Cap, Opened
 from streaming_pca.service.commit.checkpoint import open_ledger
 from streaming_pca.service.kafka.clients import plain_producer, reading_consumer

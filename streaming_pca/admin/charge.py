@@ -18,8 +18,9 @@ from streaming_pca.privacy.ledger.entries import Charged, OffsetSpan, Opened
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.ledger_writer import LedgerWriter, check_reason, group_of_charges, trace_of
 from streaming_pca.service.commit.log_reader import high_watermark
-from streaming_pca.service.errors import SessionLost, StreamRefused, TopicError
+from streaming_pca.service.errors import NotPermitted, SessionLost, StreamRefused, TopicError
 from streaming_pca.service.kafka.clients import reading_consumer
+from streaming_pca.service.kafka.refusals import in_one_line
 from streaming_pca.service.topics.find import describe_topics
 
 __all__ = ["ChargeVoid", "ChargeWriter", "Done", "charge_records"]
@@ -186,13 +187,14 @@ class ChargeWriter(LedgerWriter):
 def _look_up(kafka: KafkaSettings, topic: str, job: str) -> tuple[str, dict[int, int]]:
     """Return the topic's id and each partition's end; refuse a job that is a stream."""
     names = {"topic": topic, "ledger": f"{topic}.ledger", "state": f"{job}.state"}
-    found = {
-        t["name"]: t for t in describe_topics(kafka, [*names.values()], "the topics") if not t["error_code"]
-    }
-    for name in (names["topic"], names["ledger"]):
-        if name not in found:
-            raise TopicError.missing(name)
-    if names["state"] in found:
+    found = {t["name"]: t for t in describe_topics(kafka, [*names.values()], "the topics")}
+    for name in names.values():
+        reason = TopicError.described(name, found[name]["error_code"] if name in found else 0)
+        # A state topic that may not be seen may be there.
+        if name not in found or found[name]["error_code"]:
+            if name != names["state"] or isinstance(reason, NotPermitted):
+                raise reason
+    if names["state"] in found and not found[names["state"]]["error_code"]:
         # The charge would fence its leader, and a job with charges can never reserve again.
         raise ConfigurationError(f"--job {job} is a stream (topic {job}.state is there): choose another name")
     tps = [TopicPartition(topic, p["partition_index"]) for p in found[topic]["partitions"]]
@@ -200,7 +202,7 @@ def _look_up(kafka: KafkaSettings, topic: str, job: str) -> tuple[str, dict[int,
     try:
         ends = consumer.end_offsets(tps, timeout_ms=kafka.request_timeout_ms)
     except KafkaError as error:
-        raise SessionLost(f"reading the ends of {topic} failed: {error}") from None
+        raise SessionLost(f"reading the ends of {topic} failed: {in_one_line(error, 'Describe')}") from None
     finally:
         consumer.close(autocommit=False)
     return str(found[topic]["topic_id"]), {tp.partition: int(end) for tp, end in ends.items()}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -16,26 +14,21 @@ from streaming_pca.privacy.ledger.cap import approximate, left_of, within_cap
 from streaming_pca.privacy.ledger.entries import (
     Abandoned,
     Charged,
-    Committed,
     LedgerEntry,
-    MalformedEntry,
     Opened,
     Paused,
-    Released,
     Reserved,
     Resumed,
     Retired,
     Started,
-    decode_entry,
 )
 from streaming_pca.privacy.ledger.ledger import Ledger
-from streaming_pca.privacy.ledger.verify import Report, StoredState, verify_log
 from streaming_pca.privacy.parameters import Charge
-from streaming_pca.service.commit.log_reader import LedgerLog, Replayed, whole_log
-from streaming_pca.service.commit.snapshot import existing_topics, read_messages, read_snapshot, read_topic
-from streaming_pca.service.commit.state_topic import FoundState, summarise
+from streaming_pca.service.commit.log_reader import LedgerLog, Replayed
+from streaming_pca.service.commit.verification import topic_id_of, verify_ledger
 from streaming_pca.service.errors import SessionLost, TopicError
-from streaming_pca.service.kafka.clients import admin_client, broker_failed, last_offsets, reading_consumer
+from streaming_pca.service.kafka.clients import last_offsets, reading_consumer
+from streaming_pca.service.kafka.refusals import in_one_line
 
 __all__ = [
     "describe_charge",
@@ -48,21 +41,6 @@ __all__ = [
     "topic_id_of",
     "verify_ledger",
 ]
-
-
-def topic_id_of(kafka: KafkaSettings, topic: str) -> str:
-    """Return the topic's present id; TopicError if it or its ledger is missing."""
-    admin = admin_client(kafka)
-    try:
-        found = {t["name"]: t for t in admin.describe_topics([topic, f"{topic}.ledger"])}
-    except KafkaError as error:
-        raise broker_failed(kafka, "the broker would not describe the topics", error) from None
-    finally:
-        admin.close()
-    for name in (topic, f"{topic}.ledger"):
-        if name not in found or found[name]["error_code"]:
-            raise TopicError.missing(name)
-    return str(found[topic]["topic_id"])
 
 
 def read_ledger(kafka: KafkaSettings, topic: str) -> Ledger:
@@ -189,7 +167,7 @@ def require_record(kafka: KafkaSettings, topic: str, partition: int, offset: int
         tp = TopicPartition(topic, partition)
         end = last_offsets(consumer, [tp], kafka.request_timeout_ms)[tp]
     except KafkaError as error:
-        raise SessionLost(f"reading the end of {topic!r} failed: {error}") from None
+        raise SessionLost(f"reading the end of {topic!r} failed: {in_one_line(error, 'Describe')}") from None
     finally:
         consumer.close(autocommit=False)
     if offset >= end:
@@ -236,49 +214,3 @@ def _rho_left(spent: Charge, opened: Opened) -> Fraction | float:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(Fraction(middle, steps)) else (low, middle)
     return Fraction(low, steps)
-
-
-def verify_ledger(kafka: KafkaSettings, topic: str) -> Report:
-    """Run the independent verifier over a ledger and its jobs' states and releases."""
-    topic_id = topic_id_of(kafka, topic)
-    reader = whole_log(kafka, f"{topic}.ledger")
-    try:
-        read = read_snapshot(kafka, reader, topic_id, _stored)
-        decoded = _decoded(read.entries)
-        jobs = {e.job for e in decoded if isinstance(e, Reserved) and e.topic_id == topic_id}
-        releases: list[bytes] = []
-        for name in sorted(existing_topics(kafka, [f"{job}.releases" for job in jobs])):
-            releases.extend(read_topic(kafka, name))
-        # A worker may have gone on: entries written since the snapshot account for later releases.
-        later = _decoded(read_messages(kafka, reader))
-    finally:
-        reader.close()
-    since = {e.release_digest for e in later if isinstance(e, Released)}
-    known = [value for value in releases if hashlib.sha256(value).hexdigest() not in since]
-    committed = {e.state_digest for e in later if isinstance(e, Committed)}
-    states = {
-        # A worker resumes from the topic's last state, so some COMMITTED must name that state.
-        name: state if last in (state.digest, *committed) else StoredState(last)
-        for name, (state, last) in read.states.items()
-        if last
-    }
-    return verify_log(read.entries, known, states, topic_id=topic_id)
-
-
-def _stored(found: FoundState, digest: str) -> tuple[StoredState, str]:
-    """Summarise a state; return also the digest of its topic's last one."""
-    if found.data is not None:
-        return summarise(found.data, found.users), found.last
-    torn = "a chunk of its state is missing or was changed" if found.last == digest else ""
-    return StoredState(found.last, problem=torn), found.last
-
-
-def _decoded(messages: Sequence[tuple[int, bytes]]) -> list[LedgerEntry]:
-    """Decode the messages that are entries; the verifier reports the others."""
-    entries = []
-    for _, data in messages:
-        try:
-            entries.append(decode_entry(data))
-        except MalformedEntry:
-            continue
-    return entries

@@ -328,7 +328,7 @@ def _offsets_of_groups(admin: KafkaAdminClient, names: Sequence[str]) -> dict[st
 
 def _committed(kafka: KafkaSettings, topic: str) -> tuple[bytes, ...]:
     """Return the committed messages of a topic; none if it is missing."""
-    return read_topic(kafka, topic) if existing_topics(kafka, [topic]) else ()
+    return tuple(read_topic(kafka, topic)) if existing_topics(kafka, [topic]) else ()
 
 
 # -- what is missing -----------------------------------------------------------

@@ -10,9 +10,9 @@ import typer
 
 from streaming_pca import __version__
 from streaming_pca.cli import (
-    audit,
     backup,
     config,
+    dev,
     ledger,
     payload,
     plan,
@@ -50,8 +50,9 @@ app.command()(status.dashboard)
 app.add_typer(config.app, name="config")
 app.command()(plan.estimators)
 app.command()(plan.plan)
-app.command()(audit.audit)
+app.command()(plan.audit)
 app.command()(worker.demo)
+app.add_typer(dev.app, name="dev")
 
 
 def main() -> NoReturn:

@@ -99,6 +99,49 @@ def topics_check(config: ConfigOption, stream: StreamOption = None, as_json: Jso
         sys.exit(2)
 
 
+@app.command("acls")
+def topics_acls(
+    config: ConfigOption,
+    role: Annotated[
+        str,
+        typer.Option(
+            metavar="ROLE",
+            help="producer, reader, dashboard, auditor, projector, worker or operator.",
+        ),
+    ],
+    principal: Annotated[
+        str | None,
+        typer.Option(metavar="User:NAME", help="User to permit; by default kafka.sasl_username."),
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", metavar="TOPIC", help="Topic of a projector's projections.")
+    ] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Grant them, with the settings' own user, and print nothing.")
+    ] = False,
+    stream: StreamOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the permissions that a role needs, as options of kafka-acls.sh --add.
+
+    Each line is one call of that program. Permissions are never taken away.
+
+    [dim]Example: streaming-pca topics acls --config stream.toml --role worker --principal User:pca[/]
+    """
+    from streaming_pca.admin.access import apply_permissions, as_options, permissions, principal_of
+
+    streams = streams_of(config, stream)
+    wanted = permissions(role, streams, output)
+    user = principal_of(principal, streams[0].kafka)
+    if apply:
+        apply_permissions(streams[0].kafka, wanted, user)
+    elif as_json:
+        print_json({"principal": user, "permissions": [each.to_json() for each in wanted]})
+    else:
+        for line in as_options(wanted, user):
+            print(line)
+
+
 def _cap(text: str) -> Cap:
     from pydantic import ValidationError
 

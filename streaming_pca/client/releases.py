@@ -19,8 +19,9 @@ from pydantic import ValidationError
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.data.release import Release
-from streaming_pca.service.errors import TopicError
+from streaming_pca.service.errors import NotPermitted, TopicError
 from streaming_pca.service.kafka.clients import BrokerUnreachable, broker_failed, reading_consumer
+from streaming_pca.service.kafka.refusals import missing_permission
 
 if TYPE_CHECKING:
     from streaming_pca.config.settings import Settings
@@ -86,12 +87,13 @@ class ReleaseReader:
         self._consumer = reading_consumer(kafka)
         try:
             if 0 not in (self._consumer.partitions_for_topic(topic) or ()):
-                raise TopicError.missing(topic)
+                denied = topic in self._consumer._client.cluster.unauthorized_topics
+                raise NotPermitted("Read", f"topic {topic!r}") if denied else TopicError.missing(topic)
             self._consumer.assign([self._tp])
             self.first = self._offset(self._consumer.beginning_offsets)
         except KafkaError as error:
             self.close()
-            raise broker_failed(kafka, f"reading {topic} failed", error) from None
+            raise broker_failed(kafka, f"reading {topic} failed", error, "Read") from None
         except BaseException:
             self.close()
             raise
@@ -124,7 +126,9 @@ class ReleaseReader:
                     return releases[-wanted:]
                 span *= 4
         except KafkaError as error:
-            raise BrokerUnreachable(f"reading {self._topic} failed: {_name(error)}") from None
+            raise missing_permission(error, "Read") or BrokerUnreachable(
+                f"reading {self._topic} failed: {_name(error)}"
+            ) from None
 
     def _between(self, start: int, end: int) -> Iterator[Release | NotARelease]:
         self.seek(start)
@@ -145,7 +149,9 @@ class ReleaseReader:
                 f"topic {self._topic!r} has lost what was to be read next: it was deleted, or made anew"
             ) from None
         except KafkaError as error:
-            raise BrokerUnreachable(f"reading {self._topic} failed: {_name(error)}") from None
+            raise missing_permission(error, "Read") or BrokerUnreachable(
+                f"reading {self._topic} failed: {_name(error)}"
+            ) from None
 
     def _messages(self) -> list[Any]:
         polled = self._consumer.poll(timeout_ms=_POLL_MS)

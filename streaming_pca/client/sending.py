@@ -18,6 +18,7 @@ from streaming_pca.service.kafka.clients import (
     broker_failed,
     plain_producer,
 )
+from streaming_pca.service.kafka.refusals import in_one_line
 
 __all__ = ["DeliveryError", "Headers", "Outgoing", "Produced", "Sender", "send_messages"]
 
@@ -126,7 +127,7 @@ class Sender:
     def _raise_failure(self) -> None:
         if self._failures:
             raise DeliveryError(
-                f"sending to {self.topic!r} failed after {self.sent} messages: {self._failures[0]}"
+                f"sending to {self.topic!r} failed after {self.sent} messages: {in_one_line(self._failures[0], 'Write')}"
             )
 
     def close(self) -> None:
@@ -199,7 +200,7 @@ def _count_partitions(kafka: KafkaSettings, topic: str) -> int:
     finally:
         admin.close()
     if found["error_code"] or not found["partitions"]:
-        raise TopicError.missing(topic)
+        raise TopicError.described(topic, found["error_code"])
     return len(found["partitions"])
 
 

@@ -114,6 +114,9 @@ class HttpSettings(Section):
     """Origins of other sites whose pages may use the API, such as `https://example.org` (CORS)."""
     event_streams: int = Field(default=32, ge=1, le=1024)
     """Most clients that are sent events at the same time."""
+    process_metrics: bool = False
+    """Show `process_*` among the metrics: memory, CPU time, descriptors. They can depend on what records
+    hold, so turn them on only where the readers of the metrics may know that."""
     requests_per_second: float = Field(default=50.0, gt=0)
     """Requests a second that one client address may make for long; twice as many at once."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
@@ -15,6 +16,15 @@ __all__ = ["ClearText", "ConfigurationError", "KafkaSettings", "Section"]
 
 
 _ADDRESS = re.compile(r"([A-Za-z_]+://)?(\[[0-9A-Fa-f:.%]+\]|[^\s\[\]:/]+)(:[0-9]{1,5})?")
+_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
+_GRANT = (
+    "sasl_oauth_token_url",
+    "sasl_oauth_client_id",
+    "sasl_oauth_client_secret_file",
+    "sasl_oauth_scope",
+    "sasl_oauth_cafile",
+)
+"""Settings of the client-credentials grant; it needs the first three."""
 
 
 class ConfigurationError(Exception):
@@ -66,14 +76,26 @@ class KafkaSettings(Section):
     """Continue if the broker does not report how topics are kept, as the embedded broker does not."""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     """Encryption and authentication of the connection."""
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = None
     """Authentication mechanism, needed by the two SASL protocols."""
     sasl_username: str | None = None
-    """User name, needed by the two SASL protocols."""
+    """User name, needed by PLAIN and SCRAM."""
     sasl_password: SecretStr | None = None
     """Password, read only from the environment variable ``STREAMING_PCA_KAFKA__SASL_PASSWORD``."""
     sasl_password_file: Path | None = None
-    """File that holds the password, in place of the environment variable."""
+    """File that holds the password, in place of the environment variable; read at each connection."""
+    sasl_oauth_token_file: Path | None = None
+    """File that holds a token for OAUTHBEARER, which another program renews; read at each connection."""
+    sasl_oauth_token_url: str | None = None
+    """Address of an identity provider that grants tokens for OAUTHBEARER, in place of a file."""
+    sasl_oauth_client_id: str | None = None
+    """Name of this client at the identity provider, needed by ``sasl_oauth_token_url``."""
+    sasl_oauth_client_secret_file: Path | None = None
+    """File of this client's secret, needed by ``sasl_oauth_token_url``; read at each grant."""
+    sasl_oauth_scope: str | None = None
+    """Scope of the tokens that are asked for."""
+    sasl_oauth_cafile: Path | None = None
+    """PEM file of the identity provider's authorities; if not set, the system's are trusted."""
     ssl_cafile: Path | None = None
     """PEM file of trusted certificate authorities; if not set, the system's are trusted."""
     ssl_certfile: Path | None = None
@@ -91,24 +113,51 @@ class KafkaSettings(Section):
                 raise ValueError("must be HOST:PORT, or several with commas between")
         return servers
 
+    @field_validator("sasl_oauth_token_url")
+    @classmethod
+    def _check_token_url(cls, url: str | None) -> str | None:
+        parts = urlsplit(url or "https://none")
+        if parts.username or parts.password:
+            raise ValueError("must not hold a password: use sasl_oauth_client_secret_file")
+        encrypted = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _THIS_MACHINE)
+        if not (encrypted and parts.hostname):
+            raise ValueError("must be https://HOST..., or http:// on localhost")
+        return url
+
     @model_validator(mode="after")
     def _check(self) -> KafkaSettings:
         if self.sasl_password is not None and self.sasl_password_file is not None:
             raise ValueError("set sasl_password or sasl_password_file, not both")
+        grant = {name: getattr(self, name) for name in _GRANT}
+        if self.sasl_oauth_token_file is not None and any(value is not None for value in grant.values()):
+            raise ValueError("set sasl_oauth_token_file or the settings of sasl_oauth_token_url, not both")
         if self.security_protocol.startswith("SASL"):
-            if self.sasl_mechanism is None or self.sasl_username is None:
-                raise ValueError(
-                    f"security_protocol {self.security_protocol} needs sasl_mechanism and sasl_username"
-                )
-            if self.sasl_password is None and self.sasl_password_file is None:
-                raise ValueError(
-                    "a password is needed: sasl_password_file, or STREAMING_PCA_KAFKA__SASL_PASSWORD"
-                )
+            if self.sasl_mechanism is None:
+                raise ValueError(f"security_protocol {self.security_protocol} needs sasl_mechanism")
+            if self.sasl_mechanism == "OAUTHBEARER":
+                self._check_oauth(grant)
+            else:
+                self._check_password()
         return self
+
+    def _check_password(self) -> None:
+        if self.sasl_username is None:
+            raise ValueError(f"sasl_mechanism {self.sasl_mechanism} needs sasl_username")
+        if self.sasl_password is None and self.sasl_password_file is None:
+            raise ValueError(
+                "a password is needed: sasl_password_file, or STREAMING_PCA_KAFKA__SASL_PASSWORD"
+            )
+
+    def _check_oauth(self, grant: dict[str, object]) -> None:
+        if self.sasl_oauth_token_file is None and self.sasl_oauth_token_url is None:
+            raise ValueError("sasl_mechanism OAUTHBEARER needs sasl_oauth_token_file or sasl_oauth_token_url")
+        missing = [name for name in _GRANT[:3] if grant[name] is None]
+        if self.sasl_oauth_token_url is not None and missing:
+            raise ValueError(f"sasl_oauth_token_url needs {' and '.join(missing)}")
 
     @property
     def password(self) -> str | None:
-        """Password in clear text, for the client.
+        """Password in clear text, for the client; a file is read again each time.
 
         Raises
         ------
@@ -117,10 +166,22 @@ class KafkaSettings(Section):
         """
         if self.sasl_password_file is None:
             return None if self.sasl_password is None else ClearText(self.sasl_password.get_secret_value())
+        return self.read_secret("sasl_password_file")
+
+    def read_secret(self, name: str) -> str:
+        """Return the content of the file that a setting names, without its last line break.
+
+        Raises
+        ------
+        ConfigurationError
+            If the file cannot be read, or is empty; the message names the setting.
+        """
+        path: Path = getattr(self, name)
         try:
-            return ClearText(self.sasl_password_file.read_text(encoding="utf-8").rstrip("\r\n"))
+            content = path.read_text(encoding="utf-8").rstrip("\r\n")
+            reason = "is empty"
         except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "is not UTF-8 text"
-            raise ConfigurationError(
-                f"kafka.sasl_password_file: {self.sasl_password_file}: {reason}"
-            ) from None
+            content, reason = "", getattr(error, "strerror", None) or "is not UTF-8 text"
+        if not content:
+            raise ConfigurationError(f"kafka.{name}: {path}: {reason}")
+        return ClearText(content)

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     BeforeValidator,
@@ -48,7 +49,9 @@ __all__ = [
     "Settings",
     "SparkSettings",
     "StreamSettings",
+    "TraceSettings",
     "WorkerSettings",
+    "check_collector",
 ]
 
 ENV_PREFIX = "STREAMING_PCA_"
@@ -83,6 +86,10 @@ class WorkerSettings(_Section):
     read_ahead: float = Field(default=1.0, ge=0, le=1)
     """Share of the next batch to read while the current one is processed; less saves memory but leaves
     more to read afterwards. Up to 16 MiB are read ahead in any case."""
+    verify_seconds: float = Field(default=86_400.0, ge=0)
+    """Interval between verifications of the ledgers by this worker, in seconds, the first after 5 minutes at
+    most; 0 for none. Each reads a ledger from its start, in a process of low priority, and takes at most a
+    tenth of the time."""
     debuggable: bool = False
     """Admit debuggers of the same user, and show the messages of unexpected errors; both can show records
     and secrets. If not set, only root can attach one."""
@@ -97,6 +104,39 @@ class LogSettings(Section):
     """Format of the log: lines for people, or JSON objects for programs."""
     level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest severity that is logged."""
+
+
+class TraceSettings(_Section):
+    """Traces of the worker by OpenTelemetry; they need the extra `otel`."""
+
+    enabled: bool = False
+    """Send spans of each batch and take-over to a collector, by OTLP over HTTP."""
+    endpoint: str | None = None
+    """Address of the collector, to which `/v1/traces` is added; if not set, the standard variables
+    `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` and `OTEL_EXPORTER_OTLP_ENDPOINT` name it, else it is
+    `http://localhost:4318`."""
+
+    @field_validator("endpoint")
+    @classmethod
+    def _check_endpoint(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None:
+            check_collector(endpoint)
+        return endpoint
+
+
+def check_collector(url: str) -> None:
+    """Raise ValueError if the address of a collector is none, or holds a secret."""
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid or not url.isprintable() or " " in url:
+        raise ValueError("must be http://HOST:PORT or https://HOST:PORT")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ValueError(
+            "must have no password and no query: headers with secrets belong in OTEL_EXPORTER_OTLP_HEADERS"
+        )
 
 
 class StreamSettings(_Section):
@@ -378,6 +418,7 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     http: HttpSettings = HttpSettings()
     log: LogSettings = LogSettings()
+    trace: TraceSettings = TraceSettings()
     spark: SparkSettings = SparkSettings()
 
     @classmethod

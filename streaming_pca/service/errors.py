@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Self
 
-__all__ = ["DeadlineExceeded", "RecordsLost", "SessionLost", "StreamRefused", "TopicError"]
+__all__ = ["DeadlineExceeded", "NotPermitted", "RecordsLost", "SessionLost", "StreamRefused", "TopicError"]
+
+_NOT_PERMITTED = 29
+"""Kafka's error code of a topic that this user may not use."""
 
 
 class StreamRefused(Exception):
@@ -20,6 +23,25 @@ class TopicError(Exception):
         return cls(
             f"topic {topic!r} is missing: create it with "
             "`streaming-pca topics create --config FILE --cap EPSILON,DELTA`"
+        )
+
+    @staticmethod
+    def described(topic: str, code: int) -> TopicError:
+        """Return the error of a topic that the broker would not describe, by the broker's error code."""
+        return (
+            NotPermitted("Describe", f"topic {topic!r}")
+            if code == _NOT_PERMITTED
+            else TopicError.missing(topic)
+        )
+
+
+class NotPermitted(TopicError):
+    """Missing permission on a topic, a group or the cluster; one line that names it."""
+
+    def __init__(self, operation: str, resource: str) -> None:
+        super().__init__(
+            f"no permission to {operation} {resource}: the broker's access control lists refuse it "
+            "(`streaming-pca topics acls` has the permissions of each role)"
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import MutableMapping
+from contextvars import ContextVar
 from typing import Any
 
 from pythonjsonlogger.json import JsonFormatter
@@ -16,9 +17,12 @@ from pythonjsonlogger.json import JsonFormatter
 from streaming_pca.config.settings import LogSettings
 from streaming_pca.service.protection import traceback_text
 
-__all__ = ["StreamLog", "configure_logging"]
+__all__ = ["StreamLog", "configure_logging", "trace_id"]
 
 _FIELDS = ("stream", "job", "batch")
+
+trace_id: ContextVar[str | None] = ContextVar("trace_id", default=None)
+"""Id of the trace that is being recorded, in 32 hexadecimal digits; None without one."""
 
 
 class StreamLog(logging.LoggerAdapter[logging.Logger]):
@@ -29,8 +33,9 @@ class StreamLog(logging.LoggerAdapter[logging.Logger]):
         super().__init__(logger, {"stream": stream, "job": stream})
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """Add the stream to the fields of a line."""
-        kwargs["extra"] = {**(self.extra or {}), **kwargs.get("extra", {})}
+        """Add the stream, and a trace's id, to the fields of a line."""
+        trace = {} if trace_id.get() is None else {"trace_id": trace_id.get()}
+        kwargs["extra"] = {**(self.extra or {}), **trace, **kwargs.get("extra", {})}
         return msg, kwargs
 
 
@@ -67,6 +72,8 @@ def configure_logging(settings: LogSettings) -> None:
     """Send all log lines to standard error, in place of earlier handlers."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_formatter(settings))
+    # A line that a full disk has no room for is lost; a traceback in its place would say nothing more.
+    logging.raiseExceptions = False
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
     # The client logs every reconnect; its relevant failures reach our own log.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)

@@ -3,20 +3,30 @@
 Counts are of delivered records, null ones included. Norms, errors and the true numbers of malformed
 or clipped records are private. Of the latter two there are noisy counts, with their error, only where
 the stream pays for them. What is shown of a release is copied from its published bytes. Process
-metrics (memory, CPU time) are left out, because they depend on records. So can the duration of a
-batch: that channel is not closed (docs/explanation/guarantee.md), and the buckets are coarse.
+metrics (memory, CPU time) depend on records: they are off unless a setting asks for them. So can the
+duration of a batch: that channel is not closed (docs/explanation/guarantee.md), and the buckets are
+coarse.
 """
 
 from __future__ import annotations
 
 import math
+import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from functools import cached_property
+from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
 from streaming_pca.data.release import Release
 from streaming_pca.estimators.base import Outcome
@@ -26,13 +36,22 @@ from streaming_pca.privacy.ledger.ledger import Ledger
 __all__ = ["Metrics", "StreamMetrics"]
 
 _SECONDS = (0.1, 0.3, 1, 3, 10, 30, 100, 300)
+_BROKER_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 
 
 class Metrics:
-    """All metrics of a process."""
+    """All metrics of a process.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    process : bool
+        Show memory, CPU time and descriptors too, which can depend on records.
+    """
+
+    def __init__(self, *, process: bool = False) -> None:
         self.registry = CollectorRegistry()
+        if process:
+            ProcessCollector(registry=self.registry)
         stream = ("stream",)
         gauge = self._gauge
 
@@ -43,9 +62,12 @@ class Metrics:
             return Histogram(f"streaming_pca_{name}", text, stream, buckets=_SECONDS, registry=self.registry)
 
         self.leader = gauge("leader", "1 where this process leads the stream.")
+        self.ready = gauge("ready", "1 where this process leads the stream, or can take it over.")
+        self.refused = gauge("refused", "1 where this process may not run the stream as configured.")
         self.paused = gauge("paused", "1 while the stream is paused.")
         self.records = counter("records_delivered", "Records in committed batches, null ones included.")
         self.lag = gauge("lag_records", "Offsets between the stream's position and the end of its input.")
+        self.planned = gauge("planned_records", "Records that the next batch waits for, at the leader.")
         self.batches = counter("batches", "Batches by outcome.", "outcome")
         self.batch_seconds = histogram("batch_seconds", "From a batch's reservation to its release.")
         self.commit_seconds = histogram("commit_seconds", "Time of the commit of state and ledger.")
@@ -72,9 +94,29 @@ class Metrics:
             "outcome",
         )
         self.ledger_entries = gauge("ledger_entries", "Entries of the input's ledger.")
+        self.verification_problems = gauge(
+            "verification_problems", "Problems that the last verification of the input's ledger found."
+        )
+        self.verified = gauge(
+            "verification_timestamp_seconds", "When the last verification of the ledger ended."
+        )
+        self.verification_errors = counter("verification_errors", "Verifications that could not be done.")
         self.rebalances = Counter(
             "streaming_pca_rebalances", "Assignments of the leader election.", registry=self.registry
         )
+        self.broker_seconds = Histogram(
+            "streaming_pca_broker_request_seconds",
+            "Time of the broker's answer to the question for end offsets, or until it failed.",
+            buckets=_BROKER_SECONDS,
+            registry=self.registry,
+        )
+        self.build = Gauge(
+            "streaming_pca_build_info",
+            "Versions of this program and of Python.",
+            ("version", "python"),
+            registry=self.registry,
+        )
+        self.build.labels(version("streaming-pca"), platform.python_version()).set(1)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"streaming_pca_{name}", text, ("stream",), registry=self.registry)
@@ -113,6 +155,7 @@ class StreamMetrics:
         self._all, self._stream = metrics, stream
         self.set_leading(False)
         self.set_paused(False)
+        self.set_refused(False)
         # A missing series looks like a broken one.
         for outcome in ("committed", "abandoned"):
             metrics.batches.labels(stream, outcome)
@@ -120,6 +163,7 @@ class StreamMetrics:
         metrics.releases.labels(stream)
         metrics.batch_seconds.labels(stream)
         metrics.commit_seconds.labels(stream)
+        metrics.verification_errors.labels(stream)
 
     def set_leading(self, leading: bool) -> None:
         """Set whether this process leads the stream."""
@@ -128,6 +172,30 @@ class StreamMetrics:
     def set_paused(self, paused: bool) -> None:
         """Set whether the stream is paused, as far as this process knows."""
         self._all.paused.labels(self._stream).set(paused)
+
+    def set_refused(self, refused: bool) -> None:
+        """Set whether this process was refused the stream."""
+        self._all.refused.labels(self._stream).set(refused)
+
+    def set_ready_source(self, read: Callable[[], bool]) -> None:
+        """Set the function that tells whether this process can lead, when metrics are read."""
+        self._all.ready.labels(self._stream).set_function(read)
+
+    def set_planned(self, records: int | None) -> None:
+        """Set the size of the next batch; None where this process does not lead."""
+        if records is None:
+            self._all.planned.remove(self._stream)
+        else:
+            self._all.planned.labels(self._stream).set(records)
+
+    def show_verification(self, problems: int) -> None:
+        """Show the result of a verification that has just ended."""
+        self._all.verification_problems.labels(self._stream).set(problems)
+        self._all.verified.labels(self._stream).set(time.time())
+
+    def count_verification_error(self) -> None:
+        """Count a verification that could not be done."""
+        self._all.verification_errors.labels(self._stream).inc()
 
     def set_lag_source(self, read: Callable[[], float]) -> None:
         """Set the function that is called for the lag when metrics are read."""

@@ -36,6 +36,7 @@ from streaming_pca.service.input.source import CutBatch, build_codec
 from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import StreamMetrics
 from streaming_pca.service.topics.find import Topics, input_topic_id
+from streaming_pca.service.tracing import Span, StreamTraces
 
 __all__ = ["Session"]
 
@@ -70,6 +71,7 @@ class Session:
         Called with every release after it was published.
     make_reader : ReaderFactory
         What reads the input: by default this process.
+    traces : StreamTraces, optional
     """
 
     def __init__(
@@ -82,12 +84,14 @@ class Session:
         log: StreamLog,
         on_release: Callable[[Progress], None] | None = None,
         make_reader: ReaderFactory = PartitionReader,
+        traces: StreamTraces | None = None,
     ) -> None:
         self._settings, self._stream, self._topics = settings, settings.stream, topics
         self._estimator = settings.stream.build_estimator()
         self._writer: CheckpointWriter
         self._executors, self._poller = executors, poller
         self._metrics, self._log, self._on_release = metrics, log, on_release
+        self._traces = traces or StreamTraces(None, self._stream)
         self._interrupted = False
         self._wakeup = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -124,15 +128,8 @@ class Session:
         self._writer = CheckpointWriter(self._settings.kafka, self._stream, self._topics.topic_id)
         hanging = False
         try:
-            # One at a time: it may wait for another job's transaction, and must leave a thread to others.
-            async with self._executors.long_exchange:
-                takeover = await self._executors.call(
-                    Pool.COMMITS, "take-over", self._writer.take_over, deadline=_LONGEST_TAKE_OVER_SECONDS
-                )
-            self._show_ledger()
-            if takeover.recovery.action is Action.PUBLISH:
-                await self._publish()
-            return await self._learn(takeover)
+            # In no variable here, which would keep the first state in memory.
+            return await self._learn(*await self._take_over())
         except RecordsLost:
             # A topic that was created again has lost all its records: report that instead.
             await self._check_topic()
@@ -143,6 +140,7 @@ class Session:
         finally:
             # The metric must not keep the session's last batch in memory.
             self._metrics.set_lag_source(lambda: 0.0)
+            self._metrics.set_planned(None)
             if self._feed is not None:
                 self._poller.close_feed(self._feed)
             if not hanging:
@@ -151,9 +149,24 @@ class Session:
                 finally:
                     await self._executors.call(Pool.COMMITS, "closing", self._writer.close, deadline=30.0)
 
-    # -- learning ----------------------------------------------------------
+    # -- take-over ---------------------------------------------------------
 
-    async def _learn(self, takeover: TakenOver) -> bool:
+    async def _take_over(self) -> tuple[TakenOver, State]:
+        """Fence the predecessor and finish its last batch; return the state to go on from."""
+        with self._traces.trace("lead") as trace:
+            # One at a time: it may wait for another job's transaction, and must leave a thread to others.
+            async with self._executors.long_exchange:
+                with trace.child("recover"):
+                    takeover = await self._executors.call(
+                        Pool.COMMITS, "take-over", self._writer.take_over, deadline=_LONGEST_TAKE_OVER_SECONDS
+                    )
+            trace.show_lead(takeover.recovery.action.name.lower(), self._writer.epoch)
+            self._show_ledger()
+            return takeover, await self._recover(takeover, trace)
+
+    async def _recover(self, takeover: TakenOver, trace: Span) -> State:
+        if takeover.recovery.action is Action.PUBLISH:
+            await self._publish(trace)
         self._codec = build_codec(
             self._stream, None if self._writer.users is None else self._writer.users.key
         )
@@ -170,7 +183,14 @@ class Session:
             else decode_admitted_state(self._stream, self._estimator, checkpoint.state)
         )
         if takeover.recovery.action is Action.RESUME:
-            state = await self._resume(state, takeover)
+            with trace.child("batch") as span:
+                state = await self._resume(state, takeover, span)
+        return state
+
+    # -- learning ----------------------------------------------------------
+
+    async def _learn(self, takeover: TakenOver, state: State) -> bool:
+        assert self._feed is not None
         if takeover.standing is JobStatus.PAUSED:
             self._poller.close_feed(self._feed)  # it has no reader now
             await self._wait_while_paused()
@@ -179,14 +199,15 @@ class Session:
             positions = takeover.recovery.positions
             if self._stream.start == "latest" and not takeover.has_begun:
                 positions = await self._start_at_ends()
-            epochs = _epochs_at(positions, checkpoint)
+            epochs = _epochs_at(positions, takeover.checkpoint)
             await self._input.open(self._topics.partitions, self._codec, positions, epochs, self._feed)
             self._metrics.set_lag_source(lambda: self._input.lag)
         while not self._interrupted:
             if self._is_done():
                 self._log.info("the stream has learnt its %d records", state.records)
                 return True
-            state = await self._learn_batch(state)
+            with self._traces.trace("batch") as trace:
+                state = await self._learn_batch(state, trace)
         return False
 
     async def _start_at_ends(self) -> Offsets:
@@ -235,20 +256,25 @@ class Session:
         # Pairs leave the last record of an odd number over.
         return bool(learnt > n_records - self._estimator.preprocessing.granularity)
 
-    async def _learn_batch(self, state: State) -> State:
+    async def _learn_batch(self, state: State, trace: Span) -> State:
         """Cut, charge and complete one batch; return the same state when interrupted."""
         # A separate function, so that nothing holds this batch while the next one is gathered.
         plan = self._estimator.plan(state)
-        cut = await self._wait_for_batch(plan)
+        trace.show_planned(plan.count)
+        with trace.child("read"):
+            cut = await self._wait_for_batch(plan)
         if cut is None:
+            trace.drop()
             return state
         await self._check_topic()
         self._reserved_at = time.monotonic()
-        reserved = await self._exchange(
-            "reserve", self._writer.reserve, cut.ranges, parameters_of(self._stream, plan), plan.charge
-        )
+        with trace.child("reserve"):
+            reserved = await self._exchange(
+                "reserve", self._writer.reserve, cut.ranges, parameters_of(self._stream, plan), plan.charge
+            )
+        trace.show_reserved(reserved)
         self._show_ledger()
-        state = await self._complete_batch(state, reserved, cut)
+        state = await self._complete_batch(state, reserved, cut, trace)
         await self._input.release_memory()
         return state
 
@@ -258,6 +284,7 @@ class Session:
         A stream that is paused or retired meanwhile ends the session.
         """
         await self._input.set_plan(plan)
+        self._metrics.set_planned(plan.count)
         looked = time.monotonic()
         while not self._interrupted:
             self._wakeup.clear()
@@ -291,11 +318,13 @@ class Session:
         if current != self._topics.topic_id:
             raise SessionLost(f"topic {self._stream.input!r} was deleted and created again")
 
-    async def _resume(self, state: State, takeover: TakenOver) -> State:
+    async def _resume(self, state: State, takeover: TakenOver, trace: Span) -> State:
         """Finish a predecessor's reserved batch, or abandon it: its charge is spent already."""
         reserved = takeover.reservation
         assert reserved is not None
         plan = self._estimator.plan(state)
+        trace.show_planned(plan.count, resumed=True)
+        trace.show_reserved(reserved)
         if reserved.parameters != parameters_of(self._stream, plan) or reserved.charge != plan.charge:
             reason = "the mechanism's parameters changed"
         else:
@@ -312,7 +341,8 @@ class Session:
             )
             cut = None
             if not self._interrupted:
-                cut = await self._input.read_reserved(reserved.ranges, plan.granularity)
+                with trace.child("read"):
+                    cut = await self._input.read_reserved(reserved.ranges, plan.granularity)
             await self._input.close()
             if cut is not None:
                 await self._check_topic()
@@ -320,11 +350,11 @@ class Session:
                 positions = takeover.recovery.positions
                 epochs = _epochs_at(positions, takeover.checkpoint)
                 cut = replace(cut, positions=positions | cut.positions, epochs=epochs | cut.epochs)
-                return await self._complete_batch(state, reserved, cut)
+                return await self._complete_batch(state, reserved, cut, trace)
             if self._interrupted:
                 return state
             reason = "records are gone"
-        await self._abandon(reserved, reason)
+        await self._abandon(reserved, reason, trace)
         self._log.warning(
             "batch %d abandoned: %s; its charge stays",
             reserved.batch,
@@ -333,11 +363,12 @@ class Session:
         )
         return state
 
-    async def _complete_batch(self, state: State, reserved: Reserved, cut: CutBatch) -> State:
+    async def _complete_batch(self, state: State, reserved: Reserved, cut: CutBatch, trace: Span) -> State:
         """Compute the batch's one result, commit it and publish it."""
         try:
             how = (self._stream, self._writer.users, state, cut, reserved.batch)
-            result = await self._executors.call(Pool.RECORDS, "learning", compute_batch, *how)
+            with trace.child("update", secret_errors=True):
+                result = await self._executors.call(Pool.RECORDS, "learning", compute_batch, *how)
         except SessionLost:
             # Records that are kept elsewhere could not be had, which tells nothing of them. There is no
             # result yet: as after a crash, the next session finishes the batch under the same charge.
@@ -345,7 +376,7 @@ class Session:
         except Exception:
             # The error may tell of the records, or of unpublished noise, and a second attempt would draw new
             # noise: the batch gets no result and no explanation.
-            await self._abandon(reserved, "the estimator failed")
+            await self._abandon(reserved, "the estimator failed", trace)
             raise StreamRefused(
                 f"the estimator failed on batch {reserved.batch}, which is abandoned; its charge stays. "
                 "Restart to go on behind it"
@@ -353,24 +384,27 @@ class Session:
         if not isinstance(cut.batch, ArrayBatch):
             # Its records may have been read again since, at the same offsets of another topic of that name.
             await self._check_topic()
-        with self._metrics.time_commit():
+        with self._metrics.time_commit(), trace.child("commit"):
             await self._exchange("commit", self._writer.commit, reserved, cut.positions, cut.epochs, result)
         self._metrics.count_committed(reserved.count)
-        await self._publish()
+        await self._publish(trace)
         return result.state
 
-    async def _abandon(self, reserved: Reserved, reason: str) -> None:
-        await self._exchange("abandon", self._writer.abandon, reserved, reason)
+    async def _abandon(self, reserved: Reserved, reason: str, trace: Span) -> None:
+        with trace.child("abandon"):
+            await self._exchange("abandon", self._writer.abandon, reserved, reason)
         self._metrics.count_abandoned()
         self._show_ledger()
 
-    async def _publish(self) -> None:
-        data = await self._exchange("publish", self._writer.publish)
+    async def _publish(self, trace: Span) -> None:
+        with trace.child("publish") as span:
+            data = await self._exchange("publish", self._writer.publish)
+            release = Release.from_bytes(data)
+            span.show_release(release.batch, release.outcome)
         started, self._reserved_at = self._reserved_at, None
         self._metrics.count_release(None if started is None else time.monotonic() - started)
         self._show_ledger()
         self.made_progress = True
-        release = Release.from_bytes(data)
         self._metrics.show_release(release)
         if release.counts and self._estimator.diagnostics is not None:
             self._metrics.set_noisy_counts(release, self._estimator.diagnostics.error)

@@ -40,10 +40,12 @@ from streaming_pca.service.input.partition_reader import PartitionReader
 from streaming_pca.service.input.reader import ReaderFactory
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 from streaming_pca.service.logs import StreamLog
-from streaming_pca.service.metrics import Metrics
+from streaming_pca.service.metrics import Metrics, StreamMetrics
 from streaming_pca.service.session import Session
 from streaming_pca.service.signals import stop_on_signals
 from streaming_pca.service.topics.find import Topics, find_topics
+from streaming_pca.service.tracing import Tracing
+from streaming_pca.service.verification import Verifier
 
 __all__ = ["Worker", "run_worker"]
 
@@ -107,7 +109,8 @@ class _Stream:
         """Exit status; None while the stream has not ended."""
         self._worker = worker
         self._log = StreamLog(log, settings.stream.name)
-        self._metrics = worker.metrics.for_stream(settings.stream.name)
+        self.metrics = worker.metrics.for_stream(settings.stream.name)
+        self.metrics.set_ready_source(lambda: self.role in ("leading", "standby", "paused"))
         self._leading = asyncio.Event()
         self._session: Session | None = None
         self._trouble_since: float | None = None
@@ -157,7 +160,7 @@ class _Stream:
             self._log.info("no longer leading stream %s", self.settings.stream.name)
             self._leading.clear()
             self.interrupt()
-        self._metrics.set_leading(leading)
+        self.metrics.set_leading(leading)
 
     def interrupt(self) -> None:
         """End the session, after its reserved batch."""
@@ -175,6 +178,7 @@ class _Stream:
                 raise
             if self.status == 2:
                 self.refusal = str(error)
+                self.metrics.set_refused(True)
             if self.status == 3:
                 self._log.error("budget exceeded: %s", error)
             else:
@@ -248,10 +252,11 @@ class _Stream:
             topics,
             worker.executors,
             worker.poller,
-            self._metrics,
+            self.metrics,
             self._log,
             worker.on_release,
             worker.make_reader,
+            worker.tracing.for_stream(self.settings.stream),
         )
         self._session = session
         try:
@@ -326,12 +331,14 @@ class Worker:
         self.on_release, self.make_reader = on_release, make_reader
         self.stopping = asyncio.Event()
         self.executors = Executors()
+        self.metrics = Metrics(process=self._settings.http.process_metrics)
         self.poller = EndOffsetPoller(
             self._settings.kafka,
             self._settings.worker.tick_seconds,
             self._settings.worker.partitions_seconds,
+            self.metrics.broker_seconds.observe,
         )
-        self.metrics = Metrics()
+        self.tracing = Tracing(self._settings.trace)
         self.compiled = asyncio.Event()
         """Set once the kernels are compiled."""
         self.candidates = asyncio.Event()
@@ -365,6 +372,11 @@ class Worker:
                 compiler.kill()
             if status:
                 log.warning("the compiler ended with status %d: kernels compile at their first use", status)
+            elif not await self.executors.call(Pool.RECORDS, "looking for kernels", are_cached, kinds):
+                log.warning(
+                    "the compiled kernels could not be kept: make room in numba's cache (NUMBA_CACHE_DIR); "
+                    "until then every worker compiles them, at its start and at their first use"
+                )
             else:
                 log.info("compiled kernels in %.0f s", time.monotonic() - started)
         self.compiled.set()
@@ -401,17 +413,27 @@ class Worker:
             # The first error is raised; asyncio would print the others, with their contents.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         election = asyncio.create_task(self._serve_election())
+        verifying = asyncio.create_task(self._verifier().run(self.stopping))
         try:
-            await self._until_done(running, compiling, election)
+            await self._until_done(running, compiling, election, verifying)
         finally:
             self.stopping.set()
             compiling.cancel()
+            await asyncio.wait([verifying])
             await asyncio.wait([election], timeout=self._settings.kafka.request_timeout_ms / 1000)
             patience = self._settings.kafka.request_timeout_ms / 1000 + 5
             await self.executors.call(Pool.ELECTION, "closing", self.poller.close, deadline=patience)
             if http is not None:
                 await http.stop()
+            # In none of the pools, whose threads may hang.
+            await asyncio.to_thread(self.tracing.close)
         return max(stream.status or 0 for stream in self._streams)
+
+    def _verifier(self) -> Verifier:
+        shown: dict[str, list[StreamMetrics]] = {}
+        for stream in self._streams:
+            shown.setdefault(stream.settings.stream.input, []).append(stream.metrics)
+        return Verifier(self._settings.kafka, shown, self._settings.worker.verify_seconds)
 
     async def _until_done(self, running: list[asyncio.Task[None]], *others: asyncio.Task[None]) -> None:
         """Wait for all streams; raise the first error that ends the process."""

@@ -14,7 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.kafka.server import KafkaServer, fetch_jars, find_java
+from streaming_pca.dev.cluster import KafkaServer
+from streaming_pca.dev.jars import fetch_jars, find_java
 from tests.browser.chromium import chromium, find_chromium, playing
 from tests.browser.running import RunningStream
 from tests.browser.serving import ROOT, dashboard

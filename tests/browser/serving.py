@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from streaming_pca.config.settings import Settings
-from streaming_pca.demo.broker import free_port
+from streaming_pca.dev.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.kafka.server import KafkaCluster
+from streaming_pca.dev.cluster import KafkaCluster
 from tests.browser.serving import dashboard
 from tests.browser.visits import numbers, visiting
 from tests.dashboard.streams import make_stream

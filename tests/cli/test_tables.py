@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streaming_pca.cli import audit, common, ledger, status, watch
+from streaming_pca.cli import common, ledger, plan, status, watch
 from streaming_pca.data.release import Release
 from streaming_pca.privacy.parameters import format_number
 from tests.cli.command import call
@@ -125,7 +125,7 @@ def test_findings_of_an_audit_are_shown(capfd: Capture, width: int) -> None:
         mu_lower_bound=0.5,
         refuted=True,
     )
-    printed(capfd, width, lambda: audit._print_findings([finding]), finding.id, "123.456", "0.123", "REFUTED")
+    printed(capfd, width, lambda: plan._print_findings([finding]), finding.id, "123.456", "0.123", "REFUTED")
 
 
 def test_releases_are_followed(capfd: Capture, width: int) -> None:

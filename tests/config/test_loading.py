@@ -228,6 +228,8 @@ CASES: dict[tuple[str, ...], Case] = {
     ("http", "requests_per_second"): ("2.5", 2.5),
     ("log", "format"): ("json", "json"),
     ("log", "level"): ("debug", "debug"),
+    ("trace", "enabled"): ("true", True),
+    ("trace", "endpoint"): ("https://a.example:4318", "https://a.example:4318"),
     ("spark", "master"): ("local[2]", "local[2]"),
     ("spark", "app_name"): ("flights", "flights"),
     ("spark", "cache_bytes"): ("2000000", 2_000_000),

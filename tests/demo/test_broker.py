@@ -13,7 +13,8 @@ import psutil
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 
-from streaming_pca.demo.broker import EmbeddedBroker, EmbeddedBrokerUnavailable, broker_binary, cluster_id
+from streaming_pca.demo.broker import EmbeddedBroker, EmbeddedBrokerUnavailable, broker_binary
+from streaming_pca.dev.processes import cluster_id
 
 
 def script(directory: Path, name: str, text: str) -> str:

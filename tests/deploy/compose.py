@@ -1,8 +1,8 @@
 """The services of docker-compose.yml as processes of this machine: no container engine runs here.
 
-What is run is read from the file. A service's host name becomes a loopback address of its own, so
-that ports stay what they are; its mounts become directories, and the image the environment that
-the Dockerfile's own lines made.
+What is run is read from the file, and each process is confined as the file says: its user, its mounts at
+their own paths, a read-only root. A service's host name becomes a loopback address of its own, so that
+ports stay what they are; the image is the environment that the Dockerfile's own lines made.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import shlex
-import shutil
 import signal
 import subprocess
 import time
@@ -21,22 +19,27 @@ from typing import Any
 
 import yaml
 
-from benchmarks.kafka.server import _LOG4J
-from streaming_pca.demo.broker import Child
-from tests.deploy.dockerfile import Image
+from streaming_pca.dev.processes import Child
+from tests.deploy.dockerfile import Image, last_of
+from tests.deploy.sandbox import Mount, Sandbox
 from tests.deploy.tools import ROOT, tool
 
 COMPOSE_FILE = ROOT / "docker-compose.yml"
 PATIENCE = 90.0
 
-# As much as the image's own files must have to be merged with; the broker here logs by another.
-_DEFAULT_LOG4J = """
-Configuration:
-  Properties: {}
-  Appenders: {}
-  Loggers:
-    Root: {level: INFO}
-    Logger: []
+# Users of images that others make, and their folders that a new volume takes its owner from.
+_OTHERS = {
+    "apache/kafka": (1000, ("/var/lib/kafka/data",)),
+    "prom/prometheus": (65534, ("/prometheus",)),
+    "grafana/grafana": (472, ("/var/lib/grafana",)),
+}
+NOT_HERE = {"grafana"}
+"""Services whose program no registry of packages has; their files are checked, and not run."""
+
+# Kafka's programs as apache/kafka has them: its shell scripts are in no package, its classes are.
+_KAFKA_PROGRAMS = {"kafka-storage.sh": "kafka.tools.StorageTool", "kafka-server-start.sh": "kafka.Kafka"}
+_KAFKA_PROGRAM = """#!/usr/bin/env bash
+exec {java} $KAFKA_HEAP_OPTS -XX:+UseSerialGC $KAFKA_LOG4J_OPTS -cp '/opt/kafka/libs/*' {main} "$@"
 """
 
 
@@ -46,17 +49,27 @@ def read_compose() -> dict[str, Any]:
     return loaded
 
 
+def mounts_of(told: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
+    """Source, target and whether it can be written, of each mount of a service."""
+    split = [mount.split(":") for mount in told.get("volumes", [])]
+    return [(parts[0], parts[1], parts[2:] != ["ro"]) for parts in split]
+
+
 class Service:
     """One service: what its container would be told, in terms of this machine."""
 
     def __init__(self, name: str, told: Mapping[str, Any], address: str) -> None:
         self.name, self.told, self.address = name, told, address
         self.process: Child | None = None
-        self.paths: dict[str, Path] = {}
 
     @property
     def environment(self) -> dict[str, str]:
         return {key: str(value) for key, value in self.told.get("environment", {}).items()}
+
+    @property
+    def image(self) -> str:
+        name: str = self.told["image"].partition(":")[0]
+        return name
 
     @property
     def log(self) -> str:
@@ -69,7 +82,7 @@ class Deployment:
     Parameters
     ----------
     directory : Path
-        For volumes, logs and temporary files.
+        For volumes and logs.
     image : Image
         What the Dockerfile made.
     java, jars
@@ -78,114 +91,119 @@ class Deployment:
 
     def __init__(self, directory: Path, image: Image, java: str, jars: Path) -> None:
         self.directory, self.image = directory, image
-        self._java, self._jars = java, jars
+        self._jars, self._programs = jars, directory / "kafka-programs"
+        self._programs.mkdir()
+        for name, main in _KAFKA_PROGRAMS.items():
+            (self._programs / name).write_text(_KAFKA_PROGRAM.format(java=java, main=main))
+            (self._programs / name).chmod(0o755)
         net = f"127.{random.SystemRandom().randint(1, 254)}.{random.SystemRandom().randint(1, 254)}"
         self.services = {
             name: Service(name, told, f"{net}.{number}")
             for number, (name, told) in enumerate(read_compose()["services"].items(), 1)
         }
-        for service in self.services.values():
-            self._mount(service)
 
     # -- from the container's terms to this machine's ----------------------
 
-    def _mount(self, service: Service) -> None:
-        own = self.directory / service.name
-        service.paths["/tmp"] = own / "tmp"
-        service.paths["/tmp"].mkdir(parents=True)
-        mounts = [mount.split(":")[:2] for mount in service.told.get("volumes", [])]
-        for source, target in mounts:
+    def volume(self, name: str) -> Path:
+        """Directory of a volume."""
+        return self.directory / "volumes" / name
+
+    def _user(self, service: Service) -> int:
+        if "build" in service.told:
+            return int((last_of(service.told["build"]["target"], "USER") or "").partition(":")[0])
+        return _OTHERS[service.image][0]
+
+    def _mounts(self, service: Service) -> list[Mount]:
+        mounts = self._image_mounts(service)
+        for source, target, writable in mounts_of(service.told):
             if source.startswith("."):
-                service.paths[target] = own / "mounts" / source
+                path = self.directory / service.name / "mounts" / source
+                if not path.exists():
+                    self._copy(ROOT / source, path, service)
             else:
-                service.paths[target] = self.directory / "volumes" / source
-                service.paths[target].mkdir(parents=True, exist_ok=True)
-        for source, target in mounts:
-            if source.startswith("."):
-                self._copy(ROOT / source, service.paths[target], service)
+                path = self.volume(source)
+                path.mkdir(parents=True, exist_ok=True)
+                self._own(path, service, target)
+            mounts.append(Mount(path, target, writable))
+        return mounts
+
+    def _image_mounts(self, service: Service) -> list[Mount]:
+        if "build" in service.told:
+            made = self.image.root / "opt"
+            # Its programs name their interpreter by the path at which they were made.
+            return [Mount(made, "/opt"), Mount(made, str(made))]
+        if service.image == "apache/kafka":
+            return [Mount(self._programs, "/opt/kafka/bin"), Mount(self._jars, "/opt/kafka/libs")]
+        return []
+
+    def _own(self, volume: Path, service: Service, target: str) -> None:
+        """Give an empty volume the owner of the image's folder there, as an engine does."""
+        if os.geteuid() != 0 or any(volume.iterdir()):
+            return
+        if "build" in service.told:
+            owner = self.image.owner(service.told["build"]["target"], target)
+        else:
+            user, folders = _OTHERS[service.image]
+            owner = user if target in folders else 0
+        if owner:
+            os.chown(volume, owner, owner)
 
     def _copy(self, source: Path, target: Path, service: Service) -> None:
-        """Copy text files, with this machine's addresses and paths in them."""
+        """Copy text files, with this machine's addresses in them."""
         files = [source] if source.is_file() else [p for p in source.rglob("*") if p.is_file()]
         assert files, f"{source} is mounted by {service.name} and holds nothing"
         for file in files:
             copy = target / file.relative_to(source) if source.is_dir() else target
             copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_text(self.translated(file.read_text(), service))
+            copy.write_text(self.addressed(file.read_text(), service))
 
     def addressed(self, text: str, service: Service) -> str:
-        """Replace host names that a port follows, and a container's own addresses."""
-        names = "|".join(map(re.escape, self.services))
-        text = re.sub(rf"(?<![\w.-])({names})(?=:\d)", lambda m: self.services[m[1]].address, text)
+        """Replace a container's own addresses."""
         return re.sub(r"\b(0\.0\.0\.0|127\.0\.0\.1)\b", service.address, text)
 
-    def translated(self, text: str, service: Service) -> str:
-        """The same for paths of mounts and of the image."""
-        text = self.addressed(text, service)
-        for target, path in service.paths.items():
-            text = re.sub(rf"(?<![\w/.-]){re.escape(target)}(?![\w-])", str(path), text)
-        return self.image.translated(text)
-
-    def _environment(self, service: Service) -> dict[str, str]:
+    def environment(self, service: Service) -> dict[str, str]:
         base = {"LANG": "C.UTF-8", "PATH": os.environ["PATH"]}
         if "build" in service.told:
             base |= self.image.environment(service.told["build"]["target"], base["PATH"])
-        return {k: self.translated(v, service) for k, v in (base | service.environment).items()}
+        return {k: self.addressed(v, service) for k, v in (base | service.environment).items()}
 
     def _command(self, service: Service, extra: Sequence[str] = ()) -> list[str]:
         told = service.told
-        if service.name == "kafka":
-            return self._kafka(service)
-        if "build" in told:
-            entry = told.get("entrypoint") or self.image.entrypoint(told["build"]["target"])
-        else:
-            entry = [tool("prometheus")]
-        command = [*entry, *told["command"], *extra]
-        environment = self._environment(service)
-        first = shutil.which(command[0], path=environment["PATH"])
-        assert first is not None, f"{command[0]} is not in the image"
-        return [first, *(self.translated(part, service) for part in command[1:])]
+        entry = told.get("entrypoint")
+        if entry is None and "build" in told:
+            entry = self.image.entrypoint(told["build"]["target"])
+        if entry is None:
+            entry = [tool(service.name)]
+        words = [*entry, *told.get("command", ()), *extra]
+        # A dollar of the shell's, not of compose's own.
+        return [self.addressed(word.replace("$$", "$"), service) for word in words]
 
-    def _kafka(self, service: Service) -> list[str]:
-        """Configure and format by the class that the image apache/kafka runs at its start."""
-        folders = {name: service.paths["/tmp"] / name for name in ("default", "mounted", "final")}
-        for folder in folders.values():
-            folder.mkdir(exist_ok=True)
-        # What the image ships there; any variable KAFKA_* makes it ignore the first.
-        (folders["default"] / "server.properties").write_text("process.roles=none\n")
-        for name in ("log4j2.yaml", "tools-log4j2.yaml"):
-            (folders["default"] / name).write_text(_DEFAULT_LOG4J)
-        (service.paths["/tmp"] / "log4j2.properties").write_text(_LOG4J)
-        java = [
-            self._java,
-            *shlex.split(service.environment["KAFKA_HEAP_OPTS"]),
-            "-XX:+UseSerialGC",
-            f"-Dlog4j2.configurationFile=file:{service.paths['/tmp']}/log4j2.properties",
-            "-cp",
-            f"{self._jars}/*",
-        ]
-        setup = [f"--{name}-configs-dir={folder}" for name, folder in folders.items()]
-        done = subprocess.run(
-            [*java, "kafka.docker.KafkaDockerWrapper", "setup", *setup],
-            env=self._environment(service),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
+    def sandbox(self, service: Service) -> Sandbox:
+        """What surrounds a process of the service."""
+        user = self._user(service)
+        return Sandbox(
+            self.directory / service.name / "root",
+            self._mounts(service),
+            user,
+            user,
+            [int(group) for group in service.told.get("group_add", ())],
+            {name: other.address for name, other in self.services.items()},
+            {path: f"mode=1777,{options}" for path, options in _tmpfs(service.told)},
+            service.told["read_only"],
+            "/tmp",
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return [*java, "kafka.Kafka", str(folders["final"] / "server.properties")]
 
     # -- what an engine does -----------------------------------------------
 
     def start(self, name: str, *extra: str) -> Service:
         """Start a service, and wait for nothing; ``extra`` goes behind its command."""
         service = self.services[name]
+        command = self.sandbox(service).command(*self._command(service, extra))
         service.process = Child(
-            self._command(service, extra),
+            command,
             log=self.directory / f"{name}.log",
-            cwd=service.paths["/tmp"],
-            env=self._environment(service),
+            cwd=self.directory,
+            env=self.environment(service),
         )
         return service
 
@@ -200,24 +218,13 @@ class Deployment:
                 self.wait_healthy(other)
             else:
                 assert how["condition"] == "service_completed_successfully"
-                assert self.ends(other) == 0, self.services[other].log
+                assert self.ends(other) == 0, f"{other}: {self.services[other].log}"
         return self.start(name, *extra)
 
     def run(self, service: Service, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run another command in a service's container."""
-        environment = self._environment(service)
-        program = shutil.which(arguments[0], path=environment["PATH"])
-        assert program is not None, f"{arguments[0]} is not in the image of {service.name}"
-        return subprocess.run(
-            [program, *(self.translated(part, service) for part in arguments[1:])],
-            env=environment,
-            cwd=service.paths["/tmp"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-            stdin=subprocess.DEVNULL,
-        )
+        words = [self.addressed(word, service) for word in arguments]
+        return self.sandbox(service).run(*words, env=self.environment(service))
 
     def is_healthy(self, name: str) -> bool:
         """What the service's own health check says now."""
@@ -257,6 +264,15 @@ class Deployment:
                 service.process.kill()
 
 
+def _tmpfs(told: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(path, options) for path, _, options in (mount.partition(":") for mount in told["tmpfs"])]
+
+
 def seconds_of(text: str) -> float:
     """A duration of the file: 90s, 2m."""
     return float(text[:-1]) * {"s": 1, "m": 60}[text[-1]]
+
+
+def bytes_of(text: str) -> int:
+    """A size of the file: 512m, 2g."""
+    return int(text[:-1]) * {"m": 2**20, "g": 2**30}[text[-1]]

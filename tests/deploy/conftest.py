@@ -1,16 +1,29 @@
-"""One image and one deployment for all tests of a run."""
+"""One image and one deployment for all tests of a run, and a broker that asks for passwords."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import random
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+import trustme
+from kafka.admin import UserScramCredentialUpsertion
 
-from benchmarks.kafka.server import KafkaUnavailable
+from streaming_pca.admin.access import ROLES, Role, apply_permissions, permissions
+from streaming_pca.config.settings import KafkaSettings, Settings
+from streaming_pca.dev.cluster import KafkaCluster
+from streaming_pca.dev.jars import KafkaUnavailable
+from streaming_pca.service.kafka.clients import admin_client
 from tests.conftest import installation
 from tests.deploy.compose import Deployment
 from tests.deploy.dockerfile import Image
 from tests.deploy.tools import missing, tool
+from tests.kafka.security.secured import pem_of
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +44,70 @@ def deployment(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     made = Deployment(tmp_path_factory.mktemp("deployment"), image, *found)
     yield made
     made.destroy()
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A broker with TLS, passwords and an authorizer, at the name and the port that settings have."""
+
+    address: str
+    open_settings: KafkaSettings
+    authority: str
+    """Certificate of its authority."""
+    passwords: dict[Role, str]
+
+    def permit(self, streams: Sequence[Settings], *roles: Role) -> None:
+        """Let the users who are named like these roles do what the roles do."""
+        for role in roles:
+            apply_permissions(self.open_settings, permissions(role, streams), f"User:{role}")
+
+
+@pytest.fixture(scope="module")
+def guard(
+    make_cluster: Callable[..., KafkaCluster], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Guarded]:
+    """Start such a broker for HOST:PORT of a settings file; the host is known in sandboxes alone."""
+
+    def start(server: str) -> Guarded:
+        host, _, port = server.partition(":")
+        directory, dice = tmp_path_factory.mktemp("guarded"), random.SystemRandom()
+        address = f"127.{dice.randint(1, 254)}.{dice.randint(1, 254)}.{dice.randint(1, 254)}"
+        authority = trustme.CA()
+        key_store = directory / "broker.pem"
+        key_store.write_text(pem_of(authority.issue_cert(host)))
+        inner, scram = "PLAINTEXT://127.0.0.1:{port}", "org.apache.kafka.common.security.scram"
+        more = {
+            "listeners": f"{inner},CONTROLLER://127.0.0.1:{{controller_port}},CLIENTS://{address}:{port}",
+            "advertised.listeners": f"{inner},CLIENTS://{server}",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,CLIENTS:SASL_SSL",
+            "ssl.keystore.type": "PEM",
+            "listener.name.clients.ssl.keystore.location": str(key_store),
+            "sasl.enabled.mechanisms": "SCRAM-SHA-512",
+            "listener.name.clients.scram-sha-512.sasl.jaas.config": f"{scram}.ScramLoginModule required;",
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ANONYMOUS",
+        }
+        text = "".join(f"{key}={value}\n" for key, value in more.items())
+        cluster = make_cluster(nodes=1, replication=1, in_sync=1, more=text)
+        opened = KafkaSettings(bootstrap_servers=cluster.bootstrap)
+        passwords = {role: secrets.token_urlsafe(16) for role in ROLES}
+        with closing(admin_client(opened)) as admin:
+            admin.alter_user_scram_credentials(
+                [
+                    UserScramCredentialUpsertion(role, "SCRAM-SHA-512", word)
+                    for role, word in passwords.items()
+                ]
+            )
+        return Guarded(address, opened, authority.cert_pem.bytes().decode(), passwords)
+
+    return start
+
+
+def give(path: Path, text: str, mode: int, user: int, group: int) -> Path:
+    """Write a file as another user's, where these tests are root's."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(mode)
+    if os.geteuid() == 0:
+        os.chown(path, user, group)
+    return path

@@ -22,7 +22,7 @@ from tests.deploy.tools import ROOT
 
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 # The image's directories that its lines name.
-OWN_PATHS = ("/src", "/wheels", "/opt/streaming-pca", "/opt/flights", "/access", "/data")
+OWN_PATHS = ("/src", "/wheels", "/opt/streaming-pca", "/opt/flights", "/access", "/passwords", "/data")
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,14 @@ class Image:
         assert value is not None
         command: list[str] = json.loads(value)
         return command
+
+    def owner(self, stage: str, folder: str) -> int:
+        """User of a folder of the image, whom a new volume there belongs to; root if there is none."""
+        for instruction, value in inherited(stage):
+            owned = re.fullmatch(r"--from=\S+ --chown=(\d+):\d+ (/\S+) (/\S+)", value)
+            if instruction == "COPY" and owned is not None and Path(folder).is_relative_to(owned[3]):
+                return int(owned[1]) if Path(self.translated(folder)).is_dir() else 0
+        return 0
 
     def files(self) -> dict[str, tuple[int, int]]:
         """Size and time of every file that a container would find, not of what only a builder has."""

@@ -9,15 +9,26 @@ import pytest
 import yaml
 
 import streaming_pca
-from benchmarks.kafka.server import KAFKA
 from streaming_pca.config.loading import load_settings
-from tests.deploy.compose import read_compose, seconds_of
+from streaming_pca.dev.jars import KAFKA
+from tests.deploy.compose import bytes_of, mounts_of, read_compose, seconds_of
 from tests.deploy.dockerfile import last_of, read_stages
 from tests.deploy.tools import ROOT, run_tool
 
 SERVICES: dict[str, dict[str, Any]] = read_compose()["services"]
 OURS = {name: told for name, told in SERVICES.items() if "build" in told}
-LONG_RUNNING = {"kafka", "worker", "standby", "prometheus"}
+LONG_RUNNING = {"kafka", "worker", "standby", "dashboard", "prometheus", "grafana"}
+ONCE = {"secrets", "acls", "topics", "flights-file", "flights", "auditor"}
+# Users of Kafka, and who logs in as each.
+ROLES = {
+    "admin": {"acls"},
+    "operator": {"topics"},
+    "worker": {"worker", "standby"},
+    "producer": {"flights"},
+    "dashboard": {"dashboard"},
+    "auditor": {"auditor"},
+    "broker": {"kafka"},
+}
 
 
 def test_docker_compose_accepts_the_file() -> None:
@@ -40,7 +51,7 @@ def test_docker_compose_refuses_a_file_that_is_wrong(tmp_path: Any) -> None:
 
 
 def test_there_is_a_broker_a_worker_and_all_that_goes_with_them() -> None:
-    assert set(SERVICES) == LONG_RUNNING | {"token", "topics", "flights-file", "flights"}
+    assert set(SERVICES) == LONG_RUNNING | ONCE
     assert SERVICES["worker"]["command"] == SERVICES["standby"]["command"]
 
 
@@ -68,19 +79,100 @@ def label(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_no_service_can_gain_rights(name: str) -> None:
-    assert SERVICES[name]["cap_drop"] == ["ALL"]
-    assert SERVICES[name]["security_opt"] == ["no-new-privileges:true"]
-    assert not SERVICES[name].get("privileged")
+def test_no_service_can_gain_rights_or_take_all_memory(name: str) -> None:
+    told = SERVICES[name]
+    assert told["cap_drop"] == ["ALL"]
+    assert told["security_opt"] == ["no-new-privileges:true"]
+    assert not told.get("privileged")
+    assert "user" not in told, "images are of ordinary users"
+    assert 2**29 <= bytes_of(told["mem_limit"]) <= 2**31
+    assert told["pids_limit"] <= 256
 
 
-@pytest.mark.parametrize("name", [*OURS, "prometheus"])
+@pytest.mark.parametrize("name", SERVICES)
 def test_nothing_but_volumes_and_tmp_can_be_written(name: str) -> None:
     assert SERVICES[name]["read_only"] is True
     assert [mount.split(":")[0] for mount in SERVICES[name]["tmpfs"]] == ["/tmp"]
-    for mount in SERVICES[name].get("volumes", []):
-        if mount.startswith("."):
-            assert mount.endswith(":ro"), mount
+    for source, _, writable in mounts_of(SERVICES[name]):
+        if source.startswith("."):
+            assert not writable, source
+            assert (ROOT / source).exists(), source
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_is_shown_the_secrets_that_it_names_and_no_others(name: str) -> None:
+    told = SERVICES[name]
+    mounts = {target: (source, writable) for source, target, writable in mounts_of(told)}
+    shown = {target.removeprefix("/passwords/") for target in mounts if target.startswith("/passwords/")}
+    named = set(re.findall(r"/passwords/(\w+)/password", str(told.get("environment", {}))))
+    if name == "secrets":
+        assert {f"/passwords/{role}/password" for role in shown} | {"/access/token"} == set(told["command"])
+    elif name == "kafka":
+        assert shown == set(told["command"]) == set(ROLES)
+    else:
+        assert shown == named
+    for target, (source, writable) in mounts.items():
+        if target.startswith("/passwords/"):
+            assert source == f"password-{target.removeprefix('/passwords/')}"
+        if target.startswith(("/passwords/", "/access")):
+            assert writable == (name == "secrets")
+    token = {"worker", "standby", "dashboard", "prometheus", "secrets"}
+    assert ("/access" in mounts) == (name in token)
+    # Files of 0640, of the image's own group.
+    if (shown or "/access" in mounts) and "build" not in told:
+        assert told["group_add"] == [(last_of("service", "USER") or "").partition(":")[2]]
+
+
+@pytest.mark.parametrize(("role", "services"), ROLES.items())
+def test_every_role_is_that_of_its_services(role: str, services: set[str]) -> None:
+    for name in services - {"kafka"}:
+        own = {k.removeprefix("STREAMING_PCA_KAFKA__"): v for k, v in SERVICES[name]["environment"].items()}
+        assert own["SECURITY_PROTOCOL"] == "SASL_PLAINTEXT"
+        assert own["SASL_MECHANISM"] == "SCRAM-SHA-512"
+        assert own["SASL_USERNAME"] == role
+        assert own["SASL_PASSWORD_FILE"] == f"/passwords/{role}/password"
+    (granted,) = SERVICES["acls"]["command"]
+    assert (re.search(rf"\b{role}\b", granted) is not None) == (role not in ("admin", "broker"))
+    properties = (ROOT / "deploy" / "compose" / "kafka" / "server.properties").read_text()
+    assert (f"User:{role}" in properties) == (role in ("admin", "broker"))
+
+
+def test_services_that_speak_share_a_network_and_others_have_none() -> None:
+    networks = {name: set(told.get("networks", ())) for name, told in SERVICES.items()}
+    texts = {name: str(told) for name, told in SERVICES.items()}
+    for folder, name in (("deploy/prometheus", "prometheus"), ("deploy/grafana", "grafana")):
+        texts[name] += "".join(path.read_text() for path in (ROOT / folder).rglob("*.yml"))
+    for name, text in texts.items():
+        for other in set(re.findall(rf"\b({'|'.join(SERVICES)}):\d{{4,}}", text)) - {name}:
+            assert networks[name] & networks[other], f"{name} cannot reach {other}"
+    assert networks["grafana"] == networks["prometheus"] == {"monitoring"}
+    for name in ("secrets", "flights-file"):
+        assert SERVICES[name]["network_mode"] == "none"
+
+
+def test_grafana_asks_for_a_password_and_tells_no_other_host() -> None:
+    told = SERVICES["grafana"]
+    environment = told["environment"]
+    assert environment["GF_AUTH_ANONYMOUS_ENABLED"] == environment["GF_USERS_ALLOW_SIGN_UP"] == "false"
+    off = ("REPORTING_ENABLED", "CHECK_FOR_UPDATES", "CHECK_FOR_PLUGIN_UPDATES", "FEEDBACK_LINKS_ENABLED")
+    assert {environment[f"GF_ANALYTICS_{name}"] for name in off} == {"false"}
+    assert environment["GF_PLUGINS_PREINSTALL_DISABLED"] == "true"
+    targets = {target: source for source, target, _ in mounts_of(told)}
+    assert environment["GF_PATHS_DATA"] in targets
+    (port,) = told["ports"]
+    assert port.rpartition(":")[2] == environment["GF_SERVER_HTTP_PORT"]
+    assert f":{environment['GF_SERVER_HTTP_PORT']}/" in told["healthcheck"]["test"][-1]
+
+
+def test_grafana_finds_its_data_source_and_its_dashboards() -> None:
+    targets = {target: source for source, target, _ in mounts_of(SERVICES["grafana"])}
+    provisioning = ROOT / targets[SERVICES["grafana"]["environment"]["GF_PATHS_PROVISIONING"]]
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
+    listening = next(word for word in SERVICES["prometheus"]["command"] if "listen-address" in word)
+    assert source["url"] == f"http://prometheus:{listening.rpartition(':')[2]}"
+    (file,) = (provisioning / "dashboards").glob("*.yml")
+    (provider,) = yaml.safe_load(file.read_text())["providers"]
+    assert list((ROOT / targets[provider["options"]["path"]]).glob("*.json"))
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -104,7 +196,7 @@ def test_a_worker_is_given_the_time_to_finish_a_batch() -> None:
 def test_the_broker_is_named_in_one_place() -> None:
     for name, told in OURS.items():
         where = told.get("environment", {}).get("STREAMING_PCA_KAFKA__BOOTSTRAP_SERVERS")
-        assert where == (None if name == "flights-file" else "kafka:9092")
+        assert where == (None if name in ("flights-file", "secrets") else "kafka:9092")
     assert "bootstrap" not in (ROOT / "deploy" / "compose" / "flights.toml").read_text()
 
 

@@ -61,6 +61,14 @@ def test_the_images_health_check_is_the_files() -> None:
         assert read_compose()["services"][name]["healthcheck"]["test"] == ["CMD", *command]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_volume_for_secrets_has_a_folder_of_the_images_own_user(image: Image) -> None:
+    user = int((last_of("service", "USER") or "").partition(":")[0])
+    for path in read_compose()["services"]["secrets"]["command"]:
+        assert image.owner("service", str(Path(path).parent)) == user, path
+
+
 def test_the_context_is_the_package_and_nothing_of_this_machine() -> None:
     context = build_context()
     top = {path for path in context if "/" not in path}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -25,10 +26,12 @@ def test_prometheus_accepts_its_configuration(tmp_path: Path) -> None:
     text = (FILES / "prometheus.yml").read_text()
     assert text.count("/access/token") == 1
     (tmp_path / "prometheus.yml").write_text(text.replace("/access/token", f"{tmp_path}/token"))
-    (tmp_path / "alerts.yml").write_text((FILES / "alerts.yml").read_text())
+    for name in ("recording.yml", "alerts.yml"):
+        (tmp_path / name).write_text((FILES / name).read_text())
     checked = run_tool("promtool", "check", "config", tmp_path / "prometheus.yml")
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert "7 rules found" in checked.stdout
+    for rules in ("6 rules found", "12 rules found"):
+        assert rules in checked.stdout
 
 
 def test_alerts_fire_when_they_should_and_only_then() -> None:
@@ -41,10 +44,22 @@ def test_alerts_fire_when_they_should_and_only_then() -> None:
     [
         ("== 0\n        for: 1m", "== 1\n        for: 1m"),
         ("absent(streaming_pca_leader)", "vector(0) > 1"),
+        ("unless sum by (stream) (streaming_pca_leader)", ""),
+        ("max_over_time(streaming_pca_leader[6h]) * 0", "streaming_pca_leader * 0"),
         ("< 2", "< 1"),
+        ("streaming_pca_refused == 1", "streaming_pca_refused == 0"),
+        ("waiting_batches:ratio > 2", "waiting_batches:ratio > 0.5"),
+        ("offset 20m", "offset 40m"),
+        ("problems) > 0", "problems) > 5"),
+        ("2 * 86400", "86400"),
+        ("unless on (stream) streaming_pca_verification", "and on (stream) streaming_pca_verification"),
+        ("mean5m > 0.5", "mean5m > 2"),
+        ("max by (stream) (streaming_pca_planned_records) > 0", "scalar(streaming_pca_planned_records)"),
+        ("_sum[5m]", "_count[5m]"),
+        ("max by (stream) (streaming_pca_lag_records)", "min by (stream) (streaming_pca_lag_records)"),
         ("< 0.1", "< 0.3"),
-        ("0 < min", "0 <= min"),
-        ("0 < min", "0 < max"),
+        ("0 < stream", "0 <= stream"),
+        ("          min by", "          max by"),
         ("unless on", "and on"),
         ("streaming_pca_lag_records) > 0", "streaming_pca_lag_records) >= 0"),
         ("for: 1h", "for: 10m"),
@@ -59,21 +74,42 @@ def test_alerts_fire_when_they_should_and_only_then() -> None:
     ],
 )
 def test_an_alert_that_is_wrong_is_noticed(tmp_path: Path, old: str, new: str) -> None:
-    rules = (FILES / "alerts.yml").read_text()
-    assert old in rules
-    (tmp_path / "alerts.yml").write_text(rules.replace(old, new))
-    cases = CASES.read_text().replace("../../deploy/prometheus/alerts.yml", "alerts.yml")
-    (tmp_path / "cases.yml").write_text(cases)
+    rules = {name: (FILES / name).read_text() for name in ("recording.yml", "alerts.yml")}
+    assert any(old in text for text in rules.values())
+    for name, text in rules.items():
+        (tmp_path / name).write_text(text.replace(old, new))
+    (tmp_path / "cases.yml").write_text(CASES.read_text().replace("../../deploy/prometheus/", ""))
     assert run_tool("promtool", "test", "rules", tmp_path / "cases.yml").returncode == 1
 
 
-def test_alerts_name_metrics_that_a_worker_has() -> None:
+def test_rules_name_metrics_that_a_worker_has_or_a_rule_records() -> None:
     metrics = Metrics()
     metrics.for_stream("s").set_noisy_counts(Release(**counted()), 299)
-    known = set(re.findall(r"^# TYPE (\w+)", metrics.text().decode(), re.MULTILINE))
-    named = set(re.findall(r"streaming_pca_\w+", (FILES / "alerts.yml").read_text())) - {"streaming_pca"}
-    assert len(named) >= 8
+    families = re.findall(r"^# TYPE (\w+) (\w+)", metrics.text().decode(), re.MULTILINE)
+    known = {name for name, _ in families}
+    known |= {f"{name}_{part}" for name, kind in families if kind == "histogram" for part in ("sum", "count")}
+    known |= {rule["record"] for rule in rules_of("recording.yml")}
+    text = " ".join(rule["expr"] for name in ("recording.yml", "alerts.yml") for rule in rules_of(name))
+    named = set(re.findall(r"(?:\w+:)?streaming_pca_\w+(?::\w+)?", text))
+    assert len(named) >= 20
     assert named <= known
+
+
+def rules_of(name: str) -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load((FILES / name).read_text())["groups"]
+    rules: list[dict[str, Any]] = group["rules"]
+    return rules
+
+
+def test_every_alert_has_a_section_of_the_runbook_and_every_section_an_alert() -> None:
+    page = (ROOT / "docs" / "how-to" / "alerts.md").read_text()
+    sections = re.split(r"^## (.+)$", page, flags=re.MULTILINE)[1:]
+    alerts = [rule["alert"] for rule in rules_of("alerts.yml")]
+    assert sections[::2] == alerts
+    for rule, text in zip(rules_of("alerts.yml"), sections[1::2], strict=True):
+        assert rule["annotations"]["runbook_url"] == f"docs/how-to/alerts.md#{rule['alert'].lower()}"
+        for part in ("**Means**", "**Look at**", "**Do**"):
+            assert part in text, rule["alert"]
 
 
 def test_every_worker_is_scraped_by_its_name_and_port() -> None:

@@ -22,10 +22,10 @@ import numpy as np
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 
-from benchmarks.kafka.server import fetch_jars
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.release import Release
+from streaming_pca.dev.jars import fetch_jars
 from streaming_pca.service.kafka.clients import reading_consumer
 from tests.cli.test_watch import release
 from tests.conftest import NoBroker, kafka_is_required

@@ -48,7 +48,7 @@ from streaming_pca.privacy.ledger.verify import verify_log
 from streaming_pca.service.commit.checkpoint import open_ledger
 from streaming_pca.service.commit.checkpoint_format import Checkpoint, decode_checkpoint
 from streaming_pca.service.commit.state_topic import is_part
-from streaming_pca.service.kafka.clients import plain_producer
+from streaming_pca.service.kafka.clients import MAX_ANSWER_BYTES, plain_producer
 from streaming_pca.service.topics.find import create_topics, find_topics
 from tests.kafka import child
 from tests.security.needles import ROW
@@ -208,12 +208,13 @@ class Stream:
         *,
         partitions: int = 3,
         cap: tuple[str, str] | None = ("1", "1e-6"),
+        create: bool = True,
         input: str | None = None,
         session_ms: int = 6000,
         worker: Mapping[str, Any] | None = None,
         **stream: Any,
     ) -> Stream:
-        """Create its topics and open its ledger (not with ``cap=None``)."""
+        """Create its topics (not with ``create=False``) and open its ledger (not with ``cap=None``)."""
         options = {"n_records": 300, "n_batches": 3}
         base: dict[str, Any] = {
             "name": name,
@@ -235,9 +236,10 @@ class Stream:
             worker=WorkerSettings(**(manners | dict(worker or {}))),
             http=HttpSettings(enabled=False),
         )
-        create_topics(settings.kafka, settings.stream, partitions, 1)
         made = cls(settings, "", partitions, directory / name)
-        made.find()
+        if create:
+            create_topics(settings.kafka, settings.stream, partitions, 1)
+            made.find()
         if cap is not None:
             made.open(cap)
         return made
@@ -421,6 +423,7 @@ def read_all(kafka: KafkaSettings, topic: str, partitions: Iterable[int] = (0,))
         auto_offset_reset="earliest",
         enable_auto_commit=False,
         max_partition_fetch_bytes=32 * 2**20,
+        receive_message_max_bytes=MAX_ANSWER_BYTES,
     ) as consumer:
         for tp in tps:
             consumer.assign([tp])

@@ -86,6 +86,7 @@ def test_sums_have_the_same_bits_with_other_vectors(name: str, native: object) -
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="a processor of x86-64 is compiled for")
 def test_sums_have_the_same_bits_without_fused_instructions(native: object) -> None:
     digest, processor, *wider = digest_on(NUMBA_CPU_NAME="x86-64", NUMBA_CPU_FEATURES="+sse2")

@@ -12,7 +12,7 @@ import pytest
 
 # Of a service, of noise and of kernels that come later: none to import the package or to read settings.
 LATER = {"fastapi", "kafka", "matplotlib", "numba", "opendp", "plotly", "prometheus_client", "sse_starlette"}
-LATER |= {"starlette", "uvicorn", "uvloop"}
+LATER |= {"opentelemetry", "requests", "starlette", "uvicorn", "uvloop"}
 NUMERICS = {"numpy", "pydantic", "scipy", "sklearn"}
 
 LIBRARY = """

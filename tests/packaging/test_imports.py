@@ -29,6 +29,7 @@ LAYERS = """
     __main__
     cli
     demo, audit, spark, dashboard
+    dev
     admin
     client
     service, . + api
@@ -60,6 +61,7 @@ EXTRAS = {
     "arrow": {"data.arrow", "data.files"},
     "dashboard": {"dashboard"},
     "demo": {"demo.broker", "demo.demo"},
+    "otel": {"service.span_export"},
     "spark": {"spark"},
 }
 

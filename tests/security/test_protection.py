@@ -140,7 +140,7 @@ ALIVE = """
 import ctypes, multiprocessing, os, signal, subprocess, sys, time
 import psutil
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from streaming_pca.demo.broker import Child
+from streaming_pca.dev.processes import Child
 from streaming_pca.service.protection import protect_process
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from typing import Any, Self, TypeVar
 
 import pyspark
 
-from benchmarks.kafka.server import find_java
-from streaming_pca.demo.broker import Child
+from streaming_pca.dev.jars import find_java
+from streaming_pca.dev.processes import Child
 
 __all__ = ["Process", "SparkCluster", "descendants", "processes", "python_workers"]
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.kafka.server import KafkaUnavailable, find_java
 from streaming_pca.config.spark import SparkSettings
+from streaming_pca.dev.jars import KafkaUnavailable, find_java
 from streaming_pca.spark.session import start_spark, stop_spark
 from tests.conftest import NoBroker
 from tests.spark.cluster import SparkCluster

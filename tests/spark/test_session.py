@@ -145,7 +145,11 @@ def child(spark_java: str) -> Iterator[Callable[..., tuple[subprocess.Popen[str]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)],
+    ids=lambda each: each.name,
+)
 def test_a_signal_to_the_whole_group_lets_the_driver_finish_its_job(child: Any, number: int) -> None:
     process, java = child()
     time.sleep(1)

@@ -60,7 +60,7 @@ def written(stream: Stream) -> tuple[Any, ...]:
     return stream.entries(), stream.release_values(), [digest for _, digest in stream.checkpoints()]
 
 
-@pytest.mark.parametrize("zombie", KINDS)
+@pytest.mark.parametrize("zombie", [pytest.param("service", marks=pytest.mark.soak), "driver"])
 def test_one_that_slept_while_another_led_leaves_no_trace(
     make_stream: Making, tmp_path: Path, zombie: str
 ) -> None:

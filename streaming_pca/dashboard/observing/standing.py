@@ -14,7 +14,7 @@ from kafka.errors import for_code
 
 from streaming_pca.admin.standing import ask_standings, partitions_of
 from streaming_pca.config.kafka import KafkaSettings
-from streaming_pca.service.errors import TopicError
+from streaming_pca.service.errors import NotPermitted, TopicError
 from streaming_pca.service.kafka.clients import admin_client, reading_consumer
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ def _problem(topic: Mapping[str, Any]) -> str | None:
     code = topic["error_code"]
     if code == _MISSING:
         return str(TopicError.missing(topic["name"]))
+    if isinstance(reason := TopicError.described(topic["name"], code), NotPermitted):
+        return str(reason)
     return f"topic {topic['name']!r} cannot be read: {for_code(code).__name__}" if code else None
 
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from kafka.errors import KafkaError
-
-from streaming_pca.admin.ledger import verify_ledger
-from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.dashboard.models import Verification
 from streaming_pca.dashboard.observing.events import now_in_words
 from streaming_pca.dashboard.observing.logs import in_words
-from streaming_pca.service.errors import SessionLost, StreamRefused, TopicError
-from streaming_pca.service.kafka.clients import BrokerUnreachable
+from streaming_pca.service.commit.verification import FAILURES, verify_ledger
 
 __all__ = ["Verifications"]
 
@@ -67,15 +63,7 @@ class Verifications:
                 entries=report.entries,
                 problems=_shortened(report.problems),
             )
-        except (
-            BrokerUnreachable,
-            ConfigurationError,
-            KafkaError,
-            OSError,
-            SessionLost,
-            StreamRefused,
-            TopicError,
-        ) as error:
+        except FAILURES as error:
             reason = in_words(error, self._kafka.bootstrap_servers)
             found = Verification(state="failed", problems=[reason])
         finally:

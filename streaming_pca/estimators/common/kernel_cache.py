@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,9 +58,11 @@ def are_cached(kinds: Iterable[RecordKind]) -> bool:
     """Return whether numba's cache has all kernels of these kinds for this processor."""
     last: dict[RecordKind, Any] = {RecordKind.FACTOR: sum_products, RecordKind.MATRIX: sum_matrix_products}
     for kernel in (last[kind] for kind in kinds if kind in last):
-        processor = kernel.targetctx.codegen().magic_tuple()
-        # numba's own key of a cached kernel: (signature, processor and its instructions, code).
-        found = [key for key in kernel._cache._cache_file._load_index() if key[1] == processor]
+        processor, files = kernel.targetctx.codegen().magic_tuple(), kernel._cache._cache_file
+        # numba's own key of a cached kernel: (signature, processor and its instructions, code). Its index
+        # comes first: a full disk may have had no room for the kernel.
+        names = [name for key, name in files._load_index().items() if key[1] == processor]
+        found = [name for name in names if Path(files._data_path(name)).exists()]
         # One for each dtype: fewer where a process ended while it compiled.
         if len(found) < len(_DTYPES):
             return False

@@ -21,7 +21,15 @@ from streaming_pca.privacy.ledger.entries import LedgerEntry, MalformedEntry, Op
 from streaming_pca.privacy.ledger.protocol import JobProgress
 from streaming_pca.privacy.ledger.verify_replay import Replay, shown
 
-__all__ = ["Report", "StoredState", "check_releases", "check_states", "verify_log"]
+__all__ = [
+    "Report",
+    "StoredRelease",
+    "StoredState",
+    "check_releases",
+    "check_states",
+    "summarise_release",
+    "verify_log",
+]
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,7 @@ class Report:
 
 def verify_log(
     entries: Iterable[tuple[int, bytes]],
-    releases: Iterable[bytes] | None = None,
+    releases: Iterable[bytes | StoredRelease] | None = None,
     states: Mapping[str, StoredState] | None = None,
     *,
     topic_id: str | None = None,
@@ -117,7 +125,7 @@ def verify_log(
     ----------
     entries : iterable of (offset, bytes)
         Every committed message of the ledger topic, in order.
-    releases : iterable of bytes, optional
+    releases : iterable of bytes or StoredRelease, optional
         Every committed message of the releases topics of all jobs, in order within each
         topic. Not given: releases are not checked.
     states : dict of job to StoredState, optional
@@ -126,21 +134,23 @@ def verify_log(
         Id of the input topic's life to judge; the newest when not given.
     """
     problems: list[str] = []
-    decoded = list(_decode(entries, problems))
     if topic_id is None:
-        opened = [entry.topic_id for _, entry, _ in decoded if isinstance(entry, Opened)]
-        topic_id = (opened or [entry.topic_id for _, entry, _ in decoded] or [""])[-1]
+        entries = list(entries)
+        topic_id = _newest_life(entries)
     replay = Replay(problems)
-    mine = [item for item in decoded if item[1].topic_id == topic_id]
-    for offset, entry, digest in mine:
-        replay.take(offset, entry, digest)
+    mine = of_others = 0
+    elsewhere: set[tuple[str, int, str]] = set()
+    # One entry at a time: a ledger grows for ever.
+    for offset, entry, digest in _decode(entries, problems):
+        if entry.topic_id == topic_id:
+            mine += 1
+            replay.take(offset, entry, digest)
+            continue
+        of_others += 1
+        if isinstance(entry, Released):
+            elsewhere.add((entry.job, entry.batch, entry.release_digest))
     found = others = None
     if releases is not None:
-        elsewhere = {
-            (entry.job, entry.batch, entry.release_digest)
-            for _, entry, _ in decoded
-            if isinstance(entry, Released) and entry.topic_id != topic_id
-        }
         digests = {name: job.digests for name, job in replay.jobs.items()}
         phases = {name: job.phases for name, job in replay.jobs.items()}
         found, others = check_releases(releases, digests, phases, elsewhere, problems)
@@ -164,8 +174,8 @@ def verify_log(
         ok=not problems,
         problems=tuple(problems),
         topic_id=topic_id,
-        entries=len(mine),
-        other_entries=len(decoded) - len(mine),
+        entries=mine,
+        other_entries=of_others,
         void=replay.void,
         jobs=tuple(sorted(replay.jobs)),
         paused=with_status("paused"),
@@ -186,6 +196,15 @@ def verify_log(
         other_releases=others,
         states=matching,
     )
+
+
+def _newest_life(messages: Iterable[tuple[int, bytes]]) -> str:
+    """Return the id that the last OPENED names, or else the last entry; "" without entries."""
+    opened = last = ""
+    for _, entry, _ in _decode(messages, []):
+        last = entry.topic_id
+        opened = last if isinstance(entry, Opened) else opened
+    return opened or last
 
 
 def _decode(
@@ -209,8 +228,38 @@ def _line(text: str) -> str:
     return " ".join(text.split())[:300]
 
 
+@dataclass(frozen=True, slots=True)
+class StoredRelease:
+    """Summary of a message of a releases topic.
+
+    Attributes
+    ----------
+    digest : str
+        SHA-256 of its bytes.
+    stream, batch : str, int
+        Its own record of where it belongs; the stream is None where it is no release.
+    """
+
+    digest: str
+    stream: str | None = None
+    batch: int = 0
+
+
+def summarise_release(message: bytes) -> StoredRelease:
+    """Summarise a message of a releases topic, which may be no release."""
+    digest = hashlib.sha256(message).hexdigest()
+    try:
+        content = json.loads(message)
+        stream, batch = content["stream"], content["batch"]
+        if not isinstance(stream, str) or type(batch) is not int:
+            raise TypeError
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return StoredRelease(digest)
+    return StoredRelease(digest, stream, batch)
+
+
 def check_releases(
-    messages: Iterable[bytes],
+    messages: Iterable[bytes | StoredRelease],
     digests: Mapping[str, Mapping[int, str]],
     phases: Mapping[str, Mapping[int, str]],
     elsewhere: set[tuple[str, int, str]],
@@ -220,7 +269,7 @@ def check_releases(
 
     Parameters
     ----------
-    messages : iterable of bytes
+    messages : iterable of bytes or StoredRelease
         Every committed message of the releases topics, in order within each topic.
     digests : dict of job to dict of batch to digest
         Named by RELEASED entries that count.
@@ -235,15 +284,11 @@ def check_releases(
     latest: dict[str, int] = {}
     others = 0
     for number, message in enumerate(messages):
-        try:
-            content = json.loads(message)
-            stream, batch = content["stream"], content["batch"]
-            if not isinstance(stream, str) or type(batch) is not int:
-                raise TypeError
-        except (ValueError, TypeError, KeyError, RecursionError):
+        release = message if isinstance(message, StoredRelease) else summarise_release(message)
+        digest, stream, batch = release.digest, release.stream, release.batch
+        if stream is None:
             problems.append(f"release {number}: not a release")
             continue
-        digest = hashlib.sha256(message).hexdigest()
         name = f"release {number} (stream {stream!r}, batch {batch})"
         released = digests.get(stream, {})
         if released.get(batch) == digest:

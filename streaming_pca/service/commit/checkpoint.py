@@ -47,6 +47,7 @@ from streaming_pca.service.commit.state_topic import StateReader, send_state
 from streaming_pca.service.commit.user_log import UserLog
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.kafka.clients import transactional_producer
+from streaming_pca.service.kafka.refusals import in_one_line
 from streaming_pca.service.kafka.transaction import Transaction
 
 __all__ = ["BudgetExceededByAnother", "CheckpointWriter", "TakenOver", "open_ledger"]
@@ -407,7 +408,7 @@ def open_ledger(kafka: KafkaSettings, entry: Opened, topic: str) -> Opened:
                 transaction.send(topic, encode_entry(entry), None)
                 transaction.commit()
             except KafkaError as error:
-                raise SessionLost(f"opening the ledger failed: {error}") from error
+                raise SessionLost(f"opening the ledger failed: {in_one_line(error, 'Write')}") from error
             finally:
                 producer.close(timeout=2)
             log.catch_up()

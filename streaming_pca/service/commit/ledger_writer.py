@@ -18,7 +18,8 @@ from streaming_pca.privacy.ledger.ledger import Verdict
 from streaming_pca.service.commit.log_reader import LedgerLog
 from streaming_pca.service.errors import SessionLost
 from streaming_pca.service.kafka.clients import transactional_producer
-from streaming_pca.service.kafka.transaction import Sent, Transaction
+from streaming_pca.service.kafka.refusals import in_one_line
+from streaming_pca.service.kafka.transaction import Sent, Transaction, discard
 
 __all__ = ["LedgerWriter", "check_reason", "group_of_charges", "trace_of"]
 
@@ -75,8 +76,9 @@ class LedgerWriter:
         try:
             yield
         except KafkaError as error:
-            reason = (str(error).splitlines() or [""])[0][:200]
-            raise SessionLost(f"{name}: {type(error).__name__} {reason}") from error
+            # After the first error of a transaction each further call says only that there was one.
+            cause = next((each for each in error.args if isinstance(each, KafkaError)), error)
+            raise SessionLost(f"{name}: {in_one_line(cause, 'Write')}") from error
 
     def _begin(self) -> None:
         """Begin a transaction; one at a time."""
@@ -95,10 +97,20 @@ class LedgerWriter:
             self._log = LedgerLog(self._kafka, self._ledger_topic, self._topic_id)
         return self._log
 
+    @property
+    def epoch(self) -> int:
+        """Epoch by which the broker tells this writer from the ones before; -1 before the fence."""
+        return (
+            -1
+            if self._producer is None
+            else int(self._producer._transaction_manager.producer_id_and_epoch.epoch)
+        )
+
     def close(self) -> None:
         """Release producer and consumer."""
         if self._producer is not None:
-            self._producer.close(timeout=2)
+            # Unsent messages are dropped: waiting for them would end in an error that hides the first one.
+            discard(self._producer)
         if self._log is not None:
             self._log.close()
 

@@ -15,6 +15,7 @@ from streaming_pca.privacy.ledger.entries import LedgerEntry, MalformedEntry, de
 from streaming_pca.privacy.ledger.ledger import Ledger, Verdict
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.kafka.clients import reading_consumer
+from streaming_pca.service.kafka.refusals import in_one_line
 
 __all__ = [
     "EndReader",
@@ -60,7 +61,9 @@ class EndReader:
         try:
             ends = self._consumer.end_offsets([self._tp], timeout_ms=self._kafka.request_timeout_ms)
         except KafkaError as error:
-            raise SessionLost(f"reading the end of {self._tp.topic} failed: {error}") from error
+            raise SessionLost(
+                f"reading the end of {self._tp.topic} failed: {in_one_line(error, 'Describe')}"
+            ) from error
         return int(ends[self._tp])
 
     def close(self) -> None:
@@ -82,7 +85,9 @@ class LogReader:
             )
         except KafkaError as error:
             self._consumer.close(autocommit=False)
-            raise SessionLost(f"reading the start of {topic} failed: {error}") from error
+            raise SessionLost(
+                f"reading the start of {topic} failed: {in_one_line(error, 'Describe')}"
+            ) from error
         self._consumer.assign([self._tp])
         self._consumer.seek(self._tp, max(self.first, start))
 
@@ -116,7 +121,7 @@ class LogReader:
             try:
                 polled = self._consumer.poll(timeout_ms=_POLL_MS)
             except KafkaError as error:
-                raise SessionLost(f"reading {self.topic} failed: {error}") from error
+                raise SessionLost(f"reading {self.topic} failed: {in_one_line(error, 'Read')}") from error
             for messages in polled.values():
                 yield from messages
 

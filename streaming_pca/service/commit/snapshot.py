@@ -9,7 +9,7 @@ snapshot shows one point of the ledger's log, and no worker has to stop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -18,7 +18,7 @@ from streaming_pca.privacy.ledger.entries import MalformedEntry, decode_entry
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.service.commit.log_reader import LogReader, high_watermark
 from streaming_pca.service.commit.state_topic import PATIENCE_SECONDS, FoundState, find_state
-from streaming_pca.service.errors import SessionLost
+from streaming_pca.service.errors import NotPermitted, SessionLost, TopicError
 from streaming_pca.service.topics.find import describe_topics
 
 __all__ = ["Snapshot", "existing_topics", "read_messages", "read_snapshot", "read_topic", "replay"]
@@ -110,7 +110,13 @@ def existing_topics(kafka: KafkaSettings, names: Iterable[str]) -> set[str]:
     """Return the subset of these topics that exists."""
     if not (names := list(names)):
         return set()
-    return {t["name"] for t in describe_topics(kafka, names, "the topics") if not t["error_code"]}
+    described = describe_topics(kafka, names, "the topics")
+    for topic in described:
+        reason = TopicError.described(topic["name"], topic["error_code"])
+        if isinstance(reason, NotPermitted):
+            # Nothing is known of a topic that may not be seen: it is not missing.
+            raise reason
+    return {t["name"] for t in described if not t["error_code"]}
 
 
 def read_messages(kafka: KafkaSettings, reader: LogReader) -> list[tuple[int, bytes]]:
@@ -119,10 +125,12 @@ def read_messages(kafka: KafkaSettings, reader: LogReader) -> list[tuple[int, by
     return [(m.offset, m.value or b"") for m in reader.read_to(end, PATIENCE_SECONDS)]
 
 
-def read_topic(kafka: KafkaSettings, topic: str) -> tuple[bytes, ...]:
-    """Read all committed messages of an existing topic."""
+def read_topic(kafka: KafkaSettings, topic: str) -> Iterator[bytes]:
+    """Yield all committed messages of an existing topic, up to its present end."""
     reader = LogReader(kafka, topic)
     try:
-        return tuple(data for _, data in read_messages(kafka, reader))
+        end = high_watermark(kafka, topic)
+        for message in reader.read_to(end, PATIENCE_SECONDS):
+            yield message.value or b""
     finally:
         reader.close()

@@ -68,7 +68,8 @@ class Poller:
     send : callable
         Takes ``{"at": time, "ends": {topic: [offset, ...]}}``, the offsets by
         partition; or ``{"at": time, "failed": reason, "topics": [topic, ...]}``,
-        None for all topics; or ``{"at": time, "ids": {topic: id}}`` where an id is new.
+        None for all topics; or ``{"at": time, "ids": {topic: id}}`` where an id is new;
+        or ``{"waited": seconds}``, the time of a tick's requests.
         Times are of the monotonic clock, which processes share.
     """
 
@@ -128,7 +129,7 @@ class Poller:
                 at = time.monotonic()
                 if partitions:
                     consumer = consumer or reading_consumer(self._kafka, io="control")
-                    if not self._read(consumer, at, partitions):
+                    if not self._timed_read(consumer, at, partitions):
                         # Perhaps the consumer has failed.
                         consumer.close(autocommit=False)
                         consumer = None
@@ -140,6 +141,13 @@ class Poller:
         finally:
             if consumer is not None:
                 consumer.close(autocommit=False)
+
+    def _timed_read(self, consumer: KafkaConsumer, at: float, partitions: dict[str, int]) -> bool:
+        try:
+            return self._read(consumer, at, partitions)
+        finally:
+            # Also of requests that failed: a broker that hangs is a slow one.
+            self._send({"waited": time.monotonic() - at})
 
     def _read(self, consumer: KafkaConsumer, at: float, partitions: dict[str, int]) -> bool:
         """Read the end offsets of all topics once; return whether any answered."""

@@ -156,9 +156,18 @@ class EndOffsetPoller:
     kafka : KafkaSettings
     tick, partitions_every : float
         Seconds between ticks, and between searches for new partitions.
+    on_answer : callable, optional
+        Takes the seconds that a tick's requests to the broker took; called in a thread.
     """
 
-    def __init__(self, kafka: KafkaSettings, tick: float, partitions_every: float) -> None:
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        tick: float,
+        partitions_every: float,
+        on_answer: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        self._on_answer = on_answer
         self._settings_line = settings_line(kafka, tick, partitions_every)
         self._feeds: list[OffsetFeed] = []
         self._partitions: dict[str, int] = {}
@@ -240,6 +249,8 @@ class EndOffsetPoller:
                     self._deliver(event["at"], event["ends"])
                 elif "ids" in event:
                     self._check_ids(event["at"], event["ids"])
+                elif "waited" in event:
+                    self._on_answer(event["waited"])
                 else:
                     self._fail(event)
         process.kill()  # it may still run, silent

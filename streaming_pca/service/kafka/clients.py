@@ -22,9 +22,12 @@ from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
 from streaming_pca.config.kafka import KafkaSettings
-from streaming_pca.service.kafka import failed_connects, large_reads, tls
+from streaming_pca.service.errors import NotPermitted
+from streaming_pca.service.kafka import credentials, failed_connects, large_reads, tls
 from streaming_pca.service.kafka.diagnosis import diagnose
 from streaming_pca.service.kafka.record_batches import InflatingReader, RecordReader
+from streaming_pca.service.kafka.refusals import missing_permission
+from streaming_pca.service.kafka.slow_fetches import shrink_on_timeout
 from streaming_pca.service.kafka.transaction import delivery_timeout_ms
 
 __all__ = [
@@ -40,6 +43,7 @@ __all__ = [
     "transactional_producer",
 ]
 
+credentials.install()
 failed_connects.install()
 large_reads.install()
 tls.install()
@@ -47,6 +51,12 @@ tls.install()
 Io = Literal["records", "logs", "control"]
 C = TypeVar("C")
 MAX_MESSAGE_BYTES = 32 * 2**20
+MAX_ANSWER_BYTES = 2**30
+"""Largest answer of a broker that a reader takes.
+
+kafka-python's own limit is 100 MB: a larger message would be asked for again for ever. This one is still
+below the first bytes of HTTP and SSH, read as a length.
+"""
 _FETCH_BYTES = 8 * 2**20
 
 
@@ -80,6 +90,8 @@ def _connect(settings: KafkaSettings, make: Callable[..., C]) -> C:
         by_one = {"bootstrap_servers": [server], "bootstrap_timeout_ms": each}
         try:
             made = make(**(_common_options(settings) | by_one))
+        except credentials.TokenRefused as error:
+            raise BrokerUnreachable(str(error)) from None
         except (KafkaError, OSError, ValueError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             continue
@@ -94,11 +106,17 @@ def _connect(settings: KafkaSettings, make: Callable[..., C]) -> C:
     )
 
 
-def broker_failed(settings: KafkaSettings, failure: str, error: Exception) -> BrokerUnreachable:
+def broker_failed(
+    settings: KafkaSettings, failure: str, error: Exception, operation: str = "Describe"
+) -> BrokerUnreachable | NotPermitted:
     """Return the error for a request that failed after a client was made.
 
-    Perhaps the broker refers clients to an address that this machine cannot reach.
+    Perhaps it needs a permission, of ``operation``, or the broker refers clients to an address that this
+    machine cannot reach.
     """
+    missing = missing_permission(error, operation)
+    if missing is not None:
+        return missing
     diagnosis = diagnose(settings, settings.bootstrap_servers.split(","), advertised=True)
     reason = diagnosis.text if diagnosis else (str(error).splitlines() or [""])[0][:200]
     return BrokerUnreachable(f"{failure}: {reason or type(error).__name__}")
@@ -150,6 +168,7 @@ def _consumer(*, io: Io, **configs: Any) -> KafkaConsumer:
     try:
         consumer = KafkaConsumer(**configs, kafka_client=client)
         consumer._fetcher.PartitionRecords = RecordReader if io == "records" else InflatingReader
+        shrink_on_timeout(consumer._fetcher, configs["request_timeout_ms"])
         return consumer
     except BaseException:
         for each in made:
@@ -167,11 +186,7 @@ def _common_options(settings: KafkaSettings) -> dict[str, Any]:
         "selector": large_reads.KeySelector,
     }
     if settings.security_protocol.startswith("SASL"):
-        common |= {
-            "sasl_mechanism": settings.sasl_mechanism,
-            "sasl_plain_username": settings.sasl_username,
-            "sasl_plain_password": settings.password,
-        }
+        common |= credentials.sasl_options(settings)
     for name in ("ssl_cafile", "ssl_certfile", "ssl_keyfile"):
         path = getattr(settings, name)
         if path is not None:
@@ -213,6 +228,7 @@ def reading_consumer(
             allow_auto_create_topics=False,
             fetch_max_bytes=fetch_bytes,
             max_partition_fetch_bytes=fetch_bytes,
+            receive_message_max_bytes=MAX_ANSWER_BYTES,
             fetch_max_wait_ms=100,
             max_poll_records=max_poll_records,
         ),

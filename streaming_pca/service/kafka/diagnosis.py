@@ -6,6 +6,8 @@ are repeated here, once, each with a time limit: name, socket, TLS, Kafka's prot
 
 from __future__ import annotations
 
+import base64
+import json
 import socket
 import ssl
 import threading
@@ -21,7 +23,8 @@ from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 from kafka.protocol.parser import KafkaProtocol
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
-from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+from streaming_pca.service.kafka.credentials import TokenRefused, sasl_options
 
 __all__ = ["Diagnosis", "diagnose"]
 
@@ -297,9 +300,12 @@ class _Examination:
             return
         listed = " or ".join(offered)
         if offered and not self._sasl:
+            what, how = "a password", "kafka.sasl_username and a password"
+            if offered == ["OAUTHBEARER"]:
+                what, how = "a token", "and kafka.sasl_oauth_token_file or kafka.sasl_oauth_token_url"
             raise _Found(
-                f"the broker at {self._server} asks for a password: set kafka.security_protocol = "
-                f'"SASL_{transport}", kafka.sasl_mechanism ({listed}), kafka.sasl_username and a password',
+                f"the broker at {self._server} asks for {what}: set kafka.security_protocol = "
+                f'"SASL_{transport}", kafka.sasl_mechanism ({listed}), {how}',
                 answers=True,
             )
         if self._sasl and not offered:
@@ -318,25 +324,51 @@ class _Examination:
 
     def _log_in(self, peer: _Peer) -> None:
         settings = self._settings
-        mechanism = get_sasl_mechanism(settings.sasl_mechanism)(
-            host=self._host,
-            sasl_mechanism=settings.sasl_mechanism,
-            sasl_plain_username=settings.sasl_username,
-            sasl_plain_password=settings.password,
-        )
+        try:
+            options = sasl_options(settings)
+        except (ConfigurationError, TokenRefused) as error:
+            raise _Found(str(error), answers=True) from None
+        mechanism = get_sasl_mechanism(settings.sasl_mechanism)(host=self._host, **options)
         while not mechanism.is_done():
             answer = peer.ask(SaslAuthenticateRequest(version=1, auth_bytes=mechanism.auth_bytes()))
             if answer.error_code:
                 words = " ".join((answer.error_message or "no reason").split())[:160]
-                file = settings.sasl_password_file
-                where = (
-                    "STREAMING_PCA_KAFKA__SASL_PASSWORD"
-                    if file is None
-                    else f"kafka.sasl_password_file = {str(file)!r}"
-                )
-                raise _Found(
-                    f"the broker at {self._server} refuses kafka.sasl_username = {settings.sasl_username!r} "
-                    f"with its password ({words}): correct the name, or the password ({where})",
-                    answers=True,
-                )
+                if settings.sasl_mechanism == "OAUTHBEARER":
+                    text = self._refused_token(options["sasl_oauth_token_provider"].token(), words)
+                else:
+                    text = self._refused_password(words)
+                raise _Found(f"the broker at {self._server} refuses {text}", answers=True)
             mechanism.receive(answer.auth_bytes)
+
+    def _refused_password(self, words: str) -> str:
+        file = self._settings.sasl_password_file
+        where = (
+            "STREAMING_PCA_KAFKA__SASL_PASSWORD"
+            if file is None
+            else f"kafka.sasl_password_file = {str(file)!r}"
+        )
+        return (
+            f"kafka.sasl_username = {self._settings.sasl_username!r} "
+            f"with its password ({words}): correct the name, or the password ({where})"
+        )
+
+    def _refused_token(self, token: str, words: str) -> str:
+        file, url = self._settings.sasl_oauth_token_file, self._settings.sasl_oauth_token_url
+        source = f"kafka.sasl_oauth_token_{'file' if url is None else 'url'} = {str(file or url)!r}"
+        expired = _expired_since(token)
+        if expired is not None:
+            return f"the token of {source}, which expired {expired:.0f} s ago: renew it, or set the clock"
+        return (
+            f"the token of {source} ({words}): it must be signed by the issuer that the broker trusts, "
+            "for its audience and with its scope"
+        )
+
+
+def _expired_since(token: str) -> float | None:
+    """Return the seconds since a token expired; None if it has not, or is no JSON Web Token (RFC 7519)."""
+    try:
+        payload = token.split(".")[1]
+        since = time.time() - float(json.loads(base64.urlsafe_b64decode(payload + "=="))["exp"])
+    except (ValueError, TypeError, KeyError, IndexError):
+        return None
+    return since if since > 0 else None

@@ -32,6 +32,8 @@ _MOST_HEADERS = 1000
 A message holds half a million headers, which take a third of a second.
 """
 
+_LARGE_BYTES = 2**16
+
 
 class UnreadableBatch(KafkaError):  # type: ignore[misc]
     """Batch from before its topic had its present settings: compressed, or of an old format.
@@ -185,7 +187,10 @@ def _bytes(buffer: bytearray, position: int, end: int) -> tuple[bytes | None, in
         return None, position
     if length > end - position:
         raise MalformedRecord
-    return bytes(buffer[position : position + length]), position + length
+    if length < _LARGE_BYTES:
+        return bytes(buffer[position : position + length]), position + length
+    # A slice would be another copy, which a view is not; of few bytes it takes less time.
+    return bytes(memoryview(buffer)[position : position + length]), position + length
 
 
 class RecordReader(Fetcher.PartitionRecords):  # type: ignore[misc]

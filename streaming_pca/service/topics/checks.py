@@ -93,6 +93,14 @@ class _Rule:
 
 # An election of a replica that was not in sync loses the tail of a topic.
 _NO_UNCLEAN_ELECTION = _Rule("unclean.leader.election.enable", "false")
+# Brokers refuse a record that its writer stamped more than message.timestamp.after.max.ms ahead of them.
+_STAMP, _BY_BROKER = "message.timestamp.type", "LogAppendTime"
+_WRITTEN = _Rule(
+    _STAMP, _BY_BROKER, " (a broker refuses records of a writer whose clock is an hour ahead)", fatal=False
+)
+_RECEIVED = _Rule(
+    _STAMP, _BY_BROKER, " (else producers' clocks decide how long records are kept)", fatal=False
+)
 _GONE = " (`ledger verify` misses the releases that are gone)"
 
 _RULES: dict[str, tuple[_Rule, ...]] = {
@@ -100,25 +108,30 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
         _Rule("cleanup.policy", "delete", " (records of a compacted topic vanish from batches)", "compact"),
         _Rule("compression.type", "uncompressed"),
         _NO_UNCLEAN_ELECTION,
+        _RECEIVED,
     ),
     "ledger": (
         _Rule("cleanup.policy", "delete"),
         _Rule("retention.ms", "-1"),
         _Rule("retention.bytes", "-1"),
         _NO_UNCLEAN_ELECTION,
+        _WRITTEN,
     ),
     "state": (
         _Rule("cleanup.policy", "compact"),
         _NO_UNCLEAN_ELECTION,
+        _WRITTEN,
     ),
     "output": (
         _Rule("cleanup.policy", "delete", " (a compacted topic loses projections)", "compact"),
         _NO_UNCLEAN_ELECTION,
+        _WRITTEN,
     ),
     "releases": (
         _Rule("cleanup.policy", "delete", " (a compacted topic keeps the last release only)", "compact"),
         _Rule("retention.ms", "-1", _GONE, fatal=False),
         _Rule("retention.bytes", "-1", _GONE, fatal=False),
+        _WRITTEN,
     ),
 }
 """Settings that privacy, recovery or `ledger verify` rest on, by the topic's role."""

@@ -12,7 +12,7 @@ from kafka.admin import NewTopic
 from kafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 
 from streaming_pca.config.settings import KafkaSettings, StreamSettings
-from streaming_pca.service.errors import TopicError
+from streaming_pca.service.errors import NotPermitted, TopicError
 from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES, admin_client, broker_failed
 from streaming_pca.service.topics.checks import Problem, broker_settings, find_problems, required_configs
 from streaming_pca.service.topics.sizes import (
@@ -77,7 +77,8 @@ def ledger_topic(name: str, replication: int) -> NewTopic:
 
 def state_topic(name: str, replication: int, commit: int) -> NewTopic:
     """Return the definition of a state topic for commits of ``commit`` bytes."""
-    return NewTopic(name, 1, replication, topic_configs=state_topic_config(commit) | durable(replication))
+    configs = required_configs("state") | state_topic_config(commit)
+    return NewTopic(name, 1, replication, topic_configs=configs | durable(replication))
 
 
 def releases_topic(name: str, replication: int, release: int) -> NewTopic:
@@ -169,7 +170,9 @@ def check_topics(kafka: KafkaSettings, stream: StreamSettings) -> tuple[Topics |
     try:
         return _check(admin, kafka, stream)
     except KafkaError as error:
-        raise broker_failed(kafka, "the broker would not describe the topics", error) from None
+        raise broker_failed(
+            kafka, "the broker would not describe the topics", error, "DescribeConfigs"
+        ) from None
     finally:
         admin.close()
 
@@ -225,6 +228,10 @@ def _check(
     problems, there = [], {}
     for role, name in names.items():
         topic: Any = described.get(name)
+        if topic is not None and topic["error_code"]:
+            reason = TopicError.described(name, topic["error_code"])
+            if isinstance(reason, NotPermitted):
+                raise reason
         if topic is None or topic["error_code"] or not topic["partitions"]:
             fix = "create it with `streaming-pca topics create --config FILE --cap EPSILON,DELTA`"
             problems.append(Problem(f"topic {name!r} ({role})", "", "missing", "", fix))

@@ -18,18 +18,23 @@ from streaming_pca.config.settings import (
     StreamSettings,
 )
 from streaming_pca.data.records import RecordKind
-from streaming_pca.service.errors import TopicError
-from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES, BrokerUnreachable, admin_client
+from streaming_pca.service.errors import NotPermitted, TopicError
+from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES, admin_client, broker_failed
 from streaming_pca.service.topics.checks import Problem, find_problems, required_configs
 from streaming_pca.service.topics.find import describe_topics, durable, ensure_topics
 from streaming_pca.service.topics.sizes import MESSAGE_OVERHEAD, projection_bytes, whole_mib
 
-__all__ = ["Output", "check_output_name", "check_stream", "find_output"]
+__all__ = ["Output", "check_output_name", "check_stream", "find_output", "group_of_projections"]
 
 log = logging.getLogger(__name__)
 
 _RESERVED = (".ledger", ".state", ".releases")
 _RETENTION = ("retention.ms", "retention.bytes")
+
+
+def group_of_projections(stream: str, output: str) -> str:
+    """Return the consumer group of the workers that write a stream's projections to a topic."""
+    return f"{stream}.project.{output}"
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class Output:
     @property
     def group(self) -> str:
         """Consumer group of the workers that write this topic."""
-        return f"{self.stream}.project.{self.topic}"
+        return group_of_projections(self.stream, self.topic)
 
     @property
     def transactional_prefix(self) -> str:
@@ -145,7 +150,9 @@ def find_output(kafka: KafkaSettings, stream: StreamSettings, output: str, creat
         checked = {role: there[role] for role in ("input", "output")}
         problems = [*find_problems(admin, kafka, stream, checked), *_retention_problems(admin, names)]
     except KafkaError as error:
-        raise BrokerUnreachable(f"the broker would not describe the topics: {type(error).__name__}") from None
+        raise broker_failed(
+            kafka, "the broker would not describe the topics", error, "DescribeConfigs"
+        ) from None
     finally:
         admin.close()
     for problem in problems:
@@ -162,6 +169,10 @@ def find_output(kafka: KafkaSettings, stream: StreamSettings, output: str, creat
 
 def _described(kafka: KafkaSettings, names: dict[str, str]) -> dict[str, Any]:
     found = {t["name"]: t for t in describe_topics(kafka, list(names.values()), "the topics")}
+    for name, topic in found.items():
+        reason = TopicError.described(name, topic["error_code"])
+        if isinstance(reason, NotPermitted):
+            raise reason
     return {
         role: found[name]
         for role, name in names.items()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from streaming_pca.dashboard.observing.observer import Observer
-from streaming_pca.demo.broker import free_port
+from streaming_pca.dev.processes import free_port
 from streaming_pca.service.errors import TopicError
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 from tests.dashboard.api.conftest import ApiSite

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.kafka.server import KafkaCluster
 from streaming_pca.dashboard.models import Event
 from streaming_pca.dashboard.observing.observer import Observer
+from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 from tests.dashboard.streams import make_stream
 from tests.dashboard.waiting import wait_for

@@ -216,14 +216,17 @@ def test_more_replicas_than_brokers_are_refused_in_the_brokers_words(
 WRONG = [
     ("input", "cleanup.policy", "compact", "error"),
     ("input", "compression.type", "gzip", "error"),
+    ("input", "message.timestamp.type", "CreateTime", "warning"),
     ("ledger", "cleanup.policy", "compact", "error"),
     ("ledger", "retention.ms", "604800000", "error"),
     ("ledger", "retention.bytes", "1000000", "error"),
     ("ledger", "unclean.leader.election.enable", "true", "error"),
+    ("ledger", "message.timestamp.type", "CreateTime", "warning"),
     ("ledger", "max.message.bytes", "2000", "error"),
     ("ledger", "min.insync.replicas", "2", "error"),
     ("state", "cleanup.policy", "compact,delete", "error"),
     ("state", "unclean.leader.election.enable", "true", "error"),
+    ("state", "message.timestamp.type", "CreateTime", "warning"),
     ("state", "max.message.bytes", "100000", "error"),
     ("state", "min.insync.replicas", "2", "error"),
     ("releases", "cleanup.policy", "compact", "error"),
@@ -231,6 +234,7 @@ WRONG = [
     ("releases", "min.insync.replicas", "2", "error"),
     ("releases", "retention.ms", "604800000", "warning"),
     ("releases", "retention.bytes", "1000000", "warning"),
+    ("releases", "message.timestamp.type", "CreateTime", "warning"),
 ]
 
 

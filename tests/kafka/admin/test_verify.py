@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from kafka import KafkaAdminClient
 
-from streaming_pca.admin import ledger as inspection
 from streaming_pca.admin.ledger import verify_ledger
 from streaming_pca.privacy.ledger.verify import Report
-from streaming_pca.service.commit import snapshot
+from streaming_pca.service.commit import snapshot, verification
 from streaming_pca.service.commit.state_topic import is_part
 from streaming_pca.service.kafka.clients import plain_producer
 from streaming_pca.service.topics.find import create_topics
@@ -149,7 +148,7 @@ def test_a_commit_while_the_states_are_read_is_no_problem(
 ) -> None:
     """A later state lies behind the one that is sought, or in its place."""
     stream = make_stream()
-    original = inspection.existing_topics
+    original = verification.existing_topics
     with Leader(stream) as leader:
         leader.commit(leader.reserve())
         leader.writer.publish()
@@ -163,7 +162,7 @@ def test_a_commit_while_the_states_are_read_is_no_problem(
             return original(kafka, topics)
 
         # Between the ledger and the states; then between these and the releases.
-        for module in (snapshot, inspection):
+        for module in (snapshot, verification):
             monkeypatch.setattr(module, "existing_topics", meanwhile)
             report = verify(stream)
             assert report.problems == ()

@@ -17,10 +17,11 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.kafka.server import KafkaCluster
 from streaming_pca.config.settings import Settings
-from streaming_pca.demo.broker import Child as Process
+from streaming_pca.dev.cluster import KafkaCluster
+from streaming_pca.dev.processes import Child as Process
 from tests.kafka import stream
+from tests.kafka.child import Strike
 from tests.kafka.faults import chaos_worker
 from tests.kafka.faults.chaos_producer import REFUSED, Load
 
@@ -35,12 +36,12 @@ GOOD_ENDS = {0, 4}
 class Worker(stream.Child):
     """A worker process of the chaos loop."""
 
-    def __init__(self, settings: Sequence[Settings], directory: Path) -> None:
+    def __init__(self, settings: Sequence[Settings], directory: Path, strike: Strike | None = None) -> None:
         directory.mkdir(parents=True)
         self.directory = directory
         self._process = stream._context.Process(
             target=chaos_worker.main,
-            args=([each.model_dump(mode="json") for each in settings], str(directory)),
+            args=([each.model_dump(mode="json") for each in settings], str(directory), strike),
         )
         with stream._one_at_a_time:
             self._process.start()

@@ -24,12 +24,12 @@ STACKS = "stacks"
 """File that SIGUSR1 writes the stacks of all threads to."""
 
 
-def main(settings: list[dict[str, Any]], directory: str) -> None:
+def main(settings: list[dict[str, Any]], directory: str, strike: child.Strike | None = None) -> None:
     """Run a worker whose batches go to a file of ``directory``."""
     _write_down(Path(directory, _FILE))
     stacks = os.open(Path(directory, STACKS), os.O_WRONLY | os.O_CREAT)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-    child.main(settings, directory)
+    child.main(settings, directory, strike)
 
 
 def _write_down(path: Path) -> None:

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 from kafka.admin import NewTopic
 
-from benchmarks.kafka.server import KafkaCluster
 from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.privacy.ledger.entries import Committed, Released
 from streaming_pca.service.commit import checkpoint
 from streaming_pca.service.kafka.clients import admin_client, reading_consumer

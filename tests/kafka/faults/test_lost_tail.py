@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kafka import KafkaAdminClient
 
-from benchmarks.kafka.server import KafkaCluster
+from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.privacy.ledger.entries import Reserved
 from tests.kafka.admin.test_backup import delete, export, restore
 from tests.kafka.stream import Stream

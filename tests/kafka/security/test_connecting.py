@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from kafka.admin import UserScramCredentialUpsertion
 
-from benchmarks.kafka.server import KafkaCluster, KafkaUnavailable, find_java
 from streaming_pca.config.settings import KafkaSettings
-from streaming_pca.demo.broker import free_port
+from streaming_pca.dev.cluster import KafkaCluster
+from streaming_pca.dev.jars import KafkaUnavailable, find_java
+from streaming_pca.dev.processes import free_port
 from streaming_pca.service.kafka.clients import (
     BrokerUnreachable,
     admin_client,

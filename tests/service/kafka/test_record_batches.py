@@ -18,7 +18,7 @@ from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.memory_records import MemoryRecords
 from kafka.structs import TopicPartition
 
-from benchmarks.kafka.server import fetch_jars
+from streaming_pca.dev.jars import fetch_jars
 from streaming_pca.service.kafka.record_batches import Record, RecordReader, UnreadableBatch, parse_batch
 from tests.kafka.security.hostile import batch, record, sized, unsigned, varint
 

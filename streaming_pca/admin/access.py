@@ -1,0 +1,227 @@
+"""Permissions that each role needs of a broker with access control lists (ACLs), and no others.
+
+The table of roles is here alone: `streaming-pca topics acls` prints it or applies it, and
+`deploy/kafka/acls.sh` applies what that command prints.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any, Literal, get_args
+
+from kafka.admin import (
+    ACL,
+    ACLOperation,
+    ACLPermissionType,
+    ACLResourcePatternType,
+    ResourcePattern,
+    ResourceType,
+)
+from kafka.errors import ClusterAuthorizationFailedError, KafkaError, SecurityDisabledError
+
+from streaming_pca.config.settings import ConfigurationError, KafkaSettings, Settings
+from streaming_pca.service.errors import NotPermitted, TopicError
+from streaming_pca.service.kafka.clients import admin_client, broker_failed
+from streaming_pca.service.topics.output import group_of_projections
+
+__all__ = ["ROLES", "Permission", "Role", "apply_permissions", "as_options", "permissions", "principal_of"]
+
+Role = Literal["producer", "reader", "dashboard", "auditor", "projector", "worker", "operator"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+_TYPES = {
+    "topic": ResourceType.TOPIC,
+    "group": ResourceType.GROUP,
+    "transactional-id": ResourceType.TRANSACTIONAL_ID,
+    "cluster": ResourceType.CLUSTER,
+}
+_CLUSTER = "kafka-cluster"
+_WRITERS = "streaming-pca."
+"""Beginning of all transactional ids of this package; the rest holds ids of topics."""
+
+
+@dataclass(frozen=True, order=True)
+class Permission:
+    """Operations that a role may do on one resource.
+
+    Attributes
+    ----------
+    kind : str
+        "topic", "group", "transactional-id" or "cluster".
+    operations : tuple of str
+        In Kafka's words.
+    name : str
+    prefixed : bool
+        True if it holds for all names that begin so.
+    """
+
+    kind: str
+    operations: tuple[str, ...]
+    prefixed: bool
+    name: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the permission as plain data."""
+        return asdict(self)
+
+
+def permissions(role: str, streams: Sequence[Settings], output: str | None = None) -> list[Permission]:
+    """Return the permissions of a role for some streams.
+
+    Parameters
+    ----------
+    role : Role
+    streams : sequence of Settings
+    output : str, optional
+        Topic of projections, of a projector.
+
+    Raises
+    ------
+    ConfigurationError
+        If the role is unknown, or needs an output.
+    """
+    if role not in ROLES:
+        raise ConfigurationError(f"--role must be one of {', '.join(ROLES)}, not {role!r}")
+    if (role == "projector") != (output is not None):
+        raise ConfigurationError(
+            "--output names the topic of projections: for --role projector, and only there"
+        )
+    # Streams share inputs and groups.
+    return sorted({each for settings in streams for each in _of_stream(role, settings, output or "")})
+
+
+def _of_stream(role: str, settings: Settings, output: str) -> Iterator[Permission]:
+    stream, group = settings.stream, settings.worker.group
+    source, ledger, state, releases = (
+        stream.input,
+        stream.ledger_topic,
+        stream.state_topic,
+        stream.releases_topic,
+    )
+    # Read and Write imply Describe.
+    match role:
+        case "producer":
+            yield _may("topic", source, "Write")
+        case "reader":
+            yield _may("topic", releases, "Read")
+        case "dashboard" | "auditor":
+            yield _may("topic", source, "Describe")
+            for name in (ledger, releases, *([state] if role == "auditor" else [])):
+                yield _may("topic", name, "Read")
+            for name in (stream.name, group):
+                yield _may("group", name, "Describe")
+        case "projector":
+            yield _may("topic", source, "DescribeConfigs", "Read")
+            yield _may("topic", releases, "Read")
+            # It reads its own output once, to find out whether it begins.
+            yield _may("topic", output, "DescribeConfigs", "Read", "Write")
+            yield _may("group", group_of_projections(stream.name, output), "Read")
+            yield _may(
+                "transactional-id",
+                f"{_WRITERS}{group_of_projections(stream.name, output)}.",
+                "Write",
+                prefixed=True,
+            )
+            yield _may("cluster", _CLUSTER, "DescribeConfigs")
+        case "worker":
+            yield _may("topic", source, "DescribeConfigs", "Read")
+            for name in (ledger, state, releases):
+                yield _may("topic", name, "DescribeConfigs", "Read", "Write")
+            for name in (stream.name, group):
+                yield _may("group", name, "Read")
+            yield _may("transactional-id", _WRITERS, "Write", prefixed=True)
+            yield _may("cluster", _CLUSTER, "DescribeConfigs")
+        case "operator":
+            yield _may("topic", source, "Create", "Describe", "DescribeConfigs")
+            for name in (ledger, state, releases):
+                yield _may("topic", name, "Create", "DescribeConfigs", "Read", "Write")
+            for name in (stream.name, group):
+                yield _may("group", name, "Read")
+            # A charge under the name of a stream is refused: other streams' topics must be seen.
+            yield _may("topic", "*", "Describe")
+            # Groups that trace charges: `ledger charge`.
+            yield _may("group", f"{ledger}.", "Read", prefixed=True)
+            yield _may("transactional-id", _WRITERS, "Write", prefixed=True)
+            yield _may("cluster", _CLUSTER, "DescribeConfigs")
+
+
+def _may(kind: str, name: str, *operations: str, prefixed: bool = False) -> Permission:
+    return Permission(kind, operations, prefixed, name)
+
+
+def principal_of(principal: str | None, kafka: KafkaSettings) -> str:
+    """Return the principal that an option names, by default the settings' own user.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none, or it has no type.
+    """
+    if principal is None and kafka.sasl_username is not None and kafka.sasl_mechanism != "OAUTHBEARER":
+        return f"User:{kafka.sasl_username}"
+    if principal is None:
+        raise ConfigurationError("name the user by --principal User:NAME: the settings have no sasl_username")
+    kind, colon, name = principal.partition(":")
+    if not (kind == "User" and colon and name and name.isprintable()):
+        raise ConfigurationError(f"--principal must be User:NAME, not {principal!r}")
+    return principal
+
+
+def as_options(wanted: Iterable[Permission], principal: str) -> list[str]:
+    """Return permissions as options of Kafka's ``kafka-acls.sh --add``, one line for each call of it."""
+    lines = []
+    for (kind, operations, prefixed), alike in groupby(wanted, lambda p: (p.kind, p.operations, p.prefixed)):
+        words = ["--allow-principal", principal]
+        words += [word for operation in operations for word in ("--operation", operation)]
+        words += ["--resource-pattern-type", "prefixed"] if prefixed else []
+        words += ["--cluster"] if kind == "cluster" else [w for p in alike for w in (f"--{kind}", p.name)]
+        lines.append(shlex.join(words))
+    return lines
+
+
+def apply_permissions(kafka: KafkaSettings, wanted: Sequence[Permission], principal: str) -> None:
+    """Grant permissions to a principal; harmless when repeated.
+
+    Raises
+    ------
+    NotPermitted
+        If the settings' own user may not.
+    TopicError
+        If the broker has no authorizer.
+    BrokerUnreachable
+    """
+    acls = [
+        ACL(
+            principal,
+            "*",
+            _operation(operation),
+            ACLPermissionType.ALLOW,
+            ResourcePattern(
+                _TYPES[each.kind],
+                each.name,
+                ACLResourcePatternType.PREFIXED if each.prefixed else ACLResourcePatternType.LITERAL,
+            ),
+        )
+        for each in wanted
+        for operation in each.operations
+    ]
+    try:
+        with closing(admin_client(kafka)) as admin:
+            failed = admin.create_acls(acls)["failed"]
+    except KafkaError as error:
+        raise broker_failed(kafka, "the broker would not take the permissions", error, "Alter") from None
+    if ClusterAuthorizationFailedError in failed:
+        raise NotPermitted("Alter", "the cluster")
+    if failed:
+        reason = failed[0].__name__
+        if failed[0] is SecurityDisabledError:
+            reason = "it has no authorizer: set authorizer.class.name in its server.properties"
+        raise TopicError(f"the broker would not take the permissions: {reason}")
+
+
+def _operation(name: str) -> ACLOperation:
+    return ACLOperation["DESCRIBE_CONFIGS" if name == "DescribeConfigs" else name.upper()]

@@ -1,0 +1,145 @@
+"""Commands `streaming-pca dev`: what a trial on one machine needs."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from streaming_pca.cli.common import JsonOption, err, fail, print_json, say
+
+if TYPE_CHECKING:
+    from streaming_pca.dev.cluster import KafkaCluster
+
+app = typer.Typer(help="Run what a trial on this machine needs.", no_args_is_help=True)
+
+_SHOWN = 5
+"""Lines of the log of a node that has ended."""
+
+
+@app.callback()
+def _dev() -> None:
+    """Run what a trial on this machine needs."""
+
+
+@app.command("kafka")
+def dev_kafka(
+    port: Annotated[
+        int,
+        typer.Option(
+            min=0, max=65533, help="Port on loopback, and the next two for three nodes; 0 chooses free ones."
+        ),
+    ] = 9092,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Directory that keeps the data; by default they are deleted at the end."
+        ),
+    ] = None,
+    nodes: Annotated[str, typer.Option(metavar="1|3", help="Number of nodes.")] = "1",
+    as_json: JsonOption = False,
+) -> None:
+    """Run Apache Kafka on this machine, without containers, until Ctrl-C.
+
+    It needs Java 17. Maven fetches the jars once, 45 MB, into ~/.cache/streaming-pca, or into the directory
+    that STREAMING_PCA_KAFKA_JARS names. It listens on loopback alone, without encryption or passwords.
+
+    [dim]Examples:
+
+    streaming-pca dev kafka
+
+    streaming-pca dev kafka --nodes 3 --port 19092 --data kafka-data[/]
+    """
+    from streaming_pca.config.settings import ConfigurationError
+    from streaming_pca.dev.cluster import KafkaCluster
+    from streaming_pca.dev.jars import KAFKA, KafkaUnavailable, fetch_jars, find_java
+
+    if nodes not in ("1", "3"):
+        raise ConfigurationError(f"--nodes must be 1 or 3, not {nodes!r}")
+    count = int(nodes)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(_ended_by_signals())
+            with err.status("looking for Java and Kafka's jars") as status:
+                java = find_java()
+                jars = fetch_jars(lambda done: status.update(f"fetching Apache Kafka {KAFKA}: {done}"))
+                status.update(f"starting Apache Kafka {KAFKA}")
+                cluster = KafkaCluster(
+                    java,
+                    jars,
+                    nodes=count,
+                    replication=count,
+                    in_sync=(count + 1) // 2,
+                    ports=range(port, port + count) if port else (),
+                    directory=data,
+                )
+                stack.enter_context(cluster)
+            _tell(cluster, data, as_json)
+            _wait(cluster)
+            fail(RuntimeError("no node of Kafka runs any more"), 4)
+    except KafkaUnavailable as unavailable:
+        if "\n" in unavailable.detail:  # the end of a log
+            say(unavailable.detail, err)
+            fail(RuntimeError(unavailable.reason), 2)
+        fail(RuntimeError(f"{unavailable.reason}: {unavailable.detail}"), 2)
+    except KeyboardInterrupt:
+        say("stopped", err)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the first signal, and ignore later ones during the clean end."""
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def end(*_: object) -> None:
+        for each in ends:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {each: signal.signal(each, end) for each in ends}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _tell(cluster: KafkaCluster, data: Path | None, as_json: bool) -> None:
+    from streaming_pca.dev.jars import KAFKA
+
+    if as_json:
+        print_json(
+            {
+                "bootstrap": cluster.bootstrap,
+                "kafka": KAFKA,
+                "pids": [cluster.pid(number) for number in cluster.nodes],
+                "data": str(cluster.directory),
+                "kept": data is not None,
+            }
+        )
+        sys.stdout.flush()  # a program that reads a pipe waits for the line
+        return
+    say(f"Apache Kafka {KAFKA}: {cluster.bootstrap}")
+    say(f"data: {cluster.directory}, {'kept' if data else 'deleted at the end'}")
+    say(f'next, with bootstrap_servers = "{cluster.bootstrap}" in stream.toml, in another terminal:')
+    say("  streaming-pca topics create --config stream.toml --cap 1,1e-6")
+    say("  streaming-pca worker --config stream.toml")
+    say("Ctrl-C ends it")
+
+
+def _wait(cluster: KafkaCluster) -> None:
+    """Wait until no node runs, and name each that ends."""
+    running = cluster.running()
+    while running:
+        time.sleep(0.5)
+        now = cluster.running()
+        for number in sorted(running - now):
+            end = "\n".join(cluster.log_tail(number).splitlines()[-_SHOWN:])
+            say(f"node {number} has ended; the end of its log:\n{end}", err)
+        running = now

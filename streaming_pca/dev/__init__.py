@@ -1,0 +1,1 @@
+"""Apache Kafka on this machine, without containers, for trials and tests."""

@@ -1,0 +1,228 @@
+"""Clusters of Apache Kafka nodes on this machine, which can be struck one by one."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Self
+
+from kafka import KafkaAdminClient
+from kafka.errors import KafkaError
+
+from streaming_pca.dev.jars import KAFKA, KafkaUnavailable
+from streaming_pca.dev.node import START_SECONDS, Node
+from streaming_pca.dev.storage import Storage
+
+_STOP_SECONDS = 20
+
+# A node that stands still is replaced within seconds, and comes back within seconds.
+_CLUSTER_SETTINGS = """
+default.replication.factor={replication}
+min.insync.replicas={in_sync}
+unclean.leader.election.enable=false
+broker.session.timeout.ms=3000
+broker.heartbeat.interval.ms=500
+replica.lag.time.max.ms=3000
+controller.quorum.election.backoff.max.ms=500
+# A transaction of a producer that died is in the way until its time is up, and this is added to it.
+transaction.abort.timed.out.transaction.cleanup.interval.ms=1000
+"""
+
+
+class KafkaCluster:
+    """Apache Kafka nodes on loopback ports.
+
+    Parameters
+    ----------
+    java : str
+        The `java` command.
+    jars : Path
+        Directory of Kafka's jars.
+    nodes : int
+        Each is broker and controller; they have the numbers 1 to `nodes`.
+    replication, in_sync : int
+        Default replicas of a topic, and how many of them `acks=all` waits for; of internal topics too.
+    heap : int
+        MiB of memory of each node.
+    more : str
+        Further lines of settings, a template as those of one node are.
+    ports : sequence of int, optional
+        Port of each node; by default free ones.
+    directory : Path, optional
+        Directory that keeps the data: a later cluster of as many nodes goes on with it. By default a
+        temporary one, deleted at the end.
+
+    Raises
+    ------
+    KafkaUnavailable
+        On entry, if the nodes do not start or the directory cannot be used.
+    """
+
+    def __init__(
+        self,
+        java: str,
+        jars: Path,
+        nodes: int = 3,
+        replication: int = 3,
+        in_sync: int = 2,
+        heap: int = 384,
+        more: str = _CLUSTER_SETTINGS,
+        ports: Sequence[int] = (),
+        directory: Path | None = None,
+    ) -> None:
+        self.java = java
+        self.jars = jars
+        self.bootstrap = ""
+        """Addresses of all nodes."""
+        self._numbers = range(1, nodes + 1)
+        self._replication, self._in_sync, self._heap, self._more = replication, in_sync, heap, more
+        self._ports = ports
+        self._nodes: dict[int, Node] = {}
+        self._storage = Storage(directory)
+
+    def __enter__(self) -> Self:
+        try:
+            self._storage.open(len(self._numbers))
+            for _ in range(1 if self._ports else 2):  # a free port may be lost before it is listened to
+                if self._launch():
+                    return self
+            tails = [node.log_tail for node in self._nodes.values()]
+            raise KafkaUnavailable(f"Kafka {KAFKA} did not start", "\n".join(tails))
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *exc_info: object) -> None:
+        nodes = list(self._nodes.values())
+        if self._storage.kept and nodes:
+            with ThreadPoolExecutor(len(nodes)) as pool:
+                list(pool.map(lambda node: node.stop(_STOP_SECONDS), nodes))
+        for node in nodes:
+            node.kill()  # temporary data is thrown away, so nothing is gained by a clean stop
+        self._storage.close()
+
+    def _launch(self) -> bool:
+        for node in self._nodes.values():
+            node.kill()
+        ports = self._ports or [None] * len(self._numbers)
+        self._nodes = {
+            number: Node(
+                self.java,
+                self.jars,
+                self._storage.path / str(number),
+                number=number,
+                heap=self._heap,
+                port=port,
+            )
+            for number, port in zip(self._numbers, ports, strict=True)
+        }
+        nodes = self._nodes.values()
+        voters = [node.voter for node in nodes]
+        with ThreadPoolExecutor(len(nodes)) as pool:
+            how = (self._storage.cluster, voters, self._replication, self._in_sync, self._more)
+            list(pool.map(lambda node: node.prepare(*how), nodes))
+        for node in nodes:
+            node.start()
+        self.bootstrap = ",".join(node.address for node in nodes)
+        deadline = time.monotonic() + START_SECONDS
+        return all(node.answers(self._storage.cluster, deadline) for node in nodes)
+
+    @property
+    def directory(self) -> Path:
+        """Directory of the data and logs: a folder for each node."""
+        return self._storage.path
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Numbers of the nodes."""
+        return tuple(self._numbers)
+
+    def running(self) -> set[int]:
+        """Return the numbers of the nodes whose processes run."""
+        return {number for number, node in self._nodes.items() if node.runs}
+
+    def address(self, *numbers: int) -> str:
+        """Return the addresses of some nodes."""
+        return ",".join(self._nodes[number].address for number in numbers)
+
+    def pid(self, number: int) -> int | None:
+        """Return the process id of a node."""
+        return self._nodes[number].pid
+
+    def log_directory(self, number: int, topic: str, partition: int) -> Path:
+        """Return where a node keeps a partition."""
+        return self._nodes[number].data / f"{topic}-{partition}"
+
+    def kill(self, number: int) -> None:
+        """End a node by SIGKILL; its data stays."""
+        self._nodes[number].kill()
+
+    def start(self, number: int, *, wait: bool = True) -> None:
+        """Start a node that was killed, on the data that it had."""
+        node = self._nodes[number]
+        node.start()
+        if wait and not node.answers(self._storage.cluster, time.monotonic() + START_SECONDS):
+            raise KafkaUnavailable(f"node {number} of Kafka {KAFKA} did not come back", node.log_tail)
+
+    def stop(self, number: int) -> None:
+        """Let a node stand still by SIGSTOP: its sockets stay open and nothing answers."""
+        self._nodes[number].signal(signal.SIGSTOP)
+
+    def go_on(self, number: int) -> None:
+        """Let a node that stands still go on, by SIGCONT."""
+        self._nodes[number].signal(signal.SIGCONT)
+
+    def log_tail(self, number: int) -> str:
+        """Return the last lines of a node's log."""
+        return self._nodes[number].log_tail
+
+    def missing_replicas(self) -> list[str]:
+        """Return the partitions of which a replica is not in sync, or has no leader; raises KafkaError.
+
+        Every node is asked: a node that has just returned may not know yet that it was away.
+        """
+        missing: set[str] = set()
+        for node in self._nodes.values():
+            with KafkaAdminClient(
+                bootstrap_servers=node.address, bootstrap_timeout_ms=3000, request_timeout_ms=3000
+            ) as admin:
+                names = [topic["name"] for topic in admin.describe_topics()]
+                for topic in admin.describe_topics(names):
+                    for p in topic["partitions"]:
+                        whole = sorted(p["isr_nodes"]) == sorted(p["replica_nodes"])
+                        if topic["error_code"] or p["leader_id"] < 0 or not whole:
+                            missing.add(f"{topic['name']}-{p['partition_index']}")
+        return sorted(missing)
+
+    def wait_until_whole(self, seconds: float = 60.0) -> None:
+        """Wait until every replica of every partition is in sync."""
+        deadline = time.monotonic() + seconds
+        seen: object = None
+        while time.monotonic() < deadline:
+            try:
+                seen = self.missing_replicas()
+            except (KafkaError, OSError) as error:
+                seen = error
+            else:
+                if not seen:
+                    return
+            time.sleep(0.25)
+        raise KafkaUnavailable(f"the cluster was not whole within {seconds:g} s", str(seen))
+
+
+class KafkaServer(KafkaCluster):
+    """One Apache Kafka node on a free loopback port, its data in a temporary directory.
+
+    Parameters
+    ----------
+    java : str
+        The `java` command.
+    jars : Path
+        Directory of Kafka's jars.
+    """
+
+    def __init__(self, java: str, jars: Path) -> None:
+        super().__init__(java, jars, nodes=1, replication=1, in_sync=1, heap=512, more="")

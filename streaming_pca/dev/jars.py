@@ -1,0 +1,165 @@
+"""Apache Kafka from Maven Central, and a Java to run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+KAFKA = "4.1.1"
+LOG4J = "2.24.3"
+JAVA = 17
+
+CACHE_VARIABLE = "STREAMING_PCA_KAFKA_JARS"
+_MARKER = "complete.json"
+_SERVER_JAR = f"kafka_2.13-{KAFKA}.jar"
+_ATTEMPTS = 4
+_ATTEMPT_SECONDS = 300
+_BACKOFF_SECONDS = 5
+_DOWNLOADED = re.compile(r"Downloaded from \S+ \S+ \(([\d.]+) ([kM]?B) at")
+_UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6}
+
+# Kafka's own pom has no log4j2 implementation, without which nothing is logged at all.
+_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
+<modelVersion>4.0.0</modelVersion>
+<groupId>streaming-pca</groupId><artifactId>kafka-for-tests</artifactId><version>1</version>
+<dependencies>
+<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{KAFKA}</version></dependency>
+<dependency><groupId>org.apache.logging.log4j</groupId><artifactId>log4j-core</artifactId><version>{LOG4J}</version></dependency>
+<dependency><groupId>org.apache.logging.log4j</groupId><artifactId>log4j-slf4j-impl</artifactId><version>{LOG4J}</version></dependency>
+</dependencies></project>
+"""
+
+
+class KafkaUnavailable(Exception):
+    """No Apache Kafka can be had here; the message is a short reason, the detail what was seen."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.reason}\n{self.detail}" if self.detail else self.reason
+
+
+def find_java() -> str:
+    """Return a `java` of version 17 or later, from JAVA_HOME or PATH."""
+    home = os.environ.get("JAVA_HOME")
+    candidates = [str(Path(home, "bin", "java"))] if home else []
+    if (on_path := shutil.which("java")) is not None:
+        candidates.append(on_path)
+    seen = []
+    for java in candidates:
+        try:
+            answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60)  # nosec B603  # as $JAVA_HOME says
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        found = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
+        if found and int(found[1]) >= JAVA:
+            return java
+        seen.append(f"{java} is {found[1] if found else 'of unknown version'}")
+    detail = "; ".join([*seen, "install openjdk-17-jre-headless, or set JAVA_HOME"])
+    raise KafkaUnavailable(f"no Java {JAVA} found", detail)
+
+
+def fetch_jars(report: Callable[[str], None] = lambda progress: None) -> Path:
+    """Return the directory of Kafka's jars, fetched by Maven when this machine has none yet.
+
+    Parameters
+    ----------
+    report : callable
+        Called with a line about the progress, such as "12 files, 31 MB", while Maven downloads.
+
+    Raises
+    ------
+    KafkaUnavailable
+        If Maven is missing or cannot fetch them.
+    """
+    named = os.environ.get(CACHE_VARIABLE)
+    cache = Path(named) if named else Path.home() / ".cache" / "streaming-pca" / f"kafka-{KAFKA}"
+    if _is_complete(cache):
+        return cache
+    if named and (cache / _SERVER_JAR).exists():
+        return cache  # filled by hand: the user's own, taken as it is
+    if cache.exists() and any(cache.iterdir()):
+        if named:
+            raise KafkaUnavailable(
+                f"{CACHE_VARIABLE} holds no Kafka {KAFKA}",
+                f"{cache} has files but not {_SERVER_JAR}: name an empty or absent directory",
+            )
+        shutil.rmtree(cache)  # damaged, and in our own cache
+
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise KafkaUnavailable("no Maven found", "install maven, which fetches Kafka's jars once")
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    # A sibling, so that the rename at the end is atomic; two runs at once each fill their own.
+    with tempfile.TemporaryDirectory(prefix=f".{cache.name}-", dir=cache.parent) as scratch:
+        jars = Path(scratch, "jars")
+        _run_maven(maven, Path(scratch), jars, report)
+        (jars / _MARKER).write_text(json.dumps(_sizes(jars)))
+        try:
+            jars.rename(cache)
+        except OSError:
+            if not _is_complete(cache):  # else another run was first
+                raise
+    return cache
+
+
+def _run_maven(maven: str, scratch: Path, jars: Path, report: Callable[[str], None]) -> None:
+    (scratch / "pom.xml").write_text(_POM)
+    command = [maven, "-B", "-C", "dependency:copy-dependencies"]
+    command += [f"-DoutputDirectory={jars}", "-DincludeScope=runtime"]
+    said: list[str] = []
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            time.sleep(_BACKOFF_SECONDS * 3 ** (attempt - 1))
+        said = []
+        log = Path(scratch, f"maven-{attempt}.log")
+        status = _follow(command, scratch, log, report)
+        if status == 0 and (jars / _SERVER_JAR).exists():
+            return
+        said = [line for line in log.read_text(errors="replace").splitlines() if "ERROR" in line][:15]
+        if status is None:
+            said.append(f"no end within {_ATTEMPT_SECONDS} s")
+    raise KafkaUnavailable(
+        f"Maven could not fetch Kafka {KAFKA}", "\n".join([f"{_ATTEMPTS} attempts; the last:", *said])
+    )
+
+
+def _follow(command: list[str], folder: Path, log: Path, report: Callable[[str], None]) -> int | None:
+    """Run Maven, report on its downloads, and return its status; None if it took too long."""
+    deadline = time.monotonic() + _ATTEMPT_SECONDS
+    with log.open("w") as out:
+        process = subprocess.Popen(  # nosec B603  # Maven
+            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+        )
+    try:
+        while (status := process.poll()) is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+            if files := _DOWNLOADED.findall(log.read_text(errors="replace")):
+                size = sum(float(number) * _UNITS[unit] for number, unit in files)
+                report(f"{len(files)} files, {size / 1e6:.0f} MB")
+    finally:
+        process.kill()
+        process.wait()
+    return status
+
+
+def _sizes(jars: Path) -> dict[str, int]:
+    return {jar.name: jar.stat().st_size for jar in sorted(jars.glob("*.jar"))}
+
+
+def _is_complete(cache: Path) -> bool:
+    try:
+        expected = json.loads((cache / _MARKER).read_text())
+    except (OSError, ValueError):
+        return False
+    return bool(expected) and _sizes(cache) == expected

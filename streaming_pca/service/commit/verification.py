@@ -1,0 +1,125 @@
+"""Verification of a ledger from the topics alone, also as a process.
+
+Run as ``python -m streaming_pca.service.commit.verification``. The first line on its standard input
+holds the settings, the second the input topic. The one line on its standard output holds the problems,
+or the reason for which there was no verification. It runs at the lowest priority: a worker's batches
+come first, and what a verification holds in memory ends with it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+from kafka.errors import KafkaError
+
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+from streaming_pca.privacy.ledger.entries import (
+    Committed,
+    LedgerEntry,
+    MalformedEntry,
+    Released,
+    Reserved,
+    decode_entry,
+)
+from streaming_pca.privacy.ledger.verify import (
+    Report,
+    StoredRelease,
+    StoredState,
+    summarise_release,
+    verify_log,
+)
+from streaming_pca.service.commit.log_reader import whole_log
+from streaming_pca.service.commit.snapshot import existing_topics, read_messages, read_snapshot, read_topic
+from streaming_pca.service.commit.state_topic import FoundState, summarise
+from streaming_pca.service.errors import SessionLost, StreamRefused, TopicError
+from streaming_pca.service.kafka.clients import BrokerUnreachable, admin_client, broker_failed
+
+__all__ = ["FAILURES", "topic_id_of", "verify_ledger"]
+
+FAILURES = (
+    BrokerUnreachable,
+    ConfigurationError,
+    KafkaError,
+    OSError,
+    SessionLost,
+    StreamRefused,
+    TopicError,
+)
+"""Errors of a verification that could not be done."""
+
+
+def topic_id_of(kafka: KafkaSettings, topic: str) -> str:
+    """Return the topic's present id; TopicError if it or its ledger is missing."""
+    admin = admin_client(kafka)
+    try:
+        found = {t["name"]: t for t in admin.describe_topics([topic, f"{topic}.ledger"])}
+    except KafkaError as error:
+        raise broker_failed(kafka, "the broker would not describe the topics", error) from None
+    finally:
+        admin.close()
+    for name in (topic, f"{topic}.ledger"):
+        if name not in found or found[name]["error_code"]:
+            raise TopicError.described(name, found[name]["error_code"] if name in found else 0)
+    return str(found[topic]["topic_id"])
+
+
+def verify_ledger(kafka: KafkaSettings, topic: str) -> Report:
+    """Run the independent verifier over a ledger and its jobs' states and releases."""
+    topic_id = topic_id_of(kafka, topic)
+    reader = whole_log(kafka, f"{topic}.ledger")
+    try:
+        read = read_snapshot(kafka, reader, topic_id, _stored)
+        jobs = {e.job for e in _decoded(read.entries) if isinstance(e, Reserved) and e.topic_id == topic_id}
+        releases: list[StoredRelease] = []
+        for name in sorted(existing_topics(kafka, [f"{job}.releases" for job in jobs])):
+            releases.extend(map(summarise_release, read_topic(kafka, name)))
+        # A worker may have gone on: entries written since the snapshot account for later releases.
+        later = tuple(_decoded(read_messages(kafka, reader)))
+    finally:
+        reader.close()
+    since = {e.release_digest for e in later if isinstance(e, Released)}
+    known = [release for release in releases if release.digest not in since]
+    committed = {e.state_digest for e in later if isinstance(e, Committed)}
+    states = {
+        # A worker resumes from the topic's last state, so some COMMITTED must name that state.
+        name: state if last in (state.digest, *committed) else StoredState(last)
+        for name, (state, last) in read.states.items()
+        if last
+    }
+    return verify_log(read.entries, known, states, topic_id=topic_id)
+
+
+def _stored(found: FoundState, digest: str) -> tuple[StoredState, str]:
+    """Summarise a state; return also the digest of its topic's last one."""
+    if found.data is not None:
+        return summarise(found.data, found.users), found.last
+    torn = "a chunk of its state is missing or was changed" if found.last == digest else ""
+    return StoredState(found.last, problem=torn), found.last
+
+
+def _decoded(messages: Iterable[tuple[int, bytes]]) -> Iterator[LedgerEntry]:
+    """Decode the messages that are entries; the verifier reports the others."""
+    for _, data in messages:
+        with suppress(MalformedEntry):
+            yield decode_entry(data)
+
+
+def main() -> None:
+    """Verify one ledger for a worker."""
+    os.nice(19)
+    logging.getLogger().addHandler(logging.NullHandler())
+    settings, topic = json.loads(sys.stdin.readline()), json.loads(sys.stdin.readline())
+    try:
+        answer = {"problems": list(verify_ledger(KafkaSettings(**settings["kafka"]), topic).problems)}
+    except FAILURES as error:
+        answer = {"failed": " ".join(str(error).split()) or type(error).__name__}
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

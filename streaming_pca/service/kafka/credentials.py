@@ -1,0 +1,275 @@
+"""Passwords and tokens of connections, read again for each: rotation needs no restart.
+
+The files of certificates need no code here: kafka-python reads them for each connection.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+from kafka.errors import KafkaConnectionError, KafkaError
+from kafka.net.connection import KafkaConnection
+from kafka.net.sasl import SaslMechanismPlain, SaslMechanismScram, register_sasl_mechanism
+from kafka.net.sasl.oauth import AbstractTokenProvider
+
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+
+__all__ = ["TokenRefused", "install", "sasl_options"]
+
+log = logging.getLogger(__name__)
+
+_GRANT_SECONDS = 5.0
+"""Time limit of a request to the identity provider."""
+_RENEW_AT = 0.8
+"""Part of a token's life after which the next one is asked for."""
+_RETRY_SECONDS = 1.0
+"""Pause after a failed grant."""
+_MOST_BYTES = 1 << 20
+"""Most bytes that are read of an answer."""
+
+
+class TokenRefused(Exception):
+    """Failure of the identity provider to grant a token; one line that names the setting to change."""
+
+
+def sasl_options(settings: KafkaSettings) -> dict[str, Any]:
+    """Return kafka-python's options of authentication.
+
+    Raises
+    ------
+    ConfigurationError
+        If a secret's file cannot be read.
+    TokenRefused
+        If the identity provider grants no token.
+    """
+    options: dict[str, Any] = {"sasl_mechanism": settings.sasl_mechanism}
+    if settings.sasl_mechanism == "OAUTHBEARER":
+        provider = _TokenFile(settings) if settings.sasl_oauth_token_url is None else _shared_grant(settings)
+        # A client retries a refused connection until its time is up: a mistake is told before.
+        provider.token()
+        return options | {"sasl_oauth_token_provider": provider}
+    password = _Password(settings)
+    password()
+    return options | {"sasl_plain_username": settings.sasl_username, "sasl_plain_password": password}
+
+
+class _Password:
+    """Password as its file holds it at present; its text form hides it."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+
+    def __call__(self) -> str:
+        return self._settings.password or ""
+
+
+def _current(config: dict[str, Any]) -> dict[str, Any]:
+    password = config.get("sasl_plain_password")
+    return config | {"sasl_plain_password": password() if isinstance(password, _Password) else password}
+
+
+class _Plain(SaslMechanismPlain):  # type: ignore[misc]
+    def __init__(self, **config: Any) -> None:
+        super().__init__(**_current(config))
+
+
+class _Scram(SaslMechanismScram):  # type: ignore[misc]
+    def __init__(self, **config: Any) -> None:
+        super().__init__(**_current(config))
+
+
+class _TokenFile(AbstractTokenProvider):  # type: ignore[misc]
+    """Token that another program renews in a file."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+
+    def token(self) -> str:
+        return self._settings.read_secret("sasl_oauth_token_file").strip()
+
+
+class _Grant(AbstractTokenProvider):  # type: ignore[misc]
+    """Token of the client-credentials grant (RFC 6749, 4.4), renewed by a thread before it expires.
+
+    Connections share it, and their threads never wait for the identity provider: those serve the sockets
+    of many clients.
+    """
+
+    def __init__(self, settings: KafkaSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings, self._clock = settings, clock
+        self._lock = threading.Lock()
+        self._token: str | None = None
+        self._renew_at = self._expires_at = 0.0
+        self._failure: TokenRefused | None = None
+        self._renewing = False
+
+    def prepare(self) -> None:
+        """Wait for a token if there is none; TokenRefused if it is not granted."""
+        with self._lock:
+            if self._token is None or self._clock() >= self._expires_at:
+                self._take(_ask(self._settings))
+
+    def token(self) -> str:
+        """Return the present token, and have it renewed when it is due."""
+        now = self._clock()
+        if now >= self._renew_at and not self._renewing:
+            self._renewing = True
+            threading.Thread(target=self._renew, name="token", daemon=True).start()
+        if self._token is None or now >= self._expires_at:
+            raise self._failure or TokenRefused("kafka.sasl_oauth_token_url: no token has been granted yet")
+        return self._token
+
+    def _renew(self) -> None:
+        try:
+            granted = _ask(self._settings)
+        except (ConfigurationError, TokenRefused) as error:
+            log.warning("the token for the broker was not renewed: %s", error)
+            self._failure = TokenRefused(str(error))
+            self._renew_at = self._clock() + _RETRY_SECONDS
+        else:
+            self._take(granted)
+        finally:
+            self._renewing = False
+
+    def _take(self, granted: tuple[str, float]) -> None:
+        now, (self._token, life) = self._clock(), granted
+        self._failure = None
+        self._renew_at, self._expires_at = now + _RENEW_AT * life, now + life
+
+
+_grants_lock = threading.Lock()
+_grants: dict[KafkaSettings, _Grant] = {}
+
+
+def _shared_grant(settings: KafkaSettings) -> _Grant:
+    """Return the grant that all clients with these settings share, with a token."""
+    with _grants_lock:
+        grant = _grants.setdefault(settings, _Grant(settings))
+    grant.prepare()
+    return grant
+
+
+def _ask(settings: KafkaSettings) -> tuple[str, float]:
+    """Ask the identity provider for a token; return it and its life in seconds.
+
+    Raises
+    ------
+    ConfigurationError
+        If the secret or the authority's file cannot be read.
+    TokenRefused
+        If the provider does not answer, or refuses.
+    """
+    url, who = str(settings.sasl_oauth_token_url), str(settings.sasl_oauth_client_id)
+    secret = settings.read_secret("sasl_oauth_client_secret_file")
+    # RFC 6749, 2.3.1: both are form-encoded first, because either may hold a colon.
+    pair = ":".join(urllib.parse.quote(part, safe="") for part in (who, secret))
+    form = {"grant_type": "client_credentials"}
+    if settings.sasl_oauth_scope is not None:
+        form["scope"] = settings.sasl_oauth_scope
+    request = urllib.request.Request(
+        url,
+        urllib.parse.urlencode(form).encode(),
+        {"Authorization": "Basic " + base64.b64encode(pair.encode()).decode(), "Accept": "application/json"},
+    )
+    try:
+        # No redirects: they would carry the secret to another host.
+        opener = urllib.request.build_opener(
+            urllib.request.HTTPSHandler(context=_context(settings)), _NoRedirect()
+        )
+        with opener.open(request, timeout=_GRANT_SECONDS) as answer:
+            granted = json.loads(answer.read(_MOST_BYTES))
+        token, life = granted["access_token"], float(granted.get("expires_in", 300))
+        if not isinstance(token, str) or not token.isascii() or not token.isprintable() or life <= 0:
+            raise ValueError
+    except urllib.error.HTTPError as error:
+        with error:
+            raise TokenRefused(
+                f"kafka.sasl_oauth_token_url = {url!r} refuses kafka.sasl_oauth_client_id = {who!r} "
+                f"(HTTP {error.code}{_reason(error)}): correct the name, kafka.sasl_oauth_scope, "
+                f"or the secret (kafka.sasl_oauth_client_secret_file = "
+                f"{str(settings.sasl_oauth_client_secret_file)!r})"
+            ) from None
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise TokenRefused(
+                f"the certificate of kafka.sasl_oauth_token_url = {url!r} is not trusted "
+                f"({reason.verify_message}): set kafka.sasl_oauth_cafile to its authority's PEM file"
+            ) from None
+        words = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+        raise TokenRefused(f"kafka.sasl_oauth_token_url = {url!r} does not answer ({words})") from None
+    except (ValueError, TypeError, KeyError):
+        raise TokenRefused(
+            f"kafka.sasl_oauth_token_url = {url!r} answers without a token: it must be the token endpoint"
+        ) from None
+    return token, life
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *args: Any) -> None:
+        return None
+
+
+def _context(settings: KafkaSettings) -> ssl.SSLContext:
+    cafile = settings.sasl_oauth_cafile
+    try:
+        return ssl.create_default_context(cafile=cafile)
+    except OSError as error:
+        reason = "not the PEM that is needed" if isinstance(error, ssl.SSLError) else error.strerror
+        raise TokenRefused(f"kafka.sasl_oauth_cafile = {str(cafile)!r}: {reason}") from None
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    """Return the error code of an answer, as RFC 6749, 5.2 has it."""
+    try:
+        code = json.loads(error.read(_MOST_BYTES))["error"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
+    return f", {code}" if isinstance(code, str) and code.isidentifier() and len(code) < 40 else ""
+
+
+_authenticate = KafkaConnection._sasl_authenticate
+_initialize = KafkaConnection.initialize
+
+
+async def _authenticate_or_reconnect(self: Any, timeout_at: float | None = None) -> None:
+    """Authenticate; a refusal is a lost connection, which clients retry.
+
+    A password or token changes at the broker and in its file one after the other. In between,
+    kafka-python would give a transactional producer up for good.
+    """
+    try:
+        await _authenticate(self, timeout_at)
+    except KafkaConnectionError:
+        raise
+    except (KafkaError, ConfigurationError, TokenRefused, ValueError) as error:
+        raise KafkaConnectionError(f"authentication failed: {error}") from None
+
+
+async def _initialize_or_raise(self: Any, timeout_at: float | None = None) -> None:
+    """Initialise a connection; raise its failure, so that attempts back off.
+
+    kafka-python takes a connection that was refused for one that was made, and asks again at once.
+    """
+    await _initialize(self, timeout_at)
+    if self._init_future.failed():
+        raise self._init_future.exception
+
+
+def install() -> None:
+    """Register the mechanisms, and patch the client; harmless when repeated."""
+    register_sasl_mechanism("PLAIN", _Plain, overwrite=True)
+    for name in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
+        register_sasl_mechanism(name, _Scram, overwrite=True)
+    KafkaConnection._sasl_authenticate = _authenticate_or_reconnect
+    KafkaConnection.initialize = _initialize_or_raise

@@ -1,0 +1,54 @@
+"""Errors of the broker in one line; a missing permission by its name."""
+
+from __future__ import annotations
+
+from kafka.errors import (
+    AuthorizationError,
+    ClusterAuthorizationFailedError,
+    GroupAuthorizationFailedError,
+    KafkaError,
+    TopicAuthorizationFailedError,
+    TransactionalIdAuthorizationFailedError,
+)
+
+from streaming_pca.service.errors import NotPermitted
+
+__all__ = ["in_one_line", "missing_permission"]
+
+_MOST = 200
+"""Most characters of a client's text."""
+_RESOURCES: dict[type[Exception], tuple[str, str]] = {
+    GroupAuthorizationFailedError: ("Read", "consumer group"),
+    TransactionalIdAuthorizationFailedError: ("Write with", "the transactional id"),
+    ClusterAuthorizationFailedError: ("Describe", "the cluster"),
+}
+
+
+def missing_permission(error: BaseException, operation: str) -> NotPermitted | None:
+    """Return the error that names a missing permission; None for other errors.
+
+    Parameters
+    ----------
+    error : BaseException
+    operation : str
+        Operation on a topic that was tried, in Kafka's words: the broker names the topic only.
+    """
+    if isinstance(error, TopicAuthorizationFailedError):
+        named = error.args[0] if error.args else ()
+        topics = sorted({named} if isinstance(named, str) else map(str, named))
+        return NotPermitted(operation, " and ".join(f"topic {t!r}" for t in topics) or "a topic")
+    for kind, (verb, resource) in _RESOURCES.items():
+        if isinstance(error, kind):
+            name = f" {error.args[0]!r}" if error.args and isinstance(error.args[0], str) else ""
+            return NotPermitted(verb, resource + name)
+    return NotPermitted(operation, "a resource") if isinstance(error, AuthorizationError) else None
+
+
+def in_one_line(error: BaseException, operation: str) -> str:
+    """Describe an error of the client in one line; ``operation`` as in :func:`missing_permission`."""
+    missing = missing_permission(error, operation)
+    if missing is not None:
+        return str(missing)
+    kind = type(error).__name__
+    line = (str(error).splitlines() or [""])[0][:_MOST]
+    return f"{kind} {line}".rstrip() if isinstance(error, KafkaError) else line or kind

@@ -1,0 +1,216 @@
+"""Export of spans by OpenTelemetry (extra ``otel``): OTLP over HTTP, on a thread of its own.
+
+A collector that is dead, slow or hostile costs spans and nothing else. The queue is bounded and drops its
+oldest spans, an answer's body is never read, redirects are not followed, and the end of the process waits
+``_CLOSE_SECONDS`` at most. The library's own log lines are not shown: they can quote the collector, and the
+headers in which its password is. One line of ours stands for them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.trace import Span, StatusCode, set_span_in_context
+
+from streaming_pca.config.settings import ConfigurationError, TraceSettings, check_collector
+from streaming_pca.privacy.randomness import secret_salt
+
+__all__ = ["SpanExport"]
+
+log = logging.getLogger(__name__)
+
+_CLOSE_SECONDS = 5.0
+"""Time for the last spans at the end of the process."""
+_VERSION = version("streaming-pca")
+_LIBRARIES = ("opentelemetry", "urllib3")
+"""Loggers of the library and of its HTTP client."""
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+"""Variables of the collector's address, the first that is set decides."""
+_ONLY = {
+    "OTEL_TRACES_EXPORTER": "otlp",
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+    "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+}
+"""Standard variables of which this exporter knows one value."""
+
+
+class _Ids(IdGenerator):
+    """Ids from the operating system's generator.
+
+    The library's would show the outputs of Python's shared generator, and so its state.
+    """
+
+    def generate_span_id(self) -> int:
+        return int.from_bytes(secret_salt(8)) or 1
+
+    def generate_trace_id(self) -> int:
+        return int.from_bytes(secret_salt(16)) or 1
+
+    def is_trace_id_random(self) -> bool:
+        return True
+
+
+class _Session(requests.Session):
+    """HTTP session that reads status and headers of an answer, and no body."""
+
+    def request(self, *args: Any, **kwargs: Any) -> requests.Response:
+        response = super().request(*args, **(kwargs | {"stream": True, "allow_redirects": False}))
+        response.close()
+        if response.is_redirect:
+            # The library takes it for success.
+            raise requests.TooManyRedirects
+        return response
+
+
+class _LibraryLog(logging.Handler):
+    """Handler that turns the library's warnings into one line, until spans are taken again.
+
+    Parameters
+    ----------
+    collector : str
+        Address to name.
+    """
+
+    def __init__(self, collector: str) -> None:
+        super().__init__(logging.WARNING)
+        self._collector = collector
+        self.at_start: list[str] | None = []
+        """Lines of the library while it is set up, without the values in them; then None."""
+        self._failing = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.at_start is not None:
+            self.at_start.append(re.sub(r"%\S", "...", str(record.msg)))
+        elif not self._failing:
+            self._failing = True
+            log.warning("traces: the collector at %s does not take spans: they are dropped", self._collector)
+
+    def attach(self) -> None:
+        """Take the lines of the libraries from all other handlers."""
+        for library in map(logging.getLogger, _LIBRARIES):
+            library.addHandler(self)
+            library.setLevel(logging.WARNING)
+            library.propagate = False
+
+    def detach(self) -> None:
+        """Give the libraries their log back, and say no more."""
+        self._failing = False
+        for library in map(logging.getLogger, _LIBRARIES):
+            library.removeHandler(self)
+            library.propagate = True
+            # A thread that still hangs in a request must not begin to speak.
+            library.setLevel(logging.CRITICAL)
+
+    def recovered(self) -> None:
+        """Log that spans are taken again, if the log says otherwise."""
+        if self._failing:
+            self._failing = False
+            log.info("traces: the collector at %s takes spans again", self._collector)
+
+
+class _Exporter(OTLPSpanExporter):
+    """Exporter that tells the log of its success; of failures the library tells."""
+
+    def __init__(self, library_log: _LibraryLog, endpoint: str | None) -> None:
+        super().__init__(endpoint=endpoint, session=_Session())
+        self._library_log = library_log
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = super().export(spans)
+        if result is SpanExportResult.SUCCESS:
+            self._library_log.recovered()
+        return result
+
+
+class SpanExport:
+    """Spans of a process, and their way to the collector.
+
+    Parameters
+    ----------
+    settings : TraceSettings
+        The rest are the standard variables ``OTEL_*``.
+
+    Raises
+    ------
+    ConfigurationError
+        If a variable is wrong: one line that names it, without its value.
+    """
+
+    def __init__(self, settings: TraceSettings) -> None:
+        address = _collector(settings)
+        self._library_log = _LibraryLog(address)
+        self._library_log.attach()
+        provider, problems = None, []
+        try:
+            endpoint = None if settings.endpoint is None else f"{settings.endpoint.rstrip('/')}/v1/traces"
+            provider = TracerProvider(resource=_resource(), shutdown_on_exit=False, id_generator=_Ids())
+            provider.add_span_processor(BatchSpanProcessor(_Exporter(self._library_log, endpoint)))
+        except ValueError as error:
+            problems.append(str(error))
+        problems += self._library_log.at_start or []
+        self._library_log.at_start = None
+        if provider is None or problems:
+            if provider is not None:
+                provider.shutdown()
+            self._library_log.detach()
+            raise ConfigurationError(f"environment: a variable OTEL_* is wrong: {problems[0]}")
+        self._provider = provider
+        self._tracer = provider.get_tracer("streaming_pca", _VERSION)
+        log.info("traces go to %s", address)
+
+    def start(self, name: str, parent: Span | None, time: int) -> Span:
+        """Start a span at a time in nanoseconds; without a parent it is the root of a new trace."""
+        # An empty context, so that no span of another library can become the parent.
+        context = Context() if parent is None else set_span_in_context(parent, Context())
+        return self._tracer.start_span(name, context, start_time=time)
+
+    def mark_failed(self, span: Span) -> None:
+        """Mark a span as failed; no text, because texts of errors may tell of records."""
+        span.set_status(StatusCode.ERROR)
+
+    def close(self) -> None:
+        """Export the spans that are left, within a time limit."""
+        # The library's own limit is half a minute, and the thread is in a request meanwhile.
+        closing = threading.Thread(target=self._provider.shutdown, name="closing-traces", daemon=True)
+        closing.start()
+        closing.join(_CLOSE_SECONDS)
+        if closing.is_alive():
+            log.warning("traces: the last spans are dropped, not taken within %g s", _CLOSE_SECONDS)
+        self._library_log.detach()
+
+
+def _resource() -> Resource:
+    ours = {"service.name": "streaming-pca", "service.version": _VERSION}
+    # The variables have the last word: OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES.
+    return Resource.create(ours).merge(OTELResourceDetector().detect())
+
+
+def _collector(settings: TraceSettings) -> str:
+    """Return the collector's address for the log, without path and password; check the variables."""
+    for variable, known in _ONLY.items():
+        if os.environ.get(variable, known) not in ("", known):
+            raise ConfigurationError(f"environment: {variable}: must be {known}")
+    url = settings.endpoint or "http://localhost:4318"
+    deciding = next((name for name in _ENDPOINTS if os.environ.get(name)), None)
+    if settings.endpoint is None and deciding is not None:
+        url = os.environ[deciding]
+        try:
+            check_collector(url)
+        except ValueError as error:
+            raise ConfigurationError(f"environment: {deciding}: {error}") from None
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"

@@ -1,0 +1,227 @@
+"""Traces of batches and take-overs: their steps, with times and public quantities.
+
+A span holds what the ledger and the log show too: numbers and offset ranges of batches, charges, outcomes.
+It never holds sizes, norms, null counts, or the text of an error. All spans of a batch are kept back until
+the batch is released, abandoned or given up: no part of a trace leaves the process between ``update`` and
+the commit. Times are whole milliseconds, as those of messages in the ledger. They can depend on records, as
+all durations can (docs/explanation/guarantee.md). Contexts of traces are never read from a record: a header
+is contents.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from kafka.errors import KafkaError
+
+from streaming_pca.config.settings import ConfigurationError, StreamSettings, TraceSettings
+from streaming_pca.privacy.ledger.entries import Reserved
+from streaming_pca.privacy.ledger.ledger import BudgetExceeded
+from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused
+from streaming_pca.service.kafka.clients import BrokerUnreachable
+from streaming_pca.service.logs import trace_id
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span as OtelSpan
+
+    from streaming_pca.service.span_export import SpanExport
+
+__all__ = ["NO_SPAN", "Span", "StreamTraces", "Tracing"]
+
+_MILLISECOND = 1_000_000
+"""Resolution of times, in nanoseconds."""
+_PUBLIC_ERRORS = (
+    BrokerUnreachable,
+    BudgetExceeded,
+    DeadlineExceeded,
+    KafkaError,
+    RecordsLost,
+    SessionLost,
+    StreamRefused,
+)
+"""Errors whose types tell nothing of records."""
+
+
+class _Trace:
+    """Spans of one trace, kept back until its root ends."""
+
+    def __init__(self, export: SpanExport) -> None:
+        self.export = export
+        # One reading of the wall clock: a step of it must not tear a trace apart.
+        self._epoch = time.time_ns() - time.monotonic_ns()
+        self.ended: list[tuple[OtelSpan, int]] = []
+        self.dropped = False
+
+    def now(self) -> int:
+        """Return the time in nanoseconds since 1970, in whole milliseconds."""
+        return (self._epoch + time.monotonic_ns()) // _MILLISECOND * _MILLISECOND
+
+    def send(self) -> None:
+        """Hand all spans to the exporter, unless the trace was dropped."""
+        if not self.dropped:
+            for span, end in self.ended:
+                span.end(end)
+
+
+class Span:
+    """Step of a batch or of a take-over; records nothing while traces are off.
+
+    A span holds its name and the parameters of these methods, and nothing else.
+    """
+
+    def __init__(self, trace: _Trace | None = None, span: OtelSpan | None = None) -> None:
+        self._trace, self._span = trace, span
+
+    @contextmanager
+    def child(self, name: str, *, secret_errors: bool = False) -> Iterator[Span]:
+        """Time a step within this one.
+
+        Parameters
+        ----------
+        name : str
+        secret_errors : bool
+            True for a step on records, where even the type of an error may tell of them.
+        """
+        if self._trace is None:
+            yield self
+            return
+        with _timed(self._trace, name, self._span, secret_errors) as span:
+            yield Span(self._trace, span)
+
+    def drop(self) -> None:
+        """Forget the whole trace."""
+        if self._trace is not None:
+            self._trace.dropped = True
+
+    def show_stream(self, stream: StreamSettings) -> None:
+        """Set the names of stream and input."""
+        self._set(stream=stream.name, input=stream.input)
+
+    def show_reserved(self, reserved: Reserved) -> None:
+        """Set what RESERVED says of the batch: number, records and charge."""
+        if self._span is None:
+            return
+        charge = reserved.charge
+        self._set(
+            batch=reserved.batch,
+            count=reserved.count,
+            ranges=[f"{r.partition}:{r.start}-{r.end}" for r in reserved.ranges],
+            epsilon=float(charge.epsilon),
+            delta=float(charge.delta),
+            rho=None if charge.rho is None else float(charge.rho),
+        )
+
+    def show_planned(self, count: int, *, resumed: bool = False) -> None:
+        """Set the planned number of records, and whether another leader reserved them."""
+        self._set(planned=count, resumed=resumed)
+
+    def show_lead(self, action: str, epoch: int) -> None:
+        """Set a take-over's first action, and the epoch by which the broker fences leaders."""
+        self._set(action=action, leader_epoch=epoch)
+
+    def show_release(self, batch: int, outcome: str | None) -> None:
+        """Set number and outcome of a batch that is published."""
+        self._set(batch=batch, outcome=outcome)
+
+    def _set(self, **attributes: str | int | float | list[str] | None) -> None:
+        if self._span is None:
+            return
+        for name, value in attributes.items():
+            if value is not None:
+                self._span.set_attribute(f"streaming_pca.{name}", value)
+
+
+NO_SPAN = Span()
+"""Span that records nothing."""
+
+
+@contextmanager
+def _timed(
+    trace: _Trace, name: str, parent: OtelSpan | None, secret_errors: bool = False
+) -> Iterator[OtelSpan]:
+    span = trace.export.start(name, parent, trace.now())
+    try:
+        yield span
+    except BaseException as error:
+        trace.export.mark_failed(span)
+        if isinstance(error, _PUBLIC_ERRORS) and not secret_errors:
+            span.set_attribute("error.type", type(error).__name__)
+        raise
+    finally:
+        trace.ended.append((span, trace.now()))
+
+
+class StreamTraces:
+    """Traces of one stream.
+
+    Parameters
+    ----------
+    export : SpanExport or None
+        None records nothing.
+    stream : StreamSettings
+    """
+
+    def __init__(self, export: SpanExport | None, stream: StreamSettings) -> None:
+        self._export, self._stream = export, stream
+
+    @contextmanager
+    def trace(self, name: str) -> Iterator[Span]:
+        """Record a trace; its id is in the log's lines meanwhile."""
+        if self._export is None:
+            yield NO_SPAN
+            return
+        trace = _Trace(self._export)
+        token = None
+        try:
+            with _timed(trace, name, None) as root:
+                if root.is_recording():
+                    token = trace_id.set(f"{root.get_span_context().trace_id:032x}")
+                span = Span(trace, root)
+                span.show_stream(self._stream)
+                yield span
+        finally:
+            if token is not None:
+                trace_id.reset(token)
+            trace.send()
+
+
+class Tracing:
+    """Traces of a process.
+
+    Parameters
+    ----------
+    settings : TraceSettings
+
+    Raises
+    ------
+    ConfigurationError
+        If the extra is not installed, or a variable ``OTEL_*`` is wrong.
+    """
+
+    def __init__(self, settings: TraceSettings) -> None:
+        self._export: SpanExport | None = None
+        if not settings.enabled:
+            return
+        # Imported here: who has no traces needs no library, and waits for none.
+        try:
+            from streaming_pca.service.span_export import SpanExport
+        except ImportError as error:
+            raise ConfigurationError(
+                f"trace.enabled needs {error.name or 'opentelemetry'}: pip install 'streaming-pca[otel]'"
+            ) from None
+        except ValueError as error:
+            # The library reads some variables when it is imported.
+            raise ConfigurationError(f"environment: {error}") from None
+        self._export = SpanExport(settings)
+
+    def for_stream(self, stream: StreamSettings) -> StreamTraces:
+        """Return the traces of one stream."""
+        return StreamTraces(self._export, stream)
+
+    def close(self) -> None:
+        """Export the spans that are left, within a time limit."""
+        if self._export is not None:
+            self._export.close()

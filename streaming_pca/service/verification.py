@@ -1,0 +1,110 @@
+"""Periodic verification of the ledgers of a worker's streams.
+
+Each runs in a process of its own (:mod:`streaming_pca.service.commit.verification`), one at a time. A
+ledger grows for ever and is read from its start, so the pause grows with the time that one takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.service.executors import first_of
+from streaming_pca.service.input.clock import settings_line
+from streaming_pca.service.metrics import StreamMetrics
+
+__all__ = ["Verifier"]
+
+log = logging.getLogger(__name__)
+
+_FIRST_SECONDS = 300.0
+"""Longest time to the first verification: not beside the take-over that follows a start."""
+_PAUSES = 9
+"""Least pause behind a verification, as a multiple of its duration: it takes a tenth of the time."""
+_LONGEST_SECONDS = 3600.0
+"""Time limit of one verification, which reads some thousands of entries a second."""
+_MOST_LINES = 10
+"""Problems that are logged; `streaming-pca ledger verify` shows all."""
+
+
+class Verifier:
+    """Verifier of ledgers at an interval.
+
+    Parameters
+    ----------
+    kafka : KafkaSettings
+    shown : mapping of input topic to StreamMetrics
+        Streams that read the topic, in whose metrics the result is shown.
+    interval : float
+        Seconds; 0 for no verification.
+    """
+
+    def __init__(
+        self, kafka: KafkaSettings, shown: Mapping[str, Sequence[StreamMetrics]], interval: float
+    ) -> None:
+        self._kafka, self._shown, self._interval = kafka, shown, interval
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Verify all ledgers again and again, until stopping."""
+        if not self._interval:
+            return
+        await first_of(stopping, seconds=min(self._interval, _FIRST_SECONDS))
+        while not stopping.is_set():
+            started = time.monotonic()
+            for topic in self._shown:
+                await self._verify(topic, stopping)
+            lasted = time.monotonic() - started
+            await first_of(stopping, seconds=max(self._interval - lasted, _PAUSES * lasted))
+
+    async def _verify(self, topic: str, stopping: asyncio.Event) -> None:
+        found = await self._ask(topic, stopping)
+        if stopping.is_set():
+            return
+        problems = found.get("problems")
+        for metrics in self._shown[topic]:
+            if problems is None:
+                metrics.count_verification_error()
+            else:
+                metrics.show_verification(len(problems))
+        if problems is None:
+            log.warning("the ledger of %s could not be verified: %s", topic, found["failed"])
+            return
+        for problem in problems[:_MOST_LINES]:
+            log.error("the ledger of %s is NOT verified: %s", topic, problem)
+
+    async def _ask(self, topic: str, stopping: asyncio.Event) -> dict[str, Any]:
+        """Return the answer of a process; it is killed if it is late or the worker stops."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                # -P: nothing is imported from the folder in which the worker was started.
+                *("-P", "-m", "streaming_pca.service.commit.verification"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                start_new_session=True,  # a terminal's Ctrl-C is for the worker
+            )
+        except OSError as error:
+            return {"failed": f"no process could be started ({error.strerror or error})"}
+        told = settings_line(self._kafka, 0, 0) + json.dumps(topic).encode() + b"\n"
+        answering = asyncio.create_task(process.communicate(told))
+        stopped = asyncio.create_task(stopping.wait())
+        await asyncio.wait(
+            {answering, stopped}, timeout=_LONGEST_SECONDS, return_when=asyncio.FIRST_COMPLETED
+        )
+        stopped.cancel()
+        if not answering.done():
+            process.kill()
+            await answering
+            return {"failed": f"no end within {_LONGEST_SECONDS:g} s"}
+        try:
+            answer: dict[str, Any] = json.loads(answering.result()[0])
+        except ValueError:
+            return {"failed": f"its process ended with status {process.returncode}"}
+        return answer

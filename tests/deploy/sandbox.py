@@ -1,0 +1,136 @@
+"""A process as a container or a unit of systemd would run it, without either: no container engine runs here.
+
+The kernel does what an engine asks of it: a mount namespace of its own with the root read-only, another
+user, no capabilities and none to be gained. Only the network and the process numbers are this machine's.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from tests.deploy.tools import missing, tool
+
+_PRIVATE = ("/proc", "/sys", "/dev")
+"""Of this machine, also inside."""
+
+
+@dataclass(frozen=True)
+class Mount:
+    """Directory or file of this machine at another path inside."""
+
+    source: Path
+    target: str
+    writable: bool = False
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """What a process finds around it.
+
+    Attributes
+    ----------
+    scratch : Path
+        Directory that each process mounts its root upon, in its own namespace.
+    mounts : sequence of Mount
+    user, group : int
+        By number, as files of images name them. A run that is not root's keeps its own.
+    groups : sequence of int
+        Further ones.
+    hosts : mapping of str to str
+        Addresses by name.
+    tmpfs : mapping of str to str
+        Options of the empty file systems in memory, by path.
+    read_only : bool
+        True if nothing but writable mounts and file systems in memory can be written.
+    """
+
+    scratch: Path
+    mounts: Sequence[Mount] = ()
+    user: int = 0
+    group: int = 0
+    groups: Sequence[int] = ()
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    tmpfs: Mapping[str, str] = field(default_factory=lambda: {"/tmp": "mode=1777"})
+    read_only: bool = True
+    cwd: str = "/"
+
+    def command(self, *arguments: str) -> list[str]:
+        """The command that replaces itself by another, confined, with the same process number."""
+        require()
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        share = ["--mount", "--propagation", "private"]
+        if os.geteuid() != 0:
+            share += ["--user", "--map-root-user"]
+        confined = [tool("setpriv"), *self._rights(), "env", f"--chdir={self.cwd}", *arguments]
+        return [tool("unshare"), *share, "/bin/sh", "-euc", self._script(), "sandbox", *confined]
+
+    def _rights(self) -> list[str]:
+        rights = ["--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--pdeathsig=KILL"]
+        if os.geteuid() == 0 and self.user:
+            more = ",".join(map(str, self.groups))
+            rights += [f"--reuid={self.user}", f"--regid={self.group}"]
+            rights += [f"--groups={more}" if more else "--clear-groups"]
+        return rights
+
+    def _script(self) -> str:
+        root = f"{self.scratch}/root"
+        lines = [
+            f"mount -t tmpfs tmpfs {self.scratch}",
+            f"cd {self.scratch}; mkdir upper work root",
+            f"mount -t overlay overlay -o lowerdir=/,upperdir=upper,workdir=work {root}",
+            *(f"mount --rbind {path} {root}{path}" for path in _PRIVATE),
+        ]
+        # The interpreter below the image's own, which a home directory may hold.
+        for program in {sys.executable, os.path.realpath(sys.executable)}:
+            lines += [f"chmod a+x {root}{above}" for above in Path(program).parents if _is_closed(above)]
+        lines += [f"echo '{address} {name}' >>{root}/etc/hosts" for name, address in self.hosts.items()]
+        for path, options in self.tmpfs.items():
+            lines += [f"mkdir -p {root}{path}", f"mount -t tmpfs -o {options} tmpfs {root}{path}"]
+        # A mount may lie below another.
+        for mount in sorted(self.mounts, key=lambda mount: mount.target):
+            target = f"{root}{mount.target}"
+            if mount.source.is_dir():
+                lines.append(f"mkdir -p {target}")
+            else:
+                lines += [f"mkdir -p {Path(target).parent}", f"test -e {target} || : >{target}"]
+            lines.append(f"mount --bind {shlex.quote(str(mount.source))} {target}")
+            if not mount.writable:
+                lines.append(f"mount -o remount,bind,ro {target}")
+        if self.read_only:
+            lines.append(f"mount -o remount,ro {root}")
+        chroot = tool("chroot")
+        return "\n".join([*lines, f'exec {chroot} {root} "$@"'])
+
+    def run(
+        self, *arguments: str, env: Mapping[str, str], timeout: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end."""
+        return subprocess.run(
+            self.command(*arguments),
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+        )
+
+
+def _is_closed(directory: Path) -> bool:
+    return not directory.stat().st_mode & 0o001
+
+
+@cache
+def require() -> None:
+    """Fail, or skip loudly, where the kernel grants no mount namespaces."""
+    share = ["--mount"] if os.geteuid() == 0 else ["--user", "--map-root-user", "--mount"]
+    tried = subprocess.run([tool("unshare"), *share, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        raise missing("no mount namespaces", tried.stderr.strip())

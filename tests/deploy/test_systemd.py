@@ -1,0 +1,328 @@
+"""deploy/systemd: what systemd thinks of the units, and their commands under the restrictions that they name.
+
+No systemd runs here, so that a user of its own, the mounts, the capabilities and the filter of system calls
+are made as systemd makes them. PrivateUsers, PrivateIPC and the limits of a control group are not.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from streaming_pca.admin.topics import create_with_cap
+from streaming_pca.config.loading import load_settings
+from streaming_pca.dev.processes import Child
+from streaming_pca.privacy.ledger.entries import Cap
+from tests.deploy.conftest import Guarded, give
+from tests.deploy.dockerfile import Image
+from tests.deploy.sandbox import Mount, Sandbox
+from tests.deploy.tools import ROOT, run_tool
+
+UNITS = ("streaming-pca", "streaming-pca-dashboard")
+INSTANCE = "flights"
+SERVER = "kafka.example.org:9093"
+# Of those that DynamicUser chooses from.
+USER = 61184
+# Of systemd-analyze security, in tenths; 100 is a unit that restricts nothing.
+EXPOSURE = 15
+
+STREAM = """
+[kafka]
+bootstrap_servers = "{server}"
+security_protocol = "SASL_SSL"
+sasl_mechanism = "SCRAM-SHA-512"
+sasl_username = "worker"
+ssl_cafile = "/etc/streaming-pca/kafka-ca.pem"
+
+[http]
+host = "{address}"
+
+[stream]
+name = "flights-pca"
+input = "flights"
+dim = 145
+rank = 5
+epsilon = 1.0
+delta = 1e-6
+"""
+
+# The filter of system calls, as the unit has it, and then the command.
+FILTER = """
+import os, sys
+import pyseccomp
+allowed = pyseccomp.SyscallFilter(pyseccomp.ERRNO(1))
+for name in sys.argv[1].split(","):
+    try:
+        allowed.add_rule(pyseccomp.ALLOW, name)
+    except (RuntimeError, ValueError):
+        pass  # of another processor
+for family in sys.argv[2].split(","):
+    allowed.add_rule(pyseccomp.ALLOW, "socket", pyseccomp.Arg(0, pyseccomp.EQ, int(family)))
+allowed.load()
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
+
+
+def path_of(unit: str) -> Path:
+    return ROOT / "deploy" / "systemd" / f"{unit}@.service"
+
+
+@cache
+def read(unit: str) -> dict[str, list[str]]:
+    """What a unit says, by directive, with the names of one instance in it."""
+    specifiers = {"%i": INSTANCE, "%d": f"/run/credentials/{unit}@{INSTANCE}.service", "%C": "/var/cache"}
+    said: dict[str, list[str]] = {}
+    for line in path_of(unit).read_text().splitlines():
+        if "=" in line and not line.startswith("#"):
+            name, _, value = line.partition("=")
+            said.setdefault(name, []).append(re.sub("%[idC]", lambda m: specifiers[m[0]], value))
+    assert not any("%" in value for values in said.values() for value in values)
+    return said
+
+
+@cache
+def calls_of(group: str) -> frozenset[str]:
+    """System calls of a group of systemd's."""
+    listed = run_tool("systemd-analyze", "syscall-filter", "--no-pager", group)
+    assert listed.returncode == 0, listed.stderr
+    words = {line.strip() for line in listed.stdout.splitlines()[1:]}
+    words = {word for word in words if word and not word.startswith("#")}
+    groups = {word for word in words if word.startswith("@")}
+    return frozenset(words - groups).union(*(calls_of(each) for each in groups))
+
+
+def allowed_calls(unit: str) -> set[str]:
+    """System calls that a unit may make, but for sockets, which it restricts by family."""
+    allowed: set[str] = set()
+    for words in read(unit)["SystemCallFilter"]:
+        for word in words.removeprefix("~").split():
+            allowed = allowed - calls_of(word) if words.startswith("~") else allowed | calls_of(word)
+    return allowed - {"socket"}
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_systemd_accepts_the_unit(unit: str, tmp_path: Path) -> None:
+    # The program of the unit is not on this machine: another stands there.
+    text = path_of(unit).read_text()
+    program = shlex.split(read(unit)["ExecStart"][0])[0]
+    copy = tmp_path / path_of(unit).name
+    copy.write_text(text.replace(program, sys.executable))
+    verified = run_tool("systemd-analyze", "verify", "--man=no", copy)
+    assert (verified.returncode, verified.stderr) == (0, "")
+    copy.write_text(text.replace(program, sys.executable).replace("ProtectSystem", "ProtectSystems"))
+    assert "ProtectSystems" in run_tool("systemd-analyze", "verify", "--man=no", copy).stderr
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_the_unit_is_exposed_to_little(unit: str) -> None:
+    judge = ("systemd-analyze", "security", "--offline=true", "--no-pager")
+    judged = run_tool(*judge, f"--threshold={EXPOSURE}", path_of(unit))
+    assert judged.returncode == 0, judged.stdout
+    assert run_tool(*judge, "--threshold=5", path_of(unit)).returncode != 0
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_secrets_are_shown_to_the_unit_alone(unit: str) -> None:
+    shown = dict(line.split(":") for line in read(unit)["LoadCredential"])
+    folder = f"/run/credentials/{unit}@{INSTANCE}.service"
+    named = {value for line in read(unit)["Environment"] for value in re.findall(r"_FILE=(\S+)", line)}
+    assert named == {f"{folder}/{name}" for name in shown}
+    assert all(source.startswith("/etc/streaming-pca/secrets/") for source in shown.values())
+
+
+def test_a_worker_that_is_refused_is_not_started_again() -> None:
+    (statuses,) = read("streaming-pca")["RestartPreventExitStatus"]
+    told = subprocess.run(
+        [sys.executable, "-P", "-m", "streaming_pca", "worker", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    text = re.sub(r"\s+", " ", told.stdout)
+    assert "2 refused or misconfigured, 3 the cap is reached, 4 the broker was lost" in text
+    assert statuses.split() == ["2", "3"]
+    # It compiles machine code, which this would forbid.
+    assert read("streaming-pca")["MemoryDenyWriteExecute"] == ["no"]
+
+
+class Unit:
+    """An instance of a unit as a process of this machine."""
+
+    def __init__(self, unit: str, machine: Path, image: Image, broker: Guarded, address: str) -> None:
+        self.unit, self.said, self.directory = unit, read(unit), machine / unit
+        etc, private = machine / "etc", self.directory / "credentials"
+        for line in self.said["LoadCredential"]:
+            name, source = line.split(":")
+            text = (etc / Path(source).relative_to("/etc/streaming-pca")).read_text()
+            give(private / name, text, 0o400, USER, USER)
+        made = image.root / "opt"
+        credentials = f"/run/credentials/{unit}@{INSTANCE}.service"
+        mounts = [Mount(made, "/opt"), Mount(made, str(made)), Mount(etc, "/etc/streaming-pca")]
+        mounts.append(Mount(private, credentials))
+        # The interpreter below the image's own may be in a home directory, which the unit does not see.
+        base = Path(os.path.realpath(sys.executable)).parents[1]
+        mounts += [Mount(base, str(base)), Mount(Path(sys.prefix), sys.prefix)]
+        for folder in self.said.get("CacheDirectory", []):
+            cache_folder = self.directory / "cache"
+            cache_folder.mkdir()
+            if os.geteuid() == 0:
+                os.chown(cache_folder, USER, USER)
+            mounts.append(Mount(cache_folder, f"/var/cache/{folder}", writable=True))
+        assert self.said["ProtectSystem"] == ["strict"]
+        assert self.said["PrivateTmp"] == self.said["ProtectHome"] == self.said["NoNewPrivileges"] == ["yes"]
+        assert self.said["CapabilityBoundingSet"] == [""]
+        empty = {"/tmp": "mode=1777", "/home": "mode=711", "/root": "mode=711"}
+        host = {SERVER.partition(":")[0]: broker.address}
+        self.sandbox = Sandbox(self.directory / "root", mounts, USER, USER, (), host, empty)
+        self.environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "LANG": "C.UTF-8"}
+        for line in self.said["Environment"]:
+            self.environment |= dict(word.split("=", 1) for word in shlex.split(line))
+        (command,) = self.said["ExecStart"]
+        self.command = [word.replace("127.0.0.1", address) for word in shlex.split(command)]
+        self.process: Child | None = None
+
+    def confined(self, command: Sequence[str]) -> list[str]:
+        """The command behind the unit's filter of system calls and its limits."""
+        families = [
+            str(int(getattr(socket, name))) for name in self.said["RestrictAddressFamilies"][0].split()
+        ]
+        calls = ",".join(sorted(allowed_calls(self.unit)))
+        assert self.said["LimitCORE"] == ["0"]
+        filtered = [sys.executable, "-P", "-c", FILTER, calls, ",".join(families), *command]
+        mask = f'umask {self.said["UMask"][0]}; exec "$@"'
+        return self.sandbox.command("prlimit", "--core=0", "/bin/sh", "-c", mask, "unit", *filtered)
+
+    def start(self) -> Unit:
+        self.process = Child(
+            self.confined(self.command), log=self.directory / "log", cwd=self.directory, env=self.environment
+        )
+        return self
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.confined(command),
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    @property
+    def log(self) -> str:
+        assert self.process is not None
+        return self.process.log_tail(40)
+
+    def wait(self, url: str) -> None:
+        deadline = time.monotonic() + 120
+        while True:
+            assert self.process is not None
+            assert self.process.returncode is None, self.log
+            assert time.monotonic() < deadline, self.log
+            try:
+                with urllib.request.urlopen(url, timeout=5) as answer:
+                    assert answer.status == 200
+                    return
+            except OSError:
+                time.sleep(0.3)
+
+    def stop(self) -> int:
+        assert self.process is not None
+        os.kill(self.process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + int(self.said["TimeoutStopSec"][0])
+        while (status := self.process.returncode) is None:
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.1)
+        return status
+
+
+@pytest.fixture(scope="module")
+def units(
+    guard: Callable[[str], Guarded], image: Image, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, dict[str, Unit]]]:
+    """Address at which two units serve, and the units of a machine with settings and secrets."""
+    machine = tmp_path_factory.mktemp("machine")
+    broker = guard(SERVER)
+    address = f"{broker.address.rpartition('.')[0]}.{(int(broker.address.rpartition('.')[2]) + 1) % 255}"
+    etc = machine / "etc"
+    etc.mkdir()
+    (etc / f"{INSTANCE}.toml").write_text(STREAM.format(server=SERVER, address=address))
+    (etc / "kafka-ca.pem").write_text(broker.authority)
+    kept = {"kafka-password": broker.passwords["worker"], "http-token": "correct-horse-battery"}
+    for name, text in kept.items():
+        give(etc / "secrets" / f"{INSTANCE}.{name}", text, 0o600, 0, 0)
+    give(etc / "secrets" / f"{INSTANCE}-dashboard.kafka-password", broker.passwords["dashboard"], 0o600, 0, 0)
+    (etc / "secrets").chmod(0o700)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STREAMING_PCA_KAFKA__SASL_PASSWORD", "none")
+        settings = load_settings(etc / f"{INSTANCE}.toml")
+    opened = settings.model_copy(update={"kafka": broker.open_settings})
+    create_with_cap([opened], Cap(epsilon=1, delta=1e-6), "basic", 3, 1)
+    broker.permit([settings], "worker", "dashboard")
+    made = {unit: Unit(unit, machine, image, broker, address) for unit in UNITS}
+    yield address, made
+    for each in made.values():
+        if each.process is not None:
+            each.process.kill()
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_units_commands_run_under_their_restrictions(units: tuple[str, dict[str, Unit]]) -> None:
+    address, made = units
+    worker, dashboard = (made[unit].start() for unit in UNITS)
+    worker.wait(f"http://{address}:9464/readyz")
+    dashboard.wait(f"http://{address}:9470/readyz")
+    for port, path in ((9464, "/metrics"), (9470, "/v1/streams")):
+        asked = urllib.request.Request(f"http://{address}:{port}{path}")
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(asked, timeout=10)
+        asked.add_header("Authorization", "Bearer correct-horse-battery")
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            assert answer.status == 200
+    for each in (worker, dashboard):
+        assert each.process is not None
+        facts = dict(
+            line.split(":", 1) for line in Path(f"/proc/{each.process.pid}/status").read_text().splitlines()
+        )
+        assert facts["Seccomp"].strip() == "2"
+        limit = int(each.said["MemoryMax"][0].removesuffix("G")) * 2**30
+        assert int(facts["VmHWM"].split()[0]) * 1024 < 0.8 * limit
+        assert int(facts["Threads"]) < 0.8 * int(each.said["TasksMax"][0])
+        assert each.stop() == 0, each.log
+    kernels = list((worker.directory / "cache").rglob("*.nbi"))
+    assert kernels, "kernels are kept where the unit says"
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="as another user than root, files have one owner here")
+def test_the_restrictions_are_real(units: tuple[str, dict[str, Unit]]) -> None:
+    _, made = units
+    worker = made["streaming-pca"]
+    for command, message in (
+        (["cat", f"/etc/streaming-pca/secrets/{INSTANCE}.kafka-password"], "Permission denied"),
+        (["touch", "/etc/streaming-pca/new"], "Read-only file system"),
+        (["touch", "/usr/new"], "Read-only file system"),
+        (["chown", "1", "/tmp"], "Operation not permitted"),
+        (["chroot", "/", "true"], "Operation not permitted"),
+    ):
+        refused = worker.run(*command)
+        assert refused.returncode != 0
+        assert message in refused.stderr, refused.stderr
+    unknown = worker.run(*worker.command[:-1], "/etc/streaming-pca/absent.toml")
+    assert str(unknown.returncode) in worker.said["RestartPreventExitStatus"][0].split(), unknown.stderr

@@ -1,0 +1,192 @@
+"""Apache Kafka by one command: it serves, keeps its data, and leaves no process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+
+from streaming_pca.dev.jars import find_java
+from streaming_pca.dev.processes import free_port
+from tests.cli.command import call
+
+COMMAND = (sys.executable, "-m", "streaming_pca", "dev", "kafka")
+Found = tuple[str, Path]
+
+
+class Running:
+    """The command in a process of its own.
+
+    Attributes
+    ----------
+    facts : dict
+        What `--json` printed.
+    """
+
+    def __init__(self, errors: Path, *options: object) -> None:
+        self._errors = errors
+        with errors.open("w") as err:
+            self.process = subprocess.Popen(
+                [*COMMAND, "--json", *map(str, options)], stdout=subprocess.PIPE, stderr=err, text=True
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.said()
+        self.facts: dict[str, Any] = json.loads(line)
+
+    def said(self) -> str:
+        return self._errors.read_text()
+
+    def end(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(60)
+
+    def nodes_are_gone(self) -> bool:
+        return not any(Path(f"/proc/{pid}").exists() for pid in self.facts["pids"])
+
+
+@contextmanager
+def running(tmp_path: Path, *options: object) -> Iterator[Running]:
+    kafka = Running(tmp_path / "errors", *options)
+    try:
+        yield kafka
+    finally:
+        kafka.process.kill()
+        kafka.process.wait()
+        assert kafka.process.stdout is not None
+        kafka.process.stdout.close()
+
+
+def within(seconds: float, holds: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return holds()
+
+
+def read(bootstrap: str, topic: str) -> list[bytes]:
+    with KafkaConsumer(bootstrap_servers=bootstrap, consumer_timeout_ms=10_000) as consumer:
+        consumer.assign([TopicPartition(topic, 0)])
+        consumer.seek_to_beginning()
+        return [next(consumer).value]
+
+
+def test_data_are_kept_and_no_process_stays(kafka_installation: Found, tmp_path: Path) -> None:
+    data, port = tmp_path / "a folder, kept", free_port()
+    with running(tmp_path, "--port", port, "--data", data) as kafka:
+        address = f"127.0.0.1:{port}"
+        assert kafka.facts["bootstrap"] == address
+        assert kafka.facts["kept"]
+        assert kafka.facts["data"] == str(data)
+        with KafkaAdminClient(bootstrap_servers=address) as admin:
+            admin.create_topics({"kept": {"num_partitions": 1, "replication_factor": 1}})
+        with KafkaProducer(bootstrap_servers=address) as producer:
+            producer.send("kept", b"data").get(20)
+
+        other = subprocess.run(
+            [*COMMAND, "--port", "0", "--data", data], capture_output=True, text=True, timeout=60
+        )
+        assert other.returncode == 2
+        assert other.stderr.splitlines() == [
+            f"error: {data} is in use: another Kafka keeps its data there: stop it, or name another directory"
+        ]
+        assert kafka.end(signal.SIGINT) == 0
+        assert kafka.nodes_are_gone()
+        assert kafka.said() == "stopped\n"
+
+    with running(tmp_path, "--port", 0, "--data", data) as kafka:
+        assert read(kafka.facts["bootstrap"], "kept") == [b"data"]
+        kafka.end(signal.SIGKILL)
+        assert within(20, kafka.nodes_are_gone), "Java outlives the command"
+
+
+def test_three_nodes_lose_one_and_serve_on(kafka_installation: Found, tmp_path: Path) -> None:
+    with running(tmp_path, "--nodes", 3, "--port", 0) as kafka:
+        addresses = kafka.facts["bootstrap"].split(",")
+        assert len(addresses) == len(set(kafka.facts["pids"])) == 3
+        folder = Path(kafka.facts["data"])
+        assert not kafka.facts["kept"]
+        with KafkaAdminClient(bootstrap_servers=addresses) as admin:
+            admin.create_topics({"whole": {"num_partitions": 1, "replication_factor": 3}})
+        os.kill(kafka.facts["pids"][2], signal.SIGKILL)
+        assert within(20, lambda: "node 3 has ended" in kafka.said())
+        with KafkaProducer(bootstrap_servers=addresses[:2], acks="all") as producer:
+            producer.send("whole", b"data").get(60)
+        assert kafka.end(signal.SIGTERM) == 0
+        assert kafka.nodes_are_gone()
+        assert not folder.exists()
+
+
+@pytest.fixture
+def refusal(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run the command in this process, and return the one line that it ends with."""
+
+    def run(*options: object) -> str:
+        ended = call(capfd, "dev", "kafka", *options)
+        assert ended.returncode == 2, ended.stderr
+        (line,) = ended.stderr.splitlines()
+        return line
+
+    return run
+
+
+def test_a_missing_java_is_one_line(refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    assert refusal() == "error: no Java 17 found: install openjdk-17-jre-headless, or set JAVA_HOME"
+
+
+def test_a_wrong_number_of_nodes_is_one_line(refusal: Callable[..., str]) -> None:
+    assert refusal("--nodes", 2) == "error: --nodes must be 1 or 3, not '2'"
+
+
+def test_missing_jars_are_one_line(
+    kafka_installation: Found, refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    jars = tmp_path / "jars"
+    monkeypatch.setenv("JAVA_HOME", str(Path(kafka_installation[0]).resolve().parents[1]))
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("STREAMING_PCA_KAFKA_JARS", str(jars))
+    assert refusal() == "error: no Maven found: install maven, which fetches Kafka's jars once"
+    jars.mkdir()
+    (jars / "other.jar").touch()
+    assert refusal().startswith("error: STREAMING_PCA_KAFKA_JARS holds no Kafka 4.1.1: ")
+
+
+def test_a_taken_port_is_one_line(
+    kafka_installation: Found, refusal: Callable[..., str], embedded_bootstrap: str
+) -> None:
+    port = embedded_bootstrap.rpartition(":")[2]
+    assert refusal("--port", port) == (
+        f"error: port {port} is taken: stop what listens there, or name another"
+    )
+
+
+@pytest.mark.soak
+def test_maven_fetches_the_jars_and_progress_is_told(kafka_installation: Found, tmp_path: Path) -> None:
+    from streaming_pca.dev import jars
+
+    told: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MAVEN_OPTS", f"-Dmaven.repo.local={tmp_path / 'repository'}")
+        patch.setenv("STREAMING_PCA_KAFKA_JARS", str(tmp_path / "jars"))
+        found = jars.fetch_jars(told.append)
+        assert (found / "complete.json").exists()
+        assert jars.fetch_jars(told.append) == found
+    assert told[-1].endswith(" MB")
+    files = [int(line.split()[0]) for line in told]
+    assert files == sorted(files)
+    assert files[-1] > 40
+    assert shutil.which("mvn")
+    assert find_java()

@@ -1,0 +1,216 @@
+"""Clocks that jump by more than an hour, both ways: a worker's, its clock process's, a broker's.
+
+A preloaded library of three functions gives each process the wall clock that a file of its own says. All
+other clocks and all waits stay as they are, as on a machine whose time is set; libfaketime 0.9.10 would
+change them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import struct
+import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streaming_pca.dev.cluster import _CLUSTER_SETTINGS, KafkaCluster
+from streaming_pca.dev.jars import find_java
+from tests.conftest import NoBroker, kafka_is_required
+from tests.kafka.stream import wait_for
+from tests.kafka.three_brokers import MakeCluster, Trial, coordinator, hold
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(400)]
+
+AHEAD, BEHIND = 3700, -3700
+"""Seconds: past the hour that many limits of brokers are."""
+
+OFFSETS = """
+offsets.retention.minutes=30
+offsets.retention.check.interval.ms=1000
+"""
+
+LIBRARY = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/time.h>
+#include <time.h>
+
+static volatile const long long *seconds;
+
+__attribute__((constructor)) static void open_clock(void)
+{
+    int file = open(getenv("WALL_CLOCK"), O_RDONLY);
+    void *found = mmap(NULL, sizeof *seconds, PROT_READ, MAP_SHARED, file, 0);
+    if (file < 0 || found == MAP_FAILED) abort();
+    seconds = found;
+}
+
+int clock_gettime(clockid_t clock, struct timespec *now)
+{
+    static int (*original)(clockid_t, struct timespec *);
+    if (!original) original = dlsym(RTLD_NEXT, "clock_gettime");
+    int failed = original(clock, now);
+    if (!failed && seconds && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE))
+        now->tv_sec += *seconds;
+    return failed;
+}
+
+int gettimeofday(struct timeval *restrict now, void *restrict zone)
+{
+    struct timespec exact;
+    clock_gettime(CLOCK_REALTIME, &exact);
+    now->tv_sec = exact.tv_sec;
+    now->tv_usec = exact.tv_nsec / 1000;
+    return 0;
+}
+
+time_t time(time_t *now)
+{
+    struct timespec exact;
+    clock_gettime(CLOCK_REALTIME, &exact);
+    if (now) *now = exact.tv_sec;
+    return exact.tv_sec;
+}
+"""
+
+
+class Clocks:
+    """Wall clocks of processes, each a file."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True)
+        self._directory, self._library = directory, directory / "wall_clock.so"
+        source = directory / "wall_clock.c"
+        source.write_text(LIBRARY)
+        compiler = shutil.which("cc")
+        if compiler is None:
+            reason = "no C compiler for the clocks: install gcc and libc6-dev"
+            if kafka_is_required():
+                pytest.fail(f"REQUIRE_KAFKA is set, but {reason}", pytrace=False)
+            raise NoBroker("clock", reason, "")
+        subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", self._library, source, "-ldl"], check=True)
+
+    def env(self, name: str) -> Mapping[str, str]:
+        """Environment of a process that has a clock."""
+        return {"LD_PRELOAD": str(self._library), "WALL_CLOCK": str(self._directory / name)}
+
+    def set(self, name: str, seconds: int) -> None:
+        """Set a clock to so many seconds from the right time."""
+        file = self._directory / name
+        # In place: it is mapped into the processes' memory.
+        with file.open("r+b" if file.exists() else "wb") as clock:
+            clock.write(struct.pack("=q", seconds))
+
+    def java(self) -> str:
+        """Write a program that runs Java by the clock of the node in whose folder it is started."""
+        for number in (1, 2, 3):
+            self.set(f"node-{number}", 0)
+        exports = [f'export {key}="{value}"' for key, value in self.env("node-${PWD##*/}").items()]
+        program = self._directory / "java"
+        run = f'exec {shutil.which(find_java())} "$@"'
+        program.write_text("\n".join(["#!/bin/sh", *exports, run, ""]))
+        program.chmod(0o755)
+        return str(program)
+
+
+@pytest.fixture(scope="module")
+def clocks(tmp_path_factory: pytest.TempPathFactory) -> Clocks:
+    return Clocks(tmp_path_factory.mktemp("clocks") / "files")
+
+
+@pytest.fixture(scope="module")
+def cluster(make_cluster: MakeCluster, clocks: Clocks) -> KafkaCluster:
+    """Three brokers, each with a clock."""
+    return make_cluster(java=clocks.java(), more=_CLUSTER_SETTINGS + OFFSETS)
+
+
+def seen_by(trial: Trial) -> list[float]:
+    """Seconds that the releases' times are from the right time."""
+    now = datetime.now(UTC)
+    return [
+        (datetime.fromisoformat(release.created) - now).total_seconds() for release in trial.stream.releases()
+    ]
+
+
+@pytest.mark.parametrize("cut", ["full", "waited"])
+def test_workers_whose_clocks_jump_lead_on(
+    fork_server: None, cluster: KafkaCluster, clocks: Clocks, tmp_path: Path, cut: str
+) -> None:
+    with Trial(
+        cluster, tmp_path, f"worker-{cut}", **({"max_wait_seconds": 1.0} if cut == "waited" else {})
+    ) as trial:
+        name = f"worker-{cut}"
+        clocks.set(name, 0)
+        leader, standby = trial.lead_and_stand_by(clocks.env(name))
+        (ticking,) = [
+            each
+            for each in psutil.Process(leader.pid).children()
+            if "streaming_pca.service.input.clock" in " ".join(each.cmdline())
+        ]
+        assert any("wall_clock" in each.path for each in ticking.memory_maps())
+        for seconds in (AHEAD, 0, BEHIND, 0):
+            clocks.set(name, seconds)
+            wait_for(
+                "a release of that time",
+                lambda at=seconds: abs(seen_by(trial)[-1] - at) < 120,
+                seen=trial.logs,
+            )
+            trial.goes_on()
+        assert "no longer leading" not in leader.log
+        assert "session lost" not in leader.log
+        assert "leading stream" not in standby.log
+        counts = trial.end()
+        assert counts.abandoned == 0
+
+
+def test_brokers_whose_clocks_jump_take_on(
+    fork_server: None, cluster: KafkaCluster, clocks: Clocks, tmp_path: Path
+) -> None:
+    """A broker whose clock went back is started again: its own timers may stand still for that hour."""
+    with Trial(cluster, tmp_path, "broker") as trial:
+        trial.lead_and_stand_by()
+        ahead = coordinator(cluster, "__transaction_state", trial.transactional_id)
+        behind = next(node for node in cluster.nodes if node != ahead)
+        clocks.set(f"node-{ahead}", AHEAD)
+        hold(3)
+        trial.goes_on()
+        clocks.set(f"node-{ahead}", 0)
+        clocks.set(f"node-{behind}", BEHIND)
+        for node in (ahead, behind):
+            cluster.kill(node)
+            cluster.start(node)
+            cluster.wait_until_whole()
+        trial.goes_on()
+        clocks.set(f"node-{behind}", 0)
+        trial.goes_on()
+        counts = trial.end()
+        assert counts.abandoned == 0
+
+
+def test_group_offsets_that_expire_change_nothing(
+    fork_server: None, cluster: KafkaCluster, clocks: Clocks, tmp_path: Path
+) -> None:
+    """An hour passes at once on all brokers, which keep offsets for half of it: the last test of the file."""
+    with Trial(cluster, tmp_path, "expiry") as trial:
+        trial.produce()
+        first = trial.start()
+        first.says("batch 2 released", 240)
+        first.signal(signal.SIGTERM)
+        assert first.ends() == 0, first.log
+        assert trial.stream.group_offsets()
+        for node in cluster.nodes:
+            clocks.set(f"node-{node}", AHEAD)
+        wait_for("the offsets to expire", lambda: not trial.stream.group_offsets())
+        second = trial.start()
+        second.says(" released, ")
+        counts = trial.end()
+        assert counts.abandoned == 0
+        assert trial.stream.group_offsets()

@@ -1,0 +1,248 @@
+"""Disks that are full: of brokers, whose logs meet it in the midst of a write, and of a worker's machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+import psutil
+import pytest
+
+from streaming_pca.dev.cluster import KafkaCluster
+from streaming_pca.dev.jars import find_java
+from tests.kafka.faults.chaos import ROOT
+from tests.kafka.stream import check_books, wait_for
+from tests.kafka.three_brokers import MakeCluster, Trial
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(400)]
+
+SMALL_MIB, LARGE_MIB = 96, 512
+LEFT_KIB = 64
+"""Room on a disk that is nearly full: a second's records."""
+
+
+class Disk:
+    """Small file system at a folder, in a mount namespace that only chosen processes see.
+
+    Parameters
+    ----------
+    folder : Path
+    mib : int
+        Its size, until :meth:`grow`.
+    """
+
+    def __init__(self, folder: Path, mib: int) -> None:
+        folder.mkdir(parents=True)
+        self.folder = folder
+        # A user who is not root is root in a namespace of users.
+        self._kinds = ["-m"] if os.geteuid() == 0 else ["-U", "-m"]
+        own = self._kinds if os.geteuid() == 0 else [*self._kinds, "-r"]
+        mount = f'mount -t tmpfs -o size={mib}m full "$0" && echo mounted && exec sleep infinity'
+        self._holder = subprocess.Popen(
+            ["unshare", *own, "sh", "-c", mount, str(folder)], stdout=subprocess.PIPE, text=True
+        )
+        assert self._holder.stdout is not None
+        assert self._holder.stdout.readline() == "mounted\n", (
+            "no mount namespace: run as root, or allow them to users"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._holder.kill()
+        self._holder.wait()
+        assert self._holder.stdout is not None
+        self._holder.stdout.close()
+
+    @property
+    def enter(self) -> list[str]:
+        """Begin of a command that sees the disk."""
+        keep = [] if os.geteuid() == 0 else ["--preserve-credentials"]
+        return ["nsenter", "-t", str(self._holder.pid), *self._kinds, *keep, "--"]
+
+    def run(self, *command: str) -> str:
+        """Run a command that sees the disk."""
+        return subprocess.run([*self.enter, *command], check=True, capture_output=True, text=True).stdout
+
+    @property
+    def free_kib(self) -> int:
+        return int(self.run("df", "--output=avail", str(self.folder)).split()[-1])
+
+    def fill(self) -> None:
+        """Leave little room."""
+        size = self.free_kib - LEFT_KIB
+        if size > 0:
+            self.run("fallocate", "-l", f"{size}KiB", str(self.folder / "other.bin"))
+
+    def grow(self) -> None:
+        """Do what an operator does."""
+        self.run("mount", "-o", f"remount,size={LARGE_MIB}m", str(self.folder))
+        self.run("rm", "-f", str(self.folder / "other.bin"))
+
+
+@pytest.fixture(scope="module")
+def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[int, Disk]]:
+    """Disks of the second and the third node."""
+    folder = tmp_path_factory.mktemp("disks")
+    with Disk(folder / "2", SMALL_MIB) as second, Disk(folder / "3", SMALL_MIB) as third:
+        yield {2: second, 3: third}
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    make_cluster: MakeCluster, disks: Mapping[int, Disk], tmp_path_factory: pytest.TempPathFactory
+) -> KafkaCluster:
+    """Three brokers, two of which have a disk of their own for their logs."""
+    program = tmp_path_factory.mktemp("java") / "java"
+    lines = ["#!/bin/sh", f'run="{shutil.which(find_java())}"', 'case "${PWD##*/}" in']
+    for node, disk in disks.items():
+        lines.append(
+            f'{node}) ln -sfn "{disk.folder}" data; run="{" ".join(disk.enter)} env -C $PWD $run" ;;'
+        )
+    program.write_text("\n".join([*lines, "esac", 'exec $run "$@"', ""]))
+    program.chmod(0o755)
+    return make_cluster(java=str(program))
+
+
+def has_ended(cluster: KafkaCluster, node: int) -> bool:
+    """Whether a node's process has ended by itself."""
+    pid = cluster.pid(node)
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+def fill_until_it_ends(cluster: KafkaCluster, disks: Mapping[int, Disk], *nodes: int) -> None:
+    for node in nodes:
+        disks[node].fill()
+    for node in nodes:
+        wait_for(
+            f"broker {node} to end",
+            lambda node=node: has_ended(cluster, node),
+            90,
+            lambda node=node: cluster.log_tail(node),
+        )
+        assert "Shutdown broker because all log dirs" in cluster.log_tail(node)
+
+
+def test_a_broker_whose_disk_is_full_ends_and_the_stream_goes_on(
+    fork_server: None, cluster: KafkaCluster, disks: Mapping[int, Disk], tmp_path: Path
+) -> None:
+    with Trial(cluster, tmp_path, "disk") as trial:
+        trial.lead_and_stand_by()
+        fill_until_it_ends(cluster, disks, 3)
+        trial.goes_on()
+        disks[3].grow()
+        cluster.start(3)
+        cluster.wait_until_whole()
+        trial.goes_on()
+        # Without two of three nothing can be committed: workers wait, and go on where they were.
+        fill_until_it_ends(cluster, disks, 2)
+        cluster.kill(3)
+        disks[2].grow()
+        cluster.start(3, wait=False)
+        cluster.start(2)
+        cluster.wait_until_whole()
+        trial.goes_on()
+        counts = trial.end()
+        assert counts.abandoned == 0
+
+
+# -- the worker's own machine ----------------------------------------------
+
+KERNEL = """
+import numpy as np
+from streaming_pca.kernels.clipping import record_squared_norms
+out = np.zeros(1)
+record_squared_norms(np.ones((1, 3)), np.array([0, 1]), out)
+print(out[0])
+"""
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Disk]:
+    """A disk without any room."""
+    with Disk(tmp_path / "full", 1) as disk:
+        disk.run("fallocate", "-l", f"{disk.free_kib}KiB", str(disk.folder / "other.bin"))
+        assert disk.free_kib == 0
+        yield disk
+
+
+def test_a_kernel_that_cannot_be_kept_is_used(full: Disk) -> None:
+    """Else the first batch of a worker would fail, and stay charged."""
+    command = ["env", f"NUMBA_CACHE_DIR={full.folder}", sys.executable, "-P", "-c", KERNEL]
+    assert full.run(*command) == "3.0\n"
+
+
+CONFIG = """
+[kafka]
+bootstrap_servers = "{stream.kafka.bootstrap_servers}"
+[stream]
+name = "{stream.stream.name}"
+input = "{stream.stream.input}"
+dim = {stream.stream.dim}
+rank = 2
+epsilon = 1.0
+delta = 1e-6
+estimator = "private-oja"
+centering = "none"
+options = {{ clip_radius = 20.0, batch_size = 60 }}
+[worker]
+group = "{stream.worker.group}"
+[http]
+enabled = false
+"""
+
+
+@pytest.mark.parametrize("kept", ["log", pytest.param("kernels", marks=pytest.mark.soak)])
+def test_a_worker_whose_own_disk_is_full_works_on(
+    fork_server: None, cluster: KafkaCluster, full: Disk, tmp_path: Path, kept: str
+) -> None:
+    with Trial(cluster, tmp_path, f"own-{kept}") as trial:
+        config = tmp_path / "worker.toml"
+        config.write_text(CONFIG.format(stream=trial.stream.settings))
+        trial.produce()
+        kernels = [f"NUMBA_CACHE_DIR={full.folder}"] if kept == "kernels" else []
+        log = full.folder / "log" if kept == "log" else tmp_path / "log"
+        inside = [
+            *full.enter,
+            "env",
+            f"PYTHONPATH={ROOT}",
+            *kernels,
+            "sh",
+            "-c",
+            f'exec "$@" >{log} 2>&1',
+            "sh",
+        ]
+        program = [sys.executable, "-P", "-m", "streaming_pca", "worker", "--config", str(config)]
+        worker = subprocess.Popen([*inside, *program])
+        try:
+            wait_for(
+                "three releases",
+                lambda: len(trial.stream.release_values()) >= 3,
+                240,
+                lambda: full.run("cat", str(log)),
+            )
+            trial.stop_producing()
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait(60) == 0, full.run("cat", str(log))
+        finally:
+            worker.kill()
+            worker.wait()
+        check_books(trial.stream)
+        backup = [*program[:-3], "export", str(full.folder / "backup.zip"), *program[-2:]]
+        refused = subprocess.run([*full.enter, *backup], capture_output=True, text=True, cwd=ROOT)
+        assert refused.returncode == 2
+        assert refused.stderr.endswith("backup.zip: cannot be written: No space left on device\n")
+        assert len(refused.stderr.splitlines()) == 1
+        if kept == "kernels":
+            assert "the compiled kernels could not be kept" in log.read_text()
+            assert "Traceback" not in log.read_text()

@@ -1,0 +1,111 @@
+"""Coordinators that are killed in the midst of a commit, and records that retention deletes unread."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka.admin import ConfigResource
+
+from streaming_pca.admin.ledger import verify_ledger
+from streaming_pca.dev.cluster import KafkaCluster
+from streaming_pca.privacy.ledger.entries import Abandoned, Reserved
+from tests.kafka.child import Strike
+from tests.kafka.stream import check_books, wait_for
+from tests.kafka.three_brokers import PARTITIONS, MakeCluster, Trial, coordinator, hold
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(400)]
+
+TRANSACTIONS, GROUPS = "__transaction_state", "__consumer_offsets"
+
+
+@pytest.fixture(scope="module")
+def cluster(make_cluster: MakeCluster) -> KafkaCluster:
+    return make_cluster()
+
+
+def test_a_coordinator_that_is_killed_during_a_commit_loses_nothing(
+    fork_server: None, cluster: KafkaCluster, tmp_path: Path
+) -> None:
+    """Of the transaction, of the offsets in it, and of the election; each killed at a step that needs it."""
+    with Trial(cluster, tmp_path, "coordinator") as trial:
+        group = trial.stream.settings.worker.group
+        cases = [
+            (TRANSACTIONS, trial.transactional_id, Strike("reserve.4 commit", "before", 2, "wait")),
+            (GROUPS, trial.name, Strike("commit.4 offsets", "before", 2, "wait")),
+            (TRANSACTIONS, trial.transactional_id, Strike("commit.5 commit", "before", 2, "wait")),
+            (GROUPS, group, Strike("publish.4 commit", "after", 2, "wait")),
+        ]
+        trial.produce()
+        for topic, identity, strike in cases:
+            leader = trial.start(strike=strike)
+            wait_for(
+                strike.step, lambda leader=leader: leader.has("struck"), 240, lambda leader=leader: leader.log
+            )
+            node = coordinator(cluster, topic, identity)
+            cluster.kill(node)
+            leader.let_go()
+            trial.goes_on()
+            cluster.start(node)
+            cluster.wait_until_whole()
+            trial.goes_on(1)
+            if strike is not cases[-1][2]:
+                leader.signal(signal.SIGKILL)
+                leader.ends(10)
+        counts = trial.end()
+        assert counts.abandoned == 0
+
+
+def first_offsets(trial: Trial) -> dict[int, int]:
+    """The first offsets that are left of the input."""
+    partitions = [TopicPartition(trial.input, p) for p in range(PARTITIONS)]
+    with KafkaConsumer(bootstrap_servers=trial.cluster.bootstrap) as consumer:
+        return {tp.partition: offset for tp, offset in consumer.beginning_offsets(partitions).items()}
+
+
+def keep(trial: Trial, **configs: str) -> None:
+    """Set how the input is kept."""
+    changes = {name.replace("_", "."): value for name, value in configs.items()}
+    with KafkaAdminClient(bootstrap_servers=trial.cluster.bootstrap) as admin:
+        admin.alter_configs([ConfigResource("topic", trial.input, configs=changes)])
+
+
+def test_retention_that_deletes_unread_records_abandons_a_batch_and_the_stream_goes_on(
+    fork_server: None, cluster: KafkaCluster, tmp_path: Path
+) -> None:
+    with Trial(cluster, tmp_path, "retention", lost_records="skip") as trial:
+        trial.produce()
+        leader = trial.start(strike=Strike("reserve.5 read back", "after", 2, "wait"))
+        wait_for("a reservation", lambda: leader.has("struck"), 240, lambda: leader.log)
+        leader.signal(signal.SIGKILL)
+        assert leader.ends(10) == -signal.SIGKILL
+        reserved = trial.stream.own(Reserved)[-1]
+        keep(trial, retention_ms="1000", segment_ms="500")
+        wait_for(
+            "retention to delete the batch's records",
+            lambda: (
+                (first := first_offsets(trial)) and all(first[r.partition] >= r.end for r in reserved.ranges)
+            ),
+        )
+        worker = trial.start()
+        worker.says("batch 2 abandoned: records are gone; its charge stays")
+        trial.goes_on()
+        # Longer than records are kept: the worker's next ones go, too, while it stands still.
+        worker.signal_all(signal.SIGSTOP, worker.tree())
+        before = first_offsets(trial)
+        wait_for(
+            "retention to delete unread records",
+            lambda: all(offset > before[p] for p, offset in first_offsets(trial).items()),
+        )
+        hold(1)
+        worker.signal_all(signal.SIGCONT, worker.tree())
+        trial.goes_on()
+        keep(trial, retention_ms="-1")
+        trial.drain()
+        check_books(trial.stream)
+        assert [entry.batch for entry in trial.stream.own(Abandoned)][:1] == [reserved.batch]
+        spent = trial.stream.replay()
+        assert all(spent.spent(r.partition, r.start) == reserved.charge for r in reserved.ranges)
+        assert not verify_ledger(trial.stream.settings.kafka, trial.input).problems

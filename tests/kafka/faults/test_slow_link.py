@@ -1,0 +1,237 @@
+"""A slow link between workers and brokers: little bandwidth, long ways, standstills in a message."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import pytest
+
+from streaming_pca.dev.cluster import _CLUSTER_SETTINGS, KafkaCluster
+from streaming_pca.service.commit.checkpoint import CheckpointWriter
+from tests.kafka.three_brokers import MakeCluster, Trial, hold
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(400)]
+
+NEAR, FAR, BEHIND = "127.0.0.1", "127.0.0.2", "127.0.0.3"
+"""Where brokers listen for most clients; for those of the link, on its side; and for the link itself."""
+
+LISTENERS = """
+listeners=PLAINTEXT://{near}:{{port}},FAR://{behind}:{first_digits}{{node}},CONTROLLER://{near}:{{controller_port}}
+advertised.listeners=PLAINTEXT://{near}:{{port}},FAR://{far}:{{port}}
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,FAR:PLAINTEXT
+"""
+"""The last digit of a port behind the link is the node's number: a broker has each port once."""
+
+T = TypeVar("T")
+
+_CHUNK = 16 * 1024
+_UNLIMITED = 1e12
+
+
+class Link:
+    """Proxy of each broker, all on one line.
+
+    Parameters
+    ----------
+    ports : mapping of int to int
+        Ports on this side, and those of the brokers.
+    """
+
+    def __init__(self, ports: Mapping[int, int]) -> None:
+        self.bytes_a_second = _UNLIMITED
+        self.seconds = 0.0
+        """Time that bytes are on their way."""
+        self._ports, self._free_at = ports, 0.0
+        self._servers: list[asyncio.Server] = []
+        self._moving = asyncio.Event()
+        self._moving.set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="link", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        for port, behind in self._ports.items():
+            made = asyncio.start_server(lambda r, w, to=behind: self._serve(r, w, to), FAR, port)
+            self._servers.append(self._do(made))
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        async def end() -> None:
+            for server in self._servers:
+                server.close()
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+        self._do(end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+    def stop(self) -> None:
+        """Let everything stand still, also in the midst of messages; connections stay open."""
+        self._loop.call_soon_threadsafe(self._moving.clear)
+
+    def go_on(self) -> None:
+        self._loop.call_soon_threadsafe(self._moving.set)
+
+    def set(self, bytes_a_second: float = _UNLIMITED, seconds: float = 0.0) -> None:
+        """Set its bandwidth, of all connections together, and its length."""
+        self.bytes_a_second, self.seconds = bytes_a_second, seconds
+
+    async def _serve(self, client: asyncio.StreamReader, answer: asyncio.StreamWriter, port: int) -> None:
+        try:
+            server, request = await asyncio.open_connection(BEHIND, port)
+        except OSError:
+            answer.close()
+            return
+        ways = [self._carry(client, request), self._carry(server, answer)]
+        try:
+            await asyncio.gather(*ways)
+        finally:
+            for writer in (answer, request):
+                writer.close()
+
+    async def _carry(self, source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+        """Carry bytes one way."""
+        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(256)
+
+        async def deliver() -> None:
+            while True:
+                due, data = await under_way.get()
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                for half in (data[: len(data) // 2], data[len(data) // 2 :]):
+                    await self._moving.wait()
+                    to.write(half)
+                    await to.drain()
+                if not data:
+                    to.write_eof()
+                    return
+
+        async def take() -> None:
+            while data := await source.read(_CHUNK):
+                now = time.monotonic()
+                self._free_at = max(now, self._free_at) + len(data) / self.bytes_a_second
+                await asyncio.sleep(self._free_at - now)
+                await under_way.put((time.monotonic() + self.seconds, data))
+            await under_way.put((time.monotonic(), b""))
+
+        with suppress(OSError):
+            await asyncio.gather(take(), deliver())
+
+
+@pytest.fixture(scope="module")
+def first_digits() -> int:
+    """First digits of the ports behind the link."""
+    # Below the ports that Linux gives to connections.
+    return random.SystemRandom().randrange(1100, 3200)
+
+
+@pytest.fixture(scope="module")
+def cluster(make_cluster: MakeCluster, first_digits: int) -> KafkaCluster:
+    """Three brokers with a second address each, that of the link."""
+    listeners = LISTENERS.format(near=NEAR, far=FAR, behind=BEHIND, first_digits=first_digits)
+    return make_cluster(more=_CLUSTER_SETTINGS + listeners)
+
+
+@pytest.fixture
+def link(cluster: KafkaCluster, first_digits: int) -> Iterator[Link]:
+    ports = {
+        int(cluster.address(node).rpartition(":")[2]): int(f"{first_digits}{node}") for node in cluster.nodes
+    }
+    with Link(ports) as made:
+        yield made
+
+
+def far(cluster: KafkaCluster) -> str:
+    """Addresses of the brokers on the other side of the link."""
+    return cluster.bootstrap.replace(NEAR, FAR)
+
+
+def test_a_leader_on_a_slow_link_keeps_the_lead_and_up(
+    fork_server: None, cluster: KafkaCluster, link: Link, tmp_path: Path
+) -> None:
+    """64 kB/s, 50 ms each way, and standstills below the session's 6 s."""
+    with Trial(cluster, tmp_path, "slow", bootstrap=far(cluster)) as trial:
+        leader, standby = trial.lead_and_stand_by()
+        link.set(bytes_a_second=64_000, seconds=0.05)
+        trial.goes_on(5)
+        for _ in range(3):
+            link.stop()
+            hold(1.5)
+            link.go_on()
+            trial.goes_on(2)
+        for worker in (leader, standby):
+            assert "session lost" not in worker.log, worker.log
+            assert "no longer leading" not in worker.log, worker.log
+        counts = trial.end()
+        assert counts.abandoned == 0
+
+
+def test_a_leader_whose_link_stands_still_is_replaced_by_one_with_another(
+    fork_server: None, cluster: KafkaCluster, link: Link, tmp_path: Path
+) -> None:
+    with Trial(cluster, tmp_path, "still", bootstrap=far(cluster)) as trial:
+        trial.produce()
+        leader = trial.start()
+        leader.says("batch 1 released", 240)
+        near = trial.stream.changed("kafka", bootstrap_servers=cluster.bootstrap)
+        standby = trial.start(settings=near)
+        standby.says("standing by")
+        link.stop()
+        standby.says("leading stream")
+        trial.goes_on()
+        link.go_on()
+        leader.says("no longer leading", 60)
+        trial.goes_on()
+        counts = trial.end()
+        assert counts.abandoned == 0
+
+
+def test_a_fetch_that_takes_longer_than_a_request_may_is_made_smaller(
+    fork_server: None, cluster: KafkaCluster, link: Link, tmp_path: Path
+) -> None:
+    """A backlog of megabytes behind a link that carries some 100 kB in a request's time."""
+    with Trial(
+        cluster,
+        tmp_path,
+        "backlog",
+        bootstrap=far(cluster),
+        kafka={"request_timeout_ms": 2000},
+        dim=256,
+        options={"clip_radius": 20.0, "batch_size": 240},
+    ) as trial:
+        stream = trial.stream
+        stream.settings, beyond = (
+            stream.changed("kafka", bootstrap_servers=cluster.bootstrap),
+            stream.settings,
+        )
+        stream.produce_vectors(stream.vectors(1200))
+        link.set(bytes_a_second=100_000)
+        worker = trial.start(settings=beyond)
+        worker.says("batch 5 released", 120)
+        assert "the link to the broker is slow" in worker.log
+
+
+def test_what_ended_a_session_is_not_hidden_by_messages_on_their_way(
+    cluster: KafkaCluster, link: Link, tmp_path: Path
+) -> None:
+    with Trial(cluster, tmp_path, "close", bootstrap=far(cluster)) as trial:
+        settings = trial.stream.settings
+        writer = CheckpointWriter(settings.kafka, settings.stream, trial.stream.topic_id)
+        writer.take_over()
+        link.stop()
+        writer._begin()
+        writer._transaction.send(settings.stream.releases_topic, b"never arrives", None)
+        writer.close()

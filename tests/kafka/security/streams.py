@@ -1,0 +1,55 @@
+"""A stream on a broker that demands credentials: made, fed and read by users with settings of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from streaming_pca.admin.access import apply_permissions, permissions
+from streaming_pca.admin.topics import create_with_cap
+from streaming_pca.client.sending import Outgoing, send_messages
+from streaming_pca.config.settings import KafkaSettings, Settings
+from streaming_pca.privacy.ledger.entries import Cap
+from tests.kafka.security.secured import Secured
+from tests.kafka.stream import OCTETS, Stream
+
+
+def described(secured: Secured, name: str, directory: Path, **worker: Any) -> Stream:
+    """Describe a stream of two batches, as the super user sees it; nothing is created."""
+    options = {"growth": 1.0, "n_records": 200, "n_batches": 2}
+    return Stream.make(
+        secured.open_settings.bootstrap_servers,
+        name,
+        directory,
+        partitions=2,
+        cap=None,
+        create=False,
+        worker=worker,
+        options=options,
+    )
+
+
+def as_user(stream: Stream, kafka: KafkaSettings) -> Settings:
+    """Return the stream's settings with a user's connection."""
+    session = {"session_timeout_ms": stream.settings.kafka.session_timeout_ms}
+    return stream.settings.model_copy(update={"kafka": kafka.model_copy(update=session)})
+
+
+def grant(secured: Secured, stream: Stream, users: Sequence[str], output: str | None = None) -> None:
+    """Give users the permissions of the roles after which they are named."""
+    for user in users:
+        wanted = permissions(user, [stream.settings], output if user == "projector" else None)
+        apply_permissions(secured.open_settings, wanted, f"User:{user}")
+
+
+def create(stream: Stream, kafka: KafkaSettings) -> None:
+    """Create the topics as a user does."""
+    create_with_cap([as_user(stream, kafka)], Cap(epsilon="1", delta="1e-6"), "basic", stream.partitions, 1)
+    stream.find()
+
+
+def feed(stream: Stream, kafka: KafkaSettings, count: int, seed: int = 0) -> None:
+    """Send records as a user does."""
+    messages = [Outgoing(row.tobytes()) for row in stream.vectors(count, seed)]
+    send_messages(kafka, stream.settings.stream.input, messages, count, list(OCTETS))

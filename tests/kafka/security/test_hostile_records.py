@@ -1,0 +1,116 @@
+"""Records made to exhaust a worker: each is a null record in its place, and memory stays bounded."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from kafka import KafkaAdminClient
+from kafka.admin import ConfigResource
+
+from streaming_pca.privacy.ledger.entries import Reserved
+from streaming_pca.service.input.partition_reader import _FETCH_BYTES
+from tests.kafka.security import hostile
+from tests.kafka.stream import OCTETS, Stream, check_books
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+MakeStream = Callable[..., Stream]
+HUGE = 100_000_000
+"""Octets of the largest message: its answer is above the client's own limit of 100,000,000."""
+INVALID_RECORD = 87
+COUNT = 400
+TWO: dict[str, Any] = {"partitions": 1, "options": {"n_records": COUNT, "n_batches": 2}}
+PLAIN = [(name.encode(), value) for name, value in OCTETS]
+
+
+def allow(stream: Stream, size: int) -> None:
+    """Raise the largest message of the input topic."""
+    with KafkaAdminClient(bootstrap_servers=stream.settings.kafka.bootstrap_servers) as admin:
+        configs = {"max.message.bytes": str(size)}
+        admin.alter_configs([ConfigResource("topic", stream.settings.stream.input, configs)])
+
+
+def write(stream: Stream, *records: bytes) -> int:
+    """Write records as they are, in one batch; return the broker's error."""
+    kafka, name = stream.settings.kafka, stream.settings.stream.input
+    error, _ = hostile.send(kafka.bootstrap_servers, name, hostile.batch(records))
+    return error
+
+
+def typed(content_type: str) -> list[hostile.Header]:
+    return [(b"content-type", content_type.encode())]
+
+
+def nulls(value: bytes) -> dict[str, bytes]:
+    """Records that are null, by name; ``value`` is a good record's."""
+    shape = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1099511627776, 5), }\n"
+    npy = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(shape)) + shape
+    return {
+        "a huge value": hostile.record(bytes(HUGE), headers=PLAIN),
+        "a huge header": hostile.record(b"", headers=[*PLAIN, (b"x", bytes(HUGE // 2))]),
+        "half a million headers": hostile.record(value, headers=[(b"", b"")] * 500_000),
+        "five thousand headers": hostile.record(
+            value, headers=[(b"h%d" % i, b"x" * 100) for i in range(5000)]
+        ),
+        "a value without its last octet": hostile.record(value[:-1], headers=PLAIN),
+        "one more octet": hostile.record(value + b"\0", headers=PLAIN),
+        "an infinity": hostile.record(np.full(5, np.inf, "<f4").tobytes(), headers=PLAIN),
+        "nested lists": hostile.record(
+            b'{"x": ' + b"[" * 400 + b"]" * 400 + b"}", headers=typed("application/json")
+        ),
+        "a long integer": hostile.record(
+            b'{"x": [' + b"9" * 600 + b", 1, 1, 1, 1]}", headers=typed("application/json")
+        ),
+        "an array of a terabyte": hostile.record(npy, headers=typed("application/x-npy")),
+        "another program's": hostile.record(
+            b"\0\0\0\0\x07" + json.dumps({"a": 1}).encode(), headers=typed("avro/binary")
+        ),
+    }
+
+
+def refused(value: bytes) -> list[bytes]:
+    """Records that the broker itself refuses."""
+    start = b"\0\0\0\x01"
+    bodies = [b"", start + hostile.varint(2**30) + value, start + hostile.varint(-(2**31)) + value]
+    return [hostile.record(None, body=body) for body in bodies]
+
+
+def results(stream: Stream) -> list[Any]:
+    """Numbers of all releases."""
+    return [(r.components, r.explained_variance, r.mean) for r in stream.releases()]
+
+
+def test_hostile_records_are_null_in_their_places_within_bounded_memory(make_stream: MakeStream) -> None:
+    """Beside a stream with plain null records in the same places: the same releases, and little more memory."""
+    attacked, plain = make_stream(**TWO), make_stream(**TWO)
+    allow(attacked, HUGE + 2**20)
+    x = attacked.vectors(COUNT)
+    bad = list(nulls(x[0].tobytes()).items())
+    places = dict(zip(np.linspace(3, COUNT - 1, len(bad)).astype(int).tolist(), bad, strict=True))
+    assert all(write(attacked, record) == INVALID_RECORD for record in refused(x[0].tobytes()))
+    good = [hostile.record(row.tobytes(), headers=PLAIN) for i, row in enumerate(x)]
+    done = 0
+    for place, (_, record) in places.items():
+        assert write(attacked, *good[done:place]) == write(attacked, record) == 0
+        done = place + 1
+    assert done == COUNT
+    plain.produce(b"null" if i in places else row.tobytes() for i, row in enumerate(x))
+
+    peaks = []
+    for stream in (plain, attacked):
+        worker = stream.run(noise=False)
+        check_books(stream)
+        assert [(r.start, r.end, r.count) for e in stream.own(Reserved) for r in e.ranges] == [
+            (0, COUNT // 2, COUNT // 2),
+            (COUNT // 2, COUNT, COUNT // 2),
+        ]
+        peaks.append(int((worker.directory / "peak").read_text()))
+    assert results(attacked) == results(plain)
+    used = peaks[1] - peaks[0]
+    print(f"{used / 2**20:.0f} MiB over {peaks[0] / 2**20:.0f}")
+    assert used < 3 * HUGE + 6 * _FETCH_BYTES

@@ -1,0 +1,205 @@
+"""Whole streams over an Apache Kafka that demands TLS, certificates, passwords or tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import trustme
+
+from streaming_pca.config.settings import ConfigurationError, KafkaSettings
+from streaming_pca.dev.cluster import KafkaCluster
+from streaming_pca.service.kafka.clients import BrokerUnreachable, admin_client
+from streaming_pca.service.kafka.diagnosis import diagnose
+from tests.kafka.security.secured import (
+    AUDIENCE,
+    MECHANISMS,
+    PROTOCOLS,
+    Secured,
+    identity_provider,
+    pem_of,
+    start_secured,
+    write_whole,
+)
+from tests.kafka.security.streams import as_user, create, described, feed, grant
+from tests.kafka.stream import Stream, all_at_once, check_books
+
+pytestmark = [pytest.mark.kafka]
+
+ROLES = ("operator", "producer", "worker")
+
+
+@pytest.fixture(scope="module")
+def secured(make_cluster: Callable[..., KafkaCluster], tmp_path_factory: pytest.TempPathFactory) -> Secured:
+    return start_secured(make_cluster, tmp_path_factory.mktemp("secured"), tuple(PROTOCOLS))
+
+
+@pytest.fixture
+def make_described(
+    secured: Secured, unique_name: Callable[[str], str], tmp_path: Path, fork_server: None
+) -> Iterator[Callable[[str], Stream]]:
+    made: list[Stream] = []
+
+    def make(stem: str) -> Stream:
+        made.append(described(secured, unique_name(stem), tmp_path))
+        return made[-1]
+
+    yield make
+    for stream in made:
+        stream.destroy()
+
+
+def run_whole(secured: Secured, stream: Stream, users: dict[str, KafkaSettings]) -> None:
+    """Create, fill and run a stream, each step by the user whose role has it, with no other permission."""
+    grant(secured, stream, ROLES)
+    create(stream, users["operator"])
+    feed(stream, users["producer"], 400)
+    stream.run(as_user(stream, users["worker"]))
+    assert len(stream.release_values()) == 2
+    check_books(stream)
+
+
+def test_a_whole_stream_runs_over_each_transport(
+    secured: Secured, make_described: Callable[[str], Stream]
+) -> None:
+    cases = []
+    for listener in PROTOCOLS:
+        users = {role: secured.settings(listener, role) for role in ROLES}
+        cases.append((secured, make_described(listener.lower()), users))
+    all_at_once(run_whole, cases)
+
+
+def test_a_whole_stream_runs_with_tokens_of_an_identity_provider(
+    secured: Secured, make_described: Callable[[str], Stream]
+) -> None:
+    certificate = secured.authority.issue_cert("localhost")
+    with identity_provider(secured, certificate=certificate) as provider:
+        users = {
+            role: secured.settings(
+                "OAUTH",
+                role,
+                sasl_oauth_token_file=None,
+                sasl_oauth_token_url=provider.url,
+                sasl_oauth_client_id=role,
+                sasl_oauth_client_secret_file=secured.secret(role, f"secret-of-{role}"),
+                sasl_oauth_scope="kafka",
+                sasl_oauth_cafile=secured.directory / "authority.pem",
+            )
+            for role in ROLES
+        }
+        run_whole(secured, make_described("granted"), users)
+        assert all(form["scope"] == "kafka" for form in provider.granted)
+        # The clients of a process share a token: this one, the worker and its clock.
+        assert len(provider.granted) <= 2 + 1 + 2
+
+
+@pytest.mark.parametrize("listener", PROTOCOLS)
+def test_each_listener_demands_what_it_is_named_after(secured: Secured, listener: str) -> None:
+    """Without TLS, or as another listener's client, there is no connection."""
+    for other in ("NONE", *PROTOCOLS):
+        how = {"bootstrap_servers": secured.address(listener)}
+        if other != "NONE":
+            how = secured.client(other) | how
+        found = diagnose(KafkaSettings(**how), [secured.address(listener)])
+        # A certificate that is not asked for does no harm.
+        fits = other == listener or (listener, other) == ("TLS", "MUTUAL")
+        assert (found is None) is fits, (listener, other, found)
+
+
+def refusal(secured: Secured, listener: str, **changes: object) -> str:
+    """Return the one line about a connection that is refused."""
+    kafka = secured.settings(listener, **changes)
+    found = diagnose(kafka, [kafka.bootstrap_servers])
+    assert found is not None
+    assert found.answers
+    assert len(found.text.splitlines()) == 1
+    return found.text
+
+
+def test_tokens_that_are_not_the_issuers_are_refused(secured: Secured) -> None:
+    issuer = secured.issuer
+    right = issuer.token("worker")
+    head, _, signature = right.rpartition(".")
+    wrong = {
+        "unsigned": issuer.token("worker", signed=False),
+        "of no key": f"{head}.{signature[::-1]}",
+        "for another audience": issuer.token("worker", aud=f"not-{AUDIENCE}"),
+        "of another issuer": issuer.token("worker", iss="https://other.test"),
+        "no token": "nonsense",
+    }
+    for name, token in wrong.items():
+        file = secured.secret("wrong.jwt", token)
+        text = refusal(secured, "OAUTH", sasl_oauth_token_file=file)
+        assert f"refuses the token of kafka.sasl_oauth_token_file = {str(file)!r}" in text, name
+        assert "invalid_token" in text, name
+        assert token not in text, name
+    file = secured.secret("late.jwt", issuer.token("worker", -60))
+    text = refusal(secured, "OAUTH", sasl_oauth_token_file=file)
+    assert "which expired 6" in text
+    assert text.endswith("s ago: renew it, or set the clock")
+
+
+def test_a_certificate_of_another_authority_is_refused(secured: Secured) -> None:
+    stranger = write_whole(
+        secured.directory / "stranger.pem", pem_of(trustme.CA().issue_cert("localhost", common_name="worker"))
+    )
+    text = refusal(secured, "MUTUAL", ssl_certfile=stranger, ssl_keyfile=stranger)
+    assert f"refuses the client's certificate, kafka.ssl_certfile = {str(stranger)!r}" in text
+
+
+def test_mechanisms_of_another_kind_name_what_is_asked_for(secured: Secured) -> None:
+    for listener, mechanism in MECHANISMS.items():
+        plain = {"security_protocol": "SSL", "sasl_mechanism": None}
+        text = refusal(secured, listener, **plain)
+        wanted = "token" if mechanism == "OAUTHBEARER" else "password"
+        assert f"asks for a {wanted}: set kafka.security_protocol" in text
+        assert f"kafka.sasl_mechanism ({mechanism})" in text
+
+
+def test_an_identity_provider_that_grants_nothing(secured: Secured) -> None:
+    def said(**changes: object) -> str:
+        grant_settings = {
+            "sasl_oauth_token_file": None,
+            "sasl_oauth_client_id": "worker",
+            "sasl_oauth_client_secret_file": secured.secret("worker", "secret-of-worker"),
+        }
+        kafka = secured.settings("OAUTH", **(grant_settings | changes))
+        with pytest.raises(BrokerUnreachable) as error:
+            admin_client(kafka)
+        assert "secret-of" not in str(error.value)
+        assert len(str(error.value).splitlines()) == 1
+        return str(error.value)
+
+    with identity_provider(secured) as provider:
+        wrong = secured.secret("wrong", "secret-of-nobody")
+        text = said(sasl_oauth_token_url=provider.url, sasl_oauth_client_secret_file=wrong)
+        assert "refuses kafka.sasl_oauth_client_id = 'worker' (HTTP 401, invalid_client)" in text
+        assert f"kafka.sasl_oauth_client_secret_file = {str(wrong)!r}" in text
+        other = provider.url.replace("/token", "/other")
+        assert "answers without a token" in said(sasl_oauth_token_url=other)
+        # The secret does not follow to another address.
+        assert "HTTP 307" in said(sasl_oauth_token_url=provider.url.replace("/token", "/moved"))
+        gone = provider.url
+    assert "does not answer (Connection refused)" in said(sasl_oauth_token_url=gone)
+    with identity_provider(secured, certificate=trustme.CA().issue_cert("localhost")) as stranger:
+        text = said(sasl_oauth_token_url=stranger.url, sasl_oauth_cafile=secured.directory / "authority.pem")
+        assert "is not trusted" in text
+        assert "set kafka.sasl_oauth_cafile" in text
+
+
+def test_secrets_that_cannot_be_read_are_named(secured: Secured) -> None:
+    for listener, setting in (("SCRAM", "sasl_password_file"), ("OAUTH", "sasl_oauth_token_file")):
+        for content, reason in ((None, "No such file"), ("", "is empty")):
+            file = secured.directory / "absent" if content is None else secured.secret("empty", content)
+            with pytest.raises(ConfigurationError, match=rf"kafka\.{setting}: .*{reason}"):
+                admin_client(secured.settings(listener, **{setting: file}))
+
+
+def test_right_credentials_give_no_diagnosis(secured: Secured) -> None:
+    for listener in PROTOCOLS:
+        kafka = secured.settings(listener)
+        with closing(admin_client(kafka)) as admin:
+            assert admin.describe_cluster()["brokers"]
+        assert diagnose(kafka, [kafka.bootstrap_servers], advertised=True) is None

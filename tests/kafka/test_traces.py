@@ -1,0 +1,229 @@
+"""Traces of real workers, as a collector sees them: public quantities, after the commit, and no more."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from streaming_pca.config.settings import Settings
+from streaming_pca.privacy.ledger.entries import Abandoned, Released, Reserved, decode_entry
+from tests.kafka.child import Strike
+from tests.kafka.conftest import MakeStream
+from tests.kafka.stream import OCTETS, Child, Stream, all_at_once, check_books
+from tests.service.collector import INSULT, Collector, Manner, SeenSpan, collecting
+
+PLANTED = 271.828125
+"""Exact in every format: its bytes, and its digits, must not be in what is exported."""
+KEY = b"key-of-a-person"
+PARENT = "4bf92f3577b34da6a3ce929d0e0e4736"
+HEADERS = [*OCTETS, ("traceparent", f"00-{PARENT}-00f067aa0ba902b7-01".encode())]
+OF_STREAM = {"stream", "input"}
+OF_BATCH = OF_STREAM | {"batch", "planned", "resumed", "count", "ranges", "epsilon", "delta", "rho"}
+
+
+def traced(stream: Stream, collector: Collector) -> Settings:
+    return stream.changed("trace", enabled=True, endpoint=collector.address)
+
+
+def plant(stream: Stream) -> None:
+    x = stream.vectors(300)
+    x[:, 1] = PLANTED
+    stream._send(((KEY, row.tobytes(), HEADERS) for row in x), None)
+
+
+def check_contents(collector: Collector) -> None:
+    """Nothing of the records that :func:`plant` writes was exported."""
+    import numpy as np
+
+    formats = ("<f4", ">f4", "<f8", ">f8")
+    hidden = [np.array(PLANTED, kind).tobytes() for kind in formats]
+    hidden += [b"271.8", KEY, PARENT.encode(), bytes.fromhex(PARENT)]
+    assert collector.bodies
+    for body in collector.bodies:
+        assert not [value for value in hidden if value in body]
+
+
+def attributes(span: SeenSpan) -> dict[str, Any]:
+    return {name.removeprefix("streaming_pca."): value for name, value in span.attributes.items()}
+
+
+def check_batch(stream: Stream, collector: Collector, root: SeenSpan, steps: list[str]) -> None:
+    """A batch's span and its children hold what the ledger says, in order."""
+    shown, children = attributes(root), collector.children(root)
+    assert [child.name for child in children] == steps
+    reserved = next(e for e in stream.own(Reserved) if e.batch == shown["batch"])
+    assert shown.keys() == OF_BATCH - ({"rho"} if reserved.charge.rho is None else set())
+    assert shown["stream"] == stream.settings.stream.name
+    assert shown["resumed"] is False
+    assert shown["planned"] == shown["count"] == reserved.count == 100
+    assert shown["ranges"] == [f"{r.partition}:{r.start}-{r.end}" for r in reserved.ranges]
+    assert (shown["epsilon"], shown["delta"]) == (
+        float(reserved.charge.epsilon),
+        float(reserved.charge.delta),
+    )
+    release = next(r for r in stream.releases() if r.batch == reserved.batch)
+    outcome = {} if release.outcome is None else {"outcome": release.outcome}
+    for child in children:
+        expected = {"batch": reserved.batch, **outcome} if child.name == "publish" else {}
+        assert attributes(child) == expected
+    times = [root.start, *(t for child in children for t in (child.start, child.end)), root.end]
+    assert times == sorted(times)
+    assert not any(span.failed for span in (root, *children))
+    # Nothing that update computed leaves before it is committed; here: released.
+    written = {
+        entry.batch: m.timestamp
+        for m in stream.messages(stream.settings.stream.ledger_topic)
+        if isinstance(entry := decode_entry(m.value), Released) and entry.job == stream.settings.stream.name
+    }
+    assert all(span.arrived * 1000 >= written[reserved.batch] for span in (root, *children))
+
+
+STEPS = ["read", "reserve", "update", "commit", "publish"]
+
+
+def test_each_batch_is_a_trace_of_public_quantities(make_stream: MakeStream) -> None:
+    shapes = []
+
+    def watch(stream: Stream, good: bool) -> None:
+        if good:
+            plant(stream)
+        else:
+            stream.produce(b"\xff" * (i % 7) for i in range(300))
+        with collecting() as collector:
+            stream.run(traced(stream, collector))
+            check_books(stream)
+            check_contents(collector)
+            (lead,) = collector.named("lead")
+            assert attributes(lead).keys() == {*OF_STREAM, "action", "leader_epoch"}
+            assert attributes(lead)["action"] == "plan"
+            assert attributes(lead)["leader_epoch"] >= 0
+            assert [(s.name, s.attributes) for s in collector.children(lead)] == [("recover", {})]
+            roots = collector.named("batch")
+            assert [attributes(root)["batch"] for root in roots] == [1, 2, 3]
+            for root in roots:
+                check_batch(stream, collector, root, STEPS)
+            # No span besides, each in its batch's trace, which has an id of its own.
+            assert len(collector.spans) == 2 + 3 * (1 + len(STEPS))
+            assert len({s.trace for s in collector.spans}) == 4
+            assert all(s.trace == root.trace for root in roots for s in collector.children(root))
+            assert collector.resource.keys() >= {"service.name", "service.version"}
+            name = stream.settings.stream.name
+            kept = [
+                (s.name, s.parent == "", str(s.attributes).replace(name, "NAME")) for s in collector.spans
+            ]
+            shapes.append(kept)
+
+    all_at_once(watch, [(make_stream(), True), (make_stream(), False)])
+    # The records of one are null: no name, attribute or number of spans tells.
+    assert shapes[0] == shapes[1]
+
+
+def crash(stream: Stream, step: str) -> None:
+    stream.produce_vectors(stream.vectors(300))
+    killed = stream.start(strike=Strike(step, "before"))
+    assert killed.ends() == -9, killed.log
+
+
+def test_a_take_over_is_a_trace_with_the_batch_that_it_finishes(make_stream: MakeStream) -> None:
+    def publish(stream: Stream) -> None:
+        crash(stream, "publish.1 begin")
+        with collecting() as collector:
+            stream.run(traced(stream, collector))
+            (lead,) = collector.named("lead")
+            assert attributes(lead)["action"] == "publish"
+            recover, published = collector.children(lead)
+            assert (recover.name, published.name) == ("recover", "publish")
+            assert attributes(published)["batch"] == 1
+            assert [attributes(s)["batch"] for s in collector.named("batch")] == [2, 3]
+
+    def resume(stream: Stream) -> None:
+        crash(stream, "commit.1 begin")
+        with collecting() as collector:
+            stream.run(traced(stream, collector))
+            (lead,) = collector.named("lead")
+            assert attributes(lead)["action"] == "resume"
+            recover, batch = collector.children(lead)
+            assert recover.name == "recover"
+            check_resumed(collector, batch, ["read", "update", "commit", "publish"])
+            assert attributes(batch)["batch"] == 1
+
+    def abandon(stream: Stream) -> None:
+        crash(stream, "commit.1 begin")
+        stream.delete_before({p: 100 for p in range(stream.partitions)})
+        with collecting() as collector:
+            settings = traced(stream, collector)
+            child = stream.start(
+                settings.model_copy(update={"stream": stream.changed(lost_records="skip").stream})
+            )
+            child.says("batch 1 abandoned")
+            child.signal(15)
+            assert child.ends() == 0, child.log
+            assert [e.batch for e in stream.own(Abandoned)] == [1]
+            (lead,) = collector.named("lead")
+            _, batch = collector.children(lead)
+            check_resumed(collector, batch, ["read", "abandon"])
+            # The batch that it waited for is not told.
+            assert collector.named("batch") == [batch]
+
+    def check_resumed(collector: Collector, batch: SeenSpan, steps: list[str]) -> None:
+        assert batch.name == "batch"
+        assert attributes(batch).keys() <= OF_BATCH - OF_STREAM
+        assert attributes(batch)["resumed"] is True
+        assert [s.name for s in collector.children(batch)] == steps
+        assert {s.trace for s in collector.children(batch)} == {batch.trace}
+
+    def run(work: Any) -> None:
+        work(make_stream())
+
+    all_at_once(run, [(publish,), (resume,), (abandon,)])
+
+
+def test_an_error_on_records_is_not_told(make_stream: MakeStream) -> None:
+    stream = make_stream()
+    plant(stream)
+    with collecting() as collector:
+        child = stream.start(traced(stream, collector), telltale="cannot allocate shape (97, 5)")
+        assert child.ends() == 2, child.log
+        (root,) = collector.named("batch")
+        (read,) = collector.children(root)
+        assert root.failed
+        assert read.failed
+        assert attributes(root).keys() == {*OF_STREAM, "planned", "resumed", "error.type"}
+        assert root.attributes["error.type"] == read.attributes["error.type"] == "StreamRefused"
+        assert not any(b"alloc" in body or b"97, 5" in body or b"Memory" in body for body in collector.bodies)
+        check_contents(collector)
+
+
+@pytest.fixture
+def collectors() -> Any:
+    with ExitStack() as stack:
+        yield lambda manner: stack.enter_context(collecting(manner))
+
+
+def test_no_collector_stops_a_stream(make_stream: MakeStream, collectors: Any) -> None:
+    def run(stream: Stream, manner: Manner | None) -> None:
+        stream.produce_vectors(stream.vectors(300))
+        collector = collectors(manner or "takes")
+        if manner is None:
+            collector.close()
+        child = stream.run(traced(stream, collector))
+        check_books(stream)
+        assert len(stream.own(Released)) == 3
+        check_log(child, collector, silent=manner == "floods")
+
+    manners: list[Manner | None] = ["insults", "hangs", "floods", None]
+    all_at_once(run, [(make_stream(), manner) for manner in manners])
+
+
+def check_log(child: Child, collector: Collector, silent: bool) -> None:
+    lines = re.findall(r"traces: .*", child.log)
+    told = [line for line in lines if collector.address in line or "the last spans are dropped" in line]
+    assert lines == told
+    assert len(lines) <= 2
+    assert not lines if silent else lines
+    assert INSULT not in child.log
+    assert "Traceback" not in child.log
+    assert "opentelemetry" not in child.log
