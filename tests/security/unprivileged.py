@@ -52,13 +52,28 @@ def python() -> str:
     pytest.skip(f"no Python {version} that the user nobody can run: the interpreter is in the home of root")
 
 
-def folder(path: Path) -> Path:
-    """Return a new folder that the user can write, with all above it made passable."""
-    path.mkdir(mode=0o777)
-    path.chmod(0o777)
+def user_id() -> int:
+    """Return the number of that user; 0 where tests have no rights themselves."""
+    return int(_user().get("user", 0))
+
+
+def paths(first: Path) -> str:
+    """Return a value of PYTHONPATH: a folder, and this process's own."""
+    return os.pathsep.join([str(first), *_SITE])
+
+
+def passable(path: Path) -> None:
+    """Let the user reach a file or a folder by its path."""
     for above in path.parents:
         if above.stat().st_uid == os.geteuid() and not above.stat().st_mode & 0o001:
             above.chmod(above.stat().st_mode | 0o011)
+
+
+def folder(path: Path) -> Path:
+    """Return a new folder that the user can write."""
+    path.mkdir(mode=0o777)
+    path.chmod(0o777)
+    passable(path)
     return path
 
 
