@@ -134,7 +134,9 @@ def test_the_image_installs_nothing_but_what_is_locked() -> None:
     installs = re.findall(r"pip\b[^&\n]*?\b(?:install|wheel) [^&\n]*", text)
     assert len(installs) >= 4
     for command in installs:
-        locked = "--require-hashes" in command and re.search(r" -r deploy/requirements/\w+\.txt", command)
+        locked = "--require-hashes" in command and re.search(
+            r" -r (?:/src/)?deploy/requirements/\w+\.txt", command
+        )
         ours = "--no-deps" in command and ("--no-index" in command or "--no-build-isolation" in command)
         assert locked or ours, command
     used = set(re.findall(r"deploy/requirements/\w+\.txt", text))
@@ -200,7 +202,7 @@ def test_every_waiver_of_bandit_has_its_reason() -> None:
     for path in sorted((ROOT / "streaming_pca").rglob("*.py")):
         lines = path.read_text().splitlines()
         for i, line in enumerate(lines):
-            if "nosec" in line:
+            if "# nosec" in line:
                 found += 1
                 after = line.partition("nosec ")[2]
                 assert re.match(r"B\d{3}  # \w", after) or lines[i - 1].strip().startswith("#"), (path, line)

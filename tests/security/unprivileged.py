@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -62,19 +63,13 @@ def paths(first: Path) -> str:
     return os.pathsep.join([str(first), *_SITE])
 
 
-def passable(path: Path) -> None:
-    """Let the user reach a file or a folder by its path."""
-    for above in path.parents:
-        if above.stat().st_uid == os.geteuid() and not above.stat().st_mode & 0o001:
-            above.chmod(above.stat().st_mode | 0o011)
-
-
-def folder(path: Path) -> Path:
-    """Return a new folder that the user can write."""
-    path.mkdir(mode=0o777)
-    path.chmod(0o777)
-    passable(path)
-    return path
+@contextmanager
+def folder() -> Iterator[Path]:
+    """Make a folder that the user can write; pytest's own are closed to others by each run of pytest."""
+    with TemporaryDirectory(prefix="streaming-pca-unprivileged-", ignore_cleanup_errors=True) as name:
+        path = Path(name)
+        path.chmod(0o777)
+        yield path
 
 
 @contextmanager

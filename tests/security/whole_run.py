@@ -23,7 +23,7 @@ HOLDERS: Mapping[str, str] = {
     r"test_the_schema_refuses_what_i\d+/stream\.toml": "a secret where none belongs, which is refused",
     r"test_a_secret_of_spark_is_not_\d+/s\.toml": "Spark's own settings hold its secrets",
     r"secured\d+/.*": "passwords and tokens of a broker's users, and its settings",
-    r"guarded\d+/held/.*": "secrets where none belong, which are refused",
+    r"held\d+/.*": "secrets where none belong, which are refused",
     r"certificates\d+/.*": "keys of a broker's certificates",
 }
 """Files that hold a secret or a record on purpose, by their path below the temporary folder of a run's

@@ -44,7 +44,7 @@ security_protocol = "SASL_SSL"
 sasl_mechanism = "SCRAM-SHA-512"
 sasl_username = "worker"
 ssl_cafile = "{authority}"
-{password}
+
 [stream]
 name = "{name}"
 input = "{input}"
@@ -110,6 +110,7 @@ class Scene:
     secured: Secured
     stream: Stream
     config: Path
+    held: Path
     out: Path
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -172,36 +173,33 @@ def scene(
     tmp_path_factory: pytest.TempPathFactory,
     unique_name: Callable[[str], str],
     fork_server: None,
-) -> Scene:
+) -> Iterator[Scene]:
     """All of the story at the beginning of this file, told once."""
-    directory = tmp_path_factory.mktemp("secured")
-    secured = start_secured(make_cluster, directory, ("SCRAM",))
+    secured = start_secured(make_cluster, tmp_path_factory.mktemp("secured"), ("SCRAM",))
     stream = described(secured, unique_name("guarded"), tmp_path_factory.mktemp("children"))
     stream.settings = stream.changed(options={"growth": 1.0, "n_records": 300, "n_batches": 3})
     create(stream, secured.open_settings)
     grant(secured, stream, ["worker"])
-    out = unprivileged.folder(tmp_path_factory.mktemp("guarded") / "out")
-    token = secured.secret("http", TOKEN)
-    config = out.parent / "stream.toml"
-    config.write_text(config_text(secured, stream, token))
-    for path in (token, config, directory / "authority.pem"):
-        unprivileged.passable(path)
-        path.chmod(0o644)
-    found = Scene(secured, stream, config, out)
-    run_and_abort(found)
-    run_and_break(found)
-    run_commands(found)
-    return found
+    held = tmp_path_factory.mktemp("held")
+    with unprivileged.folder() as given, unprivileged.folder() as out:
+        # What a worker reads, where its user can reach it; what it writes is searched.
+        (given / "authority.pem").write_bytes((secured.directory / "authority.pem").read_bytes())
+        (given / "token").write_text(TOKEN)
+        (given / "stream.toml").write_text(config_text(secured, stream, given))
+        found = Scene(secured, stream, given / "stream.toml", held, out)
+        run_and_abort(found)
+        run_and_break(found)
+        run_commands(found)
+        yield found
 
 
-def config_text(secured: Secured, stream: Stream, token: Path, password: str = "") -> str:
+def config_text(secured: Secured, stream: Stream, given: Path) -> str:
     return CONFIG.format(
         bootstrap=secured.address("SCRAM"),
-        authority=secured.directory / "authority.pem",
+        authority=given / "authority.pem",
         name=stream.settings.stream.name,
         input=stream.settings.stream.input,
-        token=token,
-        password=password,
+        token=given / "token",
     )
 
 
@@ -233,12 +231,8 @@ def run_and_break(scene: Scene) -> None:
 
 
 def children_of(pid: int) -> list[int]:
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    if not found:  # of another thread
-        found = [
-            c for task in Path(f"/proc/{pid}/task").iterdir() for c in (task / "children").read_text().split()
-        ]
-    return [int(child) for child in found]
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 def ask_everything(scene: Scene, url: str) -> None:
@@ -299,8 +293,7 @@ for number, (variables, words) in enumerate(json.loads(sys.stdin.read())):
 
 def run_commands(scene: Scene) -> None:
     """Run commands with right and wrong settings, one after another."""
-    held = scene.out.parent / "held"
-    held.mkdir()
+    held = scene.held
     right, wrong = scene.variables(), scene.variables(STREAMING_PCA_KAFKA__SASL_PASSWORD=secret("wrong"))
     good, name = str(scene.config), "STREAMING_PCA_KAFKA__SASL_PASSWORD"
 
@@ -320,33 +313,35 @@ def run_commands(scene: Scene) -> None:
     def without(*names: str) -> dict[str, str]:
         return {k: v for k, v in right.items() if k not in names}
 
-    key = secret("private-key").encode()
-    pem = b"-----BEGIN PRIVATE KEY-----\n" + key * 4 + b"\n-----END PRIVATE KEY-----\n"
-    text = scene.config.read_text()
+    key = secret("private-key")
+    pem = f"-----BEGIN PRIVATE KEY-----\n{key}\n{key}\n-----END PRIVATE KEY-----\n".encode()
+    text, prefix = scene.config.read_text(), "STREAMING_PCA_"
+    check = ["config", "check", "-c"]
+    quoted = text.replace("[kafka]", f'[kafka]\nsasl_password = "{key}"')
+    bare = text.replace("[kafka]", f"[kafka]\nsasl_password = {key}")
     expected: list[tuple[dict[str, str], list[str], int]] = [
-        (right, ["config", "check", "-c", good, "--verbose"], 0),
-        (right, ["config", "check", "-c", good, "--json"], 0),
-        (right, ["config", "check", "-c", good, "--broker"], 0),
+        (right, [*check, good, "--verbose"], 0),
+        (right, [*check, good, "--json"], 0),
+        (right, [*check, good, "--broker"], 0),
         (right, ["status", "-c", good, "--json"], 0),
         (right, ["ledger", "show", "-c", good, "--json"], 0),
         (right, ["ledger", "verify", "-c", good], 0),
         (wrong, ["status", "-c", good], 4),
-        (wrong, ["config", "check", "-c", good, "--broker"], 4),
+        (wrong, [*check, good, "--broker"], 4),
         (wrong, ["ledger", "verify", "-c", good], 4),
         (wrong, ["worker", "-c", good], 4),
-        (right, ["config", "check", "-c", config(1, text.replace("[kafka]", f'[kafka]\nsasl_password = "{key!s}"'))], 2),
-        (right, ["config", "check", "-c", config(2, text.replace("[kafka]", f"[kafka]\nsasl_password = {key!s}"))], 2),
-        (without(name), ["config", "check", "-c", with_file(3, b"\xff" + key, "sasl_password_file"), "--broker"], 2),
-        (right, ["config", "check", "-c", with_file(4, b"two words " + key, "token_file")], 2),
-        (right, ["config", "check", "-c", with_file(5, key + b" \n" + key, "token_file")], 2),
-        (right, ["config", "check", "-c", with_file(6, pem, "ssl_keyfile"), "--broker"], 4),
-        (right, ["config", "check", "-c", with_file(7, pem, "ssl_cafile"), "--broker"], 4),
-        (right | {"STREAMING_PCA_KAFKA": json.dumps({"sasl_password": [password_of("x")]})},
-         ["config", "check", "-c", good], 2),
-        (right | {"STREAMING_PCA_KAFKA": "{" + password_of("x")}, ["config", "check", "-c", good], 2),
-        (right | {"STREAMING_PCA_HTTP__TOKEN": secret("two words")}, ["config", "check", "-c", good], 2),
-        (right | {"STREAMING_PCA_KAFKA__SASL_MECHANISM": secret("mechanism")}, ["config", "check", "-c", good], 2),
-    ]  # fmt: skip
+        (right, [*check, config(1, quoted)], 2),
+        (right, [*check, config(2, bare)], 2),
+        (without(name), [*check, with_file(3, b"\xff" + key.encode(), "sasl_password_file"), "--broker"], 2),
+        (right, [*check, with_file(4, f"two words {key}".encode(), "token_file")], 2),
+        (right, [*check, with_file(5, f"{key}\n{key}".encode(), "token_file")], 2),
+        (right, [*check, with_file(6, pem, "ssl_certfile"), "--broker"], 4),
+        (right, [*check, with_file(7, pem, "ssl_cafile"), "--broker"], 4),
+        (right | {f"{prefix}KAFKA": json.dumps({"sasl_password": [key]})}, [*check, good], 2),
+        (right | {f"{prefix}KAFKA": "{" + key}, [*check, good], 2),
+        (right | {f"{prefix}HTTP__TOKEN": secret("two words")}, [*check, good], 2),
+        (right | {f"{prefix}KAFKA__SASL_PASSWORD_FILE": str(held / "none")}, [*check, good], 2),
+    ]
     done = subprocess.run(
         [sys.executable, "-P", "-c", COMMANDS],
         input=json.dumps([[variables, words] for variables, words, _ in expected]),
