@@ -14,7 +14,7 @@ NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
 	"$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1 && echo "$$p" && break; done)
 
-.PHONY: demo dashboard test quick check lint docs soak fuzz clean
+.PHONY: demo dashboard test quick check lint security lock sbom docs soak fuzz clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.stamp
@@ -45,6 +45,24 @@ lint: $(VENV)/test.stamp
 
 check: lint
 	$(PYTEST) -m "not kafka and not broker and not slow"
+
+# Code by bandit, and what the container installs by pip-audit, which says so where it gets no answer.
+security: $(VENV)/test.stamp
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive streaming_pca deploy
+	$(BIN)/python .ci/audit.py
+
+# All that the container installs, each package with the hashes of its files: for Python 3.11 and later,
+# so that the tests install it too.
+LOCK := $(BIN)/uv pip compile --quiet --upgrade --universal --fork-strategy fewest \
+	--python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command "make lock"
+lock: $(VENV)/test.stamp
+	$(LOCK) pyproject.toml --extra dashboard --output-file deploy/requirements/service.txt
+	$(LOCK) deploy/requirements/build.in --output-file deploy/requirements/build.txt
+	$(LOCK) --no-deps deploy/requirements/flights.in --output-file deploy/requirements/flights.txt
+
+# The bill of materials of a release (CycloneDX), below dist/.
+sbom: $(VENV)/test.stamp
+	$(BIN)/python .ci/sbom.py dist
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

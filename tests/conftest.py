@@ -24,6 +24,7 @@ from streaming_pca.demo.broker import EmbeddedBroker, EmbeddedBrokerUnavailable
 from streaming_pca.dev.cluster import KafkaCluster, KafkaServer
 from streaming_pca.dev.jars import KafkaUnavailable, fetch_jars, find_java
 from streaming_pca.dev.processes import cluster_id
+from tests.security.whole_run import WholeRun
 
 # pytest-xdist sets it for its workers, and a console that is made meanwhile keeps that width.
 os.environ.pop("COLUMNS", None)
@@ -60,6 +61,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--chaos-seed", type=int, default=17, help="of their schedule (17)")
     group = parser.getgroup("soak", "tests/soak")
     group.addoption("--soak-seconds", type=float, default=600.0, help="how long it runs at full speed (600)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Its workers send all that tests print to the process that shows the results.
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(WholeRun(config))
 
 
 @pytest.fixture(scope="session")

@@ -65,7 +65,7 @@ def find_java() -> str:
     seen = []
     for java in candidates:
         try:
-            answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60)
+            answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60)  # nosec B603  # as $JAVA_HOME says
         except (OSError, subprocess.TimeoutExpired):
             continue
         found = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
@@ -145,7 +145,7 @@ def _follow(command: list[str], folder: Path, log: Path, report: Callable[[str],
     """Run Maven, report on its downloads, and return its status; None if it took too long."""
     deadline = time.monotonic() + _ATTEMPT_SECONDS
     with log.open("w") as out:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # nosec B603  # Maven
             command, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
         )
     try:

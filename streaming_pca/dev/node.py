@@ -111,7 +111,7 @@ class Node:
         self._settings.write_text(settings)
         if (self.data / "meta.properties").exists():
             return
-        formatted = subprocess.run(
+        formatted = subprocess.run(  # nosec B603  # Kafka
             self._command(
                 "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(self._settings), heap=128
             ),

@@ -72,7 +72,7 @@ class Child:
             # Lives as long as the child: Linux kills a child when the *thread* that started it ends.
             try:
                 with log.open("ab") as output:
-                    process = subprocess.Popen(
+                    process = subprocess.Popen(  # nosec B603  # a program of ours
                         [*leash, *command],
                         stdin=subprocess.DEVNULL,
                         stdout=output,

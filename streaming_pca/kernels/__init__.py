@@ -148,7 +148,7 @@ def _refresh_cache(cache: Path, package: Path, shipped: Path) -> None:
         return
     for folder in {source.parent for source in sources}:
         # numba's name for the folder's kernels.
-        own = cache / f"{folder.name}_{hashlib.sha1(bytes(folder)).hexdigest()}"
+        own = cache / f"{folder.name}_{hashlib.sha1(bytes(folder), usedforsecurity=False).hexdigest()}"
         for index in own.glob("*.nbi"):
             index.unlink(missing_ok=True)
     if shipped != cache and _read(shipped / mark) == digest:

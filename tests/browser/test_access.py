@@ -11,13 +11,14 @@ import pytest
 from tests.browser.serving import Dashboard, dashboard
 from tests.browser.visits import Visit, accessibility_problems, numbers, visiting
 from tests.dashboard.streams import MadeStream, make_stream
+from tests.security.needles import secret
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
-TOKEN = "correct-horse-battery-staple"
+TOKEN = secret("token")
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from tests.cli.command import call
 from tests.cli.test_app import closed_port, one_line, run, write_config
 from tests.config.test_loading import PASSWORD, SEVERAL
 from tests.config.test_settings import GOOD, OJA
+from tests.security.needles import secret
 
 Capture = pytest.CaptureFixture[str]
 README = Path(__file__).parents[2] / "README.md"
@@ -255,7 +256,7 @@ def test_infinity_can_be_shown(tmp_path: Path, capfd: Capture) -> None:
         ),
         (f"http.host = '0.0.0.0'\n{GOOD}", "http.host = '0.0.0.0' is not loopback: set http.token_file"),
         (f"http.token_file = '/nowhere/x'\n{GOOD}", "http.token_file: /nowhere/x: No such file"),
-        (f"http.token = 'correct-horse-battery'\n{GOOD}", "a token does not belong in this file"),
+        (f"http.token = '{secret('token')}'\n{GOOD}", "a token does not belong in this file"),
     ],
 )
 def test_a_wrong_file_is_one_line(tmp_path: Path, capfd: Capture, text: str, expected: str) -> None:
@@ -266,7 +267,7 @@ def test_a_password_is_masked_and_its_origin_shown(
     tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STREAMING_PCA_KAFKA__SASL_PASSWORD", PASSWORD)
-    monkeypatch.setenv("STREAMING_PCA_HTTP__TOKEN", "correct-horse-battery")
+    monkeypatch.setenv("STREAMING_PCA_HTTP__TOKEN", secret("token"))
     config = written(tmp_path, GOOD.replace("[kafka]", "[kafka]" + SASL))
     facts = checked(capfd, config)
     assert facts["settings"]["kafka.sasl_password"] == {"value": "**********", "origin": "environment"}
@@ -298,7 +299,7 @@ def test_no_command_prints_a_password(tmp_path: Path, by_file: bool, monkeypatch
         sasl += f'sasl_password_file = "{tmp_path / "password"}"\n'
     else:
         monkeypatch.setenv("STREAMING_PCA_KAFKA__SASL_PASSWORD", PASSWORD)
-    monkeypatch.setenv("STREAMING_PCA_HTTP__TOKEN", "correct-horse-battery")
+    monkeypatch.setenv("STREAMING_PCA_HTTP__TOKEN", secret("token"))
     config = written(tmp_path, text.replace("[kafka]", "[kafka]" + sasl))
     monkeypatch.setenv("STREAMING_PCA_LOG__LEVEL", "debug")
     monkeypatch.setenv("STREAMING_PCA_WORKER__GIVE_UP_SECONDS", "1")

@@ -27,9 +27,10 @@ from tests.cli.command import call
 from tests.cli.test_app import closed_port, one_line
 from tests.dashboard.streams import MadeStream, make_stream
 from tests.dashboard.waiting import wait_for
+from tests.security.needles import secret
 
 Capture = pytest.CaptureFixture[str]
-TOKEN = "correct-horse-battery-staple"
+TOKEN = secret("token")
 ELSEWHERE = ["0.0.0.0", "::", "192.0.2.1", "example.org"]
 
 CONFIG = """\

@@ -15,6 +15,7 @@ from streaming_pca.config.loading import load_settings, load_streams
 from streaming_pca.config.schema import Setting, every_setting
 from streaming_pca.config.settings import ConfigurationError, Settings
 from tests.config.test_settings import GOOD
+from tests.security.needles import secret
 
 Load = Callable[..., tuple[Settings, ...]]
 
@@ -46,14 +47,14 @@ centering = "none"
 options = { clip_radius = 2.0 }
 """
 
-PASSWORD = "Tr0ub4dor&3-hunter2"
+PASSWORD = secret("Tr0ub4dor&3")
 SASL = {
     ("kafka", "security_protocol"): "SASL_SSL",
     ("kafka", "sasl_mechanism"): "PLAIN",
     ("kafka", "sasl_username"): "me",
     ("kafka", "sasl_password_file"): "/nowhere/password",
 }
-TOKEN = "correct-horse-battery-staple"
+TOKEN = secret("token")
 HTTPS = {("http", "certificate"): "/cert.pem", ("http", "private_key"): "/key.pem"}
 # One is refused without the other.
 CERTIFICATES = {("http", "certificate"), ("http", "private_key")}

@@ -12,6 +12,7 @@ from streaming_pca.config.settings import ConfigurationError, KafkaSettings
 from tests.cli.command import call
 from tests.config.test_loading import SEVERAL
 from tests.config.test_settings import GOOD
+from tests.security.needles import secret
 
 
 def problems(tmp_path: Path, text: str) -> list[str]:
@@ -170,7 +171,7 @@ def test_a_misspelt_variable_is_named_with_the_one_that_was_meant(
 
 
 def test_a_password_under_a_wrong_name_is_not_repeated(tmp_path: Path) -> None:
-    text = GOOD.replace("[kafka]", '[kafka]\nsasl_pasword = "hunter2"')
+    text = GOOD.replace("[kafka]", f'[kafka]\nsasl_pasword = "{secret("misplaced")}"')
     assert problems(tmp_path, text) == [
         "kafka.sasl_pasword: no such setting; did you mean sasl_password_file?"
     ]

@@ -14,6 +14,7 @@ from streaming_pca.config.settings import ConfigurationError
 from streaming_pca.config.spark import SparkSettings
 from tests.cli.command import call
 from tests.config.test_settings import GOOD
+from tests.security.needles import secret
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,18 +91,18 @@ def test_an_address_of_a_cluster_is_taken(master: str) -> None:
 
 
 def test_a_secret_of_spark_is_not_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    text = '\n[spark.conf]\nspark.authenticate.secret = "hunter2"\nspark.authenticate = true\n'
+    text = f'\n[spark.conf]\nspark.authenticate.secret = "{secret("spark")}"\nspark.authenticate = true\n'
     path = write(
         tmp_path,
         text.replace("spark.authenticate =", '"spark.authenticate" =').replace(
             "spark.authenticate.secret", '"spark.authenticate.secret"'
         ),
     )
-    assert load_settings(path).spark.conf["spark.authenticate.secret"] == "hunter2"
+    assert load_settings(path).spark.conf["spark.authenticate.secret"] == secret("spark")
     for options in (["--json"], ["--verbose"]):
         shown = call(capfd, "config", "check", "--config", path, *options)
         assert shown.returncode == 0
-        assert "hunter2" not in shown.stdout + shown.stderr
+        assert secret("spark") not in shown.stdout + shown.stderr
         assert "spark.authenticate.secret" in shown.stdout
 
 

@@ -76,7 +76,9 @@ def test_the_context_is_the_package_and_nothing_of_this_machine() -> None:
     assert top <= {"CHANGELOG.md", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml"}
     sources = {str(p.relative_to(ROOT)) for p in (ROOT / "streaming_pca").rglob("*.py")}
     assert sources <= context
-    inside = context - top
+    locks = {path for path in context if path.startswith("deploy/requirements/")}
+    assert {path.rpartition(".")[2] for path in locks} == {"txt"}
+    inside = context - top - locks
     assert all(path.startswith("streaming_pca/") and not path.endswith(".pyc") for path in inside)
 
 

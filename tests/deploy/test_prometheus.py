@@ -14,6 +14,7 @@ from streaming_pca.service.metrics import Metrics
 from tests.data.test_counts import counted
 from tests.deploy.compose import read_compose
 from tests.deploy.tools import ROOT, run_tool
+from tests.security.needles import secret
 
 FILES = ROOT / "deploy" / "prometheus"
 CASES = Path(__file__).with_name("alerts_test.yml")
@@ -21,7 +22,7 @@ CASES = Path(__file__).with_name("alerts_test.yml")
 
 def test_prometheus_accepts_its_configuration(tmp_path: Path) -> None:
     # It looks for the token too, which is in a volume.
-    (tmp_path / "token").write_text("correct-horse-battery")
+    (tmp_path / "token").write_text(secret("token"))
     text = (FILES / "prometheus.yml").read_text()
     assert text.count("/access/token") == 1
     (tmp_path / "prometheus.yml").write_text(text.replace("/access/token", f"{tmp_path}/token"))

@@ -51,6 +51,7 @@ from streaming_pca.service.commit.state_topic import is_part
 from streaming_pca.service.kafka.clients import MAX_ANSWER_BYTES, plain_producer
 from streaming_pca.service.topics.find import create_topics, find_topics
 from tests.kafka import child
+from tests.security.needles import ROW
 from tests.service.contract import check_messages
 
 T = TypeVar("T")
@@ -268,6 +269,8 @@ class Stream:
         d = self.settings.stream.dim
         x = np.random.default_rng(seed).standard_normal((count, d))
         x *= np.geomspace(4, 0.5, d)
+        # A record that the search of the whole run recognises.
+        x[:1, : len(ROW)] = ROW[:d]
         return x.astype("<f4")
 
     def produce(

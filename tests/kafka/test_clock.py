@@ -19,6 +19,7 @@ from streaming_pca.service.input.clock import settings_line
 from streaming_pca.service.input.end_offsets import EndOffsetPoller, EndOffsets, OffsetFeed
 from tests.kafka.conftest import MakeStream
 from tests.kafka.stream import Stream, wait_for
+from tests.security.needles import secret
 
 TICK = 0.05
 
@@ -130,6 +131,6 @@ def test_the_password_reaches_it_by_its_input() -> None:
         security_protocol="SASL_PLAINTEXT",
         sasl_mechanism="PLAIN",
         sasl_username="u",
-        sasl_password="s3cret",  # type: ignore[arg-type]
+        sasl_password=secret("clock"),  # type: ignore[arg-type]
     )
-    assert b"s3cret" in settings_line(settings, TICK, 1.0)
+    assert secret("clock").encode() in settings_line(settings, TICK, 1.0)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ import pytest
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import LogSettings
+from streaming_pca.data.records import RecordKind
+from streaming_pca.estimators.common.kernel_cache import compile_apart
 from streaming_pca.service import protection
 from streaming_pca.service.logs import configure_logging
 from streaming_pca.service.protection import WITHHELD, protect_process, traceback_text, withheld_messages
@@ -27,6 +29,13 @@ from tests.cli.command import call
 from tests.cli.test_app import closed_port
 from tests.security import unprivileged
 from tests.security.needles import SECRETS, found_in, secret
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with unprivileged.folder() as made:
+        yield made
+
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is of Linux")
 
@@ -52,7 +61,6 @@ debuggable = {debuggable}
 
 def dashboard(folder: Path, debuggable: bool) -> Any:
     """Run a process of the service that needs no broker."""
-    folder = unprivileged.folder(folder)
     config = folder / "stream.toml"
     config.write_text(CONFIG.format(port=closed_port(), debuggable=str(debuggable).lower()))
     words = ("-m", "streaming_pca", "dashboard", "--config", config, "--port", 0)
@@ -103,36 +111,36 @@ def attach(pid: int, cwd: Path) -> str:
 
 
 @linux
-def test_a_process_leaves_no_core_file_and_admits_no_debugger(tmp_path: Path) -> None:
-    with dashboard(tmp_path / "closed", debuggable=False) as process:
+def test_a_process_leaves_no_core_file_and_admits_no_debugger(folder: Path) -> None:
+    with dashboard(folder, debuggable=False) as process:
         wait_for_line(process, "dashboard: http")
         assert core_limit(process.pid) == "0"
         assert not unprivileged.is_dumpable(process.pid)
         # Its environment holds the token, and another process of the same user cannot read it.
         for program, name in (("cat", "environ"), ("cat", "mem"), ("cat", "maps"), ("ls", "fd")):
-            told = unprivileged.run(program, f"/proc/{process.pid}/{name}", cwd=tmp_path)
+            told = unprivileged.run(program, f"/proc/{process.pid}/{name}", cwd=folder)
             assert told.returncode != 0, name
             assert "ermission denied" in told.stderr
-        assert attach(process.pid, tmp_path) == "Operation not permitted"
+        assert attach(process.pid, folder) == "Operation not permitted"
         if shutil.which("gcore"):
-            dumped = unprivileged.run("gcore", "-o", tmp_path / "closed" / "dump", process.pid, cwd=tmp_path)
+            dumped = unprivileged.run("gcore", "-o", folder / "dump", process.pid, cwd=folder)
             assert dumped.returncode != 0, dumped.stdout
-        assert not abort(process, tmp_path / "closed")
-    assert [path.name for path in (tmp_path / "closed").iterdir()] == ["stream.toml"]
+        assert not abort(process, folder)
+    assert [path.name for path in (folder).iterdir()] == ["stream.toml"]
 
 
 @linux
-def test_an_operator_can_admit_debuggers_and_so_the_test_above_can_fail(tmp_path: Path) -> None:
-    with dashboard(tmp_path / "open", debuggable=True) as process:
+def test_an_operator_can_admit_debuggers_and_so_the_test_above_can_fail(folder: Path) -> None:
+    with dashboard(folder, debuggable=True) as process:
         said = wait_for_line(process, "dashboard: http")
         assert "worker.debuggable: debuggers of this user" in said
         assert core_limit(process.pid) == "0"
         assert unprivileged.is_dumpable(process.pid)
-        told = unprivileged.run("cat", f"/proc/{process.pid}/environ", cwd=tmp_path)
+        told = unprivileged.run("cat", f"/proc/{process.pid}/environ", cwd=folder)
         assert found_in(told.stdout.encode(), SECRETS)
-        assert attach(process.pid, tmp_path) == ""
-        assert abort(process, tmp_path / "open")
-    for core in (tmp_path / "open").glob("core*"):
+        assert attach(process.pid, folder) == ""
+        assert abort(process, folder)
+    for core in (folder).glob("core*"):
         core.unlink()
 
 
@@ -168,9 +176,8 @@ if __name__ == "__main__":
 
 
 @linux
-def test_a_guarded_process_without_rights_can_still_do_its_work(tmp_path: Path) -> None:
+def test_a_guarded_process_without_rights_can_still_do_its_work(folder: Path) -> None:
     """``/proc/self`` belongs to root then: metrics, children and their leash need parts of it."""
-    folder = unprivileged.folder(tmp_path / "work")
     (folder / "alive.py").write_text(ALIVE)
     with unprivileged.running(folder / "alive.py", cwd=folder) as process:
         said = process.communicate(timeout=60)[0]
@@ -181,6 +188,18 @@ def test_a_guarded_process_without_rights_can_still_do_its_work(tmp_path: Path) 
     while Path(f"/proc/{child}").exists():
         assert time.monotonic() < deadline, f"process {child} outlives its parent"
         time.sleep(0.02)
+
+
+@linux
+def test_the_compiler_of_kernels_is_given_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMING_PCA_KAFKA__SASL_PASSWORD", secret("password"))
+    monkeypatch.setenv("streaming_pca_http__token", secret("token"))
+    compiler = compile_apart([RecordKind.LOCAL])
+    environment = Path(f"/proc/{compiler.pid}/environ").read_bytes()
+    compiler.kill()
+    compiler.wait()
+    assert b"PATH=" in environment
+    assert not found_in(environment, SECRETS)
 
 
 def test_a_platform_without_protection_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

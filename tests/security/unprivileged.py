@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -52,14 +53,23 @@ def python() -> str:
     pytest.skip(f"no Python {version} that the user nobody can run: the interpreter is in the home of root")
 
 
-def folder(path: Path) -> Path:
-    """Return a new folder that the user can write, with all above it made passable."""
-    path.mkdir(mode=0o777)
-    path.chmod(0o777)
-    for above in path.parents:
-        if above.stat().st_uid == os.geteuid() and not above.stat().st_mode & 0o001:
-            above.chmod(above.stat().st_mode | 0o011)
-    return path
+def user_id() -> int:
+    """Return the number of that user; 0 where tests have no rights themselves."""
+    return int(_user().get("user", 0))
+
+
+def paths(first: Path) -> str:
+    """Return a value of PYTHONPATH: a folder, and this process's own."""
+    return os.pathsep.join([str(first), *_SITE])
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """Make a folder that the user can write; pytest's own are closed to others by each run of pytest."""
+    with TemporaryDirectory(prefix="streaming-pca-unprivileged-", ignore_cleanup_errors=True) as name:
+        path = Path(name)
+        path.chmod(0o777)
+        yield path
 
 
 @contextmanager

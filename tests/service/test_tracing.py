@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -25,10 +26,11 @@ from streaming_pca.service import span_export
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.service.logs import StreamLog, configure_logging
 from streaming_pca.service.tracing import StreamTraces, Tracing
+from tests.security.needles import secret
 from tests.service.collector import INSULT, Collector, Manner, collecting
 
 STREAM = StreamSettings(name="s", input="t", dim=4, rank=2, epsilon=1.0, delta=1e-6)
-SECRET = "secret-of-the-operator"
+SECRET = secret("of-the-operator")
 
 
 @pytest.fixture(autouse=True)
@@ -275,6 +277,7 @@ def test_the_standard_variables_are_obeyed(monkeypatch: pytest.MonkeyPatch) -> N
         ("OTEL_TRACES_SAMPLER", "sometimes", "a variable OTEL_* is wrong: Couldn't recognize sampler"),
         ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "some", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT must be"),
     ],
+    ids=itertools.count(),
 )
 def test_a_wrong_variable_is_one_line_without_its_secret(
     variable: str, value: str, named: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

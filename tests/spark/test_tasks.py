@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -157,6 +158,13 @@ def raising(error: Exception) -> Callable[[], str]:
         raise error
 
     return work
+
+
+def test_a_task_leaves_no_core_file_with_the_records_that_it_reads() -> None:
+    most = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    resource.setrlimit(resource.RLIMIT_CORE, (most, most))
+    assert guarded(lambda: "done") == "done"
+    assert resource.getrlimit(resource.RLIMIT_CORE) == (0, most)
 
 
 def test_failures_keep_secrets_and_say_whether_to_try_again() -> None:

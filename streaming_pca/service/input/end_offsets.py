@@ -214,7 +214,7 @@ class EndOffsetPoller:
     def _start(self) -> None:
         if self._process is not None:
             return
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # nosec B603  # this Python, and our module
             # -P: nothing is imported from the folder in which the worker was started.
             [sys.executable, "-P", "-m", "streaming_pca.service.input.clock"],
             stdin=subprocess.PIPE,

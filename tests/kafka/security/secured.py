@@ -29,6 +29,7 @@ from streaming_pca.config.settings import KafkaSettings
 from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.processes import free_port
 from streaming_pca.service.kafka.clients import admin_client
+from tests.security.needles import secret
 
 ISSUER, AUDIENCE = "https://issuer.test", "kafka"
 USERS = ("worker", "producer", "reader", "dashboard", "auditor", "projector", "operator", "stranger")
@@ -43,7 +44,7 @@ _OAUTH = "org.apache.kafka.common.security.oauthbearer"
 
 
 def password_of(user: str) -> str:
-    return f"secret-of-{user}"
+    return secret(f"of-{user}")
 
 
 def _encoded(data: bytes) -> str:
@@ -72,6 +73,7 @@ class Issuer:
             "aud": AUDIENCE,
             "sub": user,
             "scope": "kafka",
+            "jti": secret("token"),
             "iat": int(min(now, now + life)) - 1,
             "exp": int(now + life),
         } | claims

@@ -29,6 +29,7 @@ from streaming_pca.service.kafka.clients import (
 from streaming_pca.service.kafka.diagnosis import diagnose
 from streaming_pca.service.topics.find import describe_topics
 from tests.cli.test_app import closed_port, write_config
+from tests.security.needles import secret
 
 pytestmark = [pytest.mark.kafka]
 
@@ -43,7 +44,7 @@ PROTOCOLS = {
 }
 """Listeners of the broker."""
 NOWHERE = "nowhere.invalid"
-USER, PASSWORD = "pca", "hunter2"
+USER, PASSWORD = "pca", secret("broker")
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Listeners:
 def make_certificate(java: str, directory: Path, name: str, *more: str) -> None:
     """Make a self-signed certificate for `localhost`, as key store and as PEM."""
     keytool = Path(os.path.realpath(java)).parent / "keytool"
-    store = ["-alias", name, "-keystore", str(directory / f"{name}.p12"), "-storepass", "secret"]
+    store = ["-alias", name, "-keystore", str(directory / f"{name}.p12"), "-storepass", secret("store")]
     of_key = ["-genkeypair", "-keyalg", "EC", "-dname", f"CN={name}", "-ext", "san=dns:localhost", *more]
     for command in (of_key, ["-exportcert", "-rfc", "-file", str(directory / f"{name}.pem")]):
         subprocess.run([str(keytool), *command, *store], check=True, capture_output=True, timeout=120)
@@ -97,7 +98,7 @@ def settings_of(listeners: Listeners) -> str:
             f"ssl.keystore.location={directory}/broker.p12",
             f"listener.name.expired.ssl.keystore.location={directory}/expired.p12",
             *(
-                f"{ssl}.{key}.password=secret"
+                f"{ssl}.{key}.password={secret('store')}"
                 for ssl in ("ssl", "listener.name.expired.ssl")
                 for key in ("keystore", "key")
             ),

@@ -19,6 +19,7 @@ from tests.kafka.security.secured import (
     PROTOCOLS,
     Secured,
     identity_provider,
+    password_of,
     pem_of,
     start_secured,
     write_whole,
@@ -83,7 +84,7 @@ def test_a_whole_stream_runs_with_tokens_of_an_identity_provider(
                 sasl_oauth_token_file=None,
                 sasl_oauth_token_url=provider.url,
                 sasl_oauth_client_id=role,
-                sasl_oauth_client_secret_file=secured.secret(role, f"secret-of-{role}"),
+                sasl_oauth_client_secret_file=secured.secret(role, password_of(role)),
                 sasl_oauth_scope="kafka",
                 sasl_oauth_cafile=secured.directory / "authority.pem",
             )
@@ -163,7 +164,7 @@ def test_an_identity_provider_that_grants_nothing(secured: Secured) -> None:
         grant_settings = {
             "sasl_oauth_token_file": None,
             "sasl_oauth_client_id": "worker",
-            "sasl_oauth_client_secret_file": secured.secret("worker", "secret-of-worker"),
+            "sasl_oauth_client_secret_file": secured.secret("worker", password_of("worker")),
         }
         kafka = secured.settings("OAUTH", **(grant_settings | changes))
         with pytest.raises(BrokerUnreachable) as error:
@@ -173,7 +174,7 @@ def test_an_identity_provider_that_grants_nothing(secured: Secured) -> None:
         return str(error.value)
 
     with identity_provider(secured) as provider:
-        wrong = secured.secret("wrong", "secret-of-nobody")
+        wrong = secured.secret("wrong", password_of("nobody"))
         text = said(sasl_oauth_token_url=provider.url, sasl_oauth_client_secret_file=wrong)
         assert "refuses kafka.sasl_oauth_client_id = 'worker' (HTTP 401, invalid_client)" in text
         assert f"kafka.sasl_oauth_client_secret_file = {str(wrong)!r}" in text

@@ -21,9 +21,10 @@ from starlette.routing import BaseRoute, Route
 
 from streaming_pca.config.http import HttpSettings
 from streaming_pca.service.http.server import HttpServer
+from tests.security.needles import secret
 
-TOKEN = "abcdefgh-0123456789"
-OTHER = "zyxwvuts-9876543210"
+TOKEN = secret("abcdefgh")
+OTHER = secret("zyxwvuts")
 PATIENCE = 20.0
 
 

@@ -86,6 +86,7 @@ def test_a_line_feed_behind_a_path_gets_around_no_token_and_no_limit(path: str) 
         "Bearer " + "é" * 20,
         "Bearer " + "x" * 10_000,
     ],
+    ids=range(11),
 )
 def test_a_wrong_token_is_refused_in_words_that_do_not_repeat_it(
     header: str, caplog: pytest.LogCaptureFixture

@@ -14,6 +14,7 @@ from streaming_pca.config.settings import ConfigurationError, KafkaSettings
 from streaming_pca.service.kafka import clients
 from streaming_pca.service.kafka.clients import first_offsets
 from tests.cli.test_app import closed_port
+from tests.security.needles import secret
 
 
 def secure(**more: Any) -> KafkaSettings:
@@ -22,7 +23,7 @@ def secure(**more: Any) -> KafkaSettings:
             "security_protocol": "SASL_SSL",
             "sasl_mechanism": "SCRAM-SHA-512",
             "sasl_username": "pca",
-            "sasl_password": "hunter2",
+            "sasl_password": secret("two"),
             **more,
         }
     )
@@ -34,20 +35,20 @@ def test_security_settings_reach_the_client(tmp_path: Path) -> None:
     assert found["security_protocol"] == "SASL_SSL"
     assert found["sasl_mechanism"] == "SCRAM-SHA-512"
     assert found["sasl_plain_username"] == "pca"
-    assert found["sasl_plain_password"]() == "hunter2"
-    assert "hunter2" not in str(found)
+    assert found["sasl_plain_password"]() == secret("two")
+    assert secret("two") not in str(found)
     assert found["ssl_cafile"] == str(authority)
     assert "ssl_certfile" not in found
 
 
 def test_a_password_comes_from_its_file(tmp_path: Path) -> None:
-    (tmp_path / "password").write_text("hunter3\n")
+    (tmp_path / "password").write_text(secret("three") + "\n")
     settings = secure(sasl_password=None, sasl_password_file=tmp_path / "password")
     password = clients._common_options(settings)["sasl_plain_password"]
-    assert password() == "hunter3"
+    assert password() == secret("three")
     # It is read anew for each connection.
-    (tmp_path / "password").write_text("hunter4\n")
-    assert password() == "hunter4"
+    (tmp_path / "password").write_text(secret("four") + "\n")
+    assert password() == secret("four")
     (tmp_path / "password").unlink()
     with pytest.raises(ConfigurationError, match=r"kafka\.sasl_password_file: .*No such file"):
         clients._common_options(settings)

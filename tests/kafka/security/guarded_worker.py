@@ -1,0 +1,55 @@
+"""The worker's command as a user without rights, with every log at its most talkative.
+
+It loads the compiled kernels as the user of the tests, whose cache another one cannot write, and then
+becomes the user that is named first, running the Python that is named second for its own children. The
+rest of the command line is that of ``streaming-pca``. With BREAK set, computing a batch fails with a text
+that tells of secrets and records.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import logging
+import os
+import sys
+from typing import Any
+
+import numpy as np
+
+from streaming_pca.cli import main
+from streaming_pca.service import logs, session
+from tests.kafka.child import warm_up
+from tests.security.needles import ROW, secret
+
+_TALKATIVE = ("asyncio", "uvicorn", "uvicorn.error", "uvicorn.access", "streaming_pca", "starlette")
+
+
+def configure_everything(settings: Any) -> None:
+    """Log as the settings say, and all that libraries have to say."""
+    configure(settings)
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.DEBUG)
+
+
+def fail(*_: Any) -> Any:
+    """Fail as a library would that quotes what it cannot handle."""
+    raise ValueError(f"{secret('of-a-bug')} could not be read: {np.array(ROW)}")
+
+
+if __name__ == "__main__":
+    user, python, *command = sys.argv[1:]
+    warm_up()
+    if int(user):
+        os.setgroups([])
+        os.setgid(int(user))
+        os.setuid(int(user))
+        # As after an exec, by which every ordinary process begins.
+        ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+    sys.executable = python
+    faulthandler.enable()
+    configure, logs.configure_logging = logs.configure_logging, configure_everything
+    if os.environ.get("BREAK"):
+        session.compute_batch = fail  # type: ignore[assignment]
+    sys.argv = ["streaming-pca", *command]
+    main()
