@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kafka.server import KAFKA, KafkaUnavailable, fetch_jars
+from streaming_pca.dev.jars import KAFKA, KafkaUnavailable, fetch_jars
 from tests.conftest import _no_kafka
 
 _ATTEMPTS = 3

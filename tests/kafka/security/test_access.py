@@ -23,7 +23,6 @@ from kafka.admin import (
 )
 from kafka.errors import KafkaError
 
-from benchmarks.kafka.server import KafkaCluster, find_java
 from streaming_pca.admin.access import ROLES, apply_permissions, permissions
 from streaming_pca.admin.ledger import describe_ledger, verify_ledger
 from streaming_pca.admin.pause import pause, resume
@@ -32,6 +31,8 @@ from streaming_pca.admin.topics import create_with_cap
 from streaming_pca.admin.watch import last_release
 from streaming_pca.config.settings import Settings
 from streaming_pca.dashboard.observing.observer import Observer
+from streaming_pca.dev.cluster import KafkaCluster
+from streaming_pca.dev.jars import find_java
 from streaming_pca.privacy.ledger.entries import Cap
 from streaming_pca.service.commit.log_reader import LogReader
 from streaming_pca.service.commit.snapshot import existing_topics

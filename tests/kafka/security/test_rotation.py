@@ -17,8 +17,8 @@ import pytest
 import trustme
 from kafka.admin import ConfigResource
 
-from benchmarks.kafka.server import KafkaCluster
 from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.service.kafka.clients import admin_client
 from tests.kafka.security.relay import Relay
 from tests.kafka.security.secured import (
