@@ -216,6 +216,7 @@ def test_more_replicas_than_brokers_are_refused_in_the_brokers_words(
 WRONG = [
     ("input", "cleanup.policy", "compact", "error"),
     ("input", "compression.type", "gzip", "error"),
+    ("input", "max.message.bytes", str(2**30), "error"),
     ("ledger", "cleanup.policy", "compact", "error"),
     ("ledger", "retention.ms", "604800000", "error"),
     ("ledger", "retention.bytes", "1000000", "error"),
