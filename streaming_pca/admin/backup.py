@@ -50,7 +50,7 @@ __all__ = [
 
 _LARGEST_MANIFEST = 64 * 2**20
 _MOST_UNFOLDED = 100
-"""Largest size of the parts over that of the file. A ledger holds hashes, and deflates to a tenth or so."""
+"""Largest ratio of the parts' size to the file's. A ledger holds hashes, and deflates to a tenth or so."""
 _LEDGER, _MANIFEST, _STATES, _USERS = "ledger.jsonl", "manifest.json", "states/", "users/"
 
 

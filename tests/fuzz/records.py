@@ -140,7 +140,7 @@ def npy(descr: str, shape: str) -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header) & 0xFFFF) + header + X.tobytes()
 
 
-@target("payload", _payload_seeds, times=32, inputs=3000)
+@target("payload", _payload_seeds, times=20, inputs=3000)
 def payload(data: bytes) -> None:
     """Decode a value behind two bytes that name the codec and the format."""
     if len(data) < 2:

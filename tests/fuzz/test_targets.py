@@ -1,4 +1,4 @@
-"""Everything that reads bytes from outside keeps its promise on hostile bytes: a bounded run of each target."""
+"""Readers of bytes from outside keep their promises on hostile bytes: a bounded run of each target."""
 
 from __future__ import annotations
 
@@ -7,22 +7,20 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fuzz import logs, outside, records
-from tests.fuzz.__main__ import REGRESSIONS, outcome, reproduce
+from tests.fuzz.__main__ import REGRESSIONS, load_targets, outcome, reproduce
 from tests.fuzz.target import MIB, TARGETS, Target
 
 ROOT = Path(__file__).parents[2]
-MODULES = (records, logs, outside)
+load_targets()
 
 
 @pytest.fixture(scope="module")
-def outcomes(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+def outcomes(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Run the targets whose tests were chosen, in one process."""
     chosen = {item.callspec.params["name"] for item in request.session.items if _is_of_a_target(item)}
     names = [name for name in TARGETS if name in chosen]
@@ -36,7 +34,7 @@ def outcomes(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     )
     found = [json.loads(line) for line in run.stdout.splitlines()]
     assert len(found) == len(names), run.stderr
-    yield {each["target"]: each for each in found}
+    return {each["target"]: each for each in found}
 
 
 def _is_of_a_target(item: Any) -> bool:

@@ -289,7 +289,7 @@ def decode_entry(data: bytes) -> LedgerEntry:
 
 
 def _shown(text: str) -> str:
-    """Return the beginning of a text that a foreign message may have written, fit for a log."""
+    """Return the beginning of a foreign text, without control characters."""
     return "".join(each if each.isprintable() else "?" for each in text[:200])
 
 

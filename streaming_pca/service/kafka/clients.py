@@ -57,6 +57,8 @@ MAX_ANSWER_BYTES = 2**30
 kafka-python's own limit is 100 MB: a larger message would be asked for again for ever. This one is still
 below the first bytes of HTTP and SSH, read as a length.
 """
+MOST_MESSAGE_BYTES = MAX_ANSWER_BYTES - 2**20
+"""Largest message of an input topic: an answer holds a little more."""
 _FETCH_BYTES = 8 * 2**20
 
 
