@@ -221,7 +221,7 @@ def test_workers_log_json_alone(running: Deployment, releases: list[Release]) ->
 
 
 def test_prometheus_has_what_the_alerts_ask_for(running: Deployment, releases: list[Release]) -> None:
-    both = {f"{name}:9464" for name in WORKERS}
+    both = {f"{running.services[name].address}:9464" for name in WORKERS}
     wait_for("both workers", lambda: len(query(running, 'up{job="streaming_pca"} == 1')) == 2)
     assert {r["metric"]["instance"] for r in query(running, "up")} == both
     wait_for("the releases", lambda: total(running, "sum(streaming_pca_releases_total)") == 2)
