@@ -155,7 +155,12 @@ class Deployment:
         for file in files:
             copy = target / file.relative_to(source) if source.is_dir() else target
             copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_text(self.addressed(file.read_text(), service))
+            text = self.addressed(file.read_text(), service)
+            if service.name == "prometheus":
+                # On loopback, which stands for a container's own address, a server knows no other name.
+                names = "|".join(map(re.escape, self.services))
+                text = re.sub(rf"(?<![\w.-])({names})(?=:\d)", lambda m: self.services[m[1]].address, text)
+            copy.write_text(text)
 
     def addressed(self, text: str, service: Service) -> str:
         """Replace a container's own addresses."""
