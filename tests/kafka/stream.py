@@ -45,6 +45,7 @@ from streaming_pca.privacy.ledger.entries import (
 )
 from streaming_pca.privacy.ledger.ledger import BatchStatus, Ledger
 from streaming_pca.privacy.ledger.verify import verify_log
+from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.checkpoint import open_ledger
 from streaming_pca.service.commit.checkpoint_format import Checkpoint, decode_checkpoint
 from streaming_pca.service.commit.state_topic import is_part
@@ -472,23 +473,23 @@ def check_books(stream: Stream) -> None:
     for batch, (_, digest) in states.items():  # compaction may have taken older ones
         assert committed[batch].state_digest == digest
 
-    in_batches: dict[int, list[tuple[int, int]]] = {}
+    in_batches: dict[int, dict[tuple[int, int], Charge]] = {}
     for entry in reserved.values():
         for r in entry.ranges:
-            in_batches.setdefault(r.partition, []).append((r.start, r.end))
+            in_batches.setdefault(r.partition, {})[r.start, r.end] = entry.charge
     offsets = stream.input_offsets()
     begins = {at.partition: at.offset for e in stream.own(Started, entries) for at in e.positions}
     for p, ranges in in_batches.items():
         assert all(a_end <= b_start for (_, a_end), (b_start, _) in pairwise(ranges))
         below = max([positions.get(p, 0), *(end for _, end in ranges)])
         for offset in offsets[p]:
-            times = sum(start <= offset < end for start, end in ranges)
-            assert times == (begins.get(p, 0) <= offset < below), (p, offset)
-            charge = next(iter(reserved.values())).charge
+            charges = [charge for (start, end), charge in ranges.items() if start <= offset < end]
+            assert len(charges) == (begins.get(p, 0) <= offset < below), (p, offset)
+            if stream.settings.stream.privacy_unit == "user":
+                # Those of users can be anywhere: every record bears the charge.
+                charges = [next(iter(reserved.values())).charge]
             spent = job.spent(p, offset)
-            # Those of users can be anywhere: every record bears the charge.
-            charged = times or stream.settings.stream.privacy_unit == "user"
-            assert spent == charge if charged else spent.epsilon == 0
+            assert spent == charges[0] if charges else spent.epsilon == 0
 
     values = [m.value for m in releases_written]
     others = {e.job for e in entries if not isinstance(e, Opened)} - {stream.settings.stream.name}

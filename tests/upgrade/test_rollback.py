@@ -79,7 +79,7 @@ def test_a_rolling_update_and_a_rollback(
     assert status_of(back) == 2, back_log.read_text()
     assert "Traceback" not in back_log.read_text()
     (line,) = [line for line in back_log.read_text().splitlines() if " ERROR " in line]
-    assert "version" in line
+    assert "not a release: Input should be 1, 2 or 3" in line
     assert [[m.value for m in messages_of(bootstrap, topic)] for topic in topics] == before
 
     # And forward again: nothing is lost.
