@@ -38,7 +38,7 @@ def missing_permission(error: BaseException, operation: str) -> NotPermitted | N
         topics = sorted({named} if isinstance(named, str) else map(str, named))
         return NotPermitted(operation, " and ".join(f"topic {t!r}" for t in topics) or "a topic")
     if type(error) is KafkaError:
-        # The client wraps some answers: to the commit of a group's offsets, and to a producer's first request.
+        # The client wraps answers to commits of a group's offsets, and to a producer's first request.
         if TopicAuthorizationFailedError.__name__ in str(error):
             return NotPermitted("Read", "the topic whose offsets are committed")
         if ClusterAuthorizationFailedError.__name__ in str(error):
