@@ -37,9 +37,12 @@ def missing_permission(error: BaseException, operation: str) -> NotPermitted | N
         named = error.args[0] if error.args else ()
         topics = sorted({named} if isinstance(named, str) else map(str, named))
         return NotPermitted(operation, " and ".join(f"topic {t!r}" for t in topics) or "a topic")
-    if type(error) is KafkaError and TopicAuthorizationFailedError.__name__ in str(error):
-        # The client wraps some answers: this one is to the commit of a group's offsets.
-        return NotPermitted("Read", "the topic whose offsets are committed")
+    if type(error) is KafkaError:
+        # The client wraps answers to commits of a group's offsets, and to a producer's first request.
+        if TopicAuthorizationFailedError.__name__ in str(error):
+            return NotPermitted("Read", "the topic whose offsets are committed")
+        if ClusterAuthorizationFailedError.__name__ in str(error):
+            return missing_permission(ClusterAuthorizationFailedError(), operation)
     if isinstance(error, ClusterAuthorizationFailedError) and operation == "Write":
         # Idempotent producers need it, or to write any topic.
         return NotPermitted(operation, "any topic")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kafka.errors import KafkaTimeoutError, TopicAuthorizationFailedError
+from kafka.errors import InvalidTopicError, KafkaTimeoutError, TopicAuthorizationFailedError
 
 from streaming_pca.dashboard.observing.health import Facts, LagWatch, judge
 from streaming_pca.dashboard.observing.logs import in_words
@@ -83,7 +83,12 @@ def test_a_lag_grows_when_it_does_not_come_down_again() -> None:
     ("error", "words"),
     [
         (KafkaTimeoutError(), "the broker at here:1 does not answer (KafkaTimeoutError)"),
-        (TopicAuthorizationFailedError(), "the broker at here:1 fails (TopicAuthorizationFailedError)"),
+        (InvalidTopicError(), "the broker at here:1 fails (InvalidTopicError)"),
+        (
+            TopicAuthorizationFailedError({"flows"}),
+            "no permission to Read topic 'flows': the broker's access control lists refuse it "
+            "(`streaming-pca topics acls` has the permissions of each role)",
+        ),
         (OSError(2, "No such file", "/etc/secret/ca.pem"), "[Errno 2] No such file: (a file)"),
         (BrokerUnreachable("kafka.sasl_password_file: /a/b c"), "kafka.sasl_password_file: (a file) c"),
         (BrokerUnreachable("no broker at 'one:9092,two:9092'\nmore"), "no broker at 'one:9092,two:9092'"),

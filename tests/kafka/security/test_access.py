@@ -371,14 +371,14 @@ def test_the_script_grants_what_the_command_does_and_again_does_no_harm(
     with programs(tmp_path, kafka_tools) as environment:
         for _ in range(2):
             done = subprocess.run(
-                [*script, "--role", "worker", "--principal", "User:by script"],
+                [*script, "--role", "dashboard", "--principal", "User:by script"],
                 env=environment,
                 capture_output=True,
                 text=True,
                 timeout=200,
             )
             assert done.returncode == 0, done.stdout + done.stderr
-            assert granted(place.secured, "User:by script") == granted(place.secured, "User:worker")
+            assert granted(place.secured, "User:by script") == granted(place.secured, "User:dashboard")
 
 
 def test_the_script_refuses_in_one_line_what_it_cannot_use(tmp_path: Path) -> None:

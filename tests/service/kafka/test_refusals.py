@@ -32,6 +32,11 @@ from streaming_pca.service.kafka.refusals import in_one_line
             "Write",
             "to Read the topic whose offsets are committed:",
         ),
+        (
+            KafkaError("in InitProducerIdResponse: [Error 31] ClusterAuthorizationFailedError"),
+            "Write",
+            "to Write any topic:",
+        ),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
