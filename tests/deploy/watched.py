@@ -40,6 +40,8 @@ BATCH = 100
 _COUNTED = {"diagnostics_share": 0.5, "epsilon": 4.0, "cap": ("4", "1e-6")}
 _TINY = {"clip_l2": 1e-3, "batch_size": BATCH}
 STREAMS: dict[str, dict[str, Any]] = {
+    # The first two are verified first.
+    "forged": {},
     "fine": {},
     # Of which the dashboards are shown: it has a release of whichever process leads it.
     "busy": {},
@@ -47,7 +49,6 @@ STREAMS: dict[str, dict[str, Any]] = {
     "nulls": _COUNTED,
     "clipped": _COUNTED | {"estimator": "noisy-power", "centering": "none", "options": _TINY},
     "few": {},
-    "forged": {},
     "unfit": {},
     "stuck": {},
 }
