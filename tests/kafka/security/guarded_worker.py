@@ -22,7 +22,14 @@ from streaming_pca.service import logs, session
 from tests.kafka.child import warm_up
 from tests.security.needles import ROW, secret
 
-_TALKATIVE = ("asyncio", "uvicorn", "uvicorn.error", "uvicorn.access", "streaming_pca", "starlette")
+_TALKATIVE = (
+    "asyncio",
+    "kafka.admin.client",
+    "kafka.net.sasl",
+    "streaming_pca",
+    "uvicorn.access",
+    "uvicorn.error",
+)
 
 
 def configure_everything(settings: Any) -> None:
