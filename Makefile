@@ -14,7 +14,7 @@ NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
 	"$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1 && echo "$$p" && break; done)
 
-.PHONY: demo dashboard test quick check lint security lock sbom docs soak clean
+.PHONY: demo dashboard test quick check lint security lock sbom docs soak fuzz clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.stamp
@@ -32,6 +32,11 @@ test: $(VENV)/test.stamp
 SOAK_SECONDS ?= 600
 soak: $(VENV)/test.stamp
 	$(PYTEST) -m "soak or not soak" --hypothesis-profile=soak --chaos-seconds=600 --soak-seconds=$(SOAK_SECONDS)
+
+# Hostile input, guided by coverage: FUZZ_SECONDS for each target. Failures stay in build/fuzz.
+FUZZ_SECONDS ?= 60
+fuzz: $(VENV)/fuzz.stamp
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.fuzz atheris $(FUZZ_SECONDS)
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Permissions that each role needs of a broker with access control lists (ACLs), and no others.
+"""Permissions that each role needs on a broker with access control lists.
 
 The table of roles is here alone: `streaming-pca topics acls` prints it or applies it, and
 `deploy/kafka/acls.sh` applies what that command prints.
@@ -87,9 +87,7 @@ def permissions(role: str, streams: Sequence[Settings], output: str | None = Non
     if role not in ROLES:
         raise ConfigurationError(f"--role must be one of {', '.join(ROLES)}, not {role!r}")
     if (role == "projector") != (output is not None):
-        raise ConfigurationError(
-            "--output names the topic of projections: for --role projector, and only there"
-        )
+        raise ConfigurationError("--output TOPIC is needed with --role projector, and only there")
     # Streams share inputs and groups.
     return sorted({each for settings in streams for each in _of_stream(role, settings, output or "")})
 
@@ -119,13 +117,9 @@ def _of_stream(role: str, settings: Settings, output: str) -> Iterator[Permissio
             yield _may("topic", releases, "Read")
             # It reads its own output once, to find out whether it begins.
             yield _may("topic", output, "DescribeConfigs", "Read", "Write")
-            yield _may("group", group_of_projections(stream.name, output), "Read")
-            yield _may(
-                "transactional-id",
-                f"{_WRITERS}{group_of_projections(stream.name, output)}.",
-                "Write",
-                prefixed=True,
-            )
+            projecting = group_of_projections(stream.name, output)
+            yield _may("group", projecting, "Read")
+            yield _may("transactional-id", f"{_WRITERS}{projecting}.", "Write", prefixed=True)
             yield _may("cluster", _CLUSTER, "DescribeConfigs")
         case "worker":
             yield _may("topic", source, "DescribeConfigs", "Read")
@@ -136,7 +130,8 @@ def _of_stream(role: str, settings: Settings, output: str) -> Iterator[Permissio
             yield _may("transactional-id", _WRITERS, "Write", prefixed=True)
             yield _may("cluster", _CLUSTER, "DescribeConfigs")
         case "operator":
-            yield _may("topic", source, "Create", "Describe", "DescribeConfigs")
+            # A pause leaves a trace in a group's offsets, which Kafka lets only readers commit.
+            yield _may("topic", source, "Create", "DescribeConfigs", "Read")
             for name in (ledger, state, releases):
                 yield _may("topic", name, "Create", "DescribeConfigs", "Read", "Write")
             for name in (stream.name, group):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import struct
 import tempfile
 import zipfile
 import zlib
@@ -48,6 +49,8 @@ __all__ = [
 ]
 
 _LARGEST_MANIFEST = 64 * 2**20
+_MOST_UNFOLDED = 100
+"""Largest ratio of the parts' size to the file's. A ledger holds hashes, and deflates to a tenth or so."""
 _LEDGER, _MANIFEST, _STATES, _USERS = "ledger.jsonl", "manifest.json", "states/", "users/"
 
 
@@ -250,6 +253,11 @@ def read_backup(path: Path) -> Backup:
     """Read a backup; BackupError if the file is none, or is damaged."""
     try:
         with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            if any(m.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for m in members):
+                raise BackupError(f"{path}: is packed otherwise than `streaming-pca export` does")
+            if sum(m.file_size for m in members) > _MOST_UNFOLDED * path.stat().st_size:
+                raise BackupError(f"{path}: would unfold to more than {_MOST_UNFOLDED} times its size")
             if archive.getinfo(_MANIFEST).file_size > _LARGEST_MANIFEST:
                 raise BackupError(f"{path}: its manifest is too large")
             manifest = _Manifest.model_validate_json(archive.read(_MANIFEST))
@@ -267,7 +275,7 @@ def read_backup(path: Path) -> Backup:
         raise BackupError(
             f"{path}: its manifest is not of this program's version 1: {where}: {first['msg']}"
         ) from None
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, RuntimeError, ValueError):
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, RuntimeError, ValueError, struct.error):
         raise BackupError(f"{path}: is no backup made by `streaming-pca export`, or is damaged") from None
     entries = tuple(parts[_LEDGER].split(b"\n")[:-1])
     if len(entries) != manifest.entries:
@@ -284,7 +292,7 @@ def read_backup(path: Path) -> Backup:
 
 
 def _read_part(archive: zipfile.ZipFile, path: Path, name: str, part: _Part) -> bytes:
-    # Before unpacking: a small archive can unfold to any size.
+    # Before unpacking: a damaged size is a damaged part.
     if archive.getinfo(name).file_size != part.size:
         raise BackupError(f"{path}: {name} is damaged: its size is not the manifest's")
     data = archive.read(name)

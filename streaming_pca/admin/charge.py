@@ -187,14 +187,14 @@ class ChargeWriter(LedgerWriter):
 def _look_up(kafka: KafkaSettings, topic: str, job: str) -> tuple[str, dict[int, int]]:
     """Return the topic's id and each partition's end; refuse a job that is a stream."""
     names = {"topic": topic, "ledger": f"{topic}.ledger", "state": f"{job}.state"}
-    found = {t["name"]: t for t in describe_topics(kafka, [*names.values()], "the topics")}
-    for name in names.values():
-        reason = TopicError.described(name, found[name]["error_code"] if name in found else 0)
-        # A state topic that may not be seen may be there.
-        if name not in found or found[name]["error_code"]:
-            if name != names["state"] or isinstance(reason, NotPermitted):
-                raise reason
-    if names["state"] in found and not found[names["state"]]["error_code"]:
+    described = describe_topics(kafka, [*names.values()], "the topics")
+    # A state topic that may not be seen may be there.
+    NotPermitted.check(described)
+    found = {t["name"]: t for t in described if not t["error_code"]}
+    for name in (names["topic"], names["ledger"]):
+        if name not in found:
+            raise TopicError.missing(name)
+    if names["state"] in found:
         # The charge would fence its leader, and a job with charges can never reserve again.
         raise ConfigurationError(f"--job {job} is a stream (topic {job}.state is there): choose another name")
     tps = [TopicPartition(topic, p["partition_index"]) for p in found[topic]["partitions"]]

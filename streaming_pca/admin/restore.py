@@ -64,7 +64,7 @@ from streaming_pca.service.kafka.clients import (
     broker_failed,
     transactional_producer,
 )
-from streaming_pca.service.kafka.transaction import Transaction
+from streaming_pca.service.kafka.transaction import Transaction, discard
 from streaming_pca.service.topics.checks import broker_settings
 from streaming_pca.service.topics.find import (
     describe_topics,
@@ -180,7 +180,7 @@ def import_backup(
             f"the import was cut short ({_one_line(error)}): it has written all or nothing. Import again"
         ) from error
     finally:
-        producer.close(timeout=5)
+        discard(producer)
 
 
 def _complete(
@@ -398,7 +398,7 @@ def _fence(kafka: KafkaSettings, backup: Backup, names: set[str]) -> None:
         except KafkaError as error:
             raise SessionLost(f"shutting out the worker of {name!r} failed: {_one_line(error)}") from error
         finally:
-            producer.close(timeout=2)
+            discard(producer)
 
 
 def _write(kafka: KafkaSettings, producer: KafkaProducer, backup: Backup, missing: _Missing) -> None:

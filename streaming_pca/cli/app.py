@@ -102,6 +102,7 @@ def _status_of(error: Exception) -> int | None:
     from streaming_pca.audit.bounds import AuditError
     from streaming_pca.config.settings import ConfigurationError
     from streaming_pca.demo.broker import EmbeddedBrokerUnavailable
+    from streaming_pca.dev.jars import KafkaUnavailable
     from streaming_pca.local.accountant import AccountantError, AlreadySpent
     from streaming_pca.privacy.errors import ParameterError
     from streaming_pca.service.errors import TopicError
@@ -116,6 +117,7 @@ def _status_of(error: Exception) -> int | None:
         | ConfigurationError
         | BackupError
         | EmbeddedBrokerUnavailable
+        | KafkaUnavailable
         | ParameterError
         | RecordFileError
         | TopicError

@@ -58,7 +58,7 @@ def dev_kafka(
     """
     from streaming_pca.config.settings import ConfigurationError
     from streaming_pca.dev.cluster import KafkaCluster
-    from streaming_pca.dev.jars import KAFKA, KafkaUnavailable, fetch_jars, find_java
+    from streaming_pca.dev.jars import KAFKA, fetch_jars, find_java
 
     if nodes not in ("1", "3"):
         raise ConfigurationError(f"--nodes must be 1 or 3, not {nodes!r}")
@@ -83,11 +83,6 @@ def dev_kafka(
             _tell(cluster, data, as_json)
             _wait(cluster)
             fail(RuntimeError("no node of Kafka runs any more"), 4)
-    except KafkaUnavailable as unavailable:
-        if "\n" in unavailable.detail:  # the end of a log
-            say(unavailable.detail, err)
-            fail(RuntimeError(unavailable.reason), 2)
-        fail(RuntimeError(f"{unavailable.reason}: {unavailable.detail}"), 2)
     except KeyboardInterrupt:
         say("stopped", err)
 

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import takewhile
@@ -20,7 +21,12 @@ from pydantic import ValidationError
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.data.release import Release
 from streaming_pca.service.errors import NotPermitted, TopicError
-from streaming_pca.service.kafka.clients import BrokerUnreachable, broker_failed, reading_consumer
+from streaming_pca.service.kafka.clients import (
+    BrokerUnreachable,
+    admin_client,
+    broker_failed,
+    reading_consumer,
+)
 from streaming_pca.service.kafka.refusals import missing_permission
 
 if TYPE_CHECKING:
@@ -87,8 +93,9 @@ class ReleaseReader:
         self._consumer = reading_consumer(kafka)
         try:
             if 0 not in (self._consumer.partitions_for_topic(topic) or ()):
-                denied = topic in self._consumer._client.cluster.unauthorized_topics
-                raise NotPermitted("Read", f"topic {topic!r}") if denied else TopicError.missing(topic)
+                with closing(admin_client(kafka)) as admin:
+                    NotPermitted.check(admin.describe_topics([topic]))
+                raise TopicError.missing(topic)
             self._consumer.assign([self._tp])
             self.first = self._offset(self._consumer.beginning_offsets)
         except KafkaError as error:

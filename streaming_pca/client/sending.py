@@ -10,7 +10,7 @@ from typing import Any
 from kafka.errors import KafkaError, KafkaTimeoutError
 
 from streaming_pca.config.kafka import KafkaSettings
-from streaming_pca.service.errors import TopicError
+from streaming_pca.service.errors import NotPermitted, TopicError
 from streaming_pca.service.kafka.clients import (
     MAX_MESSAGE_BYTES,
     BrokerUnreachable,
@@ -126,9 +126,8 @@ class Sender:
 
     def _raise_failure(self) -> None:
         if self._failures:
-            raise DeliveryError(
-                f"sending to {self.topic!r} failed after {self.sent} messages: {in_one_line(self._failures[0], 'Write')}"
-            )
+            reason = in_one_line(self._failures[0], "Write")
+            raise DeliveryError(f"sending to {self.topic!r} failed after {self.sent} messages: {reason}")
 
     def close(self) -> None:
         """Release the connection; messages that were not flushed may be lost."""
@@ -200,7 +199,8 @@ def _count_partitions(kafka: KafkaSettings, topic: str) -> int:
     finally:
         admin.close()
     if found["error_code"] or not found["partitions"]:
-        raise TopicError.described(topic, found["error_code"])
+        NotPermitted.check([found])
+        raise TopicError.missing(topic)
     return len(found["partitions"])
 
 

@@ -138,6 +138,6 @@ def environment_streams() -> list[Any] | None:
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True

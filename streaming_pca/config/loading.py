@@ -157,7 +157,10 @@ def _read(path: Path) -> str:
 def _parsed(path: Path, text: str) -> Tables:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise ConfigurationError(f"{path}: is not TOML: it nests too deeply") from None
+    except ValueError as error:
+        # Integers of thousands of digits are no TOMLDecodeError.
         raise ConfigurationError(f"{path}: is not TOML: {error}") from None
 
 

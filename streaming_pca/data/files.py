@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import tokenize
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -342,12 +343,17 @@ def _reading(path: Path) -> Iterator[None]:
         NotImplementedError,
         EOFError,
         csv.Error,
+        # Of numpy's reader, for the header of an array.
+        tokenize.TokenError,
+        RecursionError,
+        MemoryError,
     ) as error:  # pyarrow's own are ValueErrors too
         raise RecordFileError(f"{path}: cannot be read as numbers: {_one_line(error)}") from None
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    # pyarrow quotes bytes of the file as they are.
+    return "".join(each if each.isprintable() else "?" for each in " ".join(str(error).split()))[:500]
 
 
 def _place_of(path: Path, key: str, width: int, names: Sequence[str] | None) -> int:

@@ -107,7 +107,7 @@ class KafkaCluster:
     def _launch(self) -> bool:
         for node in self._nodes.values():
             node.kill()
-        ports = self._ports or [None] * len(self._numbers)
+        ports: Sequence[int | None] = self._ports or [None] * len(self._numbers)
         self._nodes = {
             number: Node(
                 self.java,

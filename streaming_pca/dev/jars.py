@@ -48,6 +48,13 @@ class KafkaUnavailable(Exception):
     def __str__(self) -> str:
         return f"{self.reason}\n{self.detail}" if self.detail else self.reason
 
+    @property
+    def lines(self) -> list[str]:
+        """Lines for a person: one, or the end of a log before the reason."""
+        if "\n" in self.detail:
+            return [*self.detail.splitlines(), self.reason]
+        return [f"{self.reason}: {self.detail}" if self.detail else self.reason]
+
 
 def find_java() -> str:
     """Return a `java` of version 17 or later, from JAVA_HOME or PATH."""

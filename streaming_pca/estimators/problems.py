@@ -120,7 +120,7 @@ def _message(problem: Mapping[str, Any]) -> str:
 def _is_number(value: Any) -> bool:
     try:
         float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
     return True
 

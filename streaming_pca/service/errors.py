@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
 
 __all__ = ["DeadlineExceeded", "NotPermitted", "RecordsLost", "SessionLost", "StreamRefused", "TopicError"]
 
@@ -25,15 +26,6 @@ class TopicError(Exception):
             "`streaming-pca topics create --config FILE --cap EPSILON,DELTA`"
         )
 
-    @staticmethod
-    def described(topic: str, code: int) -> TopicError:
-        """Return the error of a topic that the broker would not describe, by the broker's error code."""
-        return (
-            NotPermitted("Describe", f"topic {topic!r}")
-            if code == _NOT_PERMITTED
-            else TopicError.missing(topic)
-        )
-
 
 class NotPermitted(TopicError):
     """Missing permission on a topic, a group or the cluster; one line that names it."""
@@ -43,6 +35,13 @@ class NotPermitted(TopicError):
             f"no permission to {operation} {resource}: the broker's access control lists refuse it "
             "(`streaming-pca topics acls` has the permissions of each role)"
         )
+
+    @classmethod
+    def check(cls, described: Iterable[Mapping[str, Any]]) -> None:
+        """Raise the error of a topic that the broker would not describe to this user."""
+        for topic in described:
+            if topic["error_code"] == _NOT_PERMITTED:
+                raise cls("Describe", f"topic {topic['name']!r}")
 
 
 class RecordsLost(Exception):

@@ -174,6 +174,12 @@ CASES: dict[tuple[str, ...], Case] = {
     ("kafka", "sasl_username"): ("you", "you", SASL),
     ("kafka", "sasl_password"): (PASSWORD, SecretStr(PASSWORD)),
     ("kafka", "sasl_password_file"): ("/run/secrets/x", Path("/run/secrets/x"), SASL),
+    ("kafka", "sasl_oauth_token_file"): ("/run/token", Path("/run/token")),
+    ("kafka", "sasl_oauth_token_url"): ("https://login.test/token", "https://login.test/token"),
+    ("kafka", "sasl_oauth_client_id"): ("me", "me"),
+    ("kafka", "sasl_oauth_client_secret_file"): ("/run/secrets/y", Path("/run/secrets/y")),
+    ("kafka", "sasl_oauth_scope"): ("kafka", "kafka"),
+    ("kafka", "sasl_oauth_cafile"): ("/ca.pem", Path("/ca.pem")),
     ("kafka", "ssl_cafile"): ("/ca.pem", Path("/ca.pem")),
     ("kafka", "ssl_certfile"): ("/cert.pem", Path("/cert.pem")),
     ("kafka", "ssl_keyfile"): ("/key.pem", Path("/key.pem")),
@@ -210,6 +216,7 @@ CASES: dict[tuple[str, ...], Case] = {
     ("worker", "threads"): ("3", 3),
     ("worker", "read_ahead"): ("0.5", 0.5),
     ("worker", "debuggable"): ("true", True),
+    ("worker", "verify_seconds"): ("3600", 3600.0),
     ("worker", "stop_when_done"): ("true", True),
     ("http", "enabled"): ("false", False),
     ("http", "host"): ("0.0.0.0", "0.0.0.0"),
@@ -225,6 +232,7 @@ CASES: dict[tuple[str, ...], Case] = {
     ("http", "hosts"): ('["a.example", "b"]', ("a.example", "b")),
     ("http", "origins"): ('["https://a.example"]', ("https://a.example",)),
     ("http", "event_streams"): ("5", 5),
+    ("http", "process_metrics"): ("true", True),
     ("http", "requests_per_second"): ("2.5", 2.5),
     ("log", "format"): ("json", "json"),
     ("log", "level"): ("debug", "debug"),
@@ -652,3 +660,38 @@ def test_no_error_repeats_a_password(
     # Nothing that a traceback would print either.
     assert error is not None
     assert error.__suppress_context__ or error.__context__ is None
+
+
+OAUTH = 'security_protocol = "SASL_SSL"\nsasl_mechanism = "OAUTHBEARER"\n'
+GRANT = (
+    'sasl_oauth_token_url = "https://login.test/token"\nsasl_oauth_client_id = "me"\n'
+    'sasl_oauth_client_secret_file = "/run/secret"\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "refusal"),
+    [
+        (OAUTH + 'sasl_oauth_token_file = "/run/token"', None),
+        (OAUTH + GRANT, None),
+        (OAUTH, "OAUTHBEARER needs sasl_oauth_token_file or sasl_oauth_token_url"),
+        (OAUTH + GRANT + 'sasl_oauth_token_file = "/run/token"', "not both"),
+        (
+            OAUTH + 'sasl_oauth_token_url = "https://login.test/token"',
+            "sasl_oauth_token_url needs sasl_oauth_client_id and sasl_oauth_client_secret_file",
+        ),
+        (OAUTH + GRANT.replace("https:", "http:"), "must be https://HOST"),
+        (OAUTH + GRANT.replace("https://login.test", "http://localhost:8080"), None),
+        (OAUTH + GRANT.replace("login.test", f"me:{PASSWORD}@login.test"), "must not hold a password"),
+        ('security_protocol = "SASL_SSL"', "needs sasl_mechanism"),
+        ('security_protocol = "SASL_SSL"\nsasl_mechanism = "PLAIN"', "needs sasl_username"),
+    ],
+)
+def test_settings_of_tokens_belong_together(load: Load, lines: str, refusal: str | None) -> None:
+    text = GOOD.replace("[kafka]", f"[kafka]\n{lines}")
+    if refusal is None:
+        load(text)
+        return
+    with pytest.raises(ConfigurationError, match=refusal) as caught:
+        load(text)
+    assert PASSWORD not in str(caught.value)

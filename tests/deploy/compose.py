@@ -138,7 +138,7 @@ class Deployment:
 
     def _own(self, volume: Path, service: Service, target: str) -> None:
         """Give an empty volume the owner of the image's folder there, as an engine does."""
-        if os.geteuid() != 0 or any(volume.iterdir()):
+        if any(volume.iterdir()):
             return
         if "build" in service.told:
             owner = self.image.owner(service.told["build"]["target"], target)
@@ -188,7 +188,8 @@ class Deployment:
             user,
             [int(group) for group in service.told.get("group_add", ())],
             {name: other.address for name, other in self.services.items()},
-            {path: f"mode=1777,{options}" for path, options in _tmpfs(service.told)},
+            # An engine's own options, and the file's.
+            {path: f"mode=1777,noexec,nosuid,nodev,{options}" for path, options in _tmpfs(service.told)},
             service.told["read_only"],
             "/tmp",
         )

@@ -22,6 +22,7 @@ from streaming_pca.service.kafka.clients import admin_client
 from tests.conftest import installation
 from tests.deploy.compose import Deployment
 from tests.deploy.dockerfile import Image
+from tests.deploy.sandbox import require
 from tests.deploy.tools import missing, tool
 from tests.kafka.security.secured import pem_of
 
@@ -41,6 +42,7 @@ def deployment(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     if isinstance(found, KafkaUnavailable):
         raise missing(found.reason, found.detail)
     tool("prometheus")
+    require()
     made = Deployment(tmp_path_factory.mktemp("deployment"), image, *found)
     yield made
     made.destroy()
@@ -69,6 +71,7 @@ def guard(
     """Start such a broker for HOST:PORT of a settings file; the host is known in sandboxes alone."""
 
     def start(server: str) -> Guarded:
+        require()
         host, _, port = server.partition(":")
         directory, dice = tmp_path_factory.mktemp("guarded"), random.SystemRandom()
         address = f"127.{dice.randint(1, 254)}.{dice.randint(1, 254)}.{dice.randint(1, 254)}"
@@ -104,10 +107,9 @@ def guard(
 
 
 def give(path: Path, text: str, mode: int, user: int, group: int) -> Path:
-    """Write a file as another user's, where these tests are root's."""
+    """Write a file as another user's."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(mode)
-    if os.geteuid() == 0:
-        os.chown(path, user, group)
+    os.chown(path, user, group)
     return path

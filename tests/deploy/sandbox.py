@@ -17,8 +17,9 @@ from pathlib import Path
 
 from tests.deploy.tools import missing, tool
 
-_PRIVATE = ("/proc", "/sys", "/dev")
+_SHARED = ("/proc", "/sys", "/dev")
 """Of this machine, also inside."""
+_APART = ("unshare", "--mount", "--propagation", "private")
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Sandbox:
         Directory that each process mounts its root upon, in its own namespace.
     mounts : sequence of Mount
     user, group : int
-        By number, as files of images name them. A run that is not root's keeps its own.
+        By number, as files of images name them.
     groups : sequence of int
         Further ones.
     hosts : mapping of str to str
@@ -63,21 +64,21 @@ class Sandbox:
 
     def command(self, *arguments: str) -> list[str]:
         """The command that replaces itself by another, confined, with the same process number."""
-        require()
         self.scratch.mkdir(parents=True, exist_ok=True)
-        share = ["--mount", "--propagation", "private"]
-        if os.geteuid() != 0:
-            share += ["--user", "--map-root-user"]
         confined = [tool("setpriv"), *self._rights(), "env", f"--chdir={self.cwd}", *arguments]
-        return [tool("unshare"), *share, "/bin/sh", "-euc", self._script(), "sandbox", *confined]
+        return [*_APART, "/bin/sh", "-euc", self._script(), "sandbox", *confined]
 
     def _rights(self) -> list[str]:
-        rights = ["--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--pdeathsig=KILL"]
-        if os.geteuid() == 0 and self.user:
-            more = ",".join(map(str, self.groups))
-            rights += [f"--reuid={self.user}", f"--regid={self.group}"]
-            rights += [f"--groups={more}" if more else "--clear-groups"]
-        return rights
+        groups = ",".join(map(str, self.groups))
+        return [
+            f"--reuid={self.user}",
+            f"--regid={self.group}",
+            f"--groups={groups}" if groups else "--clear-groups",
+            "--no-new-privs",
+            "--bounding-set=-all",
+            "--inh-caps=-all",
+            "--pdeathsig=KILL",
+        ]
 
     def _script(self) -> str:
         root = f"{self.scratch}/root"
@@ -85,7 +86,7 @@ class Sandbox:
             f"mount -t tmpfs tmpfs {self.scratch}",
             f"cd {self.scratch}; mkdir upper work root",
             f"mount -t overlay overlay -o lowerdir=/,upperdir=upper,workdir=work {root}",
-            *(f"mount --rbind {path} {root}{path}" for path in _PRIVATE),
+            *(f"mount --rbind {path} {root}{path}" for path in _SHARED),
         ]
         # The interpreter below the image's own, which a home directory may hold.
         for program in {sys.executable, os.path.realpath(sys.executable)}:
@@ -129,8 +130,10 @@ def _is_closed(directory: Path) -> bool:
 
 @cache
 def require() -> None:
-    """Fail, or skip loudly, where the kernel grants no mount namespaces."""
-    share = ["--mount"] if os.geteuid() == 0 else ["--user", "--map-root-user", "--mount"]
-    tried = subprocess.run([tool("unshare"), *share, "true"], capture_output=True, text=True, check=False)
-    if tried.returncode != 0:
-        raise missing("no mount namespaces", tried.stderr.strip())
+    """Fail, or skip loudly, where a run may not mount: it must be root's, and of a kernel that lets it."""
+    tool("setpriv")
+    tried = subprocess.run(
+        [tool("unshare"), *_APART[1:], "true"], capture_output=True, text=True, check=False
+    )
+    if os.geteuid() != 0 or tried.returncode != 0:
+        raise missing("no mount namespaces, which root may make", tried.stderr.strip())

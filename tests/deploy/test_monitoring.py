@@ -79,7 +79,7 @@ def test_every_recording_rule_has_data(watched: Watched) -> None:
 def test_every_query_of_a_dashboard_has_data(watched: Watched, name: str) -> None:
     dashboard = read_dashboard(name)
     values = {
-        "stream": watched.names["fine"],
+        "stream": watched.names["busy"],
         "instance": re.escape(watched.addresses["leader"]).replace("\\", "\\\\"),
         "__rate_interval": "5s",
     }

@@ -40,6 +40,7 @@ NOT_RUN = {
     "spark": "needs Java and a cluster of Apache Spark",
     "fragment": "a part of a file, or of a program that the reader has",
     "hours": "takes hours",
+    "terminal": "runs in a terminal of its own until Ctrl-C",
     "recipe": "is run by test_recipes.py, with the client of its language",
     "install": "would change the environment of the tests",
 }
@@ -171,7 +172,8 @@ def test_the_page_runs_as_printed(page: Path, tmp_path: Path) -> None:
 def test_the_page_runs_as_printed_on_a_broker(page: Path, kafka_bootstrap: str, tmp_path: Path) -> None:
     port = _free_port()
     script = _script(page).replace(_BROKER, kafka_bootstrap).replace("9464", str(port))
-    script = script.replace("9470", str(_free_port()))
+    for other in ("9465", "9470"):
+        script = script.replace(other, str(_free_port()))
     with KafkaAdminClient(bootstrap_servers=kafka_bootstrap) as admin:
         left = _topics_of(script, admin)
         assert not left, f"an earlier run left topics on this broker: {left}"

@@ -137,9 +137,10 @@ class Trial:
 
     # -- parts -------------------------------------------------------------
 
-    def produce(self, rate: float = 80.0) -> None:
-        """Write records from now on, plain ones and some in transactions."""
-        for name, identity in (("plain", None), ("committed", f"{self.name}-t")):
+    def produce(self, rate: float = 80.0, *, transactions: bool = True) -> None:
+        """Write records from now on: plain ones, and some in transactions."""
+        loads = [("plain", None), ("committed", f"{self.name}-t")]
+        for name, identity in loads[: 1 + transactions]:
             load = Load(
                 self.cluster.bootstrap, self.input, PARTITIONS, DIM, f"{name}-{self.name}", 0, identity, rate
             )
@@ -171,9 +172,11 @@ class Trial:
         self.workers.append(made)
         return made
 
-    def lead_and_stand_by(self, env: Mapping[str, str] | None = None) -> tuple[Worker, Worker]:
+    def lead_and_stand_by(
+        self, env: Mapping[str, str] | None = None, *, transactions: bool = True
+    ) -> tuple[Worker, Worker]:
         """Start producers, a leader that has released, and a standby."""
-        self.produce()
+        self.produce(transactions=transactions)
         leader = self.start(env)
         leader.says("batch 1 released", 240)
         standby = self.start(env)
@@ -186,7 +189,7 @@ class Trial:
         """Number of releases that workers have announced."""
         return sum(worker.log.count(" released, ") for worker in self.workers)
 
-    def goes_on(self, more: int = 3, seconds: float = PATIENCE) -> None:
+    def goes_on(self, more: int = 2, seconds: float = PATIENCE) -> None:
         """Wait for more releases."""
         before = self.released()
         wait_for(f"{more} releases", lambda: self.released() >= before + more, seconds, self.logs)

@@ -123,7 +123,17 @@ def test_the_wheel_is_the_package_and_nothing_else(built: Distributions) -> None
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Description-Content-Type"] == "text/markdown"
     extras = set(metadata.get_all("Provides-Extra", []))
-    assert extras == {"arrow", "benchmarks", "dashboard", "demo", "docs", "experiments", "spark", "test"}
+    assert extras == {
+        "arrow",
+        "benchmarks",
+        "dashboard",
+        "demo",
+        "docs",
+        "experiments",
+        "fuzz",
+        "spark",
+        "test",
+    }
 
 
 def test_the_sdist_has_the_sources_without_the_tests(built: Distributions) -> None:

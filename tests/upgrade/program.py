@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ class Program:
 
     def __init__(self, checkout: Path) -> None:
         self.checkout = checkout
+        self._started: list[subprocess.Popen[bytes]] = []
         self._environment = {**os.environ, "PYTHONPATH": str(checkout), "OPENBLAS_NUM_THREADS": "1"}
 
     def run(self, *words: object, status: int = 0) -> subprocess.CompletedProcess[str]:
@@ -97,7 +99,7 @@ class Program:
         if strike is not None:
             program = ("-c", STRIKE, strike[0], str(strike[1]))
         with log.open("ab") as out:
-            return subprocess.Popen(
+            worker = subprocess.Popen(
                 [sys.executable, "-P", *program, "worker", *options],
                 env=self._environment,
                 cwd=self.checkout,
@@ -105,12 +107,27 @@ class Program:
                 stdout=out,
                 stderr=subprocess.STDOUT,
             )
+        self._started.append(worker)
+        return worker
+
+    def close(self) -> None:
+        """Kill the workers that have not ended."""
+        for worker in self._started:
+            worker.kill()
+            worker.wait()
 
 
-def end(worker: subprocess.Popen[bytes], number: signal.Signals = signal.SIGTERM) -> int:
+def end(worker: subprocess.Popen[bytes], number: signal.Signals = signal.SIGTERM) -> int | None:
     """Send a signal to a worker and return its exit status."""
     worker.send_signal(number)
-    return worker.wait(60)
+    return status_of(worker)
+
+
+def status_of(worker: subprocess.Popen[bytes], seconds: float = 120) -> int | None:
+    """Return a worker's exit status; None if it does not end in time."""
+    with suppress(subprocess.TimeoutExpired):
+        worker.wait(seconds)
+    return worker.returncode
 
 
 def until(what: str, holds: Callable[[], bool], worker: subprocess.Popen[bytes], log: Path) -> None:

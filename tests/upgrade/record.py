@@ -10,9 +10,11 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import subprocess
 import sys
 import tarfile
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from kafka.admin import ConfigResource, ConfigResourceType
 
 from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.jars import fetch_jars, find_java
-from tests.upgrade.program import RECORDS_BEFORE, Program, end, messages_of, produce, until
+from tests.upgrade.program import RECORDS_BEFORE, Program, end, messages_of, produce, status_of, until
 from tests.upgrade.streams import BATCH, CAPS, ESTIMATORS, OTHERS, STRIKES, stream_settings, write_config
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -38,14 +40,20 @@ MODEL = """
 import sys, numpy as np
 from streaming_pca import PrivatePCA
 x = np.random.default_rng(3).standard_normal((2000, 6)) * [5, 3, 1, 1, 1, 1]
-model = PrivatePCA(2, epsilon=1.0, delta=1e-6, estimator=sys.argv[1], options=eval(sys.argv[2]), centering="none").fit(x)
+how = {"estimator": sys.argv[1], "options": eval(sys.argv[2]), "centering": "none"}
+model = PrivatePCA(2, epsilon=1.0, delta=1e-6, **how).fit(x)
 model.save(sys.argv[3])
 """
 
 
 def main(checkout: Path) -> None:
     """Record all fixtures of the version in `checkout`."""
-    program = Program(checkout)
+    with closing(Program(checkout)) as program:
+        record_version(program)
+
+
+def record_version(program: Program) -> None:
+    """Record all fixtures of a program."""
     version = program.run("--version").stdout.split()[-1]
     folder = FIXTURES / version
     shutil.rmtree(folder, ignore_errors=True)
@@ -57,6 +65,10 @@ def main(checkout: Path) -> None:
         how: dict[str, Any] = {"nodes": 1, "replication": 1, "in_sync": 1, "directory": data}
         with KafkaCluster(find_java(), fetch_jars(), **how, more=SMALL) as kafka:
             facts = record(program, kafka.bootstrap, Path(scratch), folder)
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=program.checkout, check=True, capture_output=True, text=True
+        )
+        facts["commit"] = commit.stdout.strip()
         (folder / "facts.json").write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
         pack(data, folder / "cluster.tar.xz")
     for path in sorted(folder.iterdir()):
@@ -97,12 +109,12 @@ def record(program: Program, bootstrap: str, scratch: Path, folder: Path) -> dic
     assert end(worker) == 0, log.read_text()
     for name, step in STRIKES.items():
         struck = program.start_worker([configs[name]], log, (step, 2))
-        assert struck.wait(240) == -9, log.read_text()
+        assert status_of(struck, 240) == -9, log.read_text()
     program.run("stream", "pause", "--config", configs["paused"], "--reason", "fixture")
-    program.run("stream", "retire", "--config", configs["retired"], "--reason", "fixture")
+    program.run("stream", "retire", "--config", configs["retired"], "--reason", "fixture", "--yes")
     program.run("export", folder / "backup.zip", "--config", configs["user-once"])
     facts: dict[str, Any] = {"streams": {}, "inputs": {}}
-    for name, config in configs.items():
+    for name in configs:
         facts["streams"][name] = [json.loads(m.value) for m in messages_of(bootstrap, f"{name}.releases")]
     for name in ("private-oja", "user-once", "open", "rows"):
         where = ("--config", configs[name], "--partition", 0, "--offset", 7)

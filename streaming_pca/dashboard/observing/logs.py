@@ -24,6 +24,7 @@ from streaming_pca.service.kafka.clients import (
     last_offsets,
     reading_consumer,
 )
+from streaming_pca.service.kafka.refusals import missing_permission
 
 __all__ = ["Message", "TopicsLost", "TopicsReader", "in_words"]
 
@@ -152,6 +153,8 @@ class TopicsReader:
 
 def in_words(error: BaseException, servers: str) -> str:
     """Describe a failure of the broker in one line, without a file's path."""
+    if (missing := missing_permission(error, "Read")) is not None:
+        return str(missing)
     if isinstance(error, KafkaError):
         does = "does not answer" if getattr(error, "retriable", False) else "fails"
         return f"the broker at {servers} {does} ({type(error).__name__})"

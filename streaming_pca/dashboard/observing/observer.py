@@ -39,7 +39,7 @@ from streaming_pca.dashboard.observing.standing import TopicTable, ask_for_stand
 from streaming_pca.dashboard.observing.streams import StreamState
 from streaming_pca.dashboard.observing.verification import Verifications
 from streaming_pca.data.release import Release
-from streaming_pca.service.errors import SessionLost
+from streaming_pca.service.errors import SessionLost, TopicError
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 
 __all__ = ["Observer"]
@@ -129,7 +129,7 @@ class Observer:
             try:
                 run(self, self._kafka, self._table, self._stop)
                 continue
-            except (BrokerUnreachable, ConfigurationError, KafkaError, OSError) as error:
+            except (BrokerUnreachable, ConfigurationError, KafkaError, OSError, TopicError) as error:
                 problem = in_words(error, self._kafka.bootstrap_servers)
             except Exception as error:
                 # A thread that ended would leave old numbers that look current.

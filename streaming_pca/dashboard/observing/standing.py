@@ -76,8 +76,10 @@ def _problem(topic: Mapping[str, Any]) -> str | None:
     code = topic["error_code"]
     if code == _MISSING:
         return str(TopicError.missing(topic["name"]))
-    if isinstance(reason := TopicError.described(topic["name"], code), NotPermitted):
-        return str(reason)
+    try:
+        NotPermitted.check([topic])
+    except NotPermitted as error:
+        return str(error)
     return f"topic {topic['name']!r} cannot be read: {for_code(code).__name__}" if code else None
 
 

@@ -32,7 +32,7 @@ class GrowingBatches(Options):
     """Each batch has this many times the records of the one before."""
     max_batch: int = Field(default=131_072, ge=2, le=MAX_RECORDS)
     """Largest batch of an endless stream; a worker's memory is two of them."""
-    n_records: int | None = Field(default=None, ge=2)
+    n_records: int | None = Field(default=None, ge=2, le=2**40)
     """The number of records that will ever come, where it is known: then
     ``n_batches`` batches, growing by ``growth``, add up to it exactly."""
     n_batches: int = Field(default=9, ge=1, le=10_000)

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import math
+import zipfile
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -61,10 +62,23 @@ def decode_state(state_type: type[S], data: bytes) -> S:
     TypeError, ValueError or KeyError
         If the bytes do not hold such a state.
     """
+    try:
+        values = _read_values(data)
+    except Exception as error:
+        # Foreign bytes can make zipfile, numpy or json raise anything.
+        raise ValueError(f"the bytes hold no state: {type(error).__name__}") from None
+    return _build_state(state_type, values)
+
+
+def _read_values(data: bytes) -> dict[str, Any]:
+    """Read arrays and plain values, within the memory of the bytes themselves."""
+    members = zipfile.ZipFile(io.BytesIO(data)).infolist()
+    # What is compressed, or shares its bytes with others, can unfold to any size.
+    if any(m.compress_type for m in members) or sum(m.file_size for m in members) > len(data):
+        raise ValueError("its arrays are larger than itself")
     with np.load(io.BytesIO(data), allow_pickle=False) as archive:
         values: dict[str, Any] = {name: archive[name] for name in archive.files if name != "__plain__"}
-        values |= json.loads(archive["__plain__"].tobytes())
-    return _build_state(state_type, values)
+        return values | dict(json.loads(archive["__plain__"].tobytes()))
 
 
 def _build_state(kind: type[S], values: Mapping[str, Any]) -> S:
@@ -82,9 +96,16 @@ def _build_state(kind: type[S], values: Mapping[str, Any]) -> S:
         if dataclasses.is_dataclass(hint):
             raise ValueError(f"{name} of the state is a single value")
         is_hex = isinstance(value, str) and float in (hint, *get_args(hint))
-        found[outer] = float.fromhex(value) if is_hex else value
+        found[outer] = _float_of(value) if is_hex else value
     # A name that the dataclass does not have is refused by its constructor.
     return kind(**found, **{name: _build_state(hints[name], fields) for name, fields in inner.items()})
+
+
+def _float_of(text: str) -> float:
+    try:
+        return float.fromhex(text)
+    except OverflowError as error:
+        raise ValueError(f"a number of the state is too large: {error}") from None
 
 
 def decode_fitting_state(estimator: Estimator[Any, Any], data: bytes) -> State:

@@ -48,7 +48,7 @@ from streaming_pca.service.commit.user_log import UserLog
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.kafka.clients import transactional_producer
 from streaming_pca.service.kafka.refusals import in_one_line
-from streaming_pca.service.kafka.transaction import Transaction
+from streaming_pca.service.kafka.transaction import Transaction, discard
 
 __all__ = ["BudgetExceededByAnother", "CheckpointWriter", "TakenOver", "open_ledger"]
 
@@ -410,7 +410,7 @@ def open_ledger(kafka: KafkaSettings, entry: Opened, topic: str) -> Opened:
             except KafkaError as error:
                 raise SessionLost(f"opening the ledger failed: {in_one_line(error, 'Write')}") from error
             finally:
-                producer.close(timeout=2)
+                discard(producer)
             log.catch_up()
         assert log.ledger.opened is not None
         return log.ledger.opened

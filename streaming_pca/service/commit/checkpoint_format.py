@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from streaming_pca.privacy.users.index import UserIndex
 
 __all__ = ["Checkpoint", "MalformedCheckpoint", "decode_checkpoint", "encode_checkpoint"]
+
+_VERSION = 1
 
 
 class MalformedCheckpoint(ValueError):
@@ -50,7 +54,7 @@ class Checkpoint:
 def encode_checkpoint(checkpoint: Checkpoint) -> tuple[bytes, str]:
     """Return the bytes of a checkpoint, and their digest for the ledger."""
     facts = {
-        "version": 1,
+        "version": _VERSION,
         "topic_id": checkpoint.topic_id,
         "stream": checkpoint.stream,
         "batch": checkpoint.batch,
@@ -77,18 +81,40 @@ def decode_checkpoint(data: bytes) -> tuple[Checkpoint, str]:
     try:
         size = int.from_bytes(data[:4], "big")
         header = json.loads(data[4 : 4 + size])
+        if header["version"] != _VERSION:
+            raise ValueError(
+                f"it is of version {header['version']!r}, and this program reads version {_VERSION}: "
+                "update streaming-pca"
+            )
         body = data[4 + size :]
+        split = _whole(header["state_bytes"], len(body))
         checkpoint = Checkpoint(
-            topic_id=header["topic_id"],
-            stream=header["stream"],
-            batch=header["batch"],
-            positions={int(p): int(o) for p, o in header["positions"].items()},
+            topic_id=_text(header["topic_id"]),
+            stream=_text(header["stream"]),
+            batch=_whole(header["batch"]),
+            positions=_by_partition(header["positions"]),
             salt=bytes.fromhex(header["salt"]),
-            state=body[: header["state_bytes"]],
-            release=body[header["state_bytes"] :],
+            state=body[:split],
+            release=body[split:],
             users=UserIndex.of_plain(header["users"]) if "users" in header else None,
-            epochs={int(p): int(epoch) for p, epoch in header.get("epochs", {}).items()},
+            epochs=_by_partition(header.get("epochs", {})),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise MalformedCheckpoint(f"state message cannot be read: {error}") from None
     return checkpoint, hashlib.sha256(data).hexdigest()
+
+
+def _whole(value: Any, most: int = 2**63 - 1) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError("a number is out of its range")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a name is no text")
+    return value
+
+
+def _by_partition(values: Mapping[str, Any]) -> dict[int, int]:
+    return {_whole(int(p), 2**31 - 1): _whole(value) for p, value in values.items()}

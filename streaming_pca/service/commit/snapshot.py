@@ -18,7 +18,7 @@ from streaming_pca.privacy.ledger.entries import MalformedEntry, decode_entry
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.service.commit.log_reader import LogReader, high_watermark
 from streaming_pca.service.commit.state_topic import PATIENCE_SECONDS, FoundState, find_state
-from streaming_pca.service.errors import NotPermitted, SessionLost, TopicError
+from streaming_pca.service.errors import NotPermitted, SessionLost
 from streaming_pca.service.topics.find import describe_topics
 
 __all__ = ["Snapshot", "existing_topics", "read_messages", "read_snapshot", "read_topic", "replay"]
@@ -111,11 +111,8 @@ def existing_topics(kafka: KafkaSettings, names: Iterable[str]) -> set[str]:
     if not (names := list(names)):
         return set()
     described = describe_topics(kafka, names, "the topics")
-    for topic in described:
-        reason = TopicError.described(topic["name"], topic["error_code"])
-        if isinstance(reason, NotPermitted):
-            # Nothing is known of a topic that may not be seen: it is not missing.
-            raise reason
+    # Nothing is known of a topic that may not be seen: it is not missing.
+    NotPermitted.check(described)
     return {t["name"] for t in described if not t["error_code"]}
 
 

@@ -90,9 +90,15 @@ class PartChunks:
         """Join the parts that an index names, where complete; contents are not checked."""
         found = {}
         for name, part in index.parts.items():
-            keys = [f"{name}.{i}".encode() for i in range(math.ceil(part.size / _CHUNK_BYTES))]
-            if all(key in self._chunks for key in keys):
-                found[name] = b"".join(self._chunks[key] for key in keys)
+            chunks = []
+            # One after the other: the size is what the state claims, and may be any number.
+            for i in range(math.ceil(part.size / _CHUNK_BYTES)):
+                chunk = self._chunks.get(f"{name}.{i}".encode())
+                if chunk is None:
+                    break
+                chunks.append(chunk)
+            else:
+                found[name] = b"".join(chunks)
         return found
 
 
@@ -148,7 +154,7 @@ class StateReader:
             if hashlib.sha256(data).hexdigest() != first["digest"].decode():
                 raise MalformedCheckpoint("digest does not match")
             checkpoint, digest = decode_checkpoint(data)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self._unreadable(str(error)) from None
         if checkpoint.topic_id != self._topic_id:
             raise StreamRefused(
@@ -235,7 +241,7 @@ def find_state(kafka: KafkaSettings, topic: str, digest: str) -> FoundState:
             if last == digest:
                 chunks[int(message.key)] = message.value or b""
                 complete = len(chunks) == int(headers.get("chunks", b"0"))
-    except (TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError):
         return FoundState(last="?")  # another program's message: its key is no number
     finally:
         reader.close()

@@ -36,7 +36,7 @@ from streaming_pca.privacy.ledger.verify import (
 from streaming_pca.service.commit.log_reader import whole_log
 from streaming_pca.service.commit.snapshot import existing_topics, read_messages, read_snapshot, read_topic
 from streaming_pca.service.commit.state_topic import FoundState, summarise
-from streaming_pca.service.errors import SessionLost, StreamRefused, TopicError
+from streaming_pca.service.errors import NotPermitted, SessionLost, StreamRefused, TopicError
 from streaming_pca.service.kafka.clients import BrokerUnreachable, admin_client, broker_failed
 
 __all__ = ["FAILURES", "topic_id_of", "verify_ledger"]
@@ -62,9 +62,10 @@ def topic_id_of(kafka: KafkaSettings, topic: str) -> str:
         raise broker_failed(kafka, "the broker would not describe the topics", error) from None
     finally:
         admin.close()
+    NotPermitted.check(found.values())
     for name in (topic, f"{topic}.ledger"):
         if name not in found or found[name]["error_code"]:
-            raise TopicError.described(name, found[name]["error_code"] if name in found else 0)
+            raise TopicError.missing(name)
     return str(found[topic]["topic_id"])
 
 
@@ -114,6 +115,7 @@ def main() -> None:
     os.nice(19)
     logging.getLogger().addHandler(logging.NullHandler())
     settings, topic = json.loads(sys.stdin.readline()), json.loads(sys.stdin.readline())
+    answer: dict[str, str | list[str]]
     try:
         answer = {"problems": list(verify_ledger(KafkaSettings(**settings["kafka"]), topic).problems)}
     except FAILURES as error:

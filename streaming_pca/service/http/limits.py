@@ -70,6 +70,16 @@ class LimitedProtocol(H11Protocol):
         super().data_received(data)
         self._watch()
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no request; hang up where an earlier request is being answered."""
+        if self.cycle is None or self.cycle.response_complete:
+            super().send_400_response(msg)
+            return
+        # Two answers at a time would fail both, and log a traceback for each such client.
+        self.cycle.disconnected = True
+        self.cycle.message_event.set()
+        self.transport.close()
+
     def on_response_complete(self) -> None:
         """Wait for another request."""
         self._since = self.loop.time()

@@ -57,6 +57,8 @@ MAX_ANSWER_BYTES = 2**30
 kafka-python's own limit is 100 MB: a larger message would be asked for again for ever. This one is still
 below the first bytes of HTTP and SSH, read as a length.
 """
+MOST_MESSAGE_BYTES = MAX_ANSWER_BYTES - 2**20
+"""Largest message of an input topic: an answer holds a little more."""
 _FETCH_BYTES = 8 * 2**20
 
 
@@ -181,6 +183,8 @@ def _common_options(settings: KafkaSettings) -> dict[str, Any]:
         "bootstrap_servers": settings.bootstrap_servers.split(","),
         "bootstrap_timeout_ms": settings.bootstrap_timeout_ms,
         "request_timeout_ms": settings.request_timeout_ms,
+        # The client's own is 30 s: a lead would be lost while a broker is back, or a password changed.
+        "reconnect_backoff_max_ms": settings.session_timeout_ms // 3,
         "metrics_enabled": False,
         "security_protocol": settings.security_protocol,
         "selector": large_reads.KeySelector,

@@ -14,7 +14,6 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
 from typing import Any
 
 from kafka.errors import KafkaConnectionError, KafkaError
@@ -32,8 +31,8 @@ _GRANT_SECONDS = 5.0
 """Time limit of a request to the identity provider."""
 _RENEW_AT = 0.8
 """Part of a token's life after which the next one is asked for."""
-_RETRY_SECONDS = 1.0
-"""Pause after a failed grant."""
+_RETRY_SECONDS = (1.0, 30.0)
+"""Pause after a failed grant, doubled from the first to the second."""
 _MOST_BYTES = 1 << 20
 """Most bytes that are read of an answer."""
 
@@ -105,45 +104,46 @@ class _Grant(AbstractTokenProvider):  # type: ignore[misc]
     of many clients.
     """
 
-    def __init__(self, settings: KafkaSettings, clock: Callable[[], float] = time.monotonic) -> None:
-        self._settings, self._clock = settings, clock
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
         self._lock = threading.Lock()
         self._token: str | None = None
         self._renew_at = self._expires_at = 0.0
-        self._failure: TokenRefused | None = None
-        self._renewing = False
+        self._renewer: threading.Thread | None = None
 
     def prepare(self) -> None:
-        """Wait for a token if there is none; TokenRefused if it is not granted."""
+        """Wait for a token if there is none, and keep it fresh; TokenRefused if it is not granted."""
         with self._lock:
-            if self._token is None or self._clock() >= self._expires_at:
+            if time.monotonic() >= self._expires_at:
                 self._take(_ask(self._settings))
+            # A forked process has no threads of its parent.
+            if self._renewer is None or not self._renewer.is_alive():
+                self._renewer = threading.Thread(target=self._keep_fresh, name="token", daemon=True)
+                self._renewer.start()
 
     def token(self) -> str:
-        """Return the present token, and have it renewed when it is due."""
-        now = self._clock()
-        if now >= self._renew_at and not self._renewing:
-            self._renewing = True
-            threading.Thread(target=self._renew, name="token", daemon=True).start()
-        if self._token is None or now >= self._expires_at:
-            raise self._failure or TokenRefused("kafka.sasl_oauth_token_url: no token has been granted yet")
+        """Return the present token; TokenRefused if it has expired."""
+        if self._token is None or time.monotonic() >= self._expires_at:
+            raise TokenRefused(
+                f"kafka.sasl_oauth_token_url = {self._settings.sasl_oauth_token_url!r}: expired"
+            )
         return self._token
 
-    def _renew(self) -> None:
-        try:
-            granted = _ask(self._settings)
-        except (ConfigurationError, TokenRefused) as error:
-            log.warning("the token for the broker was not renewed: %s", error)
-            self._failure = TokenRefused(str(error))
-            self._renew_at = self._clock() + _RETRY_SECONDS
-        else:
-            self._take(granted)
-        finally:
-            self._renewing = False
+    def _keep_fresh(self) -> None:
+        pause, longest = _RETRY_SECONDS
+        while True:
+            time.sleep(max(self._renew_at - time.monotonic(), pause))
+            try:
+                granted = _ask(self._settings)
+            except (ConfigurationError, TokenRefused) as error:
+                log.warning("the token for the broker was not renewed: %s", error)
+                pause = min(2 * pause, longest)
+            else:
+                self._take(granted)
+                pause = _RETRY_SECONDS[0]
 
     def _take(self, granted: tuple[str, float]) -> None:
-        now, (self._token, life) = self._clock(), granted
-        self._failure = None
+        now, (self._token, life) = time.monotonic(), granted
         self._renew_at, self._expires_at = now + _RENEW_AT * life, now + life
 
 
@@ -259,7 +259,7 @@ async def _authenticate_or_reconnect(self: Any, timeout_at: float | None = None)
 async def _initialize_or_raise(self: Any, timeout_at: float | None = None) -> None:
     """Initialise a connection; raise its failure, so that attempts back off.
 
-    kafka-python takes a connection that was refused for one that was made, and asks again at once.
+    kafka-python resets the pause after a connection that was refused, and asks again at once.
     """
     await _initialize(self, timeout_at)
     if self._init_future.failed():

@@ -37,6 +37,12 @@ def missing_permission(error: BaseException, operation: str) -> NotPermitted | N
         named = error.args[0] if error.args else ()
         topics = sorted({named} if isinstance(named, str) else map(str, named))
         return NotPermitted(operation, " and ".join(f"topic {t!r}" for t in topics) or "a topic")
+    if type(error) is KafkaError and TopicAuthorizationFailedError.__name__ in str(error):
+        # The client wraps some answers: this one is to the commit of a group's offsets.
+        return NotPermitted("Read", "the topic whose offsets are committed")
+    if isinstance(error, ClusterAuthorizationFailedError) and operation == "Write":
+        # Idempotent producers need it, or to write any topic.
+        return NotPermitted(operation, "any topic")
     for kind, (verb, resource) in _RESOURCES.items():
         if isinstance(error, kind):
             name = f" {error.args[0]!r}" if error.args and isinstance(error.args[0], str) else ""
@@ -49,6 +55,4 @@ def in_one_line(error: BaseException, operation: str) -> str:
     missing = missing_permission(error, operation)
     if missing is not None:
         return str(missing)
-    kind = type(error).__name__
-    line = (str(error).splitlines() or [""])[0][:_MOST]
-    return f"{kind} {line}".rstrip() if isinstance(error, KafkaError) else line or kind
+    return (str(error).splitlines() or [""])[0][:_MOST] or type(error).__name__

@@ -7,6 +7,9 @@ A fetch that takes longer than a request may is thrown away and asked for again,
 from __future__ import annotations
 
 import logging
+import sys
+import threading
+import time
 from typing import Any
 
 from kafka.consumer.fetcher import Fetcher
@@ -19,18 +22,47 @@ log = logging.getLogger(__name__)
 LEAST_FETCH_BYTES = 64 * 1024
 _SHRINKING = 4
 _SIZES = ("fetch_max_bytes", "max_partition_fetch_bytes")
+_REMEMBERED_SECONDS = 600.0
+"""Time for which new consumers of the process begin with the size that was small enough."""
+
+
+class _Limit:
+    """Size of the process's fetches that a slow link has lately allowed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._size, self._until = sys.maxsize, 0.0
+
+    @property
+    def bytes(self) -> int:
+        return self._size if time.monotonic() < self._until else sys.maxsize
+
+    def lower(self, size: int) -> bool:
+        """Set a lower limit; False where it is as low already."""
+        with self._lock:
+            if self.bytes <= size:
+                return False
+            self._size, self._until = size, time.monotonic() + _REMEMBERED_SECONDS
+            return True
+
+
+_limit = _Limit()
 
 
 def shrink_on_timeout(fetcher: Fetcher, request_timeout_ms: int) -> None:
-    """Let a consumer ask for a quarter after each fetch that was not answered in time.
+    """Quarter a consumer's fetches after each fetch that was not answered in time.
 
     Parameters
     ----------
     fetcher : Fetcher
-        The consumer's own. Its sizes stay small until the consumer is replaced, by the next session.
+        The consumer's own.
     request_timeout_ms : int
     """
     handle = fetcher._handle_fetch_error
+
+    def limit(size: int) -> None:
+        for name in _SIZES:
+            fetcher.config[name] = min(fetcher.config[name], size)
 
     def handle_and_shrink(node: Any, error: Exception) -> None:
         handle(node, error)
@@ -38,14 +70,15 @@ def shrink_on_timeout(fetcher: Fetcher, request_timeout_ms: int) -> None:
         if not isinstance(error, RequestTimedOutError) or size <= LEAST_FETCH_BYTES:
             return
         smaller = max(size // _SHRINKING, LEAST_FETCH_BYTES)
-        for name in _SIZES:
-            fetcher.config[name] = min(fetcher.config[name], smaller)
-        log.warning(
-            "the link to the broker is slow, or the broker: a fetch of up to %d KiB was not answered within "
-            "kafka.request_timeout_ms = %d; fetches are of %d KiB now",
-            size // 1024,
-            request_timeout_ms,
-            smaller // 1024,
-        )
+        limit(smaller)
+        if _limit.lower(smaller):
+            log.warning(
+                "the link to the broker is slow, or the broker: a fetch of up to %d KiB was not answered "
+                "within kafka.request_timeout_ms = %d; fetches are of %d KiB now",
+                size // 1024,
+                request_timeout_ms,
+                smaller // 1024,
+            )
 
+    limit(_limit.bytes)
     fetcher._handle_fetch_error = handle_and_shrink

@@ -12,6 +12,7 @@ from kafka.admin import ConfigResource, OffsetSpec
 from kafka.errors import KafkaError
 
 from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.service.kafka.clients import MOST_MESSAGE_BYTES
 from streaming_pca.service.topics.sizes import (
     MESSAGE_OVERHEAD,
     projection_bytes,
@@ -190,6 +191,8 @@ def _topic_problems(
     least, size = _least_message_bytes(stream, role, len(topic["partitions"])), "max.message.bytes"
     if int(configs.get(size, least)) < least:
         rules.append(_Rule(size, str(least), " at least"))
+    if role == "input" and int(configs.get(size, 0)) > MOST_MESSAGE_BYTES:
+        rules.append(_Rule(size, str(MOST_MESSAGE_BYTES), " at most (readers take no larger message)"))
     for rule in rules:
         value = configs.get(rule.key)
         if not rule.holds(value):

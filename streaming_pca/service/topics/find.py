@@ -9,7 +9,12 @@ from typing import Any
 
 from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
-from kafka.errors import KafkaError, TopicAlreadyExistsError, for_code
+from kafka.errors import (
+    KafkaError,
+    TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
+    for_code,
+)
 
 from streaming_pca.config.settings import KafkaSettings, StreamSettings
 from streaming_pca.service.errors import NotPermitted, TopicError
@@ -146,6 +151,8 @@ def ensure_topics(kafka: KafkaSettings, wanted: Iterable[NewTopic]) -> list[str]
             (answer,) = admin.create_topics([topic], raise_errors=False)["topics"]
             if answer["error_code"] == TopicAlreadyExistsError.errno:
                 continue
+            if answer["error_code"] == TopicAuthorizationFailedError.errno:
+                raise NotPermitted("Create", f"topic {topic.name!r}")
             if answer["error_code"]:
                 reason = answer.get("error_message") or for_code(answer["error_code"]).__name__
                 raise TopicError(f"topic {topic.name} cannot be created: {' '.join(reason.split())}")
@@ -225,13 +232,10 @@ def _check(
 ) -> tuple[Topics | None, list[Problem]]:
     names = {role: getattr(stream, attribute) for role, attribute in _ROLES.items()}
     described = {t["name"]: t for t in admin.describe_topics(list(names.values()))}
+    NotPermitted.check(described.values())
     problems, there = [], {}
     for role, name in names.items():
         topic: Any = described.get(name)
-        if topic is not None and topic["error_code"]:
-            reason = TopicError.described(name, topic["error_code"])
-            if isinstance(reason, NotPermitted):
-                raise reason
         if topic is None or topic["error_code"] or not topic["partitions"]:
             fix = "create it with `streaming-pca topics create --config FILE --cap EPSILON,DELTA`"
             problems.append(Problem(f"topic {name!r} ({role})", "", "missing", "", fix))

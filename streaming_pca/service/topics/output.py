@@ -169,10 +169,7 @@ def find_output(kafka: KafkaSettings, stream: StreamSettings, output: str, creat
 
 def _described(kafka: KafkaSettings, names: dict[str, str]) -> dict[str, Any]:
     found = {t["name"]: t for t in describe_topics(kafka, list(names.values()), "the topics")}
-    for name, topic in found.items():
-        reason = TopicError.described(name, topic["error_code"])
-        if isinstance(reason, NotPermitted):
-            raise reason
+    NotPermitted.check(found.values())
     return {
         role: found[name]
         for role, name in names.items()

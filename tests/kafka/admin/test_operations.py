@@ -85,7 +85,8 @@ def test_metrics_tell_what_was_delivered_charged_and_released(make_stream: MakeS
 
 
 def test_no_metric_depends_on_what_records_hold(make_stream: MakeStream) -> None:
-    good, bad = make_stream(worker={"stop_when_done": False}), make_stream(worker={"stop_when_done": False})
+    often = {"stop_when_done": False, "verify_seconds": 0.5}
+    good, bad = make_stream(worker=often), make_stream(worker=often)
     good.produce_vectors(good.vectors(300))
     bad.produce(b"\xff" * (i % 7) for i in range(300))
     diagnostics = good.settings.stream.build_estimator().diagnostics
@@ -96,17 +97,24 @@ def test_no_metric_depends_on_what_records_hold(make_stream: MakeStream) -> None
         child, address = start(stream)
         child.says("batch 3 released")
         name = stream.settings.stream.name
+        verified = ("streaming_pca_verification_problems", (("stream", name),))
+        wait_for("a verification", lambda a=address, v=verified: samples(a).get(v) == 0)
         seen.append(
             {
                 (key, tuple((k, v.replace(name, "NAME")) for k, v in labels)): value
                 for (key, labels), value in samples(address).items()
-                # How long things took, when they were, and what has noise of its own.
+                # How long things took, when and how often they were, and what has noise of its own.
                 if not re.search(
-                    r"_seconds_(bucket|sum)|_created$|timestamp|rebalances|_(null|clipped)_|total_variance|angle_bound",
+                    r"_seconds_(bucket|sum)|broker_request|_created$|timestamp|rebalances|_(null|clipped)_|"
+                    r"total_variance|angle_bound",
                     key,
                 )
             }
         )
+        assert {"ready", "refused", "planned_records", "verification_problems", "build_info"} <= {
+            key.removeprefix("streaming_pca_") for key, _ in seen[-1]
+        }
+        assert not [key for key, _ in samples(address) if not key.startswith("streaming_pca_")]
         assert of(samples(address), "batch_counts_error", stream=name) == error
         for what in ("null", "clipped"):
             # So much noise comes with probability e**-30.

@@ -289,7 +289,7 @@ def test_an_operator_who_never_gets_through_says_so_and_has_written_nothing(
         raise KafkaTimeoutError("no answer")
 
     before_step(monkeypatch, "standing.1 read ahead", lose, times=100)
-    with pytest.raises(SessionLost, match=r"standing\.1 read ahead: KafkaTimeoutError .*no answer"):
+    with pytest.raises(SessionLost, match=r"standing\.1 read ahead: KafkaTimeoutError: no answer"):
         change(stream, pause)
     assert kinds(stream) == []
 

@@ -217,6 +217,7 @@ WRONG = [
     ("input", "cleanup.policy", "compact", "error"),
     ("input", "compression.type", "gzip", "error"),
     ("input", "message.timestamp.type", "CreateTime", "warning"),
+    ("input", "max.message.bytes", str(2**30), "error"),
     ("ledger", "cleanup.policy", "compact", "error"),
     ("ledger", "retention.ms", "604800000", "error"),
     ("ledger", "retention.bytes", "1000000", "error"),

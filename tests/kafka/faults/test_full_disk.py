@@ -144,7 +144,17 @@ def test_a_broker_whose_disk_is_full_ends_and_the_stream_goes_on(
         cluster.start(3)
         cluster.wait_until_whole()
         trial.goes_on()
-        # Without two of three nothing can be committed: workers wait, and go on where they were.
+        counts = trial.end()
+        assert counts.abandoned == 0
+
+
+@pytest.mark.soak
+def test_a_stream_goes_on_once_two_of_three_brokers_are_back(
+    fork_server: None, cluster: KafkaCluster, disks: Mapping[int, Disk], tmp_path: Path
+) -> None:
+    """One with a full disk, one that is down: nothing can be committed meanwhile, and workers wait."""
+    with Trial(cluster, tmp_path, "disks") as trial:
+        trial.lead_and_stand_by()
         fill_until_it_ends(cluster, disks, 2)
         cluster.kill(3)
         disks[2].grow()

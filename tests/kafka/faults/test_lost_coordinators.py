@@ -26,18 +26,28 @@ def cluster(make_cluster: MakeCluster) -> KafkaCluster:
     return make_cluster()
 
 
+@pytest.mark.parametrize(
+    "steps",
+    [("offsets", "commit"), pytest.param(("reserve", "lead"), marks=pytest.mark.soak)],
+    ids="-".join,
+)
 def test_a_coordinator_that_is_killed_during_a_commit_loses_nothing(
-    fork_server: None, cluster: KafkaCluster, tmp_path: Path
+    fork_server: None, cluster: KafkaCluster, tmp_path: Path, steps: tuple[str, ...]
 ) -> None:
     """Of the transaction, of the offsets in it, and of the election; each killed at a step that needs it."""
-    with Trial(cluster, tmp_path, "coordinator") as trial:
+    with Trial(cluster, tmp_path, f"coordinator-{'-'.join(steps)}") as trial:
         group = trial.stream.settings.worker.group
-        cases = [
-            (TRANSACTIONS, trial.transactional_id, Strike("reserve.4 commit", "before", 2, "wait")),
-            (GROUPS, trial.name, Strike("commit.4 offsets", "before", 2, "wait")),
-            (TRANSACTIONS, trial.transactional_id, Strike("commit.5 commit", "before", 2, "wait")),
-            (GROUPS, group, Strike("publish.4 commit", "after", 2, "wait")),
-        ]
+        all_cases = {
+            "reserve": (
+                TRANSACTIONS,
+                trial.transactional_id,
+                Strike("reserve.4 commit", "before", 2, "wait"),
+            ),
+            "offsets": (GROUPS, trial.name, Strike("commit.4 offsets", "before", 2, "wait")),
+            "commit": (TRANSACTIONS, trial.transactional_id, Strike("commit.5 commit", "before", 2, "wait")),
+            "lead": (GROUPS, group, Strike("publish.4 commit", "after", 2, "wait")),
+        }
+        cases = [all_cases[step] for step in steps]
         trial.produce()
         for topic, identity, strike in cases:
             leader = trial.start(strike=strike)

@@ -32,7 +32,7 @@ from streaming_pca.service.kafka.clients import admin_client
 from tests.security.needles import secret
 
 ISSUER, AUDIENCE = "https://issuer.test", "kafka"
-USERS = ("worker", "producer", "reader", "auditor", "projector", "operator", "stranger")
+USERS = ("worker", "producer", "reader", "dashboard", "auditor", "projector", "operator", "stranger")
 PROTOCOLS = {"TLS": "SSL", "MUTUAL": "SSL", "PLAIN": "SASL_SSL", "SCRAM": "SASL_SSL", "OAUTH": "SASL_SSL"}
 MECHANISMS = {"PLAIN": "PLAIN", "SCRAM": "SCRAM-SHA-512", "OAUTH": "OAUTHBEARER"}
 _MODULES = {
@@ -92,6 +92,7 @@ class Secured:
     issuer: Issuer
     authority: trustme.CA
     ports: dict[str, int] = field(default_factory=dict)
+    advertised: dict[str, int] = field(default_factory=dict)
     cluster: KafkaCluster | None = None
 
     @property
@@ -101,7 +102,7 @@ class Secured:
         return KafkaSettings(bootstrap_servers=self.cluster.bootstrap)
 
     def address(self, listener: str) -> str:
-        return f"localhost:{self.ports[listener]}"
+        return f"localhost:{self.advertised.get(listener, self.ports[listener])}"
 
     def client(self, listener: str, user: str = "worker", **changes: Any) -> dict[str, Any]:
         """Return the settings of a user's connection, its secrets in files."""
@@ -135,6 +136,10 @@ class Secured:
         made = (authority or self.authority).issue_cert("localhost", common_name=user)
         return write_whole(self.directory / f"{user}.pem", pem_of(made))
 
+    def broker_certificate(self, authority: trustme.CA) -> trustme.LeafCert:
+        """Issue a certificate; a broker takes no other name than that of its first."""
+        return authority.issue_cert("localhost", organization_unit_name="broker")
+
     def set_password(self, user: str, password: str) -> None:
         with closing(admin_client(self.open_settings)) as admin:
             admin.alter_user_scram_credentials(
@@ -143,7 +148,7 @@ class Secured:
 
 
 def write_whole(path: Path, content: str) -> Path:
-    part = path.with_suffix(".part")
+    part = path.with_name(f"{path.name}.{threading.get_ident()}.part")
     part.write_text(content)
     os.replace(part, path)
     return path
@@ -209,14 +214,18 @@ def start_secured(
     directory: Path,
     listeners: tuple[str, ...],
     more: Mapping[str, str] | None = None,
-    ports: Mapping[str, int] | None = None,
+    advertised: Mapping[str, int] | None = None,
 ) -> Secured:
-    """Start a broker with these listeners: each the name of a way, and perhaps an underscore and more."""
+    """Start a broker with these listeners: each the name of a way, and perhaps an underscore and more.
+
+    Clients are referred to the ports that ``advertised`` names, if any, in place of the listeners' own.
+    """
     secured = Secured(directory, Issuer(directory), trustme.CA())
     secured.ports = {name: free_port() for name in listeners}
+    secured.advertised = dict(advertised or {})
     for name in ("authority", "clients"):
         secured.authority.cert_pem.write_to_path(str(directory / f"{name}.pem"))
-    write_whole(directory / "broker.pem", pem_of(secured.authority.issue_cert("localhost")))
+    write_whole(directory / "broker.pem", pem_of(secured.broker_certificate(secured.authority)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(
             "JDK_JAVA_OPTIONS",

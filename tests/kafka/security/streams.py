@@ -14,10 +14,13 @@ from streaming_pca.privacy.ledger.entries import Cap
 from tests.kafka.security.secured import Secured
 from tests.kafka.stream import OCTETS, Stream
 
+BATCH = 100
+"""Records of a batch."""
 
-def described(secured: Secured, name: str, directory: Path, **worker: Any) -> Stream:
-    """Describe a stream of two batches, as the super user sees it; nothing is created."""
-    options = {"growth": 1.0, "n_records": 200, "n_batches": 2}
+
+def described(secured: Secured, name: str, directory: Path, batches: int = 2, **worker: Any) -> Stream:
+    """Describe a stream, as the super user sees it; nothing is created."""
+    options = {"growth": 1.0, "n_records": BATCH * batches, "n_batches": batches}
     return Stream.make(
         secured.open_settings.bootstrap_servers,
         name,

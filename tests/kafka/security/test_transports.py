@@ -24,7 +24,7 @@ from tests.kafka.security.secured import (
     start_secured,
     write_whole,
 )
-from tests.kafka.security.streams import as_user, create, described, feed, grant
+from tests.kafka.security.streams import BATCH, as_user, create, described, feed, grant
 from tests.kafka.stream import Stream, all_at_once, check_books
 
 pytestmark = [pytest.mark.kafka]
@@ -56,7 +56,7 @@ def run_whole(secured: Secured, stream: Stream, users: dict[str, KafkaSettings])
     """Create, fill and run a stream, each step by the user whose role has it, with no other permission."""
     grant(secured, stream, ROLES)
     create(stream, users["operator"])
-    feed(stream, users["producer"], 400)
+    feed(stream, users["producer"], 2 * BATCH)
     stream.run(as_user(stream, users["worker"]))
     assert len(stream.release_values()) == 2
     check_books(stream)

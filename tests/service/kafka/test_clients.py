@@ -35,7 +35,8 @@ def test_security_settings_reach_the_client(tmp_path: Path) -> None:
     assert found["security_protocol"] == "SASL_SSL"
     assert found["sasl_mechanism"] == "SCRAM-SHA-512"
     assert found["sasl_plain_username"] == "pca"
-    assert found["sasl_plain_password"] == secret("two")
+    assert found["sasl_plain_password"]() == secret("two")
+    assert secret("two") not in str(found)
     assert found["ssl_cafile"] == str(authority)
     assert "ssl_certfile" not in found
 
@@ -43,7 +44,11 @@ def test_security_settings_reach_the_client(tmp_path: Path) -> None:
 def test_a_password_comes_from_its_file(tmp_path: Path) -> None:
     (tmp_path / "password").write_text(secret("three") + "\n")
     settings = secure(sasl_password=None, sasl_password_file=tmp_path / "password")
-    assert clients._common_options(settings)["sasl_plain_password"] == secret("three")
+    password = clients._common_options(settings)["sasl_plain_password"]
+    assert password() == secret("three")
+    # It is read anew for each connection.
+    (tmp_path / "password").write_text(secret("four") + "\n")
+    assert password() == secret("four")
     (tmp_path / "password").unlink()
     with pytest.raises(ConfigurationError, match=r"kafka\.sasl_password_file: .*No such file"):
         clients._common_options(settings)

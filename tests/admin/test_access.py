@@ -1,0 +1,94 @@
+"""Permissions by role, without a broker."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from streaming_pca.admin.access import ROLES, as_options, permissions, principal_of
+from streaming_pca.config.settings import ConfigurationError, KafkaSettings, Settings, StreamSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def settings(name: str = "flows") -> Settings:
+    return Settings(
+        stream=StreamSettings(name=name, input="traffic", dim=4, rank=2, epsilon=1.0, delta=1e-6),
+    )
+
+
+def found(role: str, *streams: Settings) -> dict[str, set[str]]:
+    """Operations by topic."""
+    output = "flows.out" if role == "projector" else None
+    wanted = permissions(role, streams or [settings()], output)
+    return {p.name: set(p.operations) for p in wanted if p.kind == "topic"}
+
+
+def test_producers_write_the_input_and_nothing_else() -> None:
+    assert [(p.kind, p.operations, p.name) for p in permissions("producer", [settings()])] == [
+        ("topic", ("Write",), "traffic")
+    ]
+
+
+def test_records_and_states_are_read_by_those_who_must() -> None:
+    assert {r for r in ROLES if "Read" in found(r).get("traffic", ())} == {"projector", "worker", "operator"}
+    assert {r for r in ROLES if "Read" in found(r).get("flows.state", ())} == {
+        "auditor",
+        "worker",
+        "operator",
+    }
+    for role in ("reader", "dashboard", "auditor"):
+        assert not any("Write" in operations for operations in found(role).values())
+    assert not any("Delete" in operations for role in ROLES for operations in found(role).values())
+
+
+def test_streams_that_share_an_input_share_its_permissions() -> None:
+    both = found("worker", settings("flows"), settings("others"))
+    assert sorted(both) == [
+        "flows.releases",
+        "flows.state",
+        "others.releases",
+        "others.state",
+        "traffic",
+        "traffic.ledger",
+    ]
+
+
+def test_lines_are_options_of_kafkas_program() -> None:
+    lines = as_options(permissions("worker", [settings()]), "User:O=Any Company")
+    assert all(line.startswith("--allow-principal 'User:O=Any Company' --operation ") for line in lines)
+    assert any(line.endswith("--operation DescribeConfigs --cluster") for line in lines)
+    prefixed = next(line for line in lines if "--transactional-id" in line)
+    assert "--resource-pattern-type prefixed --transactional-id streaming-pca." in prefixed
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(ConfigurationError, match="--role must be one of producer, reader"):
+        permissions("king", [settings()])
+    with pytest.raises(ConfigurationError, match="--output TOPIC is needed with --role projector"):
+        permissions("projector", [settings()])
+    with pytest.raises(ConfigurationError, match="--output TOPIC is needed with --role projector"):
+        permissions("worker", [settings()], "flows.out")
+    with pytest.raises(ConfigurationError, match="name the user by --principal"):
+        principal_of(None, KafkaSettings())
+    with pytest.raises(ConfigurationError, match="must be User:NAME, not 'pca'"):
+        principal_of("pca", KafkaSettings())
+    named = KafkaSettings(
+        security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_username="pca", sasl_password="x"
+    )
+    assert principal_of(None, named) == "User:pca"
+
+
+def test_the_page_has_the_same_roles() -> None:
+    page = (ROOT / "docs" / "how-to" / "secure.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` (\|.*)$", page, re.MULTILINE))
+    assert list(rows) == list(ROLES)
+    topics = ("traffic", "traffic.ledger", "flows.state", "flows.releases")
+    words = {"Read": "read", "Write": "write", "Create": "create"}
+    for role, row in rows.items():
+        cells = row.strip("|").split("|")[1:5]
+        for topic, cell in zip(topics, cells, strict=True):
+            said = {word for word in words.values() if word in cell}
+            assert said == {words[o] for o in found(role).get(topic, ()) if o in words}, (role, topic)

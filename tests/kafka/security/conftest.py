@@ -1,0 +1,51 @@
+"""Kafka's own command-line tools, for the tests of scripts that use them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from streaming_pca.dev.jars import KAFKA, KafkaUnavailable, fetch_jars
+from tests.conftest import _no_kafka
+
+_ATTEMPTS = 3
+
+
+@pytest.fixture(scope="session")
+def kafka_tools() -> str:
+    """Class path of Kafka's tools, which are not among the broker's jars."""
+    try:
+        jars = fetch_jars()
+        return f"{jars}/*:{_fetch_tools(jars.parent)}"
+    except KafkaUnavailable as unavailable:
+        raise _no_kafka(unavailable) from None
+
+
+def _fetch_tools(cache: Path) -> Path:
+    jar = cache / f"kafka-tools-{KAFKA}.jar"
+    if jar.exists():
+        return jar
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise KafkaUnavailable("no Maven found", "install maven")
+    said = ""
+    with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        command = [maven, "-q", "-B", "dependency:copy", f"-Dartifact=org.apache.kafka:kafka-tools:{KAFKA}"]
+        for _ in range(_ATTEMPTS):
+            run = subprocess.run(
+                [*command, f"-DoutputDirectory={scratch}"],
+                cwd=scratch,
+                capture_output=True,
+                text=True,
+                timeout=200,
+            )
+            if (fetched := Path(scratch, jar.name)).exists():
+                os.replace(fetched, jar)
+                return jar
+            said = run.stdout + run.stderr
+    raise KafkaUnavailable(f"Maven could not fetch Kafka's tools {KAFKA}", said)

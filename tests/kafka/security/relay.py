@@ -1,0 +1,60 @@
+"""A relay between clients and a port of a broker, which can hang up on all of them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+
+
+class Relay:
+    """Relay of a loopback port; ``target`` is set before the first client comes."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self.target = 0
+        self.accepted = 0
+        """Number of connections so far."""
+        self._pairs: list[socket.socket] = []
+        self._lock = threading.Lock()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                broker = socket.create_connection(("127.0.0.1", self.target), 5)
+            except OSError:
+                client.close()
+                continue
+            broker.settimeout(None)
+            with self._lock:
+                self.accepted += 1
+                self._pairs += [client, broker]
+            for source, sink in ((client, broker), (broker, client)):
+                threading.Thread(target=self._copy, args=(source, sink), daemon=True).start()
+
+    def _copy(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(2**16):
+                sink.sendall(data)
+        for each in (source, sink):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def hang_up(self) -> None:
+        """End all present connections."""
+        with self._lock:
+            pairs, self._pairs = self._pairs, []
+        for each in pairs:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def close(self) -> None:
+        self._listener.close()
+        self.hang_up()

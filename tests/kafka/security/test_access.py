@@ -1,0 +1,400 @@
+"""Roles on an Apache Kafka with its authorizer on: each may do what it is for; one line refuses the rest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from kafka.admin import (
+    ACLFilter,
+    ACLOperation,
+    ACLPermissionType,
+    ACLResourcePatternType,
+    ResourcePatternFilter,
+    ResourceType,
+)
+from kafka.errors import KafkaError
+
+from streaming_pca.admin.access import ROLES, apply_permissions, permissions
+from streaming_pca.admin.ledger import describe_ledger, verify_ledger
+from streaming_pca.admin.pause import pause, resume
+from streaming_pca.admin.status import describe_status
+from streaming_pca.admin.topics import create_with_cap
+from streaming_pca.admin.watch import last_release
+from streaming_pca.config.settings import Settings
+from streaming_pca.dashboard.observing.observer import Observer
+from streaming_pca.dev.cluster import KafkaCluster
+from streaming_pca.dev.jars import find_java
+from streaming_pca.privacy.ledger.entries import Cap
+from streaming_pca.service.commit.log_reader import LogReader
+from streaming_pca.service.commit.snapshot import existing_topics
+from streaming_pca.service.election import Election
+from streaming_pca.service.errors import NotPermitted, SessionLost, TopicError
+from streaming_pca.service.kafka.clients import (
+    BrokerUnreachable,
+    admin_client,
+    transactional_producer,
+)
+from streaming_pca.service.kafka.refusals import in_one_line
+from streaming_pca.service.topics.find import find_topics
+from streaming_pca.service.topics.output import find_output
+from tests.kafka.child import Strike
+from tests.kafka.projecting import run as project
+from tests.kafka.security.secured import Secured, start_secured
+from tests.kafka.security.streams import BATCH, as_user, create, described, feed, grant
+from tests.kafka.security.test_connecting import RUN_ALL
+from tests.kafka.stream import Stream, check_books, read_all, wait_for
+
+pytestmark = [pytest.mark.kafka]
+
+ROOT = Path(__file__).resolve().parents[3]
+USERS = (*ROLES, "stranger")
+
+
+@dataclass
+class Place:
+    """A stream with a release, and a user for each role and one without any."""
+
+    secured: Secured
+    stream: Stream
+    output: str
+
+    def of(self, user: str) -> Settings:
+        return as_user(self.stream, self.secured.settings("SCRAM", user))
+
+
+@pytest.fixture(scope="module")
+def secured(make_cluster: Callable[..., KafkaCluster], tmp_path_factory: pytest.TempPathFactory) -> Secured:
+    return start_secured(make_cluster, tmp_path_factory.mktemp("secured"), ("SCRAM",))
+
+
+@pytest.fixture(scope="module")
+def place(
+    secured: Secured,
+    unique_name: Callable[[str], str],
+    tmp_path_factory: pytest.TempPathFactory,
+    fork_server: None,
+) -> Iterator[Place]:
+    stream = described(secured, unique_name("roles"), tmp_path_factory.mktemp("stream"), batches=3)
+    found = Place(secured, stream, f"{stream.settings.stream.name}.out")
+    grant(secured, stream, ROLES, found.output)
+    create(stream, secured.settings("SCRAM", "operator"))
+    feed(stream, secured.settings("SCRAM", "producer"), 3 * BATCH)
+    # A worker dies in a commit, and the next one takes over: with the permissions of its role and no other.
+    first = stream.start(found.of("worker"), strike=Strike("commit.5 commit", "before"))
+    assert first.ends() < 0
+    stream.run(found.of("worker"))
+    check_books(stream)
+    yield found
+    stream.destroy()
+
+
+def test_a_worker_with_the_permissions_of_its_role_takes_over(place: Place) -> None:
+    assert len(place.stream.release_values()) == 3
+    assert "leading stream" in place.stream.children[1].log
+    for child in place.stream.children:
+        assert "no permission" not in child.log
+
+
+# -- the table -----------------------------------------------------------------
+
+
+def check(place: Place, settings: Settings) -> None:
+    find_topics(settings.kafka, settings.stream)
+
+
+def create_again(place: Place, settings: Settings) -> None:
+    create_with_cap([settings], Cap(epsilon="1", delta="1e-6"), "basic", 2, 1)
+
+
+def send(place: Place, settings: Settings) -> None:
+    feed(place.stream, settings.kafka, 2)
+
+
+def read_records(place: Place, settings: Settings) -> None:
+    _read(settings, settings.stream.input)
+
+
+def watch(place: Place, settings: Settings) -> None:
+    assert last_release(settings.kafka, settings.stream.releases_topic) is not None
+
+
+def status(place: Place, settings: Settings) -> None:
+    (facts,) = describe_status([settings])
+    if facts["problem"] is not None:
+        raise SessionLost(facts["problem"])
+    assert facts["batches"]["released"] == 3
+
+
+def show(place: Place, settings: Settings) -> None:
+    assert describe_ledger(settings.kafka, settings.stream.input)["entries"]
+
+
+def verify(place: Place, settings: Settings) -> None:
+    assert verify_ledger(settings.kafka, settings.stream.input).ok
+
+
+def read_state(place: Place, settings: Settings) -> None:
+    _read(settings, settings.stream.state_topic)
+
+
+def change_status(place: Place, settings: Settings) -> None:
+    with _one_writer:
+        pause(settings.kafka, settings.stream, "a test")
+        resume(settings.kafka, settings.stream, "a test")
+
+
+def write_releases(place: Place, settings: Settings) -> None:
+    """Forge a release outside the protocol."""
+    with closing(transactional_producer(settings.kafka, "streaming-pca.forger")) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(settings.stream.releases_topic, b"forged", partition=0).get(20)
+        producer.abort_transaction()
+
+
+def lead(place: Place, settings: Settings) -> None:
+    """Join the group whose members lead the stream."""
+    kafka, stream = settings.kafka, settings.stream
+    # As a worker does first.
+    assert existing_topics(kafka, [stream.state_topic])
+    with closing(Election(kafka, settings.worker.group, [stream.state_topic], lambda: None)) as election:
+        wait_for("the group", lambda: election.poll() is not None and election.joined, 30)
+
+
+def show_dashboard(place: Place, settings: Settings) -> None:
+    observer = Observer([settings])
+    observer.start()
+    try:
+        wait_for(
+            "the dashboard",
+            lambda: observer.overview().connection.loaded or _problem_of(observer),
+            30,
+        )
+        if (problem := _problem_of(observer)) is not None:
+            raise SessionLost(problem)
+        assert observer.stream(settings.stream.name).batches.released == 3
+    finally:
+        observer.stop()
+
+
+def _problem_of(observer: Observer) -> str | None:
+    overview = observer.overview()
+    return overview.streams[0].problem or overview.connection.problem
+
+
+def grant_more(place: Place, settings: Settings) -> None:
+    apply_permissions(settings.kafka, permissions("reader", [settings]), "User:stranger-2")
+
+
+_one_writer = threading.Lock()
+_READERS = {"dashboard", "auditor", "worker", "operator"}
+TABLE: dict[Callable[[Place, Settings], None], set[str]] = {
+    check: {"worker", "operator"},
+    create_again: {"operator"},
+    send: {"producer"},
+    read_records: {"projector", "worker", "operator"},
+    watch: {"reader", "projector"} | _READERS,
+    status: _READERS,
+    show: _READERS,
+    verify: _READERS - {"dashboard"},
+    read_state: _READERS - {"dashboard"},
+    change_status: {"worker", "operator"},
+    write_releases: {"worker", "operator"},
+    lead: {"worker", "operator"},
+    show_dashboard: _READERS,
+    grant_more: set(),
+}
+"""Roles that may do each action; no other user may."""
+
+
+def _read(settings: Settings, topic: str) -> None:
+    assert existing_topics(settings.kafka, [topic])
+    with closing(LogReader(settings.kafka, topic)) as reader:
+        assert next(reader.read_to(1, 20))
+
+
+def outcome(action: Callable[[Place, Settings], None], place: Place, user: str) -> str | None:
+    """Return the line that refuses an action; None where it is allowed."""
+    try:
+        action(place, place.of(user))
+    except (TopicError, SessionLost, BrokerUnreachable) as error:
+        return str(error)
+    except KafkaError as error:
+        return in_one_line(error, "Write")
+    return None
+
+
+@pytest.mark.parametrize("action", TABLE)
+def test_each_role_may_do_what_it_is_for_and_nothing_else(
+    place: Place, action: Callable[[Place, Settings], None]
+) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        found = dict(zip(USERS, pool.map(lambda user: outcome(action, place, user), USERS), strict=True))
+    assert {user for user, line in found.items() if line is None} == TABLE[action], found
+    for user, line in found.items():
+        if line is not None:
+            # Brokers that show no topic's settings are allowed, so this line has words of its own.
+            assert "no permission to " in line or "allow DescribeConfigs on it" in line, (user, line)
+            assert len(line.splitlines()) == 1, (user, line)
+
+
+def test_a_projector_writes_its_output_and_others_may_not(place: Place) -> None:
+    with pytest.raises(NotPermitted):
+        find_output(place.of("reader").kafka, place.stream.settings.stream, place.output)
+    # The output is made by the one who makes topics.
+    find_output(place.secured.open_settings, place.stream.settings.stream, place.output, create=True)
+    assert project(place.of("projector"), place.output) == 0
+    assert len(read_all(place.secured.open_settings, place.output, (0, 1))) >= 3 * BATCH
+
+
+# -- the command and the script --------------------------------------------------
+
+
+CONFIG = """
+[kafka]
+bootstrap_servers = "{bootstrap}"
+{login}
+[stream]
+name = "{name}"
+input = "{input}"
+dim = 5
+rank = 2
+epsilon = 1.0
+delta = 1e-6
+
+[worker]
+group = "{group}"
+"""
+
+
+def write_config(place: Place, directory: Path, user: str | None) -> Path:
+    stream, kafka = place.stream.settings.stream, place.secured.open_settings
+    login = ""
+    if user is not None:
+        kafka = place.secured.settings("SCRAM", user)
+        names = ("security_protocol", "sasl_mechanism", "sasl_username", "sasl_password_file", "ssl_cafile")
+        login = "\n".join(f'{key} = "{getattr(kafka, key)}"' for key in names)
+    path = directory / f"{user}.toml"
+    path.write_text(
+        CONFIG.format(
+            bootstrap=kafka.bootstrap_servers,
+            login=login,
+            name=stream.name,
+            input=stream.input,
+            group=place.stream.settings.worker.group,
+        )
+    )
+    return path
+
+
+def test_every_command_refuses_a_stranger_in_one_line(place: Place, tmp_path: Path) -> None:
+    config = str(write_config(place, tmp_path, "stranger"))
+    (tmp_path / "rows.csv").write_text("1,2,3,4,5\n")
+    commands = [
+        ["topics", "check", "--config", config],
+        ["topics", "create", "--config", config, "--cap", "1,1e-6"],
+        ["status", "--config", config],
+        ["ledger", "show", "--config", config],
+        ["ledger", "verify", "--config", config],
+        ["watch", "--config", config, "--count", "1", "--timeout", "20"],
+        ["produce", str(tmp_path / "rows.csv"), "--config", config],
+        ["worker", "--config", config],
+        ["project", "--config", config, "--output", place.output],
+        ["topics", "acls", "--config", config, "--role", "reader", "--apply"],
+    ]
+    done = run_all(commands)
+    assert "Traceback" not in done.stderr
+    assert done.stdout.splitlines().count("status 0") == 0, done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if line and " INFO " not in line]
+    assert len(lines) == len(commands), done.stderr + done.stdout
+    for line, command in zip(lines, commands, strict=True):
+        assert "no permission to " in line, (command, line)
+
+
+def run_all(commands: list[list[str]]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", RUN_ALL.format(commands=commands)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+
+
+@contextmanager
+def programs(directory: Path, tools: str) -> Iterator[dict[str, str]]:
+    """Put Kafka's and this package's programs where the script looks for them."""
+    for name, command in (
+        (
+            "kafka-acls.sh",
+            f"{find_java()} -XX:TieredStopAtLevel=1 -cp '{tools}' org.apache.kafka.tools.AclCommand",
+        ),
+        ("streaming-pca", f"{sys.executable} -P -m streaming_pca"),
+    ):
+        (directory / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        (directory / name).chmod(0o755)
+    yield os.environ | {"PATH": f"{directory}:{os.environ['PATH']}"}
+
+
+def granted(secured: Secured, principal: str) -> set[tuple[str, str, bool, str]]:
+    """Return what a principal was granted."""
+    everything = ResourcePatternFilter(ResourceType.ANY, None, ACLResourcePatternType.ANY)
+    wanted = ACLFilter(principal, None, ACLOperation.ANY, ACLPermissionType.ANY, everything)
+    with closing(admin_client(secured.open_settings)) as admin:
+        found, _ = admin.describe_acls(wanted)
+    return {
+        (
+            acl.resource_pattern.resource_type.name,
+            acl.resource_pattern.resource_name,
+            acl.resource_pattern.pattern_type is ACLResourcePatternType.PREFIXED,
+            acl.operation.name,
+        )
+        for acl in found
+    }
+
+
+def test_the_script_grants_what_the_command_does_and_again_does_no_harm(
+    place: Place, tmp_path: Path, kafka_tools: str
+) -> None:
+    config = write_config(place, tmp_path, None)
+    script = [str(ROOT / "deploy/kafka/acls.sh"), "--config", str(config)]
+    script += ["--bootstrap-server", place.secured.open_settings.bootstrap_servers]
+    with programs(tmp_path, kafka_tools) as environment:
+        for _ in range(2):
+            done = subprocess.run(
+                [*script, "--role", "worker", "--principal", "User:by script"],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=200,
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert granted(place.secured, "User:by script") == granted(place.secured, "User:worker")
+
+
+def test_the_script_refuses_in_one_line_what_it_cannot_use(tmp_path: Path) -> None:
+    script, right = str(ROOT / "deploy/kafka/acls.sh"), ["--bootstrap-server", "localhost:1", "--config", "x"]
+    for arguments, line in (
+        ([], "--bootstrap-server is missing"),
+        (right, "--role is missing"),
+        ([*right, "--role", "worker"], "--principal is missing"),
+        ([*right, "--role"], "--role needs a value"),
+        (["--rolle", "worker"], "unknown argument '--rolle'"),
+        ([*right, "--role", "worker", "--principal", "User:x"], "kafka-acls.sh is not on the PATH"),
+    ):
+        done = subprocess.run(
+            [script, *arguments], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"}
+        )
+        assert done.returncode == 2
+        assert line in done.stderr
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "usage: acls.sh" in subprocess.run([script, "--help"], capture_output=True, text=True).stdout

@@ -1,0 +1,238 @@
+"""Passwords, tokens and certificates change under a worker that leads, and it goes on leading.
+
+The broker asks for credentials again every six seconds, or hangs up, so that old ones do not last.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from kafka.admin import ConfigResource
+
+from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.dev.cluster import KafkaCluster
+from streaming_pca.service.kafka.clients import admin_client
+from tests.kafka.security.relay import Relay
+from tests.kafka.security.secured import (
+    Secured,
+    identity_provider,
+    password_of,
+    pem_of,
+    start_secured,
+    write_whole,
+)
+from tests.kafka.security.streams import BATCH, as_user, create, described, feed
+from tests.kafka.stream import Child, Stream, all_at_once, check_books, wait_for
+
+pytestmark = [pytest.mark.kafka]
+
+SESSION_MS = 6000
+"""Time after which the broker closes a connection that has not shown its credentials again."""
+TOKEN_SECONDS = 15.0
+_PAUSE_SECONDS = 0.5
+REFUSED_SECONDS = 1.5
+"""Time between the change of a password at the broker and in its file, or the other way round."""
+LISTENERS = ("SCRAM_BROKER_FIRST", "SCRAM_FILE_FIRST", "OAUTH_FILE", "OAUTH_URL", "MUTUAL")
+USERS = dict(zip(LISTENERS, ("auditor", "reader", "worker", "operator", "producer"), strict=True))
+"""Any users: all may do everything here, and each has a password of its own."""
+
+
+@dataclass
+class Rotating:
+    """The broker, and the relay before its listener with certificates."""
+
+    secured: Secured
+    relay: Relay
+    authority: trustme.CA
+    """Authority of the new certificates."""
+
+
+@pytest.fixture(scope="module")
+def rotating(
+    make_cluster: Callable[..., KafkaCluster], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Rotating]:
+    directory, relay = tmp_path_factory.mktemp("secured"), Relay()
+    more = {"super.users": ";".join(f"User:{user}" for user in ("ANONYMOUS", *USERS.values()))}
+    for name in LISTENERS[:-1]:
+        mechanism = "scram-sha-512" if name.startswith("SCRAM") else "oauthbearer"
+        more[f"listener.name.{name.lower()}.{mechanism}.connections.max.reauth.ms"] = str(SESSION_MS)
+    secured = start_secured(make_cluster, directory, LISTENERS, more, {"MUTUAL": relay.port})
+    relay.target = secured.ports["MUTUAL"]
+    yield Rotating(secured, relay, trustme.CA())
+    relay.close()
+
+
+@pytest.fixture
+def make_leading(
+    rotating: Rotating, unique_name: Callable[[str], str], tmp_path: Path, fork_server: None
+) -> Iterator[Callable[..., Leading]]:
+    with ExitStack() as stack:
+
+        def make(listener: str) -> Leading:
+            stream = described(rotating.secured, unique_name(listener.lower()[:12]), tmp_path, batches=40)
+            stack.callback(stream.destroy)
+            create(stream, rotating.secured.open_settings)
+            return Leading(rotating.secured, stream)
+
+        yield make
+
+
+class Leading:
+    """A stream with a worker that leads it."""
+
+    def __init__(self, secured: Secured, stream: Stream) -> None:
+        self.secured, self.stream = secured, stream
+        self.child: Child | None = None
+        self.batches = 0
+
+    def start(self, kafka: KafkaSettings) -> None:
+        self.child = self.stream.start(as_user(self.stream, kafka))
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Feed a batch, and wait for its release."""
+        assert self.child is not None
+        feed(self.stream, self.secured.open_settings, BATCH, seed=self.batches)
+        self.batches += 1
+        wait_for(
+            f"release {self.batches}",
+            lambda: len(self.stream.release_values()) >= self.batches or self.child.status() is not None,
+            seen=lambda: self.child.log,
+        )
+        assert self.child.status() is None, self.child.log
+
+    def go_on_for(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.go_on()
+            time.sleep(_PAUSE_SECONDS)
+
+    def has_led_throughout(self) -> None:
+        """One process led, in one session: its writer was never replaced."""
+        assert self.child is not None
+        log = self.child.log
+        assert log.count(" leading stream ") == 1, log
+        assert "no longer leading" not in log, log
+        assert "session lost" not in log, log
+        check_books(self.stream)
+
+
+def change_password(rotating: Rotating, leading: Leading, listener: str, broker_first: bool) -> None:
+    secured, user = rotating.secured, USERS[listener]
+    leading.start(secured.settings(listener, user))
+    changes: list[Callable[[], Any]] = [
+        lambda: secured.set_password(user, "another"),
+        lambda: secured.secret(user, "another"),
+    ]
+    for change in changes if broker_first else changes[::-1]:
+        change()
+        time.sleep(REFUSED_SECONDS)
+    # Longer than connections last.
+    leading.go_on_for(1.5 * SESSION_MS / 1000)
+    assert password_of(user) != "another"
+    leading.has_led_throughout()
+
+
+def renew_token_file(rotating: Rotating, leading: Leading, listener: str) -> None:
+    secured, user = rotating.secured, USERS[listener]
+    done = threading.Event()
+
+    def renew() -> Path:
+        return secured.secret(f"{user}.jwt", secured.issuer.token(user, TOKEN_SECONDS))
+
+    def keep_fresh() -> None:
+        while not done.wait(TOKEN_SECONDS / 5):
+            renew()
+
+    file, keeper = renew(), threading.Thread(target=keep_fresh)
+    keeper.start()
+    try:
+        leading.start(secured.settings(listener, user, sasl_oauth_token_file=file))
+        leading.go_on_for(1.3 * TOKEN_SECONDS)
+        leading.has_led_throughout()
+    finally:
+        done.set()
+        keeper.join()
+
+
+def renew_granted_token(rotating: Rotating, leading: Leading, listener: str) -> None:
+    secured, user = rotating.secured, USERS[listener]
+    with identity_provider(secured, TOKEN_SECONDS) as provider:
+        leading.start(
+            secured.settings(
+                listener,
+                user,
+                sasl_oauth_token_file=None,
+                sasl_oauth_token_url=provider.url,
+                sasl_oauth_client_id=user,
+                sasl_oauth_client_secret_file=secured.secret(f"{user}.client", password_of(user)),
+            )
+        )
+        leading.go_on_for(1.3 * TOKEN_SECONDS)
+        # Worker and clock had one each to begin with.
+        assert len(provider.granted) >= 4
+        leading.has_led_throughout()
+
+
+def change_certificates(rotating: Rotating, leading: Leading, listener: str) -> None:
+    secured, relay, user = rotating.secured, rotating.relay, USERS[listener]
+    authorities = [ca.cert_pem.bytes().decode() for ca in (secured.authority, rotating.authority)]
+    trusted = write_whole(secured.directory / "trusted.pem", authorities[0])
+    kafka = secured.settings(listener, user, ssl_cafile=trusted)
+    leading.start(kafka)
+
+    def change(what: Callable[[], object]) -> None:
+        what()
+        accepted = relay.accepted
+        relay.hang_up()
+        leading.go_on()
+        assert relay.accepted > accepted
+        leading.go_on()
+
+    # First all trust both authorities, then the certificates change, then the old authority goes.
+    change(lambda: write_whole(trusted, "".join(authorities)))
+    change(lambda: replace_on_broker(rotating, listener, "truststore", "clients", "".join(authorities)))
+    change(lambda: secured.certificate(user, rotating.authority))
+    renewed = pem_of(secured.broker_certificate(rotating.authority))
+    change(lambda: replace_on_broker(rotating, listener, "keystore", "broker", renewed))
+    change(lambda: write_whole(trusted, authorities[1]))
+    change(lambda: replace_on_broker(rotating, listener, "truststore", "clients", authorities[1]))
+    leading.has_led_throughout()
+
+
+def replace_on_broker(rotating: Rotating, listener: str, store: str, name: str, content: str) -> None:
+    """Have the broker read a store of a listener from another file."""
+    secured = rotating.secured
+    file = write_whole(secured.directory / f"{name}-{time.monotonic_ns()}.pem", content)
+    key = f"listener.name.{listener.lower()}.ssl.{store}.location"
+    with closing(admin_client(secured.open_settings)) as admin:
+        answer = admin.alter_configs(
+            [ConfigResource("broker", "1", {key: str(file)})], raise_on_unknown=False
+        )
+    assert answer["broker"]["1"] == "OK", answer
+
+
+def test_a_leader_keeps_the_lead_when_its_credentials_change(
+    rotating: Rotating, make_leading: Callable[[str], Leading]
+) -> None:
+    def rotate(listener: str, how: Callable[..., None], *more: Any) -> None:
+        how(rotating, make_leading(listener), listener, *more)
+
+    all_at_once(
+        rotate,
+        [
+            ("SCRAM_BROKER_FIRST", change_password, True),
+            ("SCRAM_FILE_FIRST", change_password, False),
+            ("OAUTH_FILE", renew_token_file),
+            ("OAUTH_URL", renew_granted_token),
+            ("MUTUAL", change_certificates),
+        ],
+    )
