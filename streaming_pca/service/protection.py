@@ -78,7 +78,7 @@ def _set_dumpable(dumpable: bool) -> str | None:
 def traceback_text(error: BaseException) -> str:
     """Return an error's traceback, with messages of errors only if the process is debuggable.
 
-    A type and the lines of the source tell nothing of records.
+    A type and the lines of the source tell nothing of records; nor does the name of a missing module.
     """
     if _messages_shown:
         return "".join(traceback.format_exception(error))
@@ -90,7 +90,8 @@ def traceback_text(error: BaseException) -> str:
     return "\n".join(
         "Traceback (most recent call last):\n"
         + "".join(traceback.format_tb(each.__traceback__))
-        + f"{type(each).__module__}.{type(each).__qualname__}: {WITHHELD}\n"
+        + f"{type(each).__module__}.{type(each).__qualname__}: "
+        + (f"{each}\n" if type(each) in (ImportError, ModuleNotFoundError) else f"{WITHHELD}\n")
         for each in reversed(chain)
     )
 

@@ -6,6 +6,7 @@ import os
 import pwd
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -15,7 +16,13 @@ from typing import Any
 
 import pytest
 
-_SITE = [path for path in sys.path if path]
+_STANDARD = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+_SITE = [
+    path
+    for path in sys.path
+    # Another Python of the same version has a standard library of its own.
+    if path and path not in _STANDARD and not path.endswith((".zip", "lib-dynload"))
+]
 
 
 def environment(**more: str) -> dict[str, str]:

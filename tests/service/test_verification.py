@@ -19,8 +19,9 @@ from streaming_pca.config.settings import KafkaSettings
 from streaming_pca.service import verification
 from streaming_pca.service.metrics import Metrics
 from streaming_pca.service.verification import Verifier
+from tests.security.needles import secret
 
-PASSWORD = "correct-horse-battery"
+PASSWORD = secret("dashboard")
 
 
 def verifier(metrics: Metrics, port: int, interval: float = 0.01, patience: int = 100_000) -> Verifier:

@@ -1,9 +1,8 @@
 """The worker's command as a user without rights, with every log at its most talkative.
 
 It loads the compiled kernels as the user of the tests, whose cache another one cannot write, and then
-becomes the user that is named first, running the Python that is named second for its own children. The
-rest of the command line is that of ``streaming-pca``. With BREAK set, computing a batch fails with a text
-that tells of secrets and records.
+becomes the user whose number is the first argument. The rest of the command line is that of
+``streaming-pca``. With BREAK set, computing a batch fails with a text of secrets and records.
 """
 
 from __future__ import annotations
@@ -16,13 +15,21 @@ import sys
 from typing import Any
 
 import numpy as np
+from numba.core import caching
 
 from streaming_pca.cli import main
 from streaming_pca.service import logs, session
 from tests.kafka.child import warm_up
 from tests.security.needles import ROW, secret
 
-_TALKATIVE = ("asyncio", "uvicorn", "uvicorn.error", "uvicorn.access", "streaming_pca", "starlette")
+_TALKATIVE = (
+    "asyncio",
+    "kafka.admin.client",
+    "kafka.net.sasl",
+    "streaming_pca",
+    "uvicorn.access",
+    "uvicorn.error",
+)
 
 
 def configure_everything(settings: Any) -> None:
@@ -38,15 +45,16 @@ def fail(*_: Any) -> Any:
 
 
 if __name__ == "__main__":
-    user, python, *command = sys.argv[1:]
+    user, *command = sys.argv[1:]
     warm_up()
+    # It may read the kernels of the user of the tests, and need not keep any.
+    caching.InTreeCacheLocator.ensure_cache_path = lambda self: None
     if int(user):
         os.setgroups([])
         os.setgid(int(user))
         os.setuid(int(user))
         # As after an exec, by which every ordinary process begins.
         ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
-    sys.executable = python
     faulthandler.enable()
     configure, logs.configure_logging = logs.configure_logging, configure_everything
     if os.environ.get("BREAK"):
