@@ -287,15 +287,21 @@ def test_a_file_that_is_not_there_or_no_zip_is_refused(tmp_path: Path) -> None:
         read_backup(tmp_path / "text.zip")
 
 
-def test_a_part_that_unfolds_to_more_than_it_should_is_not_unfolded(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [(2**17, "ledger.jsonl is damaged: its size"), (2**24, "would unfold to more than 100 times its size")],
+)
+def test_a_part_that_unfolds_to_more_than_it_should_is_not_unfolded(
+    tmp_path: Path, size: int, told: str
+) -> None:
     path = tmp_path / "copy.zip"
     write_backup(made_backup(), path)
     with zipfile.ZipFile(path) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in (parts | {"ledger.jsonl": bytes(2**24)}).items():
+        for name, data in (parts | {"ledger.jsonl": bytes(size)}).items():
             archive.writestr(name, data)
-    with pytest.raises(BackupError, match=r"ledger.jsonl is damaged: its size"):
+    with pytest.raises(BackupError, match=told):
         read_backup(path)
 
 
