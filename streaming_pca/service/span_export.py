@@ -158,7 +158,8 @@ class SpanExport:
         try:
             endpoint = None if settings.endpoint is None else f"{settings.endpoint.rstrip('/')}/v1/traces"
             provider = TracerProvider(resource=_resource(), shutdown_on_exit=False, id_generator=_Ids())
-            provider.add_span_processor(BatchSpanProcessor(_Exporter(self._library_log, endpoint)))
+            self._exporter = _Exporter(self._library_log, endpoint)
+            provider.add_span_processor(BatchSpanProcessor(self._exporter))
         except ValueError as error:
             problems.append(str(error))
         problems += self._library_log.at_start or []
@@ -190,6 +191,8 @@ class SpanExport:
         closing.join(_CLOSE_SECONDS)
         if closing.is_alive():
             log.warning("traces: the last spans are dropped, not taken within %g s", _CLOSE_SECONDS)
+            # Ends the pauses between its attempts.
+            self._exporter.shutdown()
         self._library_log.detach()
 
 
