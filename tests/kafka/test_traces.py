@@ -229,10 +229,12 @@ def test_no_collector_stops_a_stream(make_stream: MakeStream, collectors: Any) -
         collector = collectors(manner or "takes")
         if manner is None:
             collector.close()
+        reason = {"insults": "status 500", None: "ConnectionError"}.get(manner, "")
         worker = stream.run(traced(stream, collector))
         check_books(stream)
         assert len(stream.own(Released)) == 3
         check_log(worker, collector, silent=manner == "floods")
+        assert reason in worker.log
 
     manners: list[Manner | None] = ["insults", "hangs", "floods", None]
     all_at_once(run, [(make_stream(), manner) for manner in manners])
