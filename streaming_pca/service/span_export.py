@@ -67,9 +67,18 @@ class _Ids(IdGenerator):
 class _Session(requests.Session):
     """HTTP session that reads status and headers of an answer, and no body."""
 
+    outcome = "no answer"
+    """Outcome of the last request for the log: a status, or the type of an error."""
+
     def request(self, *args: Any, **kwargs: Any) -> requests.Response:
-        response = super().request(*args, **(kwargs | {"stream": True, "allow_redirects": False}))
+        self.outcome = "no answer"
+        try:
+            response = super().request(*args, **(kwargs | {"stream": True, "allow_redirects": False}))
+        except Exception as error:
+            self.outcome = type(error).__name__
+            raise
         response.close()
+        self.outcome = f"status {response.status_code}"
         if response.is_redirect:
             # The library takes it for success.
             raise requests.TooManyRedirects
@@ -83,11 +92,13 @@ class _LibraryLog(logging.Handler):
     ----------
     collector : str
         Address to name.
+    session : _Session
+        What knows the reason.
     """
 
-    def __init__(self, collector: str) -> None:
+    def __init__(self, collector: str, session: _Session) -> None:
         super().__init__(logging.WARNING)
-        self._collector = collector
+        self._collector, self._session = collector, session
         self.at_start: list[str] | None = []
         """Lines of the library while it is set up, without the values in them; then None."""
         self._failing = False
@@ -97,7 +108,11 @@ class _LibraryLog(logging.Handler):
             self.at_start.append(re.sub(r"%\S", "...", str(record.msg)))
         elif not self._failing:
             self._failing = True
-            log.warning("traces: the collector at %s does not take spans: they are dropped", self._collector)
+            log.warning(
+                "traces: the collector at %s does not take spans (%s): they are dropped",
+                self._collector,
+                self._session.outcome,
+            )
 
     def attach(self) -> None:
         """Take the lines of the libraries from all other handlers."""
@@ -125,8 +140,8 @@ class _LibraryLog(logging.Handler):
 class _Exporter(OTLPSpanExporter):
     """Exporter that tells the log of its success; of failures the library tells."""
 
-    def __init__(self, library_log: _LibraryLog, endpoint: str | None) -> None:
-        super().__init__(endpoint=endpoint, session=_Session())
+    def __init__(self, library_log: _LibraryLog, endpoint: str | None, session: _Session) -> None:
+        super().__init__(endpoint=endpoint, session=session)
         self._library_log = library_log
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -147,18 +162,19 @@ class SpanExport:
     Raises
     ------
     ConfigurationError
-        If a variable is wrong: one line that names it, without its value.
+        If a variable is wrong: one line, without secrets.
     """
 
     def __init__(self, settings: TraceSettings) -> None:
-        address = _collector(settings)
-        self._library_log = _LibraryLog(address)
+        address, session = _collector(settings), _Session()
+        self._library_log = _LibraryLog(address, session)
         self._library_log.attach()
         provider, problems = None, []
         try:
             endpoint = None if settings.endpoint is None else f"{settings.endpoint.rstrip('/')}/v1/traces"
             provider = TracerProvider(resource=_resource(), shutdown_on_exit=False, id_generator=_Ids())
-            provider.add_span_processor(BatchSpanProcessor(_Exporter(self._library_log, endpoint)))
+            self._exporter = _Exporter(self._library_log, endpoint, session)
+            provider.add_span_processor(BatchSpanProcessor(self._exporter))
         except ValueError as error:
             problems.append(str(error))
         problems += self._library_log.at_start or []
@@ -190,6 +206,8 @@ class SpanExport:
         closing.join(_CLOSE_SECONDS)
         if closing.is_alive():
             log.warning("traces: the last spans are dropped, not taken within %g s", _CLOSE_SECONDS)
+            # Ends the pauses between its attempts.
+            self._exporter.shutdown()  # type: ignore[no-untyped-call]
         self._library_log.detach()
 
 

@@ -229,21 +229,22 @@ def test_no_collector_stops_a_stream(make_stream: MakeStream, collectors: Any) -
         collector = collectors(manner or "takes")
         if manner is None:
             collector.close()
+        reason = {"insults": "status 500", None: "ConnectionError"}.get(manner, "")
         worker = stream.run(traced(stream, collector))
         check_books(stream)
         assert len(stream.own(Released)) == 3
-        check_log(worker, collector, silent=manner == "floods")
+        check_log(worker, collector)
+        assert reason in worker.log
 
-    manners: list[Manner | None] = ["insults", "hangs", "floods", None]
+    manners: list[Manner | None] = ["insults", "hangs", None]
     all_at_once(run, [(make_stream(), manner) for manner in manners])
 
 
-def check_log(worker: Child, collector: Collector, silent: bool) -> None:
+def check_log(worker: Child, collector: Collector) -> None:
     lines = re.findall(r"traces: .*", worker.log)
     told = [line for line in lines if collector.address in line or "the last spans are dropped" in line]
     assert lines == told
-    assert len(lines) <= 2
-    assert not lines if silent else lines
+    assert 1 <= len(lines) <= 2
     assert INSULT not in worker.log
     assert "Traceback" not in worker.log
     assert "opentelemetry" not in worker.log

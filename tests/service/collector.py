@@ -15,6 +15,8 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 Manner = Literal["takes", "fails", "hangs", "drips", "floods", "redirects", "insults"]
+MOST = 64 * 2**20
+"""Bytes after which an endless answer ends after all."""
 INSULT = "insult-of-the-collector"
 """What a bad collector would like to see in the log."""
 
@@ -53,7 +55,11 @@ class Collector:
     resource : dict
         Attributes of the last request's resource.
     flooded : int
-        Bytes of answers that were written.
+        Bytes of an endless answer that were written.
+    released : Event
+        Set when this collector closes.
+    ended : Event
+        Set when an endless answer has ended.
     """
 
     def __init__(self, manner: Manner = "takes", elsewhere: str = "") -> None:
@@ -64,7 +70,7 @@ class Collector:
         self.flooded = 0
         self._spans: list[SeenSpan] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self.released = threading.Event()
+        self.released, self.ended = threading.Event(), threading.Event()
 
     @property
     def address(self) -> str:
@@ -162,8 +168,9 @@ def _handler(collector: Collector) -> type[BaseHTTPRequestHandler]:
         def _write(self, data: bytes, pause: float) -> None:
             self.close_connection = True
             with suppress(OSError):
-                while not collector.released.wait(pause):
+                while not collector.released.wait(pause) and collector.flooded < MOST:
                     collector.flooded += self.wfile.write(data)
+            collector.ended.set()
 
     return Handler
 
