@@ -199,6 +199,7 @@ def test_brokers_whose_clocks_jump_take_on(
         assert counts.abandoned == 0
 
 
+@pytest.mark.soak
 def test_group_offsets_that_expire_change_nothing(
     fork_server: None, cluster: KafkaCluster, clocks: Clocks, tmp_path: Path
 ) -> None:

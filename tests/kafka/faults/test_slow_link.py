@@ -170,6 +170,7 @@ def far(cluster: KafkaCluster) -> str:
     return cluster.bootstrap.replace(NEAR, FAR)
 
 
+@pytest.mark.soak
 def test_a_leader_on_a_slow_link_keeps_the_lead_and_up(
     fork_server: None, cluster: KafkaCluster, link: Link, tmp_path: Path
 ) -> None:
