@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
@@ -40,6 +41,7 @@ class Executors:
         self._pools = {
             pool: ThreadPoolExecutor(count, thread_name_prefix=pool) for pool, count in _COUNTS.items()
         }
+        self._hanging: Counter[Pool] = Counter()
         self.long_exchange = asyncio.Semaphore(1)
         """Held during an exchange that may take long, so that the pool's other threads stay free."""
 
@@ -52,8 +54,11 @@ class Executors:
         ------
         DeadlineExceeded
             If it runs longer than ``deadline`` seconds, from when a thread was free for it
-            (0: no limit). It goes on there; a thread cannot be stopped.
+            (0: no limit). It goes on there; a thread cannot be stopped. Also if all threads of
+            the pool are past such a deadline, as none may ever be free again.
         """
+        if self._hanging[pool] == _COUNTS[pool]:
+            raise DeadlineExceeded(f"{task} cannot start: the process hangs in an earlier step")
         loop = asyncio.get_running_loop()
         started = asyncio.Event()
 
@@ -66,6 +71,8 @@ class Executors:
             await started.wait()
             done, _ = await asyncio.wait([future], timeout=deadline)
             if not done:
+                self._hanging[pool] += 1
+                future.add_done_callback(lambda _: self._hanging.subtract([pool]))
                 raise DeadlineExceeded(f"{task} did not finish within {deadline:g} s")
         return await future
 

@@ -73,6 +73,7 @@ class WholeRun:
         searched = search(path for path in base.rglob("*") if is_searched(str(path.relative_to(base))))
         found = [*self._found, *searched.found]
         self._seconds += time.perf_counter() - began
+        reporter.ensure_newline()
         reporter.write_line(
             f"secrets and records: {len(found)} found, in {len(EVERYTHING)} encodings, in "
             f"{self._characters} characters that {self._tests} tests printed, and in {searched.files} files "
