@@ -102,10 +102,17 @@ def test_an_alert_fires_on_its_fault(watched: Watched, alert: str, worker: str, 
 
 def test_a_stream_without_a_fault_sets_off_no_alert(watched: Watched) -> None:
     wait_for("its verification", lambda: watched.prometheus.query(verified(watched)))
-    alerts = watched.prometheus.get("alerts")["alerts"]
-    firing = {a["labels"]["alertname"] for a in alerts if a["state"] == "firing"}
-    assert not firing & LATER
-    assert not [a for a in alerts if a["labels"].get("stream") == watched.names["fine"]]
+
+    def quiet() -> bool:
+        alerts = [a["labels"] for a in watched.prometheus.get("alerts")["alerts"]]
+        of_processes = {"BrokerSlow", "WorkerDown"}
+        return not any(
+            a["alertname"] in of_processes or a.get("stream") == watched.names["fine"] for a in alerts
+        )
+
+    # The election that follows the standby's start outlasts the second that is a minute here. A take-over
+    # refuses the forged release, so that stream may have no leader.
+    wait_for("silence", quiet, seen=lambda: str(watched.prometheus.get("alerts")))
 
 
 def verified(watched: Watched) -> str:
@@ -131,7 +138,7 @@ def test_an_alert_fires_on_a_broker_that_answers_slowly(watched: Watched) -> Non
 
 
 def test_alerts_fire_on_the_end_of_a_worker(watched: Watched) -> None:
-    assert not watched.prometheus.firing("WorkerDown")
+    assert not watched.prometheus.firing("WorkerDown", instance=watched.addresses["lonely"])
     watched.lonely.signal(signal.SIGKILL)
     watched.fires("WorkerDown", instance=watched.addresses["lonely"])
     # No other worker runs its stream.
