@@ -53,7 +53,9 @@ class Kernel:
             with _making:
                 if self._dispatcher is None:
                     made = load_compiler().njit(**self._options)(self.py_func)
-                    _keep_if_possible(made._cache)
+                    # Absent where numba is told to interpret (NUMBA_DISABLE_JIT).
+                    if hasattr(made, "_cache"):
+                        _keep_if_possible(made._cache)
                     self._dispatcher = made
         return self._dispatcher
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import secrets
@@ -29,9 +30,18 @@ from tests.kafka.security.secured import pem_of
 
 @pytest.fixture(scope="session")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
-    """What the lines of the Dockerfile make."""
-    made = Image(tmp_path_factory.mktemp("image"))
-    made.build()
+    """What the lines of the Dockerfile make: once for all processes of a run, as it takes a minute."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "image"
+    made = Image(folder)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.with_suffix(".done").exists():
+            made.built = made.files()
+        else:
+            folder.mkdir()
+            made.build()
+            folder.with_suffix(".done").touch()
     return made
 
 

@@ -49,7 +49,7 @@ def test_alerts_fire_when_they_should_and_only_then() -> None:
         ("< 2", "< 1"),
         ("streaming_pca_refused == 1", "streaming_pca_refused == 0"),
         ("waiting_batches:ratio > 2", "waiting_batches:ratio > 0.5"),
-        ("offset 20m", "offset 40m"),
+        ("offset 20m", "offset 10m"),
         ("problems) > 0", "problems) > 5"),
         ("2 * 86400", "86400"),
         ("unless on (stream) streaming_pca_verification", "and on (stream) streaming_pca_verification"),

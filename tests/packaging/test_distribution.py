@@ -131,6 +131,7 @@ def test_the_wheel_is_the_package_and_nothing_else(built: Distributions) -> None
         "docs",
         "experiments",
         "fuzz",
+        "otel",
         "spark",
         "test",
     }

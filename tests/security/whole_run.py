@@ -22,6 +22,10 @@ HOLDERS: Mapping[str, str] = {
     r"test_a_wrong_file_is_one_line_?\d+/stream\.toml": "a secret where none belongs, which is refused",
     r"test_the_schema_refuses_what_i\d+/stream\.toml": "a secret where none belongs, which is refused",
     r"test_a_secret_of_spark_is_not_\d+/s\.toml": "Spark's own settings hold its secrets",
+    r"test_a_password_(in_the_file_is|under_a_wrong)_?\d+/stream\.toml": "the same, in other settings",
+    r"test_settings_of_tokens_belong_?\d+/stream\.toml": "the same, in a token's settings",
+    r"test_(it_finds|a_run_that_shows)_[^/]+\d+/.*": "what the tests of this search plant",
+    r"distributions\d+/source/tests/.*": "a copy of the tests, which hold what is searched for",
     r"secured\d+/.*": "passwords and tokens of a broker's users, and its settings",
     r"held\d+/.*": "secrets where none belong, which are refused",
     r"certificates\d+/.*": "keys of a broker's certificates",
@@ -31,7 +35,7 @@ process (a regular expression), and the reason."""
 
 _HOLDERS = re.compile("|".join(f"(?:{pattern})" for pattern in HOLDERS) or r"(?!)")
 _OF_PROCESS = re.compile(r"popen-gw\d+/")
-_MOST = 20
+_MOST = 100
 """Most finds that are shown."""
 
 

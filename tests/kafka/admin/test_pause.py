@@ -19,7 +19,6 @@ from kafka import KafkaAdminClient
 from kafka.errors import KafkaTimeoutError
 from typer.testing import CliRunner
 
-from streaming_pca.admin import ledger as inspection
 from streaming_pca.admin import pause as lifecycle
 from streaming_pca.admin.ledger import verify_ledger
 from streaming_pca.admin.pause import Change, LifecycleWriter, pause, resume, retire
@@ -41,6 +40,7 @@ from streaming_pca.privacy.ledger.ledger import JobStatus
 from streaming_pca.privacy.ledger.verify import Report
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit import log_reader, snapshot, state_topic
+from streaming_pca.service.commit import verification as inspection
 from streaming_pca.service.commit.batch_result import BatchResult
 from streaming_pca.service.commit.checkpoint import CheckpointWriter
 from streaming_pca.service.commit.log_reader import LogReader

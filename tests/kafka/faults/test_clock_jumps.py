@@ -171,6 +171,7 @@ def test_workers_whose_clocks_jump_lead_on(
         assert counts.abandoned == 0
 
 
+@pytest.mark.soak
 def test_brokers_whose_clocks_jump_take_on(
     fork_server: None, cluster: KafkaCluster, clocks: Clocks, tmp_path: Path
 ) -> None:

@@ -28,13 +28,21 @@ def cluster(make_cluster: MakeCluster) -> KafkaCluster:
 
 @pytest.mark.parametrize(
     "steps",
-    [("offsets", "commit"), pytest.param(("reserve", "lead"), marks=pytest.mark.soak)],
+    [
+        ("commit",),
+        pytest.param(("offsets",), marks=pytest.mark.soak),
+        pytest.param(("reserve", "lead"), marks=pytest.mark.soak),
+    ],
     ids="-".join,
 )
 def test_a_coordinator_that_is_killed_during_a_commit_loses_nothing(
     fork_server: None, cluster: KafkaCluster, tmp_path: Path, steps: tuple[str, ...]
 ) -> None:
-    """Of the transaction, of the offsets in it, and of the election; each killed at a step that needs it."""
+    """Of the transaction, of the offsets in it, and of the election; each killed at a step that needs it.
+
+    Records come from a plain producer: transactions of librdkafka that meet a coordinator's death can end
+    otherwise than it was told, so what is on the input would be in doubt.
+    """
     with Trial(cluster, tmp_path, f"coordinator-{'-'.join(steps)}") as trial:
         group = trial.stream.settings.worker.group
         all_cases = {
@@ -48,7 +56,7 @@ def test_a_coordinator_that_is_killed_during_a_commit_loses_nothing(
             "lead": (GROUPS, group, Strike("publish.4 commit", "after", 2, "wait")),
         }
         cases = [all_cases[step] for step in steps]
-        trial.produce()
+        trial.produce(transactions=False)
         for topic, identity, strike in cases:
             leader = trial.start(strike=strike)
             wait_for(

@@ -154,7 +154,9 @@ def change_status(place: Place, settings: Settings) -> None:
 
 def write_releases(place: Place, settings: Settings) -> None:
     """Forge a release outside the protocol."""
-    with closing(transactional_producer(settings.kafka, "streaming-pca.forger")) as producer:
+    with closing(
+        transactional_producer(settings.kafka, f"streaming-pca.{settings.kafka.sasl_username}")
+    ) as producer:
         producer.init_transactions()
         producer.begin_transaction()
         producer.send(settings.stream.releases_topic, b"forged", partition=0).get(20)
