@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import math
 import ssl
 import threading
 import time
@@ -189,7 +190,12 @@ def _ask(settings: KafkaSettings) -> tuple[str, float]:
         with opener.open(request, timeout=_GRANT_SECONDS) as answer:
             granted = json.loads(answer.read(_MOST_BYTES))
         token, life = granted["access_token"], float(granted.get("expires_in", 300))
-        if not isinstance(token, str) or not token.isascii() or not token.isprintable() or life <= 0:
+        if (
+            not isinstance(token, str)
+            or not token.isascii()
+            or not token.isprintable()
+            or not 0 < life < math.inf
+        ):
             raise ValueError
     except urllib.error.HTTPError as error:
         with error:
@@ -208,7 +214,7 @@ def _ask(settings: KafkaSettings) -> tuple[str, float]:
             ) from None
         words = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
         raise TokenRefused(f"kafka.sasl_oauth_token_url = {url!r} does not answer ({words})") from None
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise TokenRefused(
             f"kafka.sasl_oauth_token_url = {url!r} answers without a token: it must be the token endpoint"
         ) from None
@@ -233,7 +239,7 @@ def _reason(error: urllib.error.HTTPError) -> str:
     """Return the error code of an answer, as RFC 6749, 5.2 has it."""
     try:
         code = json.loads(error.read(_MOST_BYTES))["error"]
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return ""
     return f", {code}" if isinstance(code, str) and code.isidentifier() and len(code) < 40 else ""
 
