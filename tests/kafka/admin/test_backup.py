@@ -186,9 +186,9 @@ def test_the_states_of_all_streams_of_the_topic_are_in_the_copy(
 def test_an_export_beside_a_running_worker_is_of_one_point_and_harms_nobody(
     make_stream: MakeStream, capfd: Capture
 ) -> None:
-    options = {"n_records": 1200, "n_batches": 12}
+    options = {"n_records": 6000, "n_batches": 60}
     stream = make_stream(dim=150, options=options)  # a state of 180 KB
-    stream.produce_vectors(stream.vectors(1200))
+    stream.produce_vectors(stream.vectors(6000))
     worker = stream.start()
     wait_for("a batch", lambda: stream.own(Released))
     lengths = []
