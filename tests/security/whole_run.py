@@ -27,6 +27,7 @@ HOLDERS: Mapping[str, str] = {
     r"test_(it_finds|a_run_that_shows)_[^/]+\d+/.*": "what the tests of this search plant",
     r"distributions\d+/source/tests/.*": "a copy of the tests, which hold what is searched for",
     r"secured\d+/.*": "passwords and tokens of a broker's users, and its settings",
+    r".+/worker-\d+/observed": "what an estimator saw, for the check of its batches",
     r"held\d+/.*": "secrets where none belong, which are refused",
     r"certificates\d+/.*": "keys of a broker's certificates",
 }

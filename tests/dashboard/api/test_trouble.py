@@ -119,7 +119,7 @@ def test_an_error_inside_says_nothing_to_the_client(
         answer = server.ask("/v1/streams/away")
     assert detail(answer, 500) == "the server failed at this request: its log says why"
     assert secret.encode() not in answer.body
-    assert secret in caplog.text
+    assert "ValueError" in caplog.text
     assert server.ask("/v1/streams").status == 200
 
 
