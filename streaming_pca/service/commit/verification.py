@@ -37,7 +37,8 @@ from streaming_pca.service.commit.log_reader import whole_log
 from streaming_pca.service.commit.snapshot import existing_topics, read_messages, read_snapshot, read_topic
 from streaming_pca.service.commit.state_topic import FoundState, summarise
 from streaming_pca.service.errors import NotPermitted, SessionLost, StreamRefused, TopicError
-from streaming_pca.service.kafka.clients import BrokerUnreachable, admin_client, broker_failed
+from streaming_pca.service.kafka.clients import BrokerUnreachable
+from streaming_pca.service.topics.find import describe_topics
 
 __all__ = ["FAILURES", "topic_id_of", "verify_ledger"]
 
@@ -55,14 +56,9 @@ FAILURES = (
 
 def topic_id_of(kafka: KafkaSettings, topic: str) -> str:
     """Return the topic's present id; TopicError if it or its ledger is missing."""
-    admin = admin_client(kafka)
-    try:
-        found = {t["name"]: t for t in admin.describe_topics([topic, f"{topic}.ledger"])}
-    except KafkaError as error:
-        raise broker_failed(kafka, "the broker would not describe the topics", error) from None
-    finally:
-        admin.close()
-    NotPermitted.check(found.values())
+    described = describe_topics(kafka, [topic, f"{topic}.ledger"], "the topics")
+    NotPermitted.check(described)
+    found = {t["name"]: t for t in described}
     for name in (topic, f"{topic}.ledger"):
         if name not in found or found[name]["error_code"]:
             raise TopicError.missing(name)
