@@ -32,7 +32,7 @@ def demo(cwd: Path, *arguments: object, **variables: str) -> subprocess.Popen[st
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_demo_learns_the_flights_and_explains_itself(tmp_path: Path) -> None:
     out, err = demo(tmp_path, "--plot", tmp_path / "demo.png").communicate(timeout=280)
     *lines, last = out.splitlines()
@@ -79,7 +79,7 @@ def learnt(url: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_dashboard_shows_what_the_demo_learnt_until_it_is_stopped(tmp_path: Path) -> None:
     with demo(tmp_path, "--dashboard", "--port", 0, TMPDIR=str(tmp_path)) as process:
         url, said = address_in(process)
@@ -96,7 +96,7 @@ def test_the_dashboard_shows_what_the_demo_learnt_until_it_is_stopped(tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_on_a_broker_of_ones_own_the_printed_lines_show_the_stream(
     kafka_bootstrap: str, tmp_path: Path
 ) -> None:

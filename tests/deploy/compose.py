@@ -25,7 +25,7 @@ from tests.deploy.sandbox import Mount, Sandbox
 from tests.deploy.tools import ROOT, tool
 
 COMPOSE_FILE = ROOT / "docker-compose.yml"
-PATIENCE = 90.0
+PATIENCE = 180.0
 
 # Users of images that others make, and their folders that a new volume takes its owner from.
 _OTHERS = {

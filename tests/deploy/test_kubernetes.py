@@ -318,7 +318,7 @@ class Pod:
         if token:
             asked.add_header("Authorization", f"Bearer {token}")
         try:
-            with urllib.request.urlopen(asked, timeout=5) as answer:
+            with urllib.request.urlopen(asked, timeout=30) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             return error.code
@@ -406,7 +406,7 @@ def test_the_pods_run_answer_their_probes_and_end_in_time(cluster: Cluster) -> N
     # The one thing that differs: this broker is alone.
     assert job.command[-2:] == ["--replication", "3"]
     job.command[-1] = "1"
-    assert job.start().ends(90) == 0, job.log
+    assert job.start().ends(180) == 0, job.log
     assert "flights-pca.state" in job.log
     workers = [cluster.pod("streaming-pca-worker").start() for _ in range(2)]
     dashboard = cluster.pod("streaming-pca-dashboard").start()
@@ -430,5 +430,5 @@ def test_the_pods_run_answer_their_probes_and_end_in_time(cluster: Cluster) -> N
 @pytest.mark.slow
 def test_variables_of_services_would_be_taken_for_settings(cluster: Cluster) -> None:
     worker = cluster.pod("streaming-pca-worker").start(STREAMING_PCA_DASHBOARD_SERVICE_HOST="10.0.0.1")
-    assert worker.ends(60) == 2, worker.log
+    assert worker.ends(180) == 2, worker.log
     assert "no such setting" in worker.log

@@ -20,7 +20,7 @@ from tests.deploy.tools import tool
 from tests.deploy.watched import RULES, Watched
 from tests.kafka.stream import wait_for
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
 
 # Alert, worker and stream with the fault: what watched.py does to it.
 FAULTS = [

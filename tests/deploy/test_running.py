@@ -80,7 +80,7 @@ def get(deployment: Deployment, service: str, port: int, path: str) -> str:
     url = f"http://{deployment.services[service].address}:{port}{path}"
     token = (deployment.volume("access") / "token").read_text()
     asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(asked, timeout=10) as answer:
+    with urllib.request.urlopen(asked, timeout=60) as answer:
         text: str = answer.read().decode()
     return text
 
@@ -172,7 +172,7 @@ def test_a_server_tells_only_those_who_have_the_token(running: Deployment) -> No
         url = f"http://{running.services[name].address}:{PORTS[name]}"
         for path in ("/metrics", "/v1/streams"):
             with pytest.raises(urllib.error.HTTPError, match="401"):
-                urllib.request.urlopen(url + path, timeout=10)
+                urllib.request.urlopen(url + path, timeout=60)
     streams = json.loads(get(running, "dashboard", 9470, "/v1/streams"))["items"]
     assert [stream["name"] for stream in streams] == [STREAM]
 

@@ -96,7 +96,7 @@ class Prometheus:
 
     def get(self, path: str, **query: str) -> Any:
         url = f"http://{self._address}/api/v1/{path}?{urllib.parse.urlencode(query)}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return json.load(answer)["data"]
 
     def answers(self) -> bool:
@@ -207,7 +207,7 @@ class Watched:
 
     def metrics(self, worker: str) -> str:
         """What a worker serves."""
-        with urllib.request.urlopen(f"http://{self.addresses[worker]}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{self.addresses[worker]}/metrics", timeout=60) as answer:
             text: str = answer.read().decode()
         return text
 
@@ -217,7 +217,7 @@ class Watched:
         value = stream.release_values()[0].replace(b'"batch":1', b'"batch":2')
         assert value != stream.release_values()[0]
         producer = plain_producer(stream.settings.kafka)
-        producer.send(stream.settings.stream.releases_topic, value).get(10)
+        producer.send(stream.settings.stream.releases_topic, value).get(60)
         producer.close()
 
     def _produce(self) -> None:

@@ -168,8 +168,11 @@ if __name__ == "__main__":
         assert stdin.read() == "" and "VmHWM" in status.read()
     assert subprocess.run([sys.executable, "-c", "pass"], pass_fds=[2]).returncode == 0
     from pathlib import Path
-    child = Child([sys.executable, "-c", "import time; time.sleep(600)"], log=Path("log"), cwd=Path.cwd())
-    time.sleep(1)
+    # The leash is set before the program starts.
+    program = "import time; print('runs', flush=True); time.sleep(600)"
+    child = Child([sys.executable, "-c", program], log=Path("log"), cwd=Path.cwd())
+    while "runs" not in Path("log").read_text():
+        time.sleep(0.02)
     print("child", child.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -180,11 +183,11 @@ def test_a_guarded_process_without_rights_can_still_do_its_work(folder: Path) ->
     """``/proc/self`` belongs to root then: metrics, children and their leash need parts of it."""
     (folder / "alive.py").write_text(ALIVE)
     with unprivileged.running(folder / "alive.py", cwd=folder) as process:
-        said = process.communicate(timeout=60)[0]
+        said = process.communicate(timeout=120)[0]
     assert process.returncode == -signal.SIGKILL, said
     # A child dies with it, by the system's own signal.
     (child,) = [int(line.split()[1]) for line in said.splitlines() if line.startswith("child ")]
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while Path(f"/proc/{child}").exists():
         assert time.monotonic() < deadline, f"process {child} outlives its parent"
         time.sleep(0.02)

@@ -24,7 +24,7 @@ from tests.conftest import NoBroker, kafka_is_required
 from tests.kafka.stream import wait_for
 from tests.kafka.three_brokers import MakeCluster, Trial, coordinator, hold
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 
 AHEAD, BEHIND = 3700, -3700
 """Seconds: past the hour that many limits of brokers are."""

@@ -175,7 +175,7 @@ def goes_on(struck: Struck) -> None:
     assert [release.batch for release in stream.releases()] == [1, 2, 3]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_no_release_is_lost_while_its_broker_stands_still(struck: dict[str, Struck]) -> None:
     stream, worker = struck["releases"].stream, struck["releases"].worker
     settle(worker)
@@ -187,7 +187,7 @@ def test_no_release_is_lost_while_its_broker_stands_still(struck: dict[str, Stru
     goes_on(struck["releases"])
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_no_state_is_lost_while_its_broker_stands_still(struck: dict[str, Struck]) -> None:
     stream, worker = struck["state"].stream, struck["state"].worker
     settle(worker)

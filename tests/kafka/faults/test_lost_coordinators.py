@@ -16,7 +16,7 @@ from tests.kafka.child import Strike
 from tests.kafka.stream import check_books, wait_for
 from tests.kafka.three_brokers import PARTITIONS, MakeCluster, Trial, coordinator, hold
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 
 TRANSACTIONS, GROUPS = "__transaction_state", "__consumer_offsets"
 
@@ -71,7 +71,7 @@ def test_a_coordinator_that_is_killed_during_a_commit_loses_nothing(
             trial.goes_on(1)
             if strike is not cases[-1][2]:
                 leader.signal(signal.SIGKILL)
-                leader.ends(10)
+                leader.ends()
         counts = trial.end()
         assert counts.abandoned == 0
 
@@ -98,7 +98,7 @@ def test_retention_that_deletes_unread_records_abandons_a_batch_and_the_stream_g
         leader = trial.start(strike=Strike("reserve.5 read back", "after", 2, "wait"))
         wait_for("a reservation", lambda: leader.has("struck"), 240, lambda: leader.log)
         leader.signal(signal.SIGKILL)
-        assert leader.ends(10) == -signal.SIGKILL
+        assert leader.ends() == -signal.SIGKILL
         reserved = trial.stream.own(Reserved)[-1]
         keep(trial, retention_ms="1000", segment_ms="500")
         wait_for(

@@ -55,7 +55,7 @@ def test_an_import_waits_for_the_first_coordinator_of_groups(
         stream.destroy()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_records_in_the_places_of_charged_ones_are_not_skipped_in_silence(
     node: KafkaCluster, tmp_path: Path
 ) -> None:

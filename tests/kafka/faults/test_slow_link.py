@@ -17,7 +17,7 @@ from streaming_pca.dev.cluster import _CLUSTER_SETTINGS, KafkaCluster
 from streaming_pca.service.commit.checkpoint import CheckpointWriter
 from tests.kafka.three_brokers import MakeCluster, Trial, hold
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 
 NEAR, FAR, BEHIND = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 """Where brokers listen for most clients; for those of the link, on its side; and for the link itself."""

@@ -168,8 +168,8 @@ def test_an_input_that_is_made_anew_is_noticed_at_the_next_tick(make_stream: Mak
     worker.says("batch 1 released")
     recreate(stream)
     stream.produce_vectors(x[:250])
-    worker.says("was deleted and created again", 20)
-    assert worker.ends(20) == 2, worker.log
+    worker.says("was deleted and created again")
+    assert worker.ends() == 2, worker.log
 
 
 def recreate(stream: Stream) -> None:

@@ -247,7 +247,7 @@ def ask_everything(scene: Scene, url: str) -> None:
         headers |= {"Authorization": f"Bearer {token}"} if token else {}
         request = urllib.request.Request(url + path, headers=headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 status, body, told = answer.status, answer.read(200_000), answer.headers
         except urllib.error.HTTPError as error:
             status, body, told = error.code, error.read(), error.headers
