@@ -92,7 +92,7 @@ def outcome(target: Target, inputs: Iterable[bytes]) -> dict[str, Any]:
     }
     if how:
         code = os.waitstatus_to_exitcode(how)
-        ended = f"ended by signal {-code} (14: too slow)" if code < 0 else ""
+        ended = f"ended by signal {-code} (27: too slow, 14: hangs)" if code < 0 else ""
         found |= {"failure": text or ended, "file": str(_keep(target.name, note[12 : 12 + size]))}
     return found
 

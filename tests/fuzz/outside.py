@@ -111,7 +111,7 @@ def _http_seeds() -> Sequence[bytes]:
     ]
 
 
-_PATIENCE = 8.0
+_PATIENCE = 40.0
 _HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 

@@ -14,7 +14,9 @@ __all__ = ["MIB", "TARGETS", "Broken", "Target", "limit_process", "run_bounded",
 
 MIB = 2**20
 SECONDS = 10
-"""Longest time of one input, beside other work."""
+"""Longest processor time of one input: other work on the machine does not count."""
+HANG_SECONDS = 60
+"""Time after which an input hangs."""
 
 Run = Callable[[bytes], None]
 
@@ -86,17 +88,20 @@ def limit_process(most: int) -> None:
 def run_bounded(target: Target, data: bytes) -> None:
     """Run one input; Broken unless it keeps its promise within its memory.
 
-    An input that takes too long ends the process, by SIGALRM.
+    An input that takes too long ends the process, by SIGPROF, and one that hangs, by SIGALRM.
     """
     # The promise is one of the process: memory that C code takes counts, memory that is not touched does not.
     with suppress(OSError), open("/proc/self/clear_refs", "w") as file:
         file.write("5")
     before = _status("VmRSS")
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(SECONDS)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.alarm(HANG_SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         target.run(data)
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
     taken, most = _status("VmHWM") - before, target.memory(len(data))
     if taken > most:

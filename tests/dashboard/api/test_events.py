@@ -115,7 +115,8 @@ def test_streams_end_with_the_server_and_leave_no_listener(made: MadeStream) -> 
         gone.close()
         answer = Stream(running)
         wait_for(lambda: made.publish(1) and len(observer._listeners._listeners) == 1)
-    assert running.stopped_in < 3
+    # The stream's client stays: a server that waited for it would not end.
+    assert running.stopped_in < 20
     while answer.block():
         pass
     answer.close()

@@ -136,7 +136,7 @@ def test_absurd_plans_are_answered_soon(server: Running, query: str) -> None:
     began = time.monotonic()
     answer = server.ask(f"/v1/plan?{query}")
     assert answer.status in (200, 422), answer.body
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert len(answer.body) < 2**20
     assert b"NaN" not in answer.body
     assert b"Infinity" not in answer.body
