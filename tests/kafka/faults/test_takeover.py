@@ -44,8 +44,10 @@ def stopped_at(stream: Stream, *strike: Any) -> Child:
 
 
 @pytest.mark.parametrize("step", ["reserve.5 read back", "commit.4 offsets"])
-def test_a_hot_standby_takes_over_within_20_seconds(make_stream: MakeStream, step: str) -> None:
+def test_a_hot_standby_waits_for_the_session_alone(make_stream: MakeStream, step: str) -> None:
+    """Not for the transaction that the leader left open: fencing aborts it."""
     stream = make_stream(**SHORT, session_ms=6000)  # the default
+    stream.settings = stream.changed("kafka", transaction_timeout_ms=600_000)
     leader = stream.start(strike=Strike(step, "after", nth=2, what="wait"))
     leader.says("leading stream")
     standby = stream.start()
@@ -54,9 +56,8 @@ def test_a_hot_standby_takes_over_within_20_seconds(make_stream: MakeStream, ste
     wait_for("the step", lambda: leader.has("struck"))
     assert "leading" not in standby.log
     leader.signal(signal.SIGKILL)
-    killed = time.monotonic()
-    standby.says("batch 2 released")
-    assert time.monotonic() - killed < 20
+    # 8 s on an idle machine; a fifth of the transaction's time on any.
+    standby.says("batch 2 released", 120)
     assert standby.ends() == 0
     check_books(stream)
 
