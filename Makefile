@@ -56,7 +56,7 @@ security: $(VENV)/test.stamp
 LOCK := $(BIN)/uv pip compile --quiet --upgrade --universal --fork-strategy fewest \
 	--python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command "make lock"
 lock: $(VENV)/test.stamp
-	$(LOCK) pyproject.toml --extra dashboard --output-file deploy/requirements/service.txt
+	$(LOCK) pyproject.toml --extra dashboard --extra otel --output-file deploy/requirements/service.txt
 	$(LOCK) deploy/requirements/build.in --output-file deploy/requirements/build.txt
 	$(LOCK) --no-deps deploy/requirements/flights.in --output-file deploy/requirements/flights.txt
 
