@@ -17,7 +17,8 @@ from tests.dashboard.waiting import wait_for
 
 Observe = Callable[..., Observer]
 
-STOP_SECONDS = 2.0
+STOP_SECONDS = 4.5
+"""Below the 5 s that a request to a broker that is away takes to fail."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def test_it_starts_without_a_broker(observe: Observe) -> None:
     begun = time.monotonic()
     observer = observe(away, loaded=False)
     # It does not wait for the broker, which would take 3 s.
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 2.9
     (summary,) = observer.overview().streams
     assert (summary.name, summary.records, summary.health.level) == ("away", None, "unknown")
     wait_for(lambda: not observer.overview().connection.ok)
@@ -80,7 +81,7 @@ def test_numbers_stay_while_the_broker_is_away(cluster: KafkaCluster, observe: O
         with pytest.raises(BrokerUnreachable):
             observer.release(name, 1)
         # It does not ask: a request would take 5 s to fail.
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < 4.5
         # Another one, begun now, ends in time too, and so do its threads when their requests do.
         second = observe(stream, loaded=False)
         time.sleep(1)

@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 import pytest
 from pydantic import SecretStr
 
-from streaming_pca.service.http import limits
+from streaming_pca.service.http import limits, server
 from streaming_pca.service.http.limits import MAX_BODY, RateLimit
 from tests.service.http.running import TOKEN, Running, serving, wait_for
 
@@ -155,7 +155,7 @@ def place_is_free(running: Running) -> bool:
 
 
 @pytest.mark.parametrize("path", ["/v1/events", "/v1/events?deaf"])
-def test_it_stops_within_two_seconds_whoever_listens(path: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_stops_whoever_listens(path: str, caplog: pytest.LogCaptureFixture) -> None:
     with ExitStack() as stack:
         with serving() as running:
             answers = []
@@ -168,7 +168,8 @@ def test_it_stops_within_two_seconds_whoever_listens(path: str, caplog: pytest.L
             stack.enter_context(raw(running))
             stack.enter_context(raw(running, b"GET / HT"))
             time.sleep(0.3)
-        assert 0 <= running.stopped_in < 2.0
+        # Two seconds on an idle machine; a server that waited for these clients would not end.
+        assert 0 <= running.stopped_in < 20
         assert running.site.told == ["start", "stop"]
         # Ended, not cut: a client of chunks would raise for a stream that is cut.
         for answer in answers:
@@ -176,23 +177,26 @@ def test_it_stops_within_two_seconds_whoever_listens(path: str, caplog: pytest.L
     assert not caplog.records, [record.message for record in caplog.records]
 
 
-def test_it_stops_at_once_when_nobody_listens() -> None:
+def test_it_stops_at_once_when_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_LEAVING_SECONDS", 60.0)
+    monkeypatch.setattr(server, "_STOPPING_SECONDS", 60.0)
     with serving() as running:
         assert running.status("/healthz") == 200
-    assert running.stopped_in < 0.8
+    assert running.stopped_in < 30
 
 
 # -- slow clients ----------------------------------------------------------
 
 
 def test_clients_that_send_nothing_keep_no_one_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_REQUEST_SECONDS", 120.0)
     with serving() as running, ExitStack() as stack:
         opened = [stack.enter_context(raw(running, b"GET / HTTP/1.1\r\nX-")) for _ in range(200)]
         began = time.monotonic()
         for path in ("/healthz", "/v1/streams"):
             assert running.status(path) == 200
-        assert time.monotonic() - began < 2.0
-        assert is_closed(opened[0], 2.0)
+        assert time.monotonic() - began < 30
+        assert is_closed(opened[0], 30.0)
         assert not is_closed(opened[-1], 0.2)
 
 
@@ -205,12 +209,12 @@ def test_a_request_that_does_not_arrive_is_given_up(monkeypatch: pytest.MonkeyPa
             stopping = threading.Event()
             stack.callback(stopping.set)
             threading.Thread(target=drip, args=(slow, stopping), daemon=True).start()
-            assert is_closed(slow, 5.0), begun
+            assert is_closed(slow), begun
         # Again behind a request that was answered.
         again = stack.enter_context(raw(running, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"))
         time.sleep(0.2)
         again.sendall(b"GET / H")
-        assert is_closed(again, 5.0)
+        assert is_closed(again)
 
 
 def drip(slow: socket.socket, stopping: threading.Event) -> None:
@@ -236,7 +240,7 @@ def test_an_answer_that_is_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(limits, "_WRITE_SECONDS", 0.5)
     with serving() as running, raw(running, b"GET /v1/large HTTP/1.1\r\nHost: localhost\r\n\r\n"):
         wait_for("a client that is stuck", lambda: len(connections(running)) == 1)
-        wait_for("its end", lambda: not connections(running), 5.0)
+        wait_for("its end", lambda: not connections(running))
         assert running.status("/healthz") == 200
 
 
