@@ -90,7 +90,7 @@ class Dashboard:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         try:
-            status = self._process.wait(20)
+            status = self._process.wait(120)
         finally:
             self._process.kill()
             self._process.wait()

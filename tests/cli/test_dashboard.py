@@ -98,13 +98,13 @@ def running(*words: object, **variables: str) -> Iterator[tuple[subprocess.Popen
 
 def get(url: str, token: str | None = None) -> Any:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=20) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=240) as answer:
         text = answer.read()
     return json.loads(text)
 
 
 def read(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=20) as answer:
+    with urllib.request.urlopen(url, timeout=240) as answer:
         text: bytes = answer.read()
     return text
 
@@ -123,9 +123,9 @@ def test_it_prints_its_address_and_ends_soon_even_without_a_broker(
     with running("dashboard", "--config", config, "--port", 0) as (process, url):
         assert url.startswith("http://127.0.0.1:")
         wait_for(lambda: not get(f"{url}/v1/streams")["connection"]["ok"])
-        with urllib.request.urlopen(f"{url}/", timeout=20) as page:
+        with urllib.request.urlopen(f"{url}/", timeout=240) as page:
             assert page.headers["content-type"].startswith("text/html")
-        events = urllib.request.urlopen(f"{url}/v1/events", timeout=20)
+        events = urllib.request.urlopen(f"{url}/v1/events", timeout=240)
         status, seconds = ends(process, number)
         events.close()
         assert status == 0
@@ -172,7 +172,7 @@ def test_a_worker_shows_its_streams_beside_its_metrics(
         (found,) = wait_for(lambda: get(f"{url}/v1/streams")["items"])
         assert found["name"] == name
         wait_for(lambda: get(f"{url}/v1/ledger")["items"][0]["entries"] >= 1)
-        events = urllib.request.urlopen(f"{url}/v1/events", timeout=20)
+        events = urllib.request.urlopen(f"{url}/v1/events", timeout=240)
         status, _ = ends(process, signal.SIGTERM)
         events.close()
         assert status == 0
@@ -193,7 +193,7 @@ def test_a_process_ends_with_one_line_and_status_2(command: str, config: Path) -
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "STREAMING_PCA_HTTP__HOST": "0.0.0.0"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 2

@@ -272,7 +272,7 @@ def test_releases_that_come_later_follow(published: Published) -> None:
         assert json.loads(process.stdout.readline())["batch"] == 1
         published(release(2), release(3))
         assert [json.loads(process.stdout.readline())["batch"] for _ in range(2)] == [2, 3]
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
 
 
 def test_an_empty_topic_is_waited_on(published: Published) -> None:
@@ -361,7 +361,7 @@ def test_a_signal_ends_it_well(published: Published, number: signal.Signals) -> 
         assert process.stdout is not None
         assert process.stdout.readline()
         process.send_signal(number)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
         assert process.stderr is not None
         assert process.stderr.read() == ""
 
@@ -374,7 +374,7 @@ def test_it_ends_well_with_whoever_reads_it(published: Published) -> None:
         with os.fdopen(read_end) as lines:
             assert json.loads(lines.readline())["batch"] == 1
         # No release comes that would find the pipe broken.
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
         assert process.stderr is not None
         assert process.stderr.read() == ""
 
@@ -385,7 +385,7 @@ def test_a_reader_that_is_gone_from_the_start_is_no_error(published: Published) 
     os.close(read_end)
     with watching(*published.arguments(), stdout=write_end) as process:
         os.close(write_end)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
         assert process.stderr is not None
         assert process.stderr.read() == ""
 

@@ -55,7 +55,7 @@ def test_the_demo_learns_the_flights_and_explains_itself(tmp_path: Path) -> None
 
 
 def streams_at(url: str) -> list[dict[str, Any]]:
-    with urllib.request.urlopen(f"{url}/v1/streams", timeout=20) as answer:
+    with urllib.request.urlopen(f"{url}/v1/streams", timeout=60) as answer:
         found: list[dict[str, Any]] = json.load(answer)["items"]
     return found
 
@@ -89,7 +89,7 @@ def test_the_dashboard_shows_what_the_demo_learnt_until_it_is_stopped(tmp_path: 
         assert found["records"] == facts["records"] == 336_776
         assert found["batches"]["released"] == facts["releases"]
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=240)
     assert process.returncode == 0
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
@@ -135,7 +135,7 @@ def test_a_first_demo_says_that_it_compiles_and_stops_when_told(tmp_path: Path) 
         assert process.stderr is not None
         assert any("compiling kernels (first run)" in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=240)
     assert process.returncode != 0
     assert "Traceback" not in err
     assert not [each.pid for each in psutil.process_iter() if cache_of(each) == str(cache)]

@@ -94,7 +94,7 @@ def test_the_lines_of_the_dockerfile_make_a_command_that_runs(image: Image) -> N
         (["estimators", "--json"], "adaptive"),
     ):
         said = subprocess.run(
-            [program, *arguments], env=environment, capture_output=True, text=True, check=True, timeout=60
+            [program, *arguments], env=environment, capture_output=True, text=True, check=True, timeout=240
         )
         assert expected in said.stdout
 
@@ -105,7 +105,7 @@ def test_the_image_has_no_tools_to_install_or_test_with(image: Image) -> None:
     python = image.root / "opt" / "streaming-pca" / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python)]
     listed = subprocess.run(
-        [*pip, "list", "--format=json"], capture_output=True, text=True, check=True, timeout=60
+        [*pip, "list", "--format=json"], capture_output=True, text=True, check=True, timeout=240
     )
     names = {package["name"] for package in json.loads(listed.stdout)}
     assert {"streaming-pca", "kafka-python", "uvicorn"} <= names

@@ -63,7 +63,7 @@ def test_promtool_finds_no_fault_in_metrics(watched: Watched, worker: str) -> No
         [tool("promtool"), "check", "metrics"],
         input=text.encode(),
         capture_output=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

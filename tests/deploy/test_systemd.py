@@ -219,7 +219,7 @@ class Unit:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=240,
         )
 
     @property
@@ -291,9 +291,9 @@ def test_the_units_commands_run_under_their_restrictions(units: tuple[str, dict[
     for port, path in ((9464, "/metrics"), (9470, "/v1/streams")):
         asked = urllib.request.Request(f"http://{address}:{port}{path}")
         with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(asked, timeout=60)
+            urllib.request.urlopen(asked, timeout=240)
         asked.add_header("Authorization", "Bearer correct-horse-battery")
-        with urllib.request.urlopen(asked, timeout=60) as answer:
+        with urllib.request.urlopen(asked, timeout=240) as answer:
             assert answer.status == 200
     for each in (worker, dashboard):
         assert each.process is not None

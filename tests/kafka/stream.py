@@ -178,7 +178,7 @@ class Child:
     def destroy(self) -> None:
         if self.status() is None:
             self.signal(signal.SIGKILL)
-            self.ends(10)
+            self.ends()
 
 
 @dataclass

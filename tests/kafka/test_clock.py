@@ -116,7 +116,7 @@ def test_it_ends_with_the_worker_however_that_ended() -> None:
     process.send_signal(signal.SIGTERM)
     assert process.poll() is None
     process.stdin.close()
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=120) == 0
     process.stdout.close()
 
 

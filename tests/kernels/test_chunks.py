@@ -39,7 +39,7 @@ def test_no_number_is_taken_twice_or_left() -> None:
 
         def work(counter: NDArray[np.int64] = counter, share: int = share) -> None:
             taken = np.zeros(COUNT, dtype=np.int64)
-            meeting.wait(20)  # noqa: B023
+            meeting.wait(120)  # noqa: B023
             found.append(taken[: _take_all(counter, share, COUNT, taken)])  # noqa: B023
 
         workers = [threading.Thread(target=work) for _ in range(THREADS)]

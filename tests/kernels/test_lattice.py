@@ -161,7 +161,7 @@ def test_any_number_of_threads_gives_the_same_sum(p: Preprocessing, monkeypatch:
         meeting, found = threading.Barrier(most), []
 
         def one() -> None:
-            meeting.wait(20)
+            meeting.wait(120)
             found.append(work())
 
         others = [threading.Thread(target=one) for _ in range(most)]

@@ -45,7 +45,7 @@ def test_ranges_make_up_the_whole_in_order(count: int, total: int, granularity: 
 
 
 def test_each_part_has_a_thread_of_its_own_and_the_caller_works_too() -> None:
-    meeting = threading.Barrier(5, timeout=20)
+    meeting = threading.Barrier(5, timeout=60)
 
     def work(a: int, b: int) -> int:
         # All five are here at once, or this breaks.
@@ -78,7 +78,7 @@ def test_what_fails_is_raised_when_nothing_is_at_work_any_more(where: int) -> No
 
 
 def test_together_is_one_call_a_thread_at_most_and_the_callers_first() -> None:
-    meeting = threading.Barrier(3, timeout=20)
+    meeting = threading.Barrier(3, timeout=60)
 
     def work() -> int:
         meeting.wait()
@@ -100,7 +100,7 @@ def test_a_thread_that_wakes_late_is_not_waited_for() -> None:
 
     class Late(threads._Worker):
         def run(self) -> None:
-            woken.wait(20)
+            woken.wait(120)
             super().run()
 
     threads._idle.append(Late())

@@ -182,7 +182,7 @@ def test_processes_together_spend_no_more_than_the_cap(path: Path) -> None:
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    allowed = [int(process.communicate(timeout=60)[0]) for process in running]
+    allowed = [int(process.communicate(timeout=240)[0]) for process in running]
     assert sum(allowed) == 120
     with LocalAccountant(path) as accountant:
         for user in range(60):

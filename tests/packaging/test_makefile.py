@@ -36,7 +36,7 @@ def install(folder: Path, status: int) -> subprocess.CompletedProcess[str]:
         env=os.environ | {"STATUS": str(status)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
 
@@ -61,7 +61,7 @@ def test_the_dashboard_is_one_command_with_both_extras(tmp_path: Path) -> None:
         cwd=MAKEFILE.parent,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
     ).stdout
     assert "--editable '.[demo,dashboard]'" in said

@@ -324,7 +324,7 @@ assert np.count_nonzero(own == 0) + np.count_nonzero(other == 0) < 5
 @pytest.mark.parametrize("how", ["python", "libc"])
 def test_a_copy_of_a_process_draws_its_own(how: str) -> None:
     """Also one that is made below Python, where no hook runs: nothing is kept that could be repeated."""
-    subprocess.run([sys.executable, "-c", _COPIES, how], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", _COPIES, how], check=True, timeout=240)
 
 
 # Bad input.

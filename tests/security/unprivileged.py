@@ -49,7 +49,7 @@ def python() -> str:
                 [program, "-c", "import numpy, pydantic"],
                 env=environment(),
                 capture_output=True,
-                timeout=60,
+                timeout=240,
                 check=False,
                 **_user(),
             )

@@ -237,7 +237,7 @@ class SparkCluster:
 
     def describe(self) -> dict[str, Any]:
         """What the master says of itself, of its workers and applications."""
-        with urllib.request.urlopen(f"{self._ui}/json/", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self._ui}/json/", timeout=60) as answer:
             found: dict[str, Any] = json.load(answer)
         return found
 

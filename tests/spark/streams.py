@@ -109,7 +109,7 @@ class Runner(Child):
         """Kill it as ``kill -9`` does, and wait until nothing of it is left, its JVM included."""
         self._below = descendants(self.pid)
         self.signal(signal.SIGKILL)
-        self.ends(10)
+        self.ends()
         wait_for(
             "the processes of a killed driver to end",
             lambda: not any(each.is_alive for each in self._below),

@@ -158,7 +158,7 @@ def test_a_signal_to_the_whole_group_lets_the_driver_finish_its_job(child: Any, 
     output, _ = process.communicate(timeout=120)
     assert output.splitlines() == ["counted 7", "stopped"]
     assert process.returncode == 0
-    java.wait(20)
+    java.wait(120)
 
 
 @pytest.mark.slow
@@ -166,7 +166,7 @@ def test_java_ends_with_a_driver_that_is_killed(child: Any) -> None:
     process, java = child()
     workers = java.children(recursive=True)
     process.kill()
-    java.wait(30)
+    java.wait(120)
     psutil.wait_procs(workers, 30)
 
 
@@ -174,7 +174,7 @@ def test_java_ends_with_a_driver_that_is_killed(child: Any) -> None:
 def test_a_driver_learns_that_java_was_killed(child: Any) -> None:
     process, java = child()
     java.kill()
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     assert "ended: the Java process of Spark" in output
     # The thread of the job may tell of its error after that.
     assert "stopped" in output.splitlines()

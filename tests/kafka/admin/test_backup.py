@@ -418,7 +418,7 @@ def test_an_import_that_was_killed_has_written_nothing_and_can_be_repeated(
         target=killed_at, args=(method, stream.settings.model_dump(mode="json"), str(path))
     )
     process.start()
-    process.join(60)
+    process.join(240)
     assert process.exitcode == -signal.SIGKILL
     facts = restore(capfd, stream, path)
     assert facts["entries_written"] == len(entries)

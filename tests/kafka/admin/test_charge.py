@@ -411,7 +411,7 @@ def test_a_kill_at_any_step_leaves_one_whole_charge_or_none(make_stream: MakeStr
             target=die_after, args=(step, kafka.model_dump(mode="json"), topic, job, str(log))
         )
         child.start()
-        child.join(60)
+        child.join(240)
         assert child.exitcode == -signal.SIGKILL, log.read_text()
         # The fence of the second charge ends what the first left open.
         charge(stream, job=job, charge=LITTLE, reason="the second")

@@ -330,7 +330,7 @@ def killed(stream: Stream, step: str, what: str, directory: Path) -> None:
         target=die_after, args=(step, stream.settings.model_dump(mode="json"), str(directory), what)
     )
     child.start()
-    child.join(60)
+    child.join(240)
     assert child.exitcode == -signal.SIGKILL, (directory / "log").read_text()
 
 

@@ -154,7 +154,7 @@ class Slot:
             if kind == "kill":
                 self._done.count("kill -9", self._name)
                 self.worker.signal_all(signal.SIGKILL, [self.worker.pid])
-                self.worker.ends(10)
+                self.worker.ends()
             else:
                 self.end()
             time.sleep(down)

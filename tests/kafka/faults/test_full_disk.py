@@ -244,7 +244,7 @@ def test_a_worker_whose_own_disk_is_full_works_on(
             )
             trial.stop_producing()
             worker.send_signal(signal.SIGTERM)
-            assert worker.wait(60) == 0, full.run("cat", str(log))
+            assert worker.wait(240) == 0, full.run("cat", str(log))
         finally:
             worker.kill()
             worker.wait()

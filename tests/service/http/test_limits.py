@@ -19,7 +19,7 @@ from tests.service.http.running import TOKEN, Running, serving, wait_for
 @contextmanager
 def raw(running: Running, text: bytes = b"") -> Iterator[socket.socket]:
     """Connection over which any bytes can be sent."""
-    with closing(socket.create_connection(running.place, timeout=20)) as made:
+    with closing(socket.create_connection(running.place, timeout=60)) as made:
         made.sendall(text)
         yield made
 
