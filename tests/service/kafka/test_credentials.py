@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.kafka import credentials
@@ -86,3 +87,10 @@ def test_a_token_of_a_long_life_is_renewed_all_the_same(tmp_path: Path) -> None:
     time.sleep(0.2)
     assert grant._renewer is not None
     assert grant._renewer.is_alive()
+
+
+@pytest.mark.parametrize("port", ["hunter2", "99999", "0"])
+def test_a_token_url_without_a_port_s_number_is_refused_in_words_that_do_not_repeat_it(port: str) -> None:
+    with pytest.raises(ValidationError, match="must be https://HOST") as refused:
+        KafkaSettings(sasl_oauth_token_url=f"https://login:{port}/token")
+    assert port == "0" or port not in str(refused.value)
