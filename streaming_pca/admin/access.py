@@ -26,7 +26,7 @@ from kafka.errors import ClusterAuthorizationFailedError, KafkaError, SecurityDi
 from streaming_pca.config.settings import ConfigurationError, KafkaSettings, Settings
 from streaming_pca.service.errors import NotPermitted, TopicError
 from streaming_pca.service.kafka.clients import admin_client, broker_failed
-from streaming_pca.service.topics.output import group_of_projections
+from streaming_pca.service.topics.output import check_output_name, group_of_projections
 
 __all__ = ["ROLES", "Permission", "Role", "apply_permissions", "as_options", "permissions", "principal_of"]
 
@@ -82,12 +82,15 @@ def permissions(role: str, streams: Sequence[Settings], output: str | None = Non
     Raises
     ------
     ConfigurationError
-        If the role is unknown, or needs an output.
+        If the role is unknown, or needs an output, or the output is or could be a stream's topic.
     """
     if role not in ROLES:
         raise ConfigurationError(f"--role must be one of {', '.join(ROLES)}, not {role!r}")
     if (role == "projector") != (output is not None):
         raise ConfigurationError("--output TOPIC is needed with --role projector, and only there")
+    if output is not None:
+        # A broker takes the name "*" for all topics, and a projector may write its output.
+        check_output_name(output, [settings.stream for settings in streams])
     # Streams share inputs and groups.
     return sorted({each for settings in streams for each in _of_stream(role, settings, output or "")})
 

@@ -120,7 +120,12 @@ class KafkaSettings(Section):
         if parts.username or parts.password:
             raise ValueError("must not hold a password: use sasl_oauth_client_secret_file")
         encrypted = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _THIS_MACHINE)
-        if not (encrypted and parts.hostname):
+        try:
+            numbered = parts.port is None or parts.port > 0
+        except ValueError:
+            # Its words quote the port, which is a password where @HOST was left out.
+            numbered = False
+        if not (encrypted and parts.hostname and numbered):
             raise ValueError("must be https://HOST..., or http:// on localhost")
         return url
 

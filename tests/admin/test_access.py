@@ -92,3 +92,12 @@ def test_the_page_has_the_same_roles() -> None:
         for topic, cell in zip(topics, cells, strict=True):
             said = {word for word in words.values() if word in cell}
             assert said == {words[o] for o in found(role).get(topic, ()) if o in words}, (role, topic)
+
+
+@pytest.mark.parametrize(
+    "output",
+    ["*", "", "two words", "line\nbreak", "traffic", "flows.state", "other.ledger", "traffic.ledger"],
+)
+def test_a_projector_is_not_permitted_to_write_all_topics_or_those_of_a_stream(output: str) -> None:
+    with pytest.raises(ConfigurationError, match="--output"):
+        permissions("projector", [settings()], output)

@@ -6,6 +6,7 @@ The files of certificates need no code here: kafka-python reads them for each co
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import logging
 import math
@@ -34,6 +35,8 @@ _RENEW_AT = 0.8
 """Part of a token's life after which the next one is asked for."""
 _RETRY_SECONDS = (1.0, 30.0)
 """Pause after a failed grant, doubled from the first to the second."""
+_LONGEST_LIFE = 7 * 86400.0
+"""Most seconds that a token is used: `time.sleep` refuses numbers that a provider may answer."""
 _MOST_BYTES = 1 << 20
 """Most bytes that are read of an answer."""
 
@@ -145,6 +148,7 @@ class _Grant(AbstractTokenProvider):  # type: ignore[misc]
 
     def _take(self, granted: tuple[str, float]) -> None:
         now, (self._token, life) = time.monotonic(), granted
+        life = min(life, _LONGEST_LIFE)
         self._renew_at, self._expires_at = now + _RENEW_AT * life, now + life
 
 
@@ -205,6 +209,12 @@ def _ask(settings: KafkaSettings) -> tuple[str, float]:
                 f"or the secret (kafka.sasl_oauth_client_secret_file = "
                 f"{str(settings.sasl_oauth_client_secret_file)!r})"
             ) from None
+    except http.client.HTTPException as error:
+        # urllib passes these on. Uncaught they would end the thread that renews the token; their text
+        # quotes the answer.
+        raise TokenRefused(
+            f"kafka.sasl_oauth_token_url = {url!r} does not answer as HTTP does ({type(error).__name__})"
+        ) from None
     except OSError as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
@@ -214,7 +224,7 @@ def _ask(settings: KafkaSettings) -> tuple[str, float]:
             ) from None
         words = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
         raise TokenRefused(f"kafka.sasl_oauth_token_url = {url!r} does not answer ({words})") from None
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise TokenRefused(
             f"kafka.sasl_oauth_token_url = {url!r} answers without a token: it must be the token endpoint"
         ) from None
@@ -239,7 +249,7 @@ def _reason(error: urllib.error.HTTPError) -> str:
     """Return the error code of an answer, as RFC 6749, 5.2 has it."""
     try:
         code = json.loads(error.read(_MOST_BYTES))["error"]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, http.client.HTTPException, ValueError, TypeError, KeyError, RecursionError):
         return ""
     return f", {code}" if isinstance(code, str) and code.isidentifier() and len(code) < 40 else ""
 
