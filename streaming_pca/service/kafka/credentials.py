@@ -139,8 +139,13 @@ class _Grant(AbstractTokenProvider):  # type: ignore[misc]
             time.sleep(max(self._renew_at - time.monotonic(), pause))
             try:
                 granted = _ask(self._settings)
-            except (ConfigurationError, TokenRefused) as error:
-                log.warning("the token for the broker was not renewed: %s", error)
+            except Exception as error:
+                # Whatever it is: no other thread renews the token. Texts of others may quote the answer.
+                foreseen = isinstance(error, ConfigurationError | TokenRefused)
+                log.warning(
+                    "the token for the broker was not renewed: %s",
+                    error if foreseen else type(error).__name__,
+                )
                 pause = min(2 * pause, longest)
             else:
                 self._take(granted)
