@@ -357,6 +357,31 @@ def test_a_reservation_whose_records_are_not_the_same_is_none(
     assert reading(log, 0.0)[0].read_reserved(ranges[:1]) is None
 
 
+@pytest.mark.parametrize("gone", [0, 7, 19], ids=["first", "midst", "last"])
+@pytest.mark.parametrize("came", [False, True], ids=["none-came", "another-came"])
+def test_a_reservation_of_which_a_record_has_vanished_is_none(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch, gone: int, came: bool
+) -> None:
+    """As where a transaction counted as committed when it was reserved, and as aborted later.
+
+    Another record in a place that was none keeps the count. The successor has no other trace of which offsets
+    were counted: its one answer is of what is there now, within the charged range, or there is none.
+    """
+    log = Log({0: records(0, 100)})
+    monkeypatch.setattr(reader_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 199))
+    reserved = OffsetRange(partition=0, start=0, end=39, count=20)
+    del log.partitions[0][gone]
+    if came:
+        # Behind an odd offset there was no record before.
+        log.partitions[0].insert(3, Message(log.partitions[0][2].offset + 1, b"new"))
+    again = reading(log, 0.0)[0].read_reserved([reserved])
+    if not came or gone == 19:
+        assert again is None
+    else:
+        assert again is not None
+        assert (again.ranges, len(again.batch), again.positions) == ((reserved,), 20, {0: 39})
+
+
 def test_a_reservation_that_is_not_delivered_loses_the_session(
     reading: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,148 @@
+"""What was read as committed stays so: transactions whose coordinator is killed at their end."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka.admin import NewTopic
+
+from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.dev.cluster import KafkaCluster
+from streaming_pca.service.kafka.clients import reading_consumer, seek
+from tests.kafka.faults import chaos_check
+from tests.kafka.faults.chaos import Done, produce
+from tests.kafka.faults.chaos_producer import Load
+from tests.kafka.stream import wait_for
+from tests.kafka.three_brokers import DIM, PARTITIONS, MakeCluster, coordinator, hold
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(400)]
+
+KILLS, PRODUCERS, TOPIC = 6, 3, "in-repeatable"
+Records = dict[int, bytes | None]
+"""Keys by offset."""
+
+
+class Reader(threading.Thread):
+    """The service's own reader of a partition, from its first record on, until it is told to end."""
+
+    def __init__(self, bootstrap: str, partition: int, over: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self.found: Records = {}
+        self.position = 0
+        self.errors: list[BaseException] = []
+        self._over, self._tp = over, TopicPartition(TOPIC, partition)
+        self._consumer = reading_consumer(KafkaSettings(bootstrap_servers=bootstrap), io="records")
+        self._consumer.assign([self._tp])
+        seek(self._consumer, self._tp, 0, -1)
+        self.start()
+
+    def run(self) -> None:
+        consumer: KafkaConsumer = self._consumer
+        try:
+            while not self._over.is_set():
+                for messages in consumer.poll(timeout_ms=50).values():
+                    for message in messages:
+                        assert message.offset not in self.found
+                        self.found[message.offset] = message.key
+                self.position = consumer.position(self._tp)
+        except BaseException as error:
+            self.errors.append(error)
+        finally:
+            consumer.close(autocommit=False)
+
+
+@contextmanager
+def readers(bootstrap: str) -> Iterator[list[Reader]]:
+    """A reader of each partition."""
+    over = threading.Event()
+    made = [Reader(bootstrap, p, over) for p in range(PARTITIONS)]
+    try:
+        yield made
+    finally:
+        over.set()
+        for reader in made:
+            reader.join(60)
+
+
+def reach(each: list[Reader], end: Mapping[int, int]) -> dict[int, Records]:
+    """What readers have found once they are at the ends."""
+    wait_for("readers at the ends", lambda: all(r.errors or r.position >= end[p] for p, r in enumerate(each)))
+    assert not [error for r in each for error in r.errors]
+    return {p: r.found for p, r in enumerate(each)}
+
+
+def other_client(bootstrap: str) -> dict[int, Records]:
+    """What librdkafka reads as committed."""
+    read = chaos_check.read(bootstrap, {TOPIC: range(PARTITIONS)})
+    return {p: {raw.offset: raw.key for raw in read[TOPIC, p]} for p in range(PARTITIONS)}
+
+
+@pytest.fixture(scope="module")
+def cluster(make_cluster: MakeCluster) -> KafkaCluster:
+    return make_cluster()
+
+
+def keep_producing(cluster: KafkaCluster, directory: Path, over: threading.Event) -> list[threading.Thread]:
+    """Transactions of few records, which end often; producers that Kafka refuses have successors."""
+    threads = []
+    for i in range(PRODUCERS):
+        load = Load(cluster.bootstrap, TOPIC, PARTITIONS, DIM, f"t{i}", i, f"t{i}", 300.0)
+        how: tuple[object, ...] = (load, random.Random(i), over, directory, Done())
+        threads.append(threading.Thread(target=produce, args=how, daemon=True))
+        threads[-1].start()
+    return threads
+
+
+def ends(bootstrap: str, isolation: str) -> dict[int, int]:
+    """Where partitions end: at their last stable offsets for a reader of committed records."""
+    with KafkaConsumer(bootstrap_servers=bootstrap, isolation_level=isolation) as consumer:
+        found = consumer.end_offsets([TopicPartition(TOPIC, p) for p in range(PARTITIONS)])
+    return {tp.partition: offset for tp, offset in found.items()}
+
+
+def settled(bootstrap: str) -> dict[int, int]:
+    """Where partitions end once no transaction is open; those that were left open time out."""
+
+    def nothing_is_open() -> bool:
+        return ends(bootstrap, "read_committed") == ends(bootstrap, "read_uncommitted")
+
+    wait_for("the end of all transactions", nothing_is_open)
+    return ends(bootstrap, "read_committed")
+
+
+def test_records_that_were_read_as_committed_are_read_again_later(
+    cluster: KafkaCluster, tmp_path: Path
+) -> None:
+    """By the service's reader while coordinators die, by it later, and by librdkafka: the same records."""
+    with KafkaAdminClient(bootstrap_servers=cluster.bootstrap) as admin:
+        admin.create_topics([NewTopic(name=TOPIC, num_partitions=PARTITIONS, replication_factor=3)])
+    cluster.wait_until_whole()
+    over = threading.Event()
+    with readers(cluster.bootstrap) as live:
+        try:
+            producers = keep_producing(cluster, tmp_path, over)
+            for kill in range(KILLS):
+                enough = sum(len(r.found) for r in live) + 50
+                wait_for("records", lambda enough=enough: sum(len(r.found) for r in live) > enough)
+                # The node that ends a producer's transactions; it may lead a partition too.
+                node = coordinator(cluster, "__transaction_state", f"t{kill % PRODUCERS}")
+                cluster.kill(node)
+                hold(2)
+                cluster.start(node)
+                cluster.wait_until_whole()
+        finally:
+            over.set()
+        for producer in producers:
+            producer.join(60)
+        end = settled(cluster.bootstrap)
+        first = reach(live, end)
+    with readers(cluster.bootstrap) as later:
+        again = reach(later, end)
+    assert first == again == other_client(cluster.bootstrap)
+    assert sum(map(len, first.values())) > 50 * KILLS
