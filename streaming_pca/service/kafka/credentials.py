@@ -140,7 +140,8 @@ class _Grant(AbstractTokenProvider):  # type: ignore[misc]
             try:
                 granted = _ask(self._settings)
             except Exception as error:
-                # Whatever it is: no other thread renews the token. Texts of others may quote the answer.
+                # No other thread renews the token, so it outlives every error. An unforeseen one may
+                # quote the answer.
                 foreseen = isinstance(error, ConfigurationError | TokenRefused)
                 log.warning(
                     "the token for the broker was not renewed: %s",
