@@ -157,7 +157,7 @@ def principal_of(principal: str | None, kafka: KafkaSettings) -> str:
     Raises
     ------
     ConfigurationError
-        If there is none, or it has no type.
+        If there is none, or it has no type, or is everybody.
     """
     if principal is None and kafka.sasl_username is not None and kafka.sasl_mechanism != "OAUTHBEARER":
         return f"User:{kafka.sasl_username}"
@@ -166,6 +166,8 @@ def principal_of(principal: str | None, kafka: KafkaSettings) -> str:
     kind, colon, name = principal.partition(":")
     if not (kind == "User" and colon and name and name.isprintable()):
         raise ConfigurationError(f"--principal must be User:NAME, not {principal!r}")
+    if name == "*":
+        raise ConfigurationError("--principal User:* would permit everybody: name the role's own user")
     return principal
 
 

@@ -75,6 +75,8 @@ def test_mistakes_are_named() -> None:
         principal_of(None, KafkaSettings())
     with pytest.raises(ConfigurationError, match="must be User:NAME, not 'pca'"):
         principal_of("pca", KafkaSettings())
+    with pytest.raises(ConfigurationError, match=r"User:\* would permit everybody"):
+        principal_of("User:*", KafkaSettings())
     named = KafkaSettings(
         security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_username="pca", sasl_password="x"
     )
