@@ -201,6 +201,7 @@ def test_what_selects_pods_finds_them_and_their_ports(layer: str) -> None:
         assert selected(policy["podSelector"]["matchLabels"]) == {name}
         assert port(name, policy["ingress"][0]["ports"][0]["port"])
         budget = find(layer, "PodDisruptionBudget", name)["spec"]["minAvailable"]
+        assert find(layer, "PodDisruptionBudget", name)["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
         assert pods[name]["spec"]["replicas"] == 2 > budget
     deny = find(layer, "NetworkPolicy", "streaming-pca")["spec"]
     assert selected(deny["podSelector"]["matchLabels"]) == set(WORKLOADS)
