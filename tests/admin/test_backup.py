@@ -23,6 +23,7 @@ from streaming_pca.admin.backup import (
     verified_ledger,
     write_backup,
 )
+from streaming_pca.cli.common import fail
 from streaming_pca.privacy.ledger.entries import (
     Abandoned,
     Cap,
@@ -345,3 +346,25 @@ def test_a_copy_that_was_changed_with_its_manifest_is_not_verified(
         verified_ledger(copy)
     assert any(told in problem for problem in refused.value.problems), refused.value.problems
     assert all("\n" not in problem for problem in refused.value.problems)
+
+
+def test_a_terminal_obeys_no_name_of_a_foreign_file(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "copy.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        part = {"size": 1, "sha256": ""}
+        manifest = {"program": "", "created": "", "topic": "", "topic_id": "", "ledger_end": 0, "entries": 0}
+        empty = {"size": 0, "sha256": hashlib.sha256(b"").hexdigest()}
+        manifest |= {"ledger": empty, "states": {"\x1b[2J\u202e": part}}
+        archive.writestr("manifest.json", json.dumps(manifest))
+        archive.writestr("ledger.jsonl", b"")
+        archive.writestr("states/\x1b[2J\u202e", b"")
+    with pytest.raises(BackupError) as refused:
+        read_backup(path)
+    assert "\x1b" in str(refused.value)
+    with pytest.raises(SystemExit):
+        fail(refused.value, 2)
+    shown = capfd.readouterr().err.removesuffix("\n")
+    assert shown.startswith("error: ")
+    assert shown.isprintable()
