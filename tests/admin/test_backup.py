@@ -40,7 +40,12 @@ from streaming_pca.privacy.ledger.entries import (
     entry_hash,
 )
 from streaming_pca.privacy.parameters import Charge
-from streaming_pca.service.commit.checkpoint_format import Checkpoint, encode_checkpoint
+from streaming_pca.service.commit.checkpoint_format import (
+    Checkpoint,
+    MalformedCheckpoint,
+    decode_checkpoint,
+    encode_checkpoint,
+)
 from streaming_pca.service.commit.user_log import UserLog
 
 ID = "9bd05b8e-6e39-43a4-9d57-3e4f5b6ba6a2"
@@ -368,3 +373,10 @@ def test_a_terminal_obeys_no_name_of_a_foreign_file(
     shown = capfd.readouterr().err.removesuffix("\n")
     assert shown.startswith("error: ")
     assert shown.isprintable()
+
+
+def test_a_state_of_a_foreign_version_is_refused_in_a_short_line() -> None:
+    header = json.dumps({"version": "x" * 100_000}).encode()
+    with pytest.raises(MalformedCheckpoint, match="update streaming-pca") as refused:
+        decode_checkpoint(len(header).to_bytes(4, "big") + header)
+    assert len(str(refused.value)) < 300
