@@ -160,13 +160,14 @@ def principal_of(principal: str | None, kafka: KafkaSettings) -> str:
         If there is none, or it has no type, or is everybody.
     """
     if principal is None and kafka.sasl_username is not None and kafka.sasl_mechanism != "OAUTHBEARER":
-        return f"User:{kafka.sasl_username}"
+        principal = f"User:{kafka.sasl_username}"
     if principal is None:
         raise ConfigurationError("name the user by --principal User:NAME: the settings have no sasl_username")
     kind, colon, name = principal.partition(":")
     if not (kind == "User" and colon and name and name.isprintable()):
         raise ConfigurationError(f"--principal must be User:NAME, not {principal!r}")
-    if name == "*":
+    # kafka-acls.sh trims: to it "User:* " is everybody too.
+    if name.strip() == "*":
         raise ConfigurationError("--principal User:* would permit everybody: name the role's own user")
     return principal
 

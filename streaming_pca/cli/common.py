@@ -135,7 +135,9 @@ def protect(worker: WorkerSettings) -> None:
 def fail(error: BaseException, status: int) -> NoReturn:
     """Print a line for each problem of an error, and exit with this status."""
     for line in getattr(error, "lines", None) or (str(error),):
-        say(f"error: {' '.join(line.split())}", err)
+        # A foreign file's names can hold control characters, which a terminal would obey.
+        shown = "".join(each if each.isprintable() else "?" for each in " ".join(line.split()))
+        say(f"error: {shown}", err)
     sys.exit(status)
 
 

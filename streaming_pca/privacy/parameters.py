@@ -35,7 +35,10 @@ __all__ = [
 
 _MOST = 10**12
 _LARGE_DELTA = 1e-3
-_HUGE_EXPONENT = re.compile(r"[eE][+-]?\d{4}")
+_HUGE_EXPONENT = re.compile(r"[eE][+-]?[0-9]{4}")
+# Not Fraction's own grammar: versions of Python differ on spaces around "/", and underscores hide a huge
+# exponent. Readers of a ledger must agree on every number.
+_NUMBER = re.compile(r"[+-]?([0-9]+/[0-9]+|([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?)")
 
 
 class Adjacency(StrEnum):
@@ -67,6 +70,8 @@ def parse_rational(value: Any) -> Fraction | float:
     if isinstance(value, str) and (len(value) > 4000 or _HUGE_EXPONENT.search(value)):
         raise ValueError("must be a number of at most 4000 characters and an exponent below 1000")
     try:
+        if isinstance(value, str) and not _NUMBER.fullmatch(value.strip()):
+            raise ValueError
         number = Fraction(value)
     except (ValueError, TypeError, ZeroDivisionError, OverflowError) as error:
         raise ValueError(f"must be a number, a ratio or 'inf', not {value!r}") from error

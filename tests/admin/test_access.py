@@ -83,6 +83,20 @@ def test_mistakes_are_named() -> None:
     assert principal_of(None, named) == "User:pca"
 
 
+@pytest.mark.parametrize("principal", ["User:*", "User:* ", "User: *"])
+def test_no_spelling_of_everybody_is_permitted(principal: str) -> None:
+    with pytest.raises(ConfigurationError, match="would permit everybody"):
+        principal_of(principal, KafkaSettings())
+
+
+def test_a_user_of_the_settings_is_not_everybody_either() -> None:
+    named = KafkaSettings(
+        security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_username="*", sasl_password="x"
+    )
+    with pytest.raises(ConfigurationError, match="would permit everybody"):
+        principal_of(None, named)
+
+
 def test_the_page_has_the_same_roles() -> None:
     page = (ROOT / "docs" / "how-to" / "secure.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` (\|.*)$", page, re.MULTILINE))

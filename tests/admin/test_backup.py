@@ -23,6 +23,7 @@ from streaming_pca.admin.backup import (
     verified_ledger,
     write_backup,
 )
+from streaming_pca.cli.common import fail
 from streaming_pca.privacy.ledger.entries import (
     Abandoned,
     Cap,
@@ -39,7 +40,12 @@ from streaming_pca.privacy.ledger.entries import (
     entry_hash,
 )
 from streaming_pca.privacy.parameters import Charge
-from streaming_pca.service.commit.checkpoint_format import Checkpoint, encode_checkpoint
+from streaming_pca.service.commit.checkpoint_format import (
+    Checkpoint,
+    MalformedCheckpoint,
+    decode_checkpoint,
+    encode_checkpoint,
+)
 from streaming_pca.service.commit.user_log import UserLog
 
 ID = "9bd05b8e-6e39-43a4-9d57-3e4f5b6ba6a2"
@@ -345,3 +351,32 @@ def test_a_copy_that_was_changed_with_its_manifest_is_not_verified(
         verified_ledger(copy)
     assert any(told in problem for problem in refused.value.problems), refused.value.problems
     assert all("\n" not in problem for problem in refused.value.problems)
+
+
+def test_a_terminal_obeys_no_name_of_a_foreign_file(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "copy.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        part = {"size": 1, "sha256": ""}
+        manifest = {"program": "", "created": "", "topic": "", "topic_id": "", "ledger_end": 0, "entries": 0}
+        empty = {"size": 0, "sha256": hashlib.sha256(b"").hexdigest()}
+        manifest |= {"ledger": empty, "states": {"\x1b[2J\u202e": part}}
+        archive.writestr("manifest.json", json.dumps(manifest))
+        archive.writestr("ledger.jsonl", b"")
+        archive.writestr("states/\x1b[2J\u202e", b"")
+    with pytest.raises(BackupError) as refused:
+        read_backup(path)
+    assert "\x1b" in str(refused.value)
+    with pytest.raises(SystemExit):
+        fail(refused.value, 2)
+    shown = capfd.readouterr().err.removesuffix("\n")
+    assert shown.startswith("error: ")
+    assert shown.isprintable()
+
+
+def test_a_state_of_a_foreign_version_is_refused_in_a_short_line() -> None:
+    header = json.dumps({"version": "x" * 100_000}).encode()
+    with pytest.raises(MalformedCheckpoint, match="update streaming-pca") as refused:
+        decode_checkpoint(len(header).to_bytes(4, "big") + header)
+    assert len(str(refused.value)) < 300

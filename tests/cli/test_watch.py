@@ -21,6 +21,7 @@ from streaming_pca.admin.watch import FollowedRelease, NotARelease, follow_relea
 from streaming_pca.cli.common import out
 from streaming_pca.cli.plan import explained_text
 from streaming_pca.client import releases as following
+from streaming_pca.client.releases import read_release
 from streaming_pca.config.settings import KafkaSettings
 from streaming_pca.data.release import Release
 from streaming_pca.demo.broker import EmbeddedBroker
@@ -455,3 +456,10 @@ def test_shares_of_null_and_clipped_records_are_shown_with_their_errors(
     assert not found[0].keys() & COUNTED.keys()
     assert {name: found[1][name] for name in COUNTED} == COUNTED
     assert found[2]["null_records"] == 2300
+
+
+def test_a_release_whose_time_is_of_any_length_is_none() -> None:
+    whole = release(1, created="2026-01-01T00:00:00." + "1" * 10_000)
+    found = read_release("s.releases", 0, whole.to_bytes())
+    assert isinstance(found, NotARelease)
+    assert found.reason == "not a release: created is no time of day"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -36,8 +37,9 @@ from streaming_pca.privacy.ledger.entries import (
     entry_hash,
 )
 from streaming_pca.privacy.ledger.ledger import BatchStatus, Ledger
+from streaming_pca.privacy.ledger.mechanism_costs import UnknownCost, least_rho
 from streaming_pca.privacy.ledger.verify import verify_log
-from streaming_pca.privacy.parameters import Charge
+from streaming_pca.privacy.parameters import Charge, parse_rational
 from streaming_pca.service.commit.checkpoint_format import Checkpoint, encode_checkpoint
 from streaming_pca.service.commit.recovery import Action, LedgerMismatch, recover
 from tests.privacy.ledger.test_ledger import OF_USERS, ONE, PROMISE, Writer, drawn_logs, span
@@ -426,3 +428,18 @@ def test_a_charge_or_cap_that_is_no_number_of_at_least_0_is_refused_by_name(
 ) -> None:
     with pytest.raises(ValueError, match=name):
         kind(**{"epsilon": 1, "delta": 0} | {name: bad})
+
+
+@pytest.mark.parametrize("text", ["1e9_9_9_9_9_9_9", "1e-9_9_9_9_9_9_9", "1_0", "1 / 3", "\uff11/\uff13"])
+def test_a_number_that_versions_of_python_read_differently_or_slowly_is_read_by_none(text: str) -> None:
+    begun = time.process_time()
+    with pytest.raises(ValueError, match="must be a number"):
+        parse_rational(text)
+    assert time.process_time() - begun < 0.5
+
+
+def test_a_reservation_cannot_hold_up_readers_by_a_number_of_its_mechanism() -> None:
+    begun = time.process_time()
+    with pytest.raises(UnknownCost, match="sigma_over_sensitivity must be a number"):
+        least_rho({}, {"mechanism": "block", "sigma_over_sensitivity": "1e-9_9_9_9_9_9_9"})
+    assert time.process_time() - begun < 0.5

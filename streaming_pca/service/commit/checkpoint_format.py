@@ -83,7 +83,7 @@ def decode_checkpoint(data: bytes) -> tuple[Checkpoint, str]:
         header = json.loads(data[4 : 4 + size])
         if header["version"] != _VERSION:
             raise ValueError(
-                f"it is of version {header['version']!r}, and this program reads version {_VERSION}: "
+                f"it is of version {header['version']!r:.60}, and this program reads version {_VERSION}: "
                 "update streaming-pca"
             )
         body = data[4 + size :]

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from http import HTTPStatus
 
+import h11
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,6 +25,9 @@ MAX_BODY = 16 * 1024
 """Most bytes of a request's body."""
 MAX_HEADERS = 16 * 1024
 """Most bytes of a request's line and headers."""
+_MAX_BYTES = MAX_HEADERS + 8 * MAX_BODY
+"""Most bytes of a request as it is sent: a chunk of one byte takes six, and each costs as much time as a
+large one."""
 _MAX_CONNECTIONS = 128
 _REQUEST_SECONDS = 10.0
 """Longest time for a request to arrive, from the connection or from the end of the answer before."""
@@ -48,6 +52,7 @@ class LimitedProtocol(H11Protocol):
     _slow: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
     _since = 0.0
+    _bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
@@ -66,9 +71,15 @@ class LimitedProtocol(H11Protocol):
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes of a request."""
-        super().data_received(data)
-        self._watch()
+        """Take bytes of a request; those beyond the limit are not parsed."""
+        left = _MAX_BYTES - self._bytes
+        self._bytes += len(data)
+        if left > 0:
+            super().data_received(data[:left])
+            self._watch()
+        elif self.cycle is None or self.cycle.response_complete:
+            # The answer did not need the body.
+            self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no request; hang up where an earlier request is being answered."""
@@ -83,6 +94,10 @@ class LimitedProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         """Wait for another request."""
         self._since = self.loop.time()
+        if self._bytes > _MAX_BYTES:
+            self.transport.close()
+        elif self.conn.their_state is not h11.SEND_BODY:
+            self._bytes = 0
         super().on_response_complete()
         self._watch()
 
@@ -133,8 +148,14 @@ class SizeLimit:
                 scope, receive, send
             )
             return
+        headers = Headers(scope=scope)
+        if "transfer-encoding" in headers and "content-length" in headers:
+            # A proxy may believe the other of the two, and see another request in the body.
+            detail = "a body has a Content-Length or a Transfer-Encoding, not both"
+            await problem(scope, HTTPStatus.BAD_REQUEST, detail, connection="close")(scope, receive, send)
+            return
         # The protocol has refused lengths that are no numbers.
-        if int(Headers(scope=scope).get("content-length", "0")) > MAX_BODY:
+        if int(headers.get("content-length", "0")) > MAX_BODY:
             await _too_large(scope)(scope, receive, send)
             return
         received, started = 0, False

@@ -6,13 +6,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 import pytest
 from pydantic import SecretStr
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from streaming_pca.service.http import limits, server
-from streaming_pca.service.http.limits import MAX_BODY, RateLimit
+from streaming_pca.service.http.limits import MAX_BODY, MAX_HEADERS, RateLimit
 from tests.service.http.running import TOKEN, Running, serving, wait_for
 
 
@@ -54,6 +55,51 @@ def test_a_large_body_without_a_length_is_refused() -> None:
         parts = [bytes(1024)] * 17
         assert running.ask("/v1/echo", "POST", body=iter(parts)).status == 413
         assert running.ask("/v1/echo", "POST", body=iter(parts[1:])).json == {"bytes": MAX_BODY}
+
+
+def test_a_flood_of_small_chunks_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = []
+
+    def count(self: H11Protocol, data: bytes) -> None:
+        parsed.append(len(data))
+        parse(self, data)
+
+    parse = H11Protocol.data_received
+    monkeypatch.setattr(H11Protocol, "data_received", count)
+    head = b"Host: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    for start, answers in ((b"GET /healthz", b"HTTP/1.1 200"), (b"POST /v1/echo", b"HTTP/1.1 413")):
+        with serving() as running, raw(running, start + b" HTTP/1.1\r\n" + head) as client:
+            parsed.clear()
+            with suppress(ConnectionError):
+                client.sendall(b"1\r\na\r\n" * 100_000)
+            with suppress(ConnectionError):
+                assert client.recv(2**16).startswith(answers)
+            assert is_closed(client, 5)
+            assert running.ask("/healthz").status == 200
+            assert sum(parsed) < 2 * (MAX_HEADERS + 8 * MAX_BODY)
+
+
+def test_a_connection_takes_more_bytes_than_one_request_may_have() -> None:
+    body = bytes(MAX_BODY)
+    request = b"POST /v1/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    with serving() as running, raw(running) as client:
+        for _ in range(30):
+            client.sendall(request)
+            answer = b""
+            while b"}" not in answer:
+                more = client.recv(2**16)
+                assert more
+                answer += more
+            assert answer.startswith(b"HTTP/1.1 200")
+
+
+def test_a_body_of_two_lengths_is_refused() -> None:
+    text = b"POST /v1/echo HTTP/1.1\r\nHost: localhost\r\n"
+    text += b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with serving() as running, raw(running, text + b"0\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n") as client:
+        assert client.recv(2**16).startswith(b"HTTP/1.1 400")
+        assert is_closed(client, 5)
+        assert running.site.bodies == []
 
 
 def test_large_headers_are_refused() -> None:
