@@ -37,8 +37,6 @@ _ROOM = 2**30
 
 
 _MODULES = ("records", "logs", "outside")
-_COMPILED = "streaming_pca/kernels"
-"""Package whose functions numba compiles, which it cannot once they are instrumented."""
 _INSTRUMENTED = ["streaming_pca", "kafka.record", "json", "zipfile", "h11"]
 
 
@@ -167,16 +165,22 @@ def _summary(log: Path) -> str:
     return f"{runs[-1] if runs else '?'} inputs; {cover[-1].strip()[:100] if cover else lines[-1:]}"
 
 
+def compiled_modules() -> list[str]:
+    """Return names of modules with functions for numba, which compiles no instrumented ones."""
+    root = HERE.parents[1]
+    package = root / "streaming_pca"
+    files = [*(package / "kernels").rglob("*.py")]
+    files += [path for path in package.rglob("*.py") if "import njit" in path.read_text("utf-8")]
+    # Each by its own name: to atheris a package's stands for no module within it.
+    return [".".join(path.relative_to(root).with_suffix("").parts) for path in files]
+
+
 def one(name: str, options: list[str]) -> None:
     """Run atheris on one target, in this process, which it ends."""
     import atheris
 
-    # Each by its own name: a package's stands for no module within it.
-    root = HERE.parents[1]
-    files = (root / _COMPILED).rglob("*.py")
-    kernels = [".".join(path.relative_to(root).with_suffix("").parts) for path in files]
     # Before anything else imports what is to guide the search.
-    with atheris.instrument_imports(include=_INSTRUMENTED, exclude=kernels):
+    with atheris.instrument_imports(include=_INSTRUMENTED, exclude=compiled_modules()):
         load_targets()
     target = TARGETS[name]
     corpus = Path(options[0])
