@@ -111,7 +111,7 @@ def _of_stream(role: str, settings: Settings, output: str) -> Iterator[Permissio
             yield _may("topic", releases, "Read")
         case "dashboard" | "auditor":
             yield _may("topic", source, "Describe")
-            for name in (ledger, releases, *([state] if role == "auditor" else [])):
+            for name in (ledger, releases):
                 yield _may("topic", name, "Read")
             for name in (stream.name, group):
                 yield _may("group", name, "Describe")

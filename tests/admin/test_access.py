@@ -34,11 +34,7 @@ def test_producers_write_the_input_and_nothing_else() -> None:
 
 def test_records_and_states_are_read_by_those_who_must() -> None:
     assert {r for r in ROLES if "Read" in found(r).get("traffic", ())} == {"projector", "worker", "operator"}
-    assert {r for r in ROLES if "Read" in found(r).get("flows.state", ())} == {
-        "auditor",
-        "worker",
-        "operator",
-    }
+    assert {r for r in ROLES if "Read" in found(r).get("flows.state", ())} == {"worker", "operator"}
     for role in ("reader", "dashboard", "auditor"):
         assert not any("Write" in operations for operations in found(role).values())
     assert not any("Delete" in operations for role in ROLES for operations in found(role).values())

@@ -34,7 +34,13 @@ from streaming_pca.privacy.ledger.verify import (
     verify_log,
 )
 from streaming_pca.service.commit.log_reader import whole_log
-from streaming_pca.service.commit.snapshot import existing_topics, read_messages, read_snapshot, read_topic
+from streaming_pca.service.commit.snapshot import (
+    Snapshot,
+    existing_topics,
+    read_messages,
+    read_snapshot,
+    read_topic,
+)
 from streaming_pca.service.commit.state_topic import FoundState, summarise
 from streaming_pca.service.errors import NotPermitted, SessionLost, StreamRefused, TopicError
 from streaming_pca.service.kafka.clients import BrokerUnreachable
@@ -65,12 +71,24 @@ def topic_id_of(kafka: KafkaSettings, topic: str) -> str:
     return str(found[topic]["topic_id"])
 
 
-def verify_ledger(kafka: KafkaSettings, topic: str) -> Report:
-    """Run the independent verifier over a ledger and its jobs' states and releases."""
+def verify_ledger(kafka: KafkaSettings, topic: str, *, states: bool = True) -> Report:
+    """Run the independent verifier over a ledger and its jobs' releases and states.
+
+    Parameters
+    ----------
+    kafka : KafkaSettings
+    topic : str
+        Input topic.
+    states : bool
+        False leaves the states' topics alone, which an auditor may not read.
+    """
     topic_id = topic_id_of(kafka, topic)
     reader = whole_log(kafka, f"{topic}.ledger")
     try:
-        read = read_snapshot(kafka, reader, topic_id, _stored)
+        if states:
+            read = read_snapshot(kafka, reader, topic_id, _stored)
+        else:
+            read = Snapshot(tuple(read_messages(kafka, reader)), reader.position, {})
         jobs = {e.job for e in _decoded(read.entries) if isinstance(e, Reserved) and e.topic_id == topic_id}
         releases: list[StoredRelease] = []
         for name in sorted(existing_topics(kafka, [f"{job}.releases" for job in jobs])):
@@ -82,13 +100,13 @@ def verify_ledger(kafka: KafkaSettings, topic: str) -> Report:
     since = {e.release_digest for e in later if isinstance(e, Released)}
     known = [release for release in releases if release.digest not in since]
     committed = {e.state_digest for e in later if isinstance(e, Committed)}
-    states = {
+    last_states = {
         # A worker resumes from the topic's last state, so some COMMITTED must name that state.
         name: state if last in (state.digest, *committed) else StoredState(last)
         for name, (state, last) in read.states.items()
         if last
     }
-    return verify_log(read.entries, known, states, topic_id=topic_id)
+    return verify_log(read.entries, known, last_states if states else None, topic_id=topic_id)
 
 
 def _stored(found: FoundState, digest: str) -> tuple[StoredState, str]:

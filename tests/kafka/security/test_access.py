@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaError as KafkaErrorOfRd
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from kafka.admin import (
     ACLFilter,
     ACLOperation,
@@ -29,7 +32,7 @@ from streaming_pca.admin.pause import pause, resume
 from streaming_pca.admin.status import describe_status
 from streaming_pca.admin.topics import create_with_cap
 from streaming_pca.admin.watch import last_release
-from streaming_pca.config.settings import Settings
+from streaming_pca.config.settings import KafkaSettings, Settings
 from streaming_pca.dashboard.observing.observer import Observer
 from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.jars import find_java
@@ -142,6 +145,24 @@ def verify(place: Place, settings: Settings) -> None:
     assert verify_ledger(settings.kafka, settings.stream.input).ok
 
 
+def audit(place: Place, settings: Settings) -> None:
+    report = verify_ledger(settings.kafka, settings.stream.input, states=False)
+    assert (report.ok, report.states) == (True, None)
+
+
+def read_permissions(place: Place, settings: Settings) -> None:
+    with closing(admin_client(settings.kafka)) as admin:
+        any_of_all = ResourcePatternFilter(ResourceType.ANY, None, ACLResourcePatternType.ANY)
+        admin.describe_acls(ACLFilter(None, None, ACLOperation.ANY, ACLPermissionType.ANY, any_of_all))
+
+
+def fence(place: Place, settings: Settings) -> None:
+    """Take the transactional id of the stream's leader."""
+    identity = f"streaming-pca.{place.stream.topic_id}.{settings.stream.name}"
+    with _one_writer, closing(transactional_producer(settings.kafka, identity)) as producer:
+        producer.init_transactions()
+
+
 def read_state(place: Place, settings: Settings) -> None:
     _read(settings, settings.stream.state_topic)
 
@@ -207,8 +228,11 @@ TABLE: dict[Callable[[Place, Settings], None], set[str]] = {
     watch: {"reader", "projector"} | _READERS,
     status: _READERS,
     show: _READERS,
-    verify: _READERS - {"dashboard"},
-    read_state: _READERS - {"dashboard"},
+    verify: {"worker", "operator"},
+    audit: _READERS,
+    read_state: {"worker", "operator"},
+    fence: {"worker", "operator"},
+    read_permissions: set(),
     change_status: {"worker", "operator"},
     write_releases: {"worker", "operator"},
     lead: {"worker", "operator"},
@@ -256,6 +280,46 @@ def test_a_projector_writes_its_output_and_others_may_not(place: Place) -> None:
     find_output(place.secured.open_settings, place.stream.settings.stream, place.output, create=True)
     assert project(place.of("projector"), place.output) == 0
     assert len(read_all(place.secured.open_settings, place.output, (0, 1))) >= 3 * BATCH
+
+
+def other_admin(kafka: KafkaSettings) -> AdminClient:
+    """librdkafka's, whose errors name the right that is missing."""
+    options = {
+        "bootstrap.servers": kafka.bootstrap_servers,
+        "security.protocol": kafka.security_protocol,
+        "log_level": 0,
+    }
+    if kafka.sasl_username is not None:
+        options |= {
+            "sasl.mechanism": str(kafka.sasl_mechanism),
+            "sasl.username": kafka.sasl_username,
+            "sasl.password": str(kafka.password),
+            "ssl.ca.location": str(kafka.ssl_cafile),
+        }
+    return AdminClient(options)
+
+
+def meddle(place: Place, kafka: KafkaSettings) -> list[KafkaErrorOfRd | None]:
+    """Delete records (none, which asks for the same right) and change a topic's settings."""
+    admin, stream = other_admin(kafka), place.stream.settings.stream
+    entry = ConfigEntry("retention.ms", "-1", incremental_operation=AlterConfigOpType.SET)
+    ledger = ConfigResource(ConfigResource.Type.TOPIC, stream.ledger_topic, incremental_configs=[entry])
+    futures = [
+        *admin.delete_records([TopicPartition(stream.input, 0, 0)]).values(),
+        *admin.incremental_alter_configs([ledger]).values(),
+    ]
+    return [None if (error := future.exception(60)) is None else error.args[0] for future in futures]
+
+
+def test_no_role_deletes_records_or_changes_a_topic(place: Place) -> None:
+    refused = KafkaErrorOfRd.TOPIC_AUTHORIZATION_FAILED
+    for user in USERS:
+        deleted, changed = (error and error.code() for error in meddle(place, place.of(user).kafka))
+        # A user who may not describe a topic learns of no leader of its partitions.
+        assert deleted in (refused, KafkaErrorOfRd._NOENT), (user, deleted)
+        assert changed == refused, (user, changed)
+    # Without an authorizer's refusal both succeed.
+    assert meddle(place, place.secured.open_settings) == [None, None]
 
 
 # -- the command and the script --------------------------------------------------
