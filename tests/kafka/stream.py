@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +33,7 @@ from streaming_pca.config.settings import (
     WorkerSettings,
 )
 from streaming_pca.data.release import Release
+from streaming_pca.estimators.common import kernel_cache
 from streaming_pca.estimators.registry import find
 from streaming_pca.privacy.ledger.entries import (
     Abandoned,
@@ -60,7 +64,8 @@ Vectors = NDArray[np.floating]
 
 OCTETS = [("content-type", b"application/octet-stream")]
 PATIENCE = 120.0
-"""Seconds: a worker may compile kernels meanwhile, beside other tests."""
+"""Seconds: a worker may compile its estimator's own kernels meanwhile, beside other tests."""
+_ROOT = Path(__file__).parents[2]
 
 # Processes look after one another's exit status, which is read once: threads must not race for it.
 _one_at_a_time = threading.Lock()
@@ -69,9 +74,16 @@ _context.set_forkserver_preload(["tests.kafka.warm_child"])
 
 
 def start_fork_server() -> None:
-    """Start the server that children are forked from, and wait until its kernels are compiled."""
+    """Start the server that children are forked from, and wait until all kernels are compiled.
+
+    One process of the test run compiles them, while the others wait for its cache.
+    """
     process = _context.Process(target=int)
-    with _one_at_a_time:
+    with _one_at_a_time, open(__file__) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        subprocess.run(
+            [sys.executable, "-m", kernel_cache.__name__, "factor", "matrix"], check=True, cwd=_ROOT
+        )
         process.start()
         process.join()
     assert process.exitcode == 0
