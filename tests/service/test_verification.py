@@ -9,7 +9,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 import pytest
@@ -48,11 +48,13 @@ def silent_broker() -> Iterator[int]:
 
 
 def children() -> list[psutil.Process]:
-    return [
-        child
-        for child in psutil.Process().children()
-        if "streaming_pca.service.commit.verification" in child.cmdline()
-    ]
+    found = []
+    for child in psutil.Process().children():
+        # An ended child of another test, or one that ends meanwhile, has no command line any more.
+        with suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
+            if "streaming_pca.service.commit.verification" in child.cmdline():
+                found.append(child)
+    return found
 
 
 def test_no_interval_is_no_verification() -> None:
