@@ -198,7 +198,7 @@ def _look_up(kafka: KafkaSettings, topic: str, job: str) -> tuple[str, dict[int,
         # The charge would fence its leader, and a job with charges can never reserve again.
         raise ConfigurationError(f"--job {job} is a stream (topic {job}.state is there): choose another name")
     tps = [TopicPartition(topic, p["partition_index"]) for p in found[topic]["partitions"]]
-    consumer = reading_consumer(kafka, committed=False)
+    consumer = reading_consumer(kafka, committed=False, topics=[topic])
     try:
         ends = consumer.end_offsets(tps, timeout_ms=kafka.request_timeout_ms)
     except KafkaError as error:

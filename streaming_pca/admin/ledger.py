@@ -157,7 +157,7 @@ def describe_record(ledger: Ledger, topic: str, partition: int, offset: int) -> 
 
 def require_record(kafka: KafkaSettings, topic: str, partition: int, offset: int) -> None:
     """Raise ConfigurationError, which names the existing offsets, unless a record is or was there."""
-    consumer = reading_consumer(kafka, committed=False)
+    consumer = reading_consumer(kafka, committed=False, topics=[topic])
     try:
         partitions = sorted(consumer.partitions_for_topic(topic) or ())
         if partition not in partitions:

@@ -92,7 +92,7 @@ class ReleaseReader:
         self._topic, self._tp = topic, TopicPartition(topic, 0)
         self._timeout_ms = kafka.request_timeout_ms
         self._heard = time.monotonic()
-        self._consumer = reading_consumer(kafka)
+        self._consumer = reading_consumer(kafka, topics=[topic])
         try:
             if 0 not in (self._consumer.partitions_for_topic(topic) or ()):
                 with closing(admin_client(kafka)) as admin:

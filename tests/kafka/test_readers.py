@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kafka import TopicPartition
 
 from streaming_pca.privacy.ledger.entries import Abandoned, Reserved
 from streaming_pca.service.errors import RecordsLost, SessionLost
@@ -50,6 +51,15 @@ def filled(make_stream: MakeStream) -> Stream:
     x[:, 0] = np.arange(len(x))
     stream.produce_vectors(x)
     return stream
+
+
+def test_a_reader_knows_the_leader_of_its_topic_from_the_start(filled: Stream) -> None:
+    """Else each of the dozen that a take-over makes would wait a tenth of a second."""
+    kafka, topic = filled.settings.kafka, filled.settings.stream.input
+    for topics in ((), (topic,)):
+        with closing(reading_consumer(kafka, topics=topics)) as consumer:
+            known = consumer._cluster.leader_for_partition(TopicPartition(topic, 0)) is not None
+            assert known == bool(topics)
 
 
 def read_range(reader: PartitionReader, stream: Stream, partition: int, start: int, end: int) -> list[float]:

@@ -46,15 +46,11 @@ def high_watermark(kafka: KafkaSettings, topic: str) -> int:
 
 
 class EndReader:
-    """Repeated reader of a partition 0's high watermark, over one connection.
-
-    A new connection takes a tenth of a second: it asks for the topic's leader, and the
-    client waits that long before it asks again.
-    """
+    """Repeated reader of a partition 0's high watermark, over one connection."""
 
     def __init__(self, kafka: KafkaSettings, topic: str) -> None:
         self._kafka, self._tp = kafka, TopicPartition(topic, 0)
-        self._consumer = reading_consumer(kafka, committed=False)
+        self._consumer = reading_consumer(kafka, committed=False, topics=[topic])
 
     def end(self) -> int:
         """Return the end, open transactions included; SessionLost if the broker fails."""
@@ -78,7 +74,7 @@ class LogReader:
         self.topic = topic
         self._kafka = kafka
         self._tp = TopicPartition(topic, 0)
-        self._consumer = reading_consumer(kafka, max_poll_records=500)
+        self._consumer = reading_consumer(kafka, max_poll_records=500, topics=[topic])
         try:
             self.first = int(
                 self._consumer.beginning_offsets([self._tp], timeout_ms=kafka.request_timeout_ms)[self._tp]

@@ -128,7 +128,7 @@ class PartitionReader:
 
     def last_offsets(self, partitions: Sequence[int]) -> Offsets:
         """Return the ends of partitions, open transactions included."""
-        consumer = reading_consumer(self._kafka, committed=False)
+        consumer = reading_consumer(self._kafka, committed=False, topics=[self._topic])
         try:
             found = last_offsets(consumer, [self._tp(p) for p in partitions], self._kafka.request_timeout_ms)
         except KafkaError as error:

@@ -11,7 +11,7 @@ Faults of kafka-python that the service works around: docs/explanation/kafka-cli
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -159,12 +159,14 @@ class _SharedClient(KafkaNetClient):  # type: ignore[misc]
         self._net.run(lambda: self._manager.close(node_id=node_id))
 
 
-def _consumer(*, io: Io, **configs: Any) -> KafkaConsumer:
+def _consumer(*, io: Io, topics: Collection[str] = (), **configs: Any) -> KafkaConsumer:
     """Make a consumer on a shared selector; a failure leaves nothing there."""
     made: list[_SharedClient] = []
 
     def client(**more: Any) -> _SharedClient:
         made.append(_SharedClient(io, **more))
+        # Its first request for metadata asks for their leaders too.
+        made[0].cluster.set_topics(topics)
         return made[0]
 
     try:
@@ -215,17 +217,20 @@ def reading_consumer(
     max_poll_records: int = 2000,
     fetch_bytes: int = _FETCH_BYTES,
     io: Io = "logs",
+    topics: Collection[str] = (),
 ) -> KafkaConsumer:
     """Make a consumer without a group: partitions and positions are assigned by hand.
 
     ``io`` is the thread of its socket: "records" for an input, "control" for a consumer that fetches
-    nothing and must not wait for fetches, "logs" for all else.
+    nothing and must not wait for fetches, "logs" for all else. The leaders of ``topics`` are known at
+    once; for others the client waits a tenth of a second before it asks.
     """
     return _connect(
         settings,
         partial(
             _consumer,
             io=io,
+            topics=topics,
             isolation_level="read_committed" if committed else "read_uncommitted",
             auto_offset_reset="none",
             enable_auto_commit=False,

@@ -46,7 +46,7 @@ class LatestRelease:
         self._tp = TopicPartition(stream.releases_topic, 0)
         self.release: Release | None = None
         """Release to project with; None before the first."""
-        self._consumer = reading_consumer(kafka)
+        self._consumer = reading_consumer(kafka, topics=[self._tp.topic])
         try:
             self._consumer.assign([self._tp])
             self._find()
