@@ -24,6 +24,7 @@ from streaming_pca.demo.broker import EmbeddedBroker, EmbeddedBrokerUnavailable
 from streaming_pca.dev.cluster import KafkaCluster, KafkaServer
 from streaming_pca.dev.jars import KafkaUnavailable, fetch_jars, find_java
 from streaming_pca.dev.processes import cluster_id
+from tests.compiled import compile_ahead
 from tests.security.whole_run import WholeRun
 
 # pytest-xdist sets it for its workers, and a console that is made meanwhile keeps that width.
@@ -49,6 +50,8 @@ _skipped: Counter[tuple[str, str]] = Counter()
 _to_look_at: list[str] = []
 
 
+SHORT_LIVED = ("-XX:TieredStopAtLevel=1",)
+"""Options of a Java that is done before its best compiler would pay: a node starts with a third less work."""
 _CHAOS_TIMEOUT = 420
 """Seconds that a test may take beside the chaos loop, or the soak: start, drain and check."""
 _LENGTHS = {"chaos_seconds", "soak_seconds"}
@@ -102,6 +105,8 @@ def kafka_is_required() -> bool:
 
 _LONG = (
     "tests/soak/",
+    # It makes the image, for which the others of its folder would wait.
+    "tests/deploy/test_dockerfile.py",
     "tests/kafka/",
     "tests/spark/",
     "tests/browser/",
@@ -149,6 +154,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     wanted = "not kafka" not in config.option.markexpr and not config.option.collectonly
     if starts_workers and wanted and not os.environ.get("KAFKA_BOOTSTRAP"):
         installation()
+    if starts_workers and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        compile_ahead()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -190,7 +197,7 @@ def apache_kafka(request: pytest.FixtureRequest) -> Iterator[str | KafkaUnavaila
         return
     with ExitStack() as stack:
         try:
-            server = stack.enter_context(KafkaServer(*found))
+            server = stack.enter_context(KafkaServer(*found, options=SHORT_LIVED))
         except KafkaUnavailable as unavailable:
             yield unavailable
             return
@@ -231,8 +238,9 @@ def make_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[..., Kafka
         def make(**how: Any) -> KafkaCluster:
             if isinstance(found, KafkaUnavailable):
                 raise _no_kafka(found)
+            usual = {"java": found[0], "jars": found[1], "options": SHORT_LIVED}
             try:
-                return stack.enter_context(KafkaCluster(**({"java": found[0], "jars": found[1]} | how)))
+                return stack.enter_context(KafkaCluster(**(usual | how)))
             except KafkaUnavailable as unavailable:
                 raise _no_kafka(unavailable) from None
 

@@ -54,6 +54,8 @@ class KafkaCluster:
     directory : Path, optional
         Directory that keeps the data: a later cluster of as many nodes goes on with it. By default a
         temporary one, deleted at the end.
+    options : sequence of str, optional
+        Further options of Java.
 
     Raises
     ------
@@ -72,6 +74,7 @@ class KafkaCluster:
         more: str = _CLUSTER_SETTINGS,
         ports: Sequence[int] = (),
         directory: Path | None = None,
+        options: Sequence[str] = (),
     ) -> None:
         self.java = java
         self.jars = jars
@@ -79,7 +82,7 @@ class KafkaCluster:
         """Addresses of all nodes."""
         self._numbers = range(1, nodes + 1)
         self._replication, self._in_sync, self._heap, self._more = replication, in_sync, heap, more
-        self._ports = ports
+        self._ports, self._options = ports, options
         self._nodes: dict[int, Node] = {}
         self._storage = Storage(directory)
 
@@ -116,6 +119,7 @@ class KafkaCluster:
                 number=number,
                 heap=self._heap,
                 port=port,
+                options=self._options,
             )
             for number, port in zip(self._numbers, ports, strict=True)
         }
@@ -222,7 +226,9 @@ class KafkaServer(KafkaCluster):
         The `java` command.
     jars : Path
         Directory of Kafka's jars.
+    options : sequence of str, optional
+        Further options of Java.
     """
 
-    def __init__(self, java: str, jars: Path) -> None:
-        super().__init__(java, jars, nodes=1, replication=1, in_sync=1, heap=512, more="")
+    def __init__(self, java: str, jars: Path, options: Sequence[str] = ()) -> None:
+        super().__init__(java, jars, nodes=1, replication=1, in_sync=1, heap=512, more="", options=options)

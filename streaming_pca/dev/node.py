@@ -65,13 +65,21 @@ class Node:
     """Process of Apache Kafka, broker and controller, with its own data directory."""
 
     def __init__(
-        self, java: str, jars: Path, directory: Path, *, number: int, heap: int, port: int | None = None
+        self,
+        java: str,
+        jars: Path,
+        directory: Path,
+        *,
+        number: int,
+        heap: int,
+        port: int | None = None,
+        options: Sequence[str] = (),
     ) -> None:
         self.number = number
         if port is not None:
             _check_free(port)
         self.port, self.controller_port = port or _steady_port(), _steady_port()
-        self._java, self._jars, self._heap = java, jars, heap
+        self._java, self._jars, self._heap, self._options = java, jars, heap, options
         self._directory = directory
         self._settings = directory / "server.properties"
         self._child: Child | None = None
@@ -165,6 +173,7 @@ class Node:
             f"-Xmx{heap}m",
             "-XX:+UseSerialGC",
             "-XX:+ExitOnOutOfMemoryError",
+            *self._options,
             "-Djava.awt.headless=true",
             f"-Dlog4j2.configurationFile={(self._directory / 'log4j2.properties').as_uri()}",
             "-cp",

@@ -122,6 +122,7 @@ def test_everything_is_reached_by_the_keyboard(
             assert any(wanted in each.lower() for each in walked), walked
 
 
+@pytest.mark.soak
 def test_pictures_of_every_page_are_written(
     browser: Browser,
     site: Dashboard,

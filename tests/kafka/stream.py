@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,7 +30,6 @@ from streaming_pca.config.settings import (
     WorkerSettings,
 )
 from streaming_pca.data.release import Release
-from streaming_pca.estimators.common import kernel_cache
 from streaming_pca.estimators.registry import find
 from streaming_pca.privacy.ledger.entries import (
     Abandoned,
@@ -55,6 +51,7 @@ from streaming_pca.service.commit.checkpoint_format import Checkpoint, decode_ch
 from streaming_pca.service.commit.state_topic import is_part
 from streaming_pca.service.kafka.clients import MAX_ANSWER_BYTES, plain_producer
 from streaming_pca.service.topics.find import create_topics, find_topics
+from tests.compiled import wait_until_compiled
 from tests.kafka import child
 from tests.security.needles import ROW
 from tests.service.contract import check_messages
@@ -65,7 +62,6 @@ Vectors = NDArray[np.floating]
 OCTETS = [("content-type", b"application/octet-stream")]
 PATIENCE = 120.0
 """Seconds: a worker may compile its estimator's own kernels meanwhile, beside other tests."""
-_ROOT = Path(__file__).parents[2]
 
 # Processes look after one another's exit status, which is read once: threads must not race for it.
 _one_at_a_time = threading.Lock()
@@ -74,16 +70,10 @@ _context.set_forkserver_preload(["tests.kafka.warm_child"])
 
 
 def start_fork_server() -> None:
-    """Start the server that children are forked from, and wait until all kernels are compiled.
-
-    One process of the test run compiles them, while the others wait for its cache.
-    """
+    """Start the server that children are forked from, and wait until all kernels are compiled."""
     process = _context.Process(target=int)
-    with _one_at_a_time, open(__file__) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        subprocess.run(
-            [sys.executable, "-m", kernel_cache.__name__, "factor", "matrix"], check=True, cwd=_ROOT
-        )
+    wait_until_compiled()
+    with _one_at_a_time:
         process.start()
         process.join()
     assert process.exitcode == 0

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
-
-from jsonschema import Draft7Validator, Draft202012Validator
-from referencing import Registry
-from referencing.jsonschema import DRAFT7
+from typing import TYPE_CHECKING, Any
 
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.schemas import MESSAGE_SCHEMAS
 from streaming_pca.service.topics.asyncapi import asyncapi_document
+
+if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator
+
+# jsonschema is imported where it judges: it reads the grammar of addresses for two seconds, in every process.
 
 _SCHEMAS = {"release": "release", "entry": "ledger", "json": "payload"}
 """JSON schema of each message of AsyncAPI that has one."""
@@ -23,6 +24,9 @@ class Contract:
     """AsyncAPI document, as a judge of messages."""
 
     def __init__(self, stream: StreamSettings | None = None) -> None:
+        from referencing import Registry
+        from referencing.jsonschema import DRAFT7
+
         self.document = asyncapi_document(stream)
         resource = DRAFT7.create_resource(self.document)
         self._registry: Registry[Any] = Registry().with_resource("urn:d", resource)
@@ -62,6 +66,8 @@ class Contract:
     def _errors(self, reference: str, value: Any, asked: bool = True) -> list[str]:
         if not asked:
             return []
+        from jsonschema import Draft7Validator
+
         judge = Draft7Validator({"$ref": reference}, registry=self._registry)
         return [f"{error.json_path}: {error.message}" for error in judge.iter_errors(value)]
 
@@ -69,6 +75,8 @@ class Contract:
 @lru_cache
 def validator(name: str) -> Draft202012Validator:
     """Return the judge by a JSON schema."""
+    from jsonschema import Draft202012Validator
+
     return Draft202012Validator(MESSAGE_SCHEMAS[name]())
 
 

@@ -181,7 +181,7 @@ def test_nothing_grows_at_full_speed(
     record_property: Callable[[str, object], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    cluster = make_cluster(nodes=1, replication=1, in_sync=1, heap=512, more="")
+    cluster = make_cluster(nodes=1, replication=1, in_sync=1, heap=512, more="", options=())
     soak = Soak(make_stream(cluster, tmp_path), tmp_path)
     try:
         soak.start()

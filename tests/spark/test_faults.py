@@ -205,6 +205,7 @@ def test_executors_that_are_killed_in_a_batch_change_nothing(
     check_struck(alone, struck, batches)
 
 
+@pytest.mark.soak
 def test_where_no_task_is_tried_again_the_reserved_batch_is(
     kafka_bootstrap: str, fork_server: None, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:

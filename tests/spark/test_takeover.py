@@ -116,6 +116,7 @@ def test_they_stand_by_for_each_other(make_stream: Making, tmp_path: Path) -> No
     check_books(both)
 
 
+@pytest.mark.soak
 def test_two_that_both_lead_share_the_batches(make_stream: Making, tmp_path: Path) -> None:
     """Elected by different groups, they take the stream from each other; no batch is charged twice."""
     stream = make_stream(**SHORT | {"options": SHORT["options"] | {"n_records": 240, "n_batches": 6}})

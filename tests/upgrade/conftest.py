@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from streaming_pca.dev.cluster import KafkaCluster
+from tests.conftest import SHORT_LIVED
 from tests.upgrade.record import FIXTURES, SMALL
 
 VERSION = "0.5.0"
@@ -42,7 +43,13 @@ def restore(
             with tarfile.open(fixtures / "cluster.tar.xz") as archive:
                 archive.extractall(data, filter="data")
             cluster = KafkaCluster(
-                *kafka_installation, nodes=1, replication=1, in_sync=1, more=SMALL, directory=data
+                *kafka_installation,
+                nodes=1,
+                replication=1,
+                in_sync=1,
+                more=SMALL,
+                directory=data,
+                options=SHORT_LIVED,
             )
             return stack.enter_context(cluster).bootstrap
 

@@ -134,6 +134,7 @@ def fill_until_it_ends(cluster: KafkaCluster, disks: Mapping[int, Disk], *nodes:
         assert "Shutdown broker because all log dirs" in cluster.log_tail(node)
 
 
+@pytest.mark.soak
 def test_a_broker_whose_disk_is_full_ends_and_the_stream_goes_on(
     fork_server: None, cluster: KafkaCluster, disks: Mapping[int, Disk], tmp_path: Path
 ) -> None:

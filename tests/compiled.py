@@ -1,0 +1,40 @@
+"""Kernels that all processes of a test run share: compiled once, into numba's cache."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[1]
+_KINDS = ("factor", "matrix")
+_COMMAND = [sys.executable, "-m", "streaming_pca.estimators.common.kernel_cache", *_KINDS]
+_started: list[subprocess.Popen[bytes]] = []
+
+
+def compile_ahead() -> None:
+    """Begin to compile, while the processes of the run still collect its tests.
+
+    The compiler inherits the lock, which ends with it.
+    """
+    with open(__file__) as file, suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        silent = subprocess.DEVNULL
+        _started.append(
+            subprocess.Popen(
+                _COMMAND, cwd=_ROOT, stdin=silent, stdout=silent, stderr=silent, pass_fds=(file.fileno(),)
+            )
+        )
+
+
+def wait_until_compiled() -> None:
+    """Wait until all kernels are in the cache; the first process that finds one missing compiles it."""
+    from streaming_pca.data.records import RecordKind
+    from streaming_pca.estimators.common.kernel_cache import are_cached
+
+    with open(__file__) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not are_cached(map(RecordKind, _KINDS)):
+            subprocess.run(_COMMAND, check=True, cwd=_ROOT)
