@@ -11,7 +11,9 @@ from streaming_pca.privacy.ledger.entries import Cap, Opened
 from streaming_pca.privacy.parameters import format_number
 from streaming_pca.service.commit.admission import check_admission, check_room
 from streaming_pca.service.commit.checkpoint import open_ledger
-from streaming_pca.service.topics.find import create_topics, find_topics
+from streaming_pca.service.commit.state_topic import check_input
+from streaming_pca.service.errors import NotPermitted
+from streaming_pca.service.topics.find import create_topics, describe_topics, find_topics
 
 __all__ = ["check_streams", "create_with_cap"]
 
@@ -45,11 +47,13 @@ def create_with_cap(
     ConfigurationError
         If a ledger was opened with another cap.
     StreamRefused
-        If the cap has no room for a batch of a stream; nothing is created then.
+        If the cap has no room for a batch of a stream, or a stream has a state of another input topic;
+        nothing is created then.
     """
     for settings in streams:
         # A cap can never change, so it is checked before anything is created.
         check_room(settings.stream, cap, rule)
+        _check_input(settings)
     created: list[str] = []
     for settings in streams:
         stream = settings.stream
@@ -64,6 +68,16 @@ def create_with_cap(
                 f"({opened.filter}), which can never change: use that cap, or another input topic"
             )
     return created, opened
+
+
+def _check_input(settings: Settings) -> None:
+    """Refuse a stream that has begun on another input topic, or on one that was deleted."""
+    stream = settings.stream
+    described = describe_topics(settings.kafka, [stream.input, stream.state_topic], "the topics")
+    NotPermitted.check(described)
+    ids = {topic["name"]: str(topic["topic_id"]) for topic in described if not topic["error_code"]}
+    if stream.state_topic in ids:
+        check_input(settings.kafka, stream, ids.get(stream.input, ""))
 
 
 def check_streams(streams: Sequence[Settings]) -> list[str]:

@@ -23,7 +23,7 @@ class TopicError(Exception):
         """Return the error of a topic of a stream that is not there."""
         return cls(
             f"topic {topic!r} is missing: create it with "
-            "`streaming-pca topics create --config FILE --cap EPSILON,DELTA`"
+            "`streaming-pca topics create --config FILE --cap EPSILON,DELTA`, or correct its name"
         )
 
 

@@ -408,7 +408,7 @@ class Session:
         self._metrics.show_release(release)
         if release.counts and self._estimator.diagnostics is not None:
             self._metrics.set_noisy_counts(release, self._estimator.diagnostics.error)
-        line = "batch %d released, %d records" + (f", {release.outcome}" if release.outcome else "")
+        line = "batch %d released, %d records so far" + (f", {release.outcome}" if release.outcome else "")
         self._log.info(line, release.batch, release.records, extra={"batch": release.batch})
         if release.least_null_share > _MANY_NULL:
             self._log.warning(

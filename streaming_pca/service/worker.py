@@ -364,7 +364,7 @@ class Worker:
         use_threads(self._settings.worker.threads)
         kinds = {stream.settings.stream.record_kind for stream in self._streams}
         if not await self.executors.call(Pool.RECORDS, "looking for kernels", are_cached, kinds):
-            log.info("%s: half a minute of one core", COMPILING)
+            log.info("%s: half a minute of one core, longer beside other work", COMPILING)
             started, compiler = time.monotonic(), compile_apart(kinds)
             try:
                 status = await self.executors.call(Pool.RECORDS, "compiling", compiler.wait)

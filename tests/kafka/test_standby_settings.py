@@ -7,11 +7,19 @@ import re
 import signal
 from typing import Any
 
+import pytest
+
+from streaming_pca.admin.topics import create_with_cap
 from streaming_pca.config.settings import Settings
+from streaming_pca.privacy.ledger.entries import Cap
+from streaming_pca.service.errors import StreamRefused
+from streaming_pca.service.topics.find import describe_topics
 from tests.kafka.admin.test_operations import get
 from tests.kafka.conftest import MakeStream
 from tests.kafka.stream import Child, Stream, check_books, wait_for
 
+CAP = Cap(epsilon="1", delta="1e-6")
+"""Of the streams that are made here."""
 ENDLESS: dict[str, Any] = {"stop_when_done": False}
 
 
@@ -97,4 +105,25 @@ def test_a_standby_with_other_settings_ends_and_is_not_ready(make_stream: MakeSt
     alike.says("batch 2 released")
     alike.signal(signal.SIGTERM)
     assert alike.ends() == 0
+    check_books(stream)
+
+
+def test_a_stream_that_has_begun_on_another_input_is_refused(make_stream: MakeStream) -> None:
+    stream, other = make_stream(worker=ENDLESS), make_stream()
+    stream.produce_vectors(stream.vectors(150))
+    leader = stream.start()
+    leader.says("batch 1 released")
+    mistaken, _ = start(stream, stream.changed(input=other.settings.stream.input))
+    assert mistaken.ends() == 2
+    reason = "is of another input topic than the present"
+    assert_one_line(mistaken, reason)
+    # Nor are topics created for it.
+    nowhere = stream.changed(input=f"{other.settings.stream.input}-nowhere")
+    with pytest.raises(StreamRefused, match=reason):
+        create_with_cap([nowhere], CAP, "basic", 1, 1)
+    for topic in describe_topics(stream.settings.kafka, [nowhere.stream.input], "it"):
+        assert topic["error_code"]
+    assert create_with_cap([stream.settings], CAP, "basic", 1, 1)[0] == []
+    leader.signal(signal.SIGTERM)
+    assert leader.ends() == 0
     check_books(stream)

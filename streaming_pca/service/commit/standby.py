@@ -9,7 +9,7 @@ from streaming_pca.config.settings import KafkaSettings, StreamSettings
 from streaming_pca.service.commit.admission import check_admission, decode_admitted_state
 from streaming_pca.service.commit.checkpoint_format import MalformedCheckpoint, decode_checkpoint
 from streaming_pca.service.commit.log_reader import LedgerLog
-from streaming_pca.service.commit.state_topic import find_state
+from streaming_pca.service.commit.state_topic import check_input, find_state
 from streaming_pca.service.errors import StreamRefused
 
 __all__ = ["StandbyCheck"]
@@ -67,6 +67,8 @@ class StandbyCheck:
             return 0.0
         job = self._log.ledger.job(self._stream.name)
         if job.contract is None:
+            # It may have begun on another input, whose ledger has the contract.
+            check_input(self._kafka, self._stream, self._topic_id)
             return _POLL_SECONDS
         check_admission(self._stream, self._log.ledger)
         found = (

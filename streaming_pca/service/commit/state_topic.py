@@ -29,6 +29,7 @@ __all__ = [
     "FoundState",
     "PartChunks",
     "StateReader",
+    "check_input",
     "find_state",
     "is_part",
     "send_state",
@@ -130,6 +131,10 @@ class StateReader:
             except (TypeError, ValueError):
                 raise self._unreadable(f"offset {message.offset} is no chunk of a state") from None
 
+    def read_committed(self) -> None:
+        """Read the committed chunks; no open transaction is waited for."""
+        self.read_to(self._reader.committed_end())
+
     def last(self) -> tuple[Checkpoint | None, str]:
         """Return the last state that was read and its digest, or None and "".
 
@@ -158,8 +163,9 @@ class StateReader:
             raise self._unreadable(str(error)) from None
         if checkpoint.topic_id != self._topic_id:
             raise StreamRefused(
-                f"topic {self._stream.input!r} was deleted and created again since the last batch: "
-                "its records are other data. Start under a new stream.name"
+                f"the state of stream {self._stream.name!r} is of another input topic than the present "
+                f"{self._stream.input!r}: set stream.input back. If the topic was deleted and created again, "
+                "its records are other data: choose a new stream.name"
             )
         return checkpoint, digest
 
@@ -193,6 +199,22 @@ class StateReader:
     def close(self) -> None:
         """Release the consumer."""
         self._reader.close()
+
+
+def check_input(kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> None:
+    """Refuse a stream that has a state of another input topic than the one with that id.
+
+    Raises
+    ------
+    StreamRefused
+        Also if the state cannot be read.
+    """
+    states = StateReader(kafka, stream, topic_id)
+    try:
+        states.read_committed()
+        states.last()
+    finally:
+        states.close()
 
 
 # -- one state, by its digest ----------------------------------------------
