@@ -71,7 +71,7 @@ def create_with_cap(
 
 
 def _check_input(settings: Settings) -> None:
-    """Refuse a stream that has begun on another input topic, or on one that was deleted."""
+    """Refuse a stream that has begun on another, or a former, input topic."""
     stream = settings.stream
     described = describe_topics(settings.kafka, [stream.input, stream.state_topic], "the topics")
     NotPermitted.check(described)

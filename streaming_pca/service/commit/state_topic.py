@@ -202,7 +202,7 @@ class StateReader:
 
 
 def check_input(kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> None:
-    """Refuse a stream that has a state of another input topic than the one with that id.
+    """Refuse a stream whose state is of another input topic than ``topic_id``.
 
     Raises
     ------
