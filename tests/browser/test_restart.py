@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 
+@pytest.mark.soak
 def test_pages_survive_a_restart_of_the_broker(
     browser: Browser, make_cluster: Callable[..., KafkaCluster], tmp_path: Path
 ) -> None:

@@ -45,7 +45,7 @@ OF_REPORTS: dict[str, dict[str, Any]] = {
 SETTINGS = TABLE | OF_REPORTS
 
 
-@pytest.fixture(scope="module", params=["local", "cluster"])
+@pytest.fixture(scope="module", params=[pytest.param("local", marks=pytest.mark.soak), "cluster"])
 def spark(request: pytest.FixtureRequest, spark_java: str) -> Iterator[SparkSession]:
     """Two local cores, or a standalone master with two workers."""
     how = LOCAL if request.param == "local" else on_cluster(request.getfixturevalue("spark_cluster").url)

@@ -181,6 +181,7 @@ def test_a_driver_learns_that_java_was_killed(child: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_the_master_of_spark_submit_is_the_one(spark_java: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

@@ -77,6 +77,7 @@ def reports(count: int) -> list[bytes]:
     return [(truth + sigma * dice.standard_normal(truth.size)).astype("<f4").tobytes() for _ in range(count)]
 
 
+@pytest.mark.soak
 def test_streams_learn_the_same_through_take_overs(
     kafka_bootstrap: str,
     fork_server: None,

@@ -87,6 +87,7 @@ def test_one_that_slept_while_another_led_leaves_no_trace(
     assert at_once(written, streams) == before
 
 
+@pytest.mark.soak
 def test_they_stand_by_for_each_other(make_stream: Making, tmp_path: Path) -> None:
     """A killed worker is followed by a driver, and a driver by a worker."""
     alone = make_stream("alone", cap=("2", "1e-5"), **ENDLESS)
