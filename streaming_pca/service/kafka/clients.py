@@ -165,8 +165,9 @@ def _consumer(*, io: Io, topics: Collection[str] = (), **configs: Any) -> KafkaC
 
     def client(**more: Any) -> _SharedClient:
         made.append(_SharedClient(io, **more))
-        # Its first request for metadata asks for their leaders too.
-        made[0].cluster.set_topics(topics)
+        # Its first request for metadata asks for their leaders too. `set_topics` would begin to connect,
+        # without a time limit.
+        made[0].cluster._topics.update(topics)
         return made[0]
 
     try:
