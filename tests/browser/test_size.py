@@ -66,6 +66,7 @@ def first_paint(visit: Visit) -> float:
     return round(float(visit.until(lambda: visit.page.evaluate(mark), "the first paint")), 1)
 
 
+@pytest.mark.soak
 def test_fifty_streams_and_a_thousand_releases_stay_within_their_limits(
     browser: Browser,
     full: Dashboard,

@@ -97,6 +97,7 @@ def test_the_dashboard_shows_what_the_demo_learnt_until_it_is_stopped(tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.soak
 def test_on_a_broker_of_ones_own_the_printed_lines_show_the_stream(
     kafka_bootstrap: str, tmp_path: Path
 ) -> None:

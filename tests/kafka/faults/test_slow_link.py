@@ -212,6 +212,7 @@ def test_a_leader_whose_link_stands_still_is_replaced_by_one_with_another(
         assert counts.abandoned == 0
 
 
+@pytest.mark.soak
 def test_a_fetch_that_takes_longer_than_a_request_may_is_made_smaller(
     fork_server: None, cluster: KafkaCluster, link: Link, tmp_path: Path
 ) -> None:

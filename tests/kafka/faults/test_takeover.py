@@ -43,7 +43,9 @@ def stopped_at(stream: Stream, *strike: Any) -> Child:
 # -- standbys --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", ["reserve.5 read back", "commit.4 offsets"])
+@pytest.mark.parametrize(
+    "step", ["reserve.5 read back", pytest.param("commit.4 offsets", marks=pytest.mark.soak)]
+)
 def test_a_hot_standby_waits_for_the_session_alone(make_stream: MakeStream, step: str) -> None:
     """Not for the transaction that the leader left open: fencing aborts it."""
     stream = make_stream(**SHORT, session_ms=6000)  # the default
