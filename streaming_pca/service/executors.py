@@ -62,9 +62,17 @@ class Executors:
         loop = asyncio.get_running_loop()
         started = asyncio.Event()
 
-        def run() -> T:
+        # Not by the future: an error of kafka-python and this thread's frames refer to one another, and so to
+        # the future. A batch would stay in memory until the collector finds that circle.
+        results: list[T] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
             loop.call_soon_threadsafe(started.set)
-            return function(*args)
+            try:
+                results.append(function(*args))
+            except BaseException as error:
+                errors.append(error)
 
         future = loop.run_in_executor(self._pools[pool], run)
         if deadline:
@@ -74,7 +82,10 @@ class Executors:
                 self._hanging[pool] += 1
                 future.add_done_callback(lambda _: self._hanging.subtract([pool]))
                 raise DeadlineExceeded(f"{task} did not finish within {deadline:g} s")
-        return await future
+        await future
+        if errors:
+            raise errors.pop()
+        return results.pop()
 
 
 async def first_of(*events: asyncio.Event, seconds: float | None = None) -> None:

@@ -6,6 +6,7 @@ through a fork server that is warm (warm_child.py), so that a child starts in mi
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -90,8 +91,11 @@ def main(
     telltale: str | None = None,
     ahead: bool = True,
     lost_batches: int = 0,
+    collector: bool = True,
 ) -> None:
     """Run a worker; its log and its peak memory go to files of ``directory``."""
+    if not collector:
+        gc.disable()
     log = os.open(Path(directory, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -18,7 +20,7 @@ from streaming_pca.service.input.reader import read_to
 from streaming_pca.service.input.source import build_codec
 from streaming_pca.service.kafka.clients import reading_consumer
 from tests.kafka.conftest import MakeStream
-from tests.kafka.stream import Stream, check_books, ranges_of
+from tests.kafka.stream import Stream, check_books, ranges_of, wait_for
 
 EACH = 3000
 """Records of a partition: more than a poll brings."""
@@ -51,6 +53,32 @@ def filled(make_stream: MakeStream) -> Stream:
     x[:, 0] = np.arange(len(x))
     stream.produce_vectors(x)
     return stream
+
+
+class Known:
+    """What a caller of a consumer knows."""
+
+
+def test_a_poll_in_vain_keeps_nothing_of_its_caller(make_stream: MakeStream) -> None:
+    """kafka-python's own would hold it until the collector comes: a batch that was cut, and its memory."""
+
+    def poll(consumer: Any) -> weakref.ref[Known]:
+        known = Known()
+        assert consumer.poll(timeout_ms=20) == {}
+        return weakref.ref(known)
+
+    stream = make_stream(partitions=1)
+    with closing(reading_consumer(stream.settings.kafka, io="records")) as consumer:
+        partition = TopicPartition(stream.settings.stream.input, 0)
+        consumer.assign([partition])
+        consumer.seek(partition, 0)
+        gc.disable()
+        try:
+            known = [poll(consumer) for _ in range(20)]
+            # The client's thread lets go of an error after its caller has it.
+            wait_for("the end of what the polls knew", lambda: not any(each() for each in known))
+        finally:
+            gc.enable()
 
 
 def test_a_reader_knows_the_leader_of_its_topic_from_the_start(filled: Stream) -> None:

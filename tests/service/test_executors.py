@@ -1,9 +1,14 @@
-"""Deadlines of calls in the thread pools."""
+"""Deadlines of calls in the thread pools, and what a call leaves behind."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -35,5 +40,54 @@ def test_a_pool_with_a_free_thread_serves_on() -> None:
             await executors.call(Pool.COMMITS, "committing", released.wait, deadline=0.05)
         assert await executors.call(Pool.COMMITS, "committing", int, deadline=30) == 0
         released.set()
+
+    asyncio.run(run())
+
+
+class Batch:
+    """Stand-in for something large."""
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def keep_frames(circle: list[object]) -> None:
+    """Leave this thread's frames in a circle, as kafka-python's errors do."""
+    circle += [circle, sys._getframe()]
+
+
+def read() -> Batch:
+    keep_frames([])
+    return Batch()
+
+
+def fail() -> None:
+    keep_frames([])
+    raise ValueError("the broker has gone")
+
+
+@pytest.mark.parametrize("deadline", [0.0, 30.0])
+def test_a_call_keeps_neither_its_result_nor_its_callers(no_collector: None, deadline: float) -> None:
+    """The collector may come minutes later: a worker would hold batches beyond its bound till then."""
+
+    async def result(executors: Executors) -> weakref.ref[Batch]:
+        return weakref.ref(await executors.call(Pool.READING, "reading", read, deadline=deadline))
+
+    async def error(executors: Executors, known: list[weakref.ref[Batch]]) -> None:
+        batch = Batch()
+        known.append(weakref.ref(batch))
+        await executors.call(Pool.COMMITS, "committing", fail, deadline=deadline)
+
+    async def run() -> None:
+        executors = Executors()
+        assert (await result(executors))() is None
+        known: list[weakref.ref[Batch]] = []
+        with suppress(ValueError):
+            await error(executors, known)
+        assert known[0]() is None
 
     asyncio.run(run())

@@ -243,6 +243,11 @@ class RecordBuffer:
             self._shared.clear()
             self._spare, self._shared = self._shared, None
 
+    def clear(self) -> None:
+        """Drop all partitions, and the memory; a batch that was taken keeps its rows."""
+        self.buffers.clear()
+        self._store, self._spare, self._shared = RowStore(self._width), None, None
+
     def remove(self, partition: int) -> None:
         """Drop a partition's messages."""
         del self.buffers[partition]

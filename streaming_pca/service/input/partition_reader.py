@@ -212,6 +212,9 @@ class PartitionReader:
         self._stop.set()
 
     def close(self) -> None:
-        """Close all consumers."""
+        """Close all consumers and drop what was read."""
+        # kafka-python's errors and frames refer to one another, and to this reader: its memory must not
+        # wait until the collector finds such a circle, while the next session reads the same again.
+        self._buffer.clear()
         for consumer in [*self._consumers.values(), *self._free]:
             consumer.close(autocommit=False)

@@ -56,7 +56,11 @@ class ReadAhead:
         task, self._task, self._wanted = self._task, None, False
         if task is not None:
             self._wakeup.set()
-            await task
+            try:
+                await task
+            finally:
+                # As in `Executors.call`: an error must not keep what was read.
+                del task
 
     async def _run(self) -> None:
         while self._wanted:

@@ -124,6 +124,16 @@ def broker_failed(
     return BrokerUnreachable(f"{failure}: {reason or type(error).__name__}")
 
 
+class _Selector(NetworkSelector):  # type: ignore[misc]
+    def run(self, coro: Any, *args: Any) -> Any:
+        try:
+            return super().run(coro, *args)
+        except KafkaError as error:
+            # The client's frame keeps the error and the error that frame, with those of all callers: each
+            # poll in vain would hold what they know, batches too, until the collector finds the circle.
+            raise error.with_traceback(None) from error.__cause__
+
+
 _selectors_lock = threading.Lock()
 _selectors: dict[Io, NetworkSelector] = {}
 
@@ -133,7 +143,7 @@ def _shared_selector(name: Io) -> NetworkSelector:
     with _selectors_lock:
         found = _selectors.get(name)
         if found is None or found._exception is not None:
-            found = _selectors[name] = NetworkSelector(client_id=name, selector=large_reads.KeySelector)
+            found = _selectors[name] = _Selector(client_id=name, selector=large_reads.KeySelector)
             found.start()
         return found
 
