@@ -9,6 +9,7 @@ REQUIRE_SPARK (tests/spark) and REQUIRE_BROWSER (tests/browser).
 
 from __future__ import annotations
 
+import gc
 import os
 import uuid
 from collections import Counter
@@ -281,6 +282,15 @@ def broker_bootstrap(apache_kafka: str | KafkaUnavailable, request: pytest.Fixtu
 def unique_name() -> Callable[[str], str]:
     """Make names of topics, streams and groups that no other test has."""
     return lambda stem="test": f"{stem}-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Only what nothing refers to any more is freed, not what a circle holds."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -75,7 +75,7 @@ def _prepare() -> None:
 
     Objects that exist now are excluded from garbage collection: hundreds of thousands, of the libraries,
     which the collector would search every few polls. That was a fifth of the processor time of a worker of
-    small messages. The collector still runs as often: a fetch that was read is megabytes of cyclic garbage.
+    small messages. The collector still runs as often.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     load_compiler()

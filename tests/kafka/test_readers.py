@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Iterator
 from contextlib import closing
@@ -59,7 +58,7 @@ class Known:
     """What a caller of a consumer knows."""
 
 
-def test_a_poll_in_vain_keeps_nothing_of_its_caller(make_stream: MakeStream) -> None:
+def test_a_poll_in_vain_keeps_nothing_of_its_caller(no_collector: None, make_stream: MakeStream) -> None:
     """kafka-python's own would hold it until the collector comes: a batch that was cut, and its memory."""
 
     def poll(consumer: Any) -> weakref.ref[Known]:
@@ -72,13 +71,27 @@ def test_a_poll_in_vain_keeps_nothing_of_its_caller(make_stream: MakeStream) -> 
         partition = TopicPartition(stream.settings.stream.input, 0)
         consumer.assign([partition])
         consumer.seek(partition, 0)
-        gc.disable()
-        try:
-            known = [poll(consumer) for _ in range(20)]
-            # The client's thread lets go of an error after its caller has it.
-            wait_for("the end of what the polls knew", lambda: not any(each() for each in known))
-        finally:
-            gc.enable()
+        known = [poll(consumer) for _ in range(20)]
+        # An error is let go by the client's thread, and by the fetch that the poll did not wait for.
+        wait_for("the end of what the polls knew", lambda: not any(each() for each in known))
+
+
+def test_a_closed_reader_keeps_nothing_that_it_has_read(no_collector: None, filled: Stream) -> None:
+    """What is decoded, and what the client has fetched beyond it."""
+    reader = reader_of(filled)
+    with closing(reader):
+        reader.add({0: 0}, {})
+        wait_for("a poll's records", lambda: reader.fetch({0: 1}, {0: EACH}) or reader.buffers[0].count)
+        (consumer,) = reader._consumers.values()
+        fetched = consumer._fetcher._next_partition_records
+        assert fetched is not None
+        assert reader.bytes >= 2000 * 4 * filled.settings.stream.dim
+        fetched = weakref.ref(fetched)
+        del consumer
+    assert reader.bytes == 0
+    assert reader.buffers[0].position == 0, "any thread may look at it"
+    reader._consumers.clear()
+    assert fetched() is None
 
 
 def test_a_reader_knows_the_leader_of_its_topic_from_the_start(filled: Stream) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -46,13 +44,6 @@ def test_a_pool_with_a_free_thread_serves_on() -> None:
 
 class Batch:
     """Stand-in for something large."""
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def keep_frames(circle: list[object]) -> None:

@@ -78,7 +78,8 @@ class LedgerWriter:
         except KafkaError as error:
             # After the first error of a transaction each further call says only that there was one.
             cause = next((each for each in error.args if isinstance(each, KafkaError)), error)
-            raise SessionLost(f"{name}: {in_one_line(cause, 'Write')}") from error
+            # The client's frames keep the error, and so would it keep them, and the state in their callers'.
+            raise SessionLost(f"{name}: {in_one_line(cause, 'Write')}") from error.with_traceback(None)
 
     def _begin(self) -> None:
         """Begin a transaction; one at a time."""

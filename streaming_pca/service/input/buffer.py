@@ -244,8 +244,10 @@ class RecordBuffer:
             self._spare, self._shared = self._shared, None
 
     def clear(self) -> None:
-        """Drop all partitions, and the memory; a batch that was taken keeps its rows."""
-        self.buffers.clear()
+        """Drop all messages, and the memory; a batch that was taken keeps its rows."""
+        for buffer in self.buffers.values():
+            buffer.chunks.clear()
+            buffer.count = 0
         self._store, self._spare, self._shared = RowStore(self._width), None, None
 
     def remove(self, partition: int) -> None:

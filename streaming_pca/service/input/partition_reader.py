@@ -18,7 +18,13 @@ from streaming_pca.service.errors import RecordsLost, SessionLost
 from streaming_pca.service.input.buffer import PartitionBuffer, RecordBuffer
 from streaming_pca.service.input.end_offsets import Offsets
 from streaming_pca.service.input.reader import deleted, tail_lost
-from streaming_pca.service.kafka.clients import first_offsets, last_offsets, reading_consumer, seek
+from streaming_pca.service.kafka.clients import (
+    close_reader,
+    first_offsets,
+    last_offsets,
+    reading_consumer,
+    seek,
+)
 from streaming_pca.service.kafka.record_batches import UnreadableBatch
 
 __all__ = ["PartitionReader"]
@@ -217,4 +223,4 @@ class PartitionReader:
         # wait until the collector finds such a circle, while the next session reads the same again.
         self._buffer.clear()
         for consumer in [*self._consumers.values(), *self._free]:
-            consumer.close(autocommit=False)
+            close_reader(consumer)

@@ -34,6 +34,7 @@ __all__ = [
     "BrokerUnreachable",
     "admin_client",
     "broker_failed",
+    "close_reader",
     "first_offsets",
     "group_consumer",
     "last_offsets",
@@ -253,6 +254,21 @@ def reading_consumer(
             max_poll_records=max_poll_records,
         ),
     )
+
+
+def close_reader(consumer: KafkaConsumer) -> None:
+    """Close a consumer without a commit, and drop what was fetched and not returned.
+
+    The client's objects refer to one another: their records would wait for the collector.
+    """
+    try:
+        consumer.close(autocommit=False)
+    finally:
+        fetcher = consumer._fetcher
+        fetcher.close()
+        fetcher._completed_fetches.clear()
+        fetcher._fetch_futures.clear()
+        fetcher._next_partition_records = None
 
 
 def group_consumer(settings: KafkaSettings, group: str, assignor: Any) -> KafkaConsumer:

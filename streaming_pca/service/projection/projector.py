@@ -27,6 +27,7 @@ from streaming_pca.service.errors import RecordsLost, SessionLost, StreamRefused
 from streaming_pca.service.input.source import build_codec
 from streaming_pca.service.kafka.clients import (
     admin_client,
+    close_reader,
     first_offsets,
     last_offsets,
     reading_consumer,
@@ -169,7 +170,7 @@ class Projector:
         if self.step == _JOINING:
             members, self._members, self._assignment = self._members, None, None
         for close in (
-            None if reader is None else partial(reader.close, autocommit=False),
+            None if reader is None else partial(close_reader, reader),
             None if producer is None else partial(discard, producer),
             None if releases is None else releases.close,
             None if admin is None else admin.close,
@@ -191,7 +192,9 @@ class Projector:
         try:
             yield
         except KafkaError as error:
-            # The error's text may hold bytes of a record.
+            # The client's frames keep the error, and so would it keep them, and records in their callers'.
+            error.with_traceback(None)
+            # Its text may hold bytes of a record.
             raise SessionLost(f"{step}: {type(error).__name__}") from None
 
     def _join(self) -> Membership:
@@ -338,7 +341,7 @@ class Projector:
         reader, self._reader = self._reader, None
         self._positions = {}
         if reader is not None:
-            reader.close(autocommit=False)
+            close_reader(reader)
 
     def _tp(self, partition: int) -> TopicPartition:
         return TopicPartition(self._stream.input, partition)

@@ -1,0 +1,33 @@
+"""Steps of a ledger writer that the client ends with an error."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+from kafka.errors import KafkaConnectionError
+from kafka.producer.transaction_manager import TransactionalRequestResult
+
+from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.service.commit.ledger_writer import LedgerWriter
+from streaming_pca.service.errors import SessionLost
+
+
+class State:
+    """Stand-in for a large state."""
+
+
+def test_a_step_that_fails_keeps_no_state(no_collector: None) -> None:
+    def commit(writer: LedgerWriter, state: State) -> None:
+        with writer._step("commit.5 end"):
+            answer = TransactionalRequestResult()
+            answer.done(KafkaConnectionError("gone"))
+            answer.wait(10)
+
+    writer = LedgerWriter(KafkaSettings(), "ledger", "AAAAAAAAAAAAAAAAAAAAAA", "job")
+    state = State()
+    known = weakref.ref(state)
+    with pytest.raises(SessionLost, match=r"commit\.5 end: .*gone"):
+        commit(writer, state)
+    del state
+    assert known() is None
