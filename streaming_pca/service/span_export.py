@@ -101,12 +101,12 @@ class _LibraryLog(logging.Handler):
         self._collector, self._session = collector, session
         self.at_start: list[str] | None = []
         """Lines of the library while it is set up, without the values in them; then None."""
-        self._failing = False
+        self._failing = self._silent = False
 
     def emit(self, record: logging.LogRecord) -> None:
         if self.at_start is not None:
             self.at_start.append(re.sub(r"%\S", "...", str(record.msg)))
-        elif not self._failing:
+        elif not (self._failing or self._silent):
             self._failing = True
             log.warning(
                 "traces: the collector at %s does not take spans (%s): they are dropped",
@@ -123,7 +123,8 @@ class _LibraryLog(logging.Handler):
 
     def detach(self) -> None:
         """Give the libraries their log back, and say no more."""
-        self._failing = False
+        # First: the library's thread may have a line under way.
+        self._silent = True
         for library in map(logging.getLogger, _LIBRARIES):
             library.removeHandler(self)
             library.propagate = True
@@ -132,7 +133,7 @@ class _LibraryLog(logging.Handler):
 
     def recovered(self) -> None:
         """Log that spans are taken again, if the log says otherwise."""
-        if self._failing:
+        if self._failing and not self._silent:
             self._failing = False
             log.info("traces: the collector at %s takes spans again", self._collector)
 

@@ -458,3 +458,21 @@ def test_a_worker_without_traces_imports_nothing_and_one_without_the_extra_ends(
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.endswith("pip install 'streaming-pca[otel]'")
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_a_line_that_is_under_way_at_the_end_is_not_told(
+    failing: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The library's thread may have looked for its handlers before they were taken away."""
+    caplog.set_level(logging.INFO)
+    heard = span_export._LibraryLog("http://c", span_export._Session())
+    heard.at_start = None
+    record = logging.LogRecord("opentelemetry", logging.WARNING, "", 0, "it fails", None, None)
+    heard.attach()
+    if failing:
+        heard.handle(record)
+    heard.detach()
+    heard.handle(record)
+    heard.recovered()
+    assert len(lines_about_traces(caplog)) == failing
