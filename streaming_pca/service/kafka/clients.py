@@ -11,12 +11,13 @@ Faults of kafka-python that the service works around: docs/explanation/kafka-cli
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Literal, TypeVar
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
-from kafka.errors import KafkaError, LeaderNotAvailableError
+from kafka.errors import KafkaConnectionError, KafkaError, LeaderNotAvailableError, NodeNotReadyError
 from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
@@ -212,12 +213,38 @@ def _common_options(settings: KafkaSettings) -> dict[str, Any]:
     return common
 
 
+class _AdminClient(KafkaAdminClient):  # type: ignore[misc]
+    """Client that asks again where a connection ends before the answer.
+
+    kafka-python's own raises at once: a broker that hangs up on one connection would end a lead.
+    """
+
+    def describe_topics(self, *args: Any, **kwargs: Any) -> Any:
+        return self._ask(super().describe_topics, *args, **kwargs)
+
+    def describe_cluster(self, *args: Any, **kwargs: Any) -> Any:
+        return self._ask(super().describe_cluster, *args, **kwargs)
+
+    def describe_configs(self, *args: Any, **kwargs: Any) -> Any:
+        return self._ask(super().describe_configs, *args, **kwargs)
+
+    def _ask(self, question: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        deadline = time.monotonic() + self.config["request_timeout_ms"] / 1000
+        while True:
+            try:
+                return question(*args, **kwargs)
+            except (KafkaConnectionError, NodeNotReadyError):
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(self.config["retry_backoff_ms"] / 1000)
+
+
 def admin_client(settings: KafkaSettings) -> KafkaAdminClient:
-    """Make a client for topics and their configuration."""
+    """Make a client for topics and their configuration; its questions outlive a lost connection."""
 
     def make(*, metrics_enabled: bool, **common: Any) -> KafkaAdminClient:
         del metrics_enabled  # unknown to KafkaAdminClient
-        return KafkaAdminClient(**common)
+        return _AdminClient(**common)
 
     return _connect(settings, make)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 
 
@@ -16,6 +17,8 @@ class Relay:
         self.target = 0
         self.accepted = 0
         """Number of connections so far."""
+        self.to_drop = 0
+        """Number of connections that will end at their first byte."""
         self._pairs: list[socket.socket] = []
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -35,26 +38,38 @@ class Relay:
             with self._lock:
                 self.accepted += 1
                 self._pairs += [client, broker]
+                dropped, self.to_drop = self.to_drop > 0, max(self.to_drop - 1, 0)
+            if dropped:
+                threading.Thread(target=self._drop, args=(client, broker), daemon=True).start()
+                continue
             for source, sink in ((client, broker), (broker, client)):
                 threading.Thread(target=self._copy, args=(source, sink), daemon=True).start()
+
+    def _drop(self, *pair: socket.socket) -> None:
+        with suppress(OSError):
+            pair[0].recv(1)
+        _end(pair)
 
     def _copy(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(2**16):
                 sink.sendall(data)
-        for each in (source, sink):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+        _end((source, sink))
 
     def hang_up(self) -> None:
         """End all present connections."""
         with self._lock:
             pairs, self._pairs = self._pairs, []
+        _end(pairs)
         for each in pairs:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
             each.close()
 
     def close(self) -> None:
         self._listener.close()
         self.hang_up()
+
+
+def _end(sockets: Iterable[socket.socket]) -> None:
+    for each in sockets:
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)

@@ -40,6 +40,8 @@ TOKEN_SECONDS = 15.0
 _PAUSE_SECONDS = 0.5
 REFUSED_SECONDS = 1.5
 """Time between the change of a password at the broker and in its file, or the other way round."""
+CUT = "MUTUAL_CUT"
+"""Listener of which the certificates stay, and connections end."""
 LISTENERS = ("SCRAM_BROKER_FIRST", "SCRAM_FILE_FIRST", "OAUTH_FILE", "OAUTH_URL", "MUTUAL")
 USERS = dict(zip(LISTENERS, ("auditor", "reader", "worker", "operator", "producer"), strict=True))
 """Any users: all may do everything here, and each has a password of its own."""
@@ -47,10 +49,11 @@ USERS = dict(zip(LISTENERS, ("auditor", "reader", "worker", "operator", "produce
 
 @dataclass
 class Rotating:
-    """The broker, and the relay before its listener with certificates."""
+    """The broker, and the relays before its listeners with certificates."""
 
     secured: Secured
     relay: Relay
+    cut: Relay
     authority: trustme.CA
     """Authority of the new certificates."""
 
@@ -59,15 +62,17 @@ class Rotating:
 def rotating(
     make_cluster: Callable[..., KafkaCluster], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Rotating]:
-    directory, relay = tmp_path_factory.mktemp("secured"), Relay()
+    directory, relay, cut = tmp_path_factory.mktemp("secured"), Relay(), Relay()
     more = {"super.users": ";".join(f"User:{user}" for user in ("ANONYMOUS", *USERS.values()))}
     for name in LISTENERS[:-1]:
         mechanism = "scram-sha-512" if name.startswith("SCRAM") else "oauthbearer"
         more[f"listener.name.{name.lower()}.{mechanism}.connections.max.reauth.ms"] = str(SESSION_MS)
-    secured = start_secured(make_cluster, directory, LISTENERS, more, {"MUTUAL": relay.port})
-    relay.target = secured.ports["MUTUAL"]
-    yield Rotating(secured, relay, trustme.CA())
+    advertised = {"MUTUAL": relay.port, CUT: cut.port}
+    secured = start_secured(make_cluster, directory, (*LISTENERS, CUT), more, advertised)
+    relay.target, cut.target = secured.ports["MUTUAL"], secured.ports[CUT]
+    yield Rotating(secured, relay, cut, trustme.CA())
     relay.close()
+    cut.close()
 
 
 @pytest.fixture
@@ -236,3 +241,20 @@ def test_a_leader_keeps_the_lead_when_its_credentials_change(
             ("MUTUAL", change_certificates),
         ],
     )
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda admin: admin.describe_topics([]),
+        lambda admin: admin.describe_cluster(),
+        lambda admin: admin.describe_configs([ConfigResource("broker", "1")]),
+    ],
+    ids=["topics", "cluster", "configs"],
+)
+def test_a_question_outlives_lost_connections(rotating: Rotating, ask: Callable[[Any], object]) -> None:
+    with closing(admin_client(rotating.secured.settings(CUT))) as admin:
+        # The next connections: the one so far is the bootstrap server's.
+        rotating.cut.to_drop = 2
+        ask(admin)
+        assert rotating.cut.to_drop == 0
