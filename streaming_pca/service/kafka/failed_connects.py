@@ -10,7 +10,6 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from kafka.errors import KafkaError
 from kafka.net.inet import KafkaNetSocket
 
 __all__ = ["install"]
@@ -28,7 +27,7 @@ async def _connect(
             made.setsockopt(*option)
         connected: socket.socket = await self.sock_connect(net, made, place, timeout_at=timeout_at)
         return connected
-    except (KafkaError, OSError):
+    except BaseException:  # also where its client is closed meanwhile, which ends the coroutine
         made.close()
         raise
 

@@ -10,7 +10,7 @@ import ssl
 import time
 from typing import Any
 
-from kafka.errors import KafkaConnectionError, KafkaError
+from kafka.errors import KafkaConnectionError
 from kafka.net.transport import KafkaSSLTransport
 
 __all__ = ["install"]
@@ -45,7 +45,7 @@ async def _handshake(self: Any) -> None:
                 await self._net.wait_read(self._sock, timeout_at)
             except ssl.SSLWantWriteError:
                 await self._net.wait_write(self._sock, timeout_at)
-    except (KafkaError, OSError):
+    except BaseException:  # also where its client is closed meanwhile, which ends the coroutine
         self._sock.close()
         raise
 
