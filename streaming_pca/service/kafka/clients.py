@@ -29,7 +29,7 @@ from streaming_pca.service.kafka.diagnosis import diagnose
 from streaming_pca.service.kafka.record_batches import InflatingReader, RecordReader
 from streaming_pca.service.kafka.refusals import missing_permission
 from streaming_pca.service.kafka.slow_fetches import shrink_on_timeout
-from streaming_pca.service.kafka.transaction import delivery_timeout_ms
+from streaming_pca.service.kafka.transaction import TransactionalClient, delivery_timeout_ms
 
 __all__ = [
     "BrokerUnreachable",
@@ -326,6 +326,7 @@ def transactional_producer(settings: KafkaSettings, transactional_id: str) -> Ka
         settings,
         partial(
             KafkaProducer,
+            kafka_client=TransactionalClient,
             transactional_id=transactional_id,
             transaction_timeout_ms=settings.transaction_timeout_ms,
             # A broker that still completes the previous transaction refuses the next one for milliseconds.

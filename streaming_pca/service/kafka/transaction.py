@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kafka import KafkaProducer, OffsetAndMetadata, TopicPartition
-from kafka.errors import KafkaTimeoutError
+from kafka.errors import KafkaError, KafkaTimeoutError
+from kafka.net.compat import KafkaNetClient
 from kafka.structs import ConsumerGroupMetadata
 
 from streaming_pca.config.kafka import KafkaSettings
 
-__all__ = ["Sent", "Transaction", "delivery_timeout_ms", "discard"]
+__all__ = ["Sent", "Transaction", "TransactionalClient", "delivery_timeout_ms", "discard"]
 
 _CLEANUP_MS = 10_000
 """Interval at which a broker looks for timed-out transactions, by default."""
@@ -39,6 +40,21 @@ def discard(producer: KafkaProducer) -> None:
     """
     producer._sender.force_close()
     producer.close(timeout=2)
+
+
+class TransactionalClient(KafkaNetClient):  # type: ignore[misc]
+    """Connections of a transactional producer.
+
+    The producer forgets a transaction's request if the coordinator's connection fails before it is
+    sent: its own client raises then, where the producer is made for an answer.
+    """
+
+    def await_ready(self, node_id: Any, timeout_ms: int = 30_000) -> bool:
+        """Return whether the node's connection stands, or does within the time."""
+        try:
+            return bool(super().await_ready(node_id, timeout_ms=timeout_ms))
+        except KafkaError:
+            return False
 
 
 class Sent:

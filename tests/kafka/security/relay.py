@@ -17,8 +17,8 @@ class Relay:
         self.target = 0
         self.accepted = 0
         """Number of connections so far."""
-        self.to_drop = 0
-        """Number of connections that will end at their first byte."""
+        self.drops: list[bool] = []
+        """Whether each of the next connections ends at its first byte."""
         self._pairs: list[socket.socket] = []
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -38,7 +38,7 @@ class Relay:
             with self._lock:
                 self.accepted += 1
                 self._pairs += [client, broker]
-                dropped, self.to_drop = self.to_drop > 0, max(self.to_drop - 1, 0)
+                dropped = bool(self.drops) and self.drops.pop(0)
             if dropped:
                 threading.Thread(target=self._drop, args=(client, broker), daemon=True).start()
                 continue

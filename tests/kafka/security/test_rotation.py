@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 import trustme
-from kafka.admin import ConfigResource
+from kafka.admin import ConfigResource, NewTopic
 
 from streaming_pca.config.settings import KafkaSettings
 from streaming_pca.dev.cluster import KafkaCluster
-from streaming_pca.service.kafka.clients import admin_client
+from streaming_pca.service.kafka.clients import admin_client, transactional_producer
+from streaming_pca.service.kafka.transaction import Transaction, discard
 from tests.kafka.security.relay import Relay
 from tests.kafka.security.secured import (
     Secured,
@@ -255,6 +256,30 @@ def test_a_leader_keeps_the_lead_when_its_credentials_change(
 def test_a_question_outlives_lost_connections(rotating: Rotating, ask: Callable[[Any], object]) -> None:
     with closing(admin_client(rotating.secured.settings(CUT))) as admin:
         # The next connections: the one so far is the bootstrap server's.
-        rotating.cut.to_drop = 2
+        rotating.cut.drops = [True, True]
         ask(admin)
-        assert rotating.cut.to_drop == 0
+        assert rotating.cut.drops == []
+
+
+def test_a_transaction_outlives_lost_connections(
+    rotating: Rotating, unique_name: Callable[[str], str]
+) -> None:
+    secured, topic = rotating.secured, unique_name("cut")
+    with closing(admin_client(secured.open_settings)) as admin:
+        admin.create_topics([NewTopic(topic, 1, 1)])
+    settings = secured.settings(CUT)
+    producer = transactional_producer(settings, topic)
+    try:
+        producer.init_transactions()
+        # The coordinator's connection comes first or second: it is dropped in one of the cases.
+        for number, drops in enumerate(([], [True], [False, True], [True, True])):
+            rotating.cut.hang_up()
+            rotating.cut.drops = list(drops)
+            transaction = Transaction(producer, settings)
+            sent = transaction.send(topic, b"value", None)
+            transaction.commit()
+            assert rotating.cut.drops == []
+            # A commit takes an offset too.
+            assert sent.offset == 2 * number
+    finally:
+        discard(producer)
