@@ -312,7 +312,8 @@ def group_consumer(settings: KafkaSettings, group: str, assignor: Any) -> KafkaC
             isolation_level="read_committed",
             partition_assignment_strategy=[assignor],
             session_timeout_ms=settings.session_timeout_ms,
-            heartbeat_interval_ms=settings.session_timeout_ms // 3,
+            # A heartbeat that is lost with its connection is followed by another only after the interval.
+            heartbeat_interval_ms=settings.session_timeout_ms // 5,
             auto_offset_reset="latest",
             enable_auto_commit=False,
             allow_auto_create_topics=False,

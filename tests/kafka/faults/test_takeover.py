@@ -79,7 +79,7 @@ def test_a_joining_standby_takes_nothing_away(make_stream: MakeStream) -> None:
     # And when the leader leaves in order, nobody waits for its session to end.
     leader.signal(signal.SIGTERM)
     assert leader.ends() == 0
-    standby.says("leading stream", 200)  # it hears of it by its next heartbeat, after 100 s at most
+    standby.says("leading stream", 200)  # it hears of it by its next heartbeat, after 60 s at most
     standby.signal(signal.SIGTERM)
     assert standby.ends() == 0
     check_books(stream)

@@ -56,10 +56,11 @@ class Relay:
                 sink.sendall(data)
         _end((source, sink))
 
-    def hang_up(self) -> None:
-        """End all present connections."""
+    def hang_up(self, drops: Iterable[bool] = ()) -> None:
+        """End all present connections, and those of the next that ``drops`` names."""
         with self._lock:
             pairs, self._pairs = self._pairs, []
+            self.drops = list(drops)
         _end(pairs)
         for each in pairs:
             each.close()

@@ -5,6 +5,7 @@ The broker asks for credentials again every six seconds, or hangs up, so that ol
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -83,7 +84,7 @@ def make_leading(
     with ExitStack() as stack:
 
         def make(listener: str) -> Leading:
-            stream = described(rotating.secured, unique_name(listener.lower()[:12]), tmp_path, batches=40)
+            stream = described(rotating.secured, unique_name(listener.lower()[:12]), tmp_path, batches=120)
             stack.callback(stream.destroy)
             create(stream, rotating.secured.open_settings)
             return Leading(rotating.secured, stream)
@@ -255,10 +256,36 @@ def test_a_leader_keeps_the_lead_when_its_credentials_change(
 )
 def test_a_question_outlives_lost_connections(rotating: Rotating, ask: Callable[[Any], object]) -> None:
     with closing(admin_client(rotating.secured.settings(CUT))) as admin:
-        # The next connections: the one so far is the bootstrap server's.
-        rotating.cut.drops = [True, True]
+        rotating.cut.hang_up([True, True])
         ask(admin)
         assert rotating.cut.drops == []
+
+
+@pytest.mark.soak
+def test_a_leader_outlives_connections_that_end_every_second(
+    rotating: Rotating, make_leading: Callable[[str], Leading]
+) -> None:
+    leading, over, pauses = make_leading(CUT), threading.Event(), random.Random(5)
+    ended = 0
+
+    def hang_up() -> None:
+        nonlocal ended
+        while not over.wait(pauses.uniform(0.02, 2)):
+            rotating.cut.hang_up()
+            ended += 1
+
+    leading.start(rotating.secured.settings(CUT))
+    leading.go_on()
+    thread = threading.Thread(target=hang_up)
+    thread.start()
+    try:
+        leading.go_on_for(60)
+    finally:
+        over.set()
+        thread.join()
+    assert ended >= 40
+    leading.go_on()
+    leading.has_led_throughout()
 
 
 def test_a_transaction_outlives_lost_connections(
@@ -273,8 +300,7 @@ def test_a_transaction_outlives_lost_connections(
         producer.init_transactions()
         # The coordinator's connection comes first or second: it is dropped in one of the cases.
         for number, drops in enumerate(([], [True], [False, True], [True, True])):
-            rotating.cut.hang_up()
-            rotating.cut.drops = list(drops)
+            rotating.cut.hang_up(drops)
             transaction = Transaction(producer, settings)
             sent = transaction.send(topic, b"value", None)
             transaction.commit()
