@@ -151,7 +151,9 @@ def test_workers_that_are_killed_or_suspended_neither_lose_nor_repeat(
         wait_for(what, produced_and, seen=lambda: child.log)
 
     publish(stream, 1)
-    slow = start(stream, options, Strike("sending the positions", nth=2, what="SIGSTOP"))
+    # Its transaction is open until it goes on, however long the others take to begin.
+    patient = stream.changed("kafka", transaction_timeout_ms=120_000)
+    slow = start(stream, options, Strike("sending the positions", nth=2, what="SIGSTOP"), settings=patient)
     produce_until("a stop before the commit", lambda: slow.has("struck"), slow)
     zombie = start(stream, options, Strike("sending the projections", nth=2, what="SIGSTOP"))
     short = stream.changed("kafka", transaction_timeout_ms=2000)
