@@ -1,20 +1,25 @@
 # Needs make and Python >= 3.11; the Kafka tests also need Java 17 and Maven.
-# Set PYTHON to choose the interpreter, WORKERS for other than two processes: make test PYTHON=python3.12 WORKERS=3
+# Set PYTHON to choose the interpreter: make test PYTHON=python3.12
 
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
-# Three processes on two cores: many tests wait for a broker, some with a limit. A file's tests share one; the longest files
-# come first (tests/conftest.py), so that both end together. One thread of
-# BLAS in each: where more of them than cores wait for one another a small product takes many times as long.
-# Bytecode is kept, whatever the environment says: else each process compiles every test and module anew.
-WORKERS ?= 3
-PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Pure tests are bound by the processor, so each core has one process, which steals tests from the other's end.
+# Those that wait for a broker or another program want more; a group of them shares a process and what it started.
+# One thread of BLAS in each: where more of them than cores wait for one another a small product takes many times
+# as long. Bytecode is kept, whatever the environment says: else each process compiles every test and module anew.
+PURE_WORKERS ?= 2
+WAITING_WORKERS ?= 6
+PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
+PURE := $(PYTEST) --part=pure -n $(PURE_WORKERS) --dist worksteal
+WAITING := $(PYTEST) --part=waiting -n $(WAITING_WORKERS) --dist loadgroup --no-loadscope-reorder
+# Both parts, whether or not the first one fails.
+both = failed=0; $(PURE) $(1) || failed=1; $(WAITING) $(1) || failed=1; exit $$failed
 NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
 	"$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1 && echo "$$p" && break; done)
 
-.PHONY: demo dashboard test quick check lint security lock sbom docs soak fuzz clean
+.PHONY: demo dashboard test test-rest test-all quick check lint security lock sbom docs soak fuzz clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.stamp
@@ -24,30 +29,39 @@ demo: $(VENV)/demo.stamp
 dashboard: $(VENV)/demo,dashboard.stamp
 	@$(BIN)/streaming-pca demo --dashboard
 
+# Library and service, and one test of each extra.
 test: $(VENV)/test.stamp
-	$(PYTEST)
+	@$(call both,--scope=test)
+
+# All that `make test` leaves out.
+REST := $(VENV)/test,deploy-test,browser-test.stamp
+test-rest: $(REST)
+	@$(call both,--scope=rest)
+
+test-all: $(REST)
+	@$(call both,--scope=all)
 
 # Everything, with the cases that others stand for, more examples, ten minutes of faults, and as long at full speed.
 # One hour at full speed alone: .venv/bin/python -m pytest tests/soak -m "soak or not soak" --soak-seconds=3600
 SOAK_SECONDS ?= 600
-soak: $(VENV)/test.stamp
-	$(PYTEST) -m "soak or not soak" --hypothesis-profile=soak --chaos-seconds=600 --soak-seconds=$(SOAK_SECONDS)
+soak: $(REST)
+	@$(call both,-m "soak or not soak" --hypothesis-profile=soak --chaos-seconds=600 --soak-seconds=$(SOAK_SECONDS))
 
 # Hostile input, guided by coverage: FUZZ_SECONDS for each target. Failures stay in build/fuzz.
 FUZZ_SECONDS ?= 60
 fuzz: $(VENV)/fuzz.stamp
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.fuzz atheris $(FUZZ_SECONDS)
 
-lint: $(VENV)/test.stamp
+lint: $(VENV)/test,lint.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 check: lint
-	$(PYTEST) -m "not kafka and not broker and not slow"
+	$(PURE) --scope=test --fast
 
 # Code by bandit, and what the container installs by pip-audit, which says so where it gets no answer.
-security: $(VENV)/test.stamp
+security: $(VENV)/lint.stamp
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive streaming_pca deploy
 	$(BIN)/python .ci/audit.py
 
@@ -55,23 +69,22 @@ security: $(VENV)/test.stamp
 # so that the tests install it too.
 LOCK := $(BIN)/uv pip compile --quiet --upgrade --universal --fork-strategy fewest \
 	--python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command "make lock"
-lock: $(VENV)/test.stamp
+lock: $(VENV)/deploy-test.stamp
 	$(LOCK) pyproject.toml --extra dashboard --extra otel --output-file deploy/requirements/service.txt
 	$(LOCK) deploy/requirements/build.in --output-file deploy/requirements/build.txt
 	$(LOCK) --no-deps deploy/requirements/flights.in --output-file deploy/requirements/flights.txt
 
 # The bill of materials of a release (CycloneDX), below dist/.
-sbom: $(VENV)/test.stamp
+sbom: $(VENV)/deploy-test.stamp
 	$(BIN)/python .ci/sbom.py dist
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Below a minute on two cores: what most changes break first.
+# What most changes break first.
 quick: $(VENV)/test.stamp
-	$(PYTEST) -m "not kafka and not broker and not slow" --ignore tests/privacy/test_noise.py tests/privacy \
-		tests/config tests/data tests/linalg tests/local tests/service tests/admin tests/docs
+	$(PURE) --scope=test --fast tests/privacy tests/config tests/data tests/linalg tests/local tests/service tests/admin tests/docs
 
 docs: $(VENV)/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -314,7 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.batches < 1 or given.repeats < 1:
         parser.error("--batches and --repeats must be at least 1")
     if not librdkafka_is_there():
-        say("no librdkafka to compare with: pip install 'streaming-pca[benchmarks]' (confluent-kafka)")
+        say("no librdkafka to compare with: pip install '.[benchmarks]' in the checkout (confluent-kafka)")
     plans = [
         Plan(given.batch, given.batches, given.repeats, name, dict(given.option)) for name in given.estimator
     ]

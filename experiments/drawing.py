@@ -73,7 +73,9 @@ def check_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError:
-        raise ExperimentError("figures need matplotlib: pip install 'streaming-pca[experiments]'") from None
+        raise ExperimentError(
+            "figures need matplotlib: pip install '.[experiments]' in the checkout"
+        ) from None
 
 
 def draw(experiment: Experiment, table: Table, file: Path) -> None:

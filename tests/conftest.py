@@ -1,6 +1,6 @@
 """Brokers for the tests, and a plain word at the end when there was none.
 
-`kafka_bootstrap` is Apache Kafka: the broker KAFKA_BOOTSTRAP names, or one started here.
+`kafka_bootstrap` is Apache Kafka: the broker KAFKA_BOOTSTRAP names, or one that all processes of a run share.
 `make_cluster` starts nodes that a test may strike.
 `broker_bootstrap` is the same as the first, or the embedded broker where Apache Kafka cannot be had.
 With REQUIRE_KAFKA=1 a missing Apache Kafka fails these tests; otherwise it skips them. The same holds of
@@ -15,6 +15,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,18 @@ from streaming_pca.dev.cluster import KafkaCluster, KafkaServer
 from streaming_pca.dev.jars import KafkaUnavailable, fetch_jars, find_java
 from streaming_pca.dev.processes import cluster_id
 from tests.compiled import compile_ahead
+from tests.durations import Durations
+from tests.java_archive import archive_options
 from tests.security.whole_run import WholeRun
+from tests.selection import PROFILES, add_options, is_unread, load_profile, select
 
 # pytest-xdist sets it for its workers, and a console that is made meanwhile keeps that width.
 os.environ.pop("COLUMNS", None)
 
-# Tests that say no number themselves; `make soak` names the other.
-settings.register_profile("default", max_examples=100, deadline=None)
+# `make soak` names it; the other profiles are those of scopes.
 settings.register_profile("soak", max_examples=1000, deadline=None)
-settings.load_profile("default")
+for _scope, _examples in PROFILES.items():
+    settings.register_profile(_scope, max_examples=_examples, deadline=None)
 
 _BROKERS = {
     "kafka_installation": "kafka",
@@ -43,6 +47,9 @@ _BROKERS = {
     "broker_bootstrap": "broker",
 }
 _MARKERS = {**_BROKERS, "browser": "browser"}
+_NAMED = "KAFKA_BOOTSTRAP"
+_BROKER = "kafka_bootstrap"
+_SERVER, _ADDRESS = pytest.StashKey[ExitStack](), pytest.StashKey[str]()
 _INSTALLATION: pytest.StashKey[tuple[str, Path] | KafkaUnavailable] = pytest.StashKey()
 _NO_BROKER = "no broker"
 _TO_LOOK_AT = "to look at"
@@ -60,6 +67,7 @@ _LENGTHS = {"chaos_seconds", "soak_seconds"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    add_options(parser)
     group = parser.getgroup("chaos", "tests/kafka/faults/test_chaos.py")
     group.addoption("--chaos-seconds", type=float, default=60.0, help="how long its faults last (60)")
     group.addoption("--chaos-seed", type=int, default=17, help="of their schedule (17)")
@@ -68,9 +76,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    load_profile(config)
+    config.pluginmanager.register(Durations(config))
     # Its workers send all that tests print to the process that shows the results.
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(WholeRun(config))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return is_unread(collection_path, config) or None
 
 
 @pytest.fixture(scope="session")
@@ -104,39 +118,8 @@ def kafka_is_required() -> bool:
     return os.environ.get("REQUIRE_KAFKA", "") not in ("", "0")
 
 
-_LONG = (
-    "tests/soak/",
-    # It makes the image, for which the others of its folder would wait.
-    "tests/deploy/test_dockerfile.py",
-    "tests/kafka/",
-    "tests/spark/",
-    "tests/browser/",
-    "tests/deploy/",
-    "tests/upgrade/",
-    "tests/fuzz/",
-    "tests/dev/",
-    "tests/demo/",
-    "tests/docs/test_code_blocks.py",
-    "tests/audit/",
-    "tests/estimators/test_conformance.py",
-    "tests/estimators/",
-    "tests/api/",
-    "tests/experiments/",
-)
-"""Where tests take longest, the longest first: two processes that share files must not end with one."""
-
-
-def _length(item: pytest.Item) -> int:
-    return next((i for i, path in enumerate(_LONG) if item.nodeid.startswith(path)), len(_LONG))
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if "soak" not in config.option.markexpr:
-        left_out = [item for item in items if item.get_closest_marker("soak")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("soak")]
-    items.sort(key=_length)
     # A fixture implies its marker, so that `-m "not kafka"` cannot miss a test.
     for item in items:
         for fixture, marker in _MARKERS.items():
@@ -145,25 +128,45 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for name in _LENGTHS & set(getattr(item, "fixturenames", ())):
             seconds = item.config.getoption(f"--{name.replace('_', '-')}")
             item.add_marker(pytest.mark.timeout(_CHAOS_TIMEOUT + seconds))
+    select(config, items)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    # Once, before pytest-xdist starts its workers, which would each fetch the jars.
+    # In the process that starts those of pytest-xdist, before they would each do the same.
     config = session.config
     starts_workers = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
-    wanted = "not kafka" not in config.option.markexpr and not config.option.collectonly
-    if starts_workers and wanted and not os.environ.get("KAFKA_BOOTSTRAP"):
-        installation()
-    if starts_workers and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+    if not starts_workers or config.option.collectonly:
+        return
+    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if is_whole:
         compile_ahead()
+    if "not kafka" in config.option.markexpr or config.option.part == "pure" or os.environ.get(_NAMED):
+        return
+    found = installation()
+    if is_whole and not isinstance(found, KafkaUnavailable):
+        # It outlives the rest by far, so its best compiler pays.
+        options = archive_options(*found, ())
+        server = config.stash[_SERVER] = ExitStack()
+        config.stash[_ADDRESS] = server.enter_context(KafkaServer(*found, options=options)).bootstrap
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give the address of the run's broker to a process of pytest-xdist."""
+    node.workerinput[_BROKER] = node.config.stash.get(_ADDRESS, None)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if server := config.stash.get(_SERVER, None):
+        server.close()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     # Maven may take minutes the first time: before any test, where no test's timeout counts them.
     wanted = any(_BROKERS.keys() & set(getattr(item, "fixturenames", ())) for item in session.items)
-    if wanted and not session.config.option.collectonly and not os.environ.get("KAFKA_BOOTSTRAP"):
+    if wanted and not session.config.option.collectonly and not os.environ.get(_NAMED):
         session.config.stash[_INSTALLATION] = installation()
 
 
@@ -186,11 +189,14 @@ def kafka_installation(request: pytest.FixtureRequest) -> tuple[str, Path]:
 @pytest.fixture(scope="session")
 def apache_kafka(request: pytest.FixtureRequest) -> Iterator[str | KafkaUnavailable]:
     """The bootstrap address of Apache Kafka, or why there is none."""
-    if named := os.environ.get("KAFKA_BOOTSTRAP"):
+    if named := os.environ.get(_NAMED):
         # Named by hand and silent is a mistake to show, not a reason to skip.
         if cluster_id(named, timeout=10) is None:
             pytest.fail(f"KAFKA_BOOTSTRAP={named} does not answer: start it, or unset the variable")
         yield named
+        return
+    if shared := getattr(request.config, "workerinput", {}).get(_BROKER):
+        yield shared
         return
     found = request.config.stash.get(_INSTALLATION, None) or installation()
     if isinstance(found, KafkaUnavailable):
@@ -198,7 +204,7 @@ def apache_kafka(request: pytest.FixtureRequest) -> Iterator[str | KafkaUnavaila
         return
     with ExitStack() as stack:
         try:
-            server = stack.enter_context(KafkaServer(*found, options=SHORT_LIVED))
+            server = stack.enter_context(KafkaServer(*found, options=archive_options(*found, SHORT_LIVED)))
         except KafkaUnavailable as unavailable:
             yield unavailable
             return
@@ -230,22 +236,23 @@ def fork_server() -> None:
     start_fork_server()
 
 
+def start_cluster(stack: ExitStack, config: pytest.Config, **how: Any) -> KafkaCluster:
+    """Start a cluster of Apache Kafka that ends with a stack."""
+    found = config.stash.get(_INSTALLATION, None) or installation()
+    if isinstance(found, KafkaUnavailable):
+        raise _no_kafka(found)
+    usual = {"java": found[0], "jars": found[1], "options": archive_options(*found, SHORT_LIVED)}
+    try:
+        return stack.enter_context(KafkaCluster(**(usual | how)))
+    except KafkaUnavailable as unavailable:
+        raise _no_kafka(unavailable) from None
+
+
 @pytest.fixture(scope="module")
 def make_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[..., KafkaCluster]]:
     """Start clusters of Apache Kafka whose nodes a module may strike, whatever KAFKA_BOOTSTRAP names."""
-    found = request.config.stash.get(_INSTALLATION, None) or installation()
     with ExitStack() as stack:
-
-        def make(**how: Any) -> KafkaCluster:
-            if isinstance(found, KafkaUnavailable):
-                raise _no_kafka(found)
-            usual = {"java": found[0], "jars": found[1], "options": SHORT_LIVED}
-            try:
-                return stack.enter_context(KafkaCluster(**(usual | how)))
-            except KafkaUnavailable as unavailable:
-                raise _no_kafka(unavailable) from None
-
-        yield make
+        yield partial(start_cluster, stack, request.config)
 
 
 def _no_kafka(unavailable: KafkaUnavailable) -> BaseException:

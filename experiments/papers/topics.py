@@ -129,7 +129,7 @@ def _files(package: str) -> list[Path]:
         installed = distribution(_DISTRIBUTIONS[PACKAGES.index(package)])
     except PackageNotFoundError:
         raise ExperimentError(
-            f"the text of {package} is a part of this experiment: pip install 'streaming-pca[experiments]'"
+            f"the text of {package} is part of it: pip install '.[experiments]' in the checkout"
         ) from None
     root = Path(str(installed.locate_file(package)))
     every = (file.relative_to(root) for file in root.rglob("*.py"))

@@ -1,12 +1,20 @@
 """The command line."""
 
 import os
+import sys
 
 # Before numpy is imported: its BLAS threads would occupy the cores that the kernels' own threads
 # (streaming_pca.kernels.threads) need. A variable that is set already stays.
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 
-from streaming_pca.cli.app import main  # noqa: E402
+try:
+    from streaming_pca.cli.app import main
+except ImportError as error:
+    # The version of Kafka's client is a user's mistake; all else is a bug.
+    if error.name != "kafka":
+        raise
+    sys.stderr.write(f"streaming-pca: {error}\n")
+    sys.exit(2)
 
 __all__ = ["main"]

@@ -3,6 +3,7 @@
 Importing it loads no estimator and compiles nothing.
 """
 
+import streaming_pca.service.kafka  # noqa: F401  (checks the version of kafka-python first)
 from streaming_pca.client.producer import Producer
 from streaming_pca.client.releases import Releases, UnreadableRelease, follow, latest
 from streaming_pca.client.sending import DeliveryError

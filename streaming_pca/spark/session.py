@@ -42,7 +42,7 @@ JAVA = 17
 """Oldest version of Java that Spark 4 runs on."""
 _SPARK = 4
 """Major version of Spark that this package is written for."""
-_EXTRA = "pip install 'streaming-pca[spark]'"
+_EXTRA = "pip install '.[spark]' in the checkout"
 _CONNECT_SECONDS = 5.0
 """Time limit of a connection to a master, before Java starts."""
 _END_SECONDS = 20.0

@@ -18,7 +18,7 @@ NAMES = sorted(REAL_DATA)
 def test_a_set_has_its_size_and_is_centred(name: str) -> None:
     data = REAL_DATA[name]
     if importlib.util.find_spec(data.package) is None:
-        pytest.skip(f"{data.package} is not installed: pip install 'streaming-pca[benchmarks]'")
+        pytest.skip(f"{data.package} is not installed: pip install '.[benchmarks]' in the checkout")
     records = load(data)
     assert records.shape == (data.n, data.dim)
     assert records.dtype == np.float32
@@ -54,7 +54,7 @@ def test_a_missing_package_is_one_line_that_names_the_extra(
     assert stop.value.code == 2
     printed = capsys.readouterr()
     assert printed.err.splitlines() == [
-        "python -m benchmarks.utility: needs no_such_package: pip install 'streaming-pca[benchmarks]'"
+        "python -m benchmarks.utility: needs no_such_package: pip install '.[benchmarks]' in the checkout"
     ]
     assert not printed.out
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pyspark", reason="pip install 'streaming-pca[spark]'")
+pytest.importorskip("pyspark", reason="pip install '.[spark]' in the checkout")
 
 from benchmarks.spark import __main__ as benchmark
 from benchmarks.spark.event_log import jobs_between, read_jobs

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from streaming_pca.client import latest
 from streaming_pca.config.settings import Settings
 from streaming_pca.data.release import Release
-from tests.kafka.stream import Child, Stream, wait_for
+from tests.kafka.stream import Child, Stream
+from tests.waiting import wait_for
 
 FEATURES = ["age", "income", "children", "rooms", "distance", "visits", "spent", "returns"]
 BATCHES = 12

@@ -7,20 +7,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from streaming_pca.config.settings import Settings
 from streaming_pca.dev.processes import free_port
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 60.0
-"""Seconds that the process may take to start, beside other tests."""
 
 
 class Dashboard:
@@ -67,23 +64,24 @@ class Dashboard:
             return bytes(answer.read())
 
     def wait_until_it_serves(self) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while True:
+        """Wait until the process answers."""
+
+        def serves() -> bool:
             assert self._process.poll() is None, f"status {self._process.returncode}\n{self.log}"
-            try:
+            with suppress(OSError):
                 self.get("/healthz")
-            except (OSError, urllib.error.URLError):
-                assert time.monotonic() < deadline, f"does not serve after {PATIENCE:g} s\n{self.log}"
-                time.sleep(0.05)
-            else:
-                return
+                return True
+            return False
+
+        wait_for("the dashboard", serves, seen=lambda: self.log)
 
     def wait_until_loaded(self, token: str | None = None) -> None:
         """Wait until all topics were read to their ends once."""
-        deadline = time.monotonic() + PATIENCE
-        while not json.loads(self.get("/v1/streams?limit=1", token))["connection"]["loaded"]:
-            assert time.monotonic() < deadline, f"topics are not read after {PATIENCE:g} s\n{self.log}"
-            time.sleep(0.05)
+        wait_for(
+            "all topics",
+            lambda: json.loads(self.get("/v1/streams?limit=1", token))["connection"]["loaded"],
+            seen=lambda: self.log,
+        )
 
     def stop(self) -> None:
         """End it as an operator does; it must end well and have said nothing of a bug."""

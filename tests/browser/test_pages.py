@@ -314,17 +314,18 @@ def plan_of(visit: Visit) -> dict[str, Any]:
 
 
 def wait_for_plan(visit: Visit, good: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-    for _ in range(200):
+    """Wait until a good forecast is the last one; return its numbers, with its answer."""
+
+    def last() -> dict[str, Any] | None:
         urls = [url for method, url, status in visit.answers if "/v1/plan?" in url and status == 200]
-        if urls:
-            query = urls[-1].partition("?")[2]
-            found: dict[str, Any] = {
-                name: float(value) if "." in value or "e" in value else int(value)
-                for name, _, value in (part.partition("=") for part in query.split("&"))
-                if value
-            }
-            if good(found):
-                found["answer"] = json.loads(served_text(visit, urls[-1]))
-                return found
-        visit.page.wait_for_timeout(50)
-    raise AssertionError(f"no such forecast was asked for: {visit.asked[-5:]}")
+        if not urls:
+            return None
+        query = urls[-1].partition("?")[2]
+        found: dict[str, Any] = {
+            name: float(value) if "." in value or "e" in value else int(value)
+            for name, _, value in (part.partition("=") for part in query.split("&"))
+            if value
+        }
+        return found | {"answer": json.loads(served_text(visit, urls[-1]))} if good(found) else None
+
+    return visit.until(last, "a forecast")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -81,7 +82,7 @@ def test_a_bad_page_has_its_complaint(browser: Browser, home: str, path: str, co
     def look() -> None:
         with visiting(browser, home) as visit:
             visit.go(path)
-            visit.page.wait_for_timeout(200)
+            visit.until(lambda: re.search(complaint, "\n".join(visit.complaints)), "it")
 
     with pytest.raises(AssertionError, match=complaint):
         look()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
+
+from tests.waiting import LIMIT, wait_for
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, Response, Route
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Theme = Literal["light", "dark"]
 THEMES: tuple[Theme, ...] = ("light", "dark")
-PATIENCE_MS = 30_000
-"""Longest wait for something on a page: other tests use the processors too."""
+LIMIT_MS = 1000 * LIMIT
 
 _VIOLATIONS = """
 addEventListener("securitypolicyviolation", event => console.error(
@@ -78,35 +78,37 @@ class Visit:
 
     def text(self, selector: str) -> str:
         """Return the text of one element, once it is there."""
-        return self.page.locator(selector).first.inner_text(timeout=PATIENCE_MS).strip()
+        return self.page.locator(selector).first.inner_text(timeout=LIMIT_MS).strip()
 
     def value(self, selector: str) -> str:
         """Return the value behind an element's text, as the API has it."""
-        return self.page.locator(selector).first.get_attribute("data-value", timeout=PATIENCE_MS) or ""
+        return self.page.locator(selector).first.get_attribute("data-value", timeout=LIMIT_MS) or ""
 
     def wait(self, selector: str) -> None:
         """Wait until an element is seen."""
-        self.page.locator(selector).first.wait_for(timeout=PATIENCE_MS)
+        self.page.locator(selector).first.wait_for(timeout=LIMIT_MS)
 
     def wait_attached(self, selector: str) -> None:
         """Wait until an element is there, seen or not."""
-        self.page.locator(selector).first.wait_for(state="attached", timeout=PATIENCE_MS)
+        self.page.locator(selector).first.wait_for(state="attached", timeout=LIMIT_MS)
 
     def shows(self, selector: str, number: int) -> None:
         """Wait until an element's digits are those of a number."""
         read = "selector => document.querySelector(selector)?.textContent.replace(/[^0-9]/g, '')"
         self.until(lambda: self.page.evaluate(read, selector) == str(number), f"{number} in {selector}")
 
-    def until(self, probe: Callable[[], T], what: str) -> T:
+    def until(self, probe: Callable[[], T | None], what: str) -> T:
         """Wait until ``probe`` is true, and return it; the page goes on meanwhile.
 
         Playwright's own ``wait_for_function`` compiles text in the page, which the pages' policy forbids.
         """
-        deadline = time.monotonic() + PATIENCE_MS / 1000
-        while not (found := probe()):
-            assert time.monotonic() < deadline, f"waited {PATIENCE_MS} ms for {what} on {self.page.url}"
-            self.page.wait_for_timeout(50)
-        return found
+
+        def probe_or_go_on() -> T | None:
+            if not (found := probe()):
+                self.page.wait_for_timeout(50)
+            return found
+
+        return wait_for(what, probe_or_go_on, seen=lambda: self.page.url, pause=0)
 
     def _hear(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning") and not re.search(self.unheeded, message.text):
@@ -130,7 +132,7 @@ def visiting(browser: Browser, home: str, theme: Theme = "light", **how: Any) ->
     """
     how = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"} | how
     context = browser.new_context(color_scheme=theme, **how)
-    context.set_default_timeout(PATIENCE_MS)
+    context.set_default_timeout(LIMIT_MS)
     context.add_init_script(_VIOLATIONS)
     keep_at_home(context, home)
     try:

@@ -40,7 +40,7 @@ from tests.cli.command import call
 from tests.cli.test_app import closed_port, one_line, run
 from tests.cli.test_watch import DOUBTFUL, EXACT, SAID_OF_DOUBTS, release
 from tests.data.test_counts import COUNTED
-from tests.kafka.stream import wait_for
+from tests.waiting import LIMIT, wait_for
 
 Capture = pytest.CaptureFixture[str]
 Name = Callable[[str], str]
@@ -116,7 +116,7 @@ class Written:
         self.enter(letter, Released, batch=batch, release_digest="0")
 
     def send(self, topic: str, value: bytes, partition: int = 0) -> None:
-        self._producer.send(topic, value, partition=partition).get(10)
+        self._producer.send(topic, value, partition=partition).get(LIMIT)
 
     def records(self, *counts: int) -> None:
         for partition, count in enumerate(counts):

@@ -32,6 +32,7 @@ from tests.cli.test_app import closed_port, one_line, run
 from tests.config.test_loading import SEVERAL
 from tests.data.test_counts import COUNTED
 from tests.kafka.test_broker import create
+from tests.waiting import LIMIT
 
 Name = Callable[[str], str]
 Capture = pytest.CaptureFixture[str]
@@ -79,7 +80,7 @@ class Published:
         for value in values:
             self._producer.begin_transaction()
             data = value.to_bytes() if isinstance(value, Release) else value
-            self._producer.send(self.topic, data).get(10)
+            self._producer.send(self.topic, data).get(LIMIT)
             if abort:
                 self._producer.abort_transaction()
             else:
@@ -419,7 +420,7 @@ def test_what_to_watch_must_be_named_in_one_way(capfd: Capture, arguments: list[
 def test_a_broker_that_falls_silent_meanwhile_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "_SILENCE_SECONDS", 0.5)
     with EmbeddedBroker() as broker:
-        kafka = KafkaSettings(bootstrap_servers=broker.bootstrap, request_timeout_ms=1000)
+        kafka = KafkaSettings(bootstrap_servers=broker.bootstrap, request_timeout_ms=3000)
         create(broker.bootstrap, "t.releases")
         follow = follow_releases(kafka, "t.releases", from_beginning=True, stopped=lambda: False)
         with closing(follow):

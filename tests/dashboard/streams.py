@@ -42,6 +42,7 @@ from streaming_pca.service.commit.checkpoint import open_ledger
 from streaming_pca.service.kafka.clients import plain_producer, transactional_producer
 from streaming_pca.service.kafka.transaction import Transaction
 from streaming_pca.service.topics.find import create_topics, find_topics
+from tests.waiting import LIMIT
 
 RECORDS = 100
 """Records of a batch."""
@@ -124,7 +125,7 @@ class MadeStream:
         with closing(plain_producer(self.settings.kafka)) as producer:
             for i in range(records):
                 producer.send(self.settings.stream.input, b"record", partition=i % self.partitions)
-            producer.flush(30)
+            producer.flush(LIMIT)
 
     def next_release(self, **changes: Any) -> Release:
         """Make the next batch's release; nothing is published."""

@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 
 from streaming_pca.dashboard import pages
 from streaming_pca.dashboard.pages import SECURITY_HEADERS, page_routes
+from tests.waiting import LIMIT
 
 ROOT = Path(__file__).resolve().parents[2]
 ASSETS = Path(pages.__file__).with_name("assets")
@@ -91,7 +92,7 @@ def client() -> Iterator[Client]:
         thread.start()
         yield Client(listener.getsockname()[1])
         server.should_exit = True
-        thread.join(30)
+        thread.join(LIMIT)
     assert not thread.is_alive()
 
 
@@ -253,5 +254,5 @@ def test_a_page_does_not_wait_for_the_compression_of_the_bundle() -> None:
     with made._lock:
         asking = threading.Thread(target=made.shell, args=(0,), daemon=True)
         asking.start()
-        asking.join(10)
+        asking.join(LIMIT)
         assert not asking.is_alive()

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.dashboard.waiting import wait_for
+from tests.waiting import wait_for
 
 
 def demo(cwd: Path, *arguments: object, **variables: str) -> subprocess.Popen[str]:
@@ -74,7 +74,9 @@ def address_in(process: subprocess.Popen[str]) -> tuple[str, list[str]]:
 
 def learnt(url: str) -> dict[str, Any]:
     """The stream at an address, once the dashboard has read its topics."""
-    (found,) = wait_for(lambda: [s for s in streams_at(url) if s["last_release"] is not None])
+    (found,) = wait_for(
+        "the last release", lambda: [s for s in streams_at(url) if s["last_release"] is not None]
+    )
     return found
 
 

@@ -12,7 +12,6 @@ import random
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,9 @@ from streaming_pca.dev.processes import Child
 from tests.deploy.dockerfile import Image, last_of
 from tests.deploy.sandbox import Mount, Sandbox
 from tests.deploy.tools import ROOT, tool
+from tests.waiting import LIMIT, wait_for
 
 COMPOSE_FILE = ROOT / "docker-compose.yml"
-PATIENCE = 180.0
 
 # Users of images that others make, and their folders that a new volume takes its owner from.
 _OTHERS = {
@@ -239,23 +238,25 @@ class Deployment:
         return self.run(self.services[name], *command).returncode == 0
 
     def wait_healthy(self, name: str) -> None:
-        deadline = time.monotonic() + PATIENCE
+        """Wait until a service is healthy."""
         service = self.services[name]
-        while not self.is_healthy(name):
+
+        def is_healthy() -> bool:
             assert service.process is not None
             assert service.process.returncode is None, f"{name} ended:\n{service.log}"
-            assert time.monotonic() < deadline, f"{name} is not healthy:\n{service.log}"
-            time.sleep(0.3)
+            return self.is_healthy(name)
 
-    def ends(self, name: str, seconds: float = PATIENCE) -> int:
+        wait_for(f"{name} to be healthy", is_healthy, 2 * LIMIT, lambda: service.log, pause=0.3)
+
+    def ends(self, name: str, seconds: float = 2 * LIMIT) -> int:
         """The exit status of a service, once it has ended."""
         process = self.services[name].process
         assert process is not None
-        deadline = time.monotonic() + seconds
-        while (status := process.returncode) is None:
-            assert time.monotonic() < deadline, f"{name} goes on:\n{self.services[name].log}"
-            time.sleep(0.1)
-        return status
+        wait_for(
+            f"{name} to end", lambda: process.returncode is not None, seconds, lambda: self.services[name].log
+        )
+        assert process.returncode is not None
+        return process.returncode
 
     def stop(self, name: str) -> int:
         """Ask a service to end, as ``docker-compose stop`` does, within the time that the file grants."""

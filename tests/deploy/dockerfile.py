@@ -15,9 +15,6 @@ from io import BytesIO
 from pathlib import Path
 from string import Template
 
-from docker.utils.build import exclude_paths
-from dockerfile_parse import DockerfileParser
-
 from tests.deploy.tools import ROOT
 
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
@@ -34,6 +31,8 @@ class Stage:
 
 def read_stages() -> dict[str, Stage]:
     """The stages of the Dockerfile, in order."""
+    from dockerfile_parse import DockerfileParser
+
     parser = DockerfileParser(fileobj=BytesIO(DOCKERFILE.read_bytes()))
     stages: dict[str, Stage] = {}
     for part in parser.structure:
@@ -65,6 +64,8 @@ def build_context() -> set[str]:
     """The files that .dockerignore lets through, by Docker's own rules."""
     patterns = (ROOT / ".dockerignore").read_text().splitlines()
     patterns = [line for line in patterns if line and not line.startswith("#")]
+    from docker.utils.build import exclude_paths
+
     paths = exclude_paths(str(ROOT), patterns)
     # Docker reads .dockerignore from the context and copies it nowhere.
     return {path for path in paths if (ROOT / path).is_file()} - {".dockerignore"}

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.deploy.tools import missing, tool
+from tests.waiting import LIMIT
 
 _SHARED = ("/proc", "/sys", "/dev")
 """Of this machine, also inside."""
@@ -110,7 +111,7 @@ class Sandbox:
         return "\n".join([*lines, f'exec {chroot} {root} "$@"'])
 
     def run(
-        self, *arguments: str, env: Mapping[str, str], timeout: float = 60
+        self, *arguments: str, env: Mapping[str, str], timeout: float = LIMIT
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
         return subprocess.run(

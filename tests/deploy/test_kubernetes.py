@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import signal
-import time
 import tomllib
 import urllib.error
 import urllib.request
@@ -30,6 +29,7 @@ from tests.deploy.conftest import Guarded, give
 from tests.deploy.dockerfile import Image, last_of
 from tests.deploy.sandbox import Mount, Sandbox
 from tests.deploy.tools import ROOT, run_tool
+from tests.waiting import LIMIT, wait_for
 
 FILES = ROOT / "deploy" / "kubernetes"
 KUBERNETES = "1.33"
@@ -319,7 +319,7 @@ class Pod:
         if token:
             asked.add_header("Authorization", f"Bearer {token}")
         try:
-            with urllib.request.urlopen(asked, timeout=30) as answer:
+            with urllib.request.urlopen(asked, timeout=LIMIT) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             return error.code
@@ -330,21 +330,20 @@ class Pod:
         asked = self.container[kind]["httpGet"]
         return self.get(asked["path"], asked["port"])
 
-    def wait(self, kind: str, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while self.probe(kind) != 200:
+    def wait(self, kind: str, seconds: float = LIMIT) -> None:
+        def succeeds() -> bool:
             assert self.process is not None
             assert self.process.returncode is None, self.log
-            assert time.monotonic() < deadline, self.log
-            time.sleep(0.3)
+            return self.probe(kind) == 200
 
-    def ends(self, seconds: float) -> int:
+        wait_for(kind, succeeds, seconds, lambda: self.log, pause=0.3)
+
+    def ends(self, seconds: float = 2 * LIMIT) -> int:
         assert self.process is not None
-        deadline = time.monotonic() + seconds
-        while (status := self.process.returncode) is None:
-            assert time.monotonic() < deadline, self.log
-            time.sleep(0.1)
-        return status
+        process = self.process
+        wait_for("the pod's end", lambda: process.returncode is not None, seconds, lambda: self.log)
+        assert process.returncode is not None
+        return process.returncode
 
     def terminate(self) -> int:
         """End it as Kubernetes does: what precedes the signal counts among the seconds that it has."""
@@ -407,14 +406,14 @@ def test_the_pods_run_answer_their_probes_and_end_in_time(cluster: Cluster) -> N
     # The one thing that differs: this broker is alone.
     assert job.command[-2:] == ["--replication", "3"]
     job.command[-1] = "1"
-    assert job.start().ends(180) == 0, job.log
+    assert job.start().ends() == 0, job.log
     assert "flights-pca.state" in job.log
     workers = [cluster.pod("streaming-pca-worker").start() for _ in range(2)]
     dashboard = cluster.pod("streaming-pca-dashboard").start()
     for pod in (*workers, dashboard):
         startup = pod.container["startupProbe"]
         pod.wait("startupProbe", startup["periodSeconds"] * startup["failureThreshold"])
-        pod.wait("readinessProbe", 90)
+        pod.wait("readinessProbe")
         assert pod.probe("livenessProbe") == 200
     for pod in workers:
         assert pod.get("/metrics", "metrics") == 401
@@ -431,5 +430,5 @@ def test_the_pods_run_answer_their_probes_and_end_in_time(cluster: Cluster) -> N
 @pytest.mark.slow
 def test_variables_of_services_would_be_taken_for_settings(cluster: Cluster) -> None:
     worker = cluster.pod("streaming-pca-worker").start(STREAMING_PCA_DASHBOARD_SERVICE_HOST="10.0.0.1")
-    assert worker.ends(180) == 2, worker.log
+    assert worker.ends() == 2, worker.log
     assert "no such setting" in worker.log

@@ -18,7 +18,7 @@ import yaml
 from tests.deploy.grafana import NAMES, queries, read_dashboard, resolved, variables
 from tests.deploy.tools import tool
 from tests.deploy.watched import RULES, Watched
-from tests.kafka.stream import wait_for
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
 

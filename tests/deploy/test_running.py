@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -22,9 +20,10 @@ from streaming_pca.client.releases import follow
 from streaming_pca.config.settings import KafkaSettings
 from streaming_pca.data.release import Release
 from streaming_pca.service.kafka.clients import admin_client
-from tests.deploy.compose import NOT_HERE, PATIENCE, Deployment, bytes_of
+from tests import waiting
+from tests.deploy.compose import NOT_HERE, Deployment, bytes_of
 from tests.deploy.tools import ROOT
-from tests.kafka.stream import wait_for
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -72,7 +71,7 @@ def releases(running: Deployment) -> list[Release]:
     """What was released once all flights were sent."""
     assert running.ends("flights") == 0, running.services["flights"].log
     kafka = connection(running, "dashboard")
-    with follow(STREAM, kafka, start="first", timeout=PATIENCE) as found:
+    with follow(STREAM, kafka, start="first", timeout=waiting.LIMIT) as found:
         return list(islice(found, 2))
 
 
@@ -145,7 +144,7 @@ def test_the_dashboard_shows_the_stream_and_its_releases(
         found: list[Any] = json.loads(get(running, "dashboard", 9470, path))["items"]
         return found
 
-    wait_for("the dashboard's releases", until(lambda: len(shown()) == len(releases)))
+    wait_for("the dashboard's releases", lambda: len(shown()) == len(releases), pause=0.5)
     assert "<html" in get(running, "dashboard", 9470, "/")
 
 
@@ -250,20 +249,10 @@ def test_when_the_leader_is_stopped_the_other_leads(running: Deployment) -> None
     leader = next(name for name in WORKERS if leads(running, name))
     (other,) = {*WORKERS} - {leader}
     assert running.stop(leader) == 0, running.services[leader].log
-    wait_for("the standby to lead", until(lambda: leads(running, other)))
+    wait_for("the standby to lead", lambda: leads(running, other), pause=0.5)
     running.start(leader)
     running.wait_healthy(leader)
     assert not leads(running, leader)
-
-
-def until(probe: Callable[[], bool]) -> Callable[[], bool]:
-    """The same probe, at most twice a second."""
-
-    def slowly() -> bool:
-        time.sleep(0.5)
-        return probe()
-
-    return slowly
 
 
 def test_the_broker_starts_again_with_what_it_has(running: Deployment) -> None:

@@ -13,10 +13,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from tests.deploy.conftest import Guarded, give
 from tests.deploy.dockerfile import Image
 from tests.deploy.sandbox import Mount, Sandbox
 from tests.deploy.tools import ROOT, run_tool
+from tests.waiting import LIMIT, wait_for
 
 UNITS = ("streaming-pca", "streaming-pca-dashboard")
 INSTANCE = "flights"
@@ -228,26 +229,25 @@ class Unit:
         return self.process.log_tail(40)
 
     def wait(self, url: str) -> None:
-        deadline = time.monotonic() + 120
-        while True:
+        """Wait until the unit answers well."""
+
+        def answers() -> bool:
             assert self.process is not None
             assert self.process.returncode is None, self.log
-            assert time.monotonic() < deadline, self.log
-            try:
-                with urllib.request.urlopen(url, timeout=5) as answer:
-                    assert answer.status == 200
-                    return
-            except OSError:
-                time.sleep(0.3)
+            with suppress(OSError), urllib.request.urlopen(url, timeout=LIMIT) as answer:
+                assert answer.status == 200
+                return True
+            return False
+
+        wait_for(url, answers, seen=lambda: self.log, pause=0.3)
 
     def stop(self) -> int:
         assert self.process is not None
         os.kill(self.process.pid, signal.SIGTERM)
-        deadline = time.monotonic() + int(self.said["TimeoutStopSec"][0])
-        while (status := self.process.returncode) is None:
-            assert time.monotonic() < deadline, self.log
-            time.sleep(0.1)
-        return status
+        process, seconds = self.process, int(self.said["TimeoutStopSec"][0])
+        wait_for("the unit's end", lambda: process.returncode is not None, seconds, lambda: self.log)
+        assert process.returncode is not None
+        return process.returncode
 
 
 @pytest.fixture(scope="module")

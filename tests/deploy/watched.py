@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,8 @@ from streaming_pca.dev.processes import free_port
 from streaming_pca.service.kafka.clients import plain_producer
 from tests.deploy.tools import ROOT, tool
 from tests.kafka.child import Strike
-from tests.kafka.stream import Child, Stream, wait_for
+from tests.kafka.stream import Child, Stream
+from tests.waiting import wait_for
 
 RULES = ROOT / "deploy" / "prometheus"
 
@@ -248,10 +248,11 @@ class Watched:
         """The one alert of that name with these labels, once it fires."""
 
         def found() -> list[dict[str, Any]]:
-            time.sleep(0.2)
             return self.prometheus.firing(name, **labels)
 
-        (alert,) = wait_for(f"{name} {labels}", found, seen=lambda: str(self.prometheus.get("alerts")))
+        (alert,) = wait_for(
+            f"{name} {labels}", found, seen=lambda: str(self.prometheus.get("alerts")), pause=0.2
+        )
         return alert
 
 

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from streaming_pca.dev.jars import find_java
 from streaming_pca.dev.processes import free_port
 from tests.cli.command import call
+from tests.waiting import wait_for
 
 COMMAND = (sys.executable, "-m", "streaming_pca", "dev", "kafka")
 Found = tuple[str, Path]
@@ -68,13 +68,6 @@ def running(tmp_path: Path, *options: object) -> Iterator[Running]:
         kafka.process.stdout.close()
 
 
-def within(seconds: float, holds: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + seconds
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return holds()
-
-
 def read(bootstrap: str, topic: str) -> list[bytes]:
     with KafkaConsumer(bootstrap_servers=bootstrap, consumer_timeout_ms=60_000) as consumer:
         consumer.assign([TopicPartition(topic, 0)])
@@ -108,7 +101,7 @@ def test_data_are_kept_and_no_process_stays(kafka_installation: Found, tmp_path:
     with running(tmp_path, "--port", 0, "--data", data) as kafka:
         assert read(kafka.facts["bootstrap"], "kept") == [b"data"]
         kafka.end(signal.SIGKILL)
-        assert within(120, kafka.nodes_are_gone), "Java outlives the command"
+        wait_for("the end of Java", kafka.nodes_are_gone)
 
 
 def test_three_nodes_lose_one_and_serve_on(kafka_installation: Found, tmp_path: Path) -> None:
@@ -120,7 +113,7 @@ def test_three_nodes_lose_one_and_serve_on(kafka_installation: Found, tmp_path: 
         with KafkaAdminClient(bootstrap_servers=addresses) as admin:
             admin.create_topics({"whole": {"num_partitions": 1, "replication_factor": 3}})
         os.kill(kafka.facts["pids"][2], signal.SIGKILL)
-        assert within(120, lambda: "node 3 has ended" in kafka.said())
+        wait_for("a line about node 3", lambda: "node 3 has ended" in kafka.said(), seen=kafka.said)
         with KafkaProducer(bootstrap_servers=addresses[:2], acks="all") as producer:
             producer.send("whole", b"data").get(60)
         assert kafka.end(signal.SIGTERM) == 0

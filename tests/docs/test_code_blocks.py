@@ -14,9 +14,9 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from kafka import KafkaAdminClient
 from streaming_pca.cli.app import app
 from streaming_pca.config.schema import file_schema
 from tests.docs.pages import PAGES, Block, blocks, name_of
+from tests.waiting import wait_for
 
 NOT_RUN = {
     "compose": "needs a container engine",
@@ -219,18 +220,17 @@ def _end_session(process: subprocess.Popen[bytes]) -> None:
         except ProcessLookupError:
             break
         if kind is signal.SIGTERM:
-            _wait_for_group(process.pid)
+            with suppress(AssertionError):
+                wait_for("the end of the script's group", lambda: not _lives(process.pid), 20)
     process.wait()
 
 
-def _wait_for_group(group: int) -> None:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.1)
+def _lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _free_port() -> int:

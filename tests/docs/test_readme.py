@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.docs.pages import README, ROOT
+from tests.docs.pages import README, ROOT, blocks
 
 
 def test_the_readme_has_at_most_150_lines() -> None:
@@ -17,3 +17,11 @@ def test_every_link_of_the_readme_and_of_contributing_leads_somewhere() -> None:
         assert links, page
         for link in links:
             assert (ROOT / link).exists(), f"{page.name}: {link}"
+
+
+def test_the_blocks_of_the_readme_run_without_hidden_setup() -> None:
+    """`test_code_blocks.py` runs them as they stand; what a comment set up, a reader would lack."""
+    assert "<!-- setup" not in README.read_text(encoding="utf-8")
+    assert [block.marker for block in blocks(README) if block.language in ("bash", "python", "toml")] == [
+        None
+    ] * 3

@@ -12,11 +12,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,12 +30,12 @@ from streaming_pca.service.kafka.clients import reading_consumer
 from tests.cli.test_watch import release
 from tests.conftest import NoBroker, kafka_is_required
 from tests.docs.pages import DOCS, blocks
+from tests.waiting import LIMIT, wait_for
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 PAGE = DOCS / "how-to" / "other-languages.md"
 KAFKAJS = "kafkajs@2.2.4"
-PATIENCE = 90
 X = np.array([0.5, -1.25, 2.0, 0.125])
 SENT = {(tuple(X),): 2, (tuple(X), (1.0, 0.0, 0.0, 1.0)): 1}
 """Rows of each record, and the number of messages that hold it."""
@@ -104,7 +104,7 @@ def java(folder: Path) -> tuple[list[str], list[str]]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=PATIENCE,
+        timeout=LIMIT,
     )
     assert done.returncode == 0, done.stderr
     return ["java", "-cp", classes, "Produce"], ["java", "-cp", classes, "Consume"]
@@ -135,7 +135,7 @@ def topics(kafka_bootstrap: str, unique_name: Callable[[str], str]) -> Iterator[
                 (published, producer.commit_transaction),
             ):
                 producer.begin_transaction()
-                producer.send(releases, value.to_bytes()).get(30)
+                producer.send(releases, value.to_bytes()).get(LIMIT)
                 end()
         yield Topics(KafkaSettings(bootstrap_servers=kafka_bootstrap), inputs, releases, published)
         admin.delete_topics([*inputs.values(), releases])
@@ -170,7 +170,7 @@ def test_a_recipe_sends_records_and_reads_the_release(
     with ExitStack() as stack:
         consumer = stack.enter_context(running(consume, tmp_path))
         done = subprocess.run(
-            produce, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE
+            produce, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=LIMIT
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert_taken(topics.kafka, topic)
@@ -183,13 +183,16 @@ def test_a_recipe_sends_records_and_reads_the_release(
 def assert_taken(kafka: KafkaSettings, topic: str) -> None:
     """The worker's reader and decoder take all messages, which an idempotent producer sent."""
     tp = TopicPartition(topic, 0)
-    messages = []
+    messages: list[Any] = []
     with closing(reading_consumer(kafka, io="records")) as consumer:
         consumer.assign([tp])
         consumer.seek(tp, 0)
-        deadline = time.monotonic() + PATIENCE
-        while len(messages) < 3 and time.monotonic() < deadline:
-            messages += consumer.poll(timeout_ms=200).get(tp, [])
+
+        def are_read() -> bool:
+            messages.extend(consumer.poll(timeout_ms=200).get(tp, []))
+            return len(messages) >= 3
+
+        wait_for("three messages", are_read, seen=lambda: str(messages))
         assert int(consumer.end_offsets([tp])[tp]) == 3
     rows, lengths = PayloadCodec(dim=4).decode_many(messages)
     found: dict[tuple[tuple[float, ...], ...], int] = {}
@@ -231,12 +234,13 @@ class running:
 
 def first_line(process: subprocess.Popen[bytes], out: Path) -> str:
     """Everything that a consumer has printed, once the release is in it."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
+
+    def printed() -> str | None:
         ended = process.poll() is not None
         text = out.read_text()
         if "0.5" in text and text.endswith("\n"):
             return text
         assert not ended, f"status {process.returncode}\n{text}"
-        time.sleep(0.1)
-    raise AssertionError(f"no release within {PATIENCE} s\n{out.read_text()}")
+        return None
+
+    return wait_for("a release", printed, seen=out.read_text)

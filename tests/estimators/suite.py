@@ -123,7 +123,7 @@ def crossed(cases: list[tuple[str, Any]], names: str, values: list[Any]) -> pyte
     """Cross cases with values: all of them on one centering of each estimator and kind, one on each other.
 
     The one is the next in turn, so that each way to centre meets each value, if not of every estimator.
-    All other combinations are left to `make soak`.
+    All other combinations are left to `make test-rest`.
     """
     first = {(name, isinstance(how, RecordKind) and how): how for name, how in reversed(cases)}
     crossings = []
@@ -131,7 +131,7 @@ def crossed(cases: list[tuple[str, Any]], names: str, values: list[Any]) -> pyte
         is_first = first[name, isinstance(how, RecordKind) and how] == how
         for j, value in enumerate(values):
             more = value if isinstance(value, tuple) else (value,)
-            marks = () if is_first or i % len(values) == j else pytest.mark.soak
+            marks = () if is_first or i % len(values) == j else pytest.mark.rest
             crossings.append(pytest.param(name, how, *more, marks=marks, id=f"{name}-{how}-{value}"))
     return pytest.mark.parametrize(f"name, how, {names}", crossings)
 

@@ -147,5 +147,5 @@ def test_without_matplotlib_the_error_names_the_extra_before_any_work(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = call(capfd, "adadpo-fig2", "--quick", "--out", tmp_path)
     assert result.returncode == 2
-    assert "pip install 'streaming-pca[experiments]'" in result.stderr
+    assert "pip install '.[experiments]' in the checkout" in result.stderr
     assert list(tmp_path.iterdir()) == []

@@ -23,7 +23,8 @@ from streaming_pca.service.kafka.clients import plain_producer
 from streaming_pca.service.projection.projector import Projector
 from streaming_pca.service.projection.worker import ProjectionOptions, run_projection
 from tests.kafka.child import Strike
-from tests.kafka.stream import PATIENCE, Child, Stream, Vectors
+from tests.kafka.stream import Child, Stream, Vectors
+from tests.waiting import LIMIT, wait_for
 
 __all__ = ["Projecting", "Projection", "publish", "run", "written"]
 
@@ -80,7 +81,7 @@ def publish(stream: Stream, batch: int, seed: int | None = None, **changes: Any)
     if changes:
         value = Release.from_bytes(value).model_copy(update=changes).to_bytes()
     with closing(plain_producer(stream.settings.kafka)) as producer:
-        producer.send(settings.releases_topic, value, partition=0).get(30)
+        producer.send(settings.releases_topic, value, partition=0).get(LIMIT)
     return Release.from_bytes(value)
 
 
@@ -120,17 +121,18 @@ def written(stream: Stream, output: str, partitions: int) -> list[Projection]:
         found: list[Projection] = []
         ended: set[int] = set()
 
-        deadline = time.monotonic() + PATIENCE
-        while len(ended) < partitions:
-            assert time.monotonic() < deadline, f"{output} could not be read to its end"
+        def is_read() -> bool:
             message = consumer.poll(1.0)
             if message is None:
-                continue
+                return False
             if message.error() is None:
                 found.append(Projection(message))
             else:
                 assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
                 ended.add(message.partition())
+            return len(ended) == partitions
+
+        wait_for(f"the end of {output}", is_read, pause=0)
         return found
     finally:
         consumer.close()

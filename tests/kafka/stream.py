@@ -6,11 +6,11 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -55,13 +55,12 @@ from tests.compiled import wait_until_compiled
 from tests.kafka import child
 from tests.security.needles import ROW
 from tests.service.contract import check_messages
+from tests.waiting import LIMIT, wait_for
 
 T = TypeVar("T")
 Vectors = NDArray[np.floating]
 
 OCTETS = [("content-type", b"application/octet-stream")]
-PATIENCE = 120.0
-"""Seconds: a worker may compile its estimator's own kernels meanwhile, beside other tests."""
 
 # Processes look after one another's exit status, which is read once: threads must not race for it.
 _one_at_a_time = threading.Lock()
@@ -77,17 +76,6 @@ def start_fork_server() -> None:
         process.start()
         process.join()
     assert process.exitcode == 0
-
-
-def wait_for(
-    what: str, probe: Callable[[], T], seconds: float = PATIENCE, seen: Callable[[], str] = str
-) -> T:
-    """What ``probe`` returns, once it is true; says what was ``seen`` if it is not in time."""
-    deadline = time.monotonic() + seconds
-    while not (found := probe()):
-        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}\n{seen()}"
-        time.sleep(0.05)
-    return found
 
 
 def all_at_once(function: Callable[..., None], cases: Iterable[tuple[Any, ...]]) -> None:
@@ -155,19 +143,18 @@ class Child:
     def is_stopped(self) -> bool:
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
-    def ends(self, seconds: float = PATIENCE) -> int:
+    def ends(self, seconds: float = LIMIT) -> int:
         """Its exit status, once it has ended; a signal's number below zero."""
-        deadline = time.monotonic() + seconds
-        while (status := self.status()) is None:
-            assert time.monotonic() < deadline, f"no end within {seconds:g} s:\n{self.log}"
-            time.sleep(0.05)
+        wait_for("the worker's end", lambda: self.status() is not None, seconds, lambda: self.log)
+        status = self.status()
+        assert status is not None
         return status
 
     def status(self) -> int | None:
         with _one_at_a_time:
             return self._process.exitcode
 
-    def says(self, text: str, seconds: float = PATIENCE) -> None:
+    def says(self, text: str, seconds: float = LIMIT) -> None:
         """Wait until the log has a text."""
         wait_for(
             f"{text!r} in the log",
@@ -309,9 +296,9 @@ class Stream:
                 )
                 for i, (key, value, headers) in enumerate(records)
             ]
-            producer.flush(30)
+            producer.flush(LIMIT)
             for future in sent:
-                future.get(10)
+                future.get(LIMIT)
 
     def produce_keyed(
         self, records: Iterable[tuple[bytes | None, bytes]], to: Callable[[int], int] | None = None
@@ -340,7 +327,7 @@ class Stream:
         self.children.append(made)
         return made
 
-    def run(self, settings: Settings | None = None, seconds: float = PATIENCE, **how: Any) -> Child:
+    def run(self, settings: Settings | None = None, seconds: float = LIMIT, **how: Any) -> Child:
         """Run a worker to its end, which must be a good one."""
         made = self.start(settings, **how)
         assert made.ends(seconds) == 0, made.log
@@ -432,12 +419,16 @@ def read_all(kafka: KafkaSettings, topic: str, partitions: Iterable[int] = (0,))
             consumer.assign([tp])
             consumer.seek_to_beginning(tp)
             end = consumer.end_offsets([tp])[tp]
-            deadline = time.monotonic() + PATIENCE
-            while consumer.position(tp) < end:
-                assert time.monotonic() < deadline, f"{tp} could not be read to {end}"
-                for messages in consumer.poll(200).values():
-                    found += messages
+            wait_for(f"{tp} to be read to {end}", partial(_is_read, consumer, tp, end, found), pause=0)
     return found
+
+
+def _is_read(consumer: KafkaConsumer, tp: TopicPartition, end: int, found: list[Any]) -> bool:
+    """Take what a poll finds, unless all is read."""
+    if consumer.position(tp) < end:
+        for messages in consumer.poll(200).values():
+            found += messages
+    return bool(consumer.position(tp) >= end)
 
 
 def check_books(stream: Stream) -> None:

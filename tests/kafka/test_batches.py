@@ -11,7 +11,8 @@ from kafka.admin import NewPartitions
 
 from streaming_pca.privacy.ledger.entries import Reserved
 from tests.kafka.conftest import MakeStream
-from tests.kafka.stream import Stream, check_books, wait_for
+from tests.kafka.stream import Stream, check_books
+from tests.waiting import wait_for
 
 ENDLESS: dict[str, Any] = {"worker": {"stop_when_done": False, "partitions_seconds": 0.3}}
 

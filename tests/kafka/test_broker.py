@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError
+
+from tests.waiting import LIMIT, wait_for
 
 Name = Callable[[str], str]
 
@@ -27,10 +28,14 @@ def read(bootstrap: str, partition: TopicPartition, count: int, isolation: str) 
         consumer.assign([partition])
         consumer.seek_to_beginning()
         values: list[bytes] = []
-        deadline = time.monotonic() + 20
-        while len(values) < count and time.monotonic() < deadline:
-            values += [r.value for records in consumer.poll(500).values() for r in records]
-        return values + [r.value for records in consumer.poll(500).values() for r in records]
+
+        def poll() -> bool:
+            values.extend(r.value for records in consumer.poll(500).values() for r in records)
+            return len(values) >= count
+
+        wait_for(f"{count} records", poll, seen=lambda: str(values))
+        poll()
+        return values
 
 
 def round_trip(bootstrap: str, topic: str) -> None:
@@ -38,7 +43,7 @@ def round_trip(bootstrap: str, topic: str) -> None:
     with KafkaProducer(bootstrap_servers=bootstrap) as producer:
         for value in (b"one", b"two", b"three"):
             producer.send(topic, value)
-        producer.flush(10)
+        producer.flush(LIMIT)
     assert read(bootstrap, partition, 3, "read_committed") == [b"one", b"two", b"three"]
 
 
@@ -57,10 +62,10 @@ def test_aborted_records_are_not_seen(kafka_bootstrap: str, unique_name: Name) -
     with KafkaProducer(bootstrap_servers=kafka_bootstrap, transactional_id=unique_name("t")) as producer:
         producer.init_transactions()
         producer.begin_transaction()
-        producer.send(topic, b"aborted").get(10)
+        producer.send(topic, b"aborted").get(LIMIT)
         producer.abort_transaction()
         producer.begin_transaction()
-        producer.send(topic, b"committed").get(10)
+        producer.send(topic, b"committed").get(LIMIT)
         producer.commit_transaction()
     assert read(kafka_bootstrap, partition, 1, "read_committed") == [b"committed"]
     assert read(kafka_bootstrap, partition, 2, "read_uncommitted") == [b"aborted", b"committed"]
@@ -75,10 +80,10 @@ def test_a_second_producer_of_the_same_id_fences_the_first(kafka_bootstrap: str,
     try:
         first.init_transactions()
         first.begin_transaction()
-        first.send(topic, b"of a zombie").get(10)
+        first.send(topic, b"of a zombie").get(LIMIT)
         second.init_transactions()
         second.begin_transaction()
-        second.send(topic, b"of its successor").get(10)
+        second.send(topic, b"of its successor").get(LIMIT)
         second.commit_transaction()
         with pytest.raises(KafkaError):
             first.commit_transaction()
@@ -93,7 +98,7 @@ def test_a_message_of_sixteen_megabytes_passes(kafka_bootstrap: str, unique_name
     topic, size = unique_name("large"), 16 * 2**20
     partition = create(kafka_bootstrap, topic)
     with KafkaProducer(bootstrap_servers=kafka_bootstrap, max_request_size=2 * size) as producer:
-        producer.send(topic, bytes(size)).get(30)
+        producer.send(topic, bytes(size)).get(LIMIT)
     (value,) = read(kafka_bootstrap, partition, 1, "read_committed")
     assert len(value) == size
 
@@ -112,9 +117,6 @@ def test_retention_deletes_within_seconds(kafka_bootstrap: str, unique_name: Nam
     topic = unique_name("short-lived")
     partition = create(kafka_bootstrap, topic, **{"retention.ms": "1000", "segment.ms": "1000"})
     with KafkaProducer(bootstrap_servers=kafka_bootstrap) as producer:
-        producer.send(topic, b"old").get(10)
+        producer.send(topic, b"old").get(LIMIT)
     with KafkaConsumer(bootstrap_servers=kafka_bootstrap) as consumer:
-        deadline = time.monotonic() + 30
-        while consumer.beginning_offsets([partition])[partition] == 0:
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
+        wait_for("the deletion", lambda: consumer.beginning_offsets([partition])[partition] > 0)

@@ -18,8 +18,9 @@ from streaming_pca.service.errors import SessionLost
 from streaming_pca.service.input.clock import settings_line
 from streaming_pca.service.input.end_offsets import EndOffsetPoller, EndOffsets, OffsetFeed
 from tests.kafka.conftest import MakeStream
-from tests.kafka.stream import Stream, wait_for
+from tests.kafka.stream import Stream
 from tests.security.needles import secret
+from tests.waiting import wait_for
 
 TICK = 0.05
 

@@ -16,6 +16,7 @@ from kafka import KafkaAdminClient
 
 from streaming_pca.config.settings import KafkaSettings
 from streaming_pca.service.election import Election
+from tests.waiting import LIMIT, wait_for
 
 pytestmark = [pytest.mark.kafka]
 
@@ -44,7 +45,7 @@ class Member:
 
     def close(self) -> None:
         self._over.set()
-        self._thread.join(20)
+        self._thread.join(LIMIT)
         self._election.close()
 
 
@@ -56,17 +57,18 @@ def test_two_members_never_lead_one_stream_for_long(kafka_bootstrap: str, unique
     first = Member(kafka_bootstrap, group, topics)
     second = None
     try:
-        until(lambda: first.won == set(topics), 30, lambda: str(first.won))
+        wait_for("the first to lead", steadily(lambda: first.won == set(topics)), seen=lambda: str(first.won))
         # As a worker does that finds the topics of its streams one after the other.
         second = Member(kafka_bootstrap, group, topics[:1])
-        until(lambda: bool(second.won), 30, lambda: str(second.won))
+        wait_for("the second to lead", steadily(lambda: bool(second.won)), seen=lambda: str(second.won))
         second.stand_for(topics)
         # Long enough for a member that is silent to be replaced, and for the rest to settle.
         time.sleep(3 * SESSION_MS / 1000)
-        until(
-            lambda: sorted([*first.won, *second.won]) == sorted(topics),
-            3 * SESSION_MS / 1000,
-            lambda: f"they lead {set(first.won)} and {set(second.won)}",
+        # A member that polls and is silent never learns better, however long it is given.
+        wait_for(
+            "one leader of each",
+            steadily(lambda: sorted([*first.won, *second.won]) == sorted(topics)),
+            seen=lambda: f"they lead {set(first.won)} and {set(second.won)}",
         )
     finally:
         first.close()
@@ -74,13 +76,14 @@ def test_two_members_never_lead_one_stream_for_long(kafka_bootstrap: str, unique
             second.close()
 
 
-def until(holds: Callable[[], bool], seconds: float, seen: Callable[[], str]) -> None:
-    """Wait until something holds, and go on to hold for a second."""
-    deadline, since = time.monotonic() + seconds, None
-    while True:
+def steadily(holds: Callable[[], bool]) -> Callable[[], bool]:
+    """Return a probe that is true once something has held for a second."""
+    since: float | None = None
+
+    def probe() -> bool:
+        nonlocal since
         now = time.monotonic()
         since = (since or now) if holds() else None
-        if since is not None and now - since >= 1:
-            return
-        assert now < deadline, seen()
-        time.sleep(0.05)
+        return since is not None and now - since >= 1
+
+    return probe

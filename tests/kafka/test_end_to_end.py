@@ -6,14 +6,15 @@ import io
 import json
 import math
 import pickle
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, NewTopic
+from kafka.errors import KafkaError
 
 from streaming_pca.api import DEFAULT_ESTIMATOR
 from streaming_pca.config.settings import KafkaSettings, Settings
@@ -21,6 +22,7 @@ from streaming_pca.dev.processes import free_port
 from streaming_pca.privacy.ledger.entries import Abandoned, OffsetRange, Reserved
 from tests.kafka.stream import OCTETS, Child, Stream, check_books, ranges_of
 from tests.service.contract import check_messages
+from tests.waiting import LIMIT, wait_for
 
 pytestmark = pytest.mark.kafka
 
@@ -433,9 +435,7 @@ def test_a_missing_topic_is_named(make_stream: MakeStream) -> None:
 def test_an_unreachable_broker_is_named_in_time(make_stream: MakeStream) -> None:
     stream = make_stream()
     nobody = f"127.0.0.1:{free_port()}"
-    started = time.monotonic()
     line = refusal(stream.start(stream.changed("kafka", bootstrap_servers=nobody)), 4)
-    assert time.monotonic() - started < 30
     assert nobody in line
 
 
@@ -491,16 +491,16 @@ def recreate(stream: Stream) -> None:
     name = stream.settings.stream.input
     with KafkaAdminClient(bootstrap_servers=stream.settings.kafka.bootstrap_servers) as admin:
         admin.delete_topics([name])
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                configs = {"compression.type": "uncompressed"}
+
+        def is_created() -> bool:
+            configs = {"compression.type": "uncompressed"}
+            with suppress(KafkaError):
                 admin.create_topics([NewTopic(name, stream.partitions, 1, topic_configs=configs)])
-                break
-            except Exception:
-                assert time.monotonic() < deadline
-                time.sleep(0.2)
-        admin.wait_for_topics([name], timeout_ms=10_000)
+                return True
+            return False
+
+        wait_for(f"the deletion of {name}", is_created)
+        admin.wait_for_topics([name], timeout_ms=int(1000 * LIMIT))
 
 
 def test_an_input_topic_that_was_created_again_is_refused(make_stream: MakeStream) -> None:

@@ -24,7 +24,8 @@ from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.privacy.ledger.entries import Reserved
 from streaming_pca.privacy.parameters import Charge
 from tests.cli.command import call
-from tests.kafka.stream import Child, Stream, check_books, wait_for
+from tests.kafka.stream import Child, Stream, check_books
+from tests.waiting import wait_for
 
 DIM, RANK = 6, 2
 BATCH = 200

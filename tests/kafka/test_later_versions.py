@@ -10,6 +10,7 @@ from streaming_pca.privacy.ledger.entries import Abandoned, encode_entry
 from streaming_pca.service.kafka.clients import plain_producer
 from tests.kafka.conftest import MakeStream
 from tests.kafka.stream import Stream
+from tests.waiting import LIMIT
 
 BATCHES = {"options": {"n_records": 200, "n_batches": 2}}
 
@@ -38,7 +39,7 @@ def test_a_later_ledger_entry(make_stream: MakeStream) -> None:
     )
     value = json.dumps(json.loads(encode_entry(entry)) | {"version": 3}, sort_keys=True)
     with closing(plain_producer(stream.settings.kafka)) as producer:
-        producer.send(stream.settings.stream.ledger_topic, value.encode()).get(20)
+        producer.send(stream.settings.stream.ledger_topic, value.encode()).get(LIMIT)
     assert "or a newer version of this one does" in refusal(stream)
 
 
@@ -57,5 +58,5 @@ def test_a_later_state(make_stream: MakeStream) -> None:
     with closing(plain_producer(stream.settings.kafka)) as producer:
         producer.send(
             stream.settings.stream.state_topic, value, key=chunk.key, headers=list(headers.items())
-        ).get(20)
+        ).get(LIMIT)
     assert "it is of version 2, and this program reads version 1: update streaming-pca" in refusal(stream)

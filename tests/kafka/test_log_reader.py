@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from streaming_pca.service.commit import log_reader
 from streaming_pca.service.commit.log_reader import LogReader
 from streaming_pca.service.errors import SessionLost
 from streaming_pca.service.kafka.clients import plain_producer
 from tests.kafka.conftest import MakeStream
+from tests.waiting import LIMIT
 
 PATIENCE = 1.0
 
 
-def test_a_log_that_takes_longer_than_the_patience_is_read(make_stream: MakeStream) -> None:
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Give the reader a clock that a test moves."""
+    seconds = [0.0]
+    monkeypatch.setattr(log_reader, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    return seconds
+
+
+def test_a_log_that_takes_longer_than_the_patience_is_read(make_stream: MakeStream, now: list[float]) -> None:
     stream = make_stream(partitions=1)
     topic = stream.settings.stream.input
     stream.produce(bytes([i]) for i in range(12))
@@ -24,24 +34,31 @@ def test_a_log_that_takes_longer_than_the_patience_is_read(make_stream: MakeStre
     poll = reader._consumer.poll
 
     def slow_poll(timeout_ms: int) -> Any:
-        time.sleep(PATIENCE / 4)
-        return poll(timeout_ms=timeout_ms, max_records=1)
+        found = poll(timeout_ms=timeout_ms, max_records=1)
+        now[0] += PATIENCE / 2 if found else 0.0
+        return found
 
     reader._consumer.poll = slow_poll
-    started = time.monotonic()
     assert [m.value[0] for m in reader.read_to(12, PATIENCE)] == list(range(12))
-    assert time.monotonic() - started > 2 * PATIENCE
+    assert now[0] > 2 * PATIENCE
     reader.close()
 
 
-def test_a_standstill_ends_the_reading(make_stream: MakeStream) -> None:
+def test_a_standstill_ends_the_reading(make_stream: MakeStream, now: list[float]) -> None:
     stream = make_stream(partitions=1)
     topic, producer = stream.settings.stream.input, stream.transactional()
     with closing(plain_producer(stream.settings.kafka)) as plain:
-        plain.send(topic, b"a", partition=0).get(10)
+        plain.send(topic, b"a", partition=0).get(LIMIT)
     producer.begin_transaction()
-    producer.send(topic, b"b", partition=0).get(10)
+    producer.send(topic, b"b", partition=0).get(LIMIT)
     reader = LogReader(stream.settings.kafka, topic)
+    poll = reader._consumer.poll
+
+    def poll_in_vain(timeout_ms: int) -> Any:
+        now[0] += PATIENCE if reader.position == 1 else 0.0
+        return poll(timeout_ms=timeout_ms)
+
+    reader._consumer.poll = poll_in_vain
     try:
         with pytest.raises(SessionLost, match="for 1 s it stops at 1"):
             list(reader.read_to(2, PATIENCE))

@@ -30,8 +30,9 @@ from streaming_pca.service.topics.find import ensure_topics
 from tests.kafka.child import Strike
 from tests.kafka.conftest import MakeStream
 from tests.kafka.projecting import Projecting, publish, run, written
-from tests.kafka.stream import PATIENCE, Stream, read_all, wait_for
+from tests.kafka.stream import Stream, read_all
 from tests.service.contract import check_messages
+from tests.waiting import LIMIT, wait_for
 
 D, K = 5, 2
 
@@ -241,10 +242,10 @@ def test_the_end_of_an_input_is_reached_beside_a_producer_that_goes_on(make_stre
 
     def go_on() -> None:
         with closing(plain_producer(stream.settings.kafka)) as producer:
-            deadline = time.monotonic() + PATIENCE
+            deadline = time.monotonic() + LIMIT
             while not ended.is_set() and time.monotonic() < deadline:
                 producer.send(stream.settings.stream.input, row, partition=0)
-                producer.flush(30)
+                producer.flush(LIMIT)
                 ended.wait(0.01)
 
     lively = threading.Thread(target=go_on)
@@ -373,7 +374,7 @@ def test_a_worker_waits_for_the_first_release(make_stream: MakeStream, start: An
         assert json.load(answer) == {"ready": True, "streams": {name: "waiting"}}
     # Messages that are no release are passed over.
     with closing(plain_producer(stream.settings.kafka)) as producer:
-        producer.send(f"{name}.releases", b"{}", partition=0).get(30)
+        producer.send(f"{name}.releases", b"{}", partition=0).get(LIMIT)
     publish(stream, 4)
     wait_for("projections", lambda: len(written(stream, output, 1)) == 3, seen=lambda: child.log)
     with urlopen(f"{address}/metrics", timeout=60) as answer:

@@ -19,7 +19,8 @@ from streaming_pca.service.input.reader import read_to
 from streaming_pca.service.input.source import build_codec
 from streaming_pca.service.kafka.clients import reading_consumer
 from tests.kafka.conftest import MakeStream
-from tests.kafka.stream import Stream, check_books, ranges_of, wait_for
+from tests.kafka.stream import Stream, check_books, ranges_of
+from tests.waiting import wait_for
 
 EACH = 3000
 """Records of a partition: more than a poll brings."""

@@ -16,7 +16,8 @@ from streaming_pca.service.errors import StreamRefused
 from streaming_pca.service.topics.find import describe_topics
 from tests.kafka.admin.test_operations import get
 from tests.kafka.conftest import MakeStream
-from tests.kafka.stream import Child, Stream, check_books, wait_for
+from tests.kafka.stream import Child, Stream, check_books
+from tests.waiting import wait_for
 
 CAP = Cap(epsilon="1", delta="1e-6")
 """Of the streams that are made here."""
@@ -37,7 +38,7 @@ def start(stream: Stream, *settings: Settings) -> tuple[Child, str]:
     return child, f"{found[1]}/readyz"
 
 
-def wait_until(address: str, **roles: str) -> None:
+def wait_until_ready(address: str, **roles: str) -> None:
     """Wait until a worker is ready in these roles; it must not say so in others."""
 
     def ready() -> bool:
@@ -67,7 +68,7 @@ def test_a_standby_with_other_settings_ends_and_is_not_ready(make_stream: MakeSt
     alike, at_alike = start(stream, stream.settings)
     other, at_other = start(stream, stream.changed(epsilon=0.5))
     for address in (at_alike, at_other):
-        wait_until(address, **{name: "standby"})
+        wait_until_ready(address, **{name: "standby"})
     stream.produce_vectors(stream.vectors(100))
     leader.says("batch 1 released")
     reason = (
@@ -98,7 +99,7 @@ def test_a_standby_with_other_settings_ends_and_is_not_ready(make_stream: MakeSt
     assert_one_line(both, reason)
 
     # And a standby that agrees takes over.
-    wait_until(at_alike, **{name: "standby"})
+    wait_until_ready(at_alike, **{name: "standby"})
     leader.signal(signal.SIGTERM)
     assert leader.ends() == 0
     stream.produce_vectors(stream.vectors(200, seed=1))

@@ -16,7 +16,8 @@ from streaming_pca.admin.topics import check_streams
 from streaming_pca.privacy.ledger.entries import OffsetPosition, Reserved, Started, encode_entry
 from streaming_pca.service.kafka.clients import plain_producer
 from tests.kafka.child import Strike
-from tests.kafka.stream import Stream, check_books, ranges_of, wait_for
+from tests.kafka.stream import Stream, check_books, ranges_of
+from tests.waiting import LIMIT, wait_for
 
 pytestmark = pytest.mark.kafka
 
@@ -151,7 +152,7 @@ def test_a_start_that_another_writer_was_faster_with_leaves_the_chain_whole(make
         positions=(OffsetPosition(partition=0, offset=3), OffsetPosition(partition=1, offset=4)),
     )
     with closing(plain_producer(stream.settings.kafka)) as producer:
-        producer.send(stream.settings.stream.ledger_topic, encode_entry(earlier)).get(10)
+        producer.send(stream.settings.stream.ledger_topic, encode_entry(earlier)).get(LIMIT)
     worker.let_go()
     stream.produce_vectors(stream.vectors(60, seed=1))
     assert worker.ends() == 0, worker.log

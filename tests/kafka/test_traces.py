@@ -17,8 +17,9 @@ from streaming_pca.privacy.ledger.entries import Abandoned, Released, Reserved, 
 from tests.kafka import child
 from tests.kafka.child import Strike
 from tests.kafka.conftest import MakeStream
-from tests.kafka.stream import OCTETS, Child, Stream, all_at_once, check_books, wait_for
+from tests.kafka.stream import OCTETS, Child, Stream, all_at_once, check_books
 from tests.service.collector import INSULT, Collector, Manner, SeenSpan, collecting
+from tests.waiting import wait_for
 
 PLANTED = 271.828125
 """Exact in every format: its bytes, and its digits, must not be in what is exported."""

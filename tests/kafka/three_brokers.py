@@ -26,9 +26,13 @@ from tests.kafka.faults import chaos_check, chaos_worker
 from tests.kafka.faults.chaos import ROOT, Done, Worker, produce
 from tests.kafka.faults.chaos_check import Counts, check, read_facts
 from tests.kafka.faults.chaos_producer import Load
-from tests.kafka.stream import PATIENCE, Stream, wait_for
+from tests.kafka.stream import Stream
+from tests.waiting import LIMIT, wait_for
 
 MakeCluster = Callable[..., KafkaCluster]
+
+NEAR, FAR, BEHIND = "127.0.0.1", "127.0.0.2", "127.0.0.3"
+"""Where brokers listen for most clients; for those of a link, on its side; and for the link itself."""
 
 PARTITIONS = 3
 DIM = 4
@@ -98,6 +102,7 @@ class Trial:
     ) -> None:
         self.cluster, self.name, self.input = cluster, name, f"in-{name}"
         how = ENDLESS | {"input": self.input} | stream
+        revive(cluster)
         made = KafkaSettings(bootstrap_servers=cluster.bootstrap)
         create_topics(made, StreamSettings(name=name, **how), PARTITIONS, replication=3)
         # Else a broker that does not know of them yet may be asked for them.
@@ -189,7 +194,7 @@ class Trial:
         """Number of releases that workers have announced."""
         return sum(worker.log.count(" released, ") for worker in self.workers)
 
-    def goes_on(self, more: int = 2, seconds: float = PATIENCE) -> None:
+    def goes_on(self, more: int = 2, seconds: float = LIMIT) -> None:
         """Wait for more releases."""
         before = self.released()
         wait_for(f"{more} releases", lambda: self.released() >= before + more, seconds, self.logs)
@@ -229,6 +234,16 @@ class Trial:
             assert status in (0, -signal.SIGKILL), worker.log
             assert "Traceback" not in worker.log, worker.log
         assert not self.done.problems, "\n\n".join(self.done.problems)
+
+
+def revive(cluster: KafkaCluster) -> None:
+    """Start the nodes that an earlier test left struck, and wait until all replicas are in sync."""
+    for node in cluster.nodes:
+        if node in cluster.running():
+            cluster.go_on(node)
+        else:
+            cluster.start(node)
+    cluster.wait_until_whole()
 
 
 def coordinator(cluster: KafkaCluster, topic: str, identity: str) -> int:

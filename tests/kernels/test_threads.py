@@ -12,9 +12,10 @@ import pytest
 
 from streaming_pca.kernels import threads
 from streaming_pca.kernels.threads import limited_threads, shared_out, thread_count, together
+from tests.waiting import LIMIT, wait_for
 
 
-def ran(work: Callable[[], object], limit: float = 20) -> None:
+def ran(work: Callable[[], object], limit: float = LIMIT) -> None:
     """Fail, rather than wait for ever, where a deadlock is."""
     failed: list[BaseException] = []
 
@@ -45,7 +46,7 @@ def test_ranges_make_up_the_whole_in_order(count: int, total: int, granularity: 
 
 
 def test_each_part_has_a_thread_of_its_own_and_the_caller_works_too() -> None:
-    meeting = threading.Barrier(5, timeout=60)
+    meeting = threading.Barrier(5, timeout=LIMIT)
 
     def work(a: int, b: int) -> int:
         # All five are here at once, or this breaks.
@@ -78,7 +79,7 @@ def test_what_fails_is_raised_when_nothing_is_at_work_any_more(where: int) -> No
 
 
 def test_together_is_one_call_a_thread_at_most_and_the_callers_first() -> None:
-    meeting = threading.Barrier(3, timeout=60)
+    meeting = threading.Barrier(3, timeout=LIMIT)
 
     def work() -> int:
         meeting.wait()
@@ -109,9 +110,7 @@ def test_a_thread_that_wakes_late_is_not_waited_for() -> None:
         ran(lambda: together(lambda: calls.append(threading.get_ident()), 2))
         assert len(calls) == 1
         woken.set()
-        end = time.monotonic() + 20
-        while not threads._idle and time.monotonic() < end:
-            time.sleep(0.001)
+        wait_for("the thread that was late", lambda: threads._idle)
         assert len(calls) == 1
         assert len(threads._idle) == 1
         assert shared_out(2, lambda a, b: a) == [0, 1]
@@ -137,7 +136,7 @@ def test_callers_at_once_get_along_with_few_threads() -> None:
 
     threads._forget_pool()
     with limited_threads(2):
-        ran(whole, 60)
+        ran(whole)
         assert threads._made == 1
 
 
@@ -176,7 +175,7 @@ def test_a_pool_that_grows_refuses_none_who_uses_it() -> None:
             assert not failures
 
     with limited_threads(16):
-        ran(whole, 60)
+        ran(whole)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from tests.cli.command import call
 from tests.cli.test_app import closed_port
 from tests.security import unprivileged
 from tests.security.needles import SECRETS, found_in, secret
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -187,10 +187,7 @@ def test_a_guarded_process_without_rights_can_still_do_its_work(folder: Path) ->
     assert process.returncode == -signal.SIGKILL, said
     # A child dies with it, by the system's own signal.
     (child,) = [int(line.split()[1]) for line in said.splitlines() if line.startswith("child ")]
-    deadline = time.monotonic() + 120
-    while Path(f"/proc/{child}").exists():
-        assert time.monotonic() < deadline, f"process {child} outlives its parent"
-        time.sleep(0.02)
+    wait_for("the child's end", lambda: not Path(f"/proc/{child}").exists())
 
 
 @linux

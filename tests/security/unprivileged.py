@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import LIMIT
+
 _STANDARD = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
 _SITE = [
     path
@@ -103,7 +105,7 @@ def is_dumpable(pid: int) -> bool:
     return os.stat(f"/proc/{pid}/environ").st_uid != 0
 
 
-def run(*words: object, cwd: Path, seconds: float = 60) -> subprocess.CompletedProcess[str]:
+def run(*words: object, cwd: Path, seconds: float = LIMIT) -> subprocess.CompletedProcess[str]:
     """Run a program to its end as the user without rights."""
     return subprocess.run(
         [*map(str, words)],

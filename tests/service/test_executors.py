@@ -12,6 +12,7 @@ import pytest
 
 from streaming_pca.service.errors import DeadlineExceeded
 from streaming_pca.service.executors import Executors, Pool
+from tests.waiting import LIMIT
 
 
 def test_calls_behind_a_thread_that_hangs_end_at_once_until_it_is_free() -> None:
@@ -20,13 +21,13 @@ def test_calls_behind_a_thread_that_hangs_end_at_once_until_it_is_free() -> None
         with pytest.raises(DeadlineExceeded, match=r"the election did not finish within 0\.05 s"):
             await executors.call(Pool.ELECTION, "the election", released.wait, deadline=0.05)
         with pytest.raises(DeadlineExceeded, match="leaving cannot start"):
-            await executors.call(Pool.ELECTION, "leaving", int, deadline=30)
-        assert await executors.call(Pool.COMMITS, "committing", int, deadline=30) == 0
+            await executors.call(Pool.ELECTION, "leaving", int, deadline=LIMIT)
+        assert await executors.call(Pool.COMMITS, "committing", int, deadline=LIMIT) == 0
         released.set()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LIMIT):
             while executors._hanging[Pool.ELECTION]:
                 await asyncio.sleep(0.01)
-        assert await executors.call(Pool.ELECTION, "leaving", int, deadline=30) == 0
+        assert await executors.call(Pool.ELECTION, "leaving", int, deadline=LIMIT) == 0
 
     asyncio.run(run())
 
@@ -36,7 +37,7 @@ def test_a_pool_with_a_free_thread_serves_on() -> None:
         executors, released = Executors(), threading.Event()
         with pytest.raises(DeadlineExceeded):
             await executors.call(Pool.COMMITS, "committing", released.wait, deadline=0.05)
-        assert await executors.call(Pool.COMMITS, "committing", int, deadline=30) == 0
+        assert await executors.call(Pool.COMMITS, "committing", int, deadline=LIMIT) == 0
         released.set()
 
     asyncio.run(run())
@@ -61,7 +62,7 @@ def fail() -> None:
     raise ValueError("the broker has gone")
 
 
-@pytest.mark.parametrize("deadline", [0.0, 30.0])
+@pytest.mark.parametrize("deadline", [0.0, LIMIT])
 def test_a_call_keeps_neither_its_result_nor_its_callers(no_collector: None, deadline: float) -> None:
     """The collector may come minutes later: a worker would hold batches beyond its bound till then."""
 

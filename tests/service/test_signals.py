@@ -10,6 +10,7 @@ import pytest
 import uvloop
 
 from streaming_pca.service.signals import stop_on_signals
+from tests.waiting import LIMIT
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda each: each.name)
@@ -20,7 +21,7 @@ def test_a_signal_stops_the_work_and_has_no_handler_after_it(number: signal.Sign
         stopping = asyncio.Event()
         with stop_on_signals(stopping.set):
             os.kill(os.getpid(), number)
-            await asyncio.wait_for(stopping.wait(), 10)
+            await asyncio.wait_for(stopping.wait(), LIMIT)
 
     uvloop.run(main())
     assert signal.getsignal(number) is before

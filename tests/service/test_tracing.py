@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from streaming_pca.service.logs import StreamLog, configure_logging
 from streaming_pca.service.tracing import StreamTraces, Tracing
 from tests.security.needles import secret
 from tests.service.collector import INSULT, MOST, Collector, Manner, collecting
+from tests.waiting import LIMIT, wait_for
 
 STREAM = StreamSettings(name="s", input="t", dim=4, rank=2, epsilon=1.0, delta=1e-6)
 SECRET = secret("of-the-operator")
@@ -46,7 +47,10 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for each in logging.getLogger("opentelemetry.sdk._shared_internal").filters:
         monkeypatch.setattr(each, "last_log", None, raising=False)
     yield
-    wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith(("Otel", "closing"))])
+    wait_for(
+        "the threads to end",
+        lambda: not [t for t in threading.enumerate() if t.name.startswith(("Otel", "closing"))],
+    )
 
 
 @contextmanager
@@ -56,13 +60,6 @@ def tracing(endpoint: str | None) -> Iterator[StreamTraces]:
         yield made.for_stream(STREAM)
     finally:
         made.close()
-
-
-def wait_until(probe: Callable[[], object], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not probe():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def record_batch(traces: StreamTraces, name: str = "batch") -> None:
@@ -129,12 +126,12 @@ def test_no_span_leaves_before_its_batch_has_ended() -> None:
                 pass
             for name in ("one", "two"):
                 record_batch(traces, name)
-                wait_until(lambda name=name: collector.named(name))  # type: ignore[misc]
+                wait_for(name, lambda name=name: collector.named(name))  # type: ignore[misc]
             assert {s.name for s in collector.spans} == {"one", "two", "update"}
             assert {s.trace for s in collector.spans} == {
                 s.trace for name in ("one", "two") for s in collector.named(name)
             }
-        wait_until(lambda: collector.named("slow"))
+        wait_for("the slow one", lambda: collector.named("slow"))
 
 
 def test_a_dropped_trace_never_leaves() -> None:
@@ -340,11 +337,11 @@ def test_a_bad_collector_costs_spans_and_one_line(
         for _ in range(100):
             record_batch(of_stream)
         if manner != "refuses":
-            wait_until(lambda: collector.bodies)
+            wait_for("a request", lambda: collector.bodies)
         if manner == "floods":
-            assert collector.ended.wait(60)
+            assert collector.ended.wait(LIMIT)
         else:
-            wait_until(lambda: lines_about_traces(caplog))
+            wait_for("a line", lambda: lines_about_traces(caplog))
         before = time.monotonic()
         traces.close()
         assert time.monotonic() - before < 20
@@ -380,10 +377,10 @@ def test_a_collector_that_comes_back_is_told_once(
         for _ in range(3):
             sent = len(collector.bodies)
             record_batch(traces)
-            wait_until(lambda sent=sent: len(collector.bodies) > sent)  # type: ignore[misc]
-        wait_until(lambda: lines_about_traces(caplog))
+            wait_for("a request", lambda sent=sent: len(collector.bodies) > sent)  # type: ignore[misc]
+        wait_for("a line", lambda: lines_about_traces(caplog))
         recover(collector, "takes")
-        wait_until(lambda: (record_batch(traces), len(lines_about_traces(caplog)) > 1)[1])
+        wait_for("a second line", lambda: (record_batch(traces), len(lines_about_traces(caplog)) > 1)[1])
     assert [line.split(": ", 1)[1].split(" ", 4)[4] for line in lines_about_traces(caplog)] == [
         "does not take spans (status 500): they are dropped",
         "takes spans again",
@@ -406,7 +403,7 @@ def test_a_missing_extra_is_one_line(missing: str, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigurationError) as raised:
         Tracing(TraceSettings(enabled=True))
     (line,) = raised.value.lines
-    assert re.fullmatch(r"trace.enabled needs \S+: pip install 'streaming-pca\[otel\]'", line), line
+    assert re.fullmatch(r"trace.enabled needs \S+: pip install '\.\[otel\]' in the checkout", line), line
 
 
 PROGRAM = """
@@ -457,7 +454,7 @@ def test_a_worker_without_traces_imports_nothing_and_one_without_the_extra_ends(
     )
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
-    assert line.endswith("pip install 'streaming-pca[otel]'")
+    assert line.endswith("pip install '.[otel]' in the checkout")
 
 
 @pytest.mark.parametrize("failing", [False, True])

@@ -26,9 +26,10 @@ from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.processes import Child as Process
 from streaming_pca.privacy.ledger.entries import Committed, Released
 from tests.kafka.admin.test_operations import get, of, samples
-from tests.kafka.stream import Child, Stream, wait_for
+from tests.kafka.stream import Child, Stream
 from tests.soak.producer import Pace
 from tests.soak.series import Series, family, sample
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -25,6 +24,7 @@ import pyspark
 
 from streaming_pca.dev.jars import find_java
 from streaming_pca.dev.processes import Child
+from tests.waiting import wait_for
 
 __all__ = ["Process", "SparkCluster", "descendants", "processes", "python_workers"]
 
@@ -32,7 +32,6 @@ T = TypeVar("T")
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SPARK = Path(pyspark.__path__[0])
-_START_SECONDS = 90.0
 _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 # Kept small, and without the interfaces that a test does not look at.
 _DAEMON = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.master.rest.enabled=false"
@@ -208,14 +207,13 @@ class SparkCluster:
         return found[1]
 
     def _wait(self, what: str, probe: Callable[[], T | None]) -> T:
-        deadline = time.monotonic() + _START_SECONDS
-        while not (found := probe()):
-            ended = [child for child in self._children if child.returncode is not None]
-            if ended or time.monotonic() > deadline:
-                child = (ended or self._children)[0]
-                raise RuntimeError(f"Spark's cluster: waited for {what}\n{child.log_tail(40)}")
-            time.sleep(0.05)
-        return found
+        def found() -> T | None:
+            for child in self._children:
+                if child.returncode is not None:
+                    raise RuntimeError(f"Spark's cluster ended before {what}\n{child.log_tail(40)}")
+            return probe()
+
+        return wait_for(f"{what} of Spark's cluster", found, seen=lambda: self._children[0].log_tail(40))
 
     def stop(self) -> None:
         """Kill everything that was started here, executors and their Python too, and remove its files."""
@@ -226,9 +224,7 @@ class SparkCluster:
             child.kill()
         for each in below:
             each.signal(signal.SIGKILL)
-        deadline = time.monotonic() + 10
-        while any(each.is_alive for each in below) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_for("the end of Spark's processes", lambda: not any(each.is_alive for each in below))
         self._children.clear()
         if self.directory != Path():
             shutil.rmtree(self.directory, ignore_errors=True)

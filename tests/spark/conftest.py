@@ -33,20 +33,51 @@ def spark_java() -> str:
         raise NoBroker("spark", unavailable.reason, unavailable.detail) from None
 
 
-@pytest.fixture(scope="module")
-def spark(spark_java: str) -> Iterator[SparkSession]:
-    """Session of two local cores, with a Java process of its own for each file."""
-    interrupt = signal.getsignal(signal.SIGINT)
-    session = start_spark(SparkSettings(), "local[2]")
-    # Spark's own handler of Ctrl-C cancels all jobs.
-    assert signal.getsignal(signal.SIGINT) is interrupt
-    yield session
-    stop_spark(session)
+class LocalSession:
+    """One session of two local cores for all tests of a process, until one needs Java for itself."""
+
+    def __init__(self) -> None:
+        self._session: SparkSession | None = None
+
+    def get(self) -> SparkSession:
+        """Return the session; the first call starts it."""
+        if self._session is None:
+            interrupt = signal.getsignal(signal.SIGINT)
+            self._session = start_spark(SparkSettings(), "local[2]")
+            # Spark's own handler of Ctrl-C cancels all jobs.
+            assert signal.getsignal(signal.SIGINT) is interrupt
+        return self._session
+
+    def end(self) -> None:
+        """End the session and its Java process, if there is one."""
+        session, self._session = self._session, None
+        if session is not None:
+            stop_spark(session)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def local_session() -> Iterator[LocalSession]:
+    """Holder of the session of this process, not started."""
+    made = LocalSession()
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def spark(spark_java: str, local_session: LocalSession) -> SparkSession:
+    """Session that the tests of this process share."""
+    return local_session.get()
+
+
+@pytest.fixture
+def own_java(local_session: LocalSession) -> None:
+    """End the shared session, for tests that start one themselves."""
+    local_session.end()
+
+
+@pytest.fixture(scope="session")
 def spark_cluster(spark_java: str) -> Iterator[SparkCluster]:
-    """A standalone master with two workers of one core each."""
+    """A standalone master with two workers of one core each, for all tests of this process."""
     with SparkCluster() as cluster:
         yield cluster
         for name, text in cluster.logs():

@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 from streaming_pca.admin.ledger import verify_ledger
 from streaming_pca.config.settings import Settings
 from streaming_pca.privacy.ledger.entries import LedgerEntry, Reserved
-from tests.kafka.stream import PATIENCE, Child, Stream, check_books, wait_for
+from tests.kafka.stream import Child, Stream, check_books
 from tests.spark import driver
 from tests.spark.cluster import Process, descendants
 from tests.spark.driver import Hold
+from tests.waiting import LIMIT, wait_for
 
 T = TypeVar("T")
 
@@ -79,7 +80,7 @@ class Runner(Child):
         self._below: list[Process] = []
         super().__init__(chosen, directory, driver.main, spark=spark, holds=self.holds, **how)
 
-    def wait_until_held(self, seconds: float = 3 * PATIENCE) -> None:
+    def wait_until_held(self, seconds: float = 3 * LIMIT) -> None:
         """Wait until every stream that has a hold is held."""
 
         def missing() -> list[str]:
@@ -113,11 +114,10 @@ class Runner(Child):
         wait_for(
             "the processes of a killed driver to end",
             lambda: not any(each.is_alive for each in self._below),
-            30,
-            lambda: "\n".join(str(each) for each in self._below if each.is_alive),
+            seen=lambda: "\n".join(str(each) for each in self._below if each.is_alive),
         )
 
-    def stop(self, seconds: float = PATIENCE) -> None:
+    def stop(self, seconds: float = LIMIT) -> None:
         """End it in order."""
         if self.status() is None:
             self.signal(signal.SIGTERM)
@@ -177,7 +177,7 @@ class Runners:
 
 
 def wait_for_batches(
-    runner: Child, streams: Sequence[Stream], batches: int, seconds: float = 3 * PATIENCE
+    runner: Child, streams: Sequence[Stream], batches: int, seconds: float = 3 * LIMIT
 ) -> None:
     """Wait until each stream has released so many batches."""
     names = [stream.settings.stream.name for stream in streams]

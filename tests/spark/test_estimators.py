@@ -30,6 +30,8 @@ from streaming_pca.service.input.source import CutBatch, build_codec
 from streaming_pca.spark.driver import ClusterReaders
 from streaming_pca.spark.session import start_spark, stop_spark
 from tests.kafka.test_every_estimator import BATCH, DIM, RANK, TABLE
+from tests.spark.cluster import SparkCluster
+from tests.spark.conftest import LocalSession
 from tests.spark.noise import HashedSampler
 from tests.spark.streams import LOCAL, on_cluster
 
@@ -46,9 +48,12 @@ SETTINGS = TABLE | OF_REPORTS
 
 
 @pytest.fixture(scope="module", params=[pytest.param("local", marks=pytest.mark.soak), "cluster"])
-def spark(request: pytest.FixtureRequest, spark_java: str) -> Iterator[SparkSession]:
+def spark(
+    request: pytest.FixtureRequest, local_session: LocalSession, spark_cluster: SparkCluster
+) -> Iterator[SparkSession]:
     """Two local cores, or a standalone master with two workers."""
-    how = LOCAL if request.param == "local" else on_cluster(request.getfixturevalue("spark_cluster").url)
+    local_session.end()
+    how = LOCAL if request.param == "local" else on_cluster(spark_cluster.url)
     session = start_spark(SparkSettings(**how))
     yield session
     stop_spark(session)

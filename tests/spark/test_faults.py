@@ -13,7 +13,7 @@ import pytest
 
 from streaming_pca.privacy.ledger.entries import Abandoned, Committed, Reserved, Started
 from tests.kafka.faults.test_crashes import STEPS
-from tests.kafka.stream import Stream, check_books, wait_for
+from tests.kafka.stream import Stream, check_books
 from tests.spark.cluster import Process, SparkCluster, descendants, python_workers
 from tests.spark.driver import Hold
 from tests.spark.streams import (
@@ -26,6 +26,7 @@ from tests.spark.streams import (
     on_cluster,
     wait_for_batches,
 )
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(420)]
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.kafka.stream import Stream, check_books, wait_for
+from tests.kafka.stream import Stream, check_books
 from tests.spark.driver import Hold
 from tests.spark.streams import LOCAL, SHORT, Runner, Runners, at_once, check_same, wait_for_batches
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(420)]
 

@@ -30,6 +30,7 @@ from tests.spark.streams import (
     on_cluster,
     wait_for_batches,
 )
+from tests.waiting import LIMIT
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -125,7 +126,7 @@ def fill_transactions(stream: Stream) -> None:
                     stream.settings.stream.input, row.tobytes(), partition=(i + n) % 2, headers=OCTETS
                 )
             if i % 2:
-                producer.flush(30)
+                producer.flush(LIMIT)
                 producer.abort_transaction()
             else:
                 producer.commit_transaction()

@@ -13,6 +13,7 @@ import pytest
 
 from streaming_pca.dev.cluster import KafkaCluster
 from tests.conftest import SHORT_LIVED
+from tests.java_archive import archive_options
 from tests.upgrade.record import FIXTURES, SMALL
 
 VERSION = "0.5.0"
@@ -49,7 +50,7 @@ def restore(
                 in_sync=1,
                 more=SMALL,
                 directory=data,
-                options=SHORT_LIVED,
+                options=archive_options(*kafka_installation, SHORT_LIVED),
             )
             return stack.enter_context(cluster).bootstrap
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from tests.upgrade.streams import BATCH, DIM
+from tests.waiting import LIMIT, wait_for
 
 OCTETS = [("content-type", b"application/octet-stream")]
 
@@ -123,7 +123,7 @@ def end(worker: subprocess.Popen[bytes], number: signal.Signals = signal.SIGTERM
     return status_of(worker)
 
 
-def status_of(worker: subprocess.Popen[bytes], seconds: float = 120) -> int | None:
+def status_of(worker: subprocess.Popen[bytes], seconds: float = LIMIT) -> int | None:
     """Return a worker's exit status; None if it does not end in time."""
     with suppress(subprocess.TimeoutExpired):
         worker.wait(seconds)
@@ -132,11 +132,16 @@ def status_of(worker: subprocess.Popen[bytes], seconds: float = 120) -> int | No
 
 def until(what: str, holds: Callable[[], bool], worker: subprocess.Popen[bytes], log: Path) -> None:
     """Wait until something holds while a worker runs."""
-    deadline = time.monotonic() + 240
-    while not holds():
-        assert worker.poll() is None, f"the worker ended before {what}\n{log.read_text()[-3000:]}"
-        assert time.monotonic() < deadline, f"waited for {what}\n{log.read_text()[-3000:]}"
-        time.sleep(0.2)
+
+    def seen() -> str:
+        return log.read_text()[-3000:]
+
+    def probe() -> bool:
+        found = holds()
+        assert found or worker.poll() is None, f"the worker ended before {what}\n{seen()}"
+        return found
+
+    wait_for(what, probe, 2 * LIMIT, seen, pause=0.2)
 
 
 def messages_of(bootstrap: str, topic: str) -> list[Any]:

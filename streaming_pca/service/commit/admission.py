@@ -55,7 +55,7 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
     if stream.content_type == ARROW and find_pyarrow() is None:
         # Otherwise this worker would spend the budget on null records.
         raise StreamRefused(
-            f"stream.content_type = \"{ARROW}\" needs pyarrow: pip install 'streaming-pca[arrow]'"
+            f"stream.content_type = \"{ARROW}\" needs pyarrow: pip install '.[arrow]' in the checkout"
         )
     name, job = stream.name, ledger.job(stream.name)
     if job.standing is JobStatus.RETIRED:

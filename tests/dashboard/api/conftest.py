@@ -12,8 +12,8 @@ from starlette.routing import Mount
 from streaming_pca.dashboard.api.application import make_api
 from streaming_pca.dashboard.observing.observer import Observer
 from tests.dashboard.streams import MadeStream, make_stream
-from tests.dashboard.waiting import wait_for
 from tests.service.http.running import Answer, Running, serving
+from tests.waiting import wait_for
 
 FEATURES = ["air time", "delay", "distance", "größe", "month"]
 
@@ -90,5 +90,5 @@ def world(kafka_bootstrap: str, unique_name: Callable[[str], str]) -> Iterator[W
     missing = make("missing", topics=False)
     observer = Observer([one.settings for one in (flights, few, unborn, missing)])
     with serving(site=ApiSite(observer), requests_per_second=10_000, event_streams=3) as server:
-        wait_for(lambda: observer.overview().connection.loaded)
+        wait_for("all topics", lambda: observer.overview().connection.loaded)
         yield World(flights, few, unborn, missing, observer, server)

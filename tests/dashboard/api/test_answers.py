@@ -26,8 +26,8 @@ from streaming_pca.estimators.forecast.forecast import forecast
 from streaming_pca.estimators.forecast.result import as_json
 from tests.dashboard.api.conftest import FEATURES, ApiSite, Unstarted, World
 from tests.dashboard.streams import RECORDS
-from tests.dashboard.waiting import wait_for
 from tests.service.http.running import serving
+from tests.waiting import wait_for
 
 PLAN = "plan?dim=50&rank=2&records=100000&epsilon=1&delta=1e-6"
 
@@ -133,7 +133,7 @@ def test_a_verification_is_started_once_and_ends(world: World) -> None:
     started = world.server.ask(f"/v1/{path}", "POST")
     assert started.status == 202
     assert started.json["state"] == "running"
-    ended = wait_for(lambda: (found := world.json(path))["state"] != "running" and found)
+    ended = wait_for("the verification", lambda: (found := world.json(path))["state"] != "running" and found)
     assert Verification.model_validate(ended).state == "problems"
     assert ended["problems"]
 
@@ -296,6 +296,6 @@ def test_pages_hold_each_release_once_while_new_ones_arrive(world: World) -> Non
         before = f"&before={page.next}"
         world.flights.publish(1)
     assert found == list(range(30, 0, -1))
-    wait_for(lambda: world.observer.history(name).batch[-1] > 30)
+    wait_for("the history", lambda: world.observer.history(name).batch[-1] > 30)
     latest = Release.from_bytes(world.get(f"streams/{name}/releases/latest").body)
     assert latest.batch > 30

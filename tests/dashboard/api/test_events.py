@@ -13,8 +13,8 @@ from streaming_pca.dashboard.models import Event
 from streaming_pca.dashboard.observing.observer import Observer
 from tests.dashboard.api.conftest import ApiSite
 from tests.dashboard.streams import MadeStream, make_stream
-from tests.dashboard.waiting import wait_for
 from tests.service.http.running import Running, serving
+from tests.waiting import LIMIT, wait_for
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def observer(made: MadeStream) -> Observer:
 @pytest.fixture
 def server(observer: Observer) -> Iterator[Running]:
     with serving(site=ApiSite(observer), event_streams=2) as running:
-        wait_for(lambda: observer.overview().connection.loaded)
+        wait_for("all topics", lambda: observer.overview().connection.loaded)
         yield running
 
 
@@ -86,7 +86,7 @@ def test_who_has_missed_events_is_told_to_fetch_everything(
     seen = answer.until("standing")["id"]
     answer.close()
     made.publish(1)
-    wait_for(lambda: observer.history(made.name).batch[-1] == 3)
+    wait_for("the history", lambda: observer.history(made.name).batch[-1] == 3)
     back = Stream(server, **{"Last-Event-ID": seen})
     assert back.block()["event"] == "connection"
     back.close()
@@ -104,19 +104,22 @@ def test_head_ends_at_once_and_too_many_streams_are_refused(server: Running) -> 
     assert "event_streams" in refused.json["detail"]
     for one in streams:
         one.close()
-    wait_for(lambda: server.ask("/v1/events", "HEAD").status == 200)
+    wait_for("a place", lambda: server.ask("/v1/events", "HEAD").status == 200)
 
 
 def test_streams_end_with_the_server_and_leave_no_listener(made: MadeStream) -> None:
     observer = Observer([made.settings])
     with serving(site=ApiSite(observer)) as running:
-        wait_for(lambda: observer.overview().connection.loaded)
+        wait_for("all topics", lambda: observer.overview().connection.loaded)
         gone = Stream(running)
         gone.close()
         answer = Stream(running)
-        wait_for(lambda: made.publish(1) and len(observer._listeners._listeners) == 1)
+        wait_for(
+            "the end of the other listener",
+            lambda: made.publish(1) and len(observer._listeners._listeners) == 1,
+        )
     # The stream's client stays: a server that waited for it would not end.
-    assert running.stopped_in < 20
+    assert running.stopped_in < LIMIT
     while answer.block():
         pass
     answer.close()
@@ -129,7 +132,7 @@ def test_a_slow_client_gets_one_event_in_place_of_too_many() -> None:
         for revision in range(1, 8):
             mailbox.post(Event(kind="release", stream="s", batch=revision, revision=revision))
         await asyncio.sleep(0)
-        return [await asyncio.wait_for(mailbox.get(), 1) for _ in range(3)]
+        return [await asyncio.wait_for(mailbox.get(), LIMIT) for _ in range(3)]
 
     kinds = [(event.kind, event.revision) for event in asyncio.run(run())]
     assert kinds == [("connection", 5), ("release", 6), ("release", 7)]

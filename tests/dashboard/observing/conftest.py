@@ -10,7 +10,7 @@ import pytest
 from streaming_pca.config.settings import Settings
 from streaming_pca.dashboard.observing.observer import Observer
 from tests.dashboard.streams import MadeStream, make_stream
-from tests.dashboard.waiting import wait_for
+from tests.waiting import wait_for
 
 Observe = Callable[..., Observer]
 Make = Callable[..., MadeStream]
@@ -26,7 +26,7 @@ def observe() -> Iterator[Observe]:
         started.append(observer)
         observer.start()
         if loaded:
-            wait_for(lambda: observer.overview().connection.loaded)
+            wait_for("all topics", lambda: observer.overview().connection.loaded)
         return observer
 
     yield start

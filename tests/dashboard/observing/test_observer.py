@@ -26,7 +26,7 @@ from streaming_pca.privacy.ledger.entries import Paused, Retired
 from streaming_pca.privacy.parameters import format_number
 from streaming_pca.service.errors import TopicError
 from tests.dashboard.streams import MadeStream
-from tests.dashboard.waiting import wait_for
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.kafka
 
@@ -39,7 +39,10 @@ def test_it_agrees_with_status(make: Make, observe: Observe) -> None:
     streams[2].produce(7)
     observer = observe(*streams)
     # The broker's answers on leaders and lags come with the next round.
-    wait_for(lambda: all(s.lag is not None and s.leader is not None for s in observer.overview().streams))
+    wait_for(
+        "the leader",
+        lambda: all(s.lag is not None and s.leader is not None for s in observer.overview().streams),
+    )
     told = {facts["stream"]: facts for facts in describe_status([s.settings for s in streams])}
     seen = observer.overview().streams
     assert [s.name for s in seen] == sorted(told)
@@ -110,7 +113,7 @@ def test_a_history_is_of_the_releases(make: Make, observe: Observe) -> None:
 def test_news_come_after_the_state(make: Make, observe: Observe) -> None:
     stream = make(releases=1)
     observer = observe(stream)
-    wait_for(lambda: observer.stream(stream.name).lag)
+    wait_for("the lag", lambda: observer.stream(stream.name).lag)
     heard: list[tuple[Event, Any]] = []
 
     def listen(event: Event) -> None:
@@ -123,10 +126,10 @@ def test_news_come_after_the_state(make: Make, observe: Observe) -> None:
     unlisten = [observer.listen(fail), observer.listen(listen)]
     for _ in range(2):
         stream.publish()
-        wait_for(lambda: ("release", stream._batch) in [(e.kind, e.batch) for e, _ in heard])
+        wait_for("the events", lambda: ("release", stream._batch) in [(e.kind, e.batch) for e, _ in heard])
     # Its ledger and its standing may be told after a release.
-    wait_for(lambda: {"release", "ledger", "standing"} <= {e.kind for e, _ in list(heard)})
-    wait_for(lambda: observer.stream(stream.name).records == 300)
+    wait_for("the events", lambda: {"release", "ledger", "standing"} <= {e.kind for e, _ in list(heard)})
+    wait_for("the records", lambda: observer.stream(stream.name).records == 300)
     for event, (batch, entries) in heard:
         if event.kind == "release":
             assert event.stream == stream.name
@@ -141,7 +144,7 @@ def test_news_come_after_the_state(make: Make, observe: Observe) -> None:
         end()
         end()
     stream.publish()
-    wait_for(lambda: observer.release(stream.name)[1].batch == 4)
+    wait_for("the release", lambda: observer.release(stream.name)[1].batch == 4)
     assert 4 not in [e.batch for e, _ in heard]
 
 
@@ -153,7 +156,7 @@ def test_aborted_releases_are_never_shown(make: Make, observe: Observe) -> None:
     assert observer.history(stream.name).batch == [1, 2]
     stream.send([(stream.settings.stream.releases_topic, value) for value in aborted], commit=False)
     stream.publish(entries=False)
-    wait_for(lambda: observer.release(stream.name)[1].batch == 6)
+    wait_for("the release", lambda: observer.release(stream.name)[1].batch == 6)
     assert observer.history(stream.name).batch == [1, 2, 6]
     assert observer.stream(stream.name).unreadable == 0
     with pytest.raises(UnknownRelease, match="batch 4"):
@@ -191,7 +194,7 @@ def test_a_ledger_is_shown_entry_by_entry(make: Make, observe: Observe) -> None:
     assert summary.topic_id == stream.topic_id
     assert summary.entries == 12
     assert [job.standing for job in summary.jobs] == ["retired"]
-    detail = wait_for(lambda: observer.stream(name))
+    detail = wait_for("the stream", lambda: observer.stream(name))
     assert detail.standing == "retired"
     assert detail.health.reasons == ["Retired, it learns no more: it was long enough"]
 
@@ -242,13 +245,13 @@ def test_a_verification_runs_in_a_thread(make: Make, observe: Observe) -> None:
     assert (begun.state, begun.finished) == ("running", None)
     # One at a time: the second is not begun, or the first has ended meanwhile.
     assert observer.verify(topics[1]).state in ("never", "running")
-    wait_for(lambda: observer.verification(topics[0]).state != "running")
+    wait_for("the verification", lambda: observer.verification(topics[0]).state != "running")
     ended = observer.verification(topics[0])
     assert (ended.state, ended.entries, ended.problems) == ("verified", 1, [])
     assert ended.finished is not None
     assert done.is_set()
-    wait_for(lambda: observer.verify(topics[1]).state in ("running", "problems"))
-    wait_for(lambda: observer.verification(topics[1]).state == "problems")
+    wait_for("the verification", lambda: observer.verify(topics[1]).state in ("running", "problems"))
+    wait_for("the verification", lambda: observer.verification(topics[1]).state == "problems")
     assert "its state is missing" in observer.verification(topics[1]).problems[0]
 
 
@@ -272,7 +275,8 @@ def test_a_budget_that_allows_no_further_batch_is_a_problem(make: Make, observe:
     first.produce(150)
     observer = observe(first, second)
     reasons = wait_for(
-        lambda: [r for r in observer.stream(second.name).health.reasons if "does not allow its next" in r]
+        "a reason",
+        lambda: [r for r in observer.stream(second.name).health.reasons if "does not allow its next" in r],
     )
     assert "partition 0" in reasons[0]
     assert not any("does not allow" in r for r in observer.stream(first.name).health.reasons)

@@ -22,7 +22,7 @@ from streaming_pca.dashboard.observing.streams import StreamState
 from streaming_pca.privacy.ledger.entries import Cap, Charged, OffsetSpan, Opened, encode_entry, entry_hash
 from streaming_pca.privacy.parameters import Charge
 from tests.dashboard.streams import MadeStream, administration, make_stream, make_streams
-from tests.dashboard.waiting import wait_for
+from tests.waiting import wait_for
 
 Observe = Callable[..., Observer]
 Make = Callable[..., MadeStream]
@@ -76,7 +76,7 @@ def test_messages_that_are_no_releases_are_counted(make: Make, observe: Observe)
     }
     stream.publish(1, entries=False, **extreme, explained_variance_error=[1e308, 0.0], null_records=-1e308)
     stream.publish(2, entries=False, doubts=("of-later-versions",), outcome="also-later")
-    wait_for(lambda: observer.history(stream.name).batch == [1, 3, 4, 5])
+    wait_for("the history", lambda: observer.history(stream.name).batch == [1, 3, 4, 5])
     seen = observer.history(stream.name)
     assert seen.angles[:3] == [None, None, None]
     assert seen.angles[3] is not None
@@ -95,7 +95,7 @@ def test_a_ledger_with_a_message_that_is_no_entry_is_a_problem(make: Make, obser
     sound, broken = make(releases=1), make(releases=1)
     observer = observe(sound, broken)
     broken.send([(broken.settings.stream.ledger_topic, b"no entry")])
-    problem = wait_for(lambda: observer.stream(broken.name).problem)
+    problem = wait_for("a problem", lambda: observer.stream(broken.name).problem)
     assert "not a ledger entry" in problem
     assert "\n" not in problem
     assert observer.ledger(broken.settings.stream.input).problem == problem
@@ -119,12 +119,12 @@ def test_an_error_in_a_thread_is_told_and_the_thread_goes_on(
 
         monkeypatch.setattr(part, name, fail)
         stream.publish(1, entries=False)
-        problem = wait_for(lambda: observer.overview().connection.problem)
+        problem = wait_for("a problem of the connection", lambda: observer.overview().connection.problem)
         assert problem == "the dashboard failed (RuntimeError): its log says why"
         monkeypatch.setattr(part, name, real)
-        wait_for(lambda: observer.overview().connection.ok)
+        wait_for("the connection", lambda: observer.overview().connection.ok)
     stream.publish(1, entries=False)
-    wait_for(lambda: observer.history(stream.name).batch == [1, 2, 3, 4])
+    wait_for("the history", lambda: observer.history(stream.name).batch == [1, 2, 3, 4])
 
 
 @pytest.mark.kafka
@@ -137,15 +137,15 @@ def test_missing_topics_are_a_problem_until_they_are_there(
     options = stream.model_dump(mode="json") | {"name": name, "input": f"in-{name}"}
     later = there.settings.model_copy(update={"stream": type(stream)(**options)})
     observer = observe(there, later)
-    problem = wait_for(lambda: observer.stream(name).problem)
+    problem = wait_for("a problem", lambda: observer.stream(name).problem)
     assert problem.startswith(f"topic 'in-{name}' is missing: create it with")
     assert observer.stream(name).health.reasons == [problem]
     assert observer.ledger(f"in-{name}").problem == problem
     assert observer.stream(there.name).problem is None
     made = make_stream(kafka_bootstrap, name, releases=2)
-    wait_for(lambda: observer.history(name).batch == [1, 2])
-    wait_for(lambda: observer.stream(name).problem is None)
-    wait_for(lambda: observer.stream(name).records == 200)
+    wait_for("the history", lambda: observer.history(name).batch == [1, 2])
+    wait_for("the end of the problem", lambda: observer.stream(name).problem is None)
+    wait_for("the records", lambda: observer.stream(name).records == 200)
     assert observer.release(name)[0] == made.values[-1]
 
 
@@ -157,15 +157,15 @@ def test_topics_made_anew_are_read_from_their_beginnings(
     name, of = stream.name, stream.settings.stream
     observer = observe(stream, other)
     observer.verify(of.input)
-    wait_for(lambda: observer.verification(of.input).finished)
+    wait_for("the verification", lambda: observer.verification(of.input).finished)
     with administration(stream) as admin:
         admin.delete_topics([of.input, of.ledger_topic, of.state_topic, of.releases_topic])
-    problem = wait_for(lambda: observer.stream(name).problem)
+    problem = wait_for("a problem", lambda: observer.stream(name).problem)
     assert "is missing" in problem
-    again = wait_for(lambda: _made_again(kafka_bootstrap, name))
+    again = wait_for("other topics", lambda: _made_again(kafka_bootstrap, name))
     again.publish(2)
-    wait_for(lambda: observer.history(name).batch == [1, 2])
-    wait_for(lambda: observer.stream(name).records == 200)
+    wait_for("the history", lambda: observer.history(name).batch == [1, 2])
+    wait_for("the records", lambda: observer.stream(name).records == 200)
     assert observer.history(name).complete
     assert observer.ledger(of.input).topic_id == again.topic_id != stream.topic_id
     assert observer.verification(of.input).state == "never"
@@ -176,7 +176,7 @@ def test_topics_made_anew_are_read_from_their_beginnings(
     assert observer.history(other.name).batch == [1]
     # Of a topic that was made anew and is longer at once: nothing of the first is left either.
     again.publish(1)
-    wait_for(lambda: observer.history(name).batch == [1, 2, 3])
+    wait_for("the history", lambda: observer.history(name).batch == [1, 2, 3])
 
 
 def _made_again(bootstrap: str, name: str) -> MadeStream | None:
@@ -202,7 +202,7 @@ def test_releases_that_retention_deletes_are_gone(make: Make, observe: Observe) 
     tp = TopicPartition(stream.settings.stream.releases_topic, 0)
     with administration(stream) as admin:
         admin.delete_records({tp: fourth})
-    wait_for(lambda: observer.history(stream.name).batch == [4, 5, 6])
+    wait_for("the history", lambda: observer.history(stream.name).batch == [4, 5, 6])
     assert observer.history(stream.name).complete
     with pytest.raises(UnknownRelease, match="holds it no more"):
         observer.release(stream.name, 3)
@@ -210,10 +210,11 @@ def test_releases_that_retention_deletes_are_gone(make: Make, observe: Observe) 
     # All of them, and the one that comes next is read.
     with administration(stream) as admin:
         admin.delete_records({tp: page.items[0].offset + 1})
-    wait_for(lambda: observer.history(stream.name).batch == [6])
+    wait_for("the history", lambda: observer.history(stream.name).batch == [6])
     stream.publish()
     wait_for(
-        lambda: observer.history(stream.name).batch == [7] or observer.history(stream.name).batch == [6, 7]
+        "the history",
+        lambda: observer.history(stream.name).batch == [7] or observer.history(stream.name).batch == [6, 7],
     )
     fresh = observe(stream)
     assert fresh.history(stream.name).batch == [7]
@@ -225,7 +226,7 @@ def test_a_ledger_that_lost_entries_says_nothing(make: Make, observe: Observe) -
     observer = observe(stream)
     with administration(stream) as admin:
         admin.delete_records({TopicPartition(stream.settings.stream.ledger_topic, 0): 3})
-    problem = wait_for(lambda: observer.stream(stream.name).problem)
+    problem = wait_for("a problem", lambda: observer.stream(stream.name).problem)
     assert "entries were deleted" in problem
     assert observe(stream).stream(stream.name).problem == problem
 
@@ -249,7 +250,7 @@ def test_an_older_release_is_looked_up_in_the_topic(make: Make, observe: Observe
         with pytest.raises(UnknownRelease):
             observer.release(stream.name, batch)
     stream.publish(3, entries=False)
-    wait_for(lambda: observer.history(stream.name).batch == list(range(75, 85)))
+    wait_for("the history", lambda: observer.history(stream.name).batch == list(range(75, 85)))
 
 
 @pytest.mark.kafka
@@ -276,11 +277,11 @@ def test_the_embedded_broker_will_do(
     observer = observe(*streams)
     for stream in streams:
         assert observer.history(stream.name).batch == [1, 2, 3]
-        wait_for(lambda: all(s.lag is not None for s in observer.overview().streams))
+        wait_for("the lag", lambda: all(s.lag is not None for s in observer.overview().streams))
         assert observer.stream(stream.name).records == 300
         stream.publish()
         assert observer.release(stream.name, 1)[0] == stream.values[0]
-    wait_for(lambda: all(observer.history(s.name).batch == [1, 2, 3, 4] for s in streams))
+    wait_for("the history", lambda: all(observer.history(s.name).batch == [1, 2, 3, 4] for s in streams))
 
 
 @pytest.mark.kafka
@@ -302,13 +303,13 @@ def test_the_rows_of_a_ledger_are_bounded(
 def test_new_partitions_are_part_of_the_lag(make: Make, observe: Observe) -> None:
     stream = make(releases=1, partitions=1)
     observer = observe(stream)
-    wait_for(lambda: observer.stream(stream.name).lag)
+    wait_for("the lag", lambda: observer.stream(stream.name).lag)
     with administration(stream) as admin:
         admin.create_partitions({stream.settings.stream.input: NewPartitions(total_count=3)})
     stream.partitions = 3
-    wait_for(lambda: len(observer.stream(stream.name).lag.partitions) == 3)  # type: ignore[union-attr]
+    wait_for("the lag", lambda: len(observer.stream(stream.name).lag.partitions) == 3)  # type: ignore[union-attr]
     stream.produce(6)
-    wait_for(lambda: observer.stream(stream.name).lag.total == 4)  # type: ignore[union-attr]
+    wait_for("the lag", lambda: observer.stream(stream.name).lag.total == 4)  # type: ignore[union-attr]
 
 
 @pytest.mark.kafka
@@ -327,7 +328,7 @@ def test_twenty_streams_take_two_threads(
         assert observer.stream(stream.name).records == 300
     for stream in streams:
         stream.publish(entries=False)
-    wait_for(lambda: all(observer.history(name).batch[-1] == 31 for name in names))
+    wait_for("the history", lambda: all(observer.history(name).batch[-1] == 31 for name in names))
 
 
 # -- memory, without a broker ------------------------------------------------------

@@ -13,8 +13,8 @@ import pytest
 from streaming_pca.admin.watch import FollowedRelease, follow_releases
 from streaming_pca.dashboard.models import Batches
 from streaming_pca.dashboard.observing.observer import Observer
-from tests.dashboard.waiting import wait_for
-from tests.kafka.stream import PATIENCE, Stream
+from tests.kafka.stream import Stream
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -40,11 +40,14 @@ def test_it_shows_what_a_worker_does(
     try:
         observer = observe(stream.settings)
         worker = stream.start()
-        wait_for(lambda: (leader := observer.stream(name).leader) and leader.present, PATIENCE)
+        wait_for("the leader", lambda: (leader := observer.stream(name).leader) and leader.present)
         for batch in (1, 2, 3):
             stream.produce_vectors(stream.vectors(100, seed=batch))
-            wait_for(partial(_has, observer, name, batch), PATIENCE)
-        wait_for(lambda: observer.stream(name).batches == Batches(committed=3, abandoned=0, released=3))
+            wait_for("the batch", partial(_has, observer, name, batch))
+        wait_for(
+            "the batches",
+            lambda: observer.stream(name).batches == Batches(committed=3, abandoned=0, released=3),
+        )
         detail = observer.stream(name)
         assert detail.leader is not None
         assert (detail.leader.candidates, detail.records) == (1, 300)
@@ -66,15 +69,15 @@ def test_it_shows_what_a_worker_does(
             min(max((r.null_records or 0.0) / (r.batch_records or 1), 0.0), 1.0) for r in releases
         ]
         observer.verify(topic)
-        wait_for(lambda: observer.verification(topic).state not in ("never", "running"))
+        wait_for("the verification", lambda: observer.verification(topic).state not in ("never", "running"))
         assert observer.verification(topic).problems == []
         assert observer.verification(topic).state == "verified"
 
         stream.produce_vectors(stream.vectors(30))
         worker.signal(signal.SIGTERM)
         assert worker.ends() == 0, worker.log
-        wait_for(lambda: (leader := observer.stream(name).leader) and not leader.present)
-        wait_for(lambda: (lag := observer.stream(name).lag) and lag.total >= 30)
+        wait_for("the leader's end", lambda: (leader := observer.stream(name).leader) and not leader.present)
+        wait_for("the lag", lambda: (lag := observer.stream(name).lag) and lag.total >= 30)
         assert observer.stream(name).health.level == "problem"
         assert "No worker leads it." in observer.stream(name).health.reasons[0]
     finally:

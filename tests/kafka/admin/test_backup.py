@@ -28,7 +28,8 @@ from streaming_pca.service.kafka.transaction import Transaction
 from tests.cli.command import call
 from tests.kafka.child import Strike
 from tests.kafka.conftest import MakeStream
-from tests.kafka.stream import Stream, check_books, wait_for
+from tests.kafka.stream import Stream, check_books
+from tests.waiting import LIMIT, wait_for
 
 Capture = pytest.CaptureFixture[str]
 SIX = {"n_records": 600, "n_batches": 6}
@@ -397,7 +398,7 @@ def killed_at(method: str, settings: dict[str, Any], path: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def flushed(self: Transaction) -> None:
-        self._producer.flush(30)  # everything is on the broker, only the last word is missing
+        self._producer.flush(LIMIT)  # everything is on the broker, only the last word is missing
         die()
 
     setattr(Transaction, method, {"commit": flushed}.get(method, die))

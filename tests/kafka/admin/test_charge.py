@@ -30,6 +30,7 @@ from streaming_pca.service.commit.checkpoint import CheckpointWriter, open_ledge
 from streaming_pca.service.errors import SessionLost
 from streaming_pca.service.kafka.clients import transactional_producer
 from tests.kafka.stream import Stream
+from tests.waiting import LIMIT
 
 pytestmark = pytest.mark.kafka
 
@@ -84,7 +85,7 @@ def test_records_of_an_open_transaction_are_charged_too(make_stream: MakeStream)
     stream = filled(make_stream)
     producer = stream.transactional()
     producer.begin_transaction()
-    producer.send(stream.settings.stream.input, b"x", partition=1).get(10)
+    producer.send(stream.settings.stream.input, b"x", partition=1).get(LIMIT)
     done = charge(stream)
     producer.commit_transaction()
     producer.close()

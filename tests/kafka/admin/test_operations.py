@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from streaming_pca.privacy.ledger.entries import Reserved
 from tests.kafka.conftest import MakeStream
-from tests.kafka.stream import Child, Stream, check_books, wait_for
+from tests.kafka.stream import Child, Stream, check_books
+from tests.waiting import wait_for
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 WATCHED: dict[str, Any] = {"http": {"enabled": True, "port": 0}, "worker": {"stop_when_done": False}}

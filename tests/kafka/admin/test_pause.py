@@ -49,7 +49,8 @@ from streaming_pca.service.commit.release import make_release
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.kafka.clients import plain_producer
 from tests.kafka.child import Strike, install
-from tests.kafka.stream import Stream, wait_for
+from tests.kafka.stream import Stream
+from tests.waiting import LIMIT, wait_for
 
 pytestmark = pytest.mark.kafka
 
@@ -496,7 +497,7 @@ def test_a_terminal_is_asked_before_a_stream_is_retired(
 
 def write_nonsense(stream: Stream) -> None:
     with closing(plain_producer(stream.settings.kafka)) as producer:
-        producer.send(stream.settings.stream.ledger_topic, b"hello", partition=0).get(10)
+        producer.send(stream.settings.stream.ledger_topic, b"hello", partition=0).get(LIMIT)
 
 
 def test_what_is_no_entry_is_a_problem_and_no_traceback(make_stream: MakeStream) -> None:

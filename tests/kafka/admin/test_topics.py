@@ -34,7 +34,7 @@ from streaming_pca.service.topics.sizes import LEDGER_BYTES_A_BATCH, commit_byte
 from tests.cli.command import call
 from tests.cli.test_app import write_config
 from tests.kafka.conftest import MakeStream
-from tests.kafka.stream import wait_for
+from tests.waiting import wait_for
 
 UniqueName = Callable[[str], str]
 COMPACTED = {"cleanup.policy": "compact", "max.message.bytes": str(2**20)}

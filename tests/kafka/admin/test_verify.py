@@ -16,7 +16,8 @@ from streaming_pca.service.commit.state_topic import is_part
 from streaming_pca.service.kafka.clients import plain_producer
 from streaming_pca.service.topics.find import create_topics
 from tests.kafka.admin.test_pause import Leader
-from tests.kafka.stream import Stream, wait_for
+from tests.kafka.stream import Stream
+from tests.waiting import LIMIT, wait_for
 
 pytestmark = pytest.mark.kafka
 
@@ -46,7 +47,7 @@ def rewrite(stream: Stream, topic: str, messages: Sequence[Any]) -> None:
     create_topics(stream.settings.kafka, stream.settings.stream, stream.partitions, 1)
     with closing(plain_producer(stream.settings.kafka)) as producer:
         for m in messages:
-            producer.send(topic, value=m.value, key=m.key, headers=list(m.headers), partition=0).get(10)
+            producer.send(topic, value=m.value, key=m.key, headers=list(m.headers), partition=0).get(LIMIT)
 
 
 def led(stream: Stream, batches: int) -> None:
@@ -98,7 +99,7 @@ def test_a_state_that_no_ledger_knows_is_a_problem(make_stream: MakeStream) -> N
             (stream.settings.stream.releases_topic, releases),
         ):
             for m in messages:
-                producer.send(topic, value=m.value, key=m.key, partition=0).get(10)
+                producer.send(topic, value=m.value, key=m.key, partition=0).get(LIMIT)
     assert "batch 1: the state differs from the one committed with batch 1" in only_problem(stream)
 
 

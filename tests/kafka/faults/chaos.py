@@ -27,8 +27,6 @@ from tests.kafka.faults.chaos_producer import REFUSED, Load
 
 ROOT = Path(__file__).parents[3]
 
-_END_SECONDS = 120.0
-"""The longest that a worker may take to end when it is told to, faults of brokers included."""
 GOOD_ENDS = {0, 4}
 """Exit statuses that faults excuse: stopped, and broker lost."""
 
@@ -188,7 +186,7 @@ class Slot:
         self._done.count("SIGTERM", self._name)
         self.worker.signal_all(signal.SIGTERM, [self.worker.pid])
         try:
-            self.worker.ends(_END_SECONDS)
+            self.worker.ends()
         except AssertionError as error:
             self._done.problem(f"{self._name}: {error}")
             self.worker.destroy()

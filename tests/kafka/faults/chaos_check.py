@@ -27,13 +27,14 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from tests.waiting import LIMIT
+
 Rows = bytes | None
 """Numbers of a record as float64, row after row; None for a null record."""
 
 Topics = Mapping[str, Sequence[int]]
 """Partitions by topic."""
 
-_READ_SECONDS = 60.0
 _NEXT = {
     None: {"RESERVED"},
     "RESERVED": {"COMMITTED", "ABANDONED"},
@@ -158,7 +159,7 @@ def _ends(bootstrap: str, isolation: IsolationLevel, topics: Topics) -> dict[tup
     """Ends of partitions: last stable offsets where uncommitted records do not count."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
     asked = {TopicPartition(t, p): OffsetSpec.latest() for t, ps in topics.items() for p in ps}
-    deadline = time.monotonic() + _READ_SECONDS
+    deadline = time.monotonic() + LIMIT
     while True:
         try:
             answers = admin.list_offsets(asked, isolation_level=isolation, request_timeout=5)
@@ -186,7 +187,7 @@ def read(bootstrap: str, topics: Topics) -> dict[tuple[str, int], list[Raw]]:
     consumer = _consumer(bootstrap, "read_committed")
     try:
         consumer.assign([TopicPartition(topic, p, 0) for topic, p in left])
-        deadline = time.monotonic() + _READ_SECONDS
+        deadline = time.monotonic() + LIMIT
         while left:
             message = consumer.poll(1.0)
             _claim(time.monotonic() < deadline, f"{sorted(left)} could not be read")
@@ -212,7 +213,7 @@ def _group_offsets(bootstrap: str, group: str, topic: str, partitions: Sequence[
     consumer = _consumer(bootstrap, "read_committed", group)
     try:
         asked = [TopicPartition(topic, p) for p in partitions]
-        answers = consumer.committed(asked, timeout=_READ_SECONDS)
+        answers = consumer.committed(asked, timeout=LIMIT)
         return {tp.partition: tp.offset for tp in answers if tp.offset >= 0}
     finally:
         consumer.close()

@@ -21,8 +21,8 @@ import pytest
 from streaming_pca.dev.cluster import _CLUSTER_SETTINGS, KafkaCluster
 from streaming_pca.dev.jars import find_java
 from tests.conftest import NoBroker, kafka_is_required
-from tests.kafka.stream import wait_for
 from tests.kafka.three_brokers import MakeCluster, Trial, coordinator, hold
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -19,7 +19,8 @@ import pytest
 from streaming_pca.privacy.ledger.entries import Abandoned, Committed, Reserved, Started
 from streaming_pca.service.commit import checkpoint
 from tests.kafka.child import Strike
-from tests.kafka.stream import Stream, all_at_once, check_books, wait_for
+from tests.kafka.stream import Stream, all_at_once, check_books
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

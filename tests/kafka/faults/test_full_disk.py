@@ -18,8 +18,9 @@ import pytest
 from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.jars import find_java
 from tests.kafka.faults.chaos import ROOT
-from tests.kafka.stream import check_books, wait_for
+from tests.kafka.stream import check_books
 from tests.kafka.three_brokers import MakeCluster, Trial
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -128,8 +129,7 @@ def fill_until_it_ends(cluster: KafkaCluster, disks: Mapping[int, Disk], *nodes:
         wait_for(
             f"broker {node} to end",
             lambda node=node: has_ended(cluster, node),
-            90,
-            lambda node=node: cluster.log_tail(node),
+            seen=lambda node=node: cluster.log_tail(node),
         )
         assert "Shutdown broker because all log dirs" in cluster.log_tail(node)
 

@@ -28,7 +28,8 @@ from streaming_pca.service.commit import checkpoint
 from streaming_pca.service.kafka.clients import admin_client, reading_consumer
 from streaming_pca.service.topics.find import ensure_topics, input_topic, written_topics
 from tests.kafka.child import Strike
-from tests.kafka.stream import Child, Stream, check_books, wait_for
+from tests.kafka.stream import Child, Stream, check_books
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -136,7 +137,9 @@ def struck(
             found[topic] = Struck(stream, worker, step)
         for each in found.values():
             wait_for(
-                each.step, lambda each=each: each.worker.has("struck"), 120, lambda each=each: each.worker.log
+                each.step,
+                lambda each=each: each.worker.has("struck"),
+                seen=lambda each=each: each.worker.log,
             )
         cluster.stop(STRUCK_NODE)
         for each in found.values():

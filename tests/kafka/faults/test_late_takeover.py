@@ -18,7 +18,8 @@ from streaming_pca.service.commit.checkpoint import CheckpointWriter
 from streaming_pca.service.errors import SessionLost
 from tests.kafka.child import Strike
 from tests.kafka.faults.test_crashes import STEPS
-from tests.kafka.stream import Stream, check_books, wait_for
+from tests.kafka.stream import Stream, check_books
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

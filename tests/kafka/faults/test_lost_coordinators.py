@@ -13,17 +13,13 @@ from streaming_pca.admin.ledger import verify_ledger
 from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.privacy.ledger.entries import Abandoned, Reserved
 from tests.kafka.child import Strike
-from tests.kafka.stream import check_books, wait_for
-from tests.kafka.three_brokers import PARTITIONS, MakeCluster, Trial, coordinator, hold
+from tests.kafka.stream import check_books
+from tests.kafka.three_brokers import PARTITIONS, Trial, coordinator, hold
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 
 TRANSACTIONS, GROUPS = "__transaction_state", "__consumer_offsets"
-
-
-@pytest.fixture(scope="module")
-def cluster(make_cluster: MakeCluster) -> KafkaCluster:
-    return make_cluster()
 
 
 @pytest.mark.parametrize(
@@ -36,14 +32,14 @@ def cluster(make_cluster: MakeCluster) -> KafkaCluster:
     ids="-".join,
 )
 def test_a_coordinator_that_is_killed_during_a_commit_loses_nothing(
-    fork_server: None, cluster: KafkaCluster, tmp_path: Path, steps: tuple[str, ...]
+    fork_server: None, three_brokers: KafkaCluster, tmp_path: Path, steps: tuple[str, ...]
 ) -> None:
     """Of the transaction, of the offsets in it, and of the election; each killed at a step that needs it.
 
     Records come from a plain producer: transactions of librdkafka that meet a coordinator's death can end
     otherwise than it was told, so what is on the input would be in doubt.
     """
-    with Trial(cluster, tmp_path, f"coordinator-{'-'.join(steps)}") as trial:
+    with Trial(three_brokers, tmp_path, f"coordinator-{'-'.join(steps)}") as trial:
         group = trial.stream.settings.worker.group
         all_cases = {
             "reserve": (
@@ -62,12 +58,12 @@ def test_a_coordinator_that_is_killed_during_a_commit_loses_nothing(
             wait_for(
                 strike.step, lambda leader=leader: leader.has("struck"), 240, lambda leader=leader: leader.log
             )
-            node = coordinator(cluster, topic, identity)
-            cluster.kill(node)
+            node = coordinator(three_brokers, topic, identity)
+            three_brokers.kill(node)
             leader.let_go()
             trial.goes_on()
-            cluster.start(node)
-            cluster.wait_until_whole()
+            three_brokers.start(node)
+            three_brokers.wait_until_whole()
             trial.goes_on(1)
             if strike is not cases[-1][2]:
                 leader.signal(signal.SIGKILL)
@@ -91,9 +87,9 @@ def keep(trial: Trial, **configs: str) -> None:
 
 
 def test_retention_that_deletes_unread_records_abandons_a_batch_and_the_stream_goes_on(
-    fork_server: None, cluster: KafkaCluster, tmp_path: Path
+    fork_server: None, three_brokers: KafkaCluster, tmp_path: Path
 ) -> None:
-    with Trial(cluster, tmp_path, "retention", lost_records="skip") as trial:
+    with Trial(three_brokers, tmp_path, "retention", lost_records="skip") as trial:
         trial.produce()
         leader = trial.start(strike=Strike("reserve.5 read back", "after", 2, "wait"))
         wait_for("a reservation", lambda: leader.has("struck"), 240, lambda: leader.log)

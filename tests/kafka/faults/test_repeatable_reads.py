@@ -18,8 +18,8 @@ from streaming_pca.service.kafka.clients import reading_consumer, seek
 from tests.kafka.faults import chaos_check
 from tests.kafka.faults.chaos import Done, produce
 from tests.kafka.faults.chaos_producer import Load
-from tests.kafka.stream import wait_for
-from tests.kafka.three_brokers import DIM, PARTITIONS, MakeCluster, coordinator, hold
+from tests.kafka.three_brokers import DIM, PARTITIONS, coordinator, hold, revive
+from tests.waiting import LIMIT, wait_for
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(400)]
 
@@ -67,7 +67,7 @@ def readers(bootstrap: str) -> Iterator[list[Reader]]:
     finally:
         over.set()
         for reader in made:
-            reader.join(60)
+            reader.join(LIMIT)
 
 
 def reach(each: list[Reader], end: Mapping[int, int]) -> dict[int, Records]:
@@ -81,11 +81,6 @@ def other_client(bootstrap: str) -> dict[int, Records]:
     """What librdkafka reads as committed."""
     read = chaos_check.read(bootstrap, {TOPIC: range(PARTITIONS)})
     return {p: {raw.offset: raw.key for raw in read[TOPIC, p]} for p in range(PARTITIONS)}
-
-
-@pytest.fixture(scope="module")
-def cluster(make_cluster: MakeCluster) -> KafkaCluster:
-    return make_cluster()
 
 
 def keep_producing(cluster: KafkaCluster, directory: Path, over: threading.Event) -> list[threading.Thread]:
@@ -117,32 +112,33 @@ def settled(bootstrap: str) -> dict[int, int]:
 
 
 def test_records_that_were_read_as_committed_are_read_again_later(
-    cluster: KafkaCluster, tmp_path: Path
+    three_brokers: KafkaCluster, tmp_path: Path
 ) -> None:
     """By the service's reader while coordinators die, by it later, and by librdkafka: the same records."""
-    with KafkaAdminClient(bootstrap_servers=cluster.bootstrap) as admin:
+    revive(three_brokers)
+    with KafkaAdminClient(bootstrap_servers=three_brokers.bootstrap) as admin:
         admin.create_topics([NewTopic(name=TOPIC, num_partitions=PARTITIONS, replication_factor=3)])
-    cluster.wait_until_whole()
+    three_brokers.wait_until_whole()
     over = threading.Event()
-    with readers(cluster.bootstrap) as live:
+    with readers(three_brokers.bootstrap) as live:
         try:
-            producers = keep_producing(cluster, tmp_path, over)
+            producers = keep_producing(three_brokers, tmp_path, over)
             for kill in range(KILLS):
                 enough = sum(len(r.found) for r in live) + 50
                 wait_for("records", lambda enough=enough: sum(len(r.found) for r in live) > enough)
                 # The node that ends a producer's transactions; it may lead a partition too.
-                node = coordinator(cluster, "__transaction_state", f"t{kill % PRODUCERS}")
-                cluster.kill(node)
+                node = coordinator(three_brokers, "__transaction_state", f"t{kill % PRODUCERS}")
+                three_brokers.kill(node)
                 hold(2)
-                cluster.start(node)
-                cluster.wait_until_whole()
+                three_brokers.start(node)
+                three_brokers.wait_until_whole()
         finally:
             over.set()
         for producer in producers:
-            producer.join(60)
-        end = settled(cluster.bootstrap)
+            producer.join(LIMIT)
+        end = settled(three_brokers.bootstrap)
         first = reach(live, end)
-    with readers(cluster.bootstrap) as later:
+    with readers(three_brokers.bootstrap) as later:
         again = reach(later, end)
-    assert first == again == other_client(cluster.bootstrap)
+    assert first == again == other_client(three_brokers.bootstrap)
     assert sum(map(len, first.values())) > 50 * KILLS

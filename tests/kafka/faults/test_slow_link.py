@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 import time
 from collections.abc import Coroutine, Iterator, Mapping
@@ -13,21 +12,12 @@ from typing import Any, Self, TypeVar
 
 import pytest
 
-from streaming_pca.dev.cluster import _CLUSTER_SETTINGS, KafkaCluster
+from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.service.commit.checkpoint import CheckpointWriter
-from tests.kafka.three_brokers import MakeCluster, Trial, hold
+from tests.kafka.three_brokers import BEHIND, FAR, NEAR, Trial, hold
+from tests.waiting import LIMIT
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
-
-NEAR, FAR, BEHIND = "127.0.0.1", "127.0.0.2", "127.0.0.3"
-"""Where brokers listen for most clients; for those of the link, on its side; and for the link itself."""
-
-LISTENERS = """
-listeners=PLAINTEXT://{near}:{{port}},FAR://{behind}:{first_digits}{{node}},CONTROLLER://{near}:{{controller_port}}
-advertised.listeners=PLAINTEXT://{near}:{{port}},FAR://{far}:{{port}}
-listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,FAR:PLAINTEXT
-"""
-"""The last digit of a port behind the link is the node's number: a broker has each port once."""
 
 T = TypeVar("T")
 
@@ -77,7 +67,7 @@ class Link:
         self._loop.close()
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(LIMIT)
 
     def stop(self) -> None:
         """Let everything stand still, also in the midst of messages; connections stay open."""
@@ -142,24 +132,11 @@ class Link:
             pass
 
 
-@pytest.fixture(scope="module")
-def first_digits() -> int:
-    """First digits of the ports behind the link."""
-    # Below the ports that Linux gives to connections.
-    return random.SystemRandom().randrange(1100, 3200)
-
-
-@pytest.fixture(scope="module")
-def cluster(make_cluster: MakeCluster, first_digits: int) -> KafkaCluster:
-    """Three brokers with a second address each, that of the link."""
-    listeners = LISTENERS.format(near=NEAR, far=FAR, behind=BEHIND, first_digits=first_digits)
-    return make_cluster(more=_CLUSTER_SETTINGS + listeners)
-
-
 @pytest.fixture
-def link(cluster: KafkaCluster, first_digits: int) -> Iterator[Link]:
+def link(three_brokers: KafkaCluster, first_digits: int) -> Iterator[Link]:
     ports = {
-        int(cluster.address(node).rpartition(":")[2]): int(f"{first_digits}{node}") for node in cluster.nodes
+        int(three_brokers.address(node).rpartition(":")[2]): int(f"{first_digits}{node}")
+        for node in three_brokers.nodes
     }
     with Link(ports) as made:
         yield made
@@ -172,10 +149,10 @@ def far(cluster: KafkaCluster) -> str:
 
 @pytest.mark.soak
 def test_a_leader_on_a_slow_link_keeps_the_lead_and_up(
-    fork_server: None, cluster: KafkaCluster, link: Link, tmp_path: Path
+    fork_server: None, three_brokers: KafkaCluster, link: Link, tmp_path: Path
 ) -> None:
     """256 kB/s, 50 ms each way, and standstills below the session's 6 s."""
-    with Trial(cluster, tmp_path, "slow", bootstrap=far(cluster)) as trial:
+    with Trial(three_brokers, tmp_path, "slow", bootstrap=far(three_brokers)) as trial:
         leader, standby = trial.lead_and_stand_by()
         link.set(bytes_a_second=256_000, seconds=0.05)
         trial.goes_on(4)
@@ -193,20 +170,20 @@ def test_a_leader_on_a_slow_link_keeps_the_lead_and_up(
 
 
 def test_a_leader_whose_link_stands_still_is_replaced_by_one_with_another(
-    fork_server: None, cluster: KafkaCluster, link: Link, tmp_path: Path
+    fork_server: None, three_brokers: KafkaCluster, link: Link, tmp_path: Path
 ) -> None:
-    with Trial(cluster, tmp_path, "still", bootstrap=far(cluster)) as trial:
+    with Trial(three_brokers, tmp_path, "still", bootstrap=far(three_brokers)) as trial:
         trial.produce()
         leader = trial.start()
         leader.says("batch 1 released", 240)
-        near = trial.stream.changed("kafka", bootstrap_servers=cluster.bootstrap)
+        near = trial.stream.changed("kafka", bootstrap_servers=three_brokers.bootstrap)
         standby = trial.start(settings=near)
         standby.says("standing by")
         link.stop()
         standby.says("leading stream")
         trial.goes_on()
         link.go_on()
-        leader.says("no longer leading", 60)
+        leader.says("no longer leading")
         trial.goes_on()
         counts = trial.end()
         assert counts.abandoned == 0
@@ -214,37 +191,37 @@ def test_a_leader_whose_link_stands_still_is_replaced_by_one_with_another(
 
 @pytest.mark.soak
 def test_a_fetch_that_takes_longer_than_a_request_may_is_made_smaller(
-    fork_server: None, cluster: KafkaCluster, link: Link, tmp_path: Path
+    fork_server: None, three_brokers: KafkaCluster, link: Link, tmp_path: Path
 ) -> None:
     """A backlog of 5 MB behind a link that carries 1.6 MB in a request's time, for three partitions.
 
     A broker sends a producer's batch whole: no link is fast enough that cannot carry one of each partition.
     """
     with Trial(
-        cluster,
+        three_brokers,
         tmp_path,
         "backlog",
-        bootstrap=far(cluster),
+        bootstrap=far(three_brokers),
         kafka={"request_timeout_ms": 4000},
         dim=256,
         options={"clip_radius": 20.0, "batch_size": 960},
     ) as trial:
         stream = trial.stream
         stream.settings, beyond = (
-            stream.changed("kafka", bootstrap_servers=cluster.bootstrap),
+            stream.changed("kafka", bootstrap_servers=three_brokers.bootstrap),
             stream.settings,
         )
         stream.produce_vectors(stream.vectors(4800))
         link.set(bytes_a_second=400_000)
         worker = trial.start(settings=beyond)
-        worker.says("batch 5 released", 120)
+        worker.says("batch 5 released")
         assert "the link to the broker is slow" in worker.log
 
 
 def test_what_ended_a_session_is_not_hidden_by_messages_on_their_way(
-    cluster: KafkaCluster, link: Link, tmp_path: Path
+    three_brokers: KafkaCluster, link: Link, tmp_path: Path
 ) -> None:
-    with Trial(cluster, tmp_path, "close", bootstrap=far(cluster)) as trial:
+    with Trial(three_brokers, tmp_path, "close", bootstrap=far(three_brokers)) as trial:
         settings = trial.stream.settings
         writer = CheckpointWriter(settings.kafka, settings.stream, trial.stream.topic_id)
         writer.take_over()

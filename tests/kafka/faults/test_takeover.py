@@ -13,7 +13,8 @@ from streaming_pca.privacy.ledger.entries import Abandoned, Committed, Reserved
 from streaming_pca.privacy.ledger.ledger import BatchStatus
 from streaming_pca.service.kafka.clients import plain_producer
 from tests.kafka.child import Strike
-from tests.kafka.stream import Child, Stream, all_at_once, check_books, ranges_of, wait_for
+from tests.kafka.stream import Child, Stream, all_at_once, check_books, ranges_of
+from tests.waiting import LIMIT, wait_for
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -59,7 +60,7 @@ def test_a_hot_standby_waits_for_the_session_alone(make_stream: MakeStream, step
     assert "leading" not in standby.log
     leader.signal(signal.SIGKILL)
     # 8 s on an idle machine; a fifth of the transaction's time on any.
-    standby.says("batch 2 released", 120)
+    standby.says("batch 2 released")
     assert standby.ends() == 0
     check_books(stream)
 
@@ -280,7 +281,7 @@ def test_a_ledger_older_than_the_releases_is_refused(make_stream: MakeStream) ->
     assert worker.ends() == 0
     newer = stream.releases()[0].model_copy(update={"batch": 7})
     producer = plain_producer(stream.settings.kafka)
-    producer.send(stream.settings.stream.releases_topic, value=newer.to_bytes(), partition=0).get(10)
+    producer.send(stream.settings.stream.releases_topic, value=newer.to_bytes(), partition=0).get(LIMIT)
     producer.close()
     refused = stream.start()
     assert refused.ends() == 2

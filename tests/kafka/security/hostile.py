@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from kafka.record.util import calc_crc32c
 
+from tests.waiting import LIMIT
+
 Header = tuple[bytes | None, bytes | None]
 
 
@@ -74,7 +76,7 @@ def send(bootstrap: str, topic: str, data: bytes, partition: int = 0) -> tuple[i
     body += struct.pack(">hhi", -1, -1, 10_000)
     body += struct.pack(">ih", 1, len(name)) + name + struct.pack(">iii", 1, partition, len(data)) + data
     host, _, port = bootstrap.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection((host, int(port)), timeout=LIMIT) as connection:
         connection.sendall(struct.pack(">i", len(body)) + body)
         answer = _exactly(connection, struct.unpack(">i", _exactly(connection, 4))[0])
     start = 4 + 4 + 2 + len(name) + 4

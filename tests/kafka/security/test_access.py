@@ -54,7 +54,8 @@ from tests.kafka.projecting import run as project
 from tests.kafka.security.secured import Secured, start_secured
 from tests.kafka.security.streams import BATCH, as_user, create, described, feed, grant
 from tests.kafka.security.test_connecting import RUN_ALL
-from tests.kafka.stream import Stream, check_books, read_all, wait_for
+from tests.kafka.stream import Stream, check_books, read_all
+from tests.waiting import LIMIT, wait_for
 
 pytestmark = [pytest.mark.kafka]
 
@@ -180,7 +181,7 @@ def write_releases(place: Place, settings: Settings) -> None:
     ) as producer:
         producer.init_transactions()
         producer.begin_transaction()
-        producer.send(settings.stream.releases_topic, b"forged", partition=0).get(20)
+        producer.send(settings.stream.releases_topic, b"forged", partition=0).get(LIMIT)
         producer.abort_transaction()
 
 
@@ -190,7 +191,7 @@ def lead(place: Place, settings: Settings) -> None:
     # As a worker does first.
     assert existing_topics(kafka, [stream.state_topic])
     with closing(Election(kafka, settings.worker.group, [stream.state_topic], lambda: None)) as election:
-        wait_for("the group", lambda: election.poll() is not None and election.joined, 30)
+        wait_for("the group", lambda: election.poll() is not None and election.joined)
 
 
 def show_dashboard(place: Place, settings: Settings) -> None:
@@ -200,7 +201,6 @@ def show_dashboard(place: Place, settings: Settings) -> None:
         wait_for(
             "the dashboard",
             lambda: observer.overview().connection.loaded or _problem_of(observer),
-            30,
         )
         if (problem := _problem_of(observer)) is not None:
             raise SessionLost(problem)

@@ -17,7 +17,8 @@ from streaming_pca.privacy.ledger.entries import Reserved
 from streaming_pca.service.topics.find import create_topics
 from tests.kafka.child import Strike
 from tests.kafka.security import hostile
-from tests.kafka.stream import Stream, wait_for
+from tests.kafka.stream import Stream
+from tests.waiting import LIMIT, wait_for
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -49,7 +50,7 @@ def test_a_position_is_none_that_a_record_names(make_stream: MakeStream) -> None
         producer.begin_transaction()
         for _ in range(150):
             producer.send(stream.settings.stream.input, b"never", partition=0)
-        producer.flush(30)
+        producer.flush(LIMIT)
         producer.abort_transaction()
     x = stream.vectors(400)
     stream.produce_vectors(x[:199])
@@ -125,7 +126,7 @@ def test_records_from_before_a_topic_was_uncompressed_stop_it_with_one_line(
     x = stream.vectors(450)
     for row in x[:50]:
         producer.produce(name, bytes(1000) + row.tobytes(), partition=0)
-    assert producer.flush(30) == 0
+    assert producer.flush(LIMIT) == 0
     set_compression(bootstrap, name, "uncompressed")
     stream.produce_vectors(x[50:])
     refused = stream.start()

@@ -32,7 +32,8 @@ from tests.kafka.security.secured import (
     write_whole,
 )
 from tests.kafka.security.streams import BATCH, as_user, create, described, feed
-from tests.kafka.stream import Child, Stream, all_at_once, check_books, wait_for
+from tests.kafka.stream import Child, Stream, all_at_once, check_books
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.kafka]
 

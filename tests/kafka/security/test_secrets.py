@@ -28,9 +28,10 @@ import pytest
 from streaming_pca.dev.cluster import KafkaCluster
 from tests.kafka.security.secured import Secured, password_of, start_secured
 from tests.kafka.security.streams import create, described, grant
-from tests.kafka.stream import OCTETS, Stream, wait_for
+from tests.kafka.stream import OCTETS, Stream
 from tests.security import unprivileged
 from tests.security.needles import RECORDS, ROW, SECRETS, found_in, search, secret
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

@@ -21,7 +21,8 @@ from streaming_pca.privacy.ledger.entries import Reserved
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.randomness import utility_generator
 from tests.cli.command import call
-from tests.kafka.stream import OCTETS, Child, Stream, check_books, wait_for
+from tests.kafka.stream import OCTETS, Child, Stream, check_books
+from tests.waiting import LIMIT, wait_for
 
 pytestmark = [pytest.mark.kafka]
 
@@ -143,7 +144,7 @@ def test_reports_are_learnt_from_through_a_take_over_and_charged_nothing(
     assert describe_spent(kafka, topic, 0, 0)["spent"] == {"epsilon": "0", "delta": "0"}
     report = verify_ledger(kafka, topic)
     assert report.ok, report.problems
-    shown = call(capfd, "watch", "--config", config, "--from-beginning", "--count", 1, "--timeout", 30)
+    shown = call(capfd, "watch", "--config", config, "--from-beginning", "--count", 1, "--timeout", LIMIT)
     assert shown.returncode == 0, shown.stderr
     check_topic_of_reports(streams[0])
 
@@ -197,7 +198,7 @@ def test_reports_of_two_thousand_features_go_through(make_stream: MakeStream) ->
     )
     stream.produce(reports, headers=report_headers(**PROMISE))
     worker = stream.start()
-    wait_for("releases", lambda: len(stream.release_values()) == 2 or worker.status() is not None, 120)
+    wait_for("releases", lambda: len(stream.release_values()) == 2 or worker.status() is not None)
     worker.signal(signal.SIGTERM)
     assert worker.ends() == 0, worker.log
     check_books(stream)

@@ -11,6 +11,7 @@ from kafka.producer.transaction_manager import TransactionalRequestResult
 from streaming_pca.config.settings import KafkaSettings
 from streaming_pca.service.commit.ledger_writer import LedgerWriter
 from streaming_pca.service.errors import SessionLost
+from tests.waiting import LIMIT
 
 
 class State:
@@ -22,7 +23,7 @@ def test_a_step_that_fails_keeps_no_state(no_collector: None) -> None:
         with writer._step("commit.5 end"):
             answer = TransactionalRequestResult()
             answer.done(KafkaConnectionError("gone"))
-            answer.wait(10)
+            answer.wait(LIMIT)
 
     writer = LedgerWriter(KafkaSettings(), "ledger", "AAAAAAAAAAAAAAAAAAAAAA", "job")
     state = State()

@@ -8,7 +8,7 @@ import json
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,10 +22,10 @@ from starlette.routing import BaseRoute, Route
 from streaming_pca.config.http import HttpSettings
 from streaming_pca.service.http.server import HttpServer
 from tests.security.needles import secret
+from tests.waiting import LIMIT
 
 TOKEN = secret("abcdefgh")
 OTHER = secret("zyxwvuts")
-PATIENCE = 20.0
 
 
 class Metrics:
@@ -120,8 +120,8 @@ class Running:
     def connect(self) -> http.client.HTTPConnection:
         host, port = self.place
         if self.server.url.startswith("https"):
-            return http.client.HTTPSConnection("localhost", port, timeout=PATIENCE, context=self.context)
-        return http.client.HTTPConnection(host, port, timeout=PATIENCE)
+            return http.client.HTTPSConnection("localhost", port, timeout=LIMIT, context=self.context)
+        return http.client.HTTPConnection(host, port, timeout=LIMIT)
 
     def ask(
         self, path: str, method: str = "GET", token: str | None = None, body: Any = None, **headers: str
@@ -185,20 +185,13 @@ def serving(
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    assert ready.wait(PATIENCE)
+    assert ready.wait(LIMIT)
     if failures:
         raise failures[0]
     try:
         yield found[0]
     finally:
         stopping.set()
-        thread.join(PATIENCE)
+        thread.join(LIMIT)
         assert not thread.is_alive()
         assert not failures, failures
-
-
-def wait_for(what: str, probe: Callable[[], bool], seconds: float = PATIENCE) -> None:
-    deadline = time.monotonic() + seconds
-    while not probe():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)

@@ -1,0 +1,96 @@
+"""Plugin that measures a run: seconds of each test and each fixture, by kind of test.
+
+The process that shows the results writes `build/durations/SCOPE-PART.csv`, and prints each kind's sum and the
+ten longest tests. `python -m tests.durations` records the tests of these files in `tests/durations.csv`, by
+which later runs are ordered.
+"""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.selection import RECORDED, ROOT, kind_of
+
+_FIXTURES, _KIND = "fixtures", "kind"
+FOLDER = ROOT / "build" / "durations"
+_LEAST = 0.2
+"""Seconds: tests that take less are not recorded."""
+_SHOWN = 10
+
+
+class Durations:
+    """Plugin of every process of a run; the one that shows the results reports."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._file = FOLDER / f"{config.option.scope}-{config.option.part}.csv"
+        self._fixtures: list[tuple[str, float]] = []
+        self._tests: Counter[tuple[str, str]] = Counter()
+        self._setups: Counter[tuple[str, str]] = Counter()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Any:
+        """Time a fixture, without those that it asks for (they come before)."""
+        began = time.perf_counter()
+        try:
+            return (yield)
+        finally:
+            self._fixtures.append((fixturedef.argname, time.perf_counter() - began))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Any:
+        """Send kind and fixtures with a report to the process that shows it."""
+        report = yield
+        report.user_properties += [(_KIND, kind_of(item)), (_FIXTURES, self._fixtures)]
+        self._fixtures = []
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add up."""
+        said = dict(report.user_properties)
+        kind = str(said.get(_KIND, "pure"))
+        # pytest-xdist adds the name of the group.
+        self._tests[kind, report.nodeid.partition("@tests/")[0]] += report.duration
+        for name, seconds in said.get(_FIXTURES, ()):
+            self._setups[kind, name] += seconds
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Any:
+        result = yield
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is None or not self._tests:
+            return result
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with self._file.open("w", newline="") as file:
+            rows = csv.writer(file)
+            for what, counted in (("test", self._tests), ("fixture", self._setups)):
+                rows.writerows((what, kind, name, f"{s:.3f}") for (kind, name), s in counted.most_common())
+        reporter.ensure_newline()
+        sums, counts = Counter[str](), Counter[str]()
+        for (kind, _), seconds in self._tests.items():
+            sums[kind] += seconds
+            counts[kind] += 1
+        for kind, seconds in sums.most_common():
+            reporter.write_line(f"{seconds:8.1f} s in {counts[kind]} tests of kind {kind}")
+        for (kind, name), seconds in self._tests.most_common(_SHOWN):
+            reporter.write_line(f"{seconds:8.1f} s {kind}: {name}")
+        return result
+
+
+def record() -> None:
+    """Write the seconds of the last runs' tests to the file by which runs are ordered."""
+    seconds: dict[str, float] = {}
+    for path in sorted(FOLDER.glob("*.csv")):
+        with path.open(newline="") as file:
+            seconds |= {name: float(s) for what, _, name, s in csv.reader(file) if what == "test"}
+    with RECORDED.open("w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerows((name, f"{s:.1f}") for name, s in sorted(seconds.items()) if s >= _LEAST)
+
+
+if __name__ == "__main__":
+    record()
