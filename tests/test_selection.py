@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +18,7 @@ from hypothesis import strategies as st
 
 from tests import selection
 from tests.selection import MIXED, REST, ROOT, SMOKE, WAITING, is_unread, kind_of, select
+from tests.waiting import LIMIT
 
 EXTRAS = ("dashboard", "demo", "deployment", "projection", "Spark", "traces")
 
@@ -103,6 +107,31 @@ def test_longest_groups_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"tests/{folder}/test_a.py::test" for folder in ("a", "b", "c")]
     monkeypatch.setattr(selection, "read_recorded", lambda: {names[1]: 3.0, names[2]: 9.0})
     assert [each.nodeid for each in kept([item(name) for name in names])] == [names[2], names[1], names[0]]
+
+
+def test_tests_of_a_group_run_in_one_process(tmp_path: Path) -> None:
+    """Versions of pytest and pytest-xdist that do not fit each other ignore groups in silence."""
+    (tmp_path / "test_groups.py").write_text(
+        "import os, pytest\n"
+        "@pytest.mark.xdist_group('one')\n"
+        "@pytest.mark.parametrize('i', range(8))\n"
+        "def test_it(i): open(os.environ['PYTEST_XDIST_WORKER'], 'w').close()\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        os.devnull,
+        "-n",
+        "2",
+        "--dist",
+        "loadgroup",
+        "test_groups.py",
+    ]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert "8 passed" in ran.stdout, ran.stdout + ran.stderr
+    assert len(list(tmp_path.glob("gw*"))) == 1
 
 
 def test_long_pure_tests_are_left_to_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,7 +201,7 @@ class KafkaCluster:
                             missing.add(f"{topic['name']}-{p['partition_index']}")
         return sorted(missing)
 
-    def wait_until_whole(self, seconds: float = 60.0) -> None:
+    def wait_until_whole(self, seconds: float = 120.0) -> None:
         """Wait until every replica of every partition is in sync."""
         deadline = time.monotonic() + seconds
         seen: object = None

@@ -44,7 +44,7 @@ CAP = ("3/2", "3e-6")
 BATCHES = {2: 90, 3: 60}
 """Of the two streams, by rank: records."""
 SESSION_MS = 3000
-QUIET_SECONDS = 120.0
+QUIET_SECONDS = 300.0
 
 
 @dataclass
@@ -257,7 +257,9 @@ def test_the_check_shares_no_code_with_the_package() -> None:
         imported = {n.name for node in ast.walk(tree) if isinstance(node, ast.Import) for n in node.names}
         imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         others = {module for module in imported if module.partition(".")[0] not in allowed}
-        assert others <= {"tests.waiting", *(f"tests.kafka.faults.{each}" for each in names)}, others
+        # It waits, and knows nothing of the package.
+        others -= {"tests.waiting"}
+        assert others <= {f"tests.kafka.faults.{each}" for each in names}, others
         assert name != "chaos_check" or not others
 
 
