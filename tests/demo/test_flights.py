@@ -155,7 +155,7 @@ def test_other_files_than_those_described_are_refused(
 ) -> None:
     _package_of(tmp_path, {"carrier": carrier, "origin": "EWR", "dest": "IAH"})
     monkeypatch.setattr(flights, "_data_folder", lambda: tmp_path)
-    with pytest.raises(ValueError, match="streaming-pca") as caught:
+    with pytest.raises(ValueError, match="force-reinstall") as caught:
         flights.load()
     assert complaint in str(caught.value)
 
