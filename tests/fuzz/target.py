@@ -39,7 +39,7 @@ class Target:
     memory : callable
         Most bytes by which the process may grow, by the input's length.
     inputs : int
-        Inputs of the run in `make test`, beside the seeds.
+        Inputs of the run in `make test-rest`, beside the seeds.
     """
 
     name: str
