@@ -1,7 +1,7 @@
 """Fuzzing of everything that reads bytes from outside: ``python -m tests.fuzz``.
 
 - ``list``: names of the targets;
-- ``check [TARGET ...]``: a bounded run, the same each time (of `make test-rest`); a line of JSON for each target;
+- ``check [TARGET ...]``: a bounded run, the same each time (`make test-rest`); a line of JSON a target;
 - ``replay TARGET FILE ...``: inputs once more;
 - ``atheris SECONDS [TARGET ...]``: guided by coverage (`make fuzz`), needs the extra ``fuzz``.
 """
