@@ -60,7 +60,7 @@ _to_look_at: list[str] = []
 
 SHORT_LIVED = ("-XX:TieredStopAtLevel=1",)
 """Options of a Java that is done before its best compiler would pay: a node starts with a third less work."""
-_CHAOS_TIMEOUT = 420
+_CHAOS_TIMEOUT = 600
 """Seconds that a test may take beside the chaos loop, or the soak: start, drain and check."""
 _LENGTHS = {"chaos_seconds", "soak_seconds"}
 """Fixtures that say how long a test runs."""

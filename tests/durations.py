@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.selection import RECORDED, ROOT, kind_of
+from tests.selection import RECORDED, ROOT, kind_of, read_recorded
 
 _FIXTURES, _KIND = "fixtures", "kind"
 FOLDER = ROOT / "build" / "durations"
@@ -82,8 +82,8 @@ class Durations:
 
 
 def record() -> None:
-    """Write the seconds of the last runs' tests to the file by which runs are ordered."""
-    seconds: dict[str, float] = {}
+    """Write the seconds of the last runs' tests to the file by which runs are ordered; others stay in it."""
+    seconds = read_recorded()
     for path in sorted(FOLDER.glob("*.csv")):
         with path.open(newline="") as file:
             seconds |= {name: float(s) for what, _, name, s in csv.reader(file) if what == "test"}

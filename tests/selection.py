@@ -4,7 +4,7 @@ A run has a scope and a part. The scope `test` is library, service and one smoke
 everything else, and further examples for Hypothesis; `all` is both. The part `pure` holds tests
 that are bound by the processor, `waiting` those that wait for brokers and other programs: the two want
 different numbers of processes. `make` runs each part of a scope by itself. Recorded seconds decide the order,
-and which pure tests are too long for `test`; a new test is taken as a short one.
+and which tests are too long for `test`; a new test is taken as a short one.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ REST = (
     "tests/docs/test_recipes.py",
     "tests/experiments/",
     "tests/fuzz/",
+    "tests/kafka/faults/test_chaos.py",
     "tests/kafka/faults/test_clock_jumps.py",
     "tests/kafka/faults/test_full_disk.py",
     "tests/kafka/faults/test_hung_broker.py",
@@ -89,8 +90,8 @@ REST = (
     "tests/spark/",
     "tests/upgrade/",
 )
-"""Files and folders that `make test` leaves out, but for their smoke tests."""
-SMOKE = {
+"""Files and folders that `make test` leaves out, but for the tests that it keeps."""
+KEPT = {
     "tests/dashboard/api/test_answers.py::test_streams_are_listed_by_name_with_their_numbers": "dashboard",
     "tests/demo/test_demo.py::test_the_demo_learns_the_flights_and_explains_itself": "demo",
     "tests/deploy/test_compose_file.py::test_docker_compose_accepts_the_file": "deployment",
@@ -98,8 +99,18 @@ SMOKE = {
     "test_every_message_has_the_projection_that_its_release_computes": "projection",
     "tests/kafka/test_traces.py::test_each_batch_is_a_trace_of_public_quantities": "traces",
     "tests/spark/test_batch.py::test_sums_values_parts_and_blocks": "Spark",
+    "tests/kafka/faults/test_crashes.py::test_a_kill_at_a_step_costs_nothing": "SIGKILL",
+    "tests/kafka/faults/test_takeover.py::test_a_zombie_leaves_no_trace": "SIGSTOP, fence",
+    "tests/kafka/faults/test_lost_coordinators.py::"
+    "test_a_coordinator_that_is_killed_during_a_commit_loses_nothing": "lost coordinator",
+    "tests/kafka/faults/test_takeover.py::"
+    "test_a_position_that_retention_deleted_is_an_error_with_nothing_charged": "retention",
+    "tests/kafka/test_election.py::test_two_members_never_lead_one_stream_for_long": "rebalance",
+    "tests/kafka/security/test_hostile_records.py::"
+    "test_hostile_records_are_null_in_their_places_within_bounded_memory": "hostile record",
 }
-"""One test of each extra."""
+"""Tests that `make test` keeps, however long they take: one of each extra, and of each kind of fault that is
+not too long. Disks, clocks, links, hung brokers and lost tails are struck in `rest`."""
 
 SHARED = {
     "three_brokers": "tests/kafka/clusters",
@@ -108,8 +119,8 @@ SHARED = {
 }
 """Fixtures of a session that are dear, and the group of tests that share one."""
 
-LONG = 1.0
-"""Recorded seconds from which a pure test is left to `rest`."""
+LONG = {"pure": 1.0, "waiting": 12.0}
+"""Recorded seconds from which a test is left to `rest`, by part."""
 FAST = 0.2
 """Recorded seconds up to which a test is one of the fast ones."""
 
@@ -147,7 +158,7 @@ def is_unread(path: Path, config: pytest.Config) -> bool:
     def has(places: Iterable[str]) -> bool:
         return any(name.startswith(place) or (path.is_dir() and place.startswith(name)) for place in places)
 
-    if scope == "test" and name.startswith(REST) and not any(test.startswith(name) for test in SMOKE):
+    if scope == "test" and name.startswith(REST) and not any(test.startswith(name) for test in KEPT):
         return True
     if part == "pure":
         return name.startswith(WAITING)
@@ -155,16 +166,14 @@ def is_unread(path: Path, config: pytest.Config) -> bool:
 
 
 def _is_in(item: pytest.Item, scope: str, seconds: float) -> bool:
-    """Return whether a test belongs to a scope; the longest pure ones belong to `rest`."""
-    is_left_out = (
+    """Return whether a test belongs to a scope; the longest ones belong to `rest`."""
+    is_left_out = item.nodeid.partition("[")[0] not in KEPT and (
         item.nodeid.startswith(REST)
         or item.get_closest_marker("rest") is not None
-        or (seconds >= LONG and _part_of(item) == "pure")
+        or seconds >= LONG[_part_of(item)]
     )
     if scope == "test":
-        return not is_left_out or item.nodeid.partition("[")[0] in SMOKE
-    if item.nodeid.partition("[")[0] in SMOKE:
-        return False
+        return not is_left_out
     return is_left_out or _takes_examples(item)
 
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import selection
-from tests.selection import MIXED, REST, ROOT, SMOKE, WAITING, is_unread, kind_of, select
+from tests.selection import KEPT, MIXED, REST, ROOT, WAITING, is_unread, kind_of, select
 from tests.waiting import LIMIT
 
 EXTRAS = ("dashboard", "demo", "deployment", "projection", "Spark", "traces")
@@ -54,8 +54,8 @@ ITEMS = [
     item("tests/cli/test_app.py::test"),
     item("tests/cli/test_app.py::test_b", fixtures=("kafka_bootstrap",)),
     item("tests/spark/test_a.py::test", fixtures=("spark",)),
-    *(item(name) for name in SMOKE),
-    *(item(f"{name}[1]") for name in SMOKE),
+    *(item(name) for name in KEPT),
+    *(item(f"{name}[1]") for name in KEPT),
 ]
 
 
@@ -134,21 +134,30 @@ def test_tests_of_a_group_run_in_one_process(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("gw*"))) == 1
 
 
-def test_long_pure_tests_are_left_to_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    long, short, waiting = (item(f"tests/{name}/test_a.py::test") for name in ("a", "b", "kafka"))
-    seconds = {long.nodeid: 1.0, short.nodeid: 0.9, waiting.nodeid: 9.0}
+def test_long_tests_are_left_to_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    long, short, waiting, longer = (
+        item(f"tests/{name}/test_a.py::test") for name in ("a", "b", "kafka", "kafka/units")
+    )
+    named = item(f"{next(iter(KEPT))}[1]")
+    seconds = {
+        long.nodeid: 1.0,
+        short.nodeid: 0.9,
+        waiting.nodeid: 9.0,
+        longer.nodeid: 19.0,
+        named.nodeid: 99,
+    }
     monkeypatch.setattr(selection, "read_recorded", lambda: seconds)
-    every = [long, short, waiting]
-    assert set(kept(every, "test")) == {short, waiting}
-    assert kept(every, "rest") == [long]
+    every = [long, short, waiting, longer, named]
+    assert set(kept(every, "test")) == {short, waiting, named}
+    assert set(kept(every, "rest")) == {long, longer}
     assert kept([*every, item("tests/a/test_a.py::test_new")], fast=True)[0].nodeid.endswith("test_new")
 
 
-def test_each_extra_has_a_smoke_test_that_exists() -> None:
-    assert sorted(SMOKE.values(), key=str.lower) == sorted(EXTRAS, key=str.lower)
-    for name in SMOKE:
+def test_each_extra_has_a_kept_test_and_all_kept_ones_exist() -> None:
+    assert set(EXTRAS) <= set(KEPT.values())
+    for name in KEPT:
         path, _, function = name.partition("::")
-        assert name.startswith(REST), name
+        assert name.startswith(REST) or KEPT[name] not in EXTRAS, name
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
         assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, name
 

@@ -30,6 +30,7 @@ from streaming_pca.service.input import buffer, partition_reader
 from streaming_pca.service.input.partition_reader import PartitionReader
 from streaming_pca.service.kafka import clients
 from streaming_pca.service.worker import run_worker
+from tests.kafka.forked_clock import fork_clock
 from tests.privacy.noise import ScriptedSampler
 
 
@@ -99,6 +100,7 @@ def main(
     log = os.open(Path(directory, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    fork_clock()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     if strike is not None:

@@ -136,18 +136,17 @@ class Slot:
         self._done.count(f"start in {group[-1]}", self._name)
         return self.worker
 
-    def torment(self, until: float) -> None:
-        """Strike and replace workers until a moment of the monotonic clock; leaves one that runs."""
+    def torment(self, over: threading.Event) -> None:
+        """Strike and replace workers until it is over; leaves one that runs."""
         dice = self._dice
         while True:
             pause, kind = dice.uniform(3.0, 12.0), dice.choices(("kill", "stop", "term"), (5, 6, 3))[0]
             length = dice.choice((dice.uniform(0.2, 2.0), dice.uniform(2.0, 12.0)))
             whole, down, group = dice.random() < 0.5, dice.uniform(0.0, 2.0), dice.choice(self._groups)
-            if time.monotonic() + pause > until:
+            if self._watch(pause, over):
                 return
-            self._watch(pause)
             if kind == "stop":
-                self._stop(min(length, max(until - time.monotonic(), 0.2)), whole)
+                self._stop(length, whole, over)
                 continue
             if kind == "kill":
                 self._done.count("kill -9", self._name)
@@ -158,12 +157,14 @@ class Slot:
             time.sleep(down)
             self.start(group)
 
-    def _watch(self, seconds: float) -> None:
-        """Wait, and start another worker for one that ends meanwhile, as a supervisor does."""
+    def _watch(self, seconds: float, over: threading.Event) -> bool:
+        """Wait, with another worker for one that ends, as a supervisor does; True if it is over."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            time.sleep(0.2)
+            if over.wait(0.2):
+                return True
             self.revive()
+        return False
 
     def revive(self) -> None:
         """Start another worker if this one has ended: one that finds a broker down at its start does."""
@@ -172,13 +173,13 @@ class Slot:
             time.sleep(1)
             self.start(self._group)
 
-    def _stop(self, seconds: float, whole: bool) -> None:
+    def _stop(self, seconds: float, whole: bool, over: threading.Event) -> None:
         """Let a worker stand still, alone or with its helpers."""
         self._done.count("SIGSTOP", f"{self._name} for {seconds:.1f} s{' with helpers' if whole else ''}")
         worker = self.worker
         pids = worker.tree() if whole else [worker.pid]
         worker.signal_all(signal.SIGSTOP, pids)
-        time.sleep(seconds)
+        over.wait(seconds)
         worker.signal_all(signal.SIGCONT, pids)
 
     def end(self) -> None:
@@ -202,25 +203,23 @@ class Slot:
             self._done.problem(f"{worker.directory.name} ended with {status}:\n{worker.log[-6000:]}")
 
 
-def strike_brokers(cluster: KafkaCluster, dice: random.Random, until: float, done: Done) -> None:
+def strike_brokers(cluster: KafkaCluster, dice: random.Random, over: threading.Event, done: Done) -> None:
     """Kill or stop one broker after the other; the next one once every replica is in sync again."""
     while True:
         pause, node = dice.uniform(3.0, 8.0), dice.choice(cluster.nodes)
         kind = dice.choice(("kill", "stop"))
         length = dice.choice((dice.uniform(0.2, 2.5), dice.uniform(2.5, 12.0)))
-        if time.monotonic() + pause > until:
+        if over.wait(pause):
             return
-        time.sleep(pause)
-        length = min(length, max(until - time.monotonic(), 0.2))
         if kind == "kill":
             done.count("broker kill -9", f"{node}, down for {length:.1f} s")
             cluster.kill(node)
-            time.sleep(length)
+            over.wait(length)
             cluster.start(node)
         else:
             done.count("broker SIGSTOP", f"{node} for {length:.1f} s")
             cluster.stop(node)
-            time.sleep(length)
+            over.wait(length)
             cluster.go_on(node)
         cluster.wait_until_whole()
         done.count("broker back", str(node))

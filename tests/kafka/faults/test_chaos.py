@@ -1,7 +1,7 @@
 """Workers, brokers and producers are struck at random; then the raw topics are read by another client.
 
 The schedule follows from ``--chaos-seed`` as far as processes follow it; ``--chaos-seconds`` is how
-long it lasts.
+long it lasts. On a loaded machine it goes on until there was enough work, and enough faults.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from tests.kafka.faults.chaos_producer import Load
 from tests.kafka.faults.chaos_worker import observed
 from tests.kafka.stream import Stream
 from tests.kafka.three_brokers import revive
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -123,7 +125,7 @@ def run(
     ]
     try:
         started = time.monotonic()
-        loop(cluster, slots, chaos_seed, chaos_seconds, directory, done)
+        loop(cluster, slots, streams, chaos_seed, chaos_seconds, directory, done)
         drain(cluster, slots, streams, done)
         found = observed(
             (worker.directory for slot in slots for worker in slot.workers),
@@ -147,11 +149,45 @@ def run(
         print(f"chaos: --chaos-seed {chaos_seed} --chaos-seconds {chaos_seconds:g}")
 
 
+def least(minutes: float) -> dict[str, float]:
+    """Return how often each must have happened, so that books in order mean something."""
+    found = {
+        "batches under faults": 10 * minutes,
+        "workers struck": 5 * minutes,
+        "brokers struck": 2 * minutes,
+    }
+    if minutes >= 1:
+        found |= {"kill -9": 1, "SIGSTOP": 1, "producer killed in a transaction": 1}
+    return found
+
+
+def happened(done: Done) -> Counter[str]:
+    """Return the counts, with sums."""
+    counts = Counter(done.counts)
+    counts["workers struck"] = counts["kill -9"] + counts["SIGSTOP"]
+    counts["brokers struck"] = counts["broker kill -9"] + counts["broker SIGSTOP"]
+    return counts
+
+
 def loop(
-    cluster: KafkaCluster, slots: list[Slot], seed: int, seconds: float, directory: Path, done: Done
+    cluster: KafkaCluster,
+    slots: list[Slot],
+    streams: list[Stream],
+    seed: int,
+    seconds: float,
+    directory: Path,
+    done: Done,
 ) -> None:
-    """Start everything, and strike until the time is over."""
-    over = threading.Event()
+    """Start everything, and strike until the time is over and there was enough of each."""
+    over, struck_enough = threading.Event(), threading.Event()
+    names = [stream.settings.stream.name for stream in streams]
+
+    def is_enough() -> bool:
+        each = chaos_check.progress(cluster.bootstrap, "chaos", PARTITIONS, names).values()
+        done.counts["batches under faults"] = sum(found.batch for found in each)
+        counts = happened(done)
+        return all(counts[what] >= number for what, number in least(seconds / 60).items())
+
     loads = [
         Load(cluster.bootstrap, "chaos", PARTITIONS, DIM, f"p{i}", 0, identity, rate)
         for i, (identity, rate) in enumerate([(None, 60.0), ("t1", 80.0), ("t2", 80.0)])
@@ -169,12 +205,16 @@ def loop(
             slots[1].start("chaos-a")
             slots[2].start("chaos-b")
             done.count("faults begin")
-            until = time.monotonic() + seconds
-            strikes = [pool.submit(slot.torment, until) for slot in slots]
+            strikes = [pool.submit(slot.torment, struck_enough) for slot in slots]
             dice = random.Random(f"{seed} brokers")
-            strikes.append(pool.submit(strike_brokers, cluster, dice, until, done))
+            strikes.append(pool.submit(strike_brokers, cluster, dice, struck_enough, done))
+            # Before its time only a thread that failed ends.
+            wait(strikes, seconds, FIRST_COMPLETED)
+            wait_for("enough work and faults", is_enough, seen=lambda: str(happened(done)), pause=1.0)
+            struck_enough.set()
             wait(strikes)
         finally:
+            struck_enough.set()
             over.set()
     for future in strikes + futures:
         future.result()
@@ -183,9 +223,6 @@ def loop(
 
 def drain(cluster: KafkaCluster, slots: list[Slot], streams: list[Stream], done: Done) -> None:
     """Let the workers, now of one group, answer what there is; then end them."""
-    names = [stream.settings.stream.name for stream in streams]
-    for each in chaos_check.progress(cluster.bootstrap, "chaos", PARTITIONS, names).values():
-        done.counts["batches under faults"] += each.batch
     slots[2].end()
     slots[2].start("chaos-a")
     sizes = {s.settings.stream.name: s.settings.stream.options["batch_size"] for s in streams}
@@ -229,20 +266,16 @@ def test_nobody_ended_in_a_way_that_no_fault_excuses(run: Run) -> None:
 
 def test_there_was_work_and_there_were_faults(run: Run, chaos_seconds: float) -> None:
     """A run of nothing would leave books in order, too."""
-    minutes, counts, done = chaos_seconds / 60, run.counts, run.done.counts
+    minutes, counts, done = chaos_seconds / 60, run.counts, happened(run.done)
     assert isinstance(counts, Counts)
     assert counts.records > 2000 * minutes
-    assert done["batches under faults"] > 10 * minutes
     assert counts.released == counts.committed > 40 * minutes
     assert counts.records_compared >= 50 * counts.committed
     assert counts.abandoned == 0, "no record went, no setting changed"
-    assert done["kill -9"] + done["SIGSTOP"] >= 5 * minutes
+    assert {what: done[what] for what, number in least(minutes).items() if done[what] < number} == {}
     assert done["SIGTERM"] >= 4, "three of them at the end"
-    assert done["broker kill -9"] + done["broker SIGSTOP"] >= 2 * minutes
     assert done["start in b"] >= 1
     if minutes >= 1:
-        assert done["kill -9"] > 0 < done["SIGSTOP"]
-        assert done["producer killed in a transaction"] > 0
         assert counts.kinds == set(GOOD) | set(BAD)
 
 
