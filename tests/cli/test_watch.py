@@ -70,7 +70,7 @@ class Published:
     """A releases topic, written as a worker writes it: a transaction for each release."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
-        self.kafka = KafkaSettings(bootstrap_servers=bootstrap)
+        self.kafka = KafkaSettings(bootstrap_servers=bootstrap, bootstrap_timeout_ms=int(LIMIT * 1000))
         self.topic = topic
         create(bootstrap, topic)
         self._producer = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"t-{topic}")

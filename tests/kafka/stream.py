@@ -221,7 +221,12 @@ class Stream:
         manners = {"group": f"workers-{name}", "tick_seconds": 0.05, "stop_when_done": True}
         # `Settings(...)` goes through the environment. Threads make streams, and pytest changes it meanwhile.
         settings = Settings.model_construct(
-            kafka=KafkaSettings(bootstrap_servers=bootstrap, session_timeout_ms=session_ms),
+            kafka=KafkaSettings(
+                bootstrap_servers=bootstrap,
+                session_timeout_ms=session_ms,
+                # A single broker is there, however busy. Of several the first may have been struck.
+                bootstrap_timeout_ms=5000 if "," in bootstrap else int(LIMIT * 1000),
+            ),
             stream=StreamSettings(**base),
             worker=WorkerSettings(**(manners | dict(worker or {}))),
             http=HttpSettings(enabled=False),

@@ -92,7 +92,7 @@ def write_states(kafka: KafkaSettings, topic: str, size: int, count: int) -> str
 def test_the_state_topic_stays_below_the_stated_size(
     kafka_bootstrap: str, unique_name: UniqueName, dim: int, count: int
 ) -> None:
-    kafka = KafkaSettings(bootstrap_servers=kafka_bootstrap)
+    kafka = KafkaSettings(bootstrap_servers=kafka_bootstrap, bootstrap_timeout_ms=60_000)
     stream = stream_of(unique_name("large"), dim)
     create_topics(kafka, stream, 1, 1)
     commit = commit_bytes(stream)
@@ -110,7 +110,7 @@ def test_the_state_topic_stays_below_the_stated_size(
 def test_a_table_of_users_outlives_the_cleaner_within_the_stated_size(
     kafka_bootstrap: str, unique_name: UniqueName
 ) -> None:
-    kafka = KafkaSettings(bootstrap_servers=kafka_bootstrap)
+    kafka = KafkaSettings(bootstrap_servers=kafka_bootstrap, bootstrap_timeout_ms=60_000)
     options = {"n_records": 100_000, "n_batches": 10, "growth": 1.0}
     stream = stream_of(unique_name("users"), 4, privacy_unit="user", options=options)
     create_topics(kafka, stream, 1, 1)
@@ -144,7 +144,7 @@ def test_a_table_of_users_outlives_the_cleaner_within_the_stated_size(
 def test_a_state_topic_kept_in_the_brokers_way_grows_past_it(
     kafka_bootstrap: str, unique_name: UniqueName
 ) -> None:
-    kafka = KafkaSettings(bootstrap_servers=kafka_bootstrap)
+    kafka = KafkaSettings(bootstrap_servers=kafka_bootstrap, bootstrap_timeout_ms=60_000)
     stream = stream_of(unique_name("large"), 360)
     ensure_topics(kafka, [NewTopic(stream.state_topic, 1, 1, topic_configs=COMPACTED)])
     size, bound = 8 * 361**2, state_bound(commit_bytes(stream))
@@ -169,7 +169,7 @@ def test_the_ledger_grows_by_the_stated_bytes_a_batch(make_stream: MakeStream) -
 def test_a_release_that_no_message_can_hold_is_refused_before_any_topic_is_made(
     kafka_bootstrap: str, unique_name: UniqueName
 ) -> None:
-    kafka = KafkaSettings(bootstrap_servers=kafka_bootstrap)
+    kafka = KafkaSettings(bootstrap_servers=kafka_bootstrap, bootstrap_timeout_ms=60_000)
     stream = stream_of(unique_name("wide"), 8000, rank=300)
     with pytest.raises(TopicError, match=r"60\d{6} bytes.*lower stream.rank or stream.dim"):
         create_topics(kafka, stream, 1, 1)
@@ -181,7 +181,7 @@ def test_a_release_that_no_message_can_hold_is_refused_before_any_topic_is_made(
 
 
 def test_creating_again_changes_nothing(kafka_bootstrap: str, unique_name: UniqueName) -> None:
-    kafka = KafkaSettings(bootstrap_servers=kafka_bootstrap)
+    kafka = KafkaSettings(bootstrap_servers=kafka_bootstrap, bootstrap_timeout_ms=60_000)
     stream = stream_of(unique_name("again"), 20)
     names = [stream.input, stream.ledger_topic, stream.state_topic, stream.releases_topic]
     assert create_topics(kafka, stream, 2, 1) == names
@@ -205,7 +205,7 @@ def test_what_is_written_is_in_sync_on_two_replicas_of_three() -> None:
 def test_more_replicas_than_brokers_are_refused_in_the_brokers_words(
     kafka_bootstrap: str, unique_name: UniqueName
 ) -> None:
-    kafka = KafkaSettings(bootstrap_servers=kafka_bootstrap)
+    kafka = KafkaSettings(bootstrap_servers=kafka_bootstrap, bootstrap_timeout_ms=60_000)
     with pytest.raises(TopicError, match=r"cannot be created: .*replication factor of 9") as refused:
         create_topics(kafka, stream_of(unique_name("many"), 20), 1, 9)
     assert "\n" not in str(refused.value)
@@ -250,7 +250,7 @@ def test_the_check_names_each_setting_that_is_wrong_and_a_command_that_mends_it(
     assert call(capfd, "topics", "create", "--config", config, "--cap", "1,1e-6").returncode == 0
     name = config.stem
     stream = stream_of(name, 6)
-    kafka = KafkaSettings(bootstrap_servers=kafka_bootstrap)
+    kafka = KafkaSettings(bootstrap_servers=kafka_bootstrap, bootstrap_timeout_ms=60_000)
     before = {role: configs_of(kafka, topic_of(stream, role)) for role in ("ledger", "state", "releases")}
     good = call(capfd, "topics", "check", "--config", config)
     assert (good.returncode, good.stdout, good.stderr) == (0, "topics are as they must be\n", "")
@@ -350,7 +350,7 @@ def test_streams_of_one_file_are_created_and_checked_together(
     made = call(capfd, "topics", "create", "--config", config, "--cap", "2,2e-6", "--json")
     own = [f"{name}-{which}.{role}" for which in "ab" for role in ("state", "releases")]
     assert json.loads(made.stdout)["created"] == [f"{name}-in", f"{name}-in.ledger", *own]
-    kafka = KafkaSettings(bootstrap_servers=kafka_bootstrap)
+    kafka = KafkaSettings(bootstrap_servers=kafka_bootstrap, bootstrap_timeout_ms=60_000)
     # A bound that nothing reaches: the tests' broker deletes what is too old within seconds, and then
     # the ledger's lost beginning would be a second problem.
     set_configs(kafka, f"{name}-in.ledger", {"retention.bytes": "1073741824"})
