@@ -7,10 +7,11 @@ The table of roles is here alone: `streaming-pca topics acls` prints it or appli
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from kafka.admin import (
@@ -24,11 +25,21 @@ from kafka.admin import (
 from kafka.errors import ClusterAuthorizationFailedError, KafkaError, SecurityDisabledError
 
 from streaming_pca.config.settings import ConfigurationError, KafkaSettings, Settings
+from streaming_pca.service.commit.verification import topic_id_of
 from streaming_pca.service.errors import NotPermitted, TopicError
 from streaming_pca.service.kafka.clients import admin_client, broker_failed
 from streaming_pca.service.topics.output import check_output_name, group_of_projections
 
-__all__ = ["ROLES", "Permission", "Role", "apply_permissions", "as_options", "permissions", "principal_of"]
+__all__ = [
+    "ROLES",
+    "Permission",
+    "Role",
+    "apply_permissions",
+    "as_options",
+    "permissions",
+    "principal_of",
+    "topic_ids",
+]
 
 Role = Literal["producer", "reader", "dashboard", "auditor", "projector", "worker", "operator"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -69,7 +80,27 @@ class Permission:
         return asdict(self)
 
 
-def permissions(role: str, streams: Sequence[Settings], output: str | None = None) -> list[Permission]:
+def topic_ids(role: str, streams: Sequence[Settings]) -> dict[str, str]:
+    """Return the ids of the streams' inputs by name, as far as a role's permissions name them.
+
+    Raises
+    ------
+    TopicError
+        If a topic is missing: a worker is permitted after the topics were created.
+    """
+    if role != "worker":
+        return {}
+    return {
+        name: topic_id_of(kafka, name) for name, kafka in {s.stream.input: s.kafka for s in streams}.items()
+    }
+
+
+def permissions(
+    role: str,
+    streams: Sequence[Settings],
+    output: str | None = None,
+    ids: Mapping[str, str] = MappingProxyType({}),
+) -> list[Permission]:
     """Return the permissions of a role for some streams.
 
     Parameters
@@ -78,6 +109,8 @@ def permissions(role: str, streams: Sequence[Settings], output: str | None = Non
     streams : sequence of Settings
     output : str, optional
         Topic of projections, of a projector.
+    ids : dict of topic to its id
+        From :func:`topic_ids`.
 
     Raises
     ------
@@ -92,10 +125,10 @@ def permissions(role: str, streams: Sequence[Settings], output: str | None = Non
         # A broker takes the name "*" for all topics, and a projector may write its output.
         check_output_name(output, [settings.stream for settings in streams])
     # Streams share inputs and groups.
-    return sorted({each for settings in streams for each in _of_stream(role, settings, output or "")})
+    return sorted({each for settings in streams for each in _of_stream(role, settings, output or "", ids)})
 
 
-def _of_stream(role: str, settings: Settings, output: str) -> Iterator[Permission]:
+def _of_stream(role: str, settings: Settings, output: str, ids: Mapping[str, str]) -> Iterator[Permission]:
     stream, group = settings.stream, settings.worker.group
     source, ledger, state, releases = (
         stream.input,
@@ -130,7 +163,8 @@ def _of_stream(role: str, settings: Settings, output: str) -> Iterator[Permissio
                 yield _may("topic", name, "DescribeConfigs", "Read", "Write")
             for name in (stream.name, group):
                 yield _may("group", name, "Read")
-            yield _may("transactional-id", _WRITERS, "Write", prefixed=True)
+            # Literally: with a prefix a worker could fence the leaders of all other streams.
+            yield _may("transactional-id", f"{_WRITERS}{ids[source]}.{stream.name}", "Write")
             yield _may("cluster", _CLUSTER, "DescribeConfigs")
         case "operator":
             # A pause leaves a trace in a group's offsets, which Kafka lets only readers commit.

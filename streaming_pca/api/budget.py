@@ -155,6 +155,15 @@ class BudgetAccountant:
                 "fit there, with n_jobs=1 or joblib's threading backend"
             )
 
+    def _excess(self, asked: Charge, spent: Charge) -> str:
+        """Say by how much a sum is above the total, where what was asked prints like what is left."""
+        left, parts = self.remaining, []
+        for name in ("epsilon", "delta"):
+            above = getattr(spent, name) - getattr(self._cap, name)
+            if above > 0 and _short(getattr(asked, name)) == _short(getattr(left, name)):
+                parts.append(f"{name} {float(above):.2g}")
+        return f", too few by {' and '.join(parts)}" if parts else ""
+
     def _after(self, model: object, charge: Charge) -> tuple[Charge, Charge]:
         """Return the model's charge and the sum after this charge; refuse a sum above the total."""
         before = self._charges.get(model, Charge.nothing())
@@ -166,9 +175,9 @@ class BudgetAccountant:
         else:
             spent = sum((c for m, c in self._charges.items() if m is not model), own)
         if not within_cap(spent, self._cap, _RULE):
-            left = self.remaining
             raise BudgetError(
-                f"a fit of {_pair(charge)} is above the budget: {_pair(left)} are left of {_pair(self._cap)}"
+                f"a fit of {_pair(charge)} is above the budget: {_pair(self.remaining)} are left of "
+                f"{_pair(self._cap)}{self._excess(charge, spent)}"
             )
         return own, spent
 

@@ -275,7 +275,7 @@ class PrivatePCA(SubspaceModel):
         Parameters
         ----------
         X : (m, d) vectors, also sparse, or (m, r, d) factors
-            At least two records.
+            At least two records, and as many rows as components, in the first call; one in later ones.
         y : ignored
 
         Raises
@@ -290,12 +290,12 @@ class PrivatePCA(SubspaceModel):
         DoubtfulResultWarning
             As in :meth:`fit`.
         """
-        array = self._checked(X, least=2)
+        begun = hasattr(self, "_state")
+        array = self._checked(X, least=1 if begun else 2)
         self._check_whitening(rows_of_record(array))
         m = array.shape[0]
         if m > MAX_RECORDS:
             raise ValueError(f"X has {m} records, a batch at most {MAX_RECORDS}: pass it in parts")
-        begun = hasattr(self, "_state")
         if begun:
             self._check_features(X, array, reset=False)
             estimator = self._unchanged()
@@ -303,7 +303,7 @@ class PrivatePCA(SubspaceModel):
             if hasattr(self, "_published"):
                 raise ValueError("a model from a release is read-only: begin a model with fit or clone")
             estimator = self._configured(array.shape[-1], None, m)
-        n_usable = usable_records(array.shape, estimator)
+        n_usable = usable_records(array.shape, estimator, is_first=not begun)
         if not begun:
             self._begin(X, array, estimator, None)
         self._learn(array[:n_usable], estimator.plan(self._state))
@@ -451,7 +451,9 @@ class PrivatePCA(SubspaceModel):
         """Set the fitted attributes from the state."""
         release = release_of(self._estimator, self._state, self.n_components)
         preprocessing, records = self._preprocessing, self._state.records
-        found = [doubt.value for doubt in doubts(release, preprocessing, records)]
+        found = [
+            doubt.value for doubt in doubts(release, preprocessing, records, self._estimator.norm_range[1])
+        ]
         self._set_fitted(fitted_attributes(release, preprocessing, records, found))
 
     @property

@@ -1,7 +1,13 @@
 """The command line."""
 
 import os
+import signal
 import sys
+
+# The first process of a container ignores a signal that nobody handles, and a worker's own handler comes
+# seconds later: without this it would lead, and release, after it was told to stop.
+if os.getpid() == 1:
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
 
 # Before numpy is imported: its BLAS threads would occupy the cores that the kernels' own threads
 # (streaming_pca.kernels.threads) need. A variable that is set already stays.

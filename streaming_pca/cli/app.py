@@ -24,6 +24,7 @@ from streaming_pca.cli import (
     worker,
 )
 from streaming_pca.cli.common import fail
+from streaming_pca.cli.output import OutputFailed, end_without_output, guard_output
 from streaming_pca.service.protection import protect_process, traceback_text, withheld_messages
 
 app = typer.Typer(
@@ -62,8 +63,17 @@ def main() -> NoReturn:
     """
     # Before any setting is read: a file or a variable may hold a secret.
     protect_process()
+    guard_output()
     with withheld_messages():
-        _run()
+        try:
+            _run()
+        except SystemExit as end:
+            try:
+                # Python would do it later, and complain with a traceback.
+                sys.stdout.flush()
+            except OutputFailed as error:
+                end_without_output(error, end.code if isinstance(end.code, int) else 1)
+            raise
 
 
 def _run() -> NoReturn:
@@ -77,6 +87,8 @@ def _run() -> NoReturn:
         fail(error, 2)
     except SessionLost as error:
         fail(error, 4)
+    except OutputFailed as error:
+        end_without_output(error)
     except Exception as error:
         status = _status_of(error)
         if status is None:

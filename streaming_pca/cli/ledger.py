@@ -129,8 +129,8 @@ def ledger_verify(
                 f"every record epsilon {charge_text(facts['everywhere_epsilon'])}, "
                 f"delta {charge_text(facts['everywhere_delta'])}"
             )
-        if report.rho_unchecked:
-            say(f"batches whose rho cannot be recomputed: {report.rho_unchecked}")
+        if report.other_releases:
+            say(f"releases of earlier lives of the topic, whose ledgers hold: {report.other_releases}")
         if report.charges:
             say(f"charges for releases made elsewhere: {report.charges}")
     if not report.ok:

@@ -71,7 +71,8 @@ def produce(
         typer.Option(
             metavar="COLUMN",
             help="Column of the messages' keys, by name or number; it is not a feature. "
-            'Keys identify the users of privacy_unit = "user" and of --local-accountant.',
+            'Keys identify the users of privacy_unit = "user" and of --local-accountant. They are '
+            "read as text, without spaces around it: 7 and 07 are two users.",
         ),
     ] = None,
     header: Annotated[

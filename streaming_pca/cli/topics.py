@@ -124,14 +124,15 @@ def topics_acls(
 ) -> None:
     """Print the permissions that a role needs, as options of kafka-acls.sh --add.
 
-    Each line is one call of that program. Permissions are never taken away.
+    Each line is one call of that program. Permissions are never taken away. A worker's name the ids of its
+    topics: grant them once the topics are created, and again when one was recreated.
 
     [dim]Example: streaming-pca topics acls --config stream.toml --role worker --principal User:pca[/]
     """
-    from streaming_pca.admin.access import apply_permissions, as_options, permissions, principal_of
+    from streaming_pca.admin.access import apply_permissions, as_options, permissions, principal_of, topic_ids
 
     streams = streams_of(config, stream)
-    wanted = permissions(role, streams, output)
+    wanted = permissions(role, streams, output, topic_ids(role, streams))
     user = principal_of(principal, streams[0].kafka)
     if apply:
         apply_permissions(streams[0].kafka, wanted, user)

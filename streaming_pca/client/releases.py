@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -278,6 +279,8 @@ def follow(
         If the stream's topics are missing; from the iterator, if the topic was deleted meanwhile.
     BrokerUnreachable
         Also from the iterator.
+    RuntimeError
+        From the iterator, in a process that was forked since.
     UnreadableRelease
         Also from the iterator, at a release that cannot be read. Messages that are no releases are
         logged as warnings, and skipped.
@@ -300,10 +303,16 @@ class Releases(Iterator[Release]):
 
     def __init__(self, reader: ReleaseReader, first: list[Release], timeout: float | None) -> None:
         self._reader: ReleaseReader | None = reader
+        self._process = os.getpid()
         self._waiting: deque[Release | NotARelease] = deque(first)
         self._timeout = timeout
 
     def __next__(self) -> Release:
+        if self._reader is not None and self._process != os.getpid():
+            # The client's thread is not in a fork.
+            raise RuntimeError(
+                "the iterator over releases was opened in another process: open one in each, after the fork"
+            )
         since = time.monotonic()
         while self._reader is not None:
             while self._waiting:
@@ -320,10 +329,10 @@ class Releases(Iterator[Release]):
         raise StopIteration
 
     def close(self) -> None:
-        """Close the connection, which ends the iterator."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        """Close the connection, which ends the iterator; in a fork, the connection stays its parent's."""
+        reader, self._reader = self._reader, None
+        if reader is not None and self._process == os.getpid():
+            reader.close()
 
     def __enter__(self) -> Self:
         return self

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from streaming_pca.config.settings import ENV_PREFIX, ConfigurationError, Settings
 
 __all__ = [
+    "NO_SETTINGS",
     "OPTIONS",
     "SECRETS",
     "SPARK_CONF",
@@ -27,6 +29,12 @@ OPTIONS = ("stream", "options")
 """Path of the estimator's options."""
 SPARK_CONF = ("spark", "conf")
 """Path of Spark's own settings."""
+NO_SETTINGS = frozenset({f"{ENV_PREFIX}KAFKA_JARS"})
+"""Variables of this package that are no settings (:mod:`streaming_pca.dev.jars`)."""
+_OF_A_SERVICE = re.compile(
+    r"_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)?)$"
+)
+_ADDRESS = "[0-9a-fA-F:.]+"
 SECRETS = frozenset({("kafka", "sasl_password"), ("http", "token"), ("http", "metrics_token")})
 """Paths of the settings that only the environment may hold; ``NAME_file`` stands for each in a file."""
 
@@ -108,8 +116,27 @@ def variables_below(path: Sequence[str]) -> list[str]:
 
 def _settings() -> Iterator[tuple[str, tuple[str, ...], str]]:
     for variable, text in _environment().items():
-        if variable.startswith(ENV_PREFIX):
+        if (
+            variable.startswith(ENV_PREFIX)
+            and variable not in NO_SETTINGS
+            and not _is_of_a_service(variable, text)
+        ):
             yield variable, tuple(variable.removeprefix(ENV_PREFIX).lower().split("__")), text
+
+
+def _is_of_a_service(variable: str, text: str) -> bool:
+    """Return whether Kubernetes sets this variable in pods, for a Service called ``streaming-pca...``."""
+    found = _OF_A_SERVICE.search(variable)
+    if found is None or "__" in variable:
+        return False
+    # A mistaken STREAMING_PCA_HTTP_PORT = 9464 is to be refused.
+    values = {"HOST": _ADDRESS, "ADDR": _ADDRESS, "PROTO": "tcp|udp|sctp", "NUMBER": "[0-9]+"}
+    last = next((name for name in ("HOST", "ADDR", "PROTO") if variable.endswith(name)), None)
+    if last is None:
+        last = (
+            "NUMBER" if "_SERVICE_PORT" in variable or variable.endswith(("TCP_PORT", "UDP_PORT")) else "URL"
+        )
+    return re.fullmatch(values.get(last, r"(tcp|udp|sctp)://.+:[0-9]+"), text) is not None
 
 
 def _is_known(path: tuple[str, ...]) -> bool:

@@ -57,7 +57,7 @@ __all__ = [
 ENV_PREFIX = "STREAMING_PCA_"
 _MAX_LEDGER_ITEMS = 16
 """Longest array that the privacy contract holds itself; of a longer one it holds the digest."""
-TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,200}")
 
 
 class _Section(Section):
@@ -231,7 +231,9 @@ class StreamSettings(_Section):
     def _check_topics(self) -> None:
         for field in ("name", "input"):
             if not TOPIC_NAME.fullmatch(getattr(self, field)):
-                raise ValueError(f"{field} must be 1 to 200 letters, digits, '.', '_' or '-'")
+                raise ValueError(
+                    f"{field} must be 1 to 200 letters, digits, '.', '_' or '-', and not '.' or '..'"
+                )
         if self.input in (self.state_topic, self.releases_topic):
             raise ValueError(
                 f"input = {self.input!r} is the stream's own output: name the topic of its records"

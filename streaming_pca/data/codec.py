@@ -153,7 +153,7 @@ class PayloadCodec:
         if kind is not None and kind != self.kind.encode():
             raise MalformedPayload(f"its header record-kind is {kind!r}, and the stream reads {self.kind}")
         content_type = headers.get("content-type", self.content_type.encode()).decode("ascii")
-        content_type = content_type.split(";")[0].strip()
+        content_type = content_type.split(";")[0].strip().lower()
         if self.kind is RecordKind.LOCAL:
             return self._report(value, content_type, headers)
         if len(value) > self._most_bytes(content_type):

@@ -399,7 +399,7 @@ def _read_csv(path: Path, key: str | None, choice: ColumnChoice) -> RecordFile:
                 bad = next((i for i in columns if not _is_number(line[i])), columns[0])
                 raise RecordFileError(_describe_cell(path, number, bad, names, line[bad])) from None
             if place is not None:
-                keys.append(line[place].encode() or None)
+                keys.append(_key_of(line[place]))
     if not rows:
         raise RecordFileError(f"{path}: holds no records")
     return replace(
@@ -558,7 +558,8 @@ def _check_key(path: Path, types: Any, field: Any) -> None:
 def _key_of(value: str | bytes | int | None) -> bytes | None:
     if value is None or isinstance(value, bytes):
         return value or None
-    return str(value).encode() or None
+    # Spaces beside a comma are no part of a key.
+    return str(value).strip().encode() or None
 
 
 def _rows_of_columns(columns: Sequence[Any]) -> Numbers:

@@ -284,6 +284,11 @@ class Estimator(ABC, Generic[S, O]):
         self.private_mean = PrivateMean(self._privacy_of_mean, preprocessing) if centred else None
 
     @property
+    def norm_range(self) -> tuple[float, float]:
+        """Public range of the norms among which a clip radius is sought; without an end where none is."""
+        return 0.0, math.inf
+
+    @property
     def _noise_law(self) -> str | None:
         """Law of its Gaussian noise; None where it draws none: producers add the noise of reports."""
         return NOISE_LAW if self.info.private and not self.info.local else None

@@ -30,6 +30,9 @@ _STANDARD_ERRORS = 2.0
 _NEARLY_ALL = 0.9
 """Share of the total that one component seldom exceeds, unless it is the direction of the mean."""
 
+_NEAR_THE_END = 0.2
+"""Share of the largest squared norm from which on a mean of clipped ones comes of many at the end."""
+
 _MORE = "more records, a larger epsilon, public bounds or a lower rank"
 
 
@@ -55,6 +58,9 @@ class Doubt(StrEnum):
     """The first component may be the direction of the mean: a mean was to be learnt, was not found, and its
     error is not known; or none was looked for ("none"), and that component has more than 0.9 of the total
     variance beyond the noise."""
+    RANGE_ENDS = "range-ends"
+    """The variances reach the end of the public range in which the clip radius was sought: records beyond
+    it were clipped to it."""
 
     @property
     def explanation(self) -> str:
@@ -73,6 +79,7 @@ _EXPLANATIONS = {
     Doubt.VARIANCE_LOST: "an explained variance cannot be told from noise, nor can its component",
     Doubt.MEAN_SWAMPS: "the error of the mean is as large as the variance of a component",
     Doubt.MEAN_UNKNOWN: "the first component may be the direction of a mean that is not known, or not well",
+    Doubt.RANGE_ENDS: "records are so large that they were clipped to the end of the public radius_range",
 }
 _REMEDIES = {
     Doubt.NO_RECORDS: _MORE,
@@ -82,10 +89,13 @@ _REMEDIES = {
     Doubt.MEAN_UNKNOWN: (
         'more records, or as centering "auto" or a public centre (zeros if records are centred)'
     ),
+    Doubt.RANGE_ENDS: "public bounds, features in smaller units, or a radius_range that ends higher",
 }
 
 
-def doubts(subspace: Subspace, preprocessing: Preprocessing, records: int) -> tuple[Doubt, ...]:
+def doubts(
+    subspace: Subspace, preprocessing: Preprocessing, records: int, end: float = math.inf
+) -> tuple[Doubt, ...]:
     """Find the reasons not to rely on a release.
 
     Parameters
@@ -96,6 +106,8 @@ def doubts(subspace: Subspace, preprocessing: Preprocessing, records: int) -> tu
         Of its estimator: public.
     records : int
         Records delivered so far.
+    end : float
+        Largest norm (|x|^2) of the public range in which its estimator seeks a clip radius.
 
     Returns
     -------
@@ -114,6 +126,8 @@ def doubts(subspace: Subspace, preprocessing: Preprocessing, records: int) -> tu
             Doubt.VARIANCE_LOST: _variance_is_lost(subspace),
             Doubt.MEAN_SWAMPS: _mean_swamps(subspace),
             Doubt.MEAN_UNKNOWN: _mean_is_unknown(subspace, preprocessing),
+            # With bounds no record is beyond the range.
+            Doubt.RANGE_ENDS: preprocessing.largest_squared_norm is None and _reaches(subspace, end),
         }
     return tuple(doubt for doubt, is_so in found.items() if is_so)
 
@@ -140,6 +154,12 @@ def _mean_is_unknown(subspace: Subspace, preprocessing: Preprocessing) -> bool:
         # Where its error is known, a mean that is not found is within it.
         return subspace.mean is None and subspace.mean_error is None
     return preprocessing.centering == "none" and _first_has_nearly_all(subspace)
+
+
+def _reaches(subspace: Subspace, end: float) -> bool:
+    """Return whether records of this variance are, many of them, beyond a squared norm."""
+    sizes = [float(np.sum(subspace.explained_variance)), subspace.total_variance or 0.0]
+    return max(sizes) >= _NEAR_THE_END * end
 
 
 def _first_has_nearly_all(subspace: Subspace) -> bool:

@@ -118,8 +118,15 @@ def configure(
     return kind(dim, k, privacy, preprocessing, checked)
 
 
-def usable_records(shape: tuple[int, ...], estimator: Estimator[Any, Any]) -> int:
+def usable_records(shape: tuple[int, ...], estimator: Estimator[Any, Any], is_first: bool = True) -> int:
     """Count the records of an array that can be learnt from: whole pairs with ``centering = "pairs"``.
+
+    Parameters
+    ----------
+    shape : tuple of int
+    estimator : Estimator
+    is_first : bool
+        False for a later batch of a model, which need not have as many rows as components.
 
     Raises
     ------
@@ -132,7 +139,7 @@ def usable_records(shape: tuple[int, ...], estimator: Estimator[Any, Any]) -> in
         If delta protects too little.
     """
     granularity = estimator.preprocessing.granularity
-    if (rows := math.prod(shape[:-1])) < estimator.k:
+    if is_first and (rows := math.prod(shape[:-1])) < estimator.k:
         raise ValueError(
             f"X has {rows} records, fewer than n_components = {estimator.k}: "
             "pass more records, or lower n_components"

@@ -8,10 +8,14 @@ would not take effect where the package is updated in place, so caches of other 
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
+import pickle  # nosec B403  # numba's own format of its cache
 import shutil
+import stat
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,6 +31,7 @@ SHIPPED = Path(sys.prefix, "share", "streaming-pca", "kernels")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _making = threading.RLock()
+_DIGEST = hashlib.sha256().digest_size
 
 
 class Kernel:
@@ -52,11 +57,7 @@ class Kernel:
             # Two dispatchers of one function would both compile it.
             with _making:
                 if self._dispatcher is None:
-                    made = load_compiler().njit(**self._options)(self.py_func)
-                    # Absent where numba is told to interpret (NUMBA_DISABLE_JIT).
-                    if hasattr(made, "_cache"):
-                        _keep_if_possible(made._cache)
-                    self._dispatcher = made
+                    self._dispatcher = _dispatcher_of(self.py_func, self._options)
         return self._dispatcher
 
     def __call__(self, *args: Any) -> Any:
@@ -116,15 +117,77 @@ def load_compiler() -> Any:
     return numba
 
 
-def _keep_if_possible(kernels: Any) -> None:
-    """Let numba use a kernel that its cache has no room for: its first call would raise OSError."""
-    save = kernels.save_overload
+def _dispatcher_of(function: Callable[..., Any], options: dict[str, Any]) -> Any:
+    """Make numba's dispatcher, whose cache stops nobody: a batch is charged before its kernels are loaded."""
+    numba = load_compiler()
+    try:
+        made = numba.njit(**options)(function)
+    except RuntimeError:
+        # No folder can be written: neither that of the sources, nor the user's, nor the one that was named.
+        if not options.get("cache"):
+            raise
+        _use_scratch(numba)
+        try:
+            made = numba.njit(**options)(function)
+        except RuntimeError:
+            made = numba.njit(**{name: value for name, value in options.items() if name != "cache"})(function)
+    # Absent where numba is told to interpret (NUMBA_DISABLE_JIT), or nothing is kept.
+    if hasattr(getattr(made, "_cache", None), "_cache_file"):
+        _distrust(made._cache)
+    return made
+
+
+def _use_scratch(numba: Any) -> None:
+    """Keep kernels in a folder of this process and its helpers, if there is room for one."""
+    with suppress(OSError):
+        folder = tempfile.mkdtemp(prefix="streaming-pca-kernels-")
+        owner = os.getpid()
+        numba.config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"] = folder
+        atexit.register(lambda: shutil.rmtree(folder, True) if os.getpid() == owner else None)
+
+
+def _distrust(kernels: Any) -> None:
+    """Let a kernel's cache be damaged, cut short, full or in the hands of everybody: it is compiled then.
+
+    Each file ends with the digest of what was written. What was changed since is not read: numba would end
+    the process, or compute something else.
+    """
+    file, save, dump = kernels._cache_file, kernels.save_overload, kernels._cache_file._dump
 
     def save_overload(*args: Any) -> None:
         with suppress(OSError):
             save(*args)
 
+    def dump_signed(value: Any) -> bytes:
+        data: bytes = dump(value)
+        return data + hashlib.sha256(data).digest()
+
+    def load_index() -> dict[Any, str]:
+        try:
+            if os.stat(os.path.dirname(file._index_path)).st_mode & stat.S_IWOTH:
+                return {}
+            with open(file._index_path, "rb") as opened:
+                version, data = pickle.load(opened), opened.read()  # nosec B301  # of a folder of our own
+            stamp, names = pickle.loads(_unchanged(data))  # nosec B301
+        except Exception:
+            # A damaged pickle may raise anything.
+            return {}
+        current = version == file._version and stamp == file._source_stamp
+        return dict(names) if current else {}
+
+    def load_data(name: str) -> Any:
+        return pickle.loads(_unchanged(Path(file._data_path(name)).read_bytes()))  # nosec B301
+
     kernels.save_overload = save_overload
+    file._dump, file._load_index, file._load_data = dump_signed, load_index, load_data
+
+
+def _unchanged(data: bytes) -> bytes:
+    """Return what comes before its digest; raises OSError, which numba takes for a missing file."""
+    body, digest = data[:-_DIGEST], data[-_DIGEST:]
+    if hashlib.sha256(body).digest() != digest:
+        raise OSError("a cached kernel was changed")
+    return body
 
 
 def _drop_stale_kernels(folder: Path, *called: Path) -> None:

@@ -85,6 +85,7 @@ class Session:
         on_release: Callable[[Progress], None] | None = None,
         make_reader: ReaderFactory = PartitionReader,
         traces: StreamTraces | None = None,
+        on_taken_over: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings, self._stream, self._topics = settings, settings.stream, topics
         self._estimator = settings.stream.build_estimator()
@@ -92,6 +93,7 @@ class Session:
         self._executors, self._poller = executors, poller
         self._metrics, self._log, self._on_release = metrics, log, on_release
         self._traces = traces or StreamTraces(None, self._stream)
+        self._on_taken_over = on_taken_over
         self._interrupted = False
         self._wakeup = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -161,6 +163,7 @@ class Session:
                         Pool.COMMITS, "take-over", self._writer.take_over, deadline=_LONGEST_TAKE_OVER_SECONDS
                     )
             trace.show_lead(takeover.recovery.action.name.lower(), self._writer.epoch)
+            self._on_taken_over()
             self._show_ledger()
             return takeover, await self._recover(takeover, trace)
 

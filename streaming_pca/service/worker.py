@@ -114,6 +114,8 @@ class _Stream:
         self._leading = asyncio.Event()
         self._session: Session | None = None
         self._trouble_since: float | None = None
+        self._lost_at: float | None = None
+        """Time at which a session was lost that no other has followed."""
         self._compared = False
         """True once its settings were compared with the ledger, while standing by."""
         self._agrees = False
@@ -158,6 +160,7 @@ class _Stream:
             self._leading.set()
         elif not leading and self._leading.is_set():
             self._log.info("no longer leading stream %s", self.settings.stream.name)
+            self._lost_at = None
             self._leading.clear()
             self.interrupt()
         self.metrics.set_leading(leading)
@@ -206,6 +209,7 @@ class _Stream:
                 if stopping.is_set():
                     raise
                 self._raise_if_stuck(started)
+                self._lost_at = self._lost_at or time.monotonic()
                 self._log.warning("session lost, recovering from the topics: %s", error)
                 await first_of(stopping, seconds=1.0)
                 continue
@@ -257,6 +261,7 @@ class _Stream:
             worker.on_release,
             worker.make_reader,
             worker.tracing.for_stream(self.settings.stream),
+            self._tell_recovery,
         )
         self._session = session
         try:
@@ -268,6 +273,15 @@ class _Stream:
             if session.made_progress:
                 self._trouble_since = None
             self._session = None
+
+    def _tell_recovery(self) -> None:
+        """Log that the stream goes on, for whoever was told that its session was lost."""
+        if self._lost_at is not None:
+            seconds = time.monotonic() - self._lost_at
+            self._log.info(
+                "recovered: leading stream %s again, after %.0f s", self.settings.stream.name, seconds
+            )
+            self._lost_at = None
 
     async def _find_topics(self) -> Topics:
         return await self._worker.executors.call(

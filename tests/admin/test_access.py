@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from streaming_pca.admin.access import ROLES, as_options, permissions, principal_of
+from streaming_pca.admin.access import ROLES, Permission, as_options, permissions, principal_of
 from streaming_pca.config.settings import ConfigurationError, KafkaSettings, Settings, StreamSettings
 
 ROOT = Path(__file__).resolve().parents[2]
+IDS = {"traffic": "Jj9Yx1Q"}
 
 
 def settings(name: str = "flows") -> Settings:
@@ -19,10 +20,14 @@ def settings(name: str = "flows") -> Settings:
     )
 
 
+def every(role: str) -> list[Permission]:
+    return permissions(role, [settings()], "flows.out" if role == "projector" else None, IDS)
+
+
 def found(role: str, *streams: Settings) -> dict[str, set[str]]:
     """Operations by topic."""
     output = "flows.out" if role == "projector" else None
-    wanted = permissions(role, streams or [settings()], output)
+    wanted = permissions(role, streams or [settings()], output, IDS)
     return {p.name: set(p.operations) for p in wanted if p.kind == "topic"}
 
 
@@ -53,11 +58,27 @@ def test_streams_that_share_an_input_share_its_permissions() -> None:
 
 
 def test_lines_are_options_of_kafkas_program() -> None:
-    lines = as_options(permissions("worker", [settings()]), "User:O=Any Company")
+    lines = as_options(permissions("operator", [settings()]), "User:O=Any Company")
     assert all(line.startswith("--allow-principal 'User:O=Any Company' --operation ") for line in lines)
     assert any(line.endswith("--operation DescribeConfigs --cluster") for line in lines)
     prefixed = next(line for line in lines if "--transactional-id" in line)
     assert "--resource-pattern-type prefixed --transactional-id streaming-pca." in prefixed
+
+
+def test_a_worker_is_permitted_the_transactions_of_its_own_streams_and_no_others() -> None:
+    wanted = permissions("worker", [settings(), settings("others")], None, IDS)
+    of_transactions = [each for each in wanted if each.kind == "transactional-id"]
+    assert [(each.name, each.prefixed) for each in of_transactions] == [
+        ("streaming-pca.Jj9Yx1Q.flows", False),
+        ("streaming-pca.Jj9Yx1Q.others", False),
+    ]
+    # A wider permission is one of an operator, or lies within a projector's own output.
+    wide = {(r, p.kind, p.name) for r in ROLES for p in every(r) if p.prefixed}
+    assert wide == {
+        ("operator", "transactional-id", "streaming-pca."),
+        ("operator", "group", "traffic.ledger."),
+        ("projector", "transactional-id", "streaming-pca.flows.project.flows.out."),
+    }
 
 
 def test_mistakes_are_named() -> None:

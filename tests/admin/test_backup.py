@@ -50,7 +50,9 @@ from streaming_pca.service.commit.user_log import UserLog
 
 ID = "9bd05b8e-6e39-43a4-9d57-3e4f5b6ba6a2"
 CHARGE = Charge(epsilon="1", delta="1e-6")
-PROMISE = {"epsilon": 1.0, "delta": 1e-6}
+RELEASE = hashlib.sha256(b"{}").hexdigest()
+PROMISE = {"epsilon": 1.0, "delta": 1e-6, "privacy_unit": "message"}
+MECHANISM = {"mechanism": "private-oja", "sigma_over_sensitivity": 9.0}
 
 
 def state_of(job: str, batch: int, **changes: Any) -> tuple[bytes, str]:
@@ -77,9 +79,9 @@ def entries_of(job: str, previous: str, batches: int, **changes: Any) -> list[Le
 
     for batch in range(1, batches + 1):
         span = OffsetRange(partition=0, start=100 * (batch - 1), end=100 * batch, count=100)
-        add(Reserved, batch=batch, ranges=(span,), promise=PROMISE, parameters={}, charge=CHARGE)
+        add(Reserved, batch=batch, ranges=(span,), promise=PROMISE, parameters=MECHANISM, charge=CHARGE)
         add(Committed, batch=batch, state_digest=state_of(job, batch, **changes)[1])
-        add(Released, batch=batch, release_digest="0" * 64)
+        add(Released, batch=batch, release_digest=RELEASE)
     return found
 
 
@@ -327,7 +329,7 @@ def test_a_sound_copy_is_verified() -> None:
             line(1, lambda x: x.replace(b'"epsilon":"1"', b'"epsilon":"0"')),
             "the hash chain of job 'a' breaks",
         ),
-        (line(3, lambda x: x.replace(b"0000", b"1111", 1)), "the hash chain of job 'a' breaks"),
+        (line(3, lambda x: x.replace(RELEASE[:4].encode(), b"1111", 1)), "the hash chain of job 'a' breaks"),
         (without(2), "the hash chain of job 'a' breaks"),
         (without(0), "never opened"),
         (line(0, lambda x: x.replace(b'"4"', b'"9"')), "the hash chain of job 'a' breaks"),

@@ -303,3 +303,10 @@ def test_something_else_is_no_accountant() -> None:
         pca(accountant=1.0).fit(X)
     assert repr(BudgetAccountant(0.5, 1e-6)) == "BudgetAccountant(epsilon=0.5, delta=1e-06)"
     assert BudgetAccountant(np.float32(0.5), 0).total.epsilon == Fraction(1, 2)
+
+
+def test_a_refusal_shows_by_how_much_even_where_both_numbers_print_alike() -> None:
+    """As floats, epsilon and what is left of the total are the same number."""
+    total = BudgetAccountant(Fraction(1, 11) - Fraction(1, 10**20), "1e-6")
+    with total, pytest.raises(BudgetError, match=r"are left of .*, too few by epsilon \d\.?\d?e-1\d$"):
+        PrivatePCA(epsilon=1 / 11, delta=1e-7, bounds=(-9, 9)).fit(spiked(400))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +119,18 @@ def test_a_rank_of_nearly_all_features_clips_no_variance_away(estimator: str, k:
         pca = PrivatePCA(k, estimator=estimator, epsilon=1000, bounds=bounds).fit(X)
     assert pca.total_variance_ == pytest.approx(spectrum.sum(), rel=0.02)
     np.testing.assert_allclose(pca.explained_variance_, spectrum[:k], rtol=0.05)
+
+
+def test_later_batches_have_any_number_of_records() -> None:
+    """As many rows as components are needed where a model begins, and nowhere else."""
+    X = np.random.default_rng(0).standard_normal((600, 6))
+    model = PrivatePCA(n_components=3, epsilon=5.0, delta=1e-6, bounds=(-5, 5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DoubtfulResultWarning)
+        with pytest.raises(ValueError, match="fewer than n_components = 3"):
+            model.partial_fit(X[:2])
+        model.partial_fit(X[:500])
+        for count in (1, 2, 7):
+            before = model.n_samples_seen_
+            model.partial_fit(X[500 : 500 + count])
+            assert model.n_samples_seen_ == before + count

@@ -118,3 +118,30 @@ def test_where_warnings_are_errors_the_model_is_there_and_charged() -> None:
 def test_the_category_is_a_public_name() -> None:
     assert issubclass(DoubtfulResultWarning, UserWarning)
     assert "DoubtfulResultWarning" in dir(streaming_pca)
+
+
+@pytest.mark.parametrize("estimator", ["adaptive", "block", "analyze-gauss"])
+def test_units_of_records_change_nothing_but_the_units(estimator: str) -> None:
+    """Records as large or as small as floats of everyday code: the same directions, and scaled variances."""
+    rng = np.random.default_rng(3)
+    X = rng.standard_normal((8000, 5)) * np.array([5.0, 3.0, 2.0, 1.0, 0.5])
+    found = {}
+    for scale in (1e-12, 1.0, 1e10, 1e30):
+        with replace_noise_sampler(SeededSampler()):
+            pca = PrivatePCA(n_components=2, epsilon=4.0, delta=1e-6, estimator=estimator, random_state=0)
+            pca.fit(X * scale)
+        assert pca.doubts_ == ()
+        found[scale] = pca.explained_variance_ / scale**2
+        assert np.abs(pca.components_[0, 0]) > 0.98
+        assert np.abs(pca.components_[1, 1]) > 0.9
+    for variances in found.values():
+        assert np.allclose(variances, found[1.0], rtol=0.5)
+
+
+def test_records_beyond_the_range_are_doubted() -> None:
+    X = np.random.default_rng(3).standard_normal((8000, 5)) * 100
+    with pytest.warns(DoubtfulResultWarning, match="range-ends: records are so large"):
+        pca = PrivatePCA(
+            n_components=2, epsilon=4.0, delta=1e-6, options={"radius_range": (1e-3, 1.0)}, random_state=0
+        ).fit(X)
+    assert "range-ends" in pca.doubts_

@@ -107,8 +107,11 @@ class Written:
     def reserve(self, letter: str, batch: int, *ranges: Sequence[int], epsilon: str = "1") -> None:
         found = tuple(OffsetRange(partition=p, start=a, end=b, count=b - a) for p, a, b in ranges)
         charge = Charge(epsilon=epsilon, delta="1e-6", rho="1/2")
-        promise = {"epsilon": 0.5, "delta": 1e-6}
-        self.enter(letter, Reserved, batch=batch, ranges=found, promise=promise, parameters={}, charge=charge)
+        promise = {"epsilon": 0.5, "delta": 1e-6, "privacy_unit": "message"}
+        how = {"mechanism": "private-oja", "sigma_over_sensitivity": 9.0}
+        self.enter(
+            letter, Reserved, batch=batch, ranges=found, promise=promise, parameters=how, charge=charge
+        )
 
     def answer(self, letter: str, batch: int, **said: Any) -> None:
         self.enter(letter, Committed, batch=batch, state_digest="0")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import islice
@@ -104,3 +106,27 @@ def test_a_stream_without_topics_is_named(
     for read in (latest, follow):
         with pytest.raises(TopicError, match=rf"'{settings.stream.releases_topic}' is missing"):
             read(settings)
+
+
+def test_a_forked_process_reads_for_itself(published: Published) -> None:
+    """As servers do that load an application and fork: the parent's threads are not in the child."""
+    published(release(1))
+    assert latest(name_of(published), published.kafka) == release(1)
+    with follow_all(published, start="first") as items:
+        assert next(items).batch == 1
+
+        def child() -> None:
+            assert latest(name_of(published), published.kafka) == release(1)
+            with follow_all(published) as own:
+                assert next(own).batch == 1
+            with pytest.raises(RuntimeError, match="was opened in another process: open one in each"):
+                next(items)
+            items.close()
+            os._exit(17)
+
+        forked = multiprocessing.get_context("fork").Process(target=child, daemon=True)
+        forked.start()
+        forked.join(LIMIT)
+        assert forked.exitcode == 17
+        published(release(2))
+        assert next(items).batch == 2

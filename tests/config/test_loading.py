@@ -14,6 +14,7 @@ from streaming_pca.config.environment import variable_of
 from streaming_pca.config.loading import load_settings, load_streams
 from streaming_pca.config.schema import Setting, every_setting
 from streaming_pca.config.settings import ConfigurationError, Settings
+from streaming_pca.dev.jars import CACHE_VARIABLE
 from tests.config.test_settings import GOOD
 from tests.security.needles import secret
 
@@ -396,6 +397,27 @@ def test_no_case_is_of_a_setting_that_is_gone() -> None:
     assert set(CASES) == there
 
 
+@pytest.mark.parametrize("service", ["KAFKA", "DASHBOARD", "HTTP", "STREAM_PCA", ""])
+def test_variables_of_others_with_the_same_beginning_are_no_settings(
+    service: str, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes sets these in each pod for a Service; the last is of this package."""
+    prefix = "_".join(part for part in ("STREAMING_PCA", service) if part)
+    for name, text in {
+        "SERVICE_HOST": "10.0.0.1",
+        "SERVICE_PORT": "9092",
+        "SERVICE_PORT_SASL_SSL": "9093",
+        "PORT": "tcp://10.0.0.1:9092",
+        "PORT_9092_TCP": "tcp://10.0.0.1:9092",
+        "PORT_9092_TCP_PROTO": "tcp",
+        "PORT_9092_TCP_PORT": "9092",
+        "PORT_9092_TCP_ADDR": "fd00::1",
+    }.items():
+        monkeypatch.setenv(f"{prefix}_{name}", text)
+    monkeypatch.setenv(CACHE_VARIABLE, "/opt/jars")
+    assert load()[0].stream.rank == 2
+
+
 def test_a_section_can_be_one_variable(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STREAMING_PCA_STREAM", '{"epsilon": 0.5, "options": {"growth": 3}}')
     monkeypatch.setenv("STREAMING_PCA_STREAM__DELTA", "1e-9")
@@ -428,6 +450,11 @@ def test_a_section_can_be_one_variable(load: Load, monkeypatch: pytest.MonkeyPat
         ("KAFKA", '{"colour": 1}', "environment: STREAMING_PCA_KAFKA: colour: no such setting"),
         ("KAFKA", "5", "environment: STREAMING_PCA_KAFKA: must be a table"),
         ("COLOUR", "red", "environment: STREAMING_PCA_COLOUR: no such setting"),
+        ("STREAM_EPSILON", "9", "environment: STREAMING_PCA_STREAM_EPSILON: no such setting"),
+        # As Kubernetes names the variables of a Service, with values that are none of its.
+        ("HTTP_PORT", "9464", "environment: STREAMING_PCA_HTTP_PORT: no such setting"),
+        ("HTTP_SERVICE_HOST", "pca.example.org", "environment: STREAMING_PCA_HTTP_SERVICE_HOST: no such"),
+        ("HTTP__SERVICE_HOST", "10.0.0.1", "environment: STREAMING_PCA_HTTP__SERVICE_HOST: no such"),
         ("STREAMS", "{", "environment: STREAMING_PCA_STREAMS: is not JSON"),
         (
             "STREAMS__0__NAME",

@@ -87,6 +87,8 @@ def test_a_user_may_count_as_often_as_the_estimator_is_calibrated_for(tmp_path: 
         (("dim = 4", "dim = 4\ncolour = 1"), "stream.colour: no such setting"),
         (("[kafka]", "[kafka]\nfoo = 1"), "kafka.foo: no such setting"),
         (('name = "s"', 'name = "a b"'), "name must be"),
+        (('name = "s"', 'name = "."'), "name must be"),
+        (('name = "s"', 'name = ".."'), "name must be"),
         (
             ("dim = 4", "dim = 4\nestimator = 'magic'"),
             "no estimator 'magic'; known: adadpo, adaptive, ",

@@ -184,7 +184,7 @@ class MadeStream:
             previous=self._head,
             ranges=ranges,
             promise=stream.privacy_contract,
-            parameters={"made": "by a test"},
+            parameters={"mechanism": "private-oja", "sigma_over_sensitivity": 1e6},
             charge=charge,
         )
         committed = Committed(**own, previous=entry_hash(reserved), state_digest="0" * 64)

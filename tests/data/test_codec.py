@@ -615,3 +615,11 @@ def test_a_mean_that_was_not_found_is_null_and_a_doubt() -> None:
     data = make_release(stream, replace(plain, mean=None), 1, 10)
     assert b'"mean":null' in data
     assert Release.from_bytes(data).doubts == ("mean-unknown",)
+
+
+@pytest.mark.parametrize("kind", ["application/octet-stream", "application/x-npy", "application/json"])
+def test_media_types_have_no_case(kind: str) -> None:
+    payload = {"application/x-npy": npy(F), "application/json": b'{"x": [1, 2, 3]}'}.get(kind, X.tobytes())
+    for spelled in (kind.upper(), kind.title(), f" {kind.upper()} ; charset=UTF-8"):
+        assert CODEC.decode(message(payload, spelled)) is not None
+        assert np.array_equal(CODEC.decode(message(payload, spelled)), CODEC.decode(message(payload, kind)))

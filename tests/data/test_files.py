@@ -245,3 +245,9 @@ def test_a_guessed_header_is_said_unless_the_stream_knows_its_names(
         done = call(capfd, *given, *quiet)
         assert done.returncode == 2
         assert len(done.stderr.splitlines()) == 1
+
+
+def test_keys_of_a_csv_are_text_without_the_spaces_around_it(tmp_path: Path) -> None:
+    path = tmp_path / "keys.csv"
+    path.write_text("user,a,b\n7,1,2\n 7,3,4\n7 ,5,6\n07,7,8\n7.0,9,10\n ,11,12\n")
+    assert list(open_records(path, "user").keys()) == [b"7", b"7", b"7", b"07", b"7.0", None]

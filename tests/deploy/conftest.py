@@ -15,7 +15,7 @@ import pytest
 import trustme
 from kafka.admin import UserScramCredentialUpsertion
 
-from streaming_pca.admin.access import ROLES, Role, apply_permissions, permissions
+from streaming_pca.admin.access import ROLES, Role, apply_permissions, permissions, topic_ids
 from streaming_pca.config.settings import KafkaSettings, Settings
 from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.jars import KafkaUnavailable
@@ -71,7 +71,8 @@ class Guarded:
     def permit(self, streams: Sequence[Settings], *roles: Role) -> None:
         """Let the users who are named like these roles do what the roles do."""
         for role in roles:
-            apply_permissions(self.open_settings, permissions(role, streams), f"User:{role}")
+            ids = topic_ids(role, [each.model_copy(update={"kafka": self.open_settings}) for each in streams])
+            apply_permissions(self.open_settings, permissions(role, streams, None, ids), f"User:{role}")
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,10 @@ from tests.deploy.tools import ROOT
 
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 # The image's directories that its lines name.
-OWN_PATHS = ("/src", "/wheels", "/opt/streaming-pca", "/opt/flights", "/access", "/passwords", "/data")
+OWN_PATHS = (
+    *("/src", "/wheels", "/opt/streaming-pca", "/opt/flights", "/access", "/access-metrics", "/passwords"),
+    "/data",
+)
 
 
 @dataclass(frozen=True)

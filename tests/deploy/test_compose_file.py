@@ -18,10 +18,10 @@ from tests.deploy.tools import ROOT, run_tool
 SERVICES: dict[str, dict[str, Any]] = read_compose()["services"]
 OURS = {name: told for name, told in SERVICES.items() if "build" in told}
 LONG_RUNNING = {"kafka", "worker", "standby", "dashboard", "prometheus", "grafana"}
-ONCE = {"secrets", "acls", "topics", "flights-file", "flights", "auditor"}
+ONCE = {"secrets", "acls", "worker-acls", "topics", "flights-file", "flights", "auditor"}
 # Users of Kafka, and who logs in as each.
 ROLES = {
-    "admin": {"acls"},
+    "admin": {"acls", "worker-acls"},
     "operator": {"topics"},
     "worker": {"worker", "standby"},
     "producer": {"flights"},
@@ -105,8 +105,9 @@ def test_a_service_is_shown_the_secrets_that_it_names_and_no_others(name: str) -
     mounts = {target: (source, writable) for source, target, writable in mounts_of(told)}
     shown = {target.removeprefix("/passwords/") for target in mounts if target.startswith("/passwords/")}
     named = set(re.findall(r"/passwords/(\w+)/password", str(told.get("environment", {}))))
+    tokens = {"/access/token", "/access-metrics/token"}
     if name == "secrets":
-        assert {f"/passwords/{role}/password" for role in shown} | {"/access/token"} == set(told["command"])
+        assert {f"/passwords/{role}/password" for role in shown} | tokens == set(told["command"])
     elif name == "kafka":
         assert shown == set(told["command"]) == set(ROLES)
     else:
@@ -116,10 +117,12 @@ def test_a_service_is_shown_the_secrets_that_it_names_and_no_others(name: str) -
             assert source == f"password-{target.removeprefix('/passwords/')}"
         if target.startswith(("/passwords/", "/access")):
             assert writable == (name == "secrets")
-    token = {"worker", "standby", "dashboard", "prometheus", "secrets"}
-    assert ("/access" in mounts) == (name in token)
+    workers = {"worker", "standby", "secrets"}
+    assert ("/access" in mounts) == (name in workers | {"dashboard"})
+    # With the dashboard's token Prometheus would see all streams.
+    assert ("/access-metrics" in mounts) == (name in workers | {"prometheus"})
     # Files of 0640, of the image's own group.
-    if (shown or "/access" in mounts) and "build" not in told:
+    if (shown or {"/access", "/access-metrics"} & set(mounts)) and "build" not in told:
         assert told["group_add"] == [(last_of("service", "USER") or "").partition(":")[2]]
 
 
@@ -131,8 +134,8 @@ def test_every_role_is_that_of_its_services(role: str, services: set[str]) -> No
         assert own["SASL_MECHANISM"] == "SCRAM-SHA-512"
         assert own["SASL_USERNAME"] == role
         assert own["SASL_PASSWORD_FILE"] == f"/passwords/{role}/password"
-    (granted,) = SERVICES["acls"]["command"]
-    assert (re.search(rf"\b{role}\b", granted) is not None) == (role not in ("admin", "broker"))
+    granted = " ".join(SERVICES["acls"]["command"] + SERVICES["worker-acls"]["command"])
+    assert (re.search(rf"(?<!-)\b{role}\b", granted) is not None) == (role not in ("admin", "broker"))
     properties = (ROOT / "deploy" / "compose" / "kafka" / "server.properties").read_text()
     assert (f"User:{role}" in properties) == (role in ("admin", "broker"))
 

@@ -24,8 +24,8 @@ def test_prometheus_accepts_its_configuration(tmp_path: Path) -> None:
     # It looks for the token too, which is in a volume.
     (tmp_path / "token").write_text(secret("token"))
     text = (FILES / "prometheus.yml").read_text()
-    assert text.count("/access/token") == 1
-    (tmp_path / "prometheus.yml").write_text(text.replace("/access/token", f"{tmp_path}/token"))
+    assert text.count("/access-metrics/token") == 1
+    (tmp_path / "prometheus.yml").write_text(text.replace("/access-metrics/token", f"{tmp_path}/token"))
     for name in ("recording.yml", "alerts.yml"):
         (tmp_path / name).write_text((FILES / name).read_text())
     checked = run_tool("promtool", "check", "config", tmp_path / "prometheus.yml")

@@ -77,7 +77,8 @@ def releases(running: Deployment) -> list[Release]:
 
 def get(deployment: Deployment, service: str, port: int, path: str) -> str:
     url = f"http://{deployment.services[service].address}:{port}{path}"
-    token = (deployment.volume("access") / "token").read_text()
+    volume = "access-metrics" if path == "/metrics" else "access"
+    token = (deployment.volume(volume) / "token").read_text()
     asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
     with urllib.request.urlopen(asked, timeout=60) as answer:
         text: str = answer.read().decode()
@@ -174,11 +175,20 @@ def test_a_server_tells_only_those_who_have_the_token(running: Deployment) -> No
                 urllib.request.urlopen(url + path, timeout=60)
     streams = json.loads(get(running, "dashboard", 9470, "/v1/streams"))["items"]
     assert [stream["name"] for stream in streams] == [STREAM]
+    # Prometheus has a token of its own, with which it sees nothing else.
+    address = f"http://{running.services['dashboard'].address}:{PORTS['dashboard']}/v1/streams"
+    of_metrics = (running.volume("access-metrics") / "token").read_text()
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(
+            urllib.request.Request(address, headers={"Authorization": f"Bearer {of_metrics}"}), timeout=60
+        )
 
 
 def test_secrets_are_made_once_for_their_group_and_never_printed(running: Deployment) -> None:
     files = {
-        path for name in ("access", "password-*") for path in running.directory.glob(f"volumes/{name}/*")
+        path
+        for name in ("access", "access-metrics", "password-*")
+        for path in running.directory.glob(f"volumes/{name}/*")
     }
     assert len(files) == len(running.services["secrets"].told["command"])
     made = {path: path.read_text() for path in files}

@@ -147,6 +147,7 @@ def test_every_doubt_has_an_id_an_explanation_and_a_remedy() -> None:
         "variance-lost",
         "mean-swamps",
         "mean-unknown",
+        "range-ends",
     ]
     for doubt in Doubt:
         assert doubt.explanation
@@ -163,3 +164,10 @@ def test_words_for_people() -> None:
     assert "first" not in describe_doubts([Doubt.NOT_RESOLVED], 0, 5)
     # One remedy for two doubts is named once.
     assert remedies([Doubt.NOT_RESOLVED, Doubt.VARIANCE_LOST]) == Doubt.NOT_RESOLVED.remedy
+
+
+def test_records_at_the_end_of_a_public_range_are_doubted() -> None:
+    for end, expected in ((14.0 / 0.2, ["range-ends"]), (14.1 / 0.2, []), (math.inf, [])):
+        assert [*doubts(GOOD, Preprocessing(dim=D, centering="auto"), 100, end)] == expected
+    bounded = Preprocessing(dim=D, centering="auto", bounds=(-1.0, 1.0))
+    assert doubts(GOOD, bounded, 100, 1.0) == ()

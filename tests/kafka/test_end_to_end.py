@@ -435,7 +435,9 @@ def test_a_missing_topic_is_named(make_stream: MakeStream) -> None:
 def test_an_unreachable_broker_is_named_in_time(make_stream: MakeStream) -> None:
     stream = make_stream()
     nobody = f"127.0.0.1:{free_port()}"
-    line = refusal(stream.start(stream.changed("kafka", bootstrap_servers=nobody)), 4)
+    line = refusal(
+        stream.start(stream.changed("kafka", bootstrap_servers=nobody, bootstrap_timeout_ms=5000)), 4
+    )
     assert nobody in line
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from streaming_pca.kernels import _refresh_cache
 from streaming_pca.kernels.rounding import exponent
+from tests.waiting import LIMIT
 
 
 @pytest.fixture
@@ -79,3 +84,97 @@ def test_shipped_kernels_of_these_sources_are_taken_and_of_others_not(tmp_path: 
     assert len(taken(tmp_path / "layers")) == 2
     (package / "kernels" / "called.py").write_text("x = 2\n")
     assert taken(tmp_path / "changed") == []
+
+
+# -- a cache that is damaged, full, or nowhere -----------------------------------------
+
+
+def call(cache: Path, home: Path) -> tuple[int, str, str]:
+    """Call a kernel in a new process; return its status, what it printed, and what it complained of."""
+    code = (
+        "import numpy as np; from streaming_pca.kernels.rounding import exponent; "
+        "print(int(exponent(np.array([[8.0]]))), "
+        "sum(exponent.stats.cache_hits.values()))"
+    )
+    environment = os.environ | {"HOME": str(home), "NUMBA_CACHE_DIR": str(cache)}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, env=environment, timeout=LIMIT
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def flipped(data: bytes) -> bytes:
+    """The data with a bit in their middle changed."""
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "cut": lambda data: data[: len(data) // 2],
+    "cut at its end": lambda data: data[:-1],
+    "zeros": lambda data: bytes(len(data)),
+    "a bit": flipped,
+    "no pickle": lambda data: b"\xff" * 100,
+    "longer": lambda data: data + b"x",
+}
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with a kernel."""
+    cache = tmp_path_factory.mktemp("kernels")
+    assert call(cache, cache) == (0, "4 0\n", "")
+    assert call(cache, cache) == (0, "4 1\n", "")
+    return cache
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("kind", ["*.nbi", "*.nbc"])
+def test_a_damaged_cache_is_compiled_anew_and_stops_nobody(
+    filled: Path, tmp_path: Path, kind: str, damage: str
+) -> None:
+    cache = tmp_path / "cache"
+    shutil.copytree(filled, cache)
+    struck = list(cache.rglob(kind))
+    assert struck
+    for path in struck:
+        path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    assert call(cache, tmp_path) == (0, "4 0\n", "")
+    # And is whole again.
+    assert call(cache, tmp_path) == (0, "4 1\n", "")
+
+
+def test_a_cache_that_everybody_may_write_is_not_read(filled: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    shutil.copytree(filled, cache)
+    for folder in (path for path in cache.rglob("*") if path.is_dir()):
+        folder.chmod(0o777)
+    assert call(cache, tmp_path) == (0, "4 0\n", "")
+
+
+def test_without_any_folder_to_write_kernels_are_kept_nowhere(tmp_path: Path) -> None:
+    """As in a container with a read-only root: no folder of the sources, of the user, or for scratch."""
+    home = tmp_path / "home"
+    home.mkdir()
+    code = (
+        "import numba.core.caching as caching, tempfile, streaming_pca.kernels as kernels\n"
+        "def refuse(*args, **kwargs): raise OSError(30, 'Read-only file system')\n"
+        "caching.os.makedirs = refuse; caching.tempfile.TemporaryFile = refuse\n"
+        "scratch = {scratch}\n"
+        "if not scratch: tempfile.mkdtemp = refuse\n"
+        "import numpy as np\nfrom streaming_pca.kernels.rounding import exponent\n"
+        "print(int(exponent(np.array([[8.0]]))))\n"
+    )
+    for scratch in (True, False):
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code.format(scratch=scratch)],
+            capture_output=True,
+            text=True,
+            env={name: v for name, v in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+            | {"TMPDIR": str(home)},
+            timeout=LIMIT,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "4\n", ""), done.stderr
+        # What was kept for the process went with it.
+        assert list(home.iterdir()) == []

@@ -42,7 +42,7 @@ from streaming_pca.privacy.ledger.verify import verify_log
 from streaming_pca.privacy.parameters import Charge, parse_rational
 from streaming_pca.service.commit.checkpoint_format import Checkpoint, encode_checkpoint
 from streaming_pca.service.commit.recovery import Action, LedgerMismatch, recover
-from tests.privacy.ledger.test_ledger import OF_USERS, ONE, PROMISE, Writer, drawn_logs, span
+from tests.privacy.ledger.test_ledger import OF_USERS, ONE, PROMISE, TINY, Writer, drawn_logs, span
 from tests.privacy.ledger.test_verify import messages
 
 
@@ -50,7 +50,7 @@ from tests.privacy.ledger.test_verify import messages
 def any_charge() -> Iterator[None]:
     """Reservations may charge what they like, however little: the filter alone must hold."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(protocol, "_check_charge", lambda entry, opened: "")
+        patch.setattr(protocol, "_check_charge", lambda entry: "")
         yield
 
 
@@ -200,11 +200,11 @@ def test_a_user_in_the_costliest_batches_of_every_job_pays_what_every_record_is_
 
 def test_charges_whose_sum_is_above_the_largest_charge_are_judged_like_others() -> None:
     """A sum may be above the largest number that one charge may name; a reader must not fail on it."""
-    huge = Charge(epsilon=10**12, delta=0)
+    huge = Charge(epsilon=10**12, delta=TINY)
     log = Writer(epsilon=1)
     assert log.reserve("a", span(0, 1)).accepted
     refused = log.reserve("b", span(0, 1), charge=huge)
-    assert "asked epsilon 1000000000000, delta 0; already charged epsilon 1," in refused.reason
+    assert "asked epsilon 1000000000000, delta 1e-30; already charged epsilon 1," in refused.reason
     free = Writer(epsilon="inf")
     for job in "abc":
         assert free.reserve(job, span(0, 1), charge=huge).accepted

@@ -16,6 +16,9 @@ from streaming_pca.service.metrics import Metrics
 from tests.data.test_codec import ACCURATE, accurate
 from tests.data.test_counts import counted
 
+PROMISE = {"epsilon": 0.5, "delta": 1e-300, "privacy_unit": "message"}
+NOT_PRIVATE = {"private": False, "privacy_unit": "message"}
+
 
 def shown(filter: str, cap: tuple[str, str], *charges: tuple[int, int, Charge]) -> dict[str, float]:
     """The gauges for a ledger in which each job charged offsets of partition 0."""
@@ -31,8 +34,8 @@ def shown(filter: str, cap: tuple[str, str], *charges: tuple[int, int, Charge]) 
             batch=1,
             previous=ledger.head(job),
             ranges=(OffsetRange(partition=0, start=start, end=end, count=end - start),),
-            promise={"private": False} if charge == Charge.unbounded() else {"epsilon": 0.5, "delta": 0.0},
-            parameters={"mechanism": "private-oja", "sigma_over_sensitivity": 9.0},
+            promise=NOT_PRIVATE if charge == Charge.unbounded() else PROMISE,
+            parameters={"mechanism": "private-oja", "sigma_over_sensitivity": 1000.0},
             charge=charge,
         )
         assert ledger.apply(entry).accepted
@@ -42,7 +45,7 @@ def shown(filter: str, cap: tuple[str, str], *charges: tuple[int, int, Charge]) 
     return {s.name.removeprefix("streaming_pca_"): s.value for f in families for s in f.samples}
 
 
-def charge(epsilon: str, delta: str = "0", rho: str | None = None) -> Charge:
+def charge(epsilon: str, delta: str = "1e-300", rho: str | None = None) -> Charge:
     return Charge(epsilon=epsilon, delta=delta, rho=rho)
 
 
@@ -61,7 +64,7 @@ def test_nothing_is_charged_at_first() -> None:
 
 
 def test_under_zcdp_the_largest_rho_is_shown_whatever_the_epsilons_are() -> None:
-    found = shown("zcdp", ("10", "1e-6"), (0, 5, charge("2", "0", "1/100")), (5, 9, charge("1", "0", "1")))
+    found = shown("zcdp", ("10", "1e-6"), (0, 5, charge("2", rho="1/100")), (5, 9, charge("1", rho="1")))
     expected = 1 + 2 * math.sqrt(-math.log(1e-6))
     assert math.isclose(found["charged_epsilon"], expected)
     assert math.isclose(found["remaining_epsilon"], 10 - expected)
@@ -69,7 +72,7 @@ def test_under_zcdp_the_largest_rho_is_shown_whatever_the_epsilons_are() -> None
 
 @pytest.mark.parametrize("delta", ["1e-400", "1", "0"])
 def test_a_cap_that_no_float_holds_is_no_error(delta: str) -> None:
-    found = shown("zcdp", ("100", delta), *([] if delta == "0" else [(0, 5, charge("1", "0", "1/100"))]))
+    found = shown("zcdp", ("100", delta), *([] if delta == "0" else [(0, 5, charge("1", rho="1/100"))]))
     assert 0 <= found["charged_epsilon"] < 100
 
 

@@ -104,8 +104,9 @@ class ClippedBatches(GrowingBatches):
     default the radius with the least sum of noise and bias is chosen."""
     clip_radius: float | None = Field(default=None, ge=LEAST_RADIUS, le=GREATEST_RADIUS)
     """Public clip radius of |x|^2 (norms of matrices): no budget is spent on finding one."""
-    radius_range: tuple[float, float] = (2.0**-40, 2.0**60)
-    """Public range, low and high, in which the radius is sought if no ``bounds`` are set."""
+    radius_range: tuple[float, float] = (LEAST_RADIUS, GREATEST_RADIUS)
+    """Public range, low and high, in which the radius is sought if no ``bounds`` are set; larger records are
+    clipped to its end."""
     half_life: Annotated[float, Field(ge=1)] | Literal["auto"] | None = None
     """Records after which a batch counts half, for streams that drift; or "auto", to forget as fast
     as new estimates disagree with old ones beyond their noise. By default all records count alike."""

@@ -150,8 +150,7 @@ class Ledger:
 
     def _check_protocol(self, entry: LedgerEntry, job: JobLedger) -> str:
         # A method, so that tests can search for the faults of ledgers with weaker rules.
-        assert self.opened is not None
-        return check_entry(entry, job, self.opened)
+        return check_entry(entry, job, self.jobs)
 
     def check_budget(self, entry: Reserved | Charged) -> None:
         """Raise :class:`BudgetExceeded` if the entry would take any record above the cap."""

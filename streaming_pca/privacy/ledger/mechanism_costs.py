@@ -1,44 +1,65 @@
-"""Lower bounds of the zCDP cost of the mechanisms that a reservation names.
+"""Costs of the mechanisms that a reservation names.
 
-A Gaussian of ``sigma_over_sensitivity`` m costs 1/(2 m^2), a mechanism that is
-epsilon-DP epsilon^2/2 ([BunSteinke2016], Propositions 1.6 and 1.4). Costs on
-the same records add up, those of a batch's disjoint parts compose in parallel, and
-a user's ``contributions_per_user`` batches add up.
+A reservation carries the noise of every mechanism of its batch. From these numbers alone follow
+
+- whether all batches that one unit may enter keep epsilon and delta of the privacy contract
+  (:func:`check_mechanisms`), and
+- a lower bound of their zCDP cost (:func:`least_rho`).
+
+A Gaussian of ``sigma_over_sensitivity`` z is (1/z)-GDP and costs a rho of 1/(2 z^2). A mechanism that is
+epsilon-DP costs epsilon^2/2, and is (1/z)-GDP for ``epsilon`` up to ``pure_epsilon(z)``
+([BunSteinke2016], Propositions 1.6 and 1.4; [DongRothSu2022]). On the same records rhos and squares of mu
+add up, disjoint parts of a batch compose in parallel, and a user's ``contributions_per_user`` batches add up.
 
 ========================================  =====================================================
-mechanism                                 cost of one batch
+mechanism                                 of one batch
 ========================================  =====================================================
-private-oja, tensor-private, k-dp-ojas    one Gaussian; a secret order is of no help to zCDP
+private-oja, tensor-private               one Gaussian
 analyze-gauss, adaptive, block            one Gaussian, whose budget all their mechanisms share
 noisy-power                               ``iterations`` Gaussians
 adaptive-power                            ``rounds`` Gaussians and searches of ``search_epsilon``
-adadpo, dp-pca, k-dp-pca, tadadpo,        infinite: with some probability below delta an
-output-perturbation                       answer may reveal everything
-none                                      infinite, but 0 where records are reports
-``mean``                                  in parallel: a Gaussian, or a quantile of
-                                          ``radius_epsilon``
+output-perturbation                       Gaussians for gap, projector and variances (the gap's may be a
+                                          Laplace of ``gap_epsilon``), and ``gap_failure_delta``
+k-dp-ojas                                 a Gaussian for each of ``secret_order_of`` messages; the order
+                                          is of no help to zCDP
+adadpo, dp-pca, k-dp-pca, tadadpo         a histogram of the whole (epsilon, delta) on one half of the
+                                          records; a histogram and a Gaussian on the other
+tadadpo with ``start``                    those of the start
+``mean``                                  in parallel: a Gaussian, or a quantile of ``radius_epsilon``
 ``diagnostics``                           added: counts of ``epsilon``
 ========================================  =====================================================
 
-All numbers are rationals, so every reader gets the same result of a comparison.
+The batches of k-dp-ojas, adadpo, dp-pca, k-dp-pca and tadadpo each cost a user a part of epsilon and delta
+(basic composition); those of all others compose as Gaussians. What a histogram costs is no number of
+the entry: it is part of the mechanism's definition, which leaves the rest of the numbers to be checked here.
+A mechanism that excludes an event has no finite rho.
+
+All rhos are rationals, so every reader gets the same result of their comparison. That of
+(epsilon, delta) uses :mod:`~streaming_pca.privacy.calibration`, with a slack of one part in 10^12.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
-from streaming_pca.privacy.parameters import parse_rational
+from streaming_pca.privacy.calibration.analytic import gaussian_multiplier, greatest_rho, pure_epsilon
+from streaming_pca.privacy.parameters import format_number, parse_rational
 
-__all__ = ["TOLERANCE", "UnknownCost", "is_of_reports", "least_rho"]
+__all__ = ["TOLERANCE", "UnknownCost", "check_mechanisms", "is_of_reports", "least_rho"]
 
 TOLERANCE = Fraction(1, 10**12)
 """Relative slack of every comparison; roundings of honest writers are below 1e-14."""
 
 Parameters = dict[str, Any]
 Cost = Fraction | float
+
+_RHO_TOLERANCE = 1e-9
+"""Relative slack of a rho from :func:`greatest_rho`, whose orders lie on a grid."""
 
 
 class UnknownCost(ValueError):
@@ -64,50 +85,247 @@ def least_rho(contract: Parameters, parameters: Parameters) -> Cost:
     """
     if is_of_reports(contract, parameters):
         return Fraction(0)
-    mechanism = parameters.get("mechanism")
-    if not isinstance(mechanism, str) or mechanism not in _COSTS:
-        raise UnknownCost(f"the mechanism {str(mechanism)[:60]!r} is not known")
-    cost = _COSTS[mechanism](contract, parameters)
-    mean = _section(parameters, "mean")
-    if mean is not None:
-        cost = max(cost, _gaussian(mean), _pure(_number(mean, "radius_epsilon")))
+    readings, _ = _readings(contract, parameters)
+    cost = math.inf if parameters["mechanism"] in _UNBOUNDED else max(reading.rho for reading in readings)
     return _contributions(contract) * (cost + _pure(_of_counts(parameters))) * (1 - TOLERANCE)
+
+
+def check_mechanisms(contract: Parameters, parameters: Parameters) -> str:
+    """Return why mechanisms do not keep epsilon and delta of a private contract; "" if they do.
+
+    Parameters
+    ----------
+    contract : dict
+        Of a stream that is private and whose records are no reports.
+    parameters : dict
+        Of one batch, as its reservation names them.
+    """
+    try:
+        epsilon, delta = _number(contract, "epsilon"), _number(contract, "delta")
+        if delta >= 1:
+            return f"delta must lie below 1, not {format_number(delta)}"
+        batches = _contributions(contract)
+        readings, in_parts = _readings(contract, parameters)
+        counts = batches * _of_counts(parameters)
+        left = epsilon - counts
+        if left <= 0:
+            has = format_number(epsilon)
+            return f"its counts cost epsilon {format_number(counts)}, and its contract has {has}"
+        # Each batch keeps its part by itself, or all of them together the whole.
+        times, shared = (1, batches) if in_parts else (batches, 1)
+        whole = left / shared, delta / shared
+        wrong = next((r for r in readings if not r.keeps(*whole, times)), None)
+    except (ValueError, OverflowError) as error:
+        # A calibration's errors are among them: numbers that it cannot take.
+        return f"its privacy cannot be checked: {error}"
+    if wrong is None:
+        return ""
+    needs = f"epsilon {format_number(left)}, delta {format_number(delta)}"
+    return f"{wrong.what} has too little noise for {needs}" + (
+        f" of {batches} batches" if batches > 1 else ""
+    )
+
+
+# -- what reads the same records -------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Composed:
+    """Gaussians, and pure mechanisms, on the same records.
+
+    Attributes
+    ----------
+    what : str
+        For messages.
+    gaussians : tuple of (multiplier, number)
+    pure : tuple of (epsilon, number)
+    failure : Fraction
+        Probability of an event that the guarantee excludes, in each batch.
+    share : Fraction
+        Part of epsilon and delta that is theirs.
+    """
+
+    what: str
+    gaussians: tuple[tuple[Fraction, int], ...] = ()
+    pure: tuple[tuple[Fraction, int], ...] = ()
+    failure: Fraction = Fraction(0)
+    share: Fraction = Fraction(1)
+
+    @property
+    def rho(self) -> Cost:
+        costs = [number / (2 * z * z) for z, number in self.gaussians]
+        return sum(costs + [number * _pure(epsilon) for epsilon, number in self.pure], Fraction(0))
+
+    def keeps(self, epsilon: Fraction, delta: Fraction, batches: int) -> bool:
+        """Return whether so many batches are (epsilon, delta)-DP together."""
+        epsilon, delta = epsilon * self.share, delta * self.share
+        if batches == 1 and not self.gaussians:
+            # Pure mechanisms of one batch need no conversion, and exclude nothing.
+            return sum(e * number for e, number in self.pure) <= epsilon * (1 + TOLERANCE)
+        rest = delta - batches * self.failure
+        if rest <= 0:
+            return False
+        # Squares of mu add up, over batches too.
+        allowed = (
+            1
+            / Fraction(gaussian_multiplier(float(epsilon), float(rest))) ** 2
+            * (1 + 2 * TOLERANCE)
+            / batches
+        )
+        left = allowed - sum((number / (z * z) for z, number in self.gaussians), Fraction(0))
+        if not self.pure:
+            return left >= 0
+        (pure, number), *others = self.pure
+        assert not others, "no mechanism has two kinds of pure ones"
+        return left > 0 and pure <= Fraction(pure_epsilon(math.sqrt(number / left))) * (1 + TOLERANCE)
+
+
+@dataclass(frozen=True)
+class _OfCentre:
+    """A centre of ``rho`` and a Gaussian on the same records, with bins that were to stay unseen."""
+
+    what: str
+    multiplier: Fraction
+    centre: Fraction
+    unseen: Fraction
+
+    rho = math.inf
+    """Not added up: a histogram reads the batch, too."""
+
+    def keeps(self, epsilon: Fraction, delta: Fraction, batches: int) -> bool:
+        assert batches == 1
+        rest = float(delta) - (1 + math.exp(epsilon)) * float(self.unseen)
+        if rest <= 0:
+            return False
+        total = 1 / (2 * self.multiplier**2) + self.centre
+        return float(total) <= greatest_rho(float(epsilon), rest) * (1 + _RHO_TOLERANCE)
+
+
+@dataclass(frozen=True)
+class _InSecretOrder:
+    """Gaussian messages in a secret order."""
+
+    what: str
+    multiplier: Fraction
+    messages: int
+
+    @property
+    def rho(self) -> Cost:
+        return 1 / (2 * self.multiplier**2)
+
+    def keeps(self, epsilon: Fraction, delta: Fraction, batches: int) -> bool:
+        assert batches == 1
+        slack = 1 + float(TOLERANCE)
+        return _hides(float(epsilon) * slack, float(delta), float(self.multiplier) * slack, self.messages)
+
+
+@lru_cache(maxsize=1024)
+def _hides(epsilon: float, delta: float, multiplier: float, messages: int) -> bool:
+    # It needs scipy, which no other mechanism does.
+    from streaming_pca.privacy.calibration.shuffling import is_shuffle_private
+
+    return is_shuffle_private(epsilon, delta, multiplier, messages)
 
 
 # -- the mechanisms ----------------------------------------------------------------
 
-
-def _one_gaussian(contract: Parameters, parameters: Parameters) -> Cost:
-    return _gaussian(parameters)
+_Reading = _Composed | _OfCentre | _InSecretOrder
 
 
-def _passes(contract: Parameters, parameters: Parameters) -> Cost:
-    return _count(parameters, "iterations") * _gaussian(parameters)
+def _readings(contract: Parameters, parameters: Parameters) -> tuple[list[_Reading], bool]:
+    """Return what reads each disjoint part of a batch, and whether batches cost parts of the whole."""
+    name = parameters.get("mechanism")
+    if not isinstance(name, str) or name not in _MECHANISMS:
+        raise UnknownCost(f"the mechanism {str(name)[:60]!r} is not known")
+    own = _MECHANISMS[name](name, contract, parameters)
+    mean = _section(parameters, "mean", "mean")
+    if mean is not None:
+        # Where an event is excluded, the batches beside this one exclude it too.
+        failure = max((r.failure for r in own if isinstance(r, _Composed)), default=Fraction(0))
+        gaussian = ((_number(mean, "sigma_over_sensitivity"), 1),)
+        own.append(_Composed("its mean", gaussian, failure=failure))
+        own.append(_Composed("its mean", pure=((_number(mean, "radius_epsilon"), 1),), failure=failure))
+    return own, name in _IN_PARTS
 
 
-def _searches(contract: Parameters, parameters: Parameters) -> Cost:
-    search = _pure(_number(parameters, "search_epsilon"))
-    return _count(parameters, "rounds") * (_gaussian(parameters) + search)
+def _one_gaussian(name: str, contract: Parameters, parameters: Parameters) -> list[_Reading]:
+    return [_Composed(name, _gaussians(parameters, 1))]
 
 
-def _unbounded(contract: Parameters, parameters: Parameters) -> Cost:
-    return math.inf
+def _passes(name: str, contract: Parameters, parameters: Parameters) -> list[_Reading]:
+    return [_Composed(name, _gaussians(parameters, _count(parameters, "iterations")))]
 
 
-_COSTS: dict[str, Callable[[Parameters, Parameters], Cost]] = {
-    **dict.fromkeys(("private-oja", "tensor-private", "k-dp-ojas"), _one_gaussian),
+def _searches(name: str, contract: Parameters, parameters: Parameters) -> list[_Reading]:
+    rounds = _count(parameters, "rounds")
+    pure = ((_number(parameters, "search_epsilon"), rounds),)
+    return [_Composed(name, _gaussians(parameters, rounds), pure)]
+
+
+def _of_gap(name: str, contract: Parameters, parameters: Parameters) -> list[_Reading]:
+    variances: tuple[tuple[Fraction, int], ...] = ()
+    if parameters.get("variance_sigma_over_sensitivity") is not None:
+        variances = _gaussians(parameters, 1, "variance_sigma_over_sensitivity")
+    if contract.get("rank") == contract.get("dim"):
+        # The projector is the identity for all records: neither gap nor projector is measured.
+        return [_Composed(name, variances)]
+    gaussians = variances + _gaussians(parameters, 1, "projector_sigma_over_sensitivity")
+    pure: tuple[tuple[Fraction, int], ...] = ()
+    if "gap_epsilon" in parameters:
+        pure = ((_number(parameters, "gap_epsilon"), 1),)
+    else:
+        gaussians += _gaussians(parameters, 1, "gap_sigma_over_sensitivity")
+    return [_Composed(name, gaussians, pure, _number(parameters, "gap_failure_delta"))]
+
+
+def _in_secret_order(name: str, contract: Parameters, parameters: Parameters) -> list[_Reading]:
+    multiplier = _number(parameters, "sigma_over_sensitivity")
+    return [_InSecretOrder(name, multiplier, _count(parameters, "secret_order_of"))]
+
+
+def _of_range(name: str, contract: Parameters, parameters: Parameters) -> list[_Reading]:
+    accounting = parameters.get("accounting")
+    if accounting == "paper":
+        # The other half is of the histogram.
+        return [_Composed(name, _gaussians(parameters, 1), share=Fraction(1, 2))]
+    if accounting == "zcdp":
+        numbers = (_number(parameters, n) for n in ("sigma_over_sensitivity", "centre_rho", "centre_delta"))
+        return [_OfCentre(name, *numbers)]
+    raise UnknownCost(f"its accounting {str(accounting)[:60]!r} is not known")
+
+
+def _of_start(name: str, contract: Parameters, parameters: Parameters) -> list[_Reading]:
+    start = parameters.get("start")
+    if start is None:
+        return _of_range(name, contract, parameters)
+    if not isinstance(start, str) or start not in _MECHANISMS or start == name:
+        raise UnknownCost(f"the start {str(start)[:60]!r} is not known")
+    return _MECHANISMS[start](f"{name}'s start", contract, parameters)
+
+
+_MECHANISMS: dict[str, Callable[[str, Parameters, Parameters], list[_Reading]]] = {
+    **dict.fromkeys(("private-oja", "tensor-private"), _one_gaussian),
     **dict.fromkeys(("analyze-gauss", "adaptive", "block"), _one_gaussian),
     "noisy-power": _passes,
     "adaptive-power": _searches,
-    **dict.fromkeys(("adadpo", "dp-pca", "k-dp-pca", "tadadpo", "output-perturbation", "none"), _unbounded),
+    "output-perturbation": _of_gap,
+    "k-dp-ojas": _in_secret_order,
+    **dict.fromkeys(("adadpo", "dp-pca", "k-dp-pca"), _of_range),
+    "tadadpo": _of_start,
 }
+_IN_PARTS = {"k-dp-ojas", "adadpo", "dp-pca", "k-dp-pca", "tadadpo"}
+"""Those whose batches cost a user parts of epsilon and delta, by basic composition."""
+_UNBOUNDED = {"adadpo", "dp-pca", "k-dp-pca", "tadadpo", "output-perturbation"}
+"""Those of which an answer may tell all, with a probability below delta."""
 
 
 # -- numbers -----------------------------------------------------------------------
 
 
-def _gaussian(parameters: Parameters) -> Fraction:
-    return 1 / (2 * _number(parameters, "sigma_over_sensitivity") ** 2)
+def _gaussians(
+    parameters: Parameters, number: int, name: str = "sigma_over_sensitivity"
+) -> tuple[tuple[Fraction, int], ...]:
+    return ((_number(parameters, name), number),)
 
 
 def _pure(epsilon: Fraction) -> Fraction:
@@ -115,14 +333,16 @@ def _pure(epsilon: Fraction) -> Fraction:
 
 
 def _of_counts(parameters: Parameters) -> Fraction:
-    diagnostics = _section(parameters, "diagnostics")
+    diagnostics = _section(parameters, "diagnostics", "counts")
     return Fraction(0) if diagnostics is None else _number(diagnostics, "epsilon")
 
 
-def _section(parameters: Parameters, name: str) -> Parameters | None:
+def _section(parameters: Parameters, name: str, mechanism: str) -> Parameters | None:
     section = parameters.get(name)
-    if section is not None and not isinstance(section, dict):
-        raise UnknownCost(f"{name} is no table")
+    if section is None:
+        return None
+    if not isinstance(section, dict) or section.get("mechanism") != mechanism:
+        raise UnknownCost(f"{name} is no table with the mechanism {mechanism!r}")
     return section
 
 

@@ -17,12 +17,11 @@ STARTED before its first batch, and reserves no record before those offsets.
 
 A reservation names records, and its charge is not below its cost:
 
-- epsilon and delta are at least those of its privacy contract (``promise``). A stream of
+- epsilon and delta are at least those of its privacy contract (``promise``), and the
+  noise that its parameters name is enough for them (:mod:`.mechanism_costs`). A stream of
   reports, whose producers add the noise, charges exactly 0; a stream that is not
   private charges exactly infinity.
-- its rho, where one is claimed, is at least the cost of the mechanisms
-  (:mod:`.mechanism_costs`). A claim that cannot be recomputed is void where the
-  ledger adds up rhos, and otherwise counts for nothing.
+- its rho, where one is claimed, is at least the cost of the mechanisms.
 
 Comparisons are of rationals, with a relative tolerance of one part in 10^12.
 
@@ -31,7 +30,7 @@ Sums of charges, caps and hashes are not here: ledger and verifier each have the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
@@ -45,7 +44,6 @@ from streaming_pca.privacy.ledger.entries import (
     LedgerEntry,
     OffsetRange,
     OffsetSpan,
-    Opened,
     Paused,
     Released,
     Reserved,
@@ -53,12 +51,19 @@ from streaming_pca.privacy.ledger.entries import (
     Retired,
     Started,
 )
-from streaming_pca.privacy.ledger.mechanism_costs import TOLERANCE, UnknownCost, is_of_reports, least_rho
+from streaming_pca.privacy.ledger.mechanism_costs import (
+    TOLERANCE,
+    UnknownCost,
+    check_mechanisms,
+    is_of_reports,
+    least_rho,
+)
 from streaming_pca.privacy.parameters import Charge, parse_rational
 
-__all__ = ["BatchStatus", "JobProgress", "JobStatus", "check_entry", "rho_is_unchecked"]
+__all__ = ["BatchStatus", "JobProgress", "JobStatus", "check_entry"]
 
 _LARGEST_SHOWN = Fraction(10**300)
+_UNITS = ("message", "row", "user")
 
 
 class BatchStatus(StrEnum):
@@ -89,8 +94,8 @@ class JobProgress:
         Hash of the job's last entry, void ones included.
     batch, phase : int, BatchStatus
         The last batch that was reserved, 0 before the first, and its status.
-    last_committed, state_digest : int, str
-        The last batch that was committed, and the digest of its state.
+    last_committed, state_digest, release_digest : int, str, str
+        The last batch that was committed, the digest of its state, and that of its release, "" before it.
     contract : dict or None
         Privacy contract of the job's first reservation, binding for all later ones.
     ends : dict of partition to offset
@@ -107,6 +112,7 @@ class JobProgress:
     phase: BatchStatus = BatchStatus.NONE
     last_committed: int = 0
     state_digest: str = ""
+    release_digest: str = ""
     contract: dict[str, Any] | None = None
     ends: dict[int, int] = field(default_factory=dict)
     started: bool = False
@@ -126,11 +132,11 @@ class JobProgress:
                 self.ends |= {r.partition: r.end for r in entry.ranges}
             case Committed():
                 self.phase, self.last_committed = BatchStatus.COMMITTED, entry.batch
-                self.state_digest = entry.state_digest
+                self.state_digest, self.release_digest = entry.state_digest, ""
             case Abandoned():
                 self.phase = BatchStatus.ABANDONED
             case Released():
-                self.phase = BatchStatus.RELEASED
+                self.phase, self.release_digest = BatchStatus.RELEASED, entry.release_digest
             case Paused():
                 self.standing = JobStatus.PAUSED
             case Resumed():
@@ -143,7 +149,7 @@ class JobProgress:
                 self.started, self.ends = True, {p.partition: p.offset for p in entry.positions}
 
 
-def check_entry(entry: LedgerEntry, job: JobProgress, opened: Opened) -> str:
+def check_entry(entry: LedgerEntry, job: JobProgress, jobs: Mapping[str, JobProgress]) -> str:
     """Return why the entry cannot count, caps aside; "" if it can.
 
     Parameters
@@ -151,11 +157,12 @@ def check_entry(entry: LedgerEntry, job: JobProgress, opened: Opened) -> str:
     entry : LedgerEntry
         Not OPENED; its ``previous`` continues the job's chain.
     job : JobProgress
-    opened : Opened
+    jobs : dict of str to JobProgress
+        All jobs of the ledger, with or without this one.
     """
     match entry:
         case Reserved():
-            return _check_reservation(entry, job) or _check_charge(entry, opened)
+            return _check_reservation(entry, job) or _check_kind(entry, jobs) or _check_charge(entry)
         case Charged():
             return _check_elsewhere(entry, job)
         case Paused() | Resumed() | Retired():
@@ -165,17 +172,6 @@ def check_entry(entry: LedgerEntry, job: JobProgress, opened: Opened) -> str:
         case Started():
             return _check_start(entry, job)
     return ""
-
-
-def rho_is_unchecked(entry: Reserved) -> bool:
-    """Return whether the reservation claims a rho that cannot be recomputed."""
-    if entry.charge.rho is None:
-        return False
-    try:
-        least_rho(entry.promise, entry.parameters)
-    except UnknownCost:
-        return True
-    return False
 
 
 # -- what may follow what ----------------------------------------------------------
@@ -211,6 +207,16 @@ def _check_reservation(entry: Reserved, job: JobProgress) -> str:
                 f"partition {r.partition} overlaps an earlier batch of the job: offset {r.start} is below "
                 f"{job.ends[r.partition]}"
             )
+    return ""
+
+
+def _check_kind(entry: Reserved, jobs: Mapping[str, JobProgress]) -> str:
+    """Return why the topic cannot hold what this job reads: reports cost nothing, and records do."""
+    reads_reports = entry.promise.get("local") is True
+    for name, job in jobs.items():
+        if job.contract is not None and (job.contract.get("local") is True) != reads_reports:
+            kinds = ("records", "reports") if reads_reports else ("reports", "records")
+            return f"job {name!r} reads the topic's messages as {kinds[0]}, and this one as {kinds[1]}"
     return ""
 
 
@@ -272,8 +278,10 @@ def _check_end(entry: Committed | Abandoned | Released, job: JobProgress) -> str
 # -- what is charged ---------------------------------------------------------------
 
 
-def _check_charge(entry: Reserved, opened: Opened) -> str:
+def _check_charge(entry: Reserved) -> str:
     contract, charge = entry.promise, entry.charge
+    if (unit := contract.get("privacy_unit")) not in _UNITS:
+        return f"its privacy contract has the privacy_unit {unit!r:.60}, none of {', '.join(_UNITS)}"
     if is_of_reports(contract, entry.parameters):
         return "" if charge == Charge.nothing() else "reports cost nothing, and it charges something"
     if contract.get("private") is False:
@@ -286,17 +294,17 @@ def _check_charge(entry: Reserved, opened: Opened) -> str:
         # With diagnostics the charge is a sum of two parts, which may be an ulp below the whole.
         if charged < promised * (1 - TOLERANCE):
             return f"it charges {name} {approximate(charged)}, and its contract has {approximate(promised)}"
-    return _check_rho(entry, opened)
+    return _check_rho(entry) or check_mechanisms(contract, entry.parameters)
 
 
-def _check_rho(entry: Reserved, opened: Opened) -> str:
+def _check_rho(entry: Reserved) -> str:
     claimed = entry.charge.rho
     if claimed is None:
         return ""
     try:
         least = least_rho(entry.promise, entry.parameters)
-    except UnknownCost as error:
-        return f"its rho cannot be checked: {error}" if opened.filter == "zcdp" else ""
+    except UnknownCost:
+        return ""  # which `check_mechanisms` refuses
     if claimed >= least:
         return ""
     # The cost of a multiplier close to 0 is above the largest float.

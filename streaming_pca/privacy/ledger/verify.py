@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from streaming_pca.privacy.ledger.entries import LedgerEntry, MalformedEntry, Opened, Released, decode_entry
+from streaming_pca.privacy.ledger.entries import LedgerEntry, MalformedEntry, Opened, decode_entry
 from streaming_pca.privacy.ledger.protocol import JobProgress
-from streaming_pca.privacy.ledger.verify_replay import Replay, shown
+from streaming_pca.privacy.ledger.verify_replay import Job, Replay, shown
+from streaming_pca.privacy.parameters import format_number, parse_rational
 
 __all__ = [
     "Report",
@@ -65,11 +67,8 @@ class Report:
         Largest charge of any one record; rho is None where a charge claims none.
     everywhere_epsilon, everywhere_delta, everywhere_rho : Fraction, math.inf or None
         Part of it that every record bears, read or not: by the jobs whose unit is a user.
-    rho_unchecked : int
-        Reservations with a rho that cannot be recomputed from their parameters; where the
-        ledger adds up rhos they are problems.
     releases, other_releases : int or None
-        Releases on the topic that are in this life's ledger, and in other lives'.
+        Releases on the topic that are in this life's ledger, and in those of earlier lives.
     states : int or None
         Number of jobs whose stored state is named by their last COMMITTED.
     """
@@ -94,7 +93,6 @@ class Report:
     everywhere_epsilon: Fraction | float
     everywhere_delta: Fraction | float
     everywhere_rho: Fraction | float | None
-    rho_unchecked: int
     releases: int | None
     other_releases: int | None
     states: int | None
@@ -138,22 +136,20 @@ def verify_log(
         entries = list(entries)
         topic_id = _newest_life(entries)
     replay = Replay(problems)
-    mine = of_others = 0
-    elsewhere: set[tuple[str, int, str]] = set()
+    # What an earlier life has released counts for nothing if that life's ledger does not hold.
+    lives: dict[str, Replay] = {topic_id: replay}
+    counted = Counter[bool]()
     # One entry at a time: a ledger grows for ever.
     for offset, entry, digest in _decode(entries, problems):
-        if entry.topic_id == topic_id:
-            mine += 1
-            replay.take(offset, entry, digest)
-            continue
-        of_others += 1
-        if isinstance(entry, Released):
-            elsewhere.add((entry.job, entry.batch, entry.release_digest))
+        counted[entry.topic_id == topic_id] += 1
+        lives.setdefault(entry.topic_id, Replay([])).take(offset, entry, digest)
+    mine, of_others = counted[True], counted[False]
     found = others = None
     if releases is not None:
-        digests = {name: job.digests for name, job in replay.jobs.items()}
-        phases = {name: job.phases for name, job in replay.jobs.items()}
-        found, others = check_releases(releases, digests, phases, elsewhere, problems)
+        earlier = {life: other for life, other in lives.items() if life != topic_id}
+        for life, other in earlier.items():
+            other.close(life)
+        found, others = check_releases(releases, replay, list(earlier.values()))
     matching = None
     if states is not None:
         wrong = check_states(states, replay.jobs, topic_id)
@@ -191,7 +187,6 @@ def verify_log(
         everywhere_epsilon=everywhere.epsilon,
         everywhere_delta=everywhere.delta,
         everywhere_rho=everywhere.rho,
-        rho_unchecked=replay.rho_unchecked,
         releases=found,
         other_releases=others,
         states=matching,
@@ -238,11 +233,18 @@ class StoredRelease:
         SHA-256 of its bytes.
     stream, batch : str, int
         Its own record of where it belongs; the stream is None where it is no release.
+    facts : dict
+        What else it says that the ledger knows too.
     """
 
     digest: str
     stream: str | None = None
     batch: int = 0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+_OF_CONTRACT = ("privacy_unit", "dim", "rank", "estimator")
+_FACTS = ("private", "local", "epsilon", "delta", "records", "batch_records", "contributions_per_user")
 
 
 def summarise_release(message: bytes) -> StoredRelease:
@@ -255,63 +257,107 @@ def summarise_release(message: bytes) -> StoredRelease:
             raise TypeError
     except (ValueError, TypeError, KeyError, RecursionError):
         return StoredRelease(digest)
-    return StoredRelease(digest, stream, batch)
+    facts = {name: content[name] for name in (*_FACTS, *_OF_CONTRACT) if content.get(name) is not None}
+    return StoredRelease(digest, stream, batch, facts)
 
 
 def check_releases(
-    messages: Iterable[bytes | StoredRelease],
-    digests: Mapping[str, Mapping[int, str]],
-    phases: Mapping[str, Mapping[int, str]],
-    elsewhere: set[tuple[str, int, str]],
-    problems: list[str],
+    messages: Iterable[bytes | StoredRelease], replay: Replay, earlier: Sequence[Replay]
 ) -> tuple[int, int]:
-    """Match releases and RELEASED entries; count this life's releases and others'.
+    """Match releases and RELEASED entries; count this life's releases and those of earlier lives.
 
     Parameters
     ----------
     messages : iterable of bytes or StoredRelease
         Every committed message of the releases topics, in order within each topic.
-    digests : dict of job to dict of batch to digest
-        Named by RELEASED entries that count.
-    phases : dict of job to dict of batch to phase
-    elsewhere : set of (job, batch, digest)
-        Releases of other lives of the topic.
-    problems : list of str
-        Extended by a line for each release or entry without its counterpart, and for each
-        release out of order.
+    replay : Replay
+        Of the life that is judged. Its problems get a line for each release or entry without its
+        counterpart, for each release out of order, and for each that says what its ledger does not.
+    earlier : sequence of Replay
+        Of the topic's other lives.
     """
-    seen: set[tuple[str, int]] = set()
+    problems, seen = replay.problems, set[tuple[str, int]]()
     latest: dict[str, int] = {}
     others = 0
     for number, message in enumerate(messages):
         release = message if isinstance(message, StoredRelease) else summarise_release(message)
-        digest, stream, batch = release.digest, release.stream, release.batch
+        stream, batch = release.stream, release.batch
         if stream is None:
             problems.append(f"release {number}: not a release")
             continue
         name = f"release {number} (stream {stream!r}, batch {batch})"
-        released = digests.get(stream, {})
-        if released.get(batch) == digest:
+        if _has_released(replay, release):
             if (stream, batch) in seen:
                 problems.append(f"{name}: is on the topic twice")
             elif batch < latest.get(stream, 0):
                 problems.append(f"{name}: comes after the release of batch {latest[stream]}")
             seen.add((stream, batch))
             latest[stream] = max(batch, latest.get(stream, 0))
-        elif (stream, batch, digest) in elsewhere:
+            life = replay
+        elif lives := [life for life in earlier if _has_released(life, release)]:
             others += 1
-        elif batch in released:
-            problems.append(f"{name}: differs from the release in the ledger")
+            life = next((each for each in lives if not each.problems), lives[0])
+            if life.problems:
+                problems.append(
+                    f"{name}: is of an earlier life, whose ledger does not hold: {life.problems[0]}"
+                )
+            elif stream in latest:
+                problems.append(
+                    f"{name}: is of an earlier life of the topic, and comes after one of this life"
+                )
         else:
-            state = phases.get(stream, {}).get(batch, "unknown")
-            problems.append(f"{name}: the ledger did not release it, its batch is {state}")
-    for stream, released in sorted(digests.items()):
+            found = replay.jobs.get(stream)
+            if found is not None and batch in found.digests:
+                problems.append(f"{name}: differs from the release in the ledger")
+            else:
+                state = "unknown" if found is None else found.phases.get(batch, "unknown")
+                problems.append(f"{name}: the ledger did not release it, its batch is {state}")
+            continue
+        problems.extend(f"{name}: {line}" for line in _false_facts(release, life.jobs[stream]))
+    for stream, job in sorted(replay.jobs.items()):
         problems.extend(
             f"stream {stream!r}, batch {batch}: released by the ledger, but not on the topic"
-            for batch in sorted(released)
+            for batch in sorted(job.digests)
             if (stream, batch) not in seen
         )
     return len(seen), others
+
+
+def _has_released(life: Replay, release: StoredRelease) -> bool:
+    job = life.jobs.get(str(release.stream))
+    return job is not None and job.digests.get(release.batch) == release.digest
+
+
+def _false_facts(release: StoredRelease, job: Job) -> Iterator[str]:
+    """Yield a line for each fact of a release that the ledger has otherwise."""
+    contract, says = job.contract or {}, release.facts
+    private = contract.get("private") is not False
+    known: dict[str, Any] = {name: contract.get(name) for name in _OF_CONTRACT}
+    known |= {name: _number(contract.get(name)) if private else None for name in ("epsilon", "delta")}
+    known |= {"private": private, "local": contract.get("local") is True}
+    known["contributions_per_user"] = contract.get("contributions_per_user")
+    said: dict[str, Any] = {"private": True, "local": False, **says}
+    said |= {name: _number(says.get(name)) for name in ("epsilon", "delta")}
+    if contract.get("privacy_unit") != "row":
+        # The ledger counts messages, and a release of rows counts rows.
+        known["records"] = job.learnt[release.batch]
+        if "batch_records" in says:
+            known["batch_records"] = job.counts[release.batch]
+    for name, value in known.items():
+        if said.get(name) != value or type(said.get(name)) is not type(value):
+            yield f"its {name} is {_shown(said.get(name))}, and the ledger has {_shown(value)}"
+
+
+def _number(value: Any) -> Fraction | float | None:
+    """Return the exact number that a release or a contract names; None if it names none."""
+    try:
+        return None if value is None else parse_rational(value)
+    except ValueError:
+        return math.nan
+
+
+def _shown(value: Any) -> str:
+    return format_number(value) if isinstance(value, Fraction) else _line(repr(value))[:60]
 
 
 @dataclass(frozen=True)
@@ -326,6 +372,8 @@ class StoredState:
         Its own record of where it belongs.
     problem : str
         Why the state, or the table of users that it names, cannot be used; "" if it can.
+    release_digest : str
+        SHA-256 of the release that it holds.
     """
 
     digest: str
@@ -333,6 +381,7 @@ class StoredState:
     stream: str = ""
     batch: int = 0
     problem: str = ""
+    release_digest: str = ""
 
 
 def check_states(
@@ -364,4 +413,6 @@ def check_states(
             found[name] = state.problem
         elif own != (job.state_digest, topic_id, name, job.last_committed):
             found[name] = f"the state differs from the one committed with batch {job.last_committed}"
+        elif job.release_digest not in ("", state.release_digest):
+            found[name] = f"the release of batch {job.last_committed} is not the one that the state holds"
     return dict(sorted(found.items()))

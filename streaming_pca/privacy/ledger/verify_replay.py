@@ -17,13 +17,14 @@ from fractions import Fraction
 from streaming_pca.privacy.ledger.entries import (
     Cap,
     Charged,
+    Committed,
     LedgerEntry,
     OffsetSpan,
     Opened,
     Released,
     Reserved,
 )
-from streaming_pca.privacy.ledger.protocol import BatchStatus, JobProgress, check_entry, rho_is_unchecked
+from streaming_pca.privacy.ledger.protocol import BatchStatus, JobProgress, check_entry
 from streaming_pca.privacy.parameters import Charge
 
 __all__ = ["Job", "LargestCharges", "Replay", "Total", "log_bounds", "shown", "sweep", "upper"]
@@ -38,6 +39,10 @@ class Job(JobProgress):
 
     phases: dict[int, BatchStatus] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)
+    """Records of each batch."""
+    learnt: dict[int, int] = field(default_factory=dict)
+    """Records of each committed batch and of those before it."""
     off_chain: list[int] = field(default_factory=list)
     of_users: bool = False
     everywhere: Charge = _NOTHING
@@ -66,8 +71,7 @@ class Replay:
         self.jobs: dict[str, Job] = {}
         self.void = 0
         self.records = 0
-        self.rho_unchecked = 0
-        self._problems = problems
+        self.problems = problems
         # Not a _Held, because the charges of one job may overlap; there are few of them.
         self._elsewhere: defaultdict[int, list[tuple[int, int, Charge]]] = defaultdict(list)
         self._held: defaultdict[int, defaultdict[str, _Held]] = defaultdict(lambda: defaultdict(_Held))
@@ -91,9 +95,9 @@ class Replay:
             job.off_chain.append(offset)
             return
         job.head = digest
-        wrong = check_entry(entry, job, self.opened)
+        wrong = check_entry(entry, job, self.jobs)
         if wrong:
-            self._problems.append(f"offset {offset}: {entry.kind} of job {entry.job!r}: {wrong}")
+            self.problems.append(f"offset {offset}: {entry.kind} of job {entry.job!r}: {wrong}")
             return
         if isinstance(entry, Reserved | Charged) and not self._fits(entry, self.opened):
             self.void += 1
@@ -105,6 +109,9 @@ class Replay:
             case Charged():
                 for r in entry.ranges:
                     self._elsewhere[r.partition].append((r.start, r.end, entry.charge))
+            case Committed():
+                before = max(job.learnt.values(), default=0)
+                job.learnt[entry.batch] = before + job.counts[entry.batch]
             case Released():
                 job.digests[entry.batch] = entry.release_digest
         if job.batch:
@@ -148,7 +155,7 @@ class Replay:
 
     def _hold(self, entry: Reserved, job: Job) -> None:
         charge = entry.charge
-        self.rho_unchecked += rho_is_unchecked(entry)
+        job.counts[entry.batch] = entry.count
         if entry.of_users:
             job.of_users, job.everywhere = True, upper(job.everywhere, charge)
             charge = _NOTHING  # charged to every record; the ranges are for the overlap check
@@ -162,14 +169,14 @@ class Replay:
     def close(self, topic_id: str) -> LargestCharges:
         """Report problems of the log as a whole; return the largest charges."""
         if self.opened is None:
-            self._problems.append(f"the ledger of topic id {topic_id!r} was never opened")
+            self.problems.append(f"the ledger of topic id {topic_id!r} was never opened")
         elif self._before_opened:
-            self._problems.append(
+            self.problems.append(
                 f"offset {self._before_opened[0]}: {len(self._before_opened)} entries come before OPENED"
             )
         for name, job in sorted(self.jobs.items()):
             if job.off_chain:
-                self._problems.append(
+                self.problems.append(
                     f"offset {job.off_chain[0]}: the hash chain of job {name!r} breaks here: an entry before "
                     f"it was changed, dropped or moved ({len(job.off_chain)} entries are off the chain)"
                 )
@@ -178,18 +185,18 @@ class Replay:
         most = LargestCharges()
         most.take_charge(alone)
         if self.opened is not None and not alone.within(self.opened):
-            self._problems.append(f"every record: charged {_of(alone)}, above the cap")
+            self.problems.append(f"every record: charged {_of(alone)}, above the cap")
         for partition in sorted({*self._held, *self._elsewhere}):
             for name, held in sorted(self._held[partition].items()):
                 if any(end > start for end, start in zip(held.ends, held.starts[1:], strict=False)):
-                    self._problems.append(f"partition {partition}: batches of job {name!r} overlap")
+                    self.problems.append(f"partition {partition}: batches of job {name!r} overlap")
             for start, end, total in sweep(self._on(partition), everywhere):
                 if not total.count:
                     continue
                 most.take(start, end, total)
                 if self.opened is not None and not total.within(self.opened):
                     where = f"partition {partition}, offsets {start} to {end}"
-                    self._problems.append(f"{where}: charged {_of(total)}, above the cap")
+                    self.problems.append(f"{where}: charged {_of(total)}, above the cap")
         return most
 
     def everywhere(self) -> Total:

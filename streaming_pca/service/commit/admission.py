@@ -100,8 +100,9 @@ def _check_options(stream: StreamSettings, job: JobLedger) -> None:
         )
     wanted = stream.mechanism_options
     recorded = job.reservation.parameters.get("options", wanted)
-    # The length of a stream does not affect calibration.
-    if recorded | {"n_records": None} != wanted | {"n_records": None}:
+    # The length of a stream, and the range of a search, do not affect calibration.
+    free: dict[str, Any] = {"n_records": None, "radius_range": None}
+    if recorded | free != wanted | free:
         raise StreamRefused(
             f"stream.options is {_short(wanted)}, but the ledger has charged users for "
             f"batches of {_short(recorded)}: set it back, or choose a new stream.name"

@@ -54,8 +54,9 @@ def make_release(
     """
     accuracy = _accuracy(subspace)
     outcome = None if subspace.outcome is None else subspace.outcome.value
-    info = stream.build_estimator().info
-    found = doubts(subspace, stream.build_estimator().preprocessing, records)
+    estimator = stream.build_estimator()
+    info = estimator.info
+    found = doubts(subspace, estimator.preprocessing, records, estimator.norm_range[1])
     bounds = None if stream.bounds is None else tuple(map(published_setting, stream.bounds))
     return Release(
         version=6,

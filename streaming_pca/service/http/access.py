@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import logging
 import stat
 from collections.abc import Callable
@@ -169,8 +170,9 @@ class Access:
         await (self._app if refused is None else refused)(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
-        host = headers.get("host", "")
-        if not self._is_known(_without_port(host)):
+        host, path = headers.get("host", ""), scope["path"]
+        is_known = self._is_known(_without_port(host))
+        if not is_known and path != "/readyz":
             # A page of another site whose name resolves to this machine (DNS rebinding).
             detail = "the header Host is of another server: use the address it printed, or set http.hosts"
             return problem(scope, HTTPStatus.MISDIRECTED_REQUEST, detail)
@@ -179,7 +181,6 @@ class Access:
         if scope["method"] not in _SAFE_METHODS and origin and origin not in own | self._origins:
             detail = "a page of another site may not do this: name its origin in http.origins"
             return problem(scope, HTTPStatus.FORBIDDEN, detail)
-        path = scope["path"]
         if not path.isprintable():
             # Routes end with a pattern's "$", which a line feed may follow: /metrics%0A is /metrics to them.
             return problem(scope, HTTPStatus.NOT_FOUND, "no path has control characters or line separators")
@@ -188,7 +189,8 @@ class Access:
         else:
             needed, setting = self._token, "http.token"
         given = _bearer(headers)
-        scope[AUTHORIZED] = needed is None or (given is not None and needed.matches(given))
+        # A probe has the name or address that its platform knows, and is told the status alone.
+        scope[AUTHORIZED] = is_known and (needed is None or (given is not None and needed.matches(given)))
         if scope[AUTHORIZED] or not (path in ("/metrics", "/v1") or path.startswith("/v1/")):
             return None
         detail = (
@@ -212,16 +214,25 @@ def _bearer(headers: Headers) -> str | None:
 def _without_port(host: str) -> str:
     if host.startswith("["):
         return host.partition("]")[0].lower() + "]"
-    return host.partition(":")[0].lower()
+    # A name may end with the dot of the root.
+    return host.partition(":")[0].lower().removesuffix(".")
 
 
 def _known_hosts(settings: HttpSettings) -> Callable[[str], bool]:
-    """Return the test of a name in the header Host."""
+    """Return the test of a name in the header Host.
+
+    An address is no name that could resolve to this machine, and a request without the header is no
+    browser's: proxies, probes and scrapers send them.
+    """
     named = frozenset(settings.hosts)
+    if not named and not is_loopback(settings.host):
+        return lambda host: True
+    return lambda host: not host or host in named or is_loopback(host.strip("[]")) or _is_address(host)
 
-    def is_local(host: str) -> bool:
-        return is_loopback(host.strip("[]"))
 
-    if named:
-        return lambda host: host in named or is_local(host)
-    return is_local if is_loopback(settings.host) else lambda host: True
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True

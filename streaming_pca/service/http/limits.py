@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import math
+import re
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from http import HTTPStatus
 
 import h11
+from h11._receivebuffer import ReceiveBuffer
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -38,8 +40,24 @@ _MAX_ADDRESSES = 4096
 _BURST_SECONDS = 2.0
 """Seconds whose requests may come at once."""
 _COUNTED = ("/v1", "/metrics")
+_BARE_LF = re.compile(rb"(?<!\r)\n")
 _LEAVING_SECONDS = 0.3
 """Time for a stream of events to end by itself."""
+
+
+class _WholeLines(ReceiveBuffer):
+    """Buffer of a connection whose header lines end with CR LF, and not with LF alone.
+
+    A proxy that does not take LF for an end would see other headers than this server.
+    """
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        """Return the lines of a whole head; raises RemoteProtocolError for a bare LF."""
+        before = bytes(self)
+        lines = super().maybe_extract_lines()
+        if _BARE_LF.search(before, 0, len(before) - len(self)):
+            raise h11.RemoteProtocolError("a header line ends without CR")
+        return lines
 
 
 class LimitedProtocol(H11Protocol):
@@ -57,6 +75,8 @@ class LimitedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
         super().connection_made(transport)
+        # It has no other hook for the bytes of a head.
+        self.conn._receive_buffer = _WholeLines()
         self._since = self.loop.time()
         self._watch()
         if len(self.connections) > _MAX_CONNECTIONS:
@@ -249,6 +269,9 @@ def _client(scope: Scope) -> str:
 class EventStreams:
     """Middleware that limits streams of events, and ends them when the server stops.
 
+    Of a full pool the address that holds the most streams loses its oldest one to an address with fewer: one
+    client may have all that nobody else asks for, and keeps nobody out.
+
     Parameters
     ----------
     app : ASGI application
@@ -260,26 +283,42 @@ class EventStreams:
 
     def __init__(self, app: ASGIApp, most: int, stopping: asyncio.Event) -> None:
         self._app, self._most, self._stopping = app, most, stopping
-        self._open = 0
+        self._open: dict[asyncio.Event, str] = {}
+        """Address of each open stream, and what ends it; the oldest first."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a stream too many, or pass it on."""
         if scope["type"] != "http" or scope["path"] != EVENTS or scope["method"] != "GET":
             await self._app(scope, receive, send)
             return
-        if self._open >= self._most or self._stopping.is_set():
-            detail = f"{self._open} streams of events are open: wait, or raise http.event_streams"
+        address = _client(scope)
+        if self._stopping.is_set() or not self._has_room(address):
+            detail = f"{len(self._open)} streams of events are open: wait, or raise http.event_streams"
             refused = problem(scope, HTTPStatus.SERVICE_UNAVAILABLE, detail, retry_after="5")
             await refused(scope, receive, send)
             return
-        self._open += 1
+        ended = asyncio.Event()
+        self._open[ended] = address
         try:
-            await self._follow(scope, receive, send)
+            await self._follow(scope, receive, send, ended)
         finally:
-            self._open -= 1
+            self._open.pop(ended, None)
 
-    async def _follow(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application; once the server stops, tell it that the client is gone."""
+    def _has_room(self, address: str) -> bool:
+        """Return whether an address may have one more stream; another's may be ended for it."""
+        if len(self._open) < self._most:
+            return True
+        held = Counter(self._open.values())
+        greediest, number = held.most_common(1)[0]
+        if held[address] + 1 >= number:
+            return False
+        oldest = next(ended for ended, owner in self._open.items() if owner == greediest)
+        oldest.set()
+        del self._open[oldest]
+        return True
+
+    async def _follow(self, scope: Scope, receive: Receive, send: Send, ended: asyncio.Event) -> None:
+        """Run the application; at the server's or the stream's end, tell it that the client is gone."""
         state = "waiting"
 
         async def noting(message: Message) -> None:
@@ -290,26 +329,33 @@ class EventStreams:
                 state = "complete"
             await send(message)
 
-        async def receiving() -> Message:
-            incoming = asyncio.ensure_future(receive())
-            stopping = asyncio.ensure_future(self._stopping.wait())
+        async def ending() -> None:
+            waiting = [asyncio.ensure_future(event.wait()) for event in (self._stopping, ended)]
             try:
-                await asyncio.wait({incoming, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for each in waiting:
+                    each.cancel()
+
+        async def receiving() -> Message:
+            incoming, over = asyncio.ensure_future(receive()), asyncio.ensure_future(ending())
+            try:
+                await asyncio.wait({incoming, over}, return_when=asyncio.FIRST_COMPLETED)
                 return incoming.result() if incoming.done() else {"type": "http.disconnect"}
             finally:
                 incoming.cancel()
-                stopping.cancel()
+                over.cancel()
 
         running = asyncio.ensure_future(self._app(scope, receiving, noting))
-        stopping = asyncio.ensure_future(self._stopping.wait())
+        over = asyncio.ensure_future(ending())
         try:
-            await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({running, over}, return_when=asyncio.FIRST_COMPLETED)
             if not running.done():
                 await asyncio.wait({running}, timeout=_LEAVING_SECONDS)
             if running.done():
                 running.result()
         finally:
             running.cancel()
-            stopping.cancel()
-        if self._stopping.is_set() and state == "started":
+            over.cancel()
+        if (self._stopping.is_set() or ended.is_set()) and state == "started":
             await send({"type": "http.response.body", "body": b"", "more_body": False})

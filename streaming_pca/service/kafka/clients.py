@@ -10,6 +10,7 @@ Faults of kafka-python that the service works around: docs/explanation/kafka-cli
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -148,6 +149,20 @@ def _shared_selector(name: Io) -> NetworkSelector:
             found = _selectors[name] = _Selector(client_id=name, selector=large_reads.KeySelector)
             found.start()
         return found
+
+
+def _leave_selectors_behind() -> None:
+    """In a forked child: its parent's threads are not there, and clients get selectors of its own."""
+    global _selectors_lock
+    # The lock may be held for ever. The selectors stay referenced: their end would take the parent's sockets
+    # out of an epoll that both processes share.
+    _selectors_lock = threading.Lock()
+    _of_parents.extend(_selectors.values())
+    _selectors.clear()
+
+
+_of_parents: list[NetworkSelector] = []
+os.register_at_fork(after_in_child=_leave_selectors_behind)
 
 
 class _Manager(KafkaConnectionManager):  # type: ignore[misc]

@@ -10,6 +10,7 @@ import http.client
 import json
 import logging
 import math
+import os
 import ssl
 import threading
 import time
@@ -168,6 +169,17 @@ def _shared_grant(settings: KafkaSettings) -> _Grant:
         grant = _grants.setdefault(settings, _Grant(settings))
     grant.prepare()
     return grant
+
+
+def _renew_locks() -> None:
+    """In a forked child: a thread that is not there may hold them."""
+    global _grants_lock
+    _grants_lock = threading.Lock()
+    for grant in _grants.values():
+        grant._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _ask(settings: KafkaSettings) -> tuple[str, float]:

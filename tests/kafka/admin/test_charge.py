@@ -30,6 +30,7 @@ from streaming_pca.service.commit.checkpoint import CheckpointWriter, open_ledge
 from streaming_pca.service.errors import SessionLost
 from streaming_pca.service.kafka.clients import transactional_producer
 from tests.kafka.stream import Stream
+from tests.privacy.ledger.test_ledger import PARAMETERS
 from tests.waiting import LIMIT
 
 pytestmark = pytest.mark.kafka
@@ -107,9 +108,9 @@ def test_a_charge_takes_from_what_a_stream_may_reserve(make_stream: MakeStream) 
         whole = Charge(epsilon=1, delta="1e-6")
         over = [OffsetRange(partition=0, start=0, end=4, count=4)]
         with pytest.raises(BudgetExceeded, match="offsets 0 to 4: asked epsilon 1"):
-            writer.reserve(over, {}, whole)
+            writer.reserve(over, PARAMETERS, whole)
         beside = [OffsetRange(partition=0, start=5, end=10, count=5)]
-        writer.reserve(beside, {}, whole)
+        writer.reserve(beside, PARAMETERS, whole)
     finally:
         writer.close()
     with pytest.raises(BudgetExceeded, match="already charged epsilon 1,"):
@@ -190,7 +191,7 @@ def test_a_streams_name_is_no_name_for_charges_and_its_leader_is_not_fenced(make
         with pytest.raises(charging.ConfigurationError, match="is a stream"):
             charge(stream, job=stream.settings.stream.name)
         whole = Charge(epsilon=1, delta="1e-6")
-        writer.reserve([OffsetRange(partition=0, start=0, end=5, count=5)], {}, whole)
+        writer.reserve([OffsetRange(partition=0, start=0, end=5, count=5)], PARAMETERS, whole)
     finally:
         writer.close()
     assert len(stream.own(Reserved)) == 1

@@ -50,6 +50,7 @@ from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.kafka.clients import plain_producer
 from tests.kafka.child import Strike, install
 from tests.kafka.stream import Stream
+from tests.privacy.ledger.test_ledger import PARAMETERS
 from tests.waiting import LIMIT, wait_for
 
 pytestmark = pytest.mark.kafka
@@ -87,12 +88,13 @@ class Leader:
 
     def reserve(self, start: int = 0, end: int = 5) -> Reserved:
         ranges = [OffsetRange(partition=0, start=start, end=end, count=end - start)]
-        return self.writer.reserve(ranges, {}, CHARGE)
+        return self.writer.reserve(ranges, PARAMETERS, CHARGE)
 
     def commit(self, reserved: Reserved, version: bytes = b"6") -> bytes:
         """Commit a release, perhaps as a later version would write it; return its bytes."""
         subspace = Subspace(np.eye(2, 5), np.ones(2), None)
-        release = make_release(self.stream, subspace, reserved.batch, reserved.count)
+        learnt = self.writer.log.ledger.job(self.stream.name).records_committed + reserved.count
+        release = make_release(self.stream, subspace, reserved.batch, learnt)
         release = release.replace(b'"version":6,', b'"version":%s,"later":[1e-1],' % version)
         answer = BatchResult(State(batch=1, records=1), b"state", release, users=None)
         self.writer.commit(reserved, {0: reserved.ranges[0].end}, {}, answer)

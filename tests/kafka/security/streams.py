@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from streaming_pca.admin.access import apply_permissions, permissions
+from streaming_pca.admin.access import apply_permissions, permissions, topic_ids
 from streaming_pca.admin.topics import create_with_cap
 from streaming_pca.client.sending import Outgoing, send_messages
 from streaming_pca.config.settings import KafkaSettings, Settings
@@ -42,7 +42,8 @@ def as_user(stream: Stream, kafka: KafkaSettings) -> Settings:
 def grant(secured: Secured, stream: Stream, users: Sequence[str], output: str | None = None) -> None:
     """Give users the permissions of the roles after which they are named."""
     for user in users:
-        wanted = permissions(user, [stream.settings], output if user == "projector" else None)
+        ids = topic_ids(user, [as_user(stream, secured.open_settings)])
+        wanted = permissions(user, [stream.settings], output if user == "projector" else None, ids)
         apply_permissions(secured.open_settings, wanted, f"User:{user}")
 
 

@@ -89,8 +89,10 @@ def place(
 ) -> Iterator[Place]:
     stream = described(secured, unique_name("roles"), tmp_path_factory.mktemp("stream"), batches=3)
     found = Place(secured, stream, f"{stream.settings.stream.name}.out")
-    grant(secured, stream, ROLES, found.output)
+    grant(secured, stream, [role for role in ROLES if role != "worker"], found.output)
     create(stream, secured.settings("SCRAM", "operator"))
+    # Its permission names the topic's id.
+    grant(secured, stream, ["worker"])
     feed(stream, secured.settings("SCRAM", "producer"), 3 * BATCH)
     # A worker dies in a commit, and the next one takes over: with the permissions of its role and no other.
     first = stream.start(found.of("worker"), strike=Strike("commit.5 commit", "before"))
@@ -164,6 +166,13 @@ def fence(place: Place, settings: Settings) -> None:
         producer.init_transactions()
 
 
+def fence_another(place: Place, settings: Settings) -> None:
+    """Take the transactional id that the leader of another stream on the topic would have."""
+    identity = f"streaming-pca.{place.stream.topic_id}.{settings.stream.name}-other"
+    with closing(transactional_producer(settings.kafka, identity)) as producer:
+        producer.init_transactions()
+
+
 def read_state(place: Place, settings: Settings) -> None:
     _read(settings, settings.stream.state_topic)
 
@@ -176,9 +185,8 @@ def change_status(place: Place, settings: Settings) -> None:
 
 def write_releases(place: Place, settings: Settings) -> None:
     """Forge a release outside the protocol."""
-    with closing(
-        transactional_producer(settings.kafka, f"streaming-pca.{settings.kafka.sasl_username}")
-    ) as producer:
+    identity = f"streaming-pca.{place.stream.topic_id}.{settings.stream.name}"
+    with _one_writer, closing(transactional_producer(settings.kafka, identity)) as producer:
         producer.init_transactions()
         producer.begin_transaction()
         producer.send(settings.stream.releases_topic, b"forged", partition=0).get(LIMIT)
@@ -232,6 +240,7 @@ TABLE: dict[Callable[[Place, Settings], None], set[str]] = {
     audit: _READERS,
     read_state: {"worker", "operator"},
     fence: {"worker", "operator"},
+    fence_another: {"operator"},
     read_permissions: set(),
     change_status: {"worker", "operator"},
     write_releases: {"worker", "operator"},

@@ -44,9 +44,11 @@ from streaming_pca.privacy.ledger.ledger import (
 from streaming_pca.privacy.parameters import Charge
 
 ONE = Charge(epsilon=1, delta="1e-6")
-PROMISE = {"epsilon": 0.25, "delta": 0.0, "rank": 2}
+PROMISE = {"epsilon": 0.25, "delta": 1e-30, "rank": 2, "privacy_unit": "message"}
+TINY = "1e-30"
 # What it costs of rho, 5e-7, is below every rho that is claimed here.
 PARAMETERS = {"mechanism": "private-oja", "sigma_over_sensitivity": 1000.0}
+TOO_QUIET = PARAMETERS | {"sigma_over_sensitivity": 10.0}
 OF_USERS = PROMISE | {"privacy_unit": "user", "contributions_per_user": 3}
 
 
@@ -143,14 +145,14 @@ class Writer:
 
 COSTS = [
     ONE,
-    Charge(epsilon="1/3", delta=0, rho="1/18"),
-    Charge(epsilon=1, delta=0, rho="1/2"),
+    Charge(epsilon="1/3", delta=TINY, rho="1/18"),
+    Charge(epsilon=1, delta=TINY, rho="1/2"),
     Charge.unbounded(),
 ]
 # Below the promise, or below what the mechanism costs.
 TOO_LITTLE = [
     Charge(epsilon="1/5", delta=1),
-    Charge(epsilon=1, delta=0, rho=0),
+    Charge(epsilon=1, delta=TINY, rho=0),
     Charge(epsilon=1, delta=1, rho="4e-7"),
     Charge.nothing(),
 ]
@@ -231,7 +233,7 @@ def drawn_logs(draw: st.DrawFn, sound: bool = False) -> Writer:
                     promise = draw(st.sampled_from([{"rank": 3}, PROMISE, OF_USERS]))
                 cost = draw(st.sampled_from(COSTS + TOO_LITTLE * odd))
                 if odd and draw(st.booleans()):
-                    wrong["parameters"] = {"mechanism": "of another day"}
+                    wrong["parameters"] = draw(st.sampled_from([{"mechanism": "of another day"}, TOO_QUIET]))
                 writer.reserve(job, *ranges, charge=cost, promise=promise, **wrong)
             case "charge":
                 wrong.pop("batch", None)
@@ -320,7 +322,7 @@ class Naive:
             return False
         if entry.batch != len(mine) + 1 or any(r.count > r.end - r.start for r in entry.ranges):
             return False
-        if not entry.ranges or any(not r.count for r in entry.ranges) or not self.covers(entry, opened):
+        if not entry.ranges or any(not r.count for r in entry.ranges) or not self.covers(entry):
             return False
         if any(e.partition == r.partition and r.start < e.end for r in entry.ranges for e in earlier):
             return False
@@ -333,15 +335,14 @@ class Naive:
         return True
 
     @staticmethod
-    def covers(entry: Reserved, opened: Opened) -> bool:
+    def covers(entry: Reserved) -> bool:
         """Whether the charge is what the entry says of itself, by the few promises and mechanisms drawn."""
         charge = entry.charge
-        if "epsilon" not in entry.promise or charge.epsilon < Fraction(1, 4):
+        if "epsilon" not in entry.promise or charge.epsilon < Fraction(1, 4) or charge.delta < Fraction(TINY):
             return False
-        if charge.rho is None or (entry.parameters != PARAMETERS and opened.filter == "basic"):
-            return True
         batches = entry.promise.get("contributions_per_user", 1)
-        return entry.parameters == PARAMETERS and charge.rho >= batches * Fraction(1, 2 * 10**6)
+        enough = charge.rho is None or charge.rho >= batches * Fraction(1, 2 * 10**6)
+        return entry.parameters == PARAMETERS and enough
 
     def spend(self, entry: Reserved | Charged, opened: Opened) -> bool:
         if len({r.partition for r in entry.ranges}) != len(entry.ranges):
@@ -490,10 +491,12 @@ def test_one_record_over_the_cap_voids_the_whole_reservation() -> None:
 def test_charges_fill_the_cap_exactly() -> None:
     log = Writer(epsilon=1)
     for job in "abc":
-        assert log.reserve(job, span(0, 1), charge=Charge(epsilon="1/3", delta=0)).accepted
+        assert log.reserve(job, span(0, 1), charge=Charge(epsilon="1/3", delta=TINY)).accepted
     assert log.ledger.spent(0, 0).epsilon == 1
-    little = Charge(epsilon="1e-30", delta=0)
-    late = log.reserve("d", span(0, 1), charge=little, promise=PROMISE | {"epsilon": 1e-30})
+    # So little that next to no noise would do.
+    loud = PARAMETERS | {"sigma_over_sensitivity": 1e11}
+    little = Charge(epsilon="1e-10", delta=TINY)
+    late = log.reserve("d", span(0, 1), charge=little, promise=PROMISE | {"epsilon": 1e-10}, parameters=loud)
     assert "the cap is" in late.reason
 
 
@@ -592,9 +595,9 @@ def test_a_changed_promise_is_void_and_names_what_changed() -> None:
     log = Writer()
     log.answer("a", span(0, 5))
     assert log.reserve("a", span(5, 9), promise={"epsilon": 2.0, "dim": 7}).reason == (
-        "the job's privacy contract changed: delta, dim, epsilon, rank"
+        "the job's privacy contract changed: delta, dim, epsilon, privacy_unit, rank"
     )
-    assert log.reserve("b", span(0, 5), promise={"epsilon": 0.5, "delta": 1e-6}).accepted
+    assert log.reserve("b", span(0, 5), promise=PROMISE | {"epsilon": 0.5, "delta": 1e-6}).accepted
 
 
 def test_an_entry_of_another_topic_id_counts_for_nothing() -> None:
@@ -650,7 +653,7 @@ def test_two_jobs_of_users_on_disjoint_ranges_compose() -> None:
     assert reserve_users(log, "u", span(0, 5)).accepted
     verdict = reserve_users(log, "v", span(0, 5, partition=1))
     assert "every record, read or not: asked epsilon 1" in verdict.reason
-    half = Charge(epsilon="1/2", delta=0)
+    half = Charge(epsilon="1/2", delta=TINY)
     assert reserve_users(log, "v", span(0, 5, partition=1), charge=half).accepted
     assert log.ledger.everywhere.epsilon == Fraction(3, 2)
 
@@ -680,7 +683,7 @@ def test_the_largest_charge_of_a_job_of_users_stands_for_all_its_batches() -> No
         )
     assert log.ledger.everywhere == Charge(epsilon=2, delta="2e-6")
     assert reserve_users(log, "v", span(0, 5)).accepted
-    late = log.reserved("u", span(20, 25), promise=OF_USERS, charge=Charge(epsilon=3, delta=0))
+    late = log.reserved("u", span(20, 25), promise=OF_USERS, charge=Charge(epsilon=3, delta=TINY))
     log.abandon("v")
     assert "asked epsilon 3" in log.put(late).reason
     assert log.ledger.everywhere.epsilon == 3
@@ -690,7 +693,7 @@ def test_a_void_reservation_of_users_charges_nobody() -> None:
     log = Writer(epsilon="1/2")
     assert not reserve_users(log, "u", span(0, 5)).accepted
     assert log.ledger.everywhere == Charge.nothing()
-    assert log.reserve("a", span(0, 5), charge=Charge(epsilon="1/2", delta=0)).accepted
+    assert log.reserve("a", span(0, 5), charge=Charge(epsilon="1/2", delta=TINY)).accepted
 
 
 def test_batches_of_a_job_of_users_never_overlap_either() -> None:
@@ -846,7 +849,7 @@ def test_a_void_reservation_or_charge_binds_a_job_to_nothing() -> None:
     log = Writer(epsilon="1/2")
     assert not log.reserve("a", span(0, 5)).accepted
     assert not log.charge("b", span(0, 5)).accepted
-    small = Charge(epsilon="1/4", delta=0)
+    small = Charge(epsilon="1/4", delta=TINY)
     assert log.charge("a", span(0, 5), charge=small).accepted
     assert log.reserve("b", span(0, 5), charge=small).accepted
 
@@ -885,7 +888,7 @@ small = st.one_of(
 
 
 def spent(rho: Fraction | None) -> Charge:
-    return Charge(epsilon=99, delta=0, rho=rho)
+    return Charge(epsilon=99, delta=TINY, rho=rho)
 
 
 @settings(deadline=None)
@@ -916,14 +919,13 @@ def test_a_charge_that_claims_no_rho_never_fits_a_zcdp_cap() -> None:
 
 
 def test_zcdp_admits_more_small_charges_than_adding_epsilons() -> None:
-    cost = Charge(epsilon="1/100", delta=0, rho="1/20000")
+    cost = Charge(epsilon="1/100", delta=TINY, rho="1/20000")
+    how: dict[str, Any] = {"charge": cost, "promise": PROMISE | {"epsilon": 0.01}}
+    how |= {"parameters": PARAMETERS | {"sigma_over_sensitivity": 2000.0}}
     admitted = {}
     for rule in ("basic", "zcdp"):
         log = Writer(epsilon="1/2", delta="1e-6", rule=rule)
-        admitted[rule] = sum(
-            log.reserve(f"job {i}", span(0, 1), charge=cost, promise=PROMISE | {"epsilon": 0.01}).accepted
-            for i in range(99)
-        )
+        admitted[rule] = sum(log.reserve(f"job {i}", span(0, 1), **how).accepted for i in range(99))
     assert admitted["basic"] == 50
     assert admitted["zcdp"] == next(
         n for n in range(99) if not exact_zcdp(Fraction(n + 1, 20000), Fraction(1, 2), Fraction(1, 10**6))

@@ -125,8 +125,12 @@ class Bounds:
     cap: Cap
 
 
+DELTA = "1e-30"
+"""Of every contract and charge: caps on delta are far away."""
+
+
 def unit(epsilon: int) -> Charge:
-    return Charge(epsilon=Fraction(epsilon), delta=Fraction(0), rho=Fraction(epsilon))
+    return Charge(epsilon=Fraction(epsilon), delta=Fraction(DELTA), rho=Fraction(epsilon))
 
 
 # ------------------------------------------------------------------------------------------- variants
@@ -294,9 +298,9 @@ class Search:
                 "privacy_unit": "user" if job.of_users else "message",
                 "contributions_per_user": 1,
                 "epsilon": 1.0,
-                "delta": 0.0,
+                "delta": float(DELTA),
             },
-            parameters={"mechanism": "private-oja", "sigma_over_sensitivity": 1.0},
+            parameters={"mechanism": "private-oja", "sigma_over_sensitivity": 20.0},
             charge=job.charge,
         )
         if self.accepted(ledger.judge(reserved)):
@@ -917,7 +921,7 @@ MISTAKES: dict[str, tuple[Protocol, set[str]]] = {
 
 # A record has room for one charge of b, or for two of a: that a charges it once is no work of the cap.
 A, B = unit(1), unit(2)
-CAP = Cap(epsilon=Fraction(2), delta=Fraction(0))
+CAP = Cap(epsilon=Fraction(2), delta=Fraction(1))
 
 SMALL = Bounds((Job("a", 0, 2, 1, 2, A), Job("b", 1, 2, 1, 1, B)), CAP)
 

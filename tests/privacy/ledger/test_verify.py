@@ -26,6 +26,7 @@ from tests.privacy.ledger.test_ledger import (
     OF_USERS,
     PARAMETERS,
     PROMISE,
+    TINY,
     Writer,
     drawn_logs,
     positive,
@@ -41,8 +42,9 @@ def messages(writer: Writer) -> Messages:
     return [(2 * i, encode_entry(entry)) for i, entry in enumerate(writer.log)]
 
 
-def release(stream: str, batch: int, note: str = "") -> bytes:
-    return json.dumps({"stream": stream, "batch": batch, "components": [[1.0]], "note": note}).encode()
+def release(stream: str, batch: int, note: str = "", records: int = 5) -> bytes:
+    said = {"stream": stream, "batch": batch, "records": records, "components": [[1.0]], "note": note}
+    return json.dumps(said | PROMISE).encode()
 
 
 def sha(data: bytes) -> str:
@@ -122,7 +124,7 @@ def test_verifier_and_ledger_agree_on_the_zcdp_filter(
     rho: Fraction, epsilon: Fraction, delta: Fraction
 ) -> None:
     writer = Writer(epsilon, delta, "zcdp")
-    accepted = writer.reserve("a", span(0, 1), charge=Charge(epsilon=1, delta=0, rho=rho)).accepted
+    accepted = writer.reserve("a", span(0, 1), charge=Charge(epsilon=1, delta=TINY, rho=rho)).accepted
     assert verify_log(messages(writer)).offsets_charged == accepted
 
 
@@ -173,13 +175,14 @@ def topics() -> Topics:
     writer, releases = Writer(epsilon="3/2"), []
 
     def publish(job: str) -> None:
-        releases.append(release(job, writer.ledger.job(job).batch))
+        known = writer.ledger.job(job)
+        releases.append(release(job, known.batch, records=known.records_committed))
         assert writer.release(job, digest=sha(releases[-1])).accepted
 
     def accept(*verdicts: Any) -> None:
         assert all(verdict.accepted for verdict in verdicts)
 
-    half = Charge(epsilon="1/2", delta=0)
+    half = Charge(epsilon="1/2", delta=TINY)
     accept(writer.reserve("a", span(0, 10)), writer.commit("a"))
     publish("a")
     assert not writer.reserve("b", span(5, 15)).accepted
@@ -212,12 +215,11 @@ def test_a_good_log_is_verified_and_described() -> None:
         "records_charged": 10 + 9 + 10 + 10 + 15,
         "offsets_charged": 30,
         "max_epsilon": "3/2",
-        "max_delta": "1/1000000",
+        "max_delta": str(Fraction("1e-6") + Fraction(TINY)),
         "max_rho": None,
         "everywhere_epsilon": "0",
         "everywhere_delta": "0",
         "everywhere_rho": "0",
-        "rho_unchecked": 0,
         "releases": 3,
         "other_releases": 0,
         "states": None,
@@ -260,7 +262,8 @@ def test_the_newest_life_of_a_topic_is_judged_and_an_asked_one() -> None:
     _, _, both = two_lives()
     for asked, judged in ((None, "NEW"), ("NEW", "NEW"), ("OLD", "OLD")):
         report = both.report(topic_id=asked)
-        assert report.problems == ()
+        # A life that is not the newest has releases of a later one behind its own.
+        assert len(report.problems) == (judged == "OLD")
         assert (report.topic_id, report.entries, report.other_entries) == (judged, 4, 4)
         assert (report.releases, report.other_releases) == (1, 1)
 
@@ -268,7 +271,10 @@ def test_the_newest_life_of_a_topic_is_judged_and_an_asked_one() -> None:
 def test_a_fault_in_another_life_is_not_this_ones() -> None:
     _, _, both = two_lives()
     del both.ledger[1]
-    assert both.report(topic_id="NEW").ok
+    assert verify_log(both.ledger, topic_id="NEW").ok
+    # But its releases are on the topic, and nothing else speaks for them.
+    (problem,) = both.report(topic_id="NEW").problems
+    assert problem == "release 0 (stream 'a', batch 1): differs from the release in the ledger"
     assert not both.report(topic_id="OLD").ok
 
 
@@ -317,7 +323,7 @@ def reserve(start: int, end: int, **more: Any) -> dict[str, Any]:
         "ranges": [span_],
         "promise": PROMISE,
         "parameters": PARAMETERS,
-        "charge": {"epsilon": "1/2", "delta": "0"},
+        "charge": {"epsilon": "1/2", "delta": str(Fraction(TINY))},
     } | more
 
 
@@ -408,7 +414,7 @@ TAMPERED: dict[str, tuple[Callable[[Topics], Any], str]] = {
     ),
     "a promise changed": (
         append(job="b", batch=3, **reserve(30, 40, promise={"epsilon": 2.0})),
-        "the job's privacy contract changed: delta, epsilon, rank",
+        "the job's privacy contract changed: delta, epsilon, privacy_unit, rank",
     ),
     "a partition twice": (
         append(job="b", batch=3, **reserve(0, 0, ranges=[span_json(30, 31), span_json(31, 32)])),
@@ -670,15 +676,17 @@ def test_a_ledger_that_charged_users_in_their_ranges_only_is_not_verified(
 # ----------------------------------------------------------------------------------------- releases
 
 
-def test_releases_of_several_streams_and_lives_may_be_mixed() -> None:
-    """The order is each stream's own, and of one life."""
+def test_releases_of_several_streams_may_be_mixed_and_those_of_a_life_come_after_another() -> None:
+    """The order is each stream's own."""
     log = topics()
     assert [json.loads(r)["stream"] for r in log.releases] == ["a", "a", "b"]
     log.releases = [log.releases[2], *log.releases[:2]]
     assert log.report().ok
     _, _, both = two_lives()
-    both.releases.reverse()
     assert both.report().ok
+    both.releases.reverse()
+    (problem,) = both.report().problems
+    assert "is of an earlier life of the topic, and comes after one of this life" in problem
 
 
 # ------------------------------------------------------------------------------------------- states
@@ -686,10 +694,8 @@ def test_releases_of_several_streams_and_lives_may_be_mixed() -> None:
 
 def states_of(t: Topics) -> dict[str, StoredState]:
     """What the ledger of :func:`topics` committed last, as its state topics hold it."""
-    return {
-        "a": StoredState("state a 2", "T", "a", 2),
-        "b": StoredState("state b 2", "T", "b", 2),
-    }
+    last = {json.loads(data)["stream"]: sha(data) for data in t.releases}
+    return {name: StoredState(f"state {name} 2", "T", name, 2, "", last[name]) for name in "ab"}
 
 
 def test_states_that_the_ledger_committed_are_counted() -> None:

@@ -117,8 +117,12 @@ class Running:
         host, _, port = self.server.address.rpartition(":")
         return host.strip("[]"), int(port)
 
-    def connect(self) -> http.client.HTTPConnection:
+    def connect(self, source: str | None = None) -> http.client.HTTPConnection:
         host, port = self.place
+        if source is not None:
+            # All addresses of this network are this machine's.
+            assert source.startswith("127.")
+            return http.client.HTTPConnection(host, port, timeout=LIMIT, source_address=(source, 0))
         if self.server.url.startswith("https"):
             return http.client.HTTPSConnection("localhost", port, timeout=LIMIT, context=self.context)
         return http.client.HTTPConnection(host, port, timeout=LIMIT)
@@ -141,9 +145,11 @@ class Running:
     def status(self, path: str, method: str = "GET", token: str | None = None, **headers: str) -> int:
         return self.ask(path, method, token, **headers).status
 
-    def listen(self, path: str = "/v1/events") -> tuple[http.client.HTTPConnection, Any]:
+    def listen(
+        self, path: str = "/v1/events", source: str | None = None
+    ) -> tuple[http.client.HTTPConnection, Any]:
         """Open a stream of events, and read its first line."""
-        connection = self.connect()
+        connection = self.connect(source)
         connection.request("GET", path)
         answer = connection.getresponse()
         if answer.status == 200:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import hmac
 import logging
 import os
+import socket
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,8 @@ from pydantic import SecretStr, ValidationError
 from streaming_pca.config.http import HttpSettings, check_access, is_loopback
 from streaming_pca.config.settings import ConfigurationError
 from streaming_pca.service.http import access
-from tests.service.http.running import OTHER, TOKEN, serving
+from tests.service.http.running import OTHER, TOKEN, Running, serving
+from tests.waiting import LIMIT
 
 SECRET: dict[str, Any] = {"token": SecretStr(TOKEN)}
 
@@ -253,15 +257,47 @@ def test_with_a_token_it_listens_everywhere() -> None:
 # -- pages of other sites --------------------------------------------------
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:9464", "127.0.0.1.evil.org", "", "[::2]:1"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:9464", "127.0.0.1.evil.org", "127.1", "0x7f.0.0.1", "[::g]:1"]
+)
 def test_on_loopback_a_name_of_another_host_is_refused(host: str) -> None:
     with serving() as running:
-        for path in ("/v1/streams", "/", "/metrics", "/readyz"):
+        for path in ("/v1/streams", "/", "/metrics"):
             assert running.status(path, Host=host) == 421
         assert running.status("/healthz", Host=host) == 200
+        assert "leading" not in str(running.ask("/readyz", Host=host).json)
 
 
-@pytest.mark.parametrize("host", ["localhost", "LocalHost:80", "127.0.0.1:1", "127.0.0.9", "[::1]:99"])
+PROBES = [b"Host: 10.1.2.3:9464\r\n", b"Host: [fd00::7]:9464\r\n", b"Host: worker-0.pca.svc:80\r\n", b""]
+"""Hosts of kubelets, load balancers, service meshes, and of clients that speak HTTP/1.0 without one."""
+
+
+@pytest.mark.parametrize("how", [{}, {"hosts": ["pca.example.org"]}, SECRET | {"hosts": ["pca.example.org"]}])
+@pytest.mark.parametrize("host", PROBES)
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_probes_of_any_platform_are_answered_without_details(
+    how: dict[str, Any], host: bytes, version: bytes
+) -> None:
+    def ask(running: Running, method: bytes, path: bytes) -> bytes:
+        # HTTP/1.1 demands the header.
+        named = host or (b"Host:\r\n" if version == b"1.1" else b"")
+        head = b"%s %s HTTP/%s\r\n%sConnection: close\r\n\r\n" % (method, path, version, named)
+        with closing(socket.create_connection(running.place, timeout=LIMIT)) as client:
+            client.sendall(head)
+            return b"".join(iter(partial(client.recv, 2**16), b""))
+
+    with serving(**how) as running:
+        for path in (b"/healthz", b"/readyz"):
+            for method in (b"GET", b"HEAD"):
+                assert ask(running, method, path).startswith(b"HTTP/1.1 200")
+        is_name = b"pca.svc" in host
+        assert (b"leading" in ask(running, b"GET", b"/readyz")) == (not is_name and "token" not in how)
+        # A scraper names a pod by its address; a name may be one of a page that was bound anew.
+        expected = b"421" if is_name else (b"401" if "token" in how else b"200")
+        assert ask(running, b"GET", b"/metrics").startswith(b"HTTP/1.1 " + expected)
+
+
+@pytest.mark.parametrize("host", ["localhost", "LocalHost.:80", "127.0.0.1:1", "127.0.0.9", "[::1]:99"])
 def test_names_of_loopback_are_known(host: str) -> None:
     with serving() as running:
         assert running.status("/v1/streams", Host=host) == 200

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -185,6 +187,35 @@ def test_a_network_of_ipv6_is_one_client(one: str, other: str, same: bool) -> No
     assert (found[0] == found[1]) == same
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /healthz HTTP/1.1\nHost: localhost\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\nX: y\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\n",
+        b"GET /healthz HTTP/1.1\nHost: localhost\n\n",
+        b"\nGET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+)
+@pytest.mark.parametrize("before", [b"", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_a_header_line_ends_with_both_characters(head: bytes, before: bytes, size: int) -> None:
+    """In any pieces, and behind another request; a body may hold anything."""
+    text = before + head
+    with serving() as running, raw(running) as client:
+        for at in range(0, len(text), size):
+            with suppress(ConnectionError):
+                client.sendall(text[at : at + size])
+        answered = b""
+        with suppress(ConnectionError):
+            while more := client.recv(2**16):
+                answered += more
+        statuses = re.findall(rb"HTTP/1.1 (\d+)", answered)
+        assert statuses[-1:] == [b"400"]
+        assert statuses[:-1] in ([], [b"200"] * bool(before))
+        assert running.ask("/v1/echo", "POST", body=b"a\nb\n\n").json == {"bytes": 5}
+
+
 # -- streams of events -----------------------------------------------------
 
 
@@ -200,6 +231,27 @@ def test_streams_of_events_are_counted_and_a_place_becomes_free() -> None:
         assert running.status("/v1/events", "HEAD") == 200
         one.close()
         wait_for("a place", lambda: place_is_free(running))
+
+
+def test_one_address_may_have_all_streams_and_keeps_no_other_out() -> None:
+    with serving(event_streams=4) as running, ExitStack() as stack:
+
+        def listen(source: str) -> Any:
+            connection, answer = running.listen(source=source)
+            stack.callback(connection.close)
+            return answer
+
+        greedy = [listen("127.0.0.2") for _ in range(4)]
+        assert [answer.status for answer in greedy] == [200] * 4
+        assert listen("127.0.0.2").status == 503
+        # Others take its oldest streams until nobody would have fewer than the newcomer.
+        for source, oldest in (("127.0.0.3", greedy[0]), ("127.0.0.4", greedy[1])):
+            assert listen(source).status == 200
+            assert oldest.read().strip() == b"data: {}"
+        for source in ("127.0.0.2", "127.0.0.3"):
+            assert listen(source).status == 503
+        assert listen("127.0.0.5").status == 200
+        assert listen("127.0.0.6").status == 503
 
 
 def place_is_free(running: Running) -> bool:
