@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka.admin import OffsetSpec
 from kafka.errors import (
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
     GroupAuthorizationFailedError,
+    KafkaError,
     LeaderNotAvailableError,
     NotCoordinatorError,
 )
@@ -40,6 +42,8 @@ class Standings:
     partitions : mapping of input topic to partitions
     first, end : mapping of partition to offset
         Offsets that a worker can read.
+    high : mapping of partition to offset
+        Ends with open transactions, where the broker tells them.
     committed : mapping of stream to committed offsets of its group
     """
 
@@ -47,6 +51,7 @@ class Standings:
     partitions: Mapping[str, Sequence[TopicPartition]]
     first: Offsets
     end: Offsets
+    high: Offsets
     committed: Mapping[str, Offsets]
 
     def leader(self, group: str, state_topic: str) -> dict[str, Any] | None:
@@ -61,7 +66,10 @@ class Standings:
         return {"present": bool(leaders), "host": host, "candidates": candidates}
 
     def lag(self, stream: StreamSettings, job: JobLedger) -> dict[str, Any]:
-        """Count the offsets that a stream has still to read, in all and by partition."""
+        """Count the offsets that a stream has still to read, in all and by partition.
+
+        Those behind the beginning of an open transaction nobody reads yet: they are counted by themselves.
+        """
         of_group = self.committed.get(stream.name, {})
         by_partition = {}
         for tp in self.partitions.get(stream.input, ()):
@@ -73,7 +81,10 @@ class Standings:
                 # A pause before the first batch has committed the beginning.
                 position = max(position, job.ends.get(tp.partition, 0))
             by_partition[str(tp.partition)] = max(self.end[tp] - max(position, self.first[tp]), 0)
-        return {"total": sum(by_partition.values()), "partitions": by_partition}
+        waiting = sum(
+            max(self.high.get(tp, 0) - self.end[tp], 0) for tp in self.partitions.get(stream.input, ())
+        )
+        return {"total": sum(by_partition.values()), "partitions": by_partition, "in_transactions": waiting}
 
 
 def ask_standings(
@@ -117,8 +128,18 @@ def ask_standings(
         partitions=of_inputs,
         first=first,
         end=end,
+        high=_high_watermarks(admin, tps) if tps else {},
         committed=_committed(admin, names),
     )
+
+
+def _high_watermarks(admin: KafkaAdminClient, tps: Sequence[TopicPartition]) -> Offsets:
+    """Return the ends of partitions, open transactions included; nothing where the broker does not tell."""
+    try:
+        found = admin.list_partition_offsets(dict.fromkeys(tps, OffsetSpec.LATEST))
+    except KafkaError:
+        return {}
+    return {tp: int(at.offset) for tp, at in found.items()}
 
 
 def partitions_of(described: Iterable[Mapping[str, Any]]) -> dict[str, list[int]]:

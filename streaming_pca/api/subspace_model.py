@@ -15,6 +15,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from streaming_pca.api.likelihood import GaussianModel
+from streaming_pca.data.beside import refuse_meaning_beside
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.projection import Projection
 from streaming_pca.data.sparse import SparseBatch
@@ -260,6 +261,7 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     def _checked(self, X: ArrayLike, least: int) -> Rows:
         """Return X as finite floats, with at least ``least`` records; sparse X as CSR."""
+        refuse_meaning_beside(X)
         given: Any = X
         if issparse(given) and not getattr(given, "has_canonical_format", True):
             # Entries of one place add up before they are judged.

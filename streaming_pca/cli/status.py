@@ -94,7 +94,8 @@ def _print(facts: dict[str, Any]) -> None:
         **({} if release is None else {"explained": explained_text(facts["accuracy"])}),
         **({} if facts["counts"] is None else {"last batch": counts_text(facts["counts"])}),
         **({"doubts": _doubts(facts)} if release is not None and release["doubts"] else {}),
-        "lag": f"{lag['total']} offsets in {len(lag['partitions'])} partitions of {facts['input']}",
+        "lag": f"{lag['total']} offsets in {len(lag['partitions'])} partitions of {facts['input']}"
+        + (f", and {lag['in_transactions']} behind an open transaction" if lag["in_transactions"] else ""),
         **_charges(facts),
         "ledger": f"{facts['ledger']['entries']} entries, {facts['ledger']['bytes']} bytes",
     }

@@ -19,6 +19,7 @@ from streaming_pca.client.encoding import ContentType, Dtype, encoder_of, header
 from streaming_pca.client.releases import connection
 from streaming_pca.client.sending import Sender
 from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.data.beside import refuse_meaning_beside
 
 if TYPE_CHECKING:
     from streaming_pca.config.settings import Settings
@@ -302,8 +303,7 @@ class Producer:
                 f"records have the columns {_shown(columns)}, and the stream's feature_names are "
                 f"{_shown(self._names)}: bring them into this order"
             )
-        if np.ma.is_masked(records):
-            raise ValueError("records are masked: fill them, with nan for a record that counts as null")
+        refuse_meaning_beside(records, "records")
         array = np.asarray(records)
         if array.dtype.kind not in "fiu":
             raise ValueError(f"records are {array.dtype}: expected numbers")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import tokenize
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -286,8 +286,8 @@ def open_records(path: Path, key: str | None = None, choice: ColumnChoice = ALL)
     ----------
     path : Path
         ``.npy`` (memory-mapped; never unpickled), ``.csv`` (numbers, one record
-        a line), ``.parquet`` or ``.arrow`` (IPC stream or file). The last two have
-        columns of numbers, or one column of fixed-size lists; a null is a NaN.
+        a line), ``.parquet``, a folder of ``.parquet`` files, or ``.arrow`` (IPC stream or file). The
+        last three have columns of numbers, or one column of lists of one length; a null is a NaN.
     key : str, optional
         Column of the messages' keys, text or whole numbers, which is not a
         feature. Not for ``.npy``, which has no names.
@@ -301,6 +301,8 @@ def open_records(path: Path, key: str | None = None, choice: ColumnChoice = ALL)
     """
     with _reading(path):
         ending = path.suffix.lower()
+        if path.is_dir():
+            ending = "folder"
         if choice.header is not None and ending != ".csv":
             raise RecordFileError(f"{path}: --header and --no-header are about .csv files: leave them out")
         match ending:
@@ -319,6 +321,8 @@ def open_records(path: Path, key: str | None = None, choice: ColumnChoice = ALL)
                 return _read_csv(path, key, choice)
             case ".parquet":
                 return _open_tables(path, _Parquet(path, need_pyarrow(".parquet")), key, choice)
+            case "folder":
+                return _open_tables(path, _Folder(path, need_pyarrow(".parquet")), key, choice)
             case ".arrow":
                 return _open_tables(path, _Ipc(path, need_pyarrow(".arrow")), key, choice)
             case other:
@@ -471,6 +475,33 @@ class _Parquet:
                 yield batch.select(columns if wanted is None else wanted)
 
 
+class _Folder:
+    """Folder of Parquet files of one schema, as Spark and Dask write them, in the order of their names."""
+
+    def __init__(self, path: Path, pyarrow: Any) -> None:
+        self.pyarrow = pyarrow
+        names = sorted(each.relative_to(path) for each in path.rglob("*.parquet") if each.is_file())
+        names = [each for each in names if not any(part.startswith(("_", ".")) for part in each.parts)]
+        if not names:
+            raise RecordFileError(f"{path}: is a folder without .parquet files")
+        for each in names:
+            if found := [part for part in each.parts[:-1] if "=" in part]:
+                raise RecordFileError(
+                    f"{path}: the name of its folder {found[0]!r} is a column's value, which the files lack: "
+                    "write it into the files, or send each folder by itself"
+                )
+        self._files = [_Parquet(path / each, pyarrow) for each in names]
+        self.schema = self._files[0].schema
+        for each, file in zip(names, self._files, strict=True):
+            if not file.schema.equals(self.schema):
+                raise RecordFileError(f"{path}: {each} has other columns than {names[0]}, or other types")
+        self.count = sum(file.count for file in self._files)
+
+    def batches(self, columns: Sequence[int]) -> Iterator[Any]:
+        """Iterate over some columns' rows in order."""
+        return chain.from_iterable(file.batches(columns) for file in self._files)
+
+
 class _Ipc:
     """Arrow IPC stream or file, read by record batches."""
 
@@ -503,7 +534,9 @@ class _Ipc:
                 yield from reader
 
 
-def _open_tables(path: Path, tables: _Parquet | _Ipc, key: str | None, choice: ColumnChoice) -> RecordFile:
+def _open_tables(
+    path: Path, tables: _Parquet | _Folder | _Ipc, key: str | None, choice: ColumnChoice
+) -> RecordFile:
     types = tables.pyarrow.types
     schema = list(tables.schema)
     names = [field.name for field in schema]
@@ -512,14 +545,19 @@ def _open_tables(path: Path, tables: _Parquet | _Ipc, key: str | None, choice: C
         _check_key(path, types, schema[place])
     columns = choice.find(path, len(names), names, place)
     fields = [schema[i] for i in columns]
-    lists = len(fields) == 1 and types.is_fixed_size_list(fields[0].type)
+    fixed = len(fields) == 1 and types.is_fixed_size_list(fields[0].type)
+    lists = fixed or (
+        len(fields) == 1 and (types.is_list(fields[0].type) or types.is_large_list(fields[0].type))
+    )
     for field in fields:
         if str(field.type.value_type if lists else field.type) not in NUMBER_TYPES:
             raise RecordFileError(
                 f"{path}: column {field.name!r} is of type {field.type}: expected numbers in every column, "
-                "or one column of fixed-size lists of numbers; --columns or --drop leave columns out"
+                "or one column of lists of numbers, all of one length; --columns or --drop leave columns out"
             )
-    dim = fields[0].type.list_size if lists else len(fields)
+    dim = len(fields)
+    if lists:
+        dim = fields[0].type.list_size if fixed else _length_of_lists(tables.batches(columns))
     if not tables.count or not dim:
         raise RecordFileError(f"{path}: holds no records")
 
@@ -528,7 +566,7 @@ def _open_tables(path: Path, tables: _Parquet | _Ipc, key: str | None, choice: C
             for batch in tables.batches(columns):
                 if batch.num_rows:
                     found = batch.columns
-                    yield _rows_of_lists(found[0], dim) if lists else _rows_of_columns(found)
+                    yield _rows_of_lists(path, found[0], dim) if lists else _rows_of_columns(found)
 
     def keys() -> Iterator[bytes | None]:
         assert place is not None
@@ -566,8 +604,32 @@ def _rows_of_columns(columns: Sequence[Any]) -> Numbers:
     return np.stack([column.to_numpy(zero_copy_only=False) for column in columns], axis=1)
 
 
-def _rows_of_lists(column: Any, dim: int) -> Numbers:
+def _length_of_lists(batches: Iterable[Any]) -> int:
+    """Return the length of the first list; 0 if all are null."""
+    for batch in batches:
+        column = batch.column(0)
+        for i in range(len(column)):
+            if column[i].is_valid:
+                return len(column[i])
+    return 0
+
+
+def _rows_of_lists(path: Path, column: Any, dim: int) -> Numbers:
+    null = column.is_null().to_numpy(zero_copy_only=False)
+    if hasattr(column, "offsets"):
+        lengths = np.diff(column.offsets.to_numpy(zero_copy_only=False))
+        wrong = np.flatnonzero((lengths != dim) & ~null)
+        if wrong.size:
+            raise RecordFileError(
+                f"{path}: has a list of {lengths[wrong[0]]} numbers, and the first has {dim}"
+            )
+        # Without the null ones.
+        found: Numbers = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)
+        if not null.any():
+            return found
+        rows = np.full((len(column), dim), np.nan)
+        rows[~null] = found
+        return rows
     numbers = column.values.slice(column.offset * dim, len(column) * dim)
     rows = numbers.to_numpy(zero_copy_only=False).reshape(-1, dim)
-    null = column.is_null().to_numpy(zero_copy_only=False)
     return np.where(null[:, None], np.nan, rows) if null.any() else rows

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from streaming_pca.data.beside import refuse_meaning_beside
+
 __all__ = ["Projection", "centre_of", "checked_rows"]
 
 Floats = NDArray[np.float64]
@@ -123,6 +125,7 @@ def checked_rows(X: Any, width: int, columns: str) -> Rows:
     # By a method of scipy's matrices: programs that only read releases need not load scipy.
     if hasattr(X, "tocsr"):
         raise ValueError("X is sparse: pass X.toarray(), or X to PrivatePCA.from_release(...).transform")
+    refuse_meaning_beside(X)
     array = np.asarray(X)
     if array.dtype.kind not in "fiub":
         hint = ": of a table with nullable columns pass X.to_numpy(float)" if hasattr(X, "to_numpy") else ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import logging
 import os
 import pickle  # nosec B403  # numba's own format of its cache
 import shutil
@@ -102,6 +103,7 @@ def njit(**options: Any) -> Callable[[F], F]:
 def load_compiler() -> Any:
     """Import numba, and teach it what kernels call: other kernels, and intrinsics."""
     import numba
+    from numba.core.event import Listener, register
     from numba.core.registry import cpu_target
     from numba.core.types import Dispatcher
     from numba.extending import typeof_impl
@@ -114,7 +116,38 @@ def load_compiler() -> Any:
 
     typeof_impl.register(Kernel)(lambda value, context: Dispatcher(value.dispatcher))
     typeof_impl.register(Intrinsic)(type_of_intrinsic)
+    register("numba:compile", type("Listening", (_SlowCompile, Listener), {})())  # type: ignore[no-untyped-call]
     return numba
+
+
+class _SlowCompile:
+    """Listener of numba that says, after two seconds, what a caller waits for; once in a process."""
+
+    _told = False
+
+    def on_start(self, event: Any) -> None:
+        """Begin to wait."""
+        if not _SlowCompile._told and getattr(_timers, "depth", 0) == 0:
+            _timers.timer = threading.Timer(_PATIENCE, self._tell)
+            _timers.timer.daemon = True
+            _timers.timer.start()
+        _timers.depth = getattr(_timers, "depth", 0) + 1
+
+    def on_end(self, event: Any) -> None:
+        """Wait no more, once the outermost kernel is compiled."""
+        _timers.depth -= 1
+        if not _timers.depth and (timer := getattr(_timers, "timer", None)) is not None:
+            timer.cancel()
+
+    def _tell(self) -> None:
+        if not _SlowCompile._told:
+            _SlowCompile._told = True
+            _log.info("compiling kernels, as at each first use on a machine: it may take half a minute")
+
+
+_timers = threading.local()
+_log = logging.getLogger(__name__)
+_PATIENCE = 2.0
 
 
 def _dispatcher_of(function: Callable[..., Any], options: dict[str, Any]) -> Any:

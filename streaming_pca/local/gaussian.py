@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from streaming_pca.data.beside import refuse_meaning_beside
 from streaming_pca.kernels.lattice import RADIUS, lattice_unit
 from streaming_pca.linalg.packed import packed_size
 from streaming_pca.privacy.calibration.multipliers import lattice_sigma
@@ -140,6 +141,7 @@ class LocalGaussian:
         ParameterError
             If x is not a vector of 1 to :data:`MAX_DIM` real numbers: its shape and type are public.
         """
+        refuse_meaning_beside(x, "x")
         values = np.asarray(x)
         if values.dtype.kind not in "fiu" or values.ndim != 1 or not 1 <= values.size <= MAX_DIM:
             raise ParameterError(

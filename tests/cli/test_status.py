@@ -34,7 +34,7 @@ from streaming_pca.privacy.ledger.entries import (
 )
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.checkpoint import open_ledger
-from streaming_pca.service.kafka.clients import group_consumer
+from streaming_pca.service.kafka.clients import group_consumer, transactional_producer
 from streaming_pca.service.topics.find import create_topics, find_topics
 from tests.cli.command import call
 from tests.cli.test_app import closed_port, one_line, run
@@ -152,6 +152,20 @@ def written(broker_bootstrap: str, unique_name: Name, tmp_path: Path) -> Iterato
         yield made
 
 
+def test_records_behind_an_open_transaction_are_told_apart(written: Written) -> None:
+    """Nobody reads them before it ends: a lag of 0 alone would look as if there were none."""
+    written.records(3, 4)
+    kafka = written.settings[0].kafka
+    with closing(transactional_producer(kafka, f"open-{written.name}")) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        for _ in range(30):
+            producer.send(written.settings[0].stream.input, bytes(16), partition=1).get(LIMIT)
+        lag = written.status()[0]["lag"]
+        producer.abort_transaction()
+    assert lag == {"total": 7, "partitions": {"0": 3, "1": 4}, "in_transactions": 30}
+
+
 def test_a_new_stream_has_done_nothing_and_has_all_to_read(written: Written) -> None:
     written.records(3, 4)
     a, b = written.status()
@@ -163,7 +177,7 @@ def test_a_new_stream_has_done_nothing_and_has_all_to_read(written: Written) -> 
     assert a["records"] == 0
     assert a["last_release"] is None
     assert a["accuracy"] is None
-    assert a["lag"] == {"total": 7, "partitions": {"0": 3, "1": 4}}
+    assert a["lag"] == {"total": 7, "partitions": {"0": 3, "1": 4}, "in_transactions": 0}
     assert a["charged"]["by_all"] == {"epsilon": "0", "delta": "0"}
     assert a["left"] == a["cap"] == {"epsilon": "3", "delta": "1/100000"}
     assert a["ledger"] == {"entries": 1, "bytes": written.ledger_bytes}
@@ -211,7 +225,7 @@ def test_without_committed_offsets_the_ledger_tells_the_lag(written: Written) ->
     written.records(20, 10)
     written.reserve("a", 1, (0, 0, 5))
     written.answer("a", 1)
-    assert written.status()[0]["lag"] == {"total": 25, "partitions": {"0": 15, "1": 10}}
+    assert written.status()[0]["lag"] == {"total": 25, "partitions": {"0": 15, "1": 10}, "in_transactions": 0}
 
 
 def test_under_zcdp_what_is_left_is_a_rho(broker_bootstrap: str, unique_name: Name, tmp_path: Path) -> None:
@@ -235,8 +249,8 @@ def test_the_lag_is_behind_the_offsets_of_the_group(
         written.records(20, 10)
         written.commit("a", p0=12, p1=10)
         a, b = written.status()
-    assert a["lag"] == {"total": 8, "partitions": {"0": 8, "1": 0}}
-    assert b["lag"] == {"total": 30, "partitions": {"0": 20, "1": 10}}
+    assert a["lag"] == {"total": 8, "partitions": {"0": 8, "1": 0}, "in_transactions": 0}
+    assert b["lag"] == {"total": 30, "partitions": {"0": 20, "1": 10}, "in_transactions": 0}
 
 
 @contextmanager

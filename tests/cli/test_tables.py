@@ -166,7 +166,7 @@ def test_a_status_is_shown(capfd: Capture, width: int) -> None:
         "last_release": None,
         "accuracy": None,
         "counts": None,
-        "lag": {"total": 10**12, "partitions": {"0": 1}},
+        "lag": {"total": 10**12, "partitions": {"0": 1}, "in_transactions": 0},
         "charged": {"by_stream": pair, "by_all": pair},
         "left": pair,
         "cap": pair,

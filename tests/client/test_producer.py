@@ -172,7 +172,7 @@ def test_users_are_keys(kafka_bootstrap: str, new_topic: NewTopic) -> None:
         ({"record_kind": "matrix"}, np.zeros((2, 3)), r"expected \(m, 3, 3\)"),
         ({"record_kind": "matrix"}, np.zeros(3), r"expected \(m, 3, 3\)"),
         ({"privacy_unit": "row"}, np.zeros((2, 4)), "expected"),
-        ({}, np.ma.masked_equal([1.0, 2.0, 3.0], 2.0), "records are masked"),
+        ({}, np.ma.masked_equal([1.0, 2.0, 3.0], 2.0), "records is masked"),
         ({"feature_names": "abc"}, pd.DataFrame(np.zeros((1, 3)), columns=[*"cba"]), "columns c, b, a"),
     ],
 )

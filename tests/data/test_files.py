@@ -251,3 +251,60 @@ def test_keys_of_a_csv_are_text_without_the_spaces_around_it(tmp_path: Path) -> 
     path = tmp_path / "keys.csv"
     path.write_text("user,a,b\n7,1,2\n 7,3,4\n7 ,5,6\n07,7,8\n7.0,9,10\n ,11,12\n")
     assert list(open_records(path, "user").keys()) == [b"7", b"7", b"7", b"07", b"7.0", None]
+
+
+# -- what other programs write ---------------------------------------------------------
+
+
+def test_lists_of_one_length_are_records_and_a_null_list_is_null(tmp_path: Path) -> None:
+    """pandas, polars and Spark write list<double>, not Arrow's fixed-size lists."""
+    import pyarrow.parquet
+
+    values = [[1.0, 2.0, 3.0], None, [4.0, None, 6.0], [7.0, 8.0, 9.0]]
+    for kind in (pyarrow.list_(pyarrow.float64()), pyarrow.large_list(pyarrow.float32())):
+        table = pyarrow.table({"user": ["a", "b", "c", "d"], "x": pyarrow.array(values, kind)})
+        path = tmp_path / "lists.parquet"
+        pyarrow.parquet.write_table(table, path)
+        found = open_records(path, "user")
+        assert found.shape == (4, 3)
+        rows = np.concatenate(list(found.parts()))
+        np.testing.assert_array_equal(rows, [[1, 2, 3], [np.nan] * 3, [4, np.nan, 6], [7, 8, 9]])
+        assert list(found.keys()) == [b"a", b"b", b"c", b"d"]
+
+
+def test_lists_of_several_lengths_are_named(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    path = tmp_path / "ragged.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"x": [[1.0, 2.0], [3.0], [4.0, 5.0]]}), path)
+    with pytest.raises(RecordFileError, match="has a list of 1 numbers, and the first has 2"):
+        list(open_records(path).parts())
+
+
+def test_a_folder_of_part_files_is_one_table(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    folder = tmp_path / "table"
+    folder.mkdir()
+    for i in range(3):
+        part = pyarrow.table({"user": [f"u{i}"] * 2, "a": [1.0 * i, 2.0], "b": [3.0, 4.0]})
+        pyarrow.parquet.write_table(part, folder / f"part-0000{i}-abc.snappy.parquet")
+    (folder / "_SUCCESS").touch()
+    (folder / ".part-00000.crc").touch()
+    found = open_records(folder, "user")
+    assert found.shape == (6, 2)
+    assert np.concatenate(list(found.parts()))[::2, 0].tolist() == [0.0, 1.0, 2.0]
+    assert list(found.keys()) == [b"u0"] * 2 + [b"u1"] * 2 + [b"u2"] * 2
+    other = pyarrow.table({"user": ["u"], "a": [1.0], "c": [3.0]})
+    pyarrow.parquet.write_table(other, folder / "part-00009.parquet")
+    with pytest.raises(RecordFileError, match=r"part-00009.parquet has other columns than part-00000"):
+        open_records(folder)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(RecordFileError, match=r"is a folder without .parquet files"):
+        open_records(empty)
+    by_day = tmp_path / "by_day" / "day=3"
+    by_day.mkdir(parents=True)
+    pyarrow.parquet.write_table(other, by_day / "part-0.parquet")
+    with pytest.raises(RecordFileError, match="the name of its folder 'day=3' is a column's value"):
+        open_records(by_day.parent)

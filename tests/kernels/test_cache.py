@@ -178,3 +178,23 @@ def test_without_any_folder_to_write_kernels_are_kept_nowhere(tmp_path: Path) ->
         assert (done.returncode, done.stdout, done.stderr) == (0, "4\n", ""), done.stderr
         # What was kept for the process went with it.
         assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize(("patience", "told"), [(0.01, 1), (60.0, 0)])
+def test_a_compile_that_takes_long_says_so_once(tmp_path: Path, patience: float, told: int) -> None:
+    code = (
+        "import logging; import numpy as np; import streaming_pca.kernels as kernels\n"
+        "logging.basicConfig(level=logging.INFO, format='%(name)s %(levelname)s %(message)s')\n"
+        f"kernels._PATIENCE = {patience}\n"
+        "from streaming_pca.kernels.rounding import exponent\n"
+        "for dtype in (np.float64, np.float32): exponent(np.ones((2, 2), dtype))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("streaming_pca.kernels INFO compiling kernels") == told

@@ -1,0 +1,39 @@
+"""Meaning that stands beside the numbers of an array, and that numpy drops in silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["refuse_meaning_beside"]
+
+
+def refuse_meaning_beside(X: Any, name: str = "X") -> None:
+    """Refuse arrays whose masks or units would be lost.
+
+    Parameters
+    ----------
+    X : array-like
+    name : str
+        Name of the argument in messages.
+
+    Raises
+    ------
+    ValueError
+        One line that says what to pass.
+    """
+    if np.ma.is_masked(X):
+        raise ValueError(
+            f"{name} is masked, and its masked entries hold anything: fill them ({name}.filled(...)), "
+            "or leave their records out"
+        )
+    # Quantities of astropy are arrays with a unit, pint's have a magnitude with units. A table may have a
+    # column of that name.
+    is_quantity = isinstance(X, np.ndarray) or hasattr(X, "magnitude")
+    unit = getattr(X, "unit", getattr(X, "units", None)) if is_quantity else None
+    if unit is not None and str(unit) not in ("", "dimensionless"):
+        raise ValueError(
+            f"{name} has the unit {str(unit)[:60]}, which would be lost: "
+            "pass its numbers in the unit that you mean"
+        )

@@ -1,0 +1,70 @@
+"""Masks, units and null bitmaps are read or refused, wherever an array comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streaming_pca import PrivatePCA
+from streaming_pca.data.beside import refuse_meaning_beside
+from streaming_pca.data.projection import checked_rows
+from streaming_pca.local import LocalGaussian
+
+X = np.random.default_rng(0).standard_normal((300, 3))
+
+
+class Quantity(np.ndarray[Any, Any]):
+    """As astropy's: an array with a unit."""
+
+    def __array_finalize__(self, other: Any) -> None:
+        self.unit = getattr(other, "unit", "km")
+
+
+class Magnitude:
+    """As pint's: not an array, but what becomes one."""
+
+    units = "kilometer"
+    magnitude = X
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+        return X
+
+
+MASKED = np.ma.masked_greater(X, 2.0)
+FITTED = PrivatePCA(n_components=2, epsilon=9.0, delta=1e-3, bounds=(-5, 5))
+ENTRIES: dict[str, Callable[[Any], Any]] = {
+    "fit": lambda given: PrivatePCA(n_components=2, epsilon=9.0, delta=1e-3, bounds=(-5, 5)).fit(given),
+    "partial_fit": lambda given: PrivatePCA(n_components=2, epsilon=9.0, bounds=(-5, 5)).partial_fit(given),
+    "a release's rows": lambda given: checked_rows(given, 3, "components"),
+    "a report": lambda given: LocalGaussian(1.0, 1e-6, radius=9.0).privatize(given[0]),
+}
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.filterwarnings("ignore::streaming_pca.DoubtfulResultWarning")
+def test_masks_and_units_are_refused_in_one_line(name: str) -> None:
+    enter = ENTRIES[name]
+    with pytest.raises(
+        ValueError, match=r"is masked, and its masked entries hold anything: fill them \(\w+\.filled"
+    ):
+        enter(MASKED[[int(np.flatnonzero(MASKED.mask.any(axis=1))[0]), *range(200)]])
+    with pytest.raises(ValueError, match="has the unit km, which would be lost"):
+        enter(X.view(Quantity))
+    # A mask that masks nothing, and a quantity without a unit, say nothing.
+    enter(np.ma.masked_array(X))
+    plain = X.view(Quantity)
+    plain.unit = ""
+    enter(plain)
+
+
+def test_what_only_becomes_an_array_is_refused_too() -> None:
+    with pytest.raises(ValueError, match="has the unit kilometer"):
+        refuse_meaning_beside(Magnitude())
+
+
+def test_a_table_may_have_a_column_called_unit() -> None:
+    pandas = pytest.importorskip("pandas")
+    refuse_meaning_beside(pandas.DataFrame({"unit": [1.0, 2.0], "b": [3.0, 4.0]}))
