@@ -81,7 +81,7 @@ class Permission:
 
 
 def topic_ids(role: str, streams: Sequence[Settings]) -> dict[str, str]:
-    """Return the ids of the streams' inputs by name, as far as a role's permissions name them.
+    """Return the ids of the streams' inputs that a role's permissions name.
 
     Raises
     ------

@@ -68,7 +68,7 @@ class Standings:
     def lag(self, stream: StreamSettings, job: JobLedger) -> dict[str, Any]:
         """Count the offsets that a stream has still to read, in all and by partition.
 
-        Those behind the beginning of an open transaction nobody reads yet: they are counted by themselves.
+        Offsets behind the beginning of an open transaction are counted apart: no reader gets them yet.
         """
         of_group = self.committed.get(stream.name, {})
         by_partition = {}

@@ -156,7 +156,7 @@ class BudgetAccountant:
             )
 
     def _excess(self, asked: Charge, spent: Charge) -> str:
-        """Say by how much a sum is above the total, where what was asked prints like what is left."""
+        """Say what is too few, where the charge prints like what is left."""
         left, parts = self.remaining, []
         for name in ("epsilon", "delta"):
             above = getattr(spent, name) - getattr(self._cap, name)

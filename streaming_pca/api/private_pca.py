@@ -275,7 +275,7 @@ class PrivatePCA(SubspaceModel):
         Parameters
         ----------
         X : (m, d) vectors, also sparse, or (m, r, d) factors
-            At least two records, and as many rows as components, in the first call; one in later ones.
+            In the first call at least two records, and as many rows as components.
         y : ignored
 
         Raises
@@ -290,11 +290,9 @@ class PrivatePCA(SubspaceModel):
         DoubtfulResultWarning
             As in :meth:`fit`.
         """
-        begun = hasattr(self, "_state")
-        array = self._checked(X, least=1 if begun else 2)
+        array = self._checked(X, least=1 if (begun := hasattr(self, "_state")) else 2)
         self._check_whitening(rows_of_record(array))
-        m = array.shape[0]
-        if m > MAX_RECORDS:
+        if (m := array.shape[0]) > MAX_RECORDS:
             raise ValueError(f"X has {m} records, a batch at most {MAX_RECORDS}: pass it in parts")
         if begun:
             self._check_features(X, array, reset=False)
@@ -398,8 +396,8 @@ class PrivatePCA(SubspaceModel):
             raise
         self._set_fitted({})
         self.__dict__.pop("_published", None)
-        self._estimator, self._state, self._n_records_told = estimator, state, n_records
-        self._rows_per_record = 1
+        self._estimator, self._state = estimator, state
+        self._n_records_told, self._rows_per_record = n_records, 1
         self.privacy_spent_ = self._spent_before = Charge.nothing()
         self._charged_as = model
         return rng

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-# The first process of a container ignores a signal that nobody handles, and a worker's own handler comes
+# The first process of a container ignores a signal without a handler, and a worker's own handler comes
 # seconds later: without this it would lead, and release, after it was told to stop.
 if os.getpid() == 1:
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))

@@ -23,8 +23,7 @@ from streaming_pca.cli import (
     watch,
     worker,
 )
-from streaming_pca.cli.common import fail
-from streaming_pca.cli.output import OutputFailed, end_without_output, guard_output
+from streaming_pca.cli.common import OutputFailed, end_without_output, fail, guard_output
 from streaming_pca.service.protection import protect_process, traceback_text, withheld_messages
 
 app = typer.Typer(

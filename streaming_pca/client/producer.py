@@ -19,7 +19,7 @@ from streaming_pca.client.encoding import ContentType, Dtype, encoder_of, header
 from streaming_pca.client.releases import connection
 from streaming_pca.client.sending import Sender
 from streaming_pca.config.kafka import KafkaSettings
-from streaming_pca.data.beside import refuse_meaning_beside
+from streaming_pca.linalg.beside import refuse_meaning_beside
 
 if TYPE_CHECKING:
     from streaming_pca.config.settings import Settings

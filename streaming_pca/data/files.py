@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import re
 import tokenize
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib import import_module
 from itertools import chain, islice, pairwise, repeat
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.arrow import NUMBER_TYPES, ArrowMissing, need_pyarrow
+from streaming_pca.data.tables import (
+    IpcFile,
+    ParquetFile,
+    ParquetFolder,
+    RecordFileError,
+    length_of_lists,
+    rows_of_columns,
+    rows_of_lists,
+)
 
 __all__ = ["ColumnChoice", "RecordFile", "RecordFileError", "open_records"]
 
 Numbers = NDArray[Any]
-_BLOCK_ENTRIES = 2**16
-"""Numbers of a Parquet file that are decoded at once; a column of lists counts as one number a row."""
-
-
-class RecordFileError(Exception):
-    """Error of a file that cannot be read or sent; one line that names the file and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -320,11 +322,11 @@ def open_records(path: Path, key: str | None = None, choice: ColumnChoice = ALL)
             case ".csv":
                 return _read_csv(path, key, choice)
             case ".parquet":
-                return _open_tables(path, _Parquet(path, need_pyarrow(".parquet")), key, choice)
+                return _open_tables(path, ParquetFile(path, need_pyarrow(".parquet")), key, choice)
             case "folder":
-                return _open_tables(path, _Folder(path, need_pyarrow(".parquet")), key, choice)
+                return _open_tables(path, ParquetFolder(path, need_pyarrow(".parquet")), key, choice)
             case ".arrow":
-                return _open_tables(path, _Ipc(path, need_pyarrow(".arrow")), key, choice)
+                return _open_tables(path, IpcFile(path, need_pyarrow(".arrow")), key, choice)
             case other:
                 raise RecordFileError(
                     f"{path}: {other or 'no ending'}: expected a .npy, .csv, .parquet or .arrow file"
@@ -453,89 +455,8 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-class _Parquet:
-    """Parquet file, read by row groups."""
-
-    def __init__(self, path: Path, pyarrow: Any) -> None:
-        self.pyarrow = pyarrow
-        self._file = import_module("pyarrow.parquet").ParquetFile(path)
-        self.schema = self._file.schema_arrow
-        self.count = int(self._file.metadata.num_rows)
-
-    def batches(self, columns: Sequence[int]) -> Iterator[Any]:
-        """Iterate over some columns' rows in order."""
-        rows = max(1, _BLOCK_ENTRIES // self._file.metadata.num_columns)
-        names = self.schema.names
-        # By their names, other columns are not even read. With dots, a name may mean several columns.
-        plain = len(set(names)) == len(names) and not any("." in name for name in names)
-        wanted = [names[i] for i in columns] if plain else None
-        for group in range(self._file.num_row_groups):
-            # One group at a time: asked for all of them, pyarrow reads most of the file ahead.
-            for batch in self._file.iter_batches(rows, row_groups=[group], columns=wanted, use_threads=False):
-                yield batch.select(columns if wanted is None else wanted)
-
-
-class _Folder:
-    """Folder of Parquet files of one schema, as Spark and Dask write them, in the order of their names."""
-
-    def __init__(self, path: Path, pyarrow: Any) -> None:
-        self.pyarrow = pyarrow
-        names = sorted(each.relative_to(path) for each in path.rglob("*.parquet") if each.is_file())
-        names = [each for each in names if not any(part.startswith(("_", ".")) for part in each.parts)]
-        if not names:
-            raise RecordFileError(f"{path}: is a folder without .parquet files")
-        for each in names:
-            if found := [part for part in each.parts[:-1] if "=" in part]:
-                raise RecordFileError(
-                    f"{path}: the name of its folder {found[0]!r} is a column's value, which the files lack: "
-                    "write it into the files, or send each folder by itself"
-                )
-        self._files = [_Parquet(path / each, pyarrow) for each in names]
-        self.schema = self._files[0].schema
-        for each, file in zip(names, self._files, strict=True):
-            if not file.schema.equals(self.schema):
-                raise RecordFileError(f"{path}: {each} has other columns than {names[0]}, or other types")
-        self.count = sum(file.count for file in self._files)
-
-    def batches(self, columns: Sequence[int]) -> Iterator[Any]:
-        """Iterate over some columns' rows in order."""
-        return chain.from_iterable(file.batches(columns) for file in self._files)
-
-
-class _Ipc:
-    """Arrow IPC stream or file, read by record batches."""
-
-    def __init__(self, path: Path, pyarrow: Any) -> None:
-        self.pyarrow, self._path = pyarrow, path
-        with path.open("rb") as file:
-            self._is_file = file.read(6) == b"ARROW1"
-        self.count = 0
-        with self._opened() as reader:
-            self.schema = reader.schema
-        for batch in self._all():
-            self.count += batch.num_rows
-
-    @contextmanager
-    def _opened(self) -> Iterator[Any]:
-        ipc = self.pyarrow.ipc
-        opened = ipc.open_file if self._is_file else ipc.open_stream
-        with self.pyarrow.memory_map(str(self._path)) as source, opened(source) as reader:
-            yield reader
-
-    def batches(self, columns: Sequence[int]) -> Iterator[Any]:
-        """Iterate over some columns' rows in order."""
-        return (batch.select(columns) for batch in self._all())
-
-    def _all(self) -> Iterator[Any]:
-        with self._opened() as reader:
-            if self._is_file:
-                yield from map(reader.get_batch, range(reader.num_record_batches))
-            else:
-                yield from reader
-
-
 def _open_tables(
-    path: Path, tables: _Parquet | _Folder | _Ipc, key: str | None, choice: ColumnChoice
+    path: Path, tables: ParquetFile | ParquetFolder | IpcFile, key: str | None, choice: ColumnChoice
 ) -> RecordFile:
     types = tables.pyarrow.types
     schema = list(tables.schema)
@@ -557,7 +478,7 @@ def _open_tables(
             )
     dim = len(fields)
     if lists:
-        dim = fields[0].type.list_size if fixed else _length_of_lists(tables.batches(columns))
+        dim = fields[0].type.list_size if fixed else length_of_lists(tables.batches(columns))
     if not tables.count or not dim:
         raise RecordFileError(f"{path}: holds no records")
 
@@ -566,7 +487,7 @@ def _open_tables(
             for batch in tables.batches(columns):
                 if batch.num_rows:
                     found = batch.columns
-                    yield _rows_of_lists(path, found[0], dim) if lists else _rows_of_columns(found)
+                    yield rows_of_lists(path, found[0], dim) if lists else rows_of_columns(found)
 
     def keys() -> Iterator[bytes | None]:
         assert place is not None
@@ -598,38 +519,3 @@ def _key_of(value: str | bytes | int | None) -> bytes | None:
         return value or None
     # Spaces beside a comma are no part of a key.
     return str(value).strip().encode() or None
-
-
-def _rows_of_columns(columns: Sequence[Any]) -> Numbers:
-    return np.stack([column.to_numpy(zero_copy_only=False) for column in columns], axis=1)
-
-
-def _length_of_lists(batches: Iterable[Any]) -> int:
-    """Return the length of the first list; 0 if all are null."""
-    for batch in batches:
-        column = batch.column(0)
-        for i in range(len(column)):
-            if column[i].is_valid:
-                return len(column[i])
-    return 0
-
-
-def _rows_of_lists(path: Path, column: Any, dim: int) -> Numbers:
-    null = column.is_null().to_numpy(zero_copy_only=False)
-    if hasattr(column, "offsets"):
-        lengths = np.diff(column.offsets.to_numpy(zero_copy_only=False))
-        wrong = np.flatnonzero((lengths != dim) & ~null)
-        if wrong.size:
-            raise RecordFileError(
-                f"{path}: has a list of {lengths[wrong[0]]} numbers, and the first has {dim}"
-            )
-        # Without the null ones.
-        found: Numbers = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)
-        if not null.any():
-            return found
-        rows = np.full((len(column), dim), np.nan)
-        rows[~null] = found
-        return rows
-    numbers = column.values.slice(column.offset * dim, len(column) * dim)
-    rows = numbers.to_numpy(zero_copy_only=False).reshape(-1, dim)
-    return np.where(null[:, None], np.nan, rows) if null.any() else rows

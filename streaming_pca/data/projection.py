@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from streaming_pca.data.beside import refuse_meaning_beside
+from streaming_pca.linalg.beside import refuse_meaning_beside
 
 __all__ = ["Projection", "centre_of", "checked_rows"]
 

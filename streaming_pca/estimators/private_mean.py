@@ -75,7 +75,7 @@ ROUNDS = 2
 _LEAST_RADIUS_RECORDS = 64.0
 """Records times epsilon below which candidates far above every record are likely even at the median."""
 
-RADIUS_RANGE = (1e-35, 1e35)
+RADIUS_RANGE = (2.0**-116, 2.0**116)
 """Range of the radius without bounds: square roots of the estimators' range of traces."""
 _OCTAVES_BELOW_BOUND = 20
 """Octaves of the range below the largest norm that bounds allow."""

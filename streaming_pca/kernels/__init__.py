@@ -151,12 +151,12 @@ _PATIENCE = 2.0
 
 
 def _dispatcher_of(function: Callable[..., Any], options: dict[str, Any]) -> Any:
-    """Make numba's dispatcher, whose cache stops nobody: a batch is charged before its kernels are loaded."""
+    """Make numba's dispatcher, whose cache stops no caller: a batch is charged before."""
     numba = load_compiler()
     try:
         made = numba.njit(**options)(function)
     except RuntimeError:
-        # No folder can be written: neither that of the sources, nor the user's, nor the one that was named.
+        # No folder can be written: not the sources', not the user's, and not NUMBA_CACHE_DIR.
         if not options.get("cache"):
             raise
         _use_scratch(numba)
@@ -171,7 +171,7 @@ def _dispatcher_of(function: Callable[..., Any], options: dict[str, Any]) -> Any
 
 
 def _use_scratch(numba: Any) -> None:
-    """Keep kernels in a folder of this process and its helpers, if there is room for one."""
+    """Keep kernels in a folder of this process and its helpers."""
     with suppress(OSError):
         folder = tempfile.mkdtemp(prefix="streaming-pca-kernels-")
         owner = os.getpid()
@@ -200,8 +200,8 @@ def _distrust(kernels: Any) -> None:
             if os.stat(os.path.dirname(file._index_path)).st_mode & stat.S_IWOTH:
                 return {}
             with open(file._index_path, "rb") as opened:
-                version, data = pickle.load(opened), opened.read()  # nosec B301  # of a folder of our own
-            stamp, names = pickle.loads(_unchanged(data))  # nosec B301
+                version, data = pickle.load(opened), opened.read()  # nosec B301  # numba's own
+            stamp, names = pickle.loads(_unchanged(data))  # nosec B301  # as we wrote it
         except Exception:
             # A damaged pickle may raise anything.
             return {}
@@ -209,7 +209,8 @@ def _distrust(kernels: Any) -> None:
         return dict(names) if current else {}
 
     def load_data(name: str) -> Any:
-        return pickle.loads(_unchanged(Path(file._data_path(name)).read_bytes()))  # nosec B301
+        data = Path(file._data_path(name)).read_bytes()
+        return pickle.loads(_unchanged(data))  # nosec B301  # as we wrote it
 
     kernels.save_overload = save_overload
     file._dump, file._load_index, file._load_data = dump_signed, load_index, load_data

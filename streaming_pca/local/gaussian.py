@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from streaming_pca.data.beside import refuse_meaning_beside
 from streaming_pca.kernels.lattice import RADIUS, lattice_unit
+from streaming_pca.linalg.beside import refuse_meaning_beside
 from streaming_pca.linalg.packed import packed_size
 from streaming_pca.privacy.calibration.multipliers import lattice_sigma
 from streaming_pca.privacy.errors import ParameterError

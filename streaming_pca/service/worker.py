@@ -275,7 +275,7 @@ class _Stream:
             self._session = None
 
     def _tell_recovery(self) -> None:
-        """Log that the stream goes on, for whoever was told that its session was lost."""
+        """Log that the stream goes on, if the log says that its session was lost."""
         if self._lost_at is not None:
             seconds = time.monotonic() - self._lost_at
             self._log.info(

@@ -58,7 +58,7 @@ ENTRY_POINTS = {"__main__"}
 
 # Modules, and packages with all of theirs, that may import the distributions of an extra.
 EXTRAS = {
-    "arrow": {"data.arrow", "data.files"},
+    "arrow": {"data.arrow", "data.files", "data.tables"},
     "dashboard": {"dashboard"},
     "demo": {"demo.broker", "demo.demo"},
     "otel": {"service.span_export"},

@@ -104,7 +104,7 @@ class ClippedBatches(GrowingBatches):
     default the radius with the least sum of noise and bias is chosen."""
     clip_radius: float | None = Field(default=None, ge=LEAST_RADIUS, le=GREATEST_RADIUS)
     """Public clip radius of |x|^2 (norms of matrices): no budget is spent on finding one."""
-    radius_range: tuple[float, float] = (LEAST_RADIUS, GREATEST_RADIUS)
+    radius_range: tuple[float, float] = (2.0**-232, 2.0**232)
     """Public range, low and high, in which the radius is sought if no ``bounds`` are set; larger records are
     clipped to its end."""
     half_life: Annotated[float, Field(ge=1)] | Literal["auto"] | None = None

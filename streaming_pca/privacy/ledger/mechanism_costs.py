@@ -34,7 +34,7 @@ The batches of k-dp-ojas, adadpo, dp-pca, k-dp-pca and tadadpo each cost a user 
 the entry: it is part of the mechanism's definition, which leaves the rest of the numbers to be checked here.
 A mechanism that excludes an event has no finite rho.
 
-All rhos are rationals, so every reader gets the same result of their comparison. That of
+All rhos are rationals, so every reader gets the same result of their comparison. The test of
 (epsilon, delta) uses :mod:`~streaming_pca.privacy.calibration`, with a slack of one part in 10^12.
 """
 
@@ -157,7 +157,7 @@ class _Composed:
         return sum(costs + [number * _pure(epsilon) for epsilon, number in self.pure], Fraction(0))
 
     def keeps(self, epsilon: Fraction, delta: Fraction, batches: int) -> bool:
-        """Return whether so many batches are (epsilon, delta)-DP together."""
+        """Return whether this number of batches is (epsilon, delta)-DP together."""
         epsilon, delta = epsilon * self.share, delta * self.share
         if batches == 1 and not self.gaussians:
             # Pure mechanisms of one batch need no conversion, and exclude nothing.
@@ -182,7 +182,7 @@ class _Composed:
 
 @dataclass(frozen=True)
 class _OfCentre:
-    """A centre of ``rho`` and a Gaussian on the same records, with bins that were to stay unseen."""
+    """Centre of ``rho`` and a Gaussian on the same records; bins stay unseen."""
 
     what: str
     multiplier: Fraction
@@ -233,7 +233,7 @@ _Reading = _Composed | _OfCentre | _InSecretOrder
 
 
 def _readings(contract: Parameters, parameters: Parameters) -> tuple[list[_Reading], bool]:
-    """Return what reads each disjoint part of a batch, and whether batches cost parts of the whole."""
+    """Return the readings of disjoint parts of a batch, and whether batches cost parts."""
     name = parameters.get("mechanism")
     if not isinstance(name, str) or name not in _MECHANISMS:
         raise UnknownCost(f"the mechanism {str(name)[:60]!r} is not known")
@@ -314,9 +314,9 @@ _MECHANISMS: dict[str, Callable[[str, Parameters, Parameters], list[_Reading]]] 
     "tadadpo": _of_start,
 }
 _IN_PARTS = {"k-dp-ojas", "adadpo", "dp-pca", "k-dp-pca", "tadadpo"}
-"""Those whose batches cost a user parts of epsilon and delta, by basic composition."""
+"""Mechanisms whose batches cost a user parts of epsilon and delta, by basic composition."""
 _UNBOUNDED = {"adadpo", "dp-pca", "k-dp-pca", "tadadpo", "output-perturbation"}
-"""Those of which an answer may tell all, with a probability below delta."""
+"""Mechanisms of which an answer may tell all, with a probability below delta."""
 
 
 # -- numbers -----------------------------------------------------------------------

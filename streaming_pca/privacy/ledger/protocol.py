@@ -95,7 +95,7 @@ class JobProgress:
     batch, phase : int, BatchStatus
         The last batch that was reserved, 0 before the first, and its status.
     last_committed, state_digest, release_digest : int, str, str
-        The last batch that was committed, the digest of its state, and that of its release, "" before it.
+        The last batch that was committed, and the digests of its state and of its release ("" before it).
     contract : dict or None
         Privacy contract of the job's first reservation, binding for all later ones.
     ends : dict of partition to offset

@@ -414,5 +414,5 @@ def check_states(
         elif own != (job.state_digest, topic_id, name, job.last_committed):
             found[name] = f"the state differs from the one committed with batch {job.last_committed}"
         elif job.release_digest not in ("", state.release_digest):
-            found[name] = f"the release of batch {job.last_committed} is not the one that the state holds"
+            found[name] = f"the release of batch {job.last_committed} differs from the release in the state"
     return dict(sorted(found.items()))

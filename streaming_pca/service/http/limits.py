@@ -46,7 +46,7 @@ _LEAVING_SECONDS = 0.3
 
 
 class _WholeLines(ReceiveBuffer):
-    """Buffer of a connection whose header lines end with CR LF, and not with LF alone.
+    """Buffer of a connection whose header lines end with CR LF.
 
     A proxy that does not take LF for an end would see other headers than this server.
     """
@@ -270,7 +270,7 @@ class EventStreams:
     """Middleware that limits streams of events, and ends them when the server stops.
 
     Of a full pool the address that holds the most streams loses its oldest one to an address with fewer: one
-    client may have all that nobody else asks for, and keeps nobody out.
+    client may use every free stream, and keeps no other client out.
 
     Parameters
     ----------

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from streaming_pca import PrivatePCA
-from streaming_pca.data.beside import refuse_meaning_beside
 from streaming_pca.data.projection import checked_rows
+from streaming_pca.linalg.beside import refuse_meaning_beside
 from streaming_pca.local import LocalGaussian
 
 X = np.random.default_rng(0).standard_normal((300, 3))

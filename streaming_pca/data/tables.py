@@ -1,0 +1,148 @@
+"""Tables of numbers in Parquet and Arrow files, read in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "BLOCK_ENTRIES",
+    "IpcFile",
+    "ParquetFile",
+    "ParquetFolder",
+    "RecordFileError",
+    "length_of_lists",
+    "rows_of_columns",
+    "rows_of_lists",
+]
+
+Numbers = NDArray[Any]
+BLOCK_ENTRIES = 2**16
+"""Numbers of a Parquet file that are decoded at once; a column of lists counts as one number a row."""
+
+
+class RecordFileError(Exception):
+    """Error of a file that cannot be read or sent; one line that names the file and the remedy."""
+
+
+class ParquetFile:
+    """Parquet file, read by row groups."""
+
+    def __init__(self, path: Path, pyarrow: Any) -> None:
+        self.pyarrow = pyarrow
+        self._file = import_module("pyarrow.parquet").ParquetFile(path)
+        self.schema = self._file.schema_arrow
+        self.count = int(self._file.metadata.num_rows)
+
+    def batches(self, columns: Sequence[int]) -> Iterator[Any]:
+        """Iterate over some columns' rows in order."""
+        rows = max(1, BLOCK_ENTRIES // self._file.metadata.num_columns)
+        names = self.schema.names
+        # By their names, other columns are not even read. With dots, a name may mean several columns.
+        plain = len(set(names)) == len(names) and not any("." in name for name in names)
+        wanted = [names[i] for i in columns] if plain else None
+        for group in range(self._file.num_row_groups):
+            # One group at a time: asked for all of them, pyarrow reads most of the file ahead.
+            for batch in self._file.iter_batches(rows, row_groups=[group], columns=wanted, use_threads=False):
+                yield batch.select(columns if wanted is None else wanted)
+
+
+class ParquetFolder:
+    """Folder of Parquet files of one schema, in the order of their names."""
+
+    def __init__(self, path: Path, pyarrow: Any) -> None:
+        self.pyarrow = pyarrow
+        names = sorted(each.relative_to(path) for each in path.rglob("*.parquet") if each.is_file())
+        names = [each for each in names if not any(part.startswith(("_", ".")) for part in each.parts)]
+        if not names:
+            raise RecordFileError(f"{path}: is a folder without .parquet files")
+        for each in names:
+            if found := [part for part in each.parts[:-1] if "=" in part]:
+                raise RecordFileError(
+                    f"{path}: the name of its folder {found[0]!r} is a column's value, which the files lack: "
+                    "write it into the files, or send each folder by itself"
+                )
+        self._files = [ParquetFile(path / each, pyarrow) for each in names]
+        self.schema = self._files[0].schema
+        for each, file in zip(names, self._files, strict=True):
+            if not file.schema.equals(self.schema):
+                raise RecordFileError(f"{path}: {each} has other columns than {names[0]}, or other types")
+        self.count = sum(file.count for file in self._files)
+
+    def batches(self, columns: Sequence[int]) -> Iterator[Any]:
+        """Iterate over some columns' rows in order."""
+        return chain.from_iterable(file.batches(columns) for file in self._files)
+
+
+class IpcFile:
+    """Arrow IPC stream or file, read by record batches."""
+
+    def __init__(self, path: Path, pyarrow: Any) -> None:
+        self.pyarrow, self._path = pyarrow, path
+        with path.open("rb") as file:
+            self._is_file = file.read(6) == b"ARROW1"
+        self.count = 0
+        with self._opened() as reader:
+            self.schema = reader.schema
+        for batch in self._all():
+            self.count += batch.num_rows
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        ipc = self.pyarrow.ipc
+        opened = ipc.open_file if self._is_file else ipc.open_stream
+        with self.pyarrow.memory_map(str(self._path)) as source, opened(source) as reader:
+            yield reader
+
+    def batches(self, columns: Sequence[int]) -> Iterator[Any]:
+        """Iterate over some columns' rows in order."""
+        return (batch.select(columns) for batch in self._all())
+
+    def _all(self) -> Iterator[Any]:
+        with self._opened() as reader:
+            if self._is_file:
+                yield from map(reader.get_batch, range(reader.num_record_batches))
+            else:
+                yield from reader
+
+
+def rows_of_columns(columns: Sequence[Any]) -> Numbers:
+    return np.stack([column.to_numpy(zero_copy_only=False) for column in columns], axis=1)
+
+
+def length_of_lists(batches: Iterable[Any]) -> int:
+    """Return the length of the first list; 0 if all are null."""
+    for batch in batches:
+        column = batch.column(0)
+        for i in range(len(column)):
+            if column[i].is_valid:
+                return len(column[i])
+    return 0
+
+
+def rows_of_lists(path: Path, column: Any, dim: int) -> Numbers:
+    null = column.is_null().to_numpy(zero_copy_only=False)
+    if hasattr(column, "offsets"):
+        lengths = np.diff(column.offsets.to_numpy(zero_copy_only=False))
+        wrong = np.flatnonzero((lengths != dim) & ~null)
+        if wrong.size:
+            raise RecordFileError(
+                f"{path}: has a list of {lengths[wrong[0]]} numbers, and the first has {dim}"
+            )
+        # Without the null ones.
+        found: Numbers = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)
+        if not null.any():
+            return found
+        rows = np.full((len(column), dim), np.nan)
+        rows[~null] = found
+        return rows
+    numbers = column.values.slice(column.offset * dim, len(column) * dim)
+    rows = numbers.to_numpy(zero_copy_only=False).reshape(-1, dim)
+    return np.where(null[:, None], np.nan, rows) if null.any() else rows
