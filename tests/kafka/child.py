@@ -6,6 +6,7 @@ through a fork server that is warm (warm_child.py), so that a child starts in mi
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import logging
 import os
@@ -100,6 +101,8 @@ def main(
     log = os.open(Path(directory, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    # For a test that waits in vain (Child.ends).
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     fork_clock()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("kafka").setLevel(logging.CRITICAL)

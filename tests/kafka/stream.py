@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -143,9 +144,15 @@ class Child:
     def is_stopped(self) -> bool:
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
+    def _log_and_stacks(self) -> str:
+        """The log, and what each thread does now."""
+        self.signal(signal.SIGUSR1)
+        time.sleep(1)
+        return self.log
+
     def ends(self, seconds: float = LIMIT) -> int:
         """Its exit status, once it has ended; a signal's number below zero."""
-        wait_for("the worker's end", lambda: self.status() is not None, seconds, lambda: self.log)
+        wait_for("the worker's end", lambda: self.status() is not None, seconds, self._log_and_stacks)
         status = self.status()
         assert status is not None
         return status
