@@ -39,7 +39,6 @@ def test_without_java_the_embedded_broker_serves_and_the_last_line_counts_what_w
     assert run.stdout.splitlines()[-1] == "2 KAFKA TESTS SKIPPED: NO JAVA 17 FOUND"
 
 
-@pytest.mark.slow
 def test_two_processes_count_what_was_skipped_together() -> None:
     run = run_without_java("-k", "any_broker or aborted or fences", "-n", "2")
     assert run.returncode == 0, run.stdout

@@ -51,7 +51,6 @@ def test_the_last_line_has_a_row_for_every_dtype_and_number_of_threads(
 
 
 # All kernels are compiled for each; tests/kernels/test_processors.py has both.
-@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize("cpu", ["avx2", "avx512"])
 def test_kernels_and_blas_are_held_to_an_instruction_set(cpu: str) -> None:

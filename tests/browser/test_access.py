@@ -16,7 +16,7 @@ from tests.security.needles import secret
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka]
 
 TOKEN = secret("token")
 

@@ -24,7 +24,7 @@ from tests.browser.visits import Visit, numbers, visiting
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.browser.visits import THEMES, Theme, Visit, accessibility_problems, v
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka]
 
 
 def paths(running: RunningStream) -> dict[str, str]:

@@ -21,7 +21,7 @@ from tests.dashboard.streams import MadeStream, make_streams
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka]
 
 STREAMS, RELEASES = 50, 1000
 LIMIT_MS = 200

@@ -288,7 +288,6 @@ for command in {commands}:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("by_file", [False, True])
 def test_no_command_prints_a_password(tmp_path: Path, by_file: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against a port that nobody listens on, with all that is ever logged."""
@@ -351,7 +350,6 @@ def test_the_broker_is_asked_for_topics_cap_and_promise(
 
 
 @pytest.mark.kafka
-@pytest.mark.slow
 def test_what_the_worker_would_refuse_the_check_refuses_in_the_same_words(
     tmp_path: Path, kafka_bootstrap: str, unique_name: Callable[[str], str], capfd: Capture
 ) -> None:

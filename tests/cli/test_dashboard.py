@@ -114,7 +114,6 @@ def ends(process: subprocess.Popen[str], number: signal.Signals) -> int:
     return process.wait(LIMIT)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_prints_its_address_and_ends_soon_even_without_a_broker(
     config: Path, number: signal.Signals
@@ -133,7 +132,6 @@ def test_it_prints_its_address_and_ends_soon_even_without_a_broker(
         assert "Traceback" not in process.stdout.read()
 
 
-@pytest.mark.slow
 def test_it_shows_a_stream_and_asks_for_the_token(
     kafka_bootstrap: str, unique_name: Any, tmp_path: Path
 ) -> None:
@@ -156,7 +154,6 @@ def test_it_shows_a_stream_and_asks_for_the_token(
         assert (found["name"], found["last_release"]["batch"]) == (made.name, made.releases[-1].batch)
 
 
-@pytest.mark.slow
 def test_a_worker_shows_its_streams_beside_its_metrics(
     kafka_bootstrap: str, unique_name: Any, tmp_path: Path, capfd: Capture
 ) -> None:
@@ -184,7 +181,6 @@ def test_elsewhere_without_a_token_it_does_not_start(host: str, config: Path, ca
     one_line(refused, 2, f"http.host = '{host}' is not loopback")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", ["worker", "dashboard"])
 def test_a_process_ends_with_one_line_and_status_2(command: str, config: Path) -> None:
     words = ["--host", "0.0.0.0"] if command == "dashboard" else []

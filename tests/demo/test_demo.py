@@ -31,7 +31,6 @@ def demo(cwd: Path, *arguments: object, **variables: str) -> subprocess.Popen[st
     )
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_demo_learns_the_flights_and_explains_itself(tmp_path: Path) -> None:
     out, err = demo(tmp_path, "--plot", tmp_path / "demo.png").communicate(timeout=280)
@@ -80,7 +79,6 @@ def learnt(url: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_dashboard_shows_what_the_demo_learnt_until_it_is_stopped(tmp_path: Path) -> None:
     with demo(tmp_path, "--dashboard", "--port", 0, TMPDIR=str(tmp_path)) as process:
@@ -97,7 +95,6 @@ def test_the_dashboard_shows_what_the_demo_learnt_until_it_is_stopped(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.soak
 def test_on_a_broker_of_ones_own_the_printed_lines_show_the_stream(

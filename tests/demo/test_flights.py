@@ -90,7 +90,6 @@ def test_a_missing_value_is_zero(loaded: Flights) -> None:
     assert (column(loaded, "wind_gust") == 0.0).sum() == 336_776 - 80_385
 
 
-@pytest.mark.slow
 @needs_the_files
 def test_loading_twice_gives_the_same_bits(loaded: Flights) -> None:
     assert np.array_equal(loaded.records, flights.load().records)

@@ -61,7 +61,6 @@ def test_the_images_health_check_is_the_files() -> None:
         assert read_compose()["services"][name]["healthcheck"]["test"] == ["CMD", *command]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_volume_for_secrets_has_a_folder_of_the_images_own_user(image: Image) -> None:
     user = int((last_of("service", "USER") or "").partition(":")[0])
@@ -82,7 +81,6 @@ def test_the_context_is_the_package_and_nothing_of_this_machine() -> None:
     assert all(path.startswith("streaming_pca/") and not path.endswith(".pyc") for path in inside)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_lines_of_the_dockerfile_make_a_command_that_runs(image: Image) -> None:
     environment = {k: image.translated(v) for k, v in image.environment("service", "/usr/bin:/bin").items()}
@@ -99,7 +97,6 @@ def test_the_lines_of_the_dockerfile_make_a_command_that_runs(image: Image) -> N
         assert expected in said.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_image_has_no_tools_to_install_or_test_with(image: Image) -> None:
     python = image.root / "opt" / "streaming-pca" / "bin" / "python"
@@ -125,7 +122,6 @@ if are_cached(RecordKind):
 """
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="a processor of x86-64 is named")
 def test_a_container_compiles_no_kernel_but_on_another_processor(image: Image, tmp_path: Path) -> None:

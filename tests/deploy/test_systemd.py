@@ -281,7 +281,6 @@ def units(
 
 
 @pytest.mark.kafka
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_units_commands_run_under_their_restrictions(units: tuple[str, dict[str, Unit]]) -> None:
     address, made = units
@@ -310,7 +309,6 @@ def test_the_units_commands_run_under_their_restrictions(units: tuple[str, dict[
 
 
 @pytest.mark.kafka
-@pytest.mark.slow
 def test_the_restrictions_are_real(units: tuple[str, dict[str, Unit]]) -> None:
     _, made = units
     worker = made["streaming-pca"]

@@ -156,7 +156,6 @@ def _holds_recipes(page: Path) -> bool:
     return {block.marker for block in blocks(page)} == {"recipe"}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(_DEADLINE + 60)
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if not _needs_broker(page) and not _holds_recipes(page)], ids=name_of
@@ -167,7 +166,6 @@ def test_the_page_runs_as_printed(page: Path, tmp_path: Path) -> None:
     _run(script, tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(_DEADLINE + 60)
 @pytest.mark.parametrize("page", [page for page in PAGES if _needs_broker(page)], ids=name_of)
 def test_the_page_runs_as_printed_on_a_broker(page: Path, kafka_bootstrap: str, tmp_path: Path) -> None:

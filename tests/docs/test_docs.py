@@ -34,7 +34,6 @@ def hooks() -> ModuleType:
     return module
 
 
-@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     if importlib.util.find_spec("mkdocs") is None:
         reason = "mkdocs is not installed: pip install '.[docs]', or make docs"

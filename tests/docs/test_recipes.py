@@ -32,7 +32,7 @@ from tests.conftest import NoBroker, kafka_is_required
 from tests.docs.pages import DOCS, blocks
 from tests.waiting import LIMIT, wait_for
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka]
 
 PAGE = DOCS / "how-to" / "other-languages.md"
 KAFKAJS = "kafkajs@2.2.4"

@@ -35,7 +35,6 @@ def always_there(experiment: Experiment) -> tuple[str, ...]:
     return (*OURS, *REFERENCES)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SUBSPACES)
 def test_a_quick_experiment_gives_rows_a_picture_and_a_verdict(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, name: str

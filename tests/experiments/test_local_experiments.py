@@ -194,7 +194,6 @@ def test_a_table_has_all_18_numbers_of_the_paper(
     assert all(setting.n == DATA_SETS[place[0]].n and setting.k == 10 for _, setting in panel.points)
 
 
-@pytest.mark.slow
 def test_a_quick_table_has_the_papers_numbers_and_says_what_replaced_the_data(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

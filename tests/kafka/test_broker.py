@@ -112,7 +112,6 @@ def test_a_topic_is_not_created_by_asking_for_it(kafka_bootstrap: str, unique_na
 
 
 @pytest.mark.kafka
-@pytest.mark.slow
 def test_retention_deletes_within_seconds(kafka_bootstrap: str, unique_name: Name) -> None:
     topic = unique_name("short-lived")
     partition = create(kafka_bootstrap, topic, **{"retention.ms": "1000", "segment.ms": "1000"})

@@ -88,7 +88,6 @@ def streams(kafka_bootstrap: str, unique_name: Callable[[str], str], tmp_path: P
 
 
 @pytest.mark.kafka
-@pytest.mark.slow
 def test_every_estimator_runs_through_a_take_over(
     streams: list[Stream], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,7 +35,6 @@ def make_streams(bootstrap: str, names: list[str], directory: Path, **how: Any) 
         return list(pool.map(make, names))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.soak
 def test_fifty_streams_in_one_process(kafka_bootstrap: str, unique_name: Any, tmp_path: Path) -> None:

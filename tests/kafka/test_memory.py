@@ -12,7 +12,7 @@ from streaming_pca.kernels.threads import thread_count
 from streaming_pca.service.input.partition_reader import _FETCH_BYTES
 from tests.kafka.stream import Stream, check_books
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka]
 
 DIM = 256
 ROWS = 8

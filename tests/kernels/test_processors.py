@@ -72,7 +72,6 @@ def native() -> object:
     return digest_on()[0]
 
 
-@pytest.mark.slow
 # Where there is the wider one, it is what `native` has already.
 @pytest.mark.parametrize("name", ["avx2", pytest.param("avx512", marks=pytest.mark.soak)])
 def test_sums_have_the_same_bits_with_other_vectors(name: str, native: object) -> None:
@@ -85,7 +84,6 @@ def test_sums_have_the_same_bits_with_other_vectors(name: str, native: object) -
     assert digest == native
 
 
-@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="a processor of x86-64 is compiled for")
 def test_sums_have_the_same_bits_without_fused_instructions(native: object) -> None:

@@ -20,8 +20,6 @@ import pytest
 
 import streaming_pca
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
 AT_TOP = ["CHANGELOG.md", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml"]
 DATA_SUFFIXES = {".css", ".html", ".js", ".json", ".md", ".png", ".svg", ".typed"}

@@ -152,7 +152,6 @@ def test_the_image_installs_nothing_but_what_is_locked() -> None:
     assert used <= build_context()
 
 
-@pytest.mark.slow
 def test_the_registry_serves_what_the_lock_names(tmp_path: Path) -> None:
     """pip finds a file with one of the hashes for every package of this platform, and no other it needs."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PIP_REQUIRE")}

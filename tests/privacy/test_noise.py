@@ -109,7 +109,6 @@ def judged(totals: Integers, sigma: float, words: NDArray[np.uint64]) -> int:
     return asked
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("n", [1000, pytest.param(12_500, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("sigma", SIGMAS)
 def test_random_decisions_are_those_of_300_bits(sigma: float, n: int) -> None:
@@ -227,7 +226,6 @@ def agrees(drawn: Integers, sigma: float) -> bool:
     return bool(distance <= math.sqrt(math.log(2 / 1e-6) / 2 / ordered.size))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [40.0, 2.0**41 * 5.97])
 def test_ten_million_values_have_the_exact_law_and_no_other(sigma: float) -> None:
     """Moments and distribution, at 1e-6; 0.99 and 1.01 of sigma fail both.

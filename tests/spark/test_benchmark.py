@@ -14,7 +14,6 @@ SMALL = ["--quick", "--shapes", "64x4", "--sizes", "1", "2", "4", "--repeats", "
 
 
 @pytest.mark.soak
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("spark_java", "kafka_bootstrap")
 def test_a_small_run_tells_everything() -> None:

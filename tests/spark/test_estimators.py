@@ -35,7 +35,7 @@ from tests.spark.conftest import LocalSession
 from tests.spark.noise import HashedSampler
 from tests.spark.streams import LOCAL, on_cluster
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka]
 
 BATCHES = 2
 PROMISE: dict[str, float] = {"epsilon": 20.0, "delta": 1e-3}

@@ -14,7 +14,6 @@ from streaming_pca.spark.jobs import Cluster
 from streaming_pca.spark.session import start_spark, stop_spark
 
 
-@pytest.mark.slow
 @pytest.mark.soak
 def test_a_python_without_the_package_is_named(spark_java: str, tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", with_pip=False)

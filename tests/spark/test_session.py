@@ -39,7 +39,6 @@ def refusal(settings: SparkSettings, master: str | None = "local[2]") -> str:
     return line
 
 
-@pytest.mark.slow
 def test_a_wrong_setting_of_spark_is_named_and_the_next_start_is_another(spark_java: str) -> None:
     line = refusal(SparkSettings(conf={"spark.memory.fraction": "much"}))
     assert line.startswith("Spark did not start on local[2]: ")
@@ -108,7 +107,6 @@ def test_an_address_of_another_form_is_refused(master: str) -> None:
     assert refusal(SparkSettings(), master).startswith(f"--master {master}: ")
 
 
-@pytest.mark.slow
 def test_a_listener_that_is_no_master_is_named(spark_java: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streaming_pca.spark.session._REGISTER_SECONDS", 5.0)
     with socket.socket() as silent:
@@ -147,7 +145,6 @@ def child(spark_java: str) -> Iterator[Callable[..., tuple[subprocess.Popen[str]
         process.communicate()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
     [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)],
@@ -164,7 +161,6 @@ def test_a_signal_to_the_whole_group_lets_the_driver_finish_its_job(child: Any, 
     java.wait(120)
 
 
-@pytest.mark.slow
 def test_java_ends_with_a_driver_that_is_killed(child: Any) -> None:
     process, java = child()
     workers = java.children(recursive=True)
@@ -173,7 +169,6 @@ def test_java_ends_with_a_driver_that_is_killed(child: Any) -> None:
     psutil.wait_procs(workers, 30)
 
 
-@pytest.mark.slow
 def test_a_driver_learns_that_java_was_killed(child: Any) -> None:
     process, java = child()
     java.kill()
@@ -183,7 +178,6 @@ def test_a_driver_learns_that_java_was_killed(child: Any) -> None:
     assert "stopped" in output.splitlines()
 
 
-@pytest.mark.slow
 @pytest.mark.soak
 def test_the_master_of_spark_submit_is_the_one(spark_java: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"

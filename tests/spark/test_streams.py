@@ -23,7 +23,7 @@ from tests.spark.cluster import SparkCluster
 from tests.spark.driver import Hold
 from tests.spark.streams import LOCAL, Runners, check_sets, on_cluster
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
 
 CHOSEN = ("adaptive", "block", "k-dp-ojas", "oja", "private-oja")
 """Some of each kind: with many jobs a batch and with one, and such as learn on the driver."""

@@ -14,7 +14,7 @@ from tests.spark.driver import Hold
 from tests.spark.streams import LOCAL, SHORT, Runner, Runners, at_once, check_same, wait_for_batches
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(420)]
 
 ENDLESS: dict[str, Any] = {
     "partitions": 2,

@@ -60,7 +60,6 @@ def test_it_starts_without_a_broker(observe: Observe, monkeypatch: pytest.Monkey
     assert observer.ledger("in-away").entries == 0
 
 
-@pytest.mark.slow
 def test_numbers_stay_while_the_broker_is_away(
     cluster: KafkaCluster, observe: Observe, monkeypatch: pytest.MonkeyPatch
 ) -> None:

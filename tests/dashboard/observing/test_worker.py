@@ -16,7 +16,7 @@ from streaming_pca.dashboard.observing.observer import Observer
 from tests.kafka.stream import Stream
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka]
 
 
 def test_it_shows_what_a_worker_does(

@@ -402,7 +402,6 @@ def test_the_steps_are_numbered() -> None:
     assert [int(step.split()[0].removeprefix("charge.")) for step in STEPS] == list(range(1, 10))
 
 
-@pytest.mark.slow
 def test_a_kill_at_any_step_leaves_one_whole_charge_or_none(make_stream: MakeStream, tmp_path: Path) -> None:
     stream = filled(make_stream)
     kafka, topic = stream.settings.kafka, stream.settings.stream.input

@@ -341,7 +341,6 @@ def test_the_steps_are_numbered() -> None:
     assert [int(step.split()[0].removeprefix("standing.")) for step in STEPS] == list(range(1, 7))
 
 
-@pytest.mark.slow
 def test_a_kill_at_any_step_of_a_pause_leaves_one_pause_or_none(
     make_stream: MakeStream, tmp_path: Path
 ) -> None:
@@ -356,7 +355,6 @@ def test_a_kill_at_any_step_of_a_pause_leaves_one_pause_or_none(
     verified(stream)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "step", ["take_over.4 cross-check", "abandon.2 ABANDONED", "abandon.3 commit", *STEPS[1:5]]
 )
@@ -375,7 +373,6 @@ def test_a_kill_at_any_step_of_a_retirement_leaves_the_rest_to_the_next(
 # -- beside workers --------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_workers_wait_while_paused_go_on_when_resumed_and_end_when_retired(make_stream: MakeStream) -> None:
     stream = make_stream(**ENDLESS)
     stream.produce_vectors(stream.vectors(40))
@@ -403,7 +400,6 @@ def test_workers_wait_while_paused_go_on_when_resumed_and_end_when_retired(make_
     assert (report.retired, report.paused, report.releases) == ((stream.settings.stream.name,), (), 2)
 
 
-@pytest.mark.slow
 def test_a_worker_that_is_paused_in_a_batch_finishes_it_once(make_stream: MakeStream) -> None:
     stream = make_stream(**ENDLESS)
     stream.produce_vectors(stream.vectors(80))

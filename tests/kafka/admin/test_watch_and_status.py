@@ -12,7 +12,7 @@ from streaming_pca.admin.status import describe_status
 from streaming_pca.admin.watch import FollowedRelease, follow_releases
 from tests.kafka.stream import Stream
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka]
 
 
 def test_they_agree_with_what_a_worker_does(make_stream: Callable[..., Stream]) -> None:

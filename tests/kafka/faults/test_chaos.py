@@ -37,7 +37,7 @@ from tests.kafka.stream import Stream
 from tests.kafka.three_brokers import revive
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka]
 
 PARTITIONS = 3
 DIM = 4

@@ -24,7 +24,7 @@ from tests.conftest import NoBroker, kafka_is_required
 from tests.kafka.three_brokers import MakeCluster, Trial, coordinator, hold
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
 
 AHEAD, BEHIND = 3700, -3700
 """Seconds: past the hour that many limits of brokers are."""

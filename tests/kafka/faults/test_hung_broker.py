@@ -31,7 +31,7 @@ from tests.kafka.child import Strike
 from tests.kafka.stream import Child, Stream, check_books
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka]
 
 MakeCluster = Callable[..., KafkaCluster]
 

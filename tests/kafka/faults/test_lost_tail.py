@@ -15,7 +15,7 @@ from streaming_pca.privacy.ledger.entries import Reserved
 from tests.kafka.admin.test_backup import delete, export, restore
 from tests.kafka.stream import Stream
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka]
 
 MakeCluster = Callable[..., KafkaCluster]
 ENDLESS: dict[str, Any] = {

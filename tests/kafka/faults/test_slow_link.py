@@ -17,7 +17,7 @@ from streaming_pca.service.commit.checkpoint import CheckpointWriter
 from tests.kafka.three_brokers import BEHIND, FAR, NEAR, Trial, hold
 from tests.waiting import LIMIT
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
 
 T = TypeVar("T")
 

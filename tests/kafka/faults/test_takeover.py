@@ -16,7 +16,7 @@ from tests.kafka.child import Strike
 from tests.kafka.stream import Child, Stream, all_at_once, check_books, ranges_of
 from tests.waiting import LIMIT, wait_for
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka]
 
 MakeStream = Callable[..., Stream]
 

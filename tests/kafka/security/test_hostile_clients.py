@@ -20,7 +20,7 @@ from tests.kafka.security import hostile
 from tests.kafka.stream import Stream
 from tests.waiting import LIMIT, wait_for
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka]
 
 MakeStream = Callable[..., Stream]
 TWO: dict[str, Any] = {"partitions": 1, "options": {"n_records": 400, "n_batches": 2}}

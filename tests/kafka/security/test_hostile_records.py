@@ -17,7 +17,7 @@ from streaming_pca.service.input.partition_reader import _FETCH_BYTES
 from tests.kafka.security import hostile
 from tests.kafka.stream import OCTETS, Stream, check_books
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka]
 
 MakeStream = Callable[..., Stream]
 HUGE = 100_000_000

@@ -33,7 +33,7 @@ from tests.security import unprivileged
 from tests.security.needles import RECORDS, ROW, SECRETS, found_in, search, secret
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka]
 
 ROOT = Path(__file__).resolve().parents[3]
 TOKEN, METRICS = secret("http-token"), secret("metrics-token")

@@ -75,7 +75,6 @@ estimator = "local-gaussian"
     return path
 
 
-@pytest.mark.slow
 def test_reports_are_learnt_from_through_a_take_over_and_charged_nothing(
     make_stream: MakeStream, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,7 +171,6 @@ def check_topic_of_reports(stream: Stream) -> None:
     assert made.own(Reserved) == []
 
 
-@pytest.mark.slow
 def test_reports_of_two_thousand_features_go_through(make_stream: MakeStream) -> None:
     """8 MB each: through the topic, the worker, and a state of 16 MB; memory stays within its bound."""
     dim, count = 2000, 4

@@ -1088,7 +1088,6 @@ EVENTS = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("bounds", "at_least"), SCENARIOS.values(), ids=SCENARIOS)
 def test_no_order_of_crashes_zombies_and_take_overs_breaks_a_promise(bounds: Bounds, at_least: int) -> None:
     search = Search(bounds, Protocol())
@@ -1099,7 +1098,6 @@ def test_no_order_of_crashes_zombies_and_take_overs_breaks_a_promise(bounds: Bou
     assert all(search.seen_by[event] for event in EVENTS), search.seen_by
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bounds", "at_least", "events"), SCENARIOS_WITH_OPERATORS.values(), ids=SCENARIOS_WITH_OPERATORS
 )
@@ -1113,7 +1111,6 @@ def test_no_order_of_operators_and_leaders_breaks_a_promise(
     assert all(search.seen_by[event] for event in events), search.seen_by
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("bounds", "at_least"), SCENARIOS_WITH_USERS.values(), ids=SCENARIOS_WITH_USERS)
 def test_no_order_of_jobs_of_users_takes_a_user_or_a_record_above_the_cap(
     bounds: Bounds, at_least: int

@@ -313,7 +313,6 @@ public class ReadBatches {
 
 
 @pytest.mark.kafka
-@pytest.mark.slow
 def test_the_model_reads_what_the_java_client_reads(tmp_path: Path, kafka_bootstrap: str) -> None:
     """The model above against Kafka's own jar; a JDK is needed to run a source file."""
     del kafka_bootstrap  # where Apache Kafka runs there is Java, and its jars
