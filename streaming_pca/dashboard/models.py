@@ -128,6 +128,8 @@ class Lag(_Answer):
     """Sum over partitions."""
     partitions: dict[str, int]
     """Offsets by partition."""
+    in_transactions: int
+    """Offsets behind open transactions, of which no reader gets any yet."""
 
 
 class Health(_Answer):
