@@ -31,7 +31,6 @@ from streaming_pca.service.input import buffer, partition_reader
 from streaming_pca.service.input.partition_reader import PartitionReader
 from streaming_pca.service.kafka import clients
 from streaming_pca.service.worker import run_worker
-from tests.kafka.forked_clock import fork_clock
 from tests.privacy.noise import ScriptedSampler
 
 
@@ -103,7 +102,6 @@ def main(
     os.dup2(log, 2)
     # For a test that waits in vain (Child.ends).
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    fork_clock()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     if strike is not None:
