@@ -71,7 +71,7 @@ class Standings:
         Offsets behind the beginning of an open transaction are counted apart: no reader gets them yet.
         """
         of_group = self.committed.get(stream.name, {})
-        by_partition = {}
+        by_partition, waiting = {}, 0
         for tp in self.partitions.get(stream.input, ()):
             position = of_group.get(tp, -1)
             if position < 0:
@@ -81,9 +81,7 @@ class Standings:
                 # A pause before the first batch has committed the beginning.
                 position = max(position, job.ends.get(tp.partition, 0))
             by_partition[str(tp.partition)] = max(self.end[tp] - max(position, self.first[tp]), 0)
-        waiting = sum(
-            max(self.high.get(tp, 0) - self.end[tp], 0) for tp in self.partitions.get(stream.input, ())
-        )
+            waiting += max(self.high.get(tp, 0) - self.end[tp], 0)
         return {"total": sum(by_partition.values()), "partitions": by_partition, "in_transactions": waiting}
 
 

@@ -31,10 +31,14 @@ SPARK_CONF = ("spark", "conf")
 """Path of Spark's own settings."""
 NO_SETTINGS = frozenset({f"{ENV_PREFIX}KAFKA_JARS"})
 """Variables of this package that are no settings (:mod:`streaming_pca.dev.jars`)."""
-_OF_A_SERVICE = re.compile(
-    r"_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)?)$"
-)
-_ADDRESS = "[0-9a-fA-F:.]+"
+_ONE_PORT = "_PORT_[0-9]+_(TCP|UDP|SCTP)"
+_OF_A_SERVICE = {
+    f"_SERVICE_HOST|{_ONE_PORT}_ADDR": "[0-9a-fA-F:.]+",
+    f"_SERVICE_PORT(_[A-Z0-9_]+)?|{_ONE_PORT}_PORT": "[0-9]+",
+    f"{_ONE_PORT}_PROTO": "tcp|udp|sctp",
+    f"_PORT|{_ONE_PORT}": "(tcp|udp|sctp)://.+:[0-9]+",
+}
+"""Ends of the variables that Kubernetes sets in pods for a Service, and their values."""
 SECRETS = frozenset({("kafka", "sasl_password"), ("http", "token"), ("http", "metrics_token")})
 """Paths of the settings that only the environment may hold; ``NAME_file`` stands for each in a file."""
 
@@ -126,17 +130,10 @@ def _settings() -> Iterator[tuple[str, tuple[str, ...], str]]:
 
 def _is_of_a_service(variable: str, text: str) -> bool:
     """Return whether Kubernetes sets this variable in pods, for a Service called ``streaming-pca...``."""
-    found = _OF_A_SERVICE.search(variable)
-    if found is None or "__" in variable:
-        return False
-    # A mistaken STREAMING_PCA_HTTP_PORT = 9464 is to be refused.
-    values = {"HOST": _ADDRESS, "ADDR": _ADDRESS, "PROTO": "tcp|udp|sctp", "NUMBER": "[0-9]+"}
-    last = next((name for name in ("HOST", "ADDR", "PROTO") if variable.endswith(name)), None)
-    if last is None:
-        last = (
-            "NUMBER" if "_SERVICE_PORT" in variable or variable.endswith(("TCP_PORT", "UDP_PORT")) else "URL"
-        )
-    return re.fullmatch(values.get(last, r"(tcp|udp|sctp)://.+:[0-9]+"), text) is not None
+    # By the value too: a mistaken STREAMING_PCA_HTTP_PORT = 9464 is to be refused.
+    return "__" not in variable and any(
+        re.search(f"({end})$", variable) and re.fullmatch(value, text) for end, value in _OF_A_SERVICE.items()
+    )
 
 
 def _is_known(path: tuple[str, ...]) -> bool:

@@ -397,7 +397,7 @@ def test_no_case_is_of_a_setting_that_is_gone() -> None:
     assert set(CASES) == there
 
 
-@pytest.mark.parametrize("service", ["KAFKA", "DASHBOARD", "HTTP", "STREAM_PCA", ""])
+@pytest.mark.parametrize("service", ["KAFKA", "DASHBOARD", "HTTP", "STREAM_PCA", "SERVICE", ""])
 def test_variables_of_others_with_the_same_beginning_are_no_settings(
     service: str, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -136,17 +136,20 @@ def verify_log(
         entries = list(entries)
         topic_id = _newest_life(entries)
     replay = Replay(problems)
+    mine = of_others = 0
     # What an earlier life has released counts for nothing if that life's ledger does not hold.
-    lives: dict[str, Replay] = {topic_id: replay}
-    counted = Counter[bool]()
+    earlier: defaultdict[str, Replay] = defaultdict(lambda: Replay([]))
     # One entry at a time: a ledger grows for ever.
     for offset, entry, digest in _decode(entries, problems):
-        counted[entry.topic_id == topic_id] += 1
-        lives.setdefault(entry.topic_id, Replay([])).take(offset, entry, digest)
-    mine, of_others = counted[True], counted[False]
+        if entry.topic_id == topic_id:
+            mine += 1
+            replay.take(offset, entry, digest)
+            continue
+        of_others += 1
+        if releases is not None:
+            earlier[entry.topic_id].take(offset, entry, digest)
     found = others = None
     if releases is not None:
-        earlier = {life: other for life, other in lives.items() if life != topic_id}
         for life, other in earlier.items():
             other.close(life)
         found, others = check_releases(releases, replay, list(earlier.values()))
