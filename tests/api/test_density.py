@@ -63,7 +63,8 @@ def test_with_many_records_noise_hardly_moves_it() -> None:
 def test_it_is_a_normal_distribution_in_units_of_x(k: int, scale: Any, bounds: Any, centering: Any) -> None:
     X = spiked(3000, mean=1.0)
     with replace_noise_sampler(SeededSampler(1)):
-        pca = PrivatePCA(k, epsilon=1000, scale=scale, bounds=bounds, centering=centering).fit(X)
+        # At 1,000 the least variance of scaled records is lost with 3 seeds of 10.
+        pca = PrivatePCA(k, epsilon=10_000, scale=scale, bounds=bounds, centering=centering).fit(X)
     covariance = pca.get_covariance()
     np.testing.assert_allclose(pca.get_precision() @ covariance, np.eye(8), atol=1e-8)
     mean = getattr(pca, "mean_", np.zeros(8))
