@@ -1,8 +1,9 @@
-"""Plugin that measures a run: seconds of each test and each fixture, by kind of test.
+"""Plugin that measures a run: seconds of each test and each fixture, by kind of test, and what failed.
 
 The process that shows the results writes `build/durations/SCOPE-PART.csv`, and prints each kind's sum and the
 ten longest tests. `python -m tests.durations` records the tests of these files in `tests/durations.csv`, by
-which later runs are ordered.
+which later runs are ordered. Failures stay in `build/durations/SCOPE-PART.failed`: `make` shows those of the
+first part again below the second, where a log that is cut still has them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Durations:
 
     def __init__(self, config: pytest.Config) -> None:
         self._file = FOLDER / f"{config.option.scope}-{config.option.part}.csv"
+        self._failures: list[str] = []
         self._fixtures: list[tuple[str, float]] = []
         self._tests: Counter[tuple[str, str]] = Counter()
         self._setups: Counter[tuple[str, str]] = Counter()
@@ -57,6 +59,8 @@ class Durations:
         self._tests[kind, report.nodeid.partition("@tests/")[0]] += report.duration
         for name, seconds in said.get(_FIXTURES, ()):
             self._setups[kind, name] += seconds
+        if report.failed:
+            self._failures.append(f"{report.nodeid} ({report.when})\n{report.longreprtext}\n")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Any:
@@ -65,6 +69,7 @@ class Durations:
         if reporter is None or not self._tests:
             return result
         self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.with_suffix(".failed").write_text("\n".join(self._failures))
         with self._file.open("w", newline="") as file:
             rows = csv.writer(file)
             for what, counted in (("test", self._tests), ("fixture", self._setups)):

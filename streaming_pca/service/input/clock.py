@@ -79,6 +79,7 @@ class Poller:
         self._answered: set[str] = set()
         self._silent_since: dict[str, float] = {}
         self._ids: dict[str, str] = {}
+        self._steps = 0
         self._lock = threading.Lock()
 
     def set_topics(self, topics: dict[str, int]) -> None:
@@ -94,6 +95,7 @@ class Poller:
     def run(self) -> None:
         """Tick for ever."""
         threading.Thread(target=self._watch_ids, name="ids", daemon=True).start()
+        threading.Thread(target=self._watch_ticks, name="ticks", daemon=True).start()
         while True:
             try:
                 self._serve()
@@ -124,6 +126,7 @@ class Poller:
         last_search = due
         try:
             while True:
+                self._steps += 1
                 with self._lock:
                     partitions = dict(self._partitions)
                 at = time.monotonic()
@@ -157,6 +160,7 @@ class Poller:
         groups = [asked, *([topic] for topic in partitions if topic not in self._answered)]
         ends: dict[str, list[int]] = {}
         while groups:
+            self._steps += 1
             group = groups.pop()
             wanted = [TopicPartition(topic, p) for topic in group for p in range(partitions[topic])]
             timeout = self._kafka.request_timeout_ms
@@ -193,6 +197,23 @@ class Poller:
                 del self._silent_since[topic]
         if lost:
             self._fail(type(error).__name__, {topic})
+
+    def _watch_ticks(self) -> None:
+        """End the process if the ticks stand still for longer than their requests may take.
+
+        The process writes its signs of life in another thread, so the worker cannot see it. Looks are
+        counted, not time: a process that was stopped as a whole goes on.
+        """
+        # Between two steps are a connection, and the requests of a search for partitions or of a tick.
+        patience = (self._kafka.bootstrap_timeout_ms + 3 * self._kafka.request_timeout_ms) / 1000
+        seen, looks = -1, 0
+        while looks * _HEARTBEAT_SECONDS < patience:
+            time.sleep(_HEARTBEAT_SECONDS)
+            seen, looks = self._steps, looks + 1 if self._steps == seen else 0
+        # Without the lock, which the other thread may hold.
+        self._send({"at": time.monotonic(), "failed": "the clock stood still", "topics": None})
+        time.sleep(_FLUSH_SECONDS)
+        _end()
 
     def _watch_ids(self) -> None:
         """Send the ids of the wanted topics whenever one is new."""
