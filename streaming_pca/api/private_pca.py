@@ -407,7 +407,7 @@ class PrivatePCA(SubspaceModel):
         charge_all((*accountants_of(self.accountant), *getattr(self, "_foreign_budgets", ())), model, charge)
 
     def _learn(self, rows: Rows, plan: Plan) -> None:
-        batch = SparseBatch.of_rows(rows) if issparse(rows) else ArrayBatch.of_vectors(rows)
+        batch = SparseBatch.of_rows(rows) if issparse(rows) else ArrayBatch.of_vectors(rows, complete=True)
         # Charged before the update, because its records are spent even if it fails.
         self._charge(self.__dict__.setdefault("_charged_as", object()), plan.charge)
         self.privacy_spent_ = self.privacy_spent_ | (self._spent_before + plan.charge)

@@ -97,12 +97,15 @@ class ArrayBatch(Batch):
     begins : (m,) int64, optional
         First rows of records that were selected from others and share their rows: record i has as
         many rows as ``starts`` tells, from ``rows[begins[i]]`` on. :meth:`packed` removes it.
+    complete : bool
+        Whether it is public that no record is null; it never follows from records.
     """
 
     rows: NDArray[np.floating]
     starts: NDArray[np.int64]
     kind: RecordKind = RecordKind.FACTOR
     begins: NDArray[np.int64] | None = None
+    complete: bool = False
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -114,8 +117,11 @@ class ArrayBatch(Batch):
         return dim_of_packed(width) if self.kind is RecordKind.LOCAL else width
 
     @classmethod
-    def of_vectors(cls, x: ArrayLike) -> ArrayBatch:
-        """Pack vectors (m, d), or factors (m, r, d); a record with a NaN or infinity is null."""
+    def of_vectors(cls, x: ArrayLike, complete: bool = False) -> ArrayBatch:
+        """Pack vectors (m, d), or factors (m, r, d); a record with a NaN or infinity is null.
+
+        Where the batch is to be ``complete``, such a record is a ValueError.
+        """
         array = np.asarray(x)
         if array.dtype not in (np.float32, np.float64):
             array = array.astype(np.float64)
@@ -126,7 +132,10 @@ class ArrayBatch(Batch):
         _, r, d = array.shape
         valid = np.isfinite(array).all(axis=(1, 2))
         kept = array if valid.all() else array[valid]
-        return cls(np.ascontiguousarray(kept).reshape(-1, d), _starts(np.where(valid, r, 0)))
+        if complete and len(kept) < len(array):
+            raise ValueError("a record of a complete batch is not finite")
+        starts = _starts(np.where(valid, r, 0))
+        return cls(np.ascontiguousarray(kept).reshape(-1, d), starts, complete=complete)
 
     @classmethod
     def of_records(
@@ -172,9 +181,9 @@ class ArrayBatch(Batch):
     def keeping(self, counted: NDArray[np.bool_]) -> ArrayBatch:
         """Return the batch with all records null except the counted ones (m,); no copy."""
         if counted.all():
-            return self
+            return replace(self, complete=False) if self.complete else self
         lengths = np.where(counted, np.diff(self.starts), 0)
-        return replace(self, starts=_starts(lengths), begins=self.places())
+        return replace(self, starts=_starts(lengths), begins=self.places(), complete=False)
 
     def only(self, chosen: NDArray[np.bool_]) -> ArrayBatch:
         """Return only the chosen records (m,), in their order; no copy."""

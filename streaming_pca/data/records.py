@@ -170,7 +170,15 @@ class RecordValues(ABC):
 
 
 class Batch(ABC):
-    """Ordered set of records with a public length."""
+    """Ordered set of records with a public length.
+
+    Attributes
+    ----------
+    complete : bool
+        Whether it is public that no record is null: true only of batches whose source refuses such records.
+    """
+
+    complete: bool = False
 
     @property
     @abstractmethod

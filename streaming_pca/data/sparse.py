@@ -31,8 +31,8 @@ class SparseBatch(ArrayBatch):
 
     @classmethod
     def of_rows(cls, rows: Any) -> SparseBatch:
-        """Take each row of a CSR matrix as one record."""
-        return cls(rows, np.arange(rows.shape[0] + 1, dtype=np.int64))
+        """Take each row of a CSR matrix of finite numbers as one record."""
+        return cls(rows, np.arange(rows.shape[0] + 1, dtype=np.int64), complete=True)
 
     def packed(self) -> ArrayBatch:
         """Return the same records as a dense batch."""

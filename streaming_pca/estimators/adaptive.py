@@ -9,7 +9,7 @@ import numpy as np
 
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import Batch
-from streaming_pca.estimators.base import EstimatorInfo, Plan, State, Subspace
+from streaming_pca.estimators.base import EstimatorInfo, Plan, Subspace
 from streaming_pca.estimators.block.block import (
     QUANTILE,
     BlockEstimate,
@@ -19,7 +19,7 @@ from streaming_pca.estimators.block.block import (
 )
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches, clipped_plan
-from streaming_pca.estimators.common.composed import ComposedEstimator
+from streaming_pca.estimators.common.composed import ComposedEstimator, ComposedState
 from streaming_pca.estimators.common.total_variance import TotalVariance
 from streaming_pca.estimators.covariance.radius_choice import Reading
 from streaming_pca.estimators.covariance.release import covariance_subspace
@@ -51,7 +51,7 @@ class AdaptiveOptions(ClippedBatches):
 
 
 @dataclass(frozen=True)
-class AdaptiveState(State):
+class AdaptiveState(ComposedState):
     """Estimates of both routes, and the route that releases."""
 
     route: str
@@ -87,7 +87,7 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
     Privacy
     -------
     The argument of every :class:`~streaming_pca.estimators.common.composed.ComposedEstimator`
-    (adjacency: replace-one). Released: the counts of norms, the noisy mean, the noisy sums of
+    (adjacency: replace-one). Released: the counts of records and norms, the noisy mean, the noisy sums of
     either route, the noisy totals.
     """
 
@@ -157,8 +157,10 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
     def _release(self, state: AdaptiveState) -> Subspace:
         """Return the release of the route that learnt last."""
         if state.route == "block":
-            return block_subspace(state.block, state.total, self.k)
-        return covariance_subspace(state.covariance, self.preprocessing, self.k, state.mean, state.mean_noise)
+            return block_subspace(state.block, state.total, self.k, state.present)
+        return covariance_subspace(
+            state.covariance, self.preprocessing, self.k, state.present, state.mean, state.mean_noise
+        )
 
 
 class _Learner:
@@ -179,7 +181,9 @@ class _Learner:
         self.covariances = CovarianceUpdate(
             estimator.k, preprocessing, multiplier, norm_range, self.options.half_life
         )
-        self.blocks = BlockUpdate(self.block.basis.shape[1], preprocessing, multiplier, norm_range)
+        self.blocks = BlockUpdate(
+            self.block.basis.shape[1], preprocessing, multiplier, norm_range, state.present
+        )
         self.future = self.options.future_records(state.records + len(batch))
         if not len(self.covariance.weights) and estimator.fixed_route != "block":
             # The stream had only the block route until now.
@@ -260,7 +264,7 @@ class _Learner:
         slot = estimate.chosen
         if reading is None or estimate.weighted or not reading.resolved(k)[slot]:
             return None
-        moment = estimate.moment(slot)
+        moment = estimate.moment(slot) / self.blocks.present.share
         basis = np.ascontiguousarray(reading.eigenvectors[slot][:, :k])
         block = replace(BlockEstimate.start(basis), product=moment @ basis)
         # The clip has changed these products, so they serve as a centre only.

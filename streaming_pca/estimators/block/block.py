@@ -15,15 +15,16 @@ from pydantic import Field
 
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import Batch
-from streaming_pca.estimators.base import EstimatorInfo, Plan, State, Subspace
+from streaming_pca.estimators.base import EstimatorInfo, Plan, Subspace
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.centre import resolves_radius
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches, clipped_plan
 from streaming_pca.estimators.common.clipped_sums import block_residual_norms, block_sum
-from streaming_pca.estimators.common.composed import ComposedEstimator
+from streaming_pca.estimators.common.composed import ComposedEstimator, ComposedState
 from streaming_pca.estimators.common.error_bounds import angle_bound_of_block
 from streaming_pca.estimators.common.forgetting import HalfLife, kept_share, process_noise
 from streaming_pca.estimators.common.norm_distribution import norm_shares, private_norm_distribution
+from streaming_pca.estimators.common.present import PresentShare
 from streaming_pca.estimators.common.total_variance import TotalVariance, learn_total
 from streaming_pca.linalg.subspace import orthonormalise, project_symmetric, ritz_pairs
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
@@ -120,11 +121,20 @@ class BlockUpdate:
         Noise multiplier of a whole batch.
     norm_range : (float, float)
         Public range of the records' norms; residual norms may be far smaller.
+    present : PresentShare
+        Records that are not null. In a sum each null record is clip(-C), a public number, which is
+        taken out again.
     """
 
     def __init__(
-        self, k: int, preprocessing: Preprocessing, multiplier: float, norm_range: tuple[float, float]
+        self,
+        k: int,
+        preprocessing: Preprocessing,
+        multiplier: float,
+        norm_range: tuple[float, float],
+        present: PresentShare | None = None,
     ) -> None:
+        self.present = present or PresentShare()
         self.k, self.preprocessing, self.multiplier, self.norm_range = (
             k,
             preprocessing,
@@ -157,13 +167,19 @@ class BlockUpdate:
         Returns
         -------
         radius, weight : float
-            The weight is E min(1, R/|A Q - C|_F), 0.2 at least.
+            The weight is E min(1, R/|A Q - C|_F) over records that are not null, 0.2 at least.
         """
         norms = block_residual_norms(batch, self.preprocessing, estimate.basis, estimate.product)
         shares = norm_shares(len(norms), self.multiplier, part)
         found = private_norm_distribution(norms, *self.residual_range, budget, shares)
         radius = found.quantile(quantile)
-        return radius, max(found.mean_weight(radius), _LEAST_WEIGHT)
+        weight = found.mean_weight(radius) - self._null_weight(radius, estimate.product)
+        return radius, max(weight / self.present.latest_share, _LEAST_WEIGHT)
+
+    def _null_weight(self, radius: float, centre: Matrix) -> float:
+        """Return the null records' part of E min(1, R/|A Q - C|_F): their A is 0."""
+        norm = float(np.linalg.norm(centre))
+        return (1 - self.present.latest_share) * (radius / norm if norm > radius else 1.0)
 
     def noise(self, radius: float, weight: float, count: float, multiplier: float) -> float:
         """Return the standard deviation of an entry of a round's mean."""
@@ -182,7 +198,7 @@ class BlockUpdate:
 
         Adjacency: replace-one. A record's term is A Q - C clipped to Frobenius norm R, so the
         sum's sensitivity is 2 R (:func:`block_sensitivity`). Released: the sum with Gaussian
-        noise of this multiplier. Basis and centre are earlier outputs.
+        noise of this multiplier. Basis, centre and share of null records are earlier outputs.
         """
         count = len(part) // self.preprocessing.units
         basis = estimate.basis
@@ -191,8 +207,13 @@ class BlockUpdate:
             return estimate, exact.clipped
         assert exact.centre is not None
         sigma = Budget(multiplier, 1.0).sigma(multiplier, exact.sensitivity)
-        noisy = gaussian_on_vector(exact.total, sigma) * (exact.unit / (weight * count))
-        measured = np.asarray(exact.centre + project_symmetric(np.asarray(noisy, dtype=np.float64), basis))
+        noisy = gaussian_on_vector(exact.total, sigma) * (exact.unit / count)
+        residual = (
+            np.asarray(noisy, dtype=np.float64) + self._null_weight(radius, exact.centre) * exact.centre
+        )
+        weight *= self.present.latest_share
+        moved = project_symmetric(residual / weight, basis)
+        measured = np.asarray(exact.centre + moved)
         noise = self.noise(radius, weight, count, multiplier) ** 2
         spread = noise + radius**2 / (basis.size * count)
         gain, variance = 1.0, spread
@@ -232,7 +253,7 @@ class BlockUpdate:
         return BlockEstimate(new, carried, variance, estimate.noise, level, spectrum)
 
 
-def block_subspace(estimate: BlockEstimate, total: TotalVariance, k: int) -> Subspace:
+def block_subspace(estimate: BlockEstimate, total: TotalVariance, k: int, present: PresentShare) -> Subspace:
     """Compute the release, leading Ritz vectors of the basis: post-processing.
 
     Parameters
@@ -241,6 +262,8 @@ def block_subspace(estimate: BlockEstimate, total: TotalVariance, k: int) -> Sub
     total : TotalVariance
     k : int
         At most the basis' columns.
+    present : PresentShare
+        The products are of records that are not null; the total is of all, null ones as 0.
     """
     basis, centred = estimate.basis, estimate.product
     inner = basis.T @ centred
@@ -249,15 +272,16 @@ def block_subspace(estimate: BlockEstimate, total: TotalVariance, k: int) -> Sub
     variances = np.maximum(values, 0.0)
     noise = math.sqrt(estimate.noise)
     known = bool(estimate.spectrum.any()) and math.isfinite(noise)
-    whole = max(total.value, 0.0)
+    share = present.share
+    whole = max(total.value, 0.0) / share
     told = total.weight > 0 and math.isfinite(whole)
     return Subspace(
         components,
         variances,
         None,
-        explained_variance_error=np.full(k, noise) if known else None,
+        explained_variance_error=present.widened(noise, variances) if known else None,
         total_variance=whole if told else None,
-        total_variance_error=total.standard_error if told else None,
+        total_variance_error=float(present.widened(total.standard_error / share, whole)) if told else None,
         angle_bound=angle_bound_of_block(estimate.spectrum, k, len(basis), noise) if known else None,
     )
 
@@ -289,7 +313,7 @@ class BlockOptions(ClippedBatches):
 
 
 @dataclass(frozen=True)
-class BlockState(State):
+class BlockState(ComposedState):
     """State of :class:`BlockPCA`: the block estimate and the total variance."""
 
     block: BlockEstimate
@@ -340,7 +364,7 @@ def learn_block(
             radius, weight = update.radius(estimate, batch, max(quantile, QUANTILE), budget)
         multiplier = budget.take_rest() if share is None else budget.take(share)
         estimate, clipped = update.learn(estimate, batch, radius, weight, options.half_life, multiplier)
-        estimate = update.step(estimate, max(total.value, 0.0))
+        estimate = update.step(estimate, max(total.value, 0.0) / update.present.share)
     if options.clip_radius is None and not resolves_radius(len(batch), update.multiplier):
         # A radius from few records is a guess, and so is the noise computed from it.
         estimate = replace(estimate, noise=max(estimate.noise, float(np.sum(estimate.product**2))))
@@ -375,7 +399,7 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
     Privacy
     -------
     The argument of every :class:`~streaming_pca.estimators.common.composed.ComposedEstimator`
-    (adjacency: replace-one). Released: the counts of norms, the noisy mean, the noisy means of
+    (adjacency: replace-one). Released: the counts of records and norms, the noisy mean, the noisy means of
     residuals and the noisy totals.
     """
 
@@ -410,10 +434,11 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
         columns = state.block.basis.shape[1]
         if self._restarts(state, batch):
             state = replace(state, block=state.block.restarted(), total=TotalVariance())
-        update = BlockUpdate(columns, preprocessing, self.costs.multiplier, self.norm_range)
+        multiplier = self.costs.multiplier
+        update = BlockUpdate(columns, preprocessing, multiplier, self.norm_range, state.present)
         block, total, clipped = learn_block(update, state.block, state.total, batch, budget, self.options)
         return BlockState(state.batch + 1, state.records + len(batch), block, total), clipped
 
     def _release(self, state: BlockState) -> Subspace:
         """Return leading Ritz vectors of the basis."""
-        return block_subspace(state.block, state.total, self.k)
+        return block_subspace(state.block, state.total, self.k, state.present)

@@ -83,6 +83,7 @@ def coarse_to_fine(
     radii: tuple[float, float],
     budget: Budget,
     last: float,
+    present: float = 1.0,
 ) -> tuple[Vector, bool, float]:
     """Find the mean of a first batch.
 
@@ -97,6 +98,8 @@ def coarse_to_fine(
     budget : Budget
     last : float
         Share of the last round's mean.
+    present : float
+        Share of the records that are not null, an earlier answer; a null record adds 0.
 
     Returns
     -------
@@ -113,11 +116,11 @@ def coarse_to_fine(
     """
     centre, known, noise = start, False, 0.0
     for _ in range(ROUNDS):
-        step, seen, noise = refine(batch, preprocessing, centre, radii, budget, MEAN_SHARE)
+        step, seen, noise = refine(batch, preprocessing, centre, radii, budget, MEAN_SHARE, present)
         centre, known = centre + step, known or seen
         if not seen:
             break
-    step, seen, noise = refine(batch, preprocessing, centre, radii, budget, last)
+    step, seen, noise = refine(batch, preprocessing, centre, radii, budget, last, present)
     return centre + step, known or seen, noise
 
 
@@ -128,12 +131,13 @@ def refine(
     radii: tuple[float, float],
     budget: Budget,
     share: float,
+    present: float = 1.0,
 ) -> tuple[Vector, bool, float]:
     """Estimate the mean's distance from a centre.
 
     Parameters
     ----------
-    batch, preprocessing, radii, budget
+    batch, preprocessing, radii, budget, present
         As for :func:`coarse_to_fine`.
     centre : (d,) float64
     share : float
@@ -160,7 +164,7 @@ def refine(
     about = preprocessing.about(centre)
     norms = batch.map(MeanNorms(about))
     shared = radius_share(len(norms), budget.multiplier)
-    radius, present = private_quantile_radius(norms, *radii, _QUANTILE, budget, shared)
+    radius, _ = private_quantile_radius(norms, *radii, _QUANTILE, budget, shared)
     sigma = budget.sigma(budget.take(share), 2.0 * MEAN_RADIUS)
     noisy = gaussian_on_vector(clipped_mean_sum(batch, about, radius), sigma)
     count = max(len(batch), 1) * present

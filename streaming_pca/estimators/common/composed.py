@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, TypeVar
 
@@ -23,12 +23,23 @@ from streaming_pca.estimators.common.centre import (
     resolves_radius,
 )
 from streaming_pca.estimators.common.clipped_batches import BatchCosts, ClippedBatches, norm_range
+from streaming_pca.estimators.common.forgetting import kept_share
+from streaming_pca.estimators.common.present import PresentShare, learn_present
 from streaming_pca.estimators.private_mean import PrivateMean
 
-__all__ = ["RESTART_RATIO", "ComposedEstimator"]
+__all__ = ["RESTART_RATIO", "ComposedEstimator", "ComposedState"]
 
 Vector = NDArray[np.float64]
-S = TypeVar("S", bound=State)
+
+
+@dataclass(frozen=True)
+class ComposedState(State):
+    """State with the share of records that are not null."""
+
+    present: PresentShare = field(default_factory=PresentShare, kw_only=True)
+
+
+S = TypeVar("S", bound=ComposedState)
 O = TypeVar("O", bound=ClippedBatches)
 
 # Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").
@@ -51,7 +62,8 @@ class ComposedEstimator(Estimator[S, O]):
     for one Gaussian of multiplier z. One record changes each mechanism's sum by its sensitivity
     at most, and the mechanisms take shares of that Gaussian's budget that add up to 1 at most
     (:class:`~streaming_pca.estimators.common.budget.Budget`). The choice of mechanisms, shares
-    and radii depends on earlier outputs alone. Proof: docs/explanation/budget.md.
+    and radii depends on earlier outputs alone. The first of them counts the records that are not null
+    (:mod:`~streaming_pca.estimators.common.present`). Proof: docs/explanation/budget.md.
     """
 
     finds_centre: ClassVar[bool] = True
@@ -68,8 +80,13 @@ class ComposedEstimator(Estimator[S, O]):
 
     def _update(self, state: S, batch: Batch) -> tuple[S, int]:
         budget = self.costs.budget()
+        known = PresentShare() if self._restarts(state, batch) else state.present
+        pairs, kept = self.preprocessing.units > 1, kept_share(self.options.half_life, len(batch))
+        present = learn_present(known, batch, pairs, budget, kept)
+        state = replace(state, present=present)
         if self.preprocessing.centering != "auto":
-            return self._learn(state, self.preprocessing, batch, budget)
+            new, clipped = self._learn(state, self.preprocessing, batch, budget)
+            return replace(new, present=present), clipped
         centred = self._centred(state, batch, budget)
         anchor = PrivateMean.start_of(self.preprocessing) if centred.anchor is None else centred.anchor
         new, clipped = self._learn(state, self.preprocessing.about(anchor), batch, budget)
@@ -79,6 +96,7 @@ class ComposedEstimator(Estimator[S, O]):
             mean_weight=centred.mean_weight,
             mean_noise=centred.mean_noise,
             anchor=centred.anchor,
+            present=present,
         ), clipped
 
     def _restarts(self, state: S, batch: Batch) -> bool:
@@ -112,14 +130,18 @@ class ComposedEstimator(Estimator[S, O]):
             return state
         if count >= RESTART_RATIO * state.mean_weight:
             last = last_share(self.dim, count, multiplier)
-            found, known, noise = coarse_to_fine(batch, self.preprocessing, start, radii, budget, last)
+            found, known, noise = coarse_to_fine(
+                batch, self.preprocessing, start, radii, budget, last, state.present.latest_share
+            )
             mean = np.clip(found, lower, upper) if known else None
             return replace(state, mean=mean, mean_weight=float(count), mean_noise=noise, anchor=mean)
         if not _refines(state.batch):
             return state
         anchor = start if state.anchor is None else state.anchor
         before = anchor if state.mean is None else state.mean
-        step, seen, fresh = refine(batch, self.preprocessing, anchor, radii, budget, LATER_SHARE)
+        step, seen, fresh = refine(
+            batch, self.preprocessing, anchor, radii, budget, LATER_SHARE, state.present.latest_share
+        )
         weight, known_noise = state.mean_weight + count, state.mean_noise or 0.0
         if not seen and state.mean is None:
             return replace(state, mean_weight=weight)

@@ -9,10 +9,10 @@ import numpy as np
 
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import Batch
-from streaming_pca.estimators.base import EstimatorInfo, Plan, State, Subspace
+from streaming_pca.estimators.base import EstimatorInfo, Plan, Subspace
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches, clipped_plan
-from streaming_pca.estimators.common.composed import ComposedEstimator
+from streaming_pca.estimators.common.composed import ComposedEstimator, ComposedState
 from streaming_pca.estimators.covariance.release import covariance_subspace
 from streaming_pca.estimators.covariance.state import CovarianceEstimate
 from streaming_pca.estimators.covariance.update import CovarianceUpdate
@@ -25,7 +25,7 @@ class AnalyzeGaussOptions(ClippedBatches):
 
 
 @dataclass(frozen=True)
-class AnalyzeGaussState(State):
+class AnalyzeGaussState(ComposedState):
     """State of :class:`AnalyzeGauss`."""
 
     covariance: CovarianceEstimate
@@ -59,7 +59,7 @@ class AnalyzeGauss(ComposedEstimator[AnalyzeGaussState, AnalyzeGaussOptions]):
     Privacy
     -------
     The argument of every :class:`~streaming_pca.estimators.common.composed.ComposedEstimator`
-    (adjacency: replace-one). Released: the counts of norms, the noisy mean and the noisy
+    (adjacency: replace-one). Released: the counts of records and norms, the noisy mean and the noisy
     matrices; all else follows from them.
     """
 
@@ -103,4 +103,6 @@ class AnalyzeGauss(ComposedEstimator[AnalyzeGaussState, AnalyzeGaussOptions]):
 
     def _release(self, state: AnalyzeGaussState) -> Subspace:
         """Return leading eigenvectors of the (centred) noisy covariance."""
-        return covariance_subspace(state.covariance, self.preprocessing, self.k, state.mean, state.mean_noise)
+        return covariance_subspace(
+            state.covariance, self.preprocessing, self.k, state.present, state.mean, state.mean_noise
+        )

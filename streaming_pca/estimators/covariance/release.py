@@ -15,6 +15,7 @@ from streaming_pca.estimators.common.error_bounds import (
     angle_bound_of_covariance,
     errors_of_covariance,
 )
+from streaming_pca.estimators.common.present import PresentShare
 from streaming_pca.estimators.covariance.radius_choice import leading_subspaces, symmetric_noise
 from streaming_pca.estimators.covariance.state import CovarianceEstimate
 from streaming_pca.linalg.subspace import ritz_pairs
@@ -34,6 +35,7 @@ def covariance_subspace(
     estimate: CovarianceEstimate,
     preprocessing: Preprocessing,
     k: int,
+    present: PresentShare,
     mean: Matrix | None = None,
     mean_noise: float | None = None,
 ) -> Subspace:
@@ -44,13 +46,15 @@ def covariance_subspace(
     estimate : CovarianceEstimate
     preprocessing : Preprocessing
     k : int
+    present : PresentShare
+        Null records are 0 in the sums: what was summed is divided by the share of the others.
     mean : (d,) float64, optional
         Present mean of the records. The sums were taken about the centre c; about
         the mean they are less by (mean - c)(mean - c)^T.
     mean_noise : float, optional
         Noise variance of each coordinate of the mean: its error e adds e e^T.
     """
-    moment = estimate.released_moment()
+    moment = estimate.released_moment() / present.share
     dim = len(moment)
     if mean is not None:
         scale = 1.0 if preprocessing.scale is None else np.asarray(preprocessing.scale)
@@ -63,7 +67,7 @@ def covariance_subspace(
     variances = np.maximum(values[:k], 0.0)
     if not estimate.records:
         return Subspace(components, variances, None)
-    sigma = math.sqrt(estimate.noise[estimate.chosen, estimate.chosen])
+    sigma = math.sqrt(estimate.noise[estimate.chosen, estimate.chosen]) / present.share
     total = max(float(np.trace(moment)), 0.0)
     if estimate.weighted:
         along = (components @ estimate.basis) ** 2 @ estimate.weights
@@ -83,9 +87,11 @@ def covariance_subspace(
         components,
         variances * restored,
         None,
-        explained_variance_error=errors[0] * restored if finite else None,
+        explained_variance_error=present.widened(errors[0], variances) * restored if finite else None,
         total_variance=total * restored if finite and is_total else None,
-        total_variance_error=errors[1] * restored if finite and is_total else None,
+        total_variance_error=float(present.widened(errors[1], total)) * restored
+        if finite and is_total
+        else None,
         angle_bound=bound if finite else None,
     )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from streaming_pca.estimators.common.centre import LATER_SHARE, MEAN_SHARE, ROUNDS, last_share, radius_share
 from streaming_pca.estimators.common.clipped_batches import GrowingBatches
 from streaming_pca.estimators.common.norm_distribution import norm_shares
+from streaming_pca.estimators.common.present import present_share
 from streaming_pca.estimators.covariance.update import FIRST_LOOK, LATER_LOOK, LATER_NORMS
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.privacy.errors import ParameterError, require_count
@@ -28,7 +29,7 @@ class Shares:
     first, later : float in (0, 1]
         Share of the covariance (or block) sum, in the first batch and in each later one.
     sizes, centre, pilot : float in [0, 1)
-        Shares in the first batch: of the counts of norms, of the centre (at most), and
+        Shares in the first batch: of the counts of records and norms, of the centre (at most), and
         of the first look at the covariance. They enter no formula.
     """
 
@@ -58,17 +59,18 @@ class Shares:
         multiplier : float
             Noise multiplier of a whole batch.
         """
-        first = sum(norm_shares(sizes[0], multiplier))
+        first = sum(norm_shares(sizes[0], multiplier)) + present_share(sizes[0], multiplier)
         radius = radius_share(sizes[0], multiplier)
         centre = ROUNDS * (radius + MEAN_SHARE) + radius + last_share(dim, sizes[0], multiplier)
-        again = sum(norm_shares(sizes[-1], multiplier, LATER_NORMS))
+        again = sum(norm_shares(sizes[-1], multiplier, LATER_NORMS)) + present_share(sizes[-1], multiplier)
         later = 1 - again - radius_share(sizes[-1], multiplier) - LATER_SHARE - LATER_LOOK
         return cls(1 - first - centre - FIRST_LOOK, later, first, centre, FIRST_LOOK)
 
     @classmethod
-    def of_one_sum(cls) -> Shares:
-        """Give everything to the sum: where the clip radius is public."""
-        return cls(first=1.0, later=1.0, sizes=0.0, centre=0.0, pilot=0.0)
+    def of_one_sum(cls, sizes: Sequence[int], multiplier: float) -> Shares:
+        """Give all but the count of present records to the sum: where the clip radius is public."""
+        first, later = (present_share(size, multiplier) for size in (sizes[0], sizes[-1]))
+        return cls(first=1 - first, later=1 - later, sizes=first, centre=0.0, pilot=0.0)
 
     def of_sums(self, batches: int) -> list[float]:
         """Return the sum's share in each batch."""

@@ -38,6 +38,7 @@ def forecast(
     contributions: int = 1,
     tail: float = 1.0,
     shares: Shares | None = None,
+    public_radius: bool = False,
     route: Route | None = None,
     per_row: int = 1,
 ) -> Forecast:
@@ -58,6 +59,8 @@ def forecast(
         few directions hold most of the variance, or tails are heavy.
     shares : Shares, optional
         Shares of mu^2; by default those of the default estimator.
+    public_radius : bool
+        Whether a public clip radius leaves nothing to look for.
     route : {"covariance", "block"}, optional
         By default block above 512 features, as the default estimator decides.
     per_row : int
@@ -91,6 +94,8 @@ def forecast(
     except ValueError as error:
         raise ParameterError(f"epsilon = {epsilon:g} and delta = {delta:g} cannot be charged") from error
     try:
+        if shares is None and public_radius:
+            shares = Shares.of_one_sum(sizes, multiplier)
         shares = shares or Shares.of_default(dim, sizes, multiplier)
     except OverflowError:
         raise ParameterError(
@@ -172,7 +177,7 @@ def forecast_of(
         batches=planned_batches(records, options) if batches is None else batches,
         contributions=estimator.privacy.contributions,
         tail=tail,
-        shares=None if options.clip_radius is None else Shares.of_one_sum(),
+        public_radius=options.clip_radius is not None,
         route=route or "covariance",
         per_row=preprocessing.units,
     )

@@ -18,6 +18,7 @@ from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.budget import WHOLE, Budget
+from streaming_pca.estimators.common.present import PresentShare
 from streaming_pca.estimators.covariance.release import covariance_subspace
 from streaming_pca.estimators.covariance.state import CovarianceEstimate
 from streaming_pca.estimators.covariance.update import CovarianceUpdate
@@ -332,7 +333,7 @@ def test_the_angle_bound_covers_the_noise(weighted: bool) -> None:
             estimate, _ = route.sum(
                 replace(exact, doubt=exact.doubt * 1e12), ArrayBatch.of_vectors(x), budget
             )
-        release = covariance_subspace(estimate, route.preprocessing, 2)
+        release = covariance_subspace(estimate, route.preprocessing, 2, PresentShare())
         clipped = exact.released_moment()
         angles.append(principal_angle(release.components, ritz_pairs(clipped, 2)[1].T))
         bounds.append(release.angle_bound)

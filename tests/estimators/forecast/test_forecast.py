@@ -54,7 +54,7 @@ def learnt(estimator: Estimator[Any, Any], x: Matrix) -> tuple[Matrix, Matrix]:
     state, first = estimator.init(np.random.default_rng(0)), 0
     while first < len(x):
         count = estimator.plan(state).count
-        state = estimator.update(state, ArrayBatch.of_vectors(x[first : first + count]))
+        state = estimator.update(state, ArrayBatch.of_vectors(x[first : first + count], complete=True))
         first += count
     release = estimator.release(state)
     assert release.explained_variance_error is not None
@@ -102,7 +102,7 @@ def test_the_error_saturates_as_simulated(dim: int, rank: int) -> None:
         gap = 1 / (2 * rank)
         entry = x * gap / math.sqrt(dim)
         scale = entry * 1000 / least_multiplier(1.0, 1e-6)
-        f = forecast(dim, rank, 1000, 1.0, 1e-6, tail=scale, shares=Shares.of_one_sum())
+        f = forecast(dim, rank, 1000, 1.0, 1e-6, tail=scale, shares=Shares(1.0, 1.0, 0.0, 0.0, 0.0))
         assert f.entry_noise == pytest.approx(entry)
         squares, edges = [], []
         for _ in range(60):

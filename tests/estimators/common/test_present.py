@@ -1,0 +1,202 @@
+"""Null records dilute nothing: variances are of the records that are there.
+
+Noise comes from seeded generators, so no result is left to chance.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.preprocessing import Preprocessing
+from streaming_pca.data.sparse import SparseBatch
+from streaming_pca.estimators.base import Subspace
+from streaming_pca.estimators.common.budget import Budget
+from streaming_pca.estimators.common.composed import ComposedState
+from streaming_pca.estimators.common.present import PresentShare, learn_present, present_share
+from streaming_pca.estimators.common.state import decode_state, encode_state
+from streaming_pca.estimators.registry import find
+from streaming_pca.privacy.parameters import PrivacyParameters
+from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
+from tests.privacy.noise import SeededSampler
+
+Floats = NDArray[np.float64]
+D, RADIUS = 6, 1e3
+VARIANCES = np.array([25.0, 12.0, 5.0, 2.0, 1.0, 0.5])
+
+
+def gaussians(count: int, nulls: float, seed: int = 0, mean: float = 3.0) -> Floats:
+    """Return normal records, of which a share is null: rows of NaNs."""
+    rng = utility_generator(seed)
+    x = rng.standard_normal((count, D)) * np.sqrt(VARIANCES) + mean
+    x[rng.random(count) < nulls] = math.nan
+    return x
+
+
+def learnt(
+    batches: list[ArrayBatch],
+    name: str = "adaptive",
+    centering: Any = "auto",
+    **options: Any,
+) -> tuple[Any, Subspace]:
+    kind = find(name)
+    privacy = PrivacyParameters(epsilon=4.0, delta=1e-6)
+    preprocessing = Preprocessing(dim=D, centering=centering)
+    estimator = kind(D, 2, privacy, preprocessing, kind.options_type(**options))
+    with replace_noise_sampler(SeededSampler()):
+        state = estimator.init(utility_generator(1))
+        for batch in batches:
+            state = estimator.update(state, batch)
+        return state, estimator.release(state)
+
+
+def truth(x: Floats, centering: Any = "auto") -> Floats:
+    """Return the variances of the records that are there, decreasing."""
+    if centering == "pairs":
+        x = (x[0::2] - x[1::2]) / math.sqrt(2)
+    x = x[np.isfinite(x).all(axis=1)]
+    if centering == "auto":
+        x = x - x.mean(axis=0)
+    return np.linalg.eigvalsh(x.T @ x / len(x))[::-1]
+
+
+@pytest.mark.parametrize("nulls", [0.0, 0.25, 0.6])
+@pytest.mark.parametrize("centering", ["auto", "none", "pairs"])
+@pytest.mark.parametrize("name", ["adaptive", "analyze-gauss", "block"])
+def test_variances_are_of_the_records_that_are_there(name: str, centering: Any, nulls: float) -> None:
+    x = gaussians(40_000, nulls)
+    batches, options = [ArrayBatch.of_vectors(x)], {}
+    if name == "block":
+        # At a public radius it takes one step a batch: its first ones, from a guess, are to be forgotten.
+        batches, options = batches * 12, {"half_life": len(x) / 3}
+    _, release = learnt(batches, name, centering, clip_radius=RADIUS, **options)
+    wanted = truth(x, centering)
+    assert release.explained_variance is not None
+    assert release.explained_variance_error is not None
+    missed = release.explained_variance - wanted[:2]
+    assert np.all(np.abs(missed) <= 0.05 * wanted[:2])
+    assert np.all(np.abs(missed) <= 4 * release.explained_variance_error)
+    if release.total_variance is not None and release.total_variance_error is not None:
+        assert abs(release.total_variance - wanted.sum()) <= 4 * release.total_variance_error
+
+
+def test_the_error_knows_the_share() -> None:
+    x = gaussians(5000, 0.25)
+    state, release = learnt([ArrayBatch.of_vectors(x)], clip_radius=RADIUS)
+    present = state.present
+    assert release.explained_variance is not None
+    assert release.explained_variance_error is not None
+    least = release.explained_variance * math.sqrt(present.noise) / present.share
+    assert least[0] > 0.01
+    assert np.all(release.explained_variance_error > least)
+
+
+@pytest.mark.parametrize("name", ["adaptive", "analyze-gauss", "block"])
+def test_a_share_that_changes_from_batch_to_batch_is_followed(name: str) -> None:
+    parts = [gaussians(20_000, share, seed) for seed, share in enumerate((0.0, 0.5, 0.1, 0.8))]
+    batches, options = [ArrayBatch.of_vectors(part) for part in parts], {}
+    if name == "block":
+        batches, options = batches * 3, {"half_life": len(parts[0])}
+    _, release = learnt(batches, name, "none", clip_radius=RADIUS, **options)
+    wanted = truth(np.concatenate(parts), "none")[:2]
+    assert release.explained_variance is not None
+    assert np.all(np.abs(release.explained_variance - wanted) <= 0.05 * wanted)
+
+
+def test_records_of_zeros_are_there() -> None:
+    x = gaussians(40_000, 0.0, mean=0.0)
+    x[utility_generator(9).random(len(x)) < 0.5] = 0.0
+    state, release = learnt([ArrayBatch.of_vectors(x)], centering="none", clip_radius=RADIUS)
+    assert state.present.share == 1.0
+    wanted = truth(x, "none")[:2]
+    assert release.explained_variance is not None
+    assert np.all(np.abs(release.explained_variance - wanted) <= 0.05 * wanted)
+
+
+def test_noise_alone_rescales_nothing() -> None:
+    for seed in range(20):
+        with replace_noise_sampler(SeededSampler(seed)):
+            budget = Budget(5.0, 1.0)
+            found = learn_present(
+                PresentShare(), ArrayBatch.of_vectors(np.ones((1000, D))), False, budget, 1.0
+            )
+        if abs(found.value - 1) <= 2 * math.sqrt(found.noise):
+            assert found.share == 1.0
+    assert PresentShare(0.9, 0.0025, 1.0).share == 1.0
+    assert PresentShare(0.89, 0.0025, 1.0).share == 0.89
+    assert PresentShare(-0.5, 0.0025, 1.0).share == 0.02
+    assert PresentShare().widened(0.5, 100.0) == 0.5
+    assert PresentShare(0.5, 0.0001, 1.0).widened(3.0, 200.0) == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize(
+    "bad", [(math.nan, 0, 1), (math.inf, 0, 1), (1, -1, 1), (1, math.inf, 1), (1, 0, -1)]
+)
+def test_a_foreign_state_is_refused(bad: tuple[float, float, float]) -> None:
+    with pytest.raises(ValueError, match="present"):
+        PresentShare(*bad).check()
+
+
+def test_counts_are_averaged_over_batches_and_forgotten() -> None:
+    batches = [ArrayBatch.of_vectors(gaussians(10_000, share, 1)) for share in (0.0, 0.5)]
+    with replace_noise_sampler(SeededSampler()):
+        one = learn_present(PresentShare(), batches[0], False, Budget(2.0, 1.0), 1.0)
+        both, latest = (learn_present(one, batches[1], False, Budget(2.0, 1.0), kept) for kept in (1.0, 0.0))
+    assert both.value == pytest.approx(0.75, abs=0.03)
+    assert latest.value == pytest.approx(0.5, abs=0.03)
+    assert both.noise == pytest.approx(one.noise / 2)
+    assert latest.noise == pytest.approx(one.noise)
+
+
+def test_a_complete_batch_spends_nothing_and_is_known() -> None:
+    x = gaussians(5000, 0.0)
+    states = [learnt([ArrayBatch.of_vectors(x, complete=c)], clip_radius=RADIUS)[0] for c in (False, True)]
+    assert states[1].present == PresentShare(1.0, 0.0, 5000.0)
+    ratio = states[1].covariance.noise[0, 0] / states[0].covariance.noise[0, 0]
+    share = 1 - ratio
+    assert 0.0005 <= share <= 0.0101
+    assert present_share(10**9, 5.0) == 0.0005
+    assert present_share(10, 5.0) == 0.01
+
+
+def test_completeness_never_follows_from_records() -> None:
+    x = gaussians(100, 0.0)
+    batch = ArrayBatch.of_vectors(x, complete=True)
+    assert not ArrayBatch.of_vectors(x).complete
+    assert batch.split([40, 60])[1].complete
+    # Whether all are kept is as secret as the records.
+    assert not batch.keeping(np.ones(100, dtype=bool)).complete
+    assert not batch.keeping(np.arange(100) > 3).complete
+    assert not batch.single_rows().complete
+    x[7] = math.nan
+    with pytest.raises(ValueError, match="not finite"):
+        ArrayBatch.of_vectors(x, complete=True)
+
+
+def test_sparse_rows_are_complete() -> None:
+    from scipy.sparse import csr_array
+
+    assert SparseBatch.of_rows(csr_array(np.eye(4))).complete
+
+
+def test_a_state_of_an_earlier_version_counts_from_its_next_batch_on() -> None:
+    state, _ = learnt([ArrayBatch.of_vectors(gaussians(5000, 0.0))], clip_radius=RADIUS)
+    with np.load(io.BytesIO(encode_state(state)), allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    plain = json.loads(arrays.pop("__plain__").tobytes())
+    for name in [name for name in plain if name.startswith("present.")]:
+        del plain[name]
+    earlier = io.BytesIO()
+    np.savez(earlier, __plain__=np.frombuffer(json.dumps(plain).encode(), dtype=np.uint8), **arrays)
+    decoded = decode_state(type(state), earlier.getvalue())
+    assert isinstance(decoded, ComposedState)
+    assert decoded.present == PresentShare()
+    assert encode_state(replace(decoded, present=state.present)) == encode_state(state)
