@@ -37,6 +37,12 @@ if TYPE_CHECKING:
 
 _HEAD = ("batch", "records", "angle", "created", "explained variance")
 _INDENT = 7
+_PATIENCE = 5.0
+"""Seconds without any release after which a line says what may be waited for."""
+_NOTHING_YET = (
+    "no release yet: the first one comes when a batch is full or max_wait_seconds is over; "
+    "a worker that is new on its machine compiles before that, for up to a minute"
+)
 
 
 def watch(
@@ -93,7 +99,7 @@ def _show(
 
     shown = 0
     since = time.monotonic()
-    headed = as_json
+    headed, told = as_json, False
     for item in items:
         if not headed:
             # Only after the topic has answered, so that an error is the only output.
@@ -105,6 +111,9 @@ def _show(
             _print_release(item, as_json)
             shown += 1
             since = time.monotonic()
+        if not (shown or told) and time.monotonic() - since >= _PATIENCE:
+            say(_NOTHING_YET, err)
+            told = True
         if shown == count or _reader_is_gone():
             break
         if timeout is not None and time.monotonic() - since > timeout:
