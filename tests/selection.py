@@ -119,7 +119,7 @@ SHARED = {
 }
 """Fixtures of a session that are dear, and the group of tests that share one."""
 
-LONG = {"pure": 1.0, "waiting": 12.0}
+LONG = {"pure": 0.8, "waiting": 8.0}
 """Recorded seconds from which a test is left to `rest`, by part."""
 FAST = 0.2
 """Recorded seconds up to which a test is one of the fast ones."""

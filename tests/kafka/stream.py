@@ -233,6 +233,7 @@ class Stream:
                 session_timeout_ms=session_ms,
                 # A single broker is there, however busy. Of several the first may have been struck.
                 bootstrap_timeout_ms=5000 if "," in bootstrap else int(LIMIT * 1000),
+                request_timeout_ms=10_000 if "," in bootstrap else 30_000,
             ),
             stream=StreamSettings(**base),
             worker=WorkerSettings(**(manners | dict(worker or {}))),
