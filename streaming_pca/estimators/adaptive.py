@@ -179,10 +179,15 @@ class _Learner:
         self.block, self.total = state.block, state.total
         multiplier, norm_range = estimator.costs.multiplier, estimator.norm_range
         self.covariances = CovarianceUpdate(
-            estimator.k, preprocessing, multiplier, norm_range, self.options.half_life
+            estimator.k,
+            preprocessing,
+            multiplier,
+            norm_range,
+            self.options.half_life,
+            present=state.present.latest_share,
         )
         self.blocks = BlockUpdate(
-            self.block.basis.shape[1], preprocessing, multiplier, norm_range, state.present
+            self.block.basis.shape[1], preprocessing, multiplier, norm_range, state.present.latest_share
         )
         self.future = self.options.future_records(state.records + len(batch))
         if not len(self.covariance.weights) and estimator.fixed_route != "block":
@@ -264,7 +269,7 @@ class _Learner:
         slot = estimate.chosen
         if reading is None or estimate.weighted or not reading.resolved(k)[slot]:
             return None
-        moment = estimate.moment(slot) / self.blocks.present.share
+        moment = estimate.moment(slot)
         basis = np.ascontiguousarray(reading.eigenvectors[slot][:, :k])
         block = replace(BlockEstimate.start(basis), product=moment @ basis)
         # The clip has changed these products, so they serve as a centre only.

@@ -121,9 +121,9 @@ class BlockUpdate:
         Noise multiplier of a whole batch.
     norm_range : (float, float)
         Public range of the records' norms; residual norms may be far smaller.
-    present : PresentShare
-        Records that are not null. In a sum each null record is clip(-C), a public number, which is
-        taken out again.
+    present : float
+        Share of the batch's records that are not null. In a sum each null record is clip(-C), a public
+        number, which is taken out again.
     """
 
     def __init__(
@@ -132,9 +132,9 @@ class BlockUpdate:
         preprocessing: Preprocessing,
         multiplier: float,
         norm_range: tuple[float, float],
-        present: PresentShare | None = None,
+        present: float = 1.0,
     ) -> None:
-        self.present = present or PresentShare()
+        self.present = present
         self.k, self.preprocessing, self.multiplier, self.norm_range = (
             k,
             preprocessing,
@@ -174,12 +174,12 @@ class BlockUpdate:
         found = private_norm_distribution(norms, *self.residual_range, budget, shares)
         radius = found.quantile(quantile)
         weight = found.mean_weight(radius) - self._null_weight(radius, estimate.product)
-        return radius, max(weight / self.present.latest_share, _LEAST_WEIGHT)
+        return radius, max(weight / self.present, _LEAST_WEIGHT)
 
     def _null_weight(self, radius: float, centre: Matrix) -> float:
         """Return the null records' part of E min(1, R/|A Q - C|_F): their A is 0."""
         norm = float(np.linalg.norm(centre))
-        return (1 - self.present.latest_share) * (radius / norm if norm > radius else 1.0)
+        return (1 - self.present) * (radius / norm if norm > radius else 1.0)
 
     def noise(self, radius: float, weight: float, count: float, multiplier: float) -> float:
         """Return the standard deviation of an entry of a round's mean."""
@@ -211,7 +211,7 @@ class BlockUpdate:
         residual = (
             np.asarray(noisy, dtype=np.float64) + self._null_weight(radius, exact.centre) * exact.centre
         )
-        weight *= self.present.latest_share
+        weight *= self.present
         moved = project_symmetric(residual / weight, basis)
         measured = np.asarray(exact.centre + moved)
         noise = self.noise(radius, weight, count, multiplier) ** 2
@@ -221,7 +221,7 @@ class BlockUpdate:
             before = estimate.variance
             if half_life == "auto":
                 before += process_noise(measured - estimate.product, before + spread)
-            gain = max(before / (before + spread), 1 - kept_share(half_life, count))
+            gain = max(before / (before + spread), 1 - kept_share(half_life, count * self.present))
             variance = (1 - gain) ** 2 * before + gain**2 * spread
         settled = replace(
             estimate,
@@ -263,7 +263,7 @@ def block_subspace(estimate: BlockEstimate, total: TotalVariance, k: int, presen
     k : int
         At most the basis' columns.
     present : PresentShare
-        The products are of records that are not null; the total is of all, null ones as 0.
+        Its error is a part of every variance's.
     """
     basis, centred = estimate.basis, estimate.product
     inner = basis.T @ centred
@@ -272,8 +272,7 @@ def block_subspace(estimate: BlockEstimate, total: TotalVariance, k: int, presen
     variances = np.maximum(values, 0.0)
     noise = math.sqrt(estimate.noise)
     known = bool(estimate.spectrum.any()) and math.isfinite(noise)
-    share = present.share
-    whole = max(total.value, 0.0) / share
+    whole = max(total.value, 0.0)
     told = total.weight > 0 and math.isfinite(whole)
     return Subspace(
         components,
@@ -281,7 +280,7 @@ def block_subspace(estimate: BlockEstimate, total: TotalVariance, k: int, presen
         None,
         explained_variance_error=present.widened(noise, variances) if known else None,
         total_variance=whole if told else None,
-        total_variance_error=float(present.widened(total.standard_error / share, whole)) if told else None,
+        total_variance_error=float(present.widened(total.standard_error, whole)) if told else None,
         angle_bound=angle_bound_of_block(estimate.spectrum, k, len(basis), noise) if known else None,
     )
 
@@ -353,7 +352,15 @@ def learn_block(
     quantile = quantile if options.clip_quantile is None else options.clip_quantile
     shares: list[float] = []
     if options.clip_radius is None:
-        total = learn_total(total, batch, update.preprocessing, budget, update.multiplier, update.norm_range)
+        total = learn_total(
+            total,
+            batch,
+            update.preprocessing,
+            budget,
+            update.multiplier,
+            update.norm_range,
+            update.present,
+        )
         if not estimate.spectrum.any():
             # Without products either, the basis is a guess.
             shares = round_shares(len(batch), update.multiplier, cold=not estimate.product.any())
@@ -364,7 +371,7 @@ def learn_block(
             radius, weight = update.radius(estimate, batch, max(quantile, QUANTILE), budget)
         multiplier = budget.take_rest() if share is None else budget.take(share)
         estimate, clipped = update.learn(estimate, batch, radius, weight, options.half_life, multiplier)
-        estimate = update.step(estimate, max(total.value, 0.0) / update.present.share)
+        estimate = update.step(estimate, max(total.value, 0.0))
     if options.clip_radius is None and not resolves_radius(len(batch), update.multiplier):
         # A radius from few records is a guess, and so is the noise computed from it.
         estimate = replace(estimate, noise=max(estimate.noise, float(np.sum(estimate.product**2))))
@@ -435,7 +442,7 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
         if self._restarts(state, batch):
             state = replace(state, block=state.block.restarted(), total=TotalVariance())
         multiplier = self.costs.multiplier
-        update = BlockUpdate(columns, preprocessing, multiplier, self.norm_range, state.present)
+        update = BlockUpdate(columns, preprocessing, multiplier, self.norm_range, state.present.latest_share)
         block, total, clipped = learn_block(update, state.block, state.total, batch, budget, self.options)
         return BlockState(state.batch + 1, state.records + len(batch), block, total), clipped
 

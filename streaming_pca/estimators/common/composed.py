@@ -81,8 +81,9 @@ class ComposedEstimator(Estimator[S, O]):
     def _update(self, state: S, batch: Batch) -> tuple[S, int]:
         budget = self.costs.budget()
         known = PresentShare() if self._restarts(state, batch) else state.present
-        pairs, kept = self.preprocessing.units > 1, kept_share(self.options.half_life, len(batch))
-        present = learn_present(known, batch, pairs, budget, kept)
+        units = self.preprocessing.units
+        kept = kept_share(self.options.half_life, len(batch) / units)
+        present = learn_present(known, batch, units > 1, budget, kept)
         state = replace(state, present=present)
         if self.preprocessing.centering != "auto":
             new, clipped = self._learn(state, self.preprocessing, batch, budget)
@@ -128,13 +129,15 @@ class ComposedEstimator(Estimator[S, O]):
         count, multiplier = len(batch), self.costs.multiplier
         if not resolves_radius(count, multiplier):
             return state
-        if count >= RESTART_RATIO * state.mean_weight:
+        # A mean over the records that are there, like the sums that it corrects.
+        present = count * state.present.latest_share
+        if present >= RESTART_RATIO * state.mean_weight:
             last = last_share(self.dim, count, multiplier)
             found, known, noise = coarse_to_fine(
                 batch, self.preprocessing, start, radii, budget, last, state.present.latest_share
             )
             mean = np.clip(found, lower, upper) if known else None
-            return replace(state, mean=mean, mean_weight=float(count), mean_noise=noise, anchor=mean)
+            return replace(state, mean=mean, mean_weight=present, mean_noise=noise, anchor=mean)
         if not _refines(state.batch):
             return state
         anchor = start if state.anchor is None else state.anchor
@@ -142,11 +145,11 @@ class ComposedEstimator(Estimator[S, O]):
         step, seen, fresh = refine(
             batch, self.preprocessing, anchor, radii, budget, LATER_SHARE, state.present.latest_share
         )
-        weight, known_noise = state.mean_weight + count, state.mean_noise or 0.0
+        weight, known_noise = state.mean_weight + present, state.mean_noise or 0.0
         if not seen and state.mean is None:
             return replace(state, mean_weight=weight)
         # Gains go by counts, but a round whose radius was far too large must move little.
-        gain = min(count / weight, _TRUSTED * math.sqrt(known_noise / fresh) if fresh > 0 else 1.0)
+        gain = min(present / weight, _TRUSTED * math.sqrt(known_noise / fresh) if fresh > 0 else 1.0)
         with np.errstate(all="ignore"):
             moved = np.clip(before + gain * (anchor + step - before), lower, upper)
         noise = (1 - gain) ** 2 * known_noise + gain**2 * fresh

@@ -66,7 +66,7 @@ class PresentShare:
 
     @property
     def share(self) -> float:
-        """Share to divide by: 1 unless null records are seen beyond noise, and at least 0.02."""
+        """Share so far: 1 unless null records are seen beyond noise, and at least 0.02."""
         if self.value >= 1 - _SEEN * math.sqrt(self.noise):
             return 1.0
         return max(self.value, _SMALLEST)
@@ -77,7 +77,7 @@ class PresentShare:
         return min(max(self.latest, _SMALLEST), 1.0) if self.share < 1 else 1.0
 
     def widened(self, errors: float | Vector, values: float | Vector) -> Vector:
-        """Return the errors of values that were divided by the share, its own error included."""
+        """Return the errors of values per present record, the share's own error included."""
         own: Vector = np.asarray(values, dtype=np.float64) * (math.sqrt(self.noise) / self.share)
         return np.asarray(np.sqrt(np.square(errors) + np.square(own)), dtype=np.float64)
 

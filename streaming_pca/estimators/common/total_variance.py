@@ -84,6 +84,7 @@ def learn_total(
     budget: Budget,
     multiplier: float,
     norm_range: tuple[float, float],
+    present: float = 1.0,
 ) -> TotalVariance:
     """Add a batch's noisy mean of min(trace, R), R its 0.95 quantile.
 
@@ -99,6 +100,8 @@ def learn_total(
         Noise multiplier of the whole batch.
     norm_range : (float, float)
         Public range of the traces.
+    present : float
+        Share of the records that are not null, an earlier answer: the mean is over these.
 
     Notes
     -----
@@ -116,11 +119,12 @@ def learn_total(
     radius = private_norm_distribution(traces, *norm_range, budget, shares).quantile(_QUANTILE)
     exact = traces.sum(_Terms(radius))
     sigma = budget.sigma(budget.take(_SHARE), float(TOTAL_LATTICE))
-    scale = radius / TOTAL_LATTICE / count
+    there = count * present
+    scale = radius / TOTAL_LATTICE / there
     noisy = float(gaussian_on_vector(exact, sigma)[0]) * scale
-    share = count / (known.weight + count)
+    share = there / (known.weight + there)
     return TotalVariance(
         known.value + share * (noisy - known.value),
         (1 - share) ** 2 * known.noise + (share * sigma * scale) ** 2,
-        known.weight + count,
+        known.weight + there,
     )

@@ -92,7 +92,13 @@ class AnalyzeGauss(ComposedEstimator[AnalyzeGaussState, AnalyzeGaussOptions]):
         if self._restarts(state, batch):
             estimate = CovarianceEstimate.empty(self.dim)
         update = CovarianceUpdate(
-            self.k, preprocessing, self.costs.multiplier, self.norm_range, options.half_life, weighted=False
+            self.k,
+            preprocessing,
+            self.costs.multiplier,
+            self.norm_range,
+            options.half_life,
+            weighted=False,
+            present=state.present.latest_share,
         )
         if options.clip_radius is None and options.clip_quantile is None:
             future = options.future_records(state.records + len(batch))

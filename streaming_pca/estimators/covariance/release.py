@@ -47,14 +47,14 @@ def covariance_subspace(
     preprocessing : Preprocessing
     k : int
     present : PresentShare
-        Null records are 0 in the sums: what was summed is divided by the share of the others.
+        Its error is a part of every variance's.
     mean : (d,) float64, optional
         Present mean of the records. The sums were taken about the centre c; about
         the mean they are less by (mean - c)(mean - c)^T.
     mean_noise : float, optional
         Noise variance of each coordinate of the mean: its error e adds e e^T.
     """
-    moment = estimate.released_moment() / present.share
+    moment = estimate.released_moment()
     dim = len(moment)
     if mean is not None:
         scale = 1.0 if preprocessing.scale is None else np.asarray(preprocessing.scale)
@@ -67,7 +67,7 @@ def covariance_subspace(
     variances = np.maximum(values[:k], 0.0)
     if not estimate.records:
         return Subspace(components, variances, None)
-    sigma = math.sqrt(estimate.noise[estimate.chosen, estimate.chosen]) / present.share
+    sigma = math.sqrt(estimate.noise[estimate.chosen, estimate.chosen])
     total = max(float(np.trace(moment)), 0.0)
     if estimate.weighted:
         along = (components @ estimate.basis) ** 2 @ estimate.weights

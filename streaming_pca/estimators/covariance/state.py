@@ -60,7 +60,7 @@ class CovarianceEstimate:
     records, looked : float
         Records behind the estimate, in all and at the last look at all radii.
     largest : float
-        Records of the largest batch.
+        Records of the largest batch that are not null.
     looks : int
         Looks at all radii so far.
     chosen : int

@@ -99,6 +99,8 @@ class CovarianceUpdate:
     half_life : float, "auto" or None
     weighted : bool
         True to allow weights of directions.
+    present : float
+        Share of the batch's records that are not null: what is summed counts as a mean over these.
     """
 
     def __init__(
@@ -109,9 +111,11 @@ class CovarianceUpdate:
         norm_range: tuple[float, float],
         half_life: HalfLife,
         weighted: bool = True,
+        present: float = 1.0,
     ) -> None:
         self.preprocessing, self.multiplier, self.norm_range = preprocessing, multiplier, norm_range
         self.half_life = half_life
+        self.present = present
         self.k = k
         self.weighted = weighted and preprocessing.kind is RecordKind.FACTOR and k < preprocessing.output_dim
 
@@ -144,11 +148,11 @@ class CovarianceUpdate:
     ) -> tuple[CovarianceEstimate, Reading | None]:
         """Run steps 1 to 3 where they are due; returns the reading of the choice, or None."""
         count = len(batch) / self.preprocessing.units
-        estimate = estimate.discounted(kept_share(self.half_life, count))
+        estimate = estimate.discounted(kept_share(self.half_life, count * self.present))
         if not estimate.used:
             start = CovarianceEstimate.empty(self.preprocessing.output_dim)
             estimate, reading = self._look_at_radii(start, batch, budget, FIRST_LOOK, 1.0, future)
-        elif self._is_look_due(estimate, count):
+        elif self._is_look_due(estimate, count * self.present):
             estimate, reading = self._look_at_radii(estimate, batch, budget, LATER_LOOK, LATER_NORMS, future)
         else:
             return estimate, None
@@ -160,7 +164,7 @@ class CovarianceUpdate:
     ) -> tuple[CovarianceEstimate, int]:
         """Add one sum at a public radius, or at a private quantile of the norms."""
         count = len(batch) / self.preprocessing.units
-        estimate = estimate.discounted(kept_share(self.half_life, count))
+        estimate = estimate.discounted(kept_share(self.half_life, count * self.present))
         coordinates = Coordinates(self.preprocessing)
         radius, kept = options.clip_radius, 1.0
         if radius is None:
@@ -182,12 +186,12 @@ class CovarianceUpdate:
             return self.sum(replace(estimate.at_radius(radius), kept=kept), batch, budget)
         moment, variance, clipped = self._measure_radius(coordinates, batch, radius, budget.take_rest())
         begun = estimate.with_first_look(
-            np.array([radius]), moment[None], np.array([[variance]]), max(count, 1.0)
+            np.array([radius]), moment[None], np.array([[variance]]), max(count, 1.0) * self.present
         )
         return self._with_records(replace(begun, kept=kept), count), clipped
 
     def _is_look_due(self, estimate: CovarianceEstimate, count: float) -> bool:
-        """Return whether a later batch of ``count`` records looks at all radii."""
+        """Return whether a later batch of ``count`` present records looks at all radii."""
         # A batch far smaller than others is too noisy to choose by.
         if estimate.used < 2 or count < _COMPARABLE * estimate.largest:
             return False
@@ -244,9 +248,9 @@ class CovarianceUpdate:
             coordinates, batch, radii, norms, estimate.weights, budget, share
         )
         if is_first:
-            estimate = estimate.with_first_look(radii, moments, noise, count)
+            estimate = estimate.with_first_look(radii, moments, noise, count * self.present)
         else:
-            estimate = estimate.with_look(moments, noise, count)
+            estimate = estimate.with_look(moments, noise, count * self.present)
         estimate = self._with_norms(estimate, found, count)
         return estimate, self._read_radii(estimate, budget, count, future)
 
@@ -300,7 +304,7 @@ class CovarianceUpdate:
         depths = np.diff(radii, prepend=0.0)
         parts = np.sqrt(depths)
         parts = share * parts / parts.sum()
-        count = max(len(norms), 1)
+        count = max(len(norms), 1) * self.present
         scale = np.sqrt(np.outer(weights, weights))
         moments, variances = [], []
         total: Matrix = np.zeros((len(weights), len(weights)))
@@ -325,14 +329,16 @@ class CovarianceUpdate:
         """Estimate noise and bias at every radius, with all later sums clipped there."""
         used = estimate.used
         rest = max(budget.rest(), 1e-6)
-        sums = 2 * (estimate.radii[:used] * self.multiplier / count) ** 2 / rest
+        sums = 2 * (estimate.radii[:used] * self.multiplier / (count * self.present)) ** 2 / rest
         doubt, noise = np.diagonal(estimate.doubt)[:used], np.diagonal(estimate.noise)[:used]
-        gain = doubt / (doubt + sums * count)
+        gain = doubt / (doubt + sums * count * self.present)
         after = (1 - gain) ** 2 * noise + gain**2 * sums
         seen = estimate.records + count
         # Future batches are assumed to be as large as the largest so far.
-        typical = max(count, estimate.largest)
-        final = (seen**2 * after + future * count**2 / typical * sums) / (seen + future) ** 2
+        typical = max(count * self.present, estimate.largest)
+        final = (seen**2 * after + future * (count * self.present) ** 2 / typical * sums) / (
+            seen + future
+        ) ** 2
         return read_radii(
             estimate.all_moments(),
             estimate.noise[:used, :used],
@@ -358,7 +364,7 @@ class CovarianceUpdate:
         (d', d') float64, float, int
             The moment, the noise variance on its diagonal, and the number of clipped records.
         """
-        count = max(len(batch) / self.preprocessing.units, 1.0)
+        count = max(len(batch) / self.preprocessing.units, 1.0) * self.present
         exact = coordinates.sum(batch, radius)
         sigma = Budget(multiplier, 1.0).sigma(multiplier, exact.sensitivity)
         moment = gaussian_on_symmetric(exact.total, sigma) * (exact.unit / count)
@@ -378,12 +384,12 @@ class CovarianceUpdate:
             moment = moment * np.sqrt(np.outer(estimate.weights, estimate.weights))
         if self.half_life == "auto" and estimate.records:
             estimate = estimate.discounted(1.0, count * self._movement(estimate, slot, moment, variance))
-        estimate = estimate.with_sum(slot, moment, variance, max(count, 1.0))
+        estimate = estimate.with_sum(slot, moment, variance, max(count, 1.0) * self.present)
         return self._with_records(estimate, count), clipped
 
     def _with_records(self, estimate: CovarianceEstimate, count: float) -> CovarianceEstimate:
         """Count the records of a sum about the present centre."""
-        records, largest = estimate.records + count, max(estimate.largest, count)
+        records, largest = estimate.records + count, max(estimate.largest, count * self.present)
         centre = estimate.centre
         if self.preprocessing.centre is not None and records:
             scale = 1.0 if self.preprocessing.scale is None else np.asarray(self.preprocessing.scale)

@@ -111,6 +111,54 @@ def test_a_share_that_changes_from_batch_to_batch_is_followed(name: str) -> None
     assert np.all(np.abs(release.explained_variance - wanted) <= 0.05 * wanted)
 
 
+@pytest.mark.parametrize(
+    ("name", "centering", "shares", "options"),
+    [
+        ("adaptive", "auto", (0.8, 0.0), {}),
+        ("adaptive", "none", (0.8, 0.0), {}),
+        ("adaptive", "none", (0.0, 0.0, 0.0, 1.0), {}),
+        ("adaptive", "auto", (*[0.0] * 8, 0.5, 0.5), {"half_life": "auto", "clip_radius": RADIUS}),
+        ("adaptive", "auto", (*[0.0] * 8, 0.5, 0.5), {"half_life": "auto"}),
+        ("adaptive", "pairs", (0.0, 0.5, 0.0, 0.6), {"half_life": 10_000, "clip_radius": RADIUS}),
+    ],
+    ids=str,
+)
+def test_each_batch_is_divided_by_its_own_share_before_it_weighs(
+    name: str, centering: Any, shares: tuple[float, ...], options: dict[str, Any]
+) -> None:
+    """Whatever the gains are: batches do not weigh by their counts alone."""
+    parts = [gaussians(20_000, share, seed) for seed, share in enumerate(shares)]
+    _, release = learnt([ArrayBatch.of_vectors(part) for part in parts], name, centering, **options)
+    wanted = truth(np.concatenate(parts), centering)
+    assert release.explained_variance is not None
+    # A chosen radius clips a little.
+    bound = 0.05 if "clip_radius" in options else 0.12
+    assert np.all(np.abs(release.explained_variance - wanted[:2]) <= bound * wanted[:2])
+    assert release.total_variance is not None
+    assert abs(release.total_variance - wanted.sum()) <= bound * wanted.sum()
+
+
+@pytest.mark.parametrize("last", [0.5, 1.0])
+def test_the_total_of_the_block_route_does_not_follow_the_share(last: float) -> None:
+    parts = [gaussians(20_000, share, seed) for seed, share in enumerate((0.0, 0.0, 0.0, last, last))]
+    batches = [ArrayBatch.of_vectors(part) for part in parts]
+    _, release = learnt(batches, "block", "none", half_life=20_000)
+    wanted = truth(np.concatenate(parts), "none").sum()
+    assert release.total_variance is not None
+    assert abs(release.total_variance - wanted) <= 0.1 * wanted
+
+
+def test_the_mean_weighs_by_the_records_that_are_there() -> None:
+    parts = [gaussians(20_000, 0.0, 1), *[gaussians(20_000, 0.0, s, mean=6.0) for s in (2, 3, 4)]]
+    parts += [np.full((20_000, D), math.nan)] * 4
+    state, release = learnt([ArrayBatch.of_vectors(part) for part in parts], clip_radius=RADIUS)
+    known = np.concatenate(parts[:4])
+    assert np.all(np.abs(state.mean - known.mean(axis=0)) < 0.3)
+    assert release.explained_variance is not None
+    wanted = truth(known)[:2]
+    assert np.all(np.abs(release.explained_variance - wanted) <= 0.1 * wanted)
+
+
 def test_records_of_zeros_are_there() -> None:
     x = gaussians(40_000, 0.0, mean=0.0)
     x[utility_generator(9).random(len(x)) < 0.5] = 0.0
