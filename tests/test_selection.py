@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import selection
-from tests.selection import KEPT, MIXED, REST, ROOT, WAITING, is_unread, kind_of, select
+from tests.selection import KEPT, LONG, MIXED, REST, ROOT, WAITING, is_unread, kind_of, select
 from tests.waiting import LIMIT
 
 EXTRAS = ("dashboard", "demo", "deployment", "projection", "Spark", "traces")
@@ -140,10 +140,10 @@ def test_long_tests_are_left_to_the_rest(monkeypatch: pytest.MonkeyPatch) -> Non
     )
     named = item(f"{next(iter(KEPT))}[1]")
     seconds = {
-        long.nodeid: 1.0,
-        short.nodeid: 0.9,
-        waiting.nodeid: 9.0,
-        longer.nodeid: 19.0,
+        long.nodeid: LONG["pure"],
+        short.nodeid: LONG["pure"] - 0.1,
+        waiting.nodeid: LONG["waiting"] - 1,
+        longer.nodeid: LONG["waiting"],
         named.nodeid: 99,
     }
     monkeypatch.setattr(selection, "read_recorded", lambda: seconds)
