@@ -29,6 +29,7 @@ from streaming_pca.dev.processes import cluster_id
 from tests.compiled import compile_ahead
 from tests.durations import Durations
 from tests.java_archive import archive_options
+from tests.security.needles import is_secret
 from tests.security.whole_run import WholeRun
 from tests.selection import PROFILES, add_options, is_unread, load_profile, select
 
@@ -73,6 +74,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--chaos-seed", type=int, default=17, help="of their schedule (17)")
     group = parser.getgroup("soak", "tests/soak")
     group.addoption("--soak-seconds", type=float, default=600.0, help="how long it runs at full speed (600)")
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Keep secrets out of the names of tests."""
+    return argname if isinstance(val, str) and is_secret(val) else None
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -22,6 +22,8 @@ FOLDER = ROOT / "build" / "durations"
 _LEAST = 0.2
 """Seconds: tests that take less are not recorded."""
 _SHOWN = 10
+FAILURES = pytest.StashKey[list[str]]()
+"""Why a run fails, in its configuration: other plugins may add to it until the session has finished."""
 
 
 class Durations:
@@ -29,7 +31,7 @@ class Durations:
 
     def __init__(self, config: pytest.Config) -> None:
         self._file = FOLDER / f"{config.option.scope}-{config.option.part}.csv"
-        self._failures: list[str] = []
+        self._failures = config.stash.setdefault(FAILURES, [])
         self._fixtures: list[tuple[str, float]] = []
         self._tests: Counter[tuple[str, str]] = Counter()
         self._setups: Counter[tuple[str, str]] = Counter()
@@ -62,7 +64,7 @@ class Durations:
         if report.failed:
             self._failures.append(f"{report.nodeid} ({report.when})\n{report.longreprtext}\n")
 
-    @pytest.hookimpl(wrapper=True)
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Any:
         result = yield
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")

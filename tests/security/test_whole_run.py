@@ -12,14 +12,15 @@ from tests.security.needles import MARK
 from tests.security.whole_run import HOLDERS, is_searched
 
 CONFTEST = """
+from tests.conftest import pytest_make_parametrize_id
 from tests.security.whole_run import WholeRun
-
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(WholeRun(config))
 """
 TESTS = """
 import logging
+import pytest
 from tests.security.needles import ROW, secret
 
 def test_prints():
@@ -32,7 +33,8 @@ def test_writes(tmp_path):
     (tmp_path / "a.log").write_bytes(secret("written").encode())
     (tmp_path / "password").write_text(secret("of-file"))
 
-def test_is_silent(tmp_path):
+@pytest.mark.parametrize("text", [secret("parameter")])
+def test_is_silent(tmp_path, text):
     (tmp_path / "a.log").write_text("a record was delivered")
 """
 
@@ -71,6 +73,7 @@ def test_a_run_that_shows_secrets_or_records_fails(tmp_path: Path) -> None:
         "a.log",
     ]
     assert any("a record's 1.739" in line for line in found)
+    assert not any(line.startswith("the name of a test") for line in found)
     assert not any("/password" in line for line in found)
     assert re.search(r"secrets and records: \d+ found, in \d+ encodings", done.stdout)
 

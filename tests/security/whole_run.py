@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.durations import FAILURES
 from tests.security.needles import EVERYTHING, found_in, search
 
 HOLDERS: Mapping[str, str] = {
@@ -87,6 +88,7 @@ class WholeRun:
         )
         for each in found[:_MOST]:
             reporter.write_line(f"FOUND {each}", red=True)
+        self._config.stash.setdefault(FAILURES, []).extend(f"FOUND {each}" for each in found[:_MOST])
         if found and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         return result
