@@ -71,6 +71,7 @@ REST = (
     "tests/kafka/faults/test_clock_jumps.py",
     "tests/kafka/faults/test_full_disk.py",
     "tests/kafka/faults/test_hung_broker.py",
+    "tests/kafka/faults/test_lost_coordinators.py",
     "tests/kafka/faults/test_lost_tail.py",
     "tests/kafka/faults/test_slow_link.py",
     "tests/kafka/security/test_access.py",
@@ -101,8 +102,6 @@ KEPT = {
     "tests/spark/test_batch.py::test_sums_values_parts_and_blocks": "Spark",
     "tests/kafka/faults/test_crashes.py::test_a_kill_at_a_step_costs_nothing": "SIGKILL",
     "tests/kafka/faults/test_takeover.py::test_a_zombie_leaves_no_trace": "SIGSTOP, fence",
-    "tests/kafka/faults/test_lost_coordinators.py::"
-    "test_a_coordinator_that_is_killed_during_a_commit_loses_nothing": "lost coordinator",
     "tests/kafka/faults/test_takeover.py::"
     "test_a_position_that_retention_deleted_is_an_error_with_nothing_charged": "retention",
     "tests/kafka/test_election.py::test_two_members_never_lead_one_stream_for_long": "rebalance",
@@ -110,7 +109,7 @@ KEPT = {
     "test_hostile_records_are_null_in_their_places_within_bounded_memory": "hostile record",
 }
 """Tests that `make test` keeps, however long they take: one of each extra, and of each kind of fault that is
-not too long. Disks, clocks, links, hung brokers and lost tails are struck in `rest`."""
+not too long. Disks, clocks, links, coordinators, hung brokers and lost tails are struck in `rest`."""
 
 SHARED = {
     "three_brokers": "tests/kafka/clusters",
@@ -119,7 +118,7 @@ SHARED = {
 }
 """Fixtures of a session that are dear, and the group of tests that share one."""
 
-LONG = {"pure": 0.8, "waiting": 8.0}
+LONG = {"pure": 0.6, "waiting": 6.0}
 """Recorded seconds from which a test is left to `rest`, by part."""
 FAST = 0.2
 """Recorded seconds up to which a test is one of the fast ones."""
