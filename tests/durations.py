@@ -64,7 +64,7 @@ class Durations:
         if report.failed:
             self._failures.append(f"{report.nodeid} ({report.when})\n{report.longreprtext}\n")
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Any:
         result = yield
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")

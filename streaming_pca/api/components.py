@@ -108,7 +108,17 @@ def release_of(estimator: Estimator[Any, Any], state: State, n_components: Any) 
         needed = float(n_components) * (whole.total_variance or 0.0)
         sums = itertools.accumulate(whole.explained_variance.tolist())
         rank = next((i + 1 for i, found in enumerate(sums) if found >= needed), estimator.dim)
-        return of_rank(estimator, rank).release(state)
+        found = of_rank(estimator, rank).release(state)
+        while rank < estimator.dim and not _has_share(found, float(n_components)):
+            # Its own variances say less: noise moves them with the rank.
+            rank = min(rank + max(rank // 4, 1), estimator.dim)
+            found = of_rank(estimator, rank).release(state)
+        return found
+
+
+def _has_share(found: Subspace, share: float) -> bool:
+    total = found.total_variance
+    return total is None or float(np.sum(found.explained_variance)) >= share * total
 
 
 def of_rank(estimator: Estimator[Any, Any], rank: int) -> Estimator[Any, Any]:

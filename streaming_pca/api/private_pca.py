@@ -120,8 +120,8 @@ class PrivatePCA(SubspaceModel):
     explained_variance_ : (k,) float64
         Private estimates, in squared units of the scaled features.
     explained_variance_error_ : (k,) float64
-        Standard errors from the noise alone. This and the next four attributes
-        exist only if the estimator releases them.
+        Standard errors, of noise, clips and mean. This and the next four
+        attributes exist only if the estimator releases them.
     total_variance_, total_variance_error_ : float
         Variance of all features, private (so possibly below 0), and its error.
     explained_variance_ratio_ : (k,) float64

@@ -64,7 +64,7 @@ def watch(
 
     The column "angle" is the largest principal angle to the previous release. An
     angle with "≤" bounds the distance to the subspace of the same records without
-    noise. Errors are standard errors of the noise alone. Angles are in radians in
+    noise. Errors cover the noise and what clips cut off. Angles are in radians in
     JSON and in degrees in text. Shares of null and of clipped records are of the
     release's batch, where the stream has diagnostics; text shows them between 0%
     and 100%, JSON as the noise left them. A line below a release says why it is doubtful.

@@ -254,7 +254,7 @@ class History(_Answer):
     explained_variance: list[list[float]]
     """Variances of each."""
     explained_variance_error: list[list[float] | None]
-    """Their standard errors, from the noise alone."""
+    """Their standard errors, as the release states them."""
     total_variance: list[float | None]
     """Sum of all d variances of each."""
     null_share: list[float | None]

@@ -108,11 +108,11 @@ class Release(BaseModel):
     explained_variance: list[float]
     """k variances, in squared units of the scaled features; noise can make them negative."""
     explained_variance_error: list[StandardError] | None = None
-    """k standard errors, from the noise alone."""
+    """k standard errors: of the noise, of what clips cut off and of the mean, where these are known."""
     total_variance: Finite | None = None
     """Sum of all d variances."""
     total_variance_error: StandardError | None = None
-    """Standard error of the sum, from the noise alone."""
+    """Standard error of the sum, as of the variances."""
     angle_bound: Annotated[StandardError, Field(le=math.pi / 2)] | None = None
     """Bound in radians, with probability 0.95, on the largest angle to the same sums' subspace without
     noise."""

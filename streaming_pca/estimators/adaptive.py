@@ -88,7 +88,7 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
     -------
     The argument of every :class:`~streaming_pca.estimators.common.composed.ComposedEstimator`
     (adjacency: replace-one). Released: the counts of records and norms, the noisy mean, the noisy sums of
-    either route, the noisy totals.
+    either route, the noisy totals, the noisy layers of squares along a basis.
     """
 
     info = EstimatorInfo(

@@ -115,11 +115,12 @@ class Subspace:
     mean : (d,) float64 or None
         In units of the scaled features.
     explained_variance_error : (k,) float64 or None
-        Standard errors, from the noise alone.
+        Standard errors: of the noise, of what clips cut off, of the mean; where the
+        estimator counts nothing (a public radius, local reports), of the noise alone.
     total_variance : float or None
         Sum of all d variances, itself an output of a mechanism.
     total_variance_error : float or None
-        Its standard error, from the noise alone.
+        Its standard error, as of ``explained_variance_error``.
     angle_bound : float or None
         Radians, in [0, pi/2]. With probability 0.95 over the noise, it bounds the
         largest principal angle to the subspace of the same clipped sums without

@@ -163,14 +163,14 @@ def _reaches(subspace: Subspace, end: float) -> bool:
 
 
 def _first_has_nearly_all(subspace: Subspace) -> bool:
-    """Return whether the first component has nearly all variance, beyond its known noise."""
-    if subspace.total_variance is None or subspace.components.shape[1] == 1:
+    """Return whether the first component has nearly all variance, and is no noise."""
+    total, errors = subspace.total_variance, subspace.explained_variance_error
+    if not total or subspace.components.shape[1] == 1:
         return False
-    errors = subspace.explained_variance_error
     first = float(subspace.explained_variance[0])
+    # What clips cut off is uncertain in both, and alike.
     least = first - (0.0 if errors is None else _STANDARD_ERRORS * float(errors[0]))
-    most = subspace.total_variance + _STANDARD_ERRORS * (subspace.total_variance_error or 0.0)
-    return least > _NEARLY_ALL * most > 0
+    return first > _NEARLY_ALL * total and least > total / 2
 
 
 def resolved_components(said: Subspace | Release) -> int | None:

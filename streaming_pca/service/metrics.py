@@ -86,7 +86,7 @@ class Metrics:
         )
         self.total_variance_error = gauge(
             "total_variance_error",
-            "Standard error of that total variance, from the noise alone.",
+            "Standard error of that total variance: of the noise and of what clips cut off.",
         )
         self.outcomes = counter(
             "batch_outcomes",

@@ -71,11 +71,13 @@ def test_doubts_are_those_that_the_numbers_imply(changes: dict[str, Any], expect
         ("none", {"mean": None, "explained_variance": np.array([100.0, 4.0]), "total_variance": 106.0},
          ["mean-unknown"]),
         ("none", {"mean": None, "explained_variance": np.array([100.0, 4.0]), "total_variance": None}, []),
+        # Clips are uncertain in both numbers, and alike.
+        ("none", {"mean": None, "explained_variance": np.array([100.0, 4.0]), "total_variance": 106.0,
+                  "explained_variance_error": np.array([5.0, 1.0]), "total_variance_error": 5.0},
+         ["mean-unknown"]),
         # Not beyond the noise.
         ("none", {"mean": None, "explained_variance": np.array([100.0, 4.0]), "total_variance": 106.0,
-                  "explained_variance_error": np.array([5.0, 1.0])}, []),
-        ("none", {"mean": None, "explained_variance": np.array([100.0, 4.0]), "total_variance": 106.0,
-                  "total_variance_error": 5.0}, []),
+                  "explained_variance_error": np.array([25.0, 1.0])}, []),
     ],
 )  # fmt: skip
 def test_what_is_said_of_the_mean_depends_on_the_centring(

@@ -67,7 +67,8 @@ class WholeRun:
         self._found += [f"the name of a test: {each}" for each in found_in(report.nodeid.encode())]
         self._seconds += time.perf_counter() - began
 
-    @pytest.hookimpl(wrapper=True)
+    # Innermost: what is found is a failure of the run, which another plugin writes.
+    @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Iterator[None] | Any:
         """Search the files, and fail the run on a find."""
         result = yield

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch
+from streaming_pca.data.records import Batch, RecordKind
 from streaming_pca.estimators.base import EstimatorInfo, Plan, Subspace
+from streaming_pca.estimators.block.variances import measure_variances, take_shares
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.centre import resolves_radius
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches, clipped_plan
@@ -56,6 +57,8 @@ QUANTILE = 0.5
 without turning them, and by a known factor."""
 _LEAST_WEIGHT = 0.2
 """Least mean weight that a clipped mean is divided by: clipping against amplified noise."""
+_LARGEST = 1e290
+"""Largest variance along which the pass measures."""
 _FAR = 0.5
 """Change of the basis, in Frobenius norm, beyond which earlier means are dropped."""
 
@@ -78,6 +81,11 @@ class BlockEstimate:
         c, mean of the eigenvalues outside the basis.
     spectrum : (k,) float64
         Singular values of the S - c Q that the basis spans; zeros at the start.
+    measured : (3, k + 1) float64 or None
+        Of the Ritz vectors and of the rest, by a pass of their own (:func:`measure_variances`); None
+        without one.
+    measured_records : float
+        Records behind them.
     """
 
     basis: Matrix
@@ -86,6 +94,8 @@ class BlockEstimate:
     noise: float
     level: float
     spectrum: Matrix
+    measured: Matrix | None = None
+    measured_records: float = 0.0
 
     @classmethod
     def start(cls, basis: Matrix) -> BlockEstimate:
@@ -101,7 +111,10 @@ class BlockEstimate:
         """
         if not np.linalg.norm(self.basis, axis=0).max(initial=0.0) < 1.01:
             raise ValueError("the state's basis must have orthonormal columns")
-        if not (self.variance >= 0 and self.noise >= 0 and 0 <= self.level < math.inf):
+        if self.measured is not None and self.measured.shape != (3, self.basis.shape[1] + 1):
+            raise ValueError("the state's measured variances must be three rows")
+        numbers_are_right = self.variance >= 0 and self.noise >= 0 and self.measured_records >= 0
+        if not (numbers_are_right and 0 <= self.level < math.inf):
             raise ValueError("the state's variances must not be below 0")
 
     def restarted(self) -> BlockEstimate:
@@ -250,7 +263,40 @@ class BlockUpdate:
         neglected = (float(values[0]) * change**2 + 0.1 * float(values[-1]) * change) ** 2 / carried.size
         variance = estimate.variance + neglected if change <= _FAR else math.inf
         spectrum = np.asarray(np.linalg.svd(shifted, compute_uv=False), dtype=np.float64)
-        return BlockEstimate(new, carried, variance, estimate.noise, level, spectrum)
+        return replace(
+            estimate, basis=new, product=carried, variance=variance, level=level, spectrum=spectrum
+        )
+
+    def measure(
+        self,
+        estimate: BlockEstimate,
+        batch: Batch,
+        total: float,
+        budget: Budget,
+        multipliers: list[float],
+        kept: float,
+    ) -> BlockEstimate:
+        """Add a batch's variances along the Ritz vectors, averaged by counts (:func:`measure_variances`).
+
+        ``kept`` is the part of their weight that earlier batches keep.
+        """
+        count = len(batch) // self.preprocessing.units * self.present
+        if not count:
+            return estimate
+        values, turn = ritz_pairs(estimate.basis.T @ estimate.product, estimate.basis.shape[1])
+        least = max(total, float(values.max(initial=0.0)), 1e-200) / len(estimate.basis) / 4
+        scales = np.clip(np.append(values, total - float(values.sum())), least, _LARGEST)
+        new = measure_variances(
+            batch, self.preprocessing, (estimate.basis @ turn).T, scales, budget, multipliers, count
+        )
+        known = estimate.measured_records * kept
+        if estimate.measured is not None and known:
+            gain = count / (known + count)
+            new[0] = estimate.measured[0] + gain * (new[0] - estimate.measured[0])
+            new[1] = (1 - gain) ** 2 * estimate.measured[1] + gain**2 * new[1]
+            # What caps hide is the same in all batches.
+            new[2] = estimate.measured[2] + gain * (new[2] - estimate.measured[2])
+        return replace(estimate, measured=new, measured_records=known + count)
 
 
 def block_subspace(estimate: BlockEstimate, total: TotalVariance, k: int, present: PresentShare) -> Subspace:
@@ -269,18 +315,23 @@ def block_subspace(estimate: BlockEstimate, total: TotalVariance, k: int, presen
     inner = basis.T @ centred
     values, turn = ritz_pairs(inner, k)
     components = (basis @ turn).T
-    variances = np.maximum(values, 0.0)
+    variances, errors = np.maximum(values, 0.0), np.full(k, math.sqrt(estimate.noise))
     noise = math.sqrt(estimate.noise)
     known = bool(estimate.spectrum.any()) and math.isfinite(noise)
-    whole = max(total.value, 0.0)
+    whole, whole_error = max(total.value, 0.0), total.standard_error
     told = total.weight > 0 and math.isfinite(whole)
+    if estimate.measured is not None and np.isfinite(estimate.measured).all():
+        deviations = np.hypot(np.sqrt(estimate.measured[1]), estimate.measured[2])
+        variances, errors = estimate.measured[0, :k], deviations[:k]
+        whole, whole_error, told = float(estimate.measured[0].sum()), float(np.linalg.norm(deviations)), True
+    order = np.argsort(-variances, kind="stable")
     return Subspace(
-        components,
-        variances,
+        components[order],
+        variances[order],
         None,
-        explained_variance_error=present.widened(noise, variances) if known else None,
+        explained_variance_error=present.widened(errors, variances)[order] if known else None,
         total_variance=whole if told else None,
-        total_variance_error=float(present.widened(total.standard_error, whole)) if told else None,
+        total_variance_error=float(present.widened(whole_error, whole)) if told else None,
         angle_bound=angle_bound_of_block(estimate.spectrum, k, len(basis), noise) if known else None,
     )
 
@@ -328,9 +379,9 @@ def learn_block(
     options: ClippedBatches,
     quantile: float = QUANTILE,
 ) -> tuple[BlockEstimate, TotalVariance, int]:
-    """Learn the total variance, and run one batch's rounds with the rest of its budget.
+    """Learn the total variance, run one batch's rounds, and measure variances along what they found.
 
-    With a public radius there is no total, no count of norms, and one round.
+    With a public radius there is no total, no count of norms, one round, and no measurement.
 
     Parameters
     ----------
@@ -364,7 +415,10 @@ def learn_block(
         if not estimate.spectrum.any():
             # Without products either, the basis is a guess.
             shares = round_shares(len(batch), update.multiplier, cold=not estimate.product.any())
-    clipped = 0
+    clipped, held = 0, list[float]()
+    if options.clip_radius is None and update.preprocessing.kind is RecordKind.FACTOR:
+        # Kept for the pass along the directions that the rounds find.
+        held = take_shares(budget)
     for share in (*shares, None):
         radius, weight = options.clip_radius, 1.0
         if radius is None:
@@ -372,6 +426,9 @@ def learn_block(
         multiplier = budget.take_rest() if share is None else budget.take(share)
         estimate, clipped = update.learn(estimate, batch, radius, weight, options.half_life, multiplier)
         estimate = update.step(estimate, max(total.value, 0.0))
+    if held:
+        kept = kept_share(options.half_life, len(batch) / update.preprocessing.units * update.present)
+        estimate = update.measure(estimate, batch, max(total.value, 0.0), budget, held, kept)
     if options.clip_radius is None and not resolves_radius(len(batch), update.multiplier):
         # A radius from few records is a guess, and so is the noise computed from it.
         estimate = replace(estimate, noise=max(estimate.noise, float(np.sum(estimate.product**2))))
@@ -407,7 +464,7 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
     -------
     The argument of every :class:`~streaming_pca.estimators.common.composed.ComposedEstimator`
     (adjacency: replace-one). Released: the counts of records and norms, the noisy mean, the noisy means of
-    residuals and the noisy totals.
+    residuals, the noisy totals and the noisy layers of squares along the basis.
     """
 
     info = EstimatorInfo(

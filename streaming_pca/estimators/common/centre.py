@@ -1,6 +1,6 @@
 """Private mean of the records by coarse-to-fine rounds on a batch's shared budget.
 
-A round finds a radius, the 0.75 quantile of |x - c|, and the mean of the x - c clipped to it;
+A round finds a radius, a quantile of |x - c|, and the mean of the x - c clipped to it;
 the next round clips about the new centre. Steps, and the reason for the last round's share:
 docs/explanation/default-estimator.md ("Centre").
 """
@@ -49,8 +49,10 @@ _ENOUGH = 2.5
 about the largest eigenvalue of the covariance's noise."""
 _SEEN = 2.0
 """Standard deviations above the noise's own norm that show a mean: small means against moves by noise."""
-_QUANTILE = 0.75
-"""Quantile of |x - c| that becomes the radius: noise of the mean against clipping."""
+_MOST_CUT = 0.25
+"""Largest share of the records that a round clips, of few records: noise of the mean against clipping."""
+_TOLD, _COUNTS = 3.0, 14
+"""Deviations of a count that the clipped share exceeds at least, and typical number of a radius' counts."""
 _LEAST = 100.0
 """Records, at multiplier 1, below which no mean is measured."""
 
@@ -74,6 +76,17 @@ def radius_share(count: int, multiplier: float) -> float:
 def resolves_radius(count: int, multiplier: float) -> bool:
     """Return whether a radius can be found: below 100 z records noise is a fifth of its counts."""
     return count >= _LEAST * multiplier
+
+
+def _clip_quantile(dim: int, count: int, multiplier: float, share: float) -> float:
+    """Return the quantile of |x - c| that becomes the radius.
+
+    Noise in the mean is about 2 sqrt(d)/(n mu) radii long, and what is cut off about as many radii as
+    the share of the records beyond. So both are the same here, where the counts tell so small a share.
+    """
+    noise = 2 * math.sqrt(dim / share) * multiplier / max(count, 1)
+    told = _TOLD * math.sqrt(_COUNTS / radius_share(count, multiplier)) * multiplier / max(count, 1)
+    return 1 - min(max(noise, told), _MOST_CUT)
 
 
 def coarse_to_fine(
@@ -164,7 +177,8 @@ def refine(
     about = preprocessing.about(centre)
     norms = batch.map(MeanNorms(about))
     shared = radius_share(len(norms), budget.multiplier)
-    radius, _ = private_quantile_radius(norms, *radii, _QUANTILE, budget, shared)
+    quantile = _clip_quantile(len(centre), len(norms), budget.multiplier, share)
+    radius, _ = private_quantile_radius(norms, *radii, quantile, budget, shared)
     sigma = budget.sigma(budget.take(share), 2.0 * MEAN_RADIUS)
     noisy = gaussian_on_vector(clipped_mean_sum(batch, about, radius), sigma)
     count = max(len(batch), 1) * present

@@ -136,7 +136,8 @@ class ComposedEstimator(Estimator[S, O]):
             found, known, noise = coarse_to_fine(
                 batch, self.preprocessing, start, radii, budget, last, state.present.latest_share
             )
-            mean = np.clip(found, lower, upper) if known else None
+            # A mean that noise hides is where it was looked for, which need not be 0.
+            mean = np.clip(found, lower, upper) if known or start.any() else None
             return replace(state, mean=mean, mean_weight=present, mean_noise=noise, anchor=mean)
         if not _refines(state.batch):
             return state

@@ -21,6 +21,7 @@ __all__ = [
     "BINS",
     "NormCounts",
     "NormDistribution",
+    "Tail",
     "norm_shares",
     "private_norm_counts",
     "private_norm_distribution",
@@ -40,6 +41,13 @@ BINS = len(_TAIL)
 
 _NEXT, _FAR = 2.0, 5.0
 """Standard deviations from which on a bin counts as filled: the next one in a row, and any bin."""
+
+_LEAST_SLOPE, _MOST_SLOPE = 1.5, 30.0
+"""Limits of the power by which shares above a norm fall beyond the last filled bin."""
+_INTERPOLATED = 0.1
+"""Relative error of an excess: counts tell nothing about norms within a bin."""
+_UNSEEN = 0.5
+"""Deviation of what a count may hide that is not filled, over its noise."""
 
 _LEAST_PRESENT = 0.02
 """Least share of records that are not null, which later divides."""
@@ -96,6 +104,25 @@ class NormDistribution:
         steps = np.diff(self.radii) * (values[1:] + values[:-1]) / 2
         beyond = np.concatenate([np.cumsum(steps[::-1])[::-1], [0.0]])
         return np.asarray(np.interp(radius, self.radii, beyond))
+
+
+@dataclass(frozen=True)
+class Tail:
+    """Mean norm that clips cut off, and how well it is known.
+
+    Attributes
+    ----------
+    excess : (l,) float64
+        E (norm - R)+ of each radius, over records that are not null.
+    variance : (l,) float64
+        Variance of its error, from the counts' noise and the width of the bins.
+    hidden : float
+        Deviation of what all radii have in common: norms beyond the last filled bin.
+    """
+
+    excess: Vector
+    variance: Vector
+    hidden: float
 
 
 def norm_shares(count: int, multiplier: float, part: float = 1.0) -> tuple[float, float]:
@@ -212,12 +239,7 @@ class NormCounts:
 
         The tail ends where bins are no longer filled beyond their noise.
         """
-        deviation = math.sqrt(self.variance)
-        last = 0
-        while last + 1 < BINS and self.counts[last + 1] > _NEXT * deviation:
-            last += 1
-        far = np.flatnonzero(self.counts > _FAR * deviation)
-        last = max(last, int(far[-1]) if far.size else 0)
+        last = self._last_filled()
         found = np.where(np.arange(BINS) <= last, np.maximum(self.counts, 0.0), 0.0)
         above = np.minimum(np.cumsum(found[::-1])[::-1] / max(self.records, 1.0), 0.5 * self.present)
         radii = self.median * 2.0 ** (np.arange(int(_TAIL[-1]) * STEPS + 1) / STEPS)
@@ -227,6 +249,54 @@ class NormCounts:
         least = 0.5 / max(self.records, 1.0)
         shares = np.exp2(np.interp(np.log2(radii), edges, np.log2(np.maximum(above, least))))
         return NormDistribution(radii, np.where(shares > 1.01 * least, shares, 0.0), self.present)
+
+    def _last_filled(self) -> int:
+        """Return the last bin that is filled beyond noise: in a row from the first, or by itself."""
+        deviation, last = math.sqrt(self.variance), 0
+        while last + 1 < BINS and self.counts[last + 1] > _NEXT * deviation:
+            last += 1
+        far = np.flatnonzero(self.counts > _FAR * deviation)
+        return max(last, int(far[-1]) if far.size else 0)
+
+    def tail(self, radii: Vector, excess: Vector, present: float) -> Tail:
+        """Judge what the counts tell about the excess at some radii: post-processing.
+
+        Parameters
+        ----------
+        radii, excess : (l,) float64
+            Radii, and :meth:`NormDistribution.excess` there.
+        present : float
+            Share of all records that are not null.
+        """
+        excess = excess / present
+        records = self.records * present
+        if not records:
+            return Tail(excess, np.zeros_like(excess), 0.0)
+        shares, deviation = self.counts / records, math.sqrt(self.variance) / records
+        edges = self.median * 2.0**_TAIL
+        middles = np.append(np.sqrt(edges[1:] * edges[:-1]), 2 * edges[-1])
+        last = self._last_filled()
+        further = self._beyond(shares, deviation, edges, last)
+        excess = excess + further / 2
+        inside = np.maximum(middles[None, : last + 1] - radii[:, None], 0.0) * deviation
+        variance = np.sum(inside * inside, axis=1) + (_INTERPOLATED * excess) ** 2
+        unseen = _UNSEEN * deviation * middles[min(last + 1, BINS - 1)]
+        wide = max(float(shares[last]), 0.0) * (middles[last] - edges[last]) / 2
+        reaches = middles[last] > radii[-1]
+        return Tail(excess, variance, math.sqrt(unseen**2 + further**2 / 2 + wide**2 * bool(reaches)))
+
+    def _beyond(self, shares: Vector, deviation: float, edges: Vector, last: int) -> float:
+        """Extrapolate the mean norm beyond the last filled bin by a power law."""
+        if not 0 < last < BINS - 1:
+            return 0.0
+        before, width = math.log2(edges[last] / edges[last - 1]), math.log2(edges[last + 1] / edges[last])
+        slope, above = _LEAST_SLOPE, 0.0
+        for _ in range(5):
+            above = float(shares[last]) / (1 - 2 ** (-slope * width))
+            grown = math.log2((float(shares[last - 1]) + above) / above) if shares[last - 1] > 0 else 0.0
+            slope = min(max(grown / before, _LEAST_SLOPE), _MOST_SLOPE)
+        over = min(above * 2 ** (-slope * width), max(float(shares[last + 1]), 0.0) + deviation)
+        return over * float(edges[last + 1]) / (slope - 1)
 
 
 def private_norm_counts(

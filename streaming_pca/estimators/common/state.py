@@ -24,6 +24,8 @@ S = TypeVar("S")
 _STORED_NAMES = {"product": "image", "products": "images"}
 """Stored names of renamed fields: names in stored states never change."""
 _FIELD_NAMES = {stored: name for name, stored in _STORED_NAMES.items()}
+_FORGOTTEN = {"kept"}
+"""Names in earlier versions' states that nothing needs now."""
 
 
 def state_values(state: Any) -> dict[str, Any]:
@@ -87,6 +89,8 @@ def _build_state(kind: type[S], values: Mapping[str, Any]) -> S:
     found: dict[str, Any] = {}
     inner: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
+        if name in _FORGOTTEN:
+            continue
         outer, dot, rest = name.partition(".")
         outer = _FIELD_NAMES.get(outer, outer)
         if dot:

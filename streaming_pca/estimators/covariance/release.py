@@ -10,14 +10,11 @@ from numpy.typing import NDArray
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Subspace
-from streaming_pca.estimators.common.error_bounds import (
-    FAILURE,
-    angle_bound_of_covariance,
-    errors_of_covariance,
-)
+from streaming_pca.estimators.common.error_bounds import FAILURE, angle_bound_of_covariance
 from streaming_pca.estimators.common.present import PresentShare
 from streaming_pca.estimators.covariance.radius_choice import leading_subspaces, symmetric_noise
 from streaming_pca.estimators.covariance.state import CovarianceEstimate
+from streaming_pca.estimators.covariance.variances import read_variances
 from streaming_pca.linalg.subspace import ritz_pairs
 from streaming_pca.privacy.randomness import utility_generator
 
@@ -29,6 +26,8 @@ _PAIRS, _GUARDS = 40, 4
 """Simulated pairs of an angle bound, and columns of the iteration beyond the rank: precision, time."""
 _LOST = 1.4
 """Radians from which on a simulated bound is replaced by pi/2."""
+_BURIED = 3.0
+"""A variance, over the noise of the whole mean, below which its direction may be that noise."""
 
 
 def covariance_subspace(
@@ -54,44 +53,46 @@ def covariance_subspace(
     mean_noise : float, optional
         Noise variance of each coordinate of the mean: its error e adds e e^T.
     """
-    moment = estimate.released_moment()
+    moment, offset = estimate.released_moment(), None
     dim = len(moment)
     if mean is not None:
         scale = 1.0 if preprocessing.scale is None else np.asarray(preprocessing.scale)
         with np.errstate(all="ignore"):
-            offset = mean * scale - estimate.centre
-            if math.isfinite(float(offset @ offset)):
+            away = mean * scale - estimate.centre
+            if math.isfinite(float(away @ away)):
+                offset = away
                 moment = moment - np.outer(offset, offset)
     values, vectors = ritz_pairs(moment, dim)
     components = vectors[:, :k].T
-    variances = np.maximum(values[:k], 0.0)
     if not estimate.records:
-        return Subspace(components, variances, None)
+        return Subspace(components, np.maximum(values[:k], 0.0), None)
     sigma = math.sqrt(estimate.noise[estimate.chosen, estimate.chosen])
-    total = max(float(np.trace(moment)), 0.0)
     if estimate.weighted:
-        along = (components @ estimate.basis) ** 2 @ estimate.weights
-        errors = sigma * along, sigma * float(np.linalg.norm(estimate.weights))
         bound = _simulated_angle(moment, vectors, k, estimate, sigma, mean_noise or 0.0)
     else:
-        errors = errors_of_covariance(k, dim, sigma)
         # The norm of d standard normals exceeds this with probability e^-8 at most.
         length = math.sqrt(dim) + 4
         bound = angle_bound_of_covariance(values, k, sigma, other=(mean_noise or 0.0) * length * length)
-    # Clipping took a share of the total; every variance is divided by the kept share.
-    restored = 1 / estimate.kept
+    with np.errstate(all="ignore"):
+        found = read_variances(estimate, components, values, offset, present.share, preprocessing.kind)
+    variances, total = found.along, found.total
+    order = np.argsort(-variances, kind="stable")
+    errors, total_error = found.errors, found.total_error
+    if mean_noise:
+        # What noise the mean has is a direction of its own: where it is large, it may be the one found.
+        buried = variances < _BURIED * dim * mean_noise
+        errors = np.hypot(errors, mean_noise * np.where(buried, dim, math.sqrt(dim)))
+        total_error = math.hypot(total_error, dim * mean_noise)
+    finite = math.isfinite(total) and math.isfinite(total_error) and bool(np.isfinite(errors).all())
     # The trace of indefinite matrices is no variance.
-    is_total = preprocessing.kind is RecordKind.FACTOR
-    finite = math.isfinite(total) and math.isfinite(errors[1]) and bool(np.isfinite(errors[0]).all())
+    is_total = finite and preprocessing.kind is RecordKind.FACTOR
     return Subspace(
-        components,
-        variances * restored,
+        components[order],
+        variances[order],
         None,
-        explained_variance_error=present.widened(errors[0], variances) * restored if finite else None,
-        total_variance=total * restored if finite and is_total else None,
-        total_variance_error=float(present.widened(errors[1], total)) * restored
-        if finite and is_total
-        else None,
+        explained_variance_error=present.widened(errors, variances)[order] if finite else None,
+        total_variance=total if is_total else None,
+        total_variance_error=float(present.widened(total_error, total)) if is_total else None,
         angle_bound=bound if finite else None,
     )
 

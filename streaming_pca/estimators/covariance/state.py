@@ -58,15 +58,13 @@ class CovarianceEstimate:
     sizes : NormCounts
         Counts of norms in the coordinates.
     records, looked : float
-        Records behind the estimate, in all and at the last look at all radii.
+        Records behind the estimate that are not null, in all and at the last look at all radii.
     largest : float
-        Records of the largest batch that are not null.
+        The same of the largest batch.
     looks : int
         Looks at all radii so far.
     chosen : int
         Index of the released radius.
-    kept : float
-        Share of the records' total norm that the clip at that radius leaves.
     """
 
     radii: Matrix
@@ -85,7 +83,6 @@ class CovarianceEstimate:
     largest: float = 0.0
     looks: int = 0
     chosen: int = 0
-    kept: float = 1.0
 
     @classmethod
     def empty(cls, dim: int) -> CovarianceEstimate:
@@ -149,7 +146,7 @@ class CovarianceEstimate:
         if not (np.all(self.weights > 0) and np.abs(self.basis).max(initial=0.0) < 1.01):
             raise ValueError("coordinates of the state must be orthonormal, with weights above 0")
         counts = (self.records, self.looked, self.largest, self.sizes.records, self.sizes.variance)
-        if not (all(0 <= number < GREATEST for number in counts) and 0 < self.kept <= 1):
+        if not all(0 <= number < GREATEST for number in counts):
             raise ValueError("numbers of the state are out of their range")
         if not (0 <= self.sizes.median < GREATEST and 0 <= self.sizes.present <= 1):
             raise ValueError("sizes of the state are out of their range")
@@ -166,7 +163,7 @@ class CovarianceEstimate:
             np.array([radius]), self.released_moment()[None], np.array([[noise]]), 1.0
         )
         one.doubt[0, 0] = doubt
-        return replace(one, centre=self.centre, records=self.records, kept=self.kept)
+        return replace(one, centre=self.centre, records=self.records)
 
     def with_first_look(
         self, radii: Matrix, moments: Matrix, noise: Matrix, count: float
@@ -178,12 +175,21 @@ class CovarianceEstimate:
         return replace(self, radii=grid, moments=_packed(moments), noise=whole, doubt=whole * count)
 
     def with_look(self, moments: Matrix, noise: Matrix, count: float) -> CovarianceEstimate:
-        """Add one more look at all radii; parameters as for :meth:`with_first_look`."""
-        used = self.used
-        doubt, before = self.doubt[:used, :used], self.noise[:used, :used]
-        new = noise * count
-        gain: Matrix = np.asarray(np.linalg.solve((doubt + new).T, doubt.T).T, dtype=np.float64)
-        return self._kalman_step(gain, _packed(moments)[:used], doubt - gain @ doubt, before, noise)
+        """Add one more look at all radii; parameters as for :meth:`with_first_look`.
+
+        The moment at the released radius has a gain of its own, and so has each other moment's distance
+        from it. Optimal gains for the noise, with all covariances, can be far from 0 to 1: they would
+        amplify what the records of two batches differ by.
+        """
+        used, chosen = self.used, self.chosen
+        doubt, before, new = self.doubt[:used, :used], self.noise[:used, :used], noise * count
+        own = _gains(doubt, new, chosen)
+        gain: Matrix = np.diag(own)
+        gain[:, chosen] += own[chosen] - own
+        gain[chosen, chosen] = own[chosen]
+        left = np.eye(used) - gain
+        after = left @ doubt @ left.T + gain @ new @ gain.T
+        return self._kalman_step(gain, _packed(moments)[:used], after, before, noise)
 
     def with_sum(self, slot: int, moment: Matrix, variance: float, count: float) -> CovarianceEstimate:
         """Add one more sum at one radius, with this noise variance on its diagonal."""
@@ -239,6 +245,18 @@ class CovarianceEstimate:
         grown = [_extended(part[old, old], more) for part in (self.noise, self.doubt)]
         chosen = max(self.chosen - dropped, 0)
         return replace(self, radii=radii, moments=moments, noise=grown[0], doubt=grown[1], chosen=chosen)
+
+
+def _gains(known: Matrix, new: Matrix, chosen: int) -> Matrix:
+    """Return scalar gains: of one slot, and of the others' distances from it."""
+    variances = []
+    for part in (known, new):
+        own = np.diagonal(part)
+        apart = own + own[chosen] - 2 * part[:, chosen]
+        apart[chosen] = own[chosen]
+        variances.append(np.maximum(apart, 0.0))
+    whole = variances[0] + variances[1]
+    return np.where(whole > 0, variances[0] / np.maximum(whole, 1e-300), 0.0)
 
 
 def _packed(moments: Matrix) -> Matrix:

@@ -28,10 +28,10 @@ from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches
 from streaming_pca.estimators.common.forgetting import HalfLife, kept_share, process_noise
 from streaming_pca.estimators.common.norm_distribution import (
+    NormCounts,
     NormDistribution,
     norm_shares,
     private_norm_counts,
-    private_norm_distribution,
     private_quantile_radius,
 )
 from streaming_pca.estimators.covariance.layered_sums import Coordinates
@@ -77,8 +77,6 @@ _LEAST_AGREEMENT = 0.3
 """Least agreement at the chosen radius for weights."""
 _SHRINKS = 1e-4
 """Smallest variance that weights assume, over the largest."""
-_LEAST_KEPT = 0.1
-"""Least share that a clip is taken to keep: variances are scaled up tenfold at most."""
 _ITERATIONS = 80
 """Fixed-point steps for the weights."""
 
@@ -147,51 +145,50 @@ class CovarianceUpdate:
         self, estimate: CovarianceEstimate, batch: Batch, budget: Budget, future: float
     ) -> tuple[CovarianceEstimate, Reading | None]:
         """Run steps 1 to 3 where they are due; returns the reading of the choice, or None."""
-        count = len(batch) / self.preprocessing.units
-        estimate = estimate.discounted(kept_share(self.half_life, count * self.present))
+        count = self._count(batch)
+        estimate = estimate.discounted(kept_share(self.half_life, count))
         if not estimate.used:
             start = CovarianceEstimate.empty(self.preprocessing.output_dim)
             estimate, reading = self._look_at_radii(start, batch, budget, FIRST_LOOK, 1.0, future)
-        elif self._is_look_due(estimate, count * self.present):
+        elif self._is_look_due(estimate, count):
             estimate, reading = self._look_at_radii(estimate, batch, budget, LATER_LOOK, LATER_NORMS, future)
         else:
             return estimate, None
-        estimate = replace(estimate, chosen=reading.best, looks=estimate.looks + 1)
-        return replace(estimate, kept=_kept(estimate)), reading
+        return replace(estimate, chosen=reading.best, looks=estimate.looks + 1), reading
 
     def at_fixed_radius(
         self, estimate: CovarianceEstimate, batch: Batch, budget: Budget, options: ClippedBatches
     ) -> tuple[CovarianceEstimate, int]:
         """Add one sum at a public radius, or at a private quantile of the norms."""
-        count = len(batch) / self.preprocessing.units
-        estimate = estimate.discounted(kept_share(self.half_life, count * self.present))
+        count = self._count(batch)
+        estimate = estimate.discounted(kept_share(self.half_life, count))
         coordinates = Coordinates(self.preprocessing)
-        radius, kept = options.clip_radius, 1.0
+        radius, found, sizes = options.clip_radius, None, NormCounts.empty()
         if radius is None:
             assert options.clip_quantile is not None
             norms = coordinates.norms(batch)
+            shares = norm_shares(len(norms), self.multiplier)
             if options.clip_quantile < 0.5:
-                share = norm_shares(len(norms), self.multiplier)[0]
-                radius = private_quantile_radius(
-                    norms, *self.norm_range, options.clip_quantile, budget, share
-                )[0]
+                radius, _ = private_quantile_radius(
+                    norms, *self.norm_range, options.clip_quantile, budget, shares[0]
+                )
             else:
-                shares = norm_shares(len(norms), self.multiplier)
-                found = private_norm_distribution(norms, *self.norm_range, budget, shares)
+                sizes = private_norm_counts(sizes, norms, *self.norm_range, budget, shares)
+                found = sizes.distribution(self.norm_range[1])
                 radius = found.quantile(options.clip_quantile)
-                first = float(found.radii[0])
-                whole = float(found.excess(first)) + first * found.present
-                kept = _kept_share(float(found.excess(radius)), whole)
         if estimate.used:
-            return self.sum(replace(estimate.at_radius(radius), kept=kept), batch, budget)
+            at = self._with_norms(replace(estimate.at_radius(radius), sizes=sizes), found)
+            return self.sum(at, batch, budget)
         moment, variance, clipped = self._measure_radius(coordinates, batch, radius, budget.take_rest())
-        begun = estimate.with_first_look(
-            np.array([radius]), moment[None], np.array([[variance]]), max(count, 1.0) * self.present
-        )
-        return self._with_records(replace(begun, kept=kept), count), clipped
+        begun = estimate.with_first_look(np.array([radius]), moment[None], np.array([[variance]]), count)
+        return self._with_records(self._with_norms(replace(begun, sizes=sizes), found), batch), clipped
+
+    def _count(self, batch: Batch) -> float:
+        """Return the number of records of a batch that are not null, one at least."""
+        return max(len(batch) / self.preprocessing.units, 1.0) * self.present
 
     def _is_look_due(self, estimate: CovarianceEstimate, count: float) -> bool:
-        """Return whether a later batch of ``count`` present records looks at all radii."""
+        """Return whether a later batch of ``count`` records looks at all radii."""
         # A batch far smaller than others is too noisy to choose by.
         if estimate.used < 2 or count < _COMPARABLE * estimate.largest:
             return False
@@ -216,8 +213,7 @@ class CovarianceUpdate:
         second, promised = self._look_at_radii(start, batch, budget, SECOND_LOOK, _SECOND_NORMS, future)
         if not promised.least < reading.least:
             return estimate
-        second = replace(second, chosen=promised.best, looks=estimate.looks)
-        return replace(second, kept=_kept(second))
+        return replace(second, chosen=promised.best, looks=estimate.looks)
 
     def _look_at_radii(
         self,
@@ -235,9 +231,13 @@ class CovarianceUpdate:
         """
         coordinates = Coordinates(self.preprocessing, estimate.turn)
         norms = coordinates.norms(batch)
-        count = max(len(norms), 1)
+        count = self._count(batch)
         shares = norm_shares(len(norms), self.multiplier, part)
-        counts = private_norm_counts(estimate.sizes, norms, *self.norm_range, budget, shares)
+        known = estimate.sizes
+        counts = private_norm_counts(known, norms, *self.norm_range, budget, shares)
+        if known.records:
+            there = known.present * known.records + self.present * len(norms)
+            counts = replace(counts, present=min(there / counts.records, 1.0))
         found = counts.distribution(self.norm_range[1])
         radii, is_first = self._grid(found, int(counts.records)), not estimate.used
         estimate = replace(estimate, sizes=counts)
@@ -248,27 +248,20 @@ class CovarianceUpdate:
             coordinates, batch, radii, norms, estimate.weights, budget, share
         )
         if is_first:
-            estimate = estimate.with_first_look(radii, moments, noise, count * self.present)
+            estimate = estimate.with_first_look(radii, moments, noise, count)
         else:
-            estimate = estimate.with_look(moments, noise, count * self.present)
-        estimate = self._with_norms(estimate, found, count)
+            estimate = estimate.with_look(moments, noise, count)
+        estimate = replace(self._with_norms(estimate, found), looked=estimate.records + count)
         return estimate, self._read_radii(estimate, budget, count, future)
 
-    def _with_norms(
-        self, estimate: CovarianceEstimate, found: NormDistribution, count: float
-    ) -> CovarianceEstimate:
-        """Set the excess and the share above each radius from the norms' distribution."""
+    def _with_norms(self, estimate: CovarianceEstimate, found: NormDistribution | None) -> CovarianceEstimate:
+        """Set excess and share above each radius, where the norms' distribution is known."""
         excess, squared, above = np.zeros(SLOTS), np.zeros(SLOTS), np.zeros(SLOTS)
-        for slot, radius in enumerate(estimate.radii[: estimate.used]):
-            excess[slot], squared[slot] = float(found.excess(radius)), found.squared_excess(radius)
-            above[slot] = float(found.share_above(radius)) / found.present
-        return replace(
-            estimate,
-            excess=excess,
-            squared_excess=squared,
-            above=above,
-            looked=estimate.records + count,
-        )
+        if found is not None:
+            for slot, radius in enumerate(estimate.radii[: estimate.used]):
+                excess[slot], squared[slot] = float(found.excess(radius)), found.squared_excess(radius)
+                above[slot] = float(found.share_above(radius)) / found.present
+        return replace(estimate, excess=excess, squared_excess=squared, above=above)
 
     def _grid(self, found: NormDistribution, count: int) -> Matrix:
         """Return radii from the median to where little is cut off, or counts end."""
@@ -304,7 +297,7 @@ class CovarianceUpdate:
         depths = np.diff(radii, prepend=0.0)
         parts = np.sqrt(depths)
         parts = share * parts / parts.sum()
-        count = max(len(norms), 1) * self.present
+        count = self._count(batch)
         scale = np.sqrt(np.outer(weights, weights))
         moments, variances = [], []
         total: Matrix = np.zeros((len(weights), len(weights)))
@@ -329,16 +322,14 @@ class CovarianceUpdate:
         """Estimate noise and bias at every radius, with all later sums clipped there."""
         used = estimate.used
         rest = max(budget.rest(), 1e-6)
-        sums = 2 * (estimate.radii[:used] * self.multiplier / (count * self.present)) ** 2 / rest
+        sums = 2 * (estimate.radii[:used] * self.multiplier / count) ** 2 / rest
         doubt, noise = np.diagonal(estimate.doubt)[:used], np.diagonal(estimate.noise)[:used]
-        gain = doubt / (doubt + sums * count * self.present)
+        gain = doubt / (doubt + sums * count)
         after = (1 - gain) ** 2 * noise + gain**2 * sums
-        seen = estimate.records + count
+        seen, future = estimate.records + count, future * self.present
         # Future batches are assumed to be as large as the largest so far.
-        typical = max(count * self.present, estimate.largest)
-        final = (seen**2 * after + future * (count * self.present) ** 2 / typical * sums) / (
-            seen + future
-        ) ** 2
+        typical = max(count, estimate.largest)
+        final = (seen**2 * after + future * count**2 / typical * sums) / (seen + future) ** 2
         return read_radii(
             estimate.all_moments(),
             estimate.noise[:used, :used],
@@ -364,7 +355,7 @@ class CovarianceUpdate:
         (d', d') float64, float, int
             The moment, the noise variance on its diagonal, and the number of clipped records.
         """
-        count = max(len(batch) / self.preprocessing.units, 1.0) * self.present
+        count = self._count(batch)
         exact = coordinates.sum(batch, radius)
         sigma = Budget(multiplier, 1.0).sigma(multiplier, exact.sensitivity)
         moment = gaussian_on_symmetric(exact.total, sigma) * (exact.unit / count)
@@ -375,7 +366,7 @@ class CovarianceUpdate:
     ) -> tuple[CovarianceEstimate, int]:
         """Run step 5: one sum at the chosen radius, with the rest of the budget."""
         coordinates = Coordinates(self.preprocessing, estimate.turn)
-        count = len(batch) / self.preprocessing.units
+        count = self._count(batch)
         slot = estimate.chosen
         moment, variance, clipped = self._measure_radius(
             coordinates, batch, float(estimate.radii[slot]), budget.take_rest()
@@ -384,12 +375,13 @@ class CovarianceUpdate:
             moment = moment * np.sqrt(np.outer(estimate.weights, estimate.weights))
         if self.half_life == "auto" and estimate.records:
             estimate = estimate.discounted(1.0, count * self._movement(estimate, slot, moment, variance))
-        estimate = estimate.with_sum(slot, moment, variance, max(count, 1.0) * self.present)
-        return self._with_records(estimate, count), clipped
+        estimate = estimate.with_sum(slot, moment, variance, count)
+        return self._with_records(estimate, batch), clipped
 
-    def _with_records(self, estimate: CovarianceEstimate, count: float) -> CovarianceEstimate:
+    def _with_records(self, estimate: CovarianceEstimate, batch: Batch) -> CovarianceEstimate:
         """Count the records of a sum about the present centre."""
-        records, largest = estimate.records + count, max(estimate.largest, count * self.present)
+        count = self._count(batch) if len(batch) else 0.0
+        records, largest = estimate.records + count, max(estimate.largest, count)
         centre = estimate.centre
         if self.preprocessing.centre is not None and records:
             scale = 1.0 if self.preprocessing.scale is None else np.asarray(self.preprocessing.scale)
@@ -403,8 +395,7 @@ class CovarianceUpdate:
         before = estimate.moment(slot)
         dim = len(before)
         noise = float(np.mean(np.outer(estimate.weights, estimate.weights))) * (1 + 1 / dim) / 2
-        count = max(len(estimate.weights), 1)
-        sampling = (max(float(np.trace(before)), 0.0) / count) ** 2 * (1 + 1 / dim)
+        sampling = (max(float(np.trace(before)), 0.0) / dim) ** 2 * (1 + 1 / dim)
         expected = noise * (variance + float(estimate.noise[slot, slot]))
         return process_noise(moment - before, expected + 2 * sampling / max(estimate.records, 1.0))
 
@@ -412,17 +403,6 @@ class CovarianceUpdate:
 def rank_of_radius(dim: int) -> int:
     """Return the rank that judges radii where the release's rank cannot."""
     return max(dim // _SPANS, 1)
-
-
-def _kept(estimate: CovarianceEstimate) -> float:
-    """Return the share of the total norm that a clip at the chosen radius leaves."""
-    whole = float(estimate.excess[0] + estimate.radii[0] * estimate.sizes.present)
-    return _kept_share(float(estimate.excess[estimate.chosen]), whole)
-
-
-def _kept_share(cut: float, whole: float) -> float:
-    """Return the share that is kept where ``cut`` is cut off ``whole``, 0.1 at least."""
-    return max(1 - cut / whole, _LEAST_KEPT) if whole > 0 else 1.0
 
 
 def direction_weights(variances: Matrix, values: Matrix, k: int, noise: float) -> tuple[Matrix, float]:

@@ -30,7 +30,7 @@ __all__ = ["TokenRefused", "install", "sasl_options"]
 
 log = logging.getLogger(__name__)
 
-_GRANT_SECONDS = 5.0
+_GRANT_SECONDS = 10.0
 """Time limit of a request to the identity provider."""
 _RENEW_AT = 0.8
 """Part of a token's life after which the next one is asked for."""

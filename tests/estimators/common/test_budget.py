@@ -291,7 +291,8 @@ def test_every_draw_has_the_noise_that_its_share_pays_for(stream: Stream) -> Non
         assert seen
         assert {call.name for call in seen} <= {"gaussian_on_vector", "gaussian_on_symmetric"}
         assert [call.args for call in seen] == [(claim.sigma,) for claim in claimed]
-        assert [claim.multiplier for claim in claimed] == taken
+        # A share that is taken early can be spent last.
+        assert sorted(claim.multiplier for claim in claimed) == sorted(taken)
         assert sum((Fraction(c.sensitivity) / Fraction(c.sigma)) ** 2 for c in claimed) <= 1 / z**2
         # The last draw has all that was left: a batch wastes nothing.
         spent = sum(1 / Fraction(m) ** 2 for m in taken)

@@ -415,6 +415,7 @@ KERNELS = {
     "kernels.blas": 1,
     "kernels.factor_rows": 5,
     "kernels.block.bounds": 2,
+    "kernels.block.energies": 1,
     "kernels.block.norms": 1,
     "kernels.block.sums": 5,
     "kernels.block.terms": 7,

@@ -288,6 +288,12 @@ def test_a_half_life_forgets() -> None:
     np.testing.assert_allclose(np.diag(state.covariance.moment(0)), [1 / 3, 2 / 3], atol=1e-4)
 
 
+def relative_noise(estimate: CovarianceEstimate) -> float:
+    """Noise of the released moment, in units of its radius."""
+    slot = estimate.chosen
+    return float(estimate.noise[slot, slot] / estimate.radii[slot] ** 2)
+
+
 @pytest.mark.parametrize("options", [{"clip_radius": 12.0}, {}], ids=str)
 def test_forgetting_by_itself_follows_a_turn_and_keeps_a_steady_stream(options: dict[str, Any]) -> None:
     rng = utility_generator(7)
@@ -302,13 +308,13 @@ def test_forgetting_by_itself_follows_a_turn_and_keeps_a_steady_stream(options: 
     with replace_noise_sampler(SeededSampler(0)):
         for _ in range(5):
             state = estimator.update(state, rows(0))
-        steady = state.covariance.noise[state.covariance.chosen, state.covariance.chosen]
+        steady = relative_noise(state.covariance)
         assert abs(estimator.release(state).components[0, 0]) > 0.99
         for _ in range(2):
             state = estimator.update(state, rows(3))
     assert abs(estimator.release(state).components[0, 3]) > 0.9
     # What is forgotten lowers no noise any more.
-    assert state.covariance.noise[state.covariance.chosen, state.covariance.chosen] > steady
+    assert relative_noise(state.covariance) > steady
 
 
 # What a release says of itself.

@@ -1,0 +1,123 @@
+"""Variances of the block route: one pass over the records along the directions found.
+
+The route's own products are clipped far below the largest records, so their eigenvalues are no
+variances. The squares along each direction are measured in layers up to caps that hold nearly all
+of them; what is above the last one is in the error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.preprocessing import Preprocessing, transformed
+from streaming_pca.data.records import Batch
+from streaming_pca.estimators.common.budget import Budget
+from streaming_pca.kernels.block.energies import LAYER, add_layers
+from streaming_pca.privacy.mechanisms import gaussian_on_vector
+
+__all__ = ["VARIANCES_SHARE", "measure_variances", "take_shares"]
+
+Matrix = NDArray[np.float64]
+
+# Set on synthetic data (docs/explanation/default-estimator.md, "Constants").
+VARIANCES_SHARE = 0.05
+"""Share of a batch: precise variances against noise in the components."""
+_CAPS = np.array([12.0, 48.0, 192.0])
+"""Ends of the layers, over the route's own value along the direction."""
+_PARTS = (0.5, 0.3, 0.2)
+"""Parts of the share that the layers get."""
+_ABOVE = np.array([0.015, 0.003])
+"""Usual parts of the variance in the layers after the first: noise is taken down to them."""
+_PRECISION = 0.001
+"""Least relative error of a variance."""
+
+
+class _Layers:
+    """Sum of the layers of every record, as a kernel of :meth:`Batch.sum`."""
+
+    limit, whole = 2**12, False
+
+    def __init__(self, preprocessing: Preprocessing, directions: Matrix, caps: Matrix) -> None:
+        self.preprocessing = preprocessing
+        self.directions, self.caps = np.ascontiguousarray(directions), np.ascontiguousarray(caps)
+        self.shape: tuple[int, ...] = caps.shape
+
+    def __call__(self, block: ArrayBatch) -> NDArray[np.int64]:
+        starts, rows = transformed(self.preprocessing, block)
+        total = np.zeros(self.shape, dtype=np.int64)
+        add_layers(np.asarray(rows, dtype=np.float64), starts, self.directions, self.caps, total)
+        return total
+
+
+def take_shares(budget: Budget) -> list[float]:
+    """Take the layers' shares from a batch's budget, before its rounds spend the rest."""
+    return [budget.take(VARIANCES_SHARE * part) for part in _PARTS]
+
+
+def measure_variances(
+    batch: Batch,
+    preprocessing: Preprocessing,
+    directions: Matrix,
+    scales: Matrix,
+    budget: Budget,
+    multipliers: Sequence[float],
+    count: float,
+) -> Matrix:
+    """Measure variances along directions, and of all others together.
+
+    Parameters
+    ----------
+    batch : Batch
+        Of vectors or factors.
+    preprocessing : Preprocessing
+        With its centre.
+    directions : (k, d) float64
+        Orthonormal rows.
+    scales : (k + 1,) float64
+        About the variances, above 0: they set the caps.
+    budget : Budget
+        For its noise scales.
+    multipliers : sequence of float
+        Of the Gaussians that the layers may cost, as :func:`take_shares` took them from the budget.
+    count : float
+        Records that are not null.
+
+    Returns
+    -------
+    (3, k + 1) float64
+        Variances, the variance of their noise, and the deviation of what the caps hide.
+
+    Notes
+    -----
+    Adjacency: replace-one. Released: for each of three layers a vector of k + 1 sums with Gaussian noise.
+    A record's term is an integer from 0 to 2**40 for each sum, so that the sensitivity of a layer is
+    sqrt(k + 1) 2**40. Directions and scales are earlier outputs.
+    """
+    caps = _CAPS[:, None] * scales
+    exact = np.asarray(batch.sum(_Layers(preprocessing, directions, caps))).reshape(caps.shape)
+    sensitivity = math.nextafter(math.sqrt(len(scales)), math.inf) * LAYER
+    depths = np.diff(caps, axis=0, prepend=0.0)
+    found, noise = np.empty(caps.shape), np.empty(caps.shape)
+    for layer, multiplier in enumerate(multipliers):
+        sigma = budget.sigma(multiplier, sensitivity)
+        unit = depths[layer] / LAYER / count
+        found[layer] = np.asarray(gaussian_on_vector(exact[layer], sigma), dtype=np.float64) * unit
+        noise[layer] = sigma * unit
+    values = np.maximum(found[0], 0.0)
+    variances, hidden = noise[0] ** 2, np.zeros(len(scales))
+    for layer, usual in enumerate(_ABOVE, 1):
+        expected = usual * values
+        spread = (2 * expected) ** 2
+        gain = spread / np.maximum(spread + noise[layer] ** 2, 1e-300)
+        # More than twice the usual, beyond noise, is believed.
+        gain = np.where(found[layer] > 2 * expected + 2 * noise[layer], 1.0, gain)
+        values = values + np.maximum(expected + gain * (found[layer] - expected), 0.0)
+        variances = variances + gain * gain * noise[layer] ** 2
+        hidden = hidden + np.where(gain < 1, spread * (1 - gain) ** 2, 0.0)
+    beyond = np.maximum(found[-1], 0.0)
+    return np.stack([values, variances, np.sqrt(hidden + beyond**2 + (_PRECISION * values) ** 2)])
