@@ -18,7 +18,6 @@ __all__ = [
     "FAILURE",
     "angle_bound_of_block",
     "angle_bound_of_covariance",
-    "errors_of_covariance",
     "explained_ratio",
 ]
 
@@ -118,27 +117,6 @@ def angle_bound_of_block(singular_values: Matrix, k: int, dim: int, sigma: float
         above = float(singular_values[k - 1]) - float(singular_values[k])
         gap = above - sigma * (2 * _length(k + 1) + tail)
     return math.asin(noise / gap) if noise < gap < math.inf else _SAYS_NOTHING
-
-
-def errors_of_covariance(k: int, dim: int, sigma_diagonal: float) -> tuple[Matrix, float]:
-    """Compute standard errors of k eigenvalues, and of the trace, under isotropic symmetric noise.
-
-    Parameters
-    ----------
-    k, dim : int
-    sigma_diagonal : float
-        s: standard deviation of the noise N on the diagonal.
-
-    Returns
-    -------
-    (k,) float64
-        s each: u^T N u has standard deviation s for every unit u, and to first
-        order an eigenvalue moves by u^T N u of its eigenvector u. The second order is a
-        bias, upwards for the leading eigenvalues.
-    float
-        s sqrt(d), for the sum of d independent diagonal entries.
-    """
-    return np.full(k, sigma_diagonal), sigma_diagonal * math.sqrt(dim)
 
 
 def explained_ratio(explained_variance: Matrix, total_variance: float) -> Matrix | None:

@@ -78,7 +78,7 @@ def read_variances(
     """
     turned = components @ estimate.basis
     slots = [estimate.moment(slot) for slot in range(estimate.used)]
-    moments = np.array([np.einsum("ki,ij,kj->k", turned, slot, turned) for slot in slots]).T
+    moments = np.array([np.sum(turned @ slot * turned, axis=1) for slot in slots]).T
     traces = np.array([float(np.trace(slot)) for slot in slots])
     if offset is not None:
         moments = moments - ((components @ offset) ** 2)[:, None]

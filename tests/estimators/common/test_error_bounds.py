@@ -18,7 +18,6 @@ from streaming_pca.estimators.common.error_bounds import (
     FAILURE,
     angle_bound_of_block,
     angle_bound_of_covariance,
-    errors_of_covariance,
     explained_ratio,
 )
 from streaming_pca.linalg.subspace import project_symmetric
@@ -209,24 +208,6 @@ def test_where_singular_values_are_large_the_bound_of_a_block_is_near_the_true_q
     assert bounds.max() < factor * np.quantile(found, 1 - FAILURE)
     halves = np.array([angle_bound_of_block(each, 2, 100, 0.5) for each in values])
     assert covered(found, halves) < 1 - FAILURE
-
-
-def deviation_is(found: Matrix, expected: float) -> bool:
-    """Standard deviation of draws within 8%: five standard errors of it at 2,000."""
-    return bool(abs(np.std(found) / expected - 1) < 0.08)
-
-
-def test_errors_of_a_covariance_are_the_standard_deviations_of_its_noise() -> None:
-    d, k, sigma = 12, 3, 0.7
-    noise = sigma * symmetric_noise(np.random.default_rng(1), DRAWS, d)
-    explained, total = errors_of_covariance(k, d, sigma)
-    for direction, error in zip(orthonormal(d, k).T, explained, strict=True):
-        assert deviation_is(np.einsum("i,nij,j->n", direction, noise, direction), error)
-    assert deviation_is(np.trace(noise, axis1=1, axis2=2), total)
-    assert not deviation_is(np.trace(noise, axis1=1, axis2=2), 1.1 * total)
-    # Of the eigenvalues, where they stand out.
-    _, values = draw_covariance(np.concatenate([[9e3, 6e3, 3e3], np.zeros(9)]), k, sigma)
-    assert all(deviation_is(values[:, i], explained[i]) for i in range(k))
 
 
 @pytest.mark.parametrize(
