@@ -1,4 +1,4 @@
-"""Explained variances beside the truth, in their own standard errors, on sets that no constant was set on.
+"""Explained variances beside the truth, in standard errors, on sets that set no constant.
 
 The truth is the variance of the same records along the released components, and their total. A fit counts
 as covered where it lies within two of its errors.
