@@ -119,5 +119,6 @@ def measure_variances(
         values = values + np.maximum(expected + gain * (found[layer] - expected), 0.0)
         variances = variances + gain * gain * noise[layer] ** 2
         hidden = hidden + np.where(gain < 1, spread * (1 - gain) ** 2, 0.0)
+    # As much as the last layer holds, noise included, may lie above it.
     beyond = np.maximum(found[-1], 0.0)
     return np.stack([values, variances, np.sqrt(hidden + beyond**2 + (_PRECISION * values) ** 2)])

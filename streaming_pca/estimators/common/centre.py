@@ -51,8 +51,9 @@ _SEEN = 2.0
 """Standard deviations above the noise's own norm that show a mean: small means against moves by noise."""
 _MOST_CUT = 0.25
 """Largest share of the records that a round clips, of few records: noise of the mean against clipping."""
-_TOLD, _COUNTS = 3.0, 14
-"""Deviations of a count that the clipped share exceeds at least, and typical number of a radius' counts."""
+_TOLD, _COUNTS = 6.0, 14
+"""Deviations of a count that the clipped share exceeds, and typical number of a radius' counts. Noise that
+passes for records far out would put the radius at the end of its public range: a chance below 1e-7."""
 _LEAST = 100.0
 """Records, at multiplier 1, below which no mean is measured."""
 
