@@ -157,7 +157,7 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
     def _release(self, state: AdaptiveState) -> Subspace:
         """Return the release of the route that learnt last."""
         if state.route == "block":
-            return block_subspace(state.block, state.total, self.k, state.present)
+            return block_subspace(state.block, state.total, self.k, state.present, state.mean_noise)
         return covariance_subspace(
             state.covariance, self.preprocessing, self.k, state.present, state.mean, state.mean_noise
         )

@@ -16,15 +16,19 @@ from pydantic import Field
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import Batch, RecordKind
 from streaming_pca.estimators.base import EstimatorInfo, Plan, Subspace
-from streaming_pca.estimators.block.variances import measure_variances, take_shares
+from streaming_pca.estimators.block.variances import measure_variances, relative_tail, take_shares
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.centre import resolves_radius
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches, clipped_plan
 from streaming_pca.estimators.common.clipped_sums import block_residual_norms, block_sum
 from streaming_pca.estimators.common.composed import ComposedEstimator, ComposedState
-from streaming_pca.estimators.common.error_bounds import angle_bound_of_block
+from streaming_pca.estimators.common.error_bounds import angle_bound_of_block, mean_noise_along
 from streaming_pca.estimators.common.forgetting import HalfLife, kept_share, process_noise
-from streaming_pca.estimators.common.norm_distribution import norm_shares, private_norm_distribution
+from streaming_pca.estimators.common.norm_distribution import (
+    NormDistribution,
+    norm_shares,
+    private_norm_distribution,
+)
 from streaming_pca.estimators.common.present import PresentShare
 from streaming_pca.estimators.common.total_variance import TotalVariance, learn_total
 from streaming_pca.linalg.subspace import orthonormalise, project_symmetric, ritz_pairs
@@ -275,10 +279,11 @@ class BlockUpdate:
         budget: Budget,
         multipliers: list[float],
         kept: float,
+        tail: Matrix,
     ) -> BlockEstimate:
         """Add a batch's variances along the Ritz vectors, averaged by counts (:func:`measure_variances`).
 
-        ``kept`` is the part of their weight that earlier batches keep.
+        ``kept`` is the part of their weight that earlier batches keep, ``tail`` of :func:`relative_tail`.
         """
         count = len(batch) // self.preprocessing.units * self.present
         if not count:
@@ -287,7 +292,7 @@ class BlockUpdate:
         least = max(total, float(values.max(initial=0.0)), 1e-200) / len(estimate.basis) / 4
         scales = np.clip(np.append(values, total - float(values.sum())), least, _LARGEST)
         new = measure_variances(
-            batch, self.preprocessing, (estimate.basis @ turn).T, scales, budget, multipliers, count
+            batch, self.preprocessing, (estimate.basis @ turn).T, scales, budget, multipliers, count, tail
         )
         known = estimate.measured_records * kept
         if estimate.measured is not None and known:
@@ -299,7 +304,13 @@ class BlockUpdate:
         return replace(estimate, measured=new, measured_records=known + count)
 
 
-def block_subspace(estimate: BlockEstimate, total: TotalVariance, k: int, present: PresentShare) -> Subspace:
+def block_subspace(
+    estimate: BlockEstimate,
+    total: TotalVariance,
+    k: int,
+    present: PresentShare,
+    mean_noise: float | None = None,
+) -> Subspace:
     """Compute the release, leading Ritz vectors of the basis: post-processing.
 
     Parameters
@@ -310,6 +321,8 @@ def block_subspace(estimate: BlockEstimate, total: TotalVariance, k: int, presen
         At most the basis' columns.
     present : PresentShare
         Its error is a part of every variance's.
+    mean_noise : float, optional
+        Noise variance of each coordinate of the mean.
     """
     basis, centred = estimate.basis, estimate.product
     inner = basis.T @ centred
@@ -324,6 +337,8 @@ def block_subspace(estimate: BlockEstimate, total: TotalVariance, k: int, presen
         deviations = np.hypot(np.sqrt(estimate.measured[1]), estimate.measured[2])
         variances, errors = estimate.measured[0, :k], deviations[:k]
         whole, whole_error, told = float(estimate.measured[0].sum()), float(np.linalg.norm(deviations)), True
+        errors = np.hypot(errors, mean_noise_along(variances, len(basis), mean_noise))
+        whole_error = math.hypot(whole_error, len(basis) * (mean_noise or 0.0))
     order = np.argsort(-variances, kind="stable")
     return Subspace(
         components[order],
@@ -402,8 +417,9 @@ def learn_block(
     """
     quantile = quantile if options.clip_quantile is None else options.clip_quantile
     shares: list[float] = []
+    norms: NormDistribution | None = None
     if options.clip_radius is None:
-        total = learn_total(
+        total, norms = learn_total(
             total,
             batch,
             update.preprocessing,
@@ -428,7 +444,9 @@ def learn_block(
         estimate = update.step(estimate, max(total.value, 0.0))
     if held:
         kept = kept_share(options.half_life, len(batch) / update.preprocessing.units * update.present)
-        estimate = update.measure(estimate, batch, max(total.value, 0.0), budget, held, kept)
+        whole = max(total.value, 0.0)
+        tail = relative_tail(norms, whole)
+        estimate = update.measure(estimate, batch, whole, budget, held, kept, tail)
     if options.clip_radius is None and not resolves_radius(len(batch), update.multiplier):
         # A radius from few records is a guess, and so is the noise computed from it.
         estimate = replace(estimate, noise=max(estimate.noise, float(np.sum(estimate.product**2))))
@@ -505,4 +523,4 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
 
     def _release(self, state: BlockState) -> Subspace:
         """Return leading Ritz vectors of the basis."""
-        return block_subspace(state.block, state.total, self.k, state.present)
+        return block_subspace(state.block, state.total, self.k, state.present, state.mean_noise)

@@ -17,10 +17,11 @@ from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing, transformed
 from streaming_pca.data.records import Batch
 from streaming_pca.estimators.common.budget import Budget
+from streaming_pca.estimators.common.norm_distribution import NormDistribution
 from streaming_pca.kernels.block.energies import LAYER, add_layers
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
 
-__all__ = ["VARIANCES_SHARE", "measure_variances", "take_shares"]
+__all__ = ["VARIANCES_SHARE", "measure_variances", "relative_tail", "take_shares"]
 
 Matrix = NDArray[np.float64]
 
@@ -33,6 +34,10 @@ _PARTS = (0.5, 0.3, 0.2)
 """Parts of the share that the layers get."""
 _ABOVE = np.array([0.015, 0.003])
 """Usual parts of the variance in the layers after the first: noise is taken down to them."""
+_FULL = 0.01
+"""Mean of the last layer's terms from which on its caps were far too low."""
+_LARGEST = 1e6
+"""Largest error, over the variance."""
 _PRECISION = 0.001
 """Least relative error of a variance."""
 
@@ -59,6 +64,17 @@ def take_shares(budget: Budget) -> list[float]:
     return [budget.take(VARIANCES_SHARE * part) for part in _PARTS]
 
 
+def relative_tail(found: NormDistribution | None, total: float) -> Matrix:
+    """Return E (t - c T)+/T of the traces t, of mean T, for c = 0 and the caps' multiples.
+
+    A direction's squares are taken to have as heavy a tail, in units of their mean.
+    """
+    if found is None or not total > 0:
+        return np.append(1.0, np.zeros(len(_CAPS)))
+    beyond = found.excess(_CAPS * (total / found.present)) / total
+    return np.append(1.0, np.minimum(np.where(np.isfinite(beyond), beyond, 0.0), 1.0))
+
+
 def measure_variances(
     batch: Batch,
     preprocessing: Preprocessing,
@@ -67,6 +83,7 @@ def measure_variances(
     budget: Budget,
     multipliers: Sequence[float],
     count: float,
+    tail: Matrix,
 ) -> Matrix:
     """Measure variances along directions, and of all others together.
 
@@ -86,6 +103,8 @@ def measure_variances(
         Of the Gaussians that the layers may cost, as :func:`take_shares` took them from the budget.
     count : float
         Records that are not null.
+    tail : (4,) float64
+        What lies beyond 0 and each cap, as a part of the whole, as :func:`relative_tail` gives it.
 
     Returns
     -------
@@ -110,7 +129,7 @@ def measure_variances(
         noise[layer] = sigma * unit
     values = np.maximum(found[0], 0.0)
     variances, hidden = noise[0] ** 2, np.zeros(len(scales))
-    for layer, usual in enumerate(_ABOVE, 1):
+    for layer, usual in enumerate(_ABOVE + tail[1:-1] - tail[2:], 1):
         expected = usual * values
         spread = (2 * expected) ** 2
         gain = spread / np.maximum(spread + noise[layer] ** 2, 1e-300)
@@ -120,5 +139,8 @@ def measure_variances(
         variances = variances + gain * gain * noise[layer] ** 2
         hidden = hidden + np.where(gain < 1, spread * (1 - gain) ** 2, 0.0)
     # As much as the last layer holds, noise included, may lie above it.
-    beyond = np.maximum(found[-1], 0.0)
+    beyond = np.maximum(found[-1], 0.0) + 2 * tail[-1] * values
+    # Where that layer is full of records nothing tells how far they reach.
+    beyond = np.where(found[-1] - 2 * noise[-1] > _FULL * depths[-1], np.inf, beyond)
+    beyond = np.minimum(beyond, _LARGEST * np.maximum(values, 1e-300))
     return np.stack([values, variances, np.sqrt(hidden + beyond**2 + (_PRECISION * values) ** 2)])

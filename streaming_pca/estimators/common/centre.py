@@ -51,9 +51,6 @@ _SEEN = 2.0
 """Standard deviations above the noise's own norm that show a mean: small means against moves by noise."""
 _MOST_CUT = 0.25
 """Largest share of the records that a round clips, of few records: noise of the mean against clipping."""
-_TOLD, _COUNTS = 6.0, 14
-"""Deviations of a count that the clipped share exceeds, and typical number of a radius' counts. Noise that
-passes for records far out would put the radius at the end of its public range: a chance below 1e-7."""
 _LEAST = 100.0
 """Records, at multiplier 1, below which no mean is measured."""
 
@@ -80,14 +77,12 @@ def resolves_radius(count: int, multiplier: float) -> bool:
 
 
 def _clip_quantile(dim: int, count: int, multiplier: float, share: float) -> float:
-    """Return the quantile of |x - c| that becomes the radius.
+    """Return the quantile of |x - c| that becomes the radius, where its counts tell as small a share.
 
     Noise in the mean is about 2 sqrt(d)/(n mu) radii long, and what is cut off about as many radii as
-    the share of the records beyond. So both are the same here, where the counts tell so small a share.
+    the share of the records beyond. So both are the same here.
     """
-    noise = 2 * math.sqrt(dim / share) * multiplier / max(count, 1)
-    told = _TOLD * math.sqrt(_COUNTS / radius_share(count, multiplier)) * multiplier / max(count, 1)
-    return 1 - min(max(noise, told), _MOST_CUT)
+    return 1 - min(2 * math.sqrt(dim / share) * multiplier / max(count, 1), _MOST_CUT)
 
 
 def coarse_to_fine(

@@ -151,6 +151,9 @@ class ComposedEstimator(Estimator[S, O]):
             return replace(state, mean_weight=weight)
         # Gains go by counts, but a round whose radius was far too large must move little.
         gain = min(present / weight, _TRUSTED * math.sqrt(known_noise / fresh) if fresh > 0 else 1.0)
+        if state.mean is None or known_noise > _TRUSTED**2 * fresh:
+            # Batches that hardly saw a mean count by their noise.
+            gain = max(gain, known_noise / max(known_noise + fresh, 1e-300))
         with np.errstate(all="ignore"):
             moved = np.clip(before + gain * (anchor + step - before), lower, upper)
         noise = (1 - gain) ** 2 * known_noise + gain**2 * fresh

@@ -19,6 +19,7 @@ __all__ = [
     "angle_bound_of_block",
     "angle_bound_of_covariance",
     "explained_ratio",
+    "mean_noise_along",
 ]
 
 Matrix = NDArray[np.float64]
@@ -27,6 +28,8 @@ FAILURE = 0.05
 """Failure probability of an angle bound, over the noise."""
 
 _SAYS_NOTHING = math.pi / 2
+_BURIED = 3.0
+"""A variance, over the noise of the whole mean, below which its direction may be that noise."""
 _QUARTER_ARC = math.sqrt(math.pi / 2) * (math.pi / 2 + math.sqrt(2)) / (2 * math.pi)
 """E sup <g, e> over the unit vectors e of a quadrant of the plane: by its hull's perimeter (Cauchy)."""
 
@@ -117,6 +120,15 @@ def angle_bound_of_block(singular_values: Matrix, k: int, dim: int, sigma: float
         above = float(singular_values[k - 1]) - float(singular_values[k])
         gap = above - sigma * (2 * _length(k + 1) + tail)
     return math.asin(noise / gap) if noise < gap < math.inf else _SAYS_NOTHING
+
+
+def mean_noise_along(variances: Matrix, dim: int, noise: float | None) -> Matrix:
+    """Return what the noise of the mean, of this variance in each coordinate, adds to variances.
+
+    Its square is a direction of its own: where it is large, it may be the one that was found.
+    """
+    noise = noise or 0.0
+    return np.asarray(noise * np.where(variances < _BURIED * dim * noise, dim, math.sqrt(dim)))
 
 
 def explained_ratio(explained_variance: Matrix, total_variance: float) -> Matrix | None:

@@ -49,6 +49,13 @@ _INTERPOLATED = 0.1
 _UNSEEN = 0.5
 """Deviation of what a count may hide that is not filled, over its noise."""
 
+_SURE = 6.0
+"""Deviations of a count below which it shows no records: few enough are as good as none, and noise that
+passes for records far out would put a radius at the end of its public range."""
+
+_MOST_SURE = 0.25
+"""Largest share of the records that this asks for."""
+
 _LEAST_PRESENT = 0.02
 """Least share of records that are not null, which later divides."""
 
@@ -180,10 +187,13 @@ def private_quantile_radius(
     queries = 1 + math.ceil(math.log2(steps + 1))
     count = max(len(norms), 1)
     counted = norms.above(radii)
+    least = 0.0
 
     def above(place: int) -> float:
+        nonlocal least
         exact = np.array([counted(place)], dtype=np.int64)
         sigma = budget.sigma(budget.take(share / queries), float(_GRAIN))
+        least = min(_SURE * sigma / _GRAIN / count, _MOST_SURE)
         noisy = gaussian_on_vector(exact * _GRAIN, sigma)
         return float(noisy[0]) / _GRAIN / count
 
@@ -191,7 +201,7 @@ def private_quantile_radius(
     first, last = 0, steps
     while last - first > 1:
         middle = (first + last) // 2
-        if above(middle) > (1 - quantile) * present:
+        if above(middle) > max((1 - quantile) * present, least):
             first = middle
         else:
             last = middle
@@ -287,7 +297,10 @@ class NormCounts:
 
     def _beyond(self, shares: Vector, deviation: float, edges: Vector, last: int) -> float:
         """Extrapolate the mean norm beyond the last filled bin by a power law."""
-        if not 0 < last < BINS - 1:
+        if last == BINS - 1:
+            # Nothing tells how far it reaches: as much again as from the median to its beginning.
+            return max(float(shares[last]), 0.0) * float(edges[last]) ** 2 / self.median
+        if not last:
             return 0.0
         before, width = math.log2(edges[last] / edges[last - 1]), math.log2(edges[last + 1] / edges[last])
         slope, above = _LEAST_SLOPE, 0.0

@@ -12,7 +12,11 @@ from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import Batch, RecordKind
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.clipped_sums import record_norms
-from streaming_pca.estimators.common.norm_distribution import norm_shares, private_norm_distribution
+from streaming_pca.estimators.common.norm_distribution import (
+    NormDistribution,
+    norm_shares,
+    private_norm_distribution,
+)
 from streaming_pca.kernels.lattice import RADIUS
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
 
@@ -85,8 +89,10 @@ def learn_total(
     multiplier: float,
     norm_range: tuple[float, float],
     present: float = 1.0,
-) -> TotalVariance:
+) -> tuple[TotalVariance, NormDistribution | None]:
     """Add a batch's noisy mean of min(trace, R), R its 0.95 quantile.
+
+    The batch's distribution of traces comes with it, where one was counted.
 
     The trace of a symmetric matrix is no variance: for this kind nothing is spent.
 
@@ -110,21 +116,23 @@ def learn_total(
     2**40 and a function of its record alone, so the sum's sensitivity is 2**40.
     """
     if preprocessing.kind is not RecordKind.FACTOR:
-        return known
+        return known, None
     traces = record_norms(batch, preprocessing)
     count = len(traces)
     if not count:
-        return known
+        return known, None
     shares = norm_shares(count, multiplier, _COUNTS_PART)
-    radius = private_norm_distribution(traces, *norm_range, budget, shares).quantile(_QUANTILE)
+    found = private_norm_distribution(traces, *norm_range, budget, shares)
+    radius = found.quantile(_QUANTILE)
     exact = traces.sum(_Terms(radius))
     sigma = budget.sigma(budget.take(_SHARE), float(TOTAL_LATTICE))
     there = count * present
     scale = radius / TOTAL_LATTICE / there
     noisy = float(gaussian_on_vector(exact, sigma)[0]) * scale
     share = there / (known.weight + there)
-    return TotalVariance(
+    total = TotalVariance(
         known.value + share * (noisy - known.value),
         (1 - share) ** 2 * known.noise + (share * sigma * scale) ** 2,
         known.weight + there,
     )
+    return total, found

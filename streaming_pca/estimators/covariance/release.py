@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Subspace
-from streaming_pca.estimators.common.error_bounds import FAILURE, angle_bound_of_covariance
+from streaming_pca.estimators.common.error_bounds import FAILURE, angle_bound_of_covariance, mean_noise_along
 from streaming_pca.estimators.common.present import PresentShare
 from streaming_pca.estimators.covariance.radius_choice import leading_subspaces, symmetric_noise
 from streaming_pca.estimators.covariance.state import CovarianceEstimate
@@ -26,8 +26,6 @@ _PAIRS, _GUARDS = 40, 4
 """Simulated pairs of an angle bound, and columns of the iteration beyond the rank: precision, time."""
 _LOST = 1.4
 """Radians from which on a simulated bound is replaced by pi/2."""
-_BURIED = 3.0
-"""A variance, over the noise of the whole mean, below which its direction may be that noise."""
 
 
 def covariance_subspace(
@@ -78,11 +76,8 @@ def covariance_subspace(
     variances, total = found.along, found.total
     order = np.argsort(-variances, kind="stable")
     errors, total_error = found.errors, found.total_error
-    if mean_noise:
-        # What noise the mean has is a direction of its own: where it is large, it may be the one found.
-        buried = variances < _BURIED * dim * mean_noise
-        errors = np.hypot(errors, mean_noise * np.where(buried, dim, math.sqrt(dim)))
-        total_error = math.hypot(total_error, dim * mean_noise)
+    errors = np.hypot(errors, mean_noise_along(variances, dim, mean_noise))
+    total_error = math.hypot(total_error, dim * (mean_noise or 0.0))
     finite = math.isfinite(total) and math.isfinite(total_error) and bool(np.isfinite(errors).all())
     # The trace of indefinite matrices is no variance.
     is_total = finite and preprocessing.kind is RecordKind.FACTOR

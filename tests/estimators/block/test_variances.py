@@ -79,7 +79,14 @@ def test_its_layers_cost_no_more_than_the_pass() -> None:
     assert budget.rest() == 1 - VARIANCES_SHARE
     with replace_noise_sampler(sampler):
         values, noise, hidden = measure_variances(
-            batch, Preprocessing(dim=D, centering="none"), BASIS, np.ones(3), budget, multipliers, 500.0
+            batch,
+            Preprocessing(dim=D, centering="none"),
+            BASIS,
+            np.ones(3),
+            budget,
+            multipliers,
+            500.0,
+            np.array([1.0, 0.0, 0.0, 0.0]),
         )
     asked = [(size, sigma) for kind, size, sigma in sampler.asked if kind == "gaussian"]
     assert [size for size, _ in asked] == [3] * len(_PARTS) == [3] * len(_CAPS)

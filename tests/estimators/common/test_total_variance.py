@@ -31,7 +31,7 @@ def learn(
     preprocessing = Preprocessing(dim=D, centering="none")
     budget = budget or Budget(Z, 1.0)
     with replace_noise_sampler(sampler or ScriptedSampler()):
-        return learn_total(known or TotalVariance(), part, preprocessing, budget, Z, SPAN)
+        return learn_total(known or TotalVariance(), part, preprocessing, budget, Z, SPAN)[0]
 
 
 def rows(x: Floats) -> list[Any]:
@@ -131,7 +131,7 @@ def test_matrices_have_no_total_variance_and_spend_nothing() -> None:
     batch = ArrayBatch(np.ones((1000 * D, D)), np.arange(0, 1000 * D + 1, D), RecordKind.MATRIX)
     preprocessing = Preprocessing(dim=D, kind=RecordKind.MATRIX, centering="none")
     budget = Budget(Z, 1.0)
-    assert learn_total(TotalVariance(), batch, preprocessing, budget, Z, SPAN) == TotalVariance()
+    assert learn_total(TotalVariance(), batch, preprocessing, budget, Z, SPAN) == (TotalVariance(), None)
     assert budget.left == WHOLE
 
 
