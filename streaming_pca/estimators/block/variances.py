@@ -45,17 +45,17 @@ _PRECISION = 0.001
 class _Layers:
     """Sum of the layers of every record, as a kernel of :meth:`Batch.sum`."""
 
-    limit, whole = 2**12, False
+    limit, whole = 2**9, False
 
     def __init__(self, preprocessing: Preprocessing, directions: Matrix, caps: Matrix) -> None:
         self.preprocessing = preprocessing
-        self.directions, self.caps = np.ascontiguousarray(directions), np.ascontiguousarray(caps)
+        self.columns, self.caps = np.ascontiguousarray(directions.T), np.ascontiguousarray(caps)
         self.shape: tuple[int, ...] = caps.shape
 
     def __call__(self, block: ArrayBatch) -> NDArray[np.int64]:
         starts, rows = transformed(self.preprocessing, block)
         total = np.zeros(self.shape, dtype=np.int64)
-        add_layers(np.asarray(rows, dtype=np.float64), starts, self.directions, self.caps, total)
+        add_layers(np.asarray(rows, dtype=np.float64), starts, self.columns, self.caps, total)
         return total
 
 
@@ -65,9 +65,10 @@ def take_shares(budget: Budget) -> list[float]:
 
 
 def relative_tail(found: NormDistribution | None, total: float) -> Matrix:
-    """Return E (t - c T)+/T of the traces t, of mean T, for c = 0 and the caps' multiples.
+    """Return what lies beyond multiples of the total, as a part of it.
 
-    A direction's squares are taken to have as heavy a tail, in units of their mean.
+    E (t - c T)+/T of the traces t, of mean T, for c = 0 and the caps' multiples. A direction's squares are
+    taken to have as heavy a tail, in units of their mean.
     """
     if found is None or not total > 0:
         return np.append(1.0, np.zeros(len(_CAPS)))

@@ -77,10 +77,10 @@ def resolves_radius(count: int, multiplier: float) -> bool:
 
 
 def _clip_quantile(dim: int, count: int, multiplier: float, share: float) -> float:
-    """Return the quantile of |x - c| that becomes the radius, where its counts tell as small a share.
+    """Return the quantile of |x - c| that becomes the radius.
 
     Noise in the mean is about 2 sqrt(d)/(n mu) radii long, and what is cut off about as many radii as
-    the share of the records beyond. So both are the same here.
+    the share of the records beyond. So both are the same here, where the counts tell so small a share.
     """
     return 1 - min(2 * math.sqrt(dim / share) * multiplier / max(count, 1), _MOST_CUT)
 

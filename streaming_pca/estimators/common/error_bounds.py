@@ -123,9 +123,10 @@ def angle_bound_of_block(singular_values: Matrix, k: int, dim: int, sigma: float
 
 
 def mean_noise_along(variances: Matrix, dim: int, noise: float | None) -> Matrix:
-    """Return what the noise of the mean, of this variance in each coordinate, adds to variances.
+    """Return what the noise of the mean adds to variances.
 
-    Its square is a direction of its own: where it is large, it may be the one that was found.
+    ``noise`` is its variance in each coordinate. Where that is large, the mean's error is a direction of
+    its own, perhaps the one found.
     """
     noise = noise or 0.0
     return np.asarray(noise * np.where(variances < _BURIED * dim * noise, dim, math.sqrt(dim)))

@@ -33,25 +33,28 @@ def add_layers(
     ----------
     rows : (n, d) float64, finite
     starts : (m + 1,) int64
-    directions : (k, d) float64
-        Orthonormal; y_i = sum over rows of (v_i . row)^2, and last the rest of the rows' squared norms.
+    directions : (d, k) float64
+        Orthonormal columns; y_i = sum over rows of (v_i . row)^2, and last the rest of the rows'
+        squared norms.
     caps : (l, k + 1) float64
         Increasing down each column, above 0.
     total : (l, k + 1) int64
         Updated in place.
     """
-    k, d = directions.shape
-    energies = np.empty(k + 1)
+    d, k = directions.shape
+    energies, products = np.empty(k + 1), np.empty(k)
     for record in range(starts.shape[0] - 1):
         energies[:] = 0.0
         for row in range(starts[record], starts[record + 1]):
+            products[:] = 0.0
             for j in range(d):
-                energies[k] += rows[row, j] * rows[row, j]
+                x = rows[row, j]
+                energies[k] += x * x
+                # Each product has its own sum, so that vector instructions reorder nothing.
+                for i in range(k):
+                    products[i] += directions[j, i] * x
             for i in range(k):
-                product = 0.0
-                for j in range(d):
-                    product += directions[i, j] * rows[row, j]
-                energies[i] += product * product
+                energies[i] += products[i] * products[i]
         for i in range(k):
             energies[k] -= energies[i]
         for i in range(k + 1):

@@ -35,7 +35,7 @@ CAPS = np.cumsum(np.array([[0.5, 1.0, 2.0]] * 3), axis=0)
 
 def layers(rows: np.ndarray, starts: list[int]) -> np.ndarray:
     total = np.zeros(CAPS.shape, dtype=np.int64)
-    add_layers(rows, np.array(starts), BASIS, CAPS, total)
+    add_layers(rows, np.array(starts), np.ascontiguousarray(BASIS.T), CAPS, total)
     return total
 
 
