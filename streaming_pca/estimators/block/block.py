@@ -443,10 +443,11 @@ def learn_block(
         estimate, clipped = update.learn(estimate, batch, radius, weight, options.half_life, multiplier)
         estimate = update.step(estimate, max(total.value, 0.0))
     if held:
+        # Numbers may overflow, and no record may be told by an error.
         kept = kept_share(options.half_life, len(batch) / update.preprocessing.units * update.present)
         whole = max(total.value, 0.0)
-        tail = relative_tail(norms, whole)
-        estimate = update.measure(estimate, batch, whole, budget, held, kept, tail)
+        with np.errstate(all="ignore"):
+            estimate = update.measure(estimate, batch, whole, budget, held, kept, relative_tail(norms, whole))
     if options.clip_radius is None and not resolves_radius(len(batch), update.multiplier):
         # A radius from few records is a guess, and so is the noise computed from it.
         estimate = replace(estimate, noise=max(estimate.noise, float(np.sum(estimate.product**2))))

@@ -51,6 +51,8 @@ _SEEN = 2.0
 """Standard deviations above the noise's own norm that show a mean: small means against moves by noise."""
 _MOST_CUT = 0.25
 """Largest share of the records that a round clips, of few records: noise of the mean against clipping."""
+_SURE = 6.0
+"""Deviations of a count below which a round takes it for noise: a chance of 1e-7 in all its rounds."""
 _LEAST = 100.0
 """Records, at multiplier 1, below which no mean is measured."""
 
@@ -174,7 +176,7 @@ def refine(
     norms = batch.map(MeanNorms(about))
     shared = radius_share(len(norms), budget.multiplier)
     quantile = _clip_quantile(len(centre), len(norms), budget.multiplier, share)
-    radius, _ = private_quantile_radius(norms, *radii, quantile, budget, shared)
+    radius, _ = private_quantile_radius(norms, *radii, quantile, budget, shared, _SURE)
     sigma = budget.sigma(budget.take(share), 2.0 * MEAN_RADIUS)
     noisy = gaussian_on_vector(clipped_mean_sum(batch, about, radius), sigma)
     count = max(len(batch), 1) * present

@@ -151,7 +151,7 @@ class ComposedEstimator(Estimator[S, O]):
             return replace(state, mean_weight=weight)
         # Gains go by counts, but a round whose radius was far too large must move little.
         gain = min(present / weight, _TRUSTED * math.sqrt(known_noise / fresh) if fresh > 0 else 1.0)
-        if state.mean is None or known_noise > _TRUSTED**2 * fresh:
+        if seen and (state.mean is None or known_noise > _TRUSTED**2 * fresh):
             # Batches that hardly saw a mean count by their noise.
             gain = max(gain, known_noise / max(known_noise + fresh, 1e-300))
         with np.errstate(all="ignore"):

@@ -49,9 +49,8 @@ _INTERPOLATED = 0.1
 _UNSEEN = 0.5
 """Deviation of what a count may hide that is not filled, over its noise."""
 
-_SURE = 6.0
-"""Deviations of a count below which it shows no records: few enough are as good as none, and noise that
-passes for records far out would put a radius at the end of its public range."""
+_SURE = 2.0
+"""Deviations of a count below which it shows no records: few are as good as none."""
 
 _MOST_SURE = 0.25
 """Largest share of the records that this asks for."""
@@ -155,7 +154,13 @@ def norm_shares(count: int, multiplier: float, part: float = 1.0) -> tuple[float
 
 
 def private_quantile_radius(
-    norms: RecordValues, low: float, high: float, quantile: float, budget: Budget, share: float
+    norms: RecordValues,
+    low: float,
+    high: float,
+    quantile: float,
+    budget: Budget,
+    share: float,
+    sure: float = _SURE,
 ) -> tuple[float, float]:
     """Find a quantile of the norms of non-null records, by bisection with noisy counts.
 
@@ -169,6 +174,9 @@ def private_quantile_radius(
     budget : Budget
     share : float
         Share of the budget for all counts together.
+    sure : float
+        Deviations of a count below which it shows no records. Noise that passes for records far out
+        would put the radius at the end of its range.
 
     Returns
     -------
@@ -193,7 +201,7 @@ def private_quantile_radius(
         nonlocal least
         exact = np.array([counted(place)], dtype=np.int64)
         sigma = budget.sigma(budget.take(share / queries), float(_GRAIN))
-        least = min(_SURE * sigma / _GRAIN / count, _MOST_SURE)
+        least = min(sure * sigma / _GRAIN / count, _MOST_SURE)
         noisy = gaussian_on_vector(exact * _GRAIN, sigma)
         return float(noisy[0]) / _GRAIN / count
 

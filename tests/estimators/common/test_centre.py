@@ -248,5 +248,5 @@ def test_noise_puts_no_radius_far_beyond_few_records(count: int, there: int) -> 
     norms = ArrayBatch.of_vectors(x).map(module.MeanNorms(Preprocessing(dim=1, centering="none")))
     for seed in range(60):
         with replace_noise_sampler(SeededSampler(seed)):
-            radius, _ = private_quantile_radius(norms, 2.0**-12, 2.0**40, 0.99, Budget(4.0, 1.0), 0.004)
+            radius, _ = private_quantile_radius(norms, 2.0**-12, 2.0**40, 0.99, Budget(4.0, 1.0), 0.004, 6.0)
         assert radius <= 2.0**-9
