@@ -49,6 +49,9 @@ _ENOUGH = 2.5
 about the largest eigenvalue of the covariance's noise."""
 _SEEN = 2.0
 """Standard deviations above the noise's own norm that show a mean: small means against moves by noise."""
+_CUT = 4.0
+"""Share of the records that a round clips, over the length of its noise in radii: records far out on one
+side alone cut the most, and noise harms the components in any case."""
 _MOST_CUT = 0.25
 """Largest share of the records that a round clips, of few records: noise of the mean against clipping."""
 _SURE = 6.0
@@ -81,10 +84,10 @@ def resolves_radius(count: int, multiplier: float) -> bool:
 def _clip_quantile(dim: int, count: int, multiplier: float, share: float) -> float:
     """Return the quantile of |x - c| that becomes the radius.
 
-    Noise in the mean is about 2 sqrt(d)/(n mu) radii long, and what is cut off about as many radii as
-    the share of the records beyond. So both are the same here, where the counts tell so small a share.
+    Noise in the mean is about 2 sqrt(d)/(n mu) radii long, and what is cut off at most as many radii as
+    the share of the records beyond, where the counts tell so small a share.
     """
-    return 1 - min(2 * math.sqrt(dim / share) * multiplier / max(count, 1), _MOST_CUT)
+    return 1 - min(_CUT * 2 * math.sqrt(dim / share) * multiplier / max(count, 1), _MOST_CUT)
 
 
 def coarse_to_fine(

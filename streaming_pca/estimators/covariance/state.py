@@ -21,6 +21,10 @@ MAX_COVARIANCE_DIM = 512
 SLOTS = 10
 """Most radii of a grid: fineness against noise, time and state."""
 
+_NEW = 2.0
+"""Variance of what a new radius adds, over the last one's. Earlier records hardly reached it, which is known
+about as well as if it had been measured: so batches weigh by their counts there too."""
+
 GREATEST = 1e300
 """Bound on the numbers of a state; larger ones count as overflowed."""
 
@@ -175,21 +179,12 @@ class CovarianceEstimate:
         return replace(self, radii=grid, moments=_packed(moments), noise=whole, doubt=whole * count)
 
     def with_look(self, moments: Matrix, noise: Matrix, count: float) -> CovarianceEstimate:
-        """Add one more look at all radii; parameters as for :meth:`with_first_look`.
-
-        The moment at the released radius has a gain of its own, and so has each other moment's distance
-        from it. Optimal gains for the noise, with all covariances, can be far from 0 to 1: they would
-        amplify what the records of two batches differ by.
-        """
-        used, chosen = self.used, self.chosen
-        doubt, before, new = self.doubt[:used, :used], self.noise[:used, :used], noise * count
-        own = _gains(doubt, new, chosen)
-        gain: Matrix = np.diag(own)
-        gain[:, chosen] += own[chosen] - own
-        gain[chosen, chosen] = own[chosen]
-        left = np.eye(used) - gain
-        after = left @ doubt @ left.T + gain @ new @ gain.T
-        return self._kalman_step(gain, _packed(moments)[:used], after, before, noise)
+        """Add one more look at all radii; parameters as for :meth:`with_first_look`."""
+        used = self.used
+        doubt, before = self.doubt[:used, :used], self.noise[:used, :used]
+        new = noise * count
+        gain: Matrix = np.asarray(np.linalg.solve((doubt + new).T, doubt.T).T, dtype=np.float64)
+        return self._kalman_step(gain, _packed(moments)[:used], doubt - gain @ doubt, before, noise)
 
     def with_sum(self, slot: int, moment: Matrix, variance: float, count: float) -> CovarianceEstimate:
         """Add one more sum at one radius, with this noise variance on its diagonal."""
@@ -226,7 +221,7 @@ class CovarianceEstimate:
     def extended_to(self, radius: float) -> CovarianceEstimate:
         """Extend the grid by larger radii up to this one; the smallest radii make room.
 
-        A new radius starts from the largest old moment, with very large noise beyond it.
+        A new radius starts from the largest old moment, which its batches would have had there.
         """
         used = self.used
         if used < 2 or self.radii[used - 1] >= radius:
@@ -247,18 +242,6 @@ class CovarianceEstimate:
         return replace(self, radii=radii, moments=moments, noise=grown[0], doubt=grown[1], chosen=chosen)
 
 
-def _gains(known: Matrix, new: Matrix, chosen: int) -> Matrix:
-    """Return scalar gains: of one slot, and of the others' distances from it."""
-    variances = []
-    for part in (known, new):
-        own = np.diagonal(part)
-        apart = own + own[chosen] - 2 * part[:, chosen]
-        apart[chosen] = own[chosen]
-        variances.append(np.maximum(apart, 0.0))
-    whole = variances[0] + variances[1]
-    return np.where(whole > 0, variances[0] / np.maximum(whole, 1e-300), 0.0)
-
-
 def _packed(moments: Matrix) -> Matrix:
     """Pack (l, d, d) moments into (SLOTS, d (d + 1)/2), zeros behind the last."""
     packed = np.stack([pack_symmetric(moment) for moment in moments])
@@ -266,11 +249,11 @@ def _packed(moments: Matrix) -> Matrix:
 
 
 def _extended(covariance: Matrix, more: int) -> Matrix:
-    """Extend a covariance to new radii, each adding 10^4 times the last variance."""
+    """Extend a covariance to new radii, each adding ``_NEW`` times the last variance."""
     used = len(covariance)
     out = np.zeros((SLOTS, SLOTS))
     last = np.minimum(np.arange(used + more), used - 1)
     out[: used + more, : used + more] = covariance[np.ix_(last, last)]
-    steps = np.arange(1, more + 1) * 1e4 * covariance[-1, -1]
+    steps = np.arange(1, more + 1) * _NEW * covariance[-1, -1]
     out[used : used + more, used : used + more] += np.minimum.outer(steps, steps)
     return out

@@ -40,12 +40,12 @@ def layered(rng: np.random.Generator, used: int) -> Floats:
     return np.minimum.outer(known, known)
 
 
-def history(seed: int, used: int, counts: list[float], looks: bool = True) -> list[Seen]:
-    """A first look, then sums and looks by turns, or sums alone."""
+def history(seed: int, used: int, counts: list[float]) -> list[Seen]:
+    """A first look, then sums and looks by turns."""
     rng = utility_generator(seed)
     found = [Seen(None, symmetric(rng, used), layered(rng, used), counts[0])]
     for i, count in enumerate(counts[1:]):
-        if i % 2 and looks:
+        if i % 2:
             found.append(Seen(None, symmetric(rng, used), layered(rng, used), count))
         else:
             slot = int(rng.integers(used))
@@ -78,27 +78,15 @@ def least_squares(seen: list[Seen], used: int) -> tuple[Floats, Floats]:
 
 @pytest.mark.parametrize("used", [1, 2, 5, SLOTS])
 @pytest.mark.parametrize("counts", [[1.0] * 6, [100.0, 160.0, 256.0, 400.0], [10.0, 1e6, 3.0, 1e5, 40.0]])
-def test_sums_are_generalised_least_squares(used: int, counts: list[float]) -> None:
+def test_it_is_generalised_least_squares(used: int, counts: list[float]) -> None:
     for seed in range(5):
-        seen = history(seed, used, counts, looks=False)
+        seen = history(seed, used, counts)
         estimate = learnt(seen, used)
         moments, noise = least_squares(seen, used)
         np.testing.assert_allclose(estimate.all_moments(), moments, rtol=1e-6, atol=1e-8)
         np.testing.assert_allclose(estimate.noise[:used, :used], noise, rtol=1e-6, atol=1e-9)
         assert not estimate.noise[used:].any()
         estimate.check()
-
-
-def test_what_batches_differ_by_is_not_amplified() -> None:
-    """A look that is higher by 1 at all radii moves each of them by a part of 1, and all alike."""
-    for seed in range(20):
-        seen = history(seed, 5, [10.0, 400.0, 30.0, 60.0])
-        before = learnt(seen, 5)
-        shown = before.all_moments() + np.eye(D)
-        after = before.with_look(shown, layered(utility_generator(seed), 5), 50.0)
-        moved = np.array([np.diag(m) for m in after.all_moments() - before.all_moments()])
-        np.testing.assert_allclose(moved, moved[0, 0], rtol=1e-9)
-        assert 0 < moved[0, 0] < 1
 
 
 def test_of_batches_alike_the_noise_is_the_least_that_any_weights_give() -> None:
@@ -185,7 +173,7 @@ def test_a_grid_that_reaches_further_keeps_what_it_knew(used: int, factor: float
         last = len(kept) - 1
         for slot in range(len(kept), grown.used):
             np.testing.assert_array_equal(grown.moment(slot), moments[-1])
-            assert grown.noise[slot, slot] > 1e3 * grown.noise[last, last]
+            assert grown.noise[slot, slot] > 2 * grown.noise[last, last]
         if chosen in kept:
             assert grown.radii[grown.chosen] == radii[chosen]
 
@@ -199,22 +187,22 @@ def test_a_grid_that_reaches_far_enough_stays() -> None:
     assert estimate.extended_to(0.1) is estimate
 
 
-def test_a_new_radius_believes_what_it_is_shown() -> None:
-    """And what is seen there says little of the old ones."""
+def test_batches_weigh_by_their_counts_at_a_new_radius() -> None:
+    """Records before it hardly reached it, which is known of them."""
     rng = utility_generator(0)
-    moments, noise = symmetric(rng, 2), layered(rng, 2)
+    moments, noise = symmetric(rng, 2), np.array([[1.0, 1.0], [1.0, 2.0]])
     estimate = (
         CovarianceEstimate.empty(D)
         .with_first_look(np.array([1.0, 2.0]), moments, noise, 10.0)
         .extended_to(4.0)
     )
-    shown = symmetric(rng, 3)
-    after = estimate.with_look(shown, layered(rng, 3), 10.0)
-    # Beyond the released one, which is the same in both.
-    np.testing.assert_allclose(after.moment(2) - after.moment(0), shown[2] - shown[0], atol=0.01)
-    alone = estimate.with_sum(2, shown[2], 0.1, 10.0)
-    np.testing.assert_allclose(alone.moment(2), shown[2], atol=0.01)
-    np.testing.assert_allclose(alone.moment(0), moments[0], atol=0.01)
+    # One that is higher by 1 at all radii, and by 2 beyond the old ones.
+    shown = estimate.all_moments() + np.array([1.0, 1.0, 2.0])[:, None, None] * np.eye(D)
+    moved = np.diag(
+        estimate.with_look(shown, np.minimum.outer([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]), 10.0).moment(2)
+        - estimate.moment(2)
+    )
+    assert np.all((moved > 0.8) & (moved < 1.7))
 
 
 # Coordinates.

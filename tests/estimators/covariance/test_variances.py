@@ -125,3 +125,16 @@ def test_noise_lifts_an_eigenvalue_above_the_variance_along_its_vector() -> None
     assert np.mean(found) == pytest.approx(np.mean(along), abs=0.02)
     assert _lift(0.1, 1.0) == 0.1
     assert _lift(-1.0, 1.0) == 0.0
+
+
+def test_variances_of_records_that_grow_are_of_all_of_them() -> None:
+    """Larger radii are found on the way; earlier batches count there too."""
+    rng, parts = np.random.default_rng(5), []
+    with replace_noise_sampler(SeededSampler(0)):
+        pca = PrivatePCA(2, epsilon=2.0)
+        for batch in range(20):
+            parts.append(rng.normal(size=(3000, 6)) * [4, 3, 2, 1, 1, 0.5] * (1 + batch / 8))
+            pca.partial_fit(parts[-1])
+    apart, off = scores(pca, np.concatenate(parts))
+    assert np.all(np.abs(apart) <= 3)
+    assert np.all(np.abs(off) <= 0.5)
