@@ -328,8 +328,8 @@ def block_subspace(
     inner = basis.T @ centred
     values, turn = ritz_pairs(inner, k)
     components = (basis @ turn).T
-    variances, errors = np.maximum(values, 0.0), np.full(k, math.sqrt(estimate.noise))
     noise = math.sqrt(estimate.noise)
+    variances, errors = np.maximum(values, 0.0), np.full(k, noise)
     known = bool(estimate.spectrum.any()) and math.isfinite(noise)
     whole, whole_error = max(total.value, 0.0), total.standard_error
     told = total.weight > 0 and math.isfinite(whole)

@@ -18,6 +18,7 @@ from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
 
 __all__ = [
+    "BELOW_MEDIAN",
     "BINS",
     "NormCounts",
     "NormDistribution",
@@ -42,6 +43,8 @@ BINS = len(_TAIL)
 _NEXT, _FAR = 2.0, 5.0
 """Standard deviations from which on a bin counts as filled: the next one in a row, and any bin."""
 
+BELOW_MEDIAN = 0.75
+"""Mean of the norms below the median, over the median."""
 _LEAST_SLOPE, _MOST_SLOPE = 1.5, 30.0
 """Limits of the power by which shares above a norm fall beyond the last filled bin."""
 _INTERPOLATED = 0.1

@@ -17,12 +17,12 @@ from streaming_pca.estimators.common.norm_distribution import (
     norm_shares,
     private_norm_distribution,
 )
-from streaming_pca.kernels.lattice import RADIUS
+from streaming_pca.kernels.block.energies import LAYER
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
 
 __all__ = ["TOTAL_LATTICE", "TotalVariance", "learn_total"]
 
-TOTAL_LATTICE = RADIUS**2
+TOTAL_LATTICE = LAYER
 """Largest term: fine enough that rounding costs next to nothing; 2**22 terms fit int64."""
 
 # Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").

@@ -28,6 +28,7 @@ from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches
 from streaming_pca.estimators.common.forgetting import HalfLife, kept_share, process_noise
 from streaming_pca.estimators.common.norm_distribution import (
+    BELOW_MEDIAN,
     NormCounts,
     NormDistribution,
     norm_shares,
@@ -266,7 +267,7 @@ class CovarianceUpdate:
     def _grid(self, found: NormDistribution, count: int) -> Matrix:
         """Return radii from the median to where little is cut off, or counts end."""
         low = float(found.radii[0])
-        whole = float(found.excess(low)) + 0.75 * low
+        whole = float(found.excess(low)) + BELOW_MEDIAN * low
         # With less noise, the largest radius must cut off less.
         noise = math.sqrt(self.preprocessing.output_dim) * self.multiplier / max(count, 1)
         enough = found.excess(found.radii) / whole <= min(_CUT, noise)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.records import RecordKind
-from streaming_pca.estimators.common.norm_distribution import Tail
+from streaming_pca.estimators.common.norm_distribution import BELOW_MEDIAN, Tail
 from streaming_pca.estimators.covariance.state import CovarianceEstimate
 
 __all__ = ["Variances", "read_variances"]
@@ -30,8 +30,6 @@ _BEYOND = 0.5
 _PRECISION = 0.001
 """Least relative error of a variance: the model's."""
 _ROUNDS = 3
-_MIDDLE = 0.75
-"""Mean of the norms below the median, over the median."""
 _LEAST_KEPT = 0.1
 """Least share that a clip is taken to keep: variances are scaled up tenfold at most."""
 
@@ -184,7 +182,7 @@ class _Range:
         self.last = estimate.used - 1
         self.noise = math.sqrt(float(estimate.noise[self.last, self.last]))
         self.carried = float(_carried(estimate)[self.last])
-        norm = float(tail.excess[0] + _MIDDLE * estimate.radii[0])
+        norm = float(tail.excess[0] + BELOW_MEDIAN * estimate.radii[0])
         if kind is RecordKind.FACTOR:
             # In the coordinates of the clip.
             moment = estimate.moment(self.last) / np.sqrt(np.outer(estimate.weights, estimate.weights))
