@@ -67,13 +67,13 @@ def take_shares(budget: Budget) -> list[float]:
 def relative_tail(found: NormDistribution | None, total: float) -> Matrix:
     """Return what lies beyond multiples of the total, as a part of it.
 
-    E (t - c T)+/T of the traces t, of mean T, for c = 0 and the caps' multiples. A direction's squares are
+    E (t - c T)+/T of the traces t, of mean T, for c the caps' multiples. A direction's squares are
     taken to have as heavy a tail, in units of their mean.
     """
     if found is None or not total > 0:
-        return np.append(1.0, np.zeros(len(_CAPS)))
+        return np.zeros(len(_CAPS))
     beyond = found.excess(_CAPS * (total / found.present)) / total
-    return np.append(1.0, np.minimum(np.where(np.isfinite(beyond), beyond, 0.0), 1.0))
+    return np.minimum(np.where(np.isfinite(beyond), beyond, 0.0), 1.0)
 
 
 def measure_variances(
@@ -104,8 +104,8 @@ def measure_variances(
         Of the Gaussians that the layers may cost, as :func:`take_shares` took them from the budget.
     count : float
         Records that are not null.
-    tail : (4,) float64
-        What lies beyond 0 and each cap, as a part of the whole, as :func:`relative_tail` gives it.
+    tail : (3,) float64
+        What lies beyond each cap, as a part of the whole, as :func:`relative_tail` gives it.
 
     Returns
     -------
@@ -130,7 +130,7 @@ def measure_variances(
         noise[layer] = sigma * unit
     values = np.maximum(found[0], 0.0)
     variances, hidden = noise[0] ** 2, np.zeros(len(scales))
-    for layer, usual in enumerate(_ABOVE + tail[1:-1] - tail[2:], 1):
+    for layer, usual in enumerate(_ABOVE + tail[:-1] - tail[1:], 1):
         expected = usual * values
         spread = (2 * expected) ** 2
         gain = spread / np.maximum(spread + noise[layer] ** 2, 1e-300)

@@ -86,7 +86,7 @@ def test_its_layers_cost_no_more_than_the_pass() -> None:
             budget,
             multipliers,
             500.0,
-            np.array([1.0, 0.0, 0.0, 0.0]),
+            np.zeros(3),
         )
     asked = [(size, sigma) for kind, size, sigma in sampler.asked if kind == "gaussian"]
     assert [size for size, _ in asked] == [3] * len(_PARTS) == [3] * len(_CAPS)
