@@ -58,8 +58,12 @@ lint: $(VENV)/test,lint.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Fast tests, but for many that take long together: `make test` has them.
+FAST := --scope=test --fast --ignore=tests/privacy/ledger/test_mutants.py --ignore=tests/service/http/test_limits.py \
+	--deselect=tests/estimators/test_conformance.py::test_a_null_record_takes_the_place_of_one_and_shifts_no_other
+
 check: lint
-	$(PURE) --scope=test --fast
+	$(PURE) $(FAST)
 
 # Code by bandit, and what the container installs by pip-audit, which says so where it gets no answer.
 security: $(VENV)/lint.stamp
@@ -85,7 +89,8 @@ clean:
 
 # What most changes break first.
 quick: $(VENV)/test.stamp
-	$(PURE) --scope=test --fast tests/privacy tests/config tests/data tests/linalg tests/local tests/service tests/admin tests/docs
+	$(PURE) $(FAST) --ignore=tests/service/http \
+		tests/privacy tests/config tests/data tests/linalg tests/local tests/service tests/admin tests/docs
 
 docs: $(VENV)/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -6,20 +6,25 @@ each a record (``privacy_unit = "row"``). Then, in turns, processes of their own
 
 - kafka-python's consumer, which discards its input (`benchmarks.kafka.bare_consumer`);
 - librdkafka's, if `confluent-kafka` is installed (`pip install '.[benchmarks]'`);
-- `streaming-pca worker`: real transactions, the ledger, and its releases read back, read_committed.
+- `streaming-pca worker`: real transactions, the ledger, and its releases read back, read_committed;
+- with ``--quixstreams PYTHON``, of an environment with quixstreams and scikit-learn (their versions of our
+  dependencies are others): a program of theirs with `IncrementalPCA` of batches as large, exactly once,
+  not private (`benchmarks.kafka.quixstreams_pca`), for messages of one row.
 
 The worker's stream has rank 8, batches of 131,072 records (the largest that the default estimator plans by
 itself) and otherwise default settings; first `block`, then `adaptive`, the default, here on its covariance
-route. Its time runs between the arrivals at a consumer of the second and of the last measured release, and
-the topic holds two batches more: starting, compiling and the first two batches are left out, and at both
+route: once while it looks at all radii, as in each of its first sixteen batches, and once after them.
+Its time runs between the arrivals at a consumer of the release before the measured ones and of the last,
+and the topic holds two batches more: starting, compiling and the first two batches are left out, and at both
 ends the worker has read ahead. That is the time of fetching, decoding, reserving, learning, committing and
-publishing these batches in the steady state. The bare consumers' time runs from the end of their first poll.
+publishing these batches. The bare consumers' time runs from the end of their first poll.
 CPU time is the worker's and its clock's, over the same batches; peak
 memory is VmHWM, the worker's and apart from it its clock process's; `anon.` is the most that was seen, at
 releases, without the pages of files, as libraries are.
 
-A worker can be no faster than its estimator: `learning alone` is that, on one batch that is in memory,
-in a process that does nothing else.
+A worker can be no faster than its estimator: `learning alone` is that, after as many batches, on one batch
+that is in memory, in a process that does nothing else. Ratios hold for the processor that is named, as the
+broker shares its cores.
 """
 
 from __future__ import annotations
@@ -50,6 +55,7 @@ from benchmarks.kafka.running_worker import (
     make_stream,
     send,
 )
+from benchmarks.timing.conditions import machine
 from streaming_pca.config.loading import load_settings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.array_batch import ArrayBatch
@@ -60,6 +66,8 @@ DIM, RANK = 256, 8
 ROW_BYTES = DIM * 4
 WARM_UP = 2
 """Batches before the measured ones."""
+AFTER_LOOKS = 18
+"""The same for the default estimator once it does not look at the radii in every batch."""
 AHEAD = 2
 """Batches behind them, so that the worker goes on reading to the end."""
 _DISTINCT = 4096
@@ -74,6 +82,12 @@ class Plan:
     repeats: int
     estimator: str
     options: dict[str, Any]
+    quixstreams: str | None = None
+
+    @property
+    def begins(self) -> list[int]:
+        """Numbers of batches before measured ones."""
+        return [WARM_UP, AFTER_LOOKS] if self.estimator == "adaptive" else [WARM_UP]
 
     def stream(self, name: str, topic: str, rows_per_message: int) -> dict[str, Any]:
         """The stream's table of settings."""
@@ -108,30 +122,39 @@ class Speed:
         return statistics.median(self.rows_per_second)
 
 
-def measure(bootstrap: str, folder: Path, plan: Plan, rows_per_message: int) -> dict[str, Any]:
-    """All readers of one size of message, in turns."""
+def measure(bootstrap: str, folder: Path, plan: Plan, rows_per_message: int) -> list[dict[str, Any]]:
+    """Measure all readers of one size of message, in turns; a row for each of the plan's beginnings."""
     topic = f"{plan.estimator}-{rows_per_message}"
     config = make_stream(bootstrap, folder, plan.stream(f"{topic}-fill", topic, rows_per_message))
-    messages = plan.batch * (WARM_UP + plan.batches + AHEAD) // rows_per_message
+    messages = plan.batch * (plan.begins[-1] + plan.batches + AHEAD) // rows_per_message
     payload = draw_records(max(_DISTINCT, 4 * rows_per_message), DIM, RANK).view(np.uint8)
     say(f"{plan.estimator}, {rows_per_message * ROW_BYTES:,}-byte messages: writing {messages:,}")
     send(load_settings(config), payload.reshape(-1, rows_per_message * ROW_BYTES), messages)
 
     clients = ["kafka-python"] + (["librdkafka"] if librdkafka_is_there() else [])
-    speeds: dict[str, Speed] = {name: Speed() for name in (*clients, "worker")}
+    if plan.quixstreams and rows_per_message == 1:
+        clients.append("quixstreams")
+    few = plan.batch * (WARM_UP + plan.batches + AHEAD) // rows_per_message
+    others = {name: Speed() for name in clients}
+    workers = [Speed() for _ in plan.begins]
     peaks: list[tuple[int, int, int]] = []
     for repeat in range(plan.repeats):
         for client in clients:
-            found = _bare(client, bootstrap, topic, messages)
-            speeds[client].add(found["messages"] * rows_per_message, found["seconds"], found["cpu_seconds"])
-            say(f"  {client}: {speeds[client].rows_per_second[-1]:,.0f} rows/s")
+            found = _other(client, bootstrap, topic, few, plan)
+            others[client].add(found["messages"] * rows_per_message, found["seconds"], found["cpu_seconds"])
+            say(f"  {client}: {others[client].rows_per_second[-1]:,.0f} rows/s")
         name = f"{topic}-{repeat}"
         config = make_stream(bootstrap, folder, plan.stream(name, topic, rows_per_message))
-        peaks.append(_worker(config, plan, speeds["worker"]))
-        say(f"  worker: {speeds['worker'].rows_per_second[-1]:,.0f} rows/s")
-    alone = learning_alone(config, plan.batch)
-    say(f"  learning alone: {alone:,.0f} rows/s")
-    return _row(plan, rows_per_message, speeds, alone, peaks)
+        peaks.append(_worker(config, plan, workers))
+        for begin, worker in zip(plan.begins, workers, strict=True):
+            say(f"  worker, from batch {begin + 1} on: {worker.rows_per_second[-1]:,.0f} rows/s")
+    rows = []
+    for begin, worker in zip(plan.begins, workers, strict=True):
+        alone = learning_alone(config, plan.batch, begin)
+        say(f"  learning alone: {alone:,.0f} rows/s")
+        speeds = others | {"worker": worker}
+        rows.append({"batches_before": begin} | _row(plan, rows_per_message, speeds, alone, peaks))
+    return rows
 
 
 def _row(
@@ -173,7 +196,8 @@ def _row(
     }
 
 
-def _bare(client: str, bootstrap: str, topic: str, messages: int) -> dict[str, Any]:
+def _other(client: str, bootstrap: str, topic: str, messages: int, plan: Plan) -> dict[str, Any]:
+    """Run another reader of a topic."""
     command = [
         sys.executable,
         "-m",
@@ -183,23 +207,29 @@ def _bare(client: str, bootstrap: str, topic: str, messages: int) -> dict[str, A
         topic,
         str(messages),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if client == "quixstreams":
+        script = Path(__file__).parent / "kafka" / "quixstreams_pca.py"
+        sizes = (DIM, RANK, plan.batch, plan.batches)
+        command = [str(plan.quixstreams), str(script), bootstrap, topic, *map(str, sizes)]
+    environment = os.environ | ONE_BLAS_THREAD
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
-        raise SystemExit(f"{client} failed: {done.stderr.strip().splitlines()[-1]}")
+        raise SystemExit(f"{client} failed: {(done.stderr.strip().splitlines() or ['it says nothing'])[-1]}")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-def _worker(config: Path, plan: Plan, speed: Speed) -> tuple[int, int, int]:
-    """Run one worker and note its speed; the peak memory of it and its clock, and most that is no file's."""
+def _worker(config: Path, plan: Plan, speeds: Sequence[Speed]) -> tuple[int, int, int]:
+    """Run one worker and note its speeds; the peak memory of it and its clock, and most that is no file's."""
     with RunningWorker(config) as worker:
-        arrivals = {a.release.batch: a for a in _up_to(worker, WARM_UP + plan.batches)}
-    # A consumer that is late sees two at once; the last of a group is the time of all.
-    first, last = arrivals[WARM_UP], arrivals[WARM_UP + plan.batches]
-    spent = (last.usage.cpu_seconds + last.usage.children_cpu_seconds) - (
-        first.usage.cpu_seconds + first.usage.children_cpu_seconds
-    )
-    speed.add(plan.batch * plan.batches, last.at - first.at, spent)
+        arrivals = {a.release.batch: a for a in _up_to(worker, plan.begins[-1] + plan.batches)}
+    for begin, speed in zip(plan.begins, speeds, strict=True):
+        # A consumer that is late sees two at once; the last of a group is the time of all.
+        first, last = arrivals[begin], arrivals[begin + plan.batches]
+        spent = (last.usage.cpu_seconds + last.usage.children_cpu_seconds) - (
+            first.usage.cpu_seconds + first.usage.children_cpu_seconds
+        )
+        speed.add(plan.batch * plan.batches, last.at - first.at, spent)
     anonymous = max(a.usage.anonymous_bytes for a in arrivals.values())
     return last.usage.peak_bytes, last.usage.children_peak_bytes, anonymous
 
@@ -218,14 +248,14 @@ import sys
 from pathlib import Path
 from benchmarks.ingest import learn
 from streaming_pca.config.loading import load_settings
-print(learn(load_settings(Path(sys.argv[1])).stream, int(sys.argv[2])))
+print(learn(load_settings(Path(sys.argv[1])).stream, int(sys.argv[2]), int(sys.argv[3])))
 """
 
 
-def learning_alone(config: Path, rows: int) -> float:
-    """Rows a second that a process learns which does nothing else."""
+def learning_alone(config: Path, rows: int, before: int = WARM_UP) -> float:
+    """Rows a second that a process learns which does nothing else, after some batches."""
     done = subprocess.run(
-        [sys.executable, "-c", _ALONE, str(config), str(rows)],
+        [sys.executable, "-c", _ALONE, str(config), str(rows), str(before)],
         capture_output=True,
         text=True,
         check=True,
@@ -234,12 +264,12 @@ def learning_alone(config: Path, rows: int) -> float:
     return float(done.stdout)
 
 
-def learn(stream: StreamSettings, rows: int, times: int = 3) -> float:
+def learn(stream: StreamSettings, rows: int, before: int = WARM_UP, times: int = 3) -> float:
     """Return rows a second that the warm estimator learns from a batch in memory."""
     estimator = stream.build_estimator()
     state = estimator.init(np.random.default_rng(0))
     batch = ArrayBatch.of_vectors(draw_records(rows, stream.dim, stream.rank))
-    for _ in range(WARM_UP):
+    for _ in range(before):
         state = estimator.update(state, batch)
     started = time.perf_counter()
     for _ in range(times):
@@ -252,8 +282,12 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _print_table(rows: Sequence[dict[str, Any]], console: Console) -> None:
-    table = Table(title="rows a second of the whole worker, as a share of others' (medians), and its costs")
+_MOMENTS = {WARM_UP: "", AFTER_LOOKS: ", after its looks"}
+
+
+def _print_table(rows: Sequence[dict[str, Any]], where: str, console: Console) -> None:
+    title = "rows a second of the whole worker, as a share of others' (medians), and its costs"
+    table = Table(title=f"{title}, on {where}")
     for name in ("message", "of kafka-python", "of librdkafka", "of learning alone"):
         table.add_column(name, justify="right")
     for name in ("rows/s", "CPU s / 1M rows", "peak MiB", "- 2 batches", "anon.", "clock MiB"):
@@ -262,7 +296,7 @@ def _print_table(rows: Sequence[dict[str, Any]], console: Console) -> None:
         speed, cpu = row["rows_per_second"], row["cpu_seconds_per_million_rows"]
         to_librdkafka = row["worker_to_librdkafka"]
         table.add_row(
-            f"{row['estimator']}, {row['message_bytes'] // 1024} KiB",
+            f"{row['estimator']}{_MOMENTS[row['batches_before']]}, {row['message_bytes'] // 1024} KiB",
             f"{row['worker_to_bare_consumer']:.2f}",
             "-" if to_librdkafka is None else f"{to_librdkafka:.2f}",
             f"{row['worker_to_learning_alone']:.2f}",
@@ -305,6 +339,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="of the estimator"
     )
+    parser.add_argument("--quixstreams", metavar="PYTHON", help="of an environment that has it; see above")
     given = parser.parse_args(arguments)
     for rows in given.rows_per_message:
         if rows < 1 or given.batch < 2 * rows or given.batch % rows:
@@ -316,13 +351,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not librdkafka_is_there():
         say("no librdkafka to compare with: pip install '.[benchmarks]' in the checkout (confluent-kafka)")
     plans = [
-        Plan(given.batch, given.batches, given.repeats, name, dict(given.option)) for name in given.estimator
+        Plan(given.batch, given.batches, given.repeats, name, dict(given.option), given.quixstreams)
+        for name in given.estimator
     ]
     with tempfile.TemporaryDirectory(prefix="streaming-pca-ingest-") as folder, apache_kafka() as bootstrap:
-        rows = [measure(bootstrap, Path(folder), p, r) for p in plans for r in given.rows_per_message]
-    _print_table(rows, Console(stderr=given.json, width=160))
+        pairs = [(p, r) for p in plans for r in given.rows_per_message]
+        rows = [row for p, r in pairs for row in measure(bootstrap, Path(folder), p, r)]
+    here = machine()
+    where = f"{here['cores']} cores of {here['processor']} (numba {here['numba']})"
+    _print_table(rows, where, Console(stderr=given.json, width=170))
     if given.json:
-        print(json.dumps({"rows": rows}))
+        print(json.dumps({"machine": here, "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -154,8 +154,8 @@ def _parser() -> Parser:
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead of tables")
     parser.add_argument(
         "--group", choices=_GROUPS, nargs="+", default=list(_GROUPS),
-        help="the sums of A Q; a whole update of the default on its covariance route; the adaptive mean's "
-        "kernels beside numpy; default: all",
+        help="the sums of A Q; a whole update of the default on its covariance route; kernels of "
+        "private means beside numpy; default: all",
     )  # fmt: skip
     parser.add_argument(
         "--shapes", type=telling(Shape.parse), nargs="+", default=list(SHAPES), metavar="MxDxK",

@@ -1,4 +1,4 @@
-"""The compiled kernels of the adaptive mean, beside numpy doing the same."""
+"""The compiled kernels of private means, beside numpy doing the same."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.timing.timing import Call, Effort, measured, medians
+from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.preprocessing import Preprocessing
+from streaming_pca.estimators.private_mean import MeanNorms, clipped_mean_sum
 from streaming_pca.kernels.coordinates import COORDINATE_RADIUS, bin_coordinates, count_bins, sum_clamped
+from streaming_pca.kernels.record_means import MEAN_RADIUS
+from streaming_pca.kernels.threads import use_threads
 
 __all__ = ["KERNELS", "measure"]
 
@@ -41,9 +46,36 @@ def _histogram(values: NDArray[np.float64]) -> tuple[Call, Call]:
     return compiled, by_numpy
 
 
+def _norms_of_records(values: NDArray[np.float64]) -> tuple[Call, Call]:
+    batch, preprocessing = _records(values)
+
+    def by_numpy() -> object:
+        return np.sqrt(np.einsum("ij,ij->i", values, values))
+
+    return lambda: batch.map(MeanNorms(preprocessing)), by_numpy
+
+
+def _sum_of_records(values: NDArray[np.float64]) -> tuple[Call, Call]:
+    batch, preprocessing = _records(values)
+
+    def by_numpy() -> object:
+        norms = np.sqrt(np.einsum("ij,ij->i", values, values))
+        units = values * (np.minimum(_RADIUS / norms, 1) * MEAN_RADIUS / _RADIUS)[:, None]
+        return np.rint(units).astype(np.int64).sum(axis=0)
+
+    return lambda: clipped_mean_sum(batch, preprocessing, _RADIUS), by_numpy
+
+
+def _records(values: NDArray[np.float64]) -> tuple[ArrayBatch, Preprocessing]:
+    dim = values.shape[1]
+    return ArrayBatch.of_vectors(values), Preprocessing(dim=dim, centering=np.zeros(dim))
+
+
 KERNELS: dict[str, Callable[[NDArray[np.float64]], tuple[Call, Call]]] = {
     "clamped sum": _clamp,
     "histogram": _histogram,
+    "norms of records": _norms_of_records,
+    "sum of records": _sum_of_records,
 }
 """Makers of a kernel's call and of numpy's, for values (m, n)."""
 
@@ -51,6 +83,8 @@ KERNELS: dict[str, Callable[[NDArray[np.float64]], tuple[Call, Call]]] = {
 def measure(records: int, coordinates: int, repeats: int | None, effort: Effort) -> list[dict[str, Any]]:
     """Return each kernel's speed-up over numpy, and median nanoseconds an element of both."""
     values = np.random.default_rng(0).standard_normal((records, coordinates))
+    # numpy's passes have one thread.
+    use_threads(1)
     rows = []
     for name, kernel in KERNELS.items():
         pair = dict(zip(("compiled", "numpy"), kernel(values), strict=True))

@@ -1,12 +1,14 @@
-"""Explained variances beside the truth, in standard errors, on sets that set no constant.
+"""Stated errors, bounds and doubts beside the truth, on sets that set no constant.
 
-The truth is the variance of the same records along the released components, and their total. A fit counts
-as covered where it lies within two of its errors.
+The truth of a variance is the one of the same records along the released component, or their total; it is
+covered where it lies within two errors. The truth of an angle is the largest one to the same records' leading
+directions: beyond its bound a fit should carry a doubt.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 import warnings
@@ -19,14 +21,16 @@ from numpy.typing import NDArray
 
 from benchmarks.timing.command import Parser, whole
 from streaming_pca import PrivatePCA
+from streaming_pca.linalg.subspace import principal_angle, subspace_error
 
-__all__ = ["SETS", "Cell", "cover", "main"]
+__all__ = ["SETS", "Cell", "Stream", "cover", "follow", "main"]
 
 Matrix = NDArray[np.float64]
 Make = Callable[[np.random.Generator], Matrix]
 
 _ROUTES: dict[str, dict[str, Any]] = {"chosen": {}, "block": {"route": "block"}}
 _EPSILONS = (0.3, 1.0, 4.0, 10_000.0)
+_NOISELESS = 1e8
 _WORST = 10
 _ERRORS = 2.0
 
@@ -86,8 +90,17 @@ class Cell:
         Share of variances and totals within two of their errors.
     relative, stated : float
         Median error, and median stated error, over the truth.
+    beyond, silent : int
+        Fits whose angle is above its bound, and those of them without a doubt.
+    in_doubt : int
+        Fits within their bound, where it says anything, that are in doubt.
+    bounded : int
+        Fits whose bound says anything.
     doubts : list of str
         Of any fit.
+    angle, without_noise : float
+        Median angle to the records' leading directions, and the part of it that is no noise: the same of the
+        exact moment, clipped and centred as the fit chose, or of steps without noise on the block route.
     """
 
     set: str
@@ -96,13 +109,46 @@ class Cell:
     covered: float
     relative: float
     stated: float
+    beyond: int
+    silent: int
+    in_doubt: int
+    bounded: int
     doubts: list[str]
+    angle: float
+    without_noise: float
+
+    @property
+    def cause(self) -> str:
+        """Largest part of the angle, in words."""
+        if self.without_noise < self.angle / 2:
+            return "noise"
+        return "clips and centre" if self.route == "chosen" else "steps and clips"
+
+
+def _leading(covariance: Matrix, k: int) -> Matrix:
+    return np.asarray(np.linalg.eigh(covariance)[1][:, ::-1][:, :k].T)
+
+
+def _without_noise(pca: PrivatePCA, x: Matrix, k: int) -> Matrix:
+    """Return the components that a fit's choices would give without noise."""
+    estimate = pca._state.covariance
+    if not estimate.used:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return np.asarray(PrivatePCA(k, epsilon=_NOISELESS, options=_ROUTES["block"]).fit(x).components_)
+    away = x - estimate.centre
+    seen = away if estimate.turn is None else away @ estimate.turn
+    kept = np.minimum(1.0, estimate.radii[estimate.chosen] / np.maximum(np.sum(seen * seen, axis=1), 1e-300))
+    offset = getattr(pca, "mean_", estimate.centre) - estimate.centre
+    return _leading(away.T @ (away * kept[:, None]) / len(x) - np.outer(offset, offset), k)
 
 
 def cover(name: str, route: str, epsilon: float, fits: int, k: int = 2) -> Cell:
     """Fit a set several times, each with new records and noise."""
     apart, relative, stated = [], [], []
     doubts: set[str] = set()
+    beyond, silent, in_doubt, bounded = 0, 0, 0, 0
+    angles, exact = [], []
     for seed in range(fits):
         x = SETS[name](np.random.default_rng([seed, 11]))
         with warnings.catch_warnings():
@@ -117,17 +163,71 @@ def cover(name: str, route: str, epsilon: float, fits: int, k: int = 2) -> Cell:
         relative.append(np.abs(found - truth) / truth)
         stated.append(errors / truth)
         doubts |= {str(doubt) for doubt in pca.doubts_}
+        leading = _leading(covariance, k)
+        angles.append(principal_angle(pca.components_, leading))
+        exact.append(principal_angle(_without_noise(pca, x, k), leading))
+        if angles[-1] > getattr(pca, "angle_bound_", math.pi / 2):
+            beyond, silent = beyond + 1, silent + (not pca.doubts_)
+        elif getattr(pca, "angle_bound_", math.pi / 2) < math.pi / 2:
+            in_doubt += bool(pca.doubts_)
+        bounded += getattr(pca, "angle_bound_", math.pi / 2) < math.pi / 2
     share = float(np.mean(np.array(apart) <= _ERRORS))
-    return Cell(
-        name, route, epsilon, share, float(np.median(relative)), float(np.median(stated)), sorted(doubts)
-    )
+    off, told = float(np.median(relative)), float(np.median(stated))
+    counts = (beyond, silent, in_doubt, bounded)
+    found_angles = (float(np.median(angles)), float(np.median(exact)))
+    return Cell(name, route, epsilon, share, off, told, *counts, sorted(doubts), *found_angles)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Errors |U U^T - V V^T|_F of the releases of a stream, against its law.
+
+    Attributes
+    ----------
+    worst : float
+        Largest error from a fifth of the batches on.
+    radii : int
+        Clip radii from there on: 1 for a stream that stands still.
+    covered : float
+        Share of variances from there on within two errors of all records so far.
+    """
+
+    seed: int
+    batches: int
+    end: float
+    worst: float
+    radii: int
+    covered: float
+
+
+def follow(seed: int, batches: int, k: int = 2, dim: int = 60, size: int = 2000) -> Stream:
+    """Learn a stream of normal records of a falling spectrum, epsilon 1."""
+    rng = np.random.default_rng([seed, 12])
+    basis = np.linalg.qr(rng.normal(size=(dim, dim)))[0]
+    deviations = np.concatenate([[5.0, 4.0, 3.0], 0.9 ** np.arange(dim - 3)])
+    pca, errors, radii = PrivatePCA(k, random_state=seed), [], []
+    total, covered = np.zeros((dim, dim)), []
+    for batch in range(1, batches + 1):
+        x = rng.normal(size=(size, dim)) * deviations @ basis
+        total += x.T @ x
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pca.partial_fit(x)
+        errors.append(subspace_error(pca.components_, basis[:k]))
+        radii.append(int(pca._state.covariance.chosen))
+        along = np.einsum("id,de,ie->i", pca.components_, total / (size * batch), pca.components_)
+        covered.append(np.abs(pca.explained_variance_ - along) <= _ERRORS * pca.explained_variance_error_)
+    later = slice(batches // 5, None)
+    share = float(np.mean(covered[later]))
+    return Stream(seed, batches, errors[-1], max(errors[later]), len(set(radii[later])), share)
 
 
 def _line(cell: Cell) -> str:
     doubts = ", ".join(cell.doubts) or "no doubt"
+    silent = f", {cell.silent} of {cell.beyond} beyond their bound without a doubt" if cell.beyond else ""
     return (
         f"{cell.set:20s} {cell.route:7s} epsilon {cell.epsilon:<7g} within two errors {cell.covered:4.0%}, "
-        f"off by {cell.relative:.2%}, stated {cell.stated:.2%} ({doubts})"
+        f"off by {cell.relative:.2%}, stated {cell.stated:.2%}{silent} ({doubts})"
     )
 
 
@@ -140,6 +240,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--set", action="append", metavar="NAME", help="this one only; may be repeated")
     parser.add_argument("--fits", type=whole(1), default=3, metavar="N", help="of each cell; default 3")
+    parser.add_argument("--streams", type=whole(0), default=0, metavar="N", help="and this many streams")
+    parser.add_argument("--batches", type=whole(5), default=100, metavar="T", help="of a stream; default 100")
     parser.add_argument("--json", action="store_true", help="print a line of JSON a cell, and a summary")
     parsed = parser.parse_args(arguments)
     unknown = set(parsed.set or ()) - set(SETS)
@@ -155,12 +257,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{time.perf_counter() - began:.1f} s", file=sys.stderr)
     share = float(np.mean([cell.covered for cell in cells]))
     off = float(np.median([cell.relative for cell in cells]))
-    worst = sorted(cells, key=lambda cell: cell.covered)[:_WORST]
+    worst = sorted(cells, key=lambda cell: (-cell.silent, cell.covered))[:_WORST]
+    beyond, silent, in_doubt, bounded = (
+        sum(getattr(cell, name) for cell in cells) for name in ("beyond", "silent", "in_doubt", "bounded")
+    )
     if parsed.json:
-        print(json.dumps({"covered": share, "relative": off, "cells": len(cells)}))
+        counts = {"beyond": beyond, "silent": silent, "in_doubt": in_doubt, "bounded": bounded}
+        print(json.dumps({"covered": share, "relative": off, "cells": len(cells), **counts}))
     else:
-        print(f"\nall {len(cells)} cells: within two errors {share:.0%}, median error {off:.2%}\nworst:")
-        print("\n".join(_line(cell) for cell in worst))
+        print(f"\nall {len(cells)} cells: within two errors {share:.0%}, median error {off:.2%}")
+        print(f"of {bounded} angle bounds {beyond} fail, {silent} without a doubt; {in_doubt} hold in doubt")
+        print("worst:")
+        for cell in worst:
+            print(
+                f"{_line(cell)}: angle {cell.angle:.2g}, without noise {cell.without_noise:.2g}: {cell.cause}"
+            )
+    for seed in range(parsed.streams):
+        stream = follow(seed, parsed.batches)
+        print(json.dumps(asdict(stream)) if parsed.json else stream, flush=True)
     return 0
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
 _KINDS = ("factor", "matrix")
-_COMMAND = [sys.executable, "-m", "streaming_pca.estimators.common.kernel_cache", *_KINDS]
+_COMMAND = [sys.executable, "-m", "streaming_pca.estimators.kernel_cache", *_KINDS]
 _started: list[subprocess.Popen[bytes]] = []
 
 
@@ -32,7 +32,7 @@ def compile_ahead() -> None:
 def wait_until_compiled() -> None:
     """Wait until all kernels are in the cache; the first process that finds one missing compiles it."""
     from streaming_pca.data.records import RecordKind
-    from streaming_pca.estimators.common.kernel_cache import are_cached
+    from streaming_pca.estimators.kernel_cache import are_cached
 
     with open(__file__) as file:
         fcntl.flock(file, fcntl.LOCK_EX)

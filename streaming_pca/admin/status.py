@@ -146,4 +146,5 @@ def _described(release: Release) -> dict[str, Any]:
         "outcome": release.outcome,
         "doubts": list(release.doubts),
         "resolved_components": resolved_components(release),
+        "dominant_feature": release.dominant_name,
     }

@@ -35,7 +35,7 @@ from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.release import Release
 from streaming_pca.data.sparse import SparseBatch
-from streaming_pca.estimators.base import Estimator, Plan
+from streaming_pca.estimators.base import Estimator, Plan, Subspace
 from streaming_pca.estimators.doubts import (
     Doubt,
     DoubtfulResultWarning,
@@ -134,8 +134,8 @@ class PrivatePCA(SubspaceModel):
     singular_values_ : (k,) float64
         sqrt(n ``explained_variance_``) of n = ``n_samples_seen_`` centred, scaled records.
     angle_bound_ : float
-        Upper bound in radians, with probability 0.95 over the noise, on the largest
-        principal angle to the subspace of the same clipped records without noise.
+        Upper bound in radians, with probability 0.95 over the noise, on the largest principal angle to
+        the same records' subspace (clipped ones' if "clipped" is in ``doubts_``, or with ``clip_radius``).
         The trivial bound is pi/2.
     mean_ : (d,) float64
         Vector that ``transform`` subtracts, in units of X: the private mean for
@@ -434,25 +434,23 @@ class PrivatePCA(SubspaceModel):
     def _finish(self) -> Self:
         """Set the fitted attributes, and warn the caller's caller of doubts."""
         with self._charging_a_retry():
-            self._refresh()
+            release = self._refresh()
             if found := [Doubt(doubt) for doubt in self.doubts_]:
-                resolved = resolved_components(release_of(self._estimator, self._state, self.n_components))
-                warnings.warn(
-                    f"the result is doubtful: {describe_doubts(found, resolved, self.n_components_)}. "
-                    f"What helps: {remedies(found)}.",
-                    DoubtfulResultWarning,
-                    stacklevel=3,
-                )
+                names, index = getattr(self, "feature_names_in_", None), release.dominant_feature
+                dominant = index if names is None or index is None else names[index]
+                said = describe_doubts(found, resolved_components(release), self.n_components_, dominant)
+                helps = remedies(found, self._preprocessing, self.n_components_)
+                text = f"the result is doubtful: {said}. What helps: {helps}."
+                warnings.warn(text, DoubtfulResultWarning, stacklevel=3)
         return self
 
-    def _refresh(self) -> None:
-        """Set the fitted attributes from the state."""
+    def _refresh(self) -> Subspace:
+        """Set the fitted attributes from the state's release."""
         release = release_of(self._estimator, self._state, self.n_components)
         preprocessing, records = self._preprocessing, self._state.records
-        found = [
-            doubt.value for doubt in doubts(release, preprocessing, records, self._estimator.norm_range[1])
-        ]
-        self._set_fitted(fitted_attributes(release, preprocessing, records, found))
+        found = doubts(release, preprocessing, records, self._estimator.norm_range[1])
+        self._set_fitted(fitted_attributes(release, preprocessing, records, [doubt.value for doubt in found]))
+        return release
 
     @property
     def _preprocessing(self) -> Preprocessing:

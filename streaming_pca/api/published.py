@@ -66,8 +66,6 @@ def read_release(given: Any, settings: Settings) -> tuple[Release, Preprocessing
         values = {name: getattr(release, name) for name in settings}
     if len(release.explained_variance) != release.rank or not np.isfinite(release.explained_variance).all():
         raise ValueError(f"not a release: explained_variance is not {release.rank} finite numbers")
-    if release.feature_names is not None and len(release.feature_names) != release.dim:
-        raise ValueError(f"not a release: feature_names does not have {release.dim} names")
     try:
         charge_of_release(release)
     except ValidationError:

@@ -306,7 +306,7 @@ def _layers(target: Target) -> Trial:
 
     def score(state: Any) -> float:
         memory = state.covariance
-        noise = math.sqrt(memory.noise[memory.chosen, memory.chosen])
+        noise = math.sqrt(memory.released_noise)
         return float(memory.released_moment()[1, 1] - memory.released_moment()[0, 0]) / noise
 
     batches = neighbours(list(HUGE * np.eye(2)[:, None, :]), [None] * (_MANY - 1), 2)
@@ -320,7 +320,7 @@ def _sizes(target: Target) -> Trial:
     def score(state: Any) -> float:
         memory = state.covariance
         added = float(memory.radii[memory.chosen]) / _MANY
-        of_sum = float(memory.released_moment()[0, 0]) * added / memory.noise[memory.chosen, memory.chosen]
+        of_sum = float(memory.released_moment()[0, 0]) * added / memory.released_noise
         return float(of_sum + memory.sizes.counts[-1] / memory.sizes.variance)
 
     batches = neighbours([None, np.array([[HUGE, 0.0]])], [None] * (_MANY - 1), 2)

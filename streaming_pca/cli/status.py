@@ -112,7 +112,8 @@ def _doubts(facts: dict[str, Any]) -> str:
     from streaming_pca.estimators.doubts import describe_doubts
 
     release, rank = facts["last_release"], len(facts["accuracy"]["explained_variance"])
-    return describe_doubts(release["doubts"], release["resolved_components"], rank)
+    resolved, dominant = release["resolved_components"], release["dominant_feature"]
+    return describe_doubts(release["doubts"], resolved, rank, dominant)
 
 
 def _leader(leader: dict[str, Any] | None) -> str:

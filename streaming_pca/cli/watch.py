@@ -193,6 +193,7 @@ def _facts(item: FollowedRelease) -> dict[str, Any]:
         "outcome": release.outcome,
         "doubts": list(release.doubts),
         "resolved_components": resolved_components(release),
+        "dominant_feature": release.dominant_name,
     }
 
 
@@ -214,7 +215,8 @@ def _print_doubts(release: Release) -> None:
     from streaming_pca.estimators.doubts import describe_doubts, resolved_components
 
     if release.doubts:
-        text = describe_doubts(release.doubts, resolved_components(release), release.rank)
+        resolved = resolved_components(release)
+        text = describe_doubts(release.doubts, resolved, release.rank, release.dominant_name)
         print(wrapped(f"{'':>6} doubtful: {text}", _INDENT), flush=True)
 
 

@@ -156,6 +156,8 @@ class LastRelease(_Answer):
     """Reasons not to rely on it, in words."""
     resolved_components: int | None = None
     """Number of components that stand out from the noise; null where it is unknown."""
+    dominant_feature: str | None = None
+    """Feature that the doubt "dominated" means: its name, or its number."""
     angle: float | None = None
     """Largest principal angle to the release before, in radians."""
     angle_bound: float | None = None

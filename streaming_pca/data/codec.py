@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, get_args
 
@@ -237,25 +237,28 @@ class PayloadCodec:
         no_rows = np.zeros((0, self.kind.width(self.dim)), np.float32)
         return np.concatenate(present or [no_rows]), lengths
 
-    def users_of(self, messages: Sequence[Message]) -> NDArray[np.uint64] | None:
-        """Return keyed hashes (n, 2) of the messages' keys, for unit user.
+    def users_of(self, keys: Iterable[bytes | None]) -> NDArray[np.uint64] | None:
+        """Return keyed hashes (n, 2) of messages' keys, for unit user.
 
         A message without a key has (0, 0). The result is None for other units.
         The keys themselves are not kept.
         """
-        if self.user_key is None:
-            return None
-        return hash_users(self.user_key, [message.key for message in messages])
+        return None if self.user_key is None else hash_users(self.user_key, list(keys))
+
+    @property
+    def plain_headers(self) -> list[list[tuple[str, bytes]]]:
+        """Headers of messages whose value is rows of :attr:`dtype`, and nothing else; [] stands for none."""
+        named = [_PLAIN, _DESCRIBED[self.dtype]]
+        return [[], *named] if self.content_type == OCTETS else named
 
     def _decode_octets(self, messages: Sequence[Message]) -> tuple[Rows, NDArray[np.int64]] | None:
         """Decode plain octet streams in one copy; None if a message is anything else."""
         if self.kind is not RecordKind.FACTOR:
             return None
         values: list[bytes] = []
-        described, named = _DESCRIBED[self.dtype], self.content_type != OCTETS
+        plain = self.plain_headers
         for message in messages:
-            headers = message.headers
-            if (headers or named) and (told := list(headers or ())) != _PLAIN and told != described:
+            if list(message.headers or ()) not in plain:
                 return None
             values.append(message.value or b"")
         dtype = _DTYPES[self.dtype]

@@ -78,7 +78,7 @@ def judge_message(codec: PayloadCodec, message: Message, names: Sequence[str] | 
     # The reason is found beside the worker's own decoder, and must never differ from it.
     if (reason == "") != (int(lengths[0]) > 0 and nulls == 0):
         raise AssertionError(f"the decoder takes {int(lengths[0])} rows, against the reason {reason!r}")
-    if not reason and (users := codec.users_of([message])) is not None and not users.any():
+    if not reason and (users := codec.users_of([message.key])) is not None and not users.any():
         reason, lengths = "it has no key, which names the user", np.zeros(1, np.int64)
     finite = decoded[np.isfinite(decoded)]
     least, largest = (float(finite.min()), float(finite.max())) if len(finite) else (None, None)

@@ -169,6 +169,13 @@ class RecordValues(ABC):
         return self.sum(_Histogram(edges))
 
 
+class Total:
+    """Kernel of :meth:`RecordValues.sum`: the sum of whole numbers."""
+
+    def __call__(self, values: NDArray[np.float64]) -> NDArray[np.int64]:
+        return np.array([int(values.sum())], dtype=np.int64)
+
+
 class Batch(ABC):
     """Ordered set of records with a public length.
 

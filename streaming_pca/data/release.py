@@ -35,7 +35,8 @@ COUNTS = (
 LONGEST_ARRAY = 1024
 """Longest array of a setting that a release holds itself: four of them take at most 100 KB."""
 
-_VERSION = 6
+_MAP_VERSION = 6
+"""First version that says how records were centred and scaled."""
 SINCE: dict[str, tuple[int, Any]] = {
     **dict.fromkeys(ACCURACY, (2, None)),
     "outcome": (3, None),
@@ -45,6 +46,7 @@ SINCE: dict[str, tuple[int, Any]] = {
     "support": (4, None),
     "doubts": (5, ()),
     **dict.fromkeys(("centering", "scale", "bounds", *COUNTS), (6, None)),
+    "dominant_feature": (7, None),
 }
 """First version that has a field or other values of it, and its value in earlier ones."""
 
@@ -82,8 +84,8 @@ class Release(BaseModel):
     """Name of this format."""
     version: Annotated[int, Field(ge=1)] = 1
     """Lowest version that has all fields of this release: 2 for accuracy, 3 for an outcome or no privacy,
-    4 for a tensor, a support or reports, 5 for doubts, 6 for centering, scale, bounds and counts. Readers
-    take higher versions, and ignore fields that they do not know."""
+    4 for a tensor, a support or reports, 5 for doubts, 6 for centering, scale, bounds and counts,
+    7 for a dominant feature. Readers take higher versions, and ignore fields that they do not know."""
     kind: Literal["subspace", "tensor"] = "subspace"
     """Kind of the components: orthonormal rows of a subspace, or unit rows of a tensor with weights."""
     stream: str
@@ -114,8 +116,8 @@ class Release(BaseModel):
     total_variance_error: StandardError | None = None
     """Standard error of the sum, as of the variances."""
     angle_bound: Annotated[StandardError, Field(le=math.pi / 2)] | None = None
-    """Bound in radians, with probability 0.95, on the largest angle to the same sums' subspace without
-    noise."""
+    """Bound in radians, with probability 0.95, on the largest angle to the same records' subspace without
+    noise and clips; of the noise alone where a doubt says so, and with a public clip radius."""
     mean: list[float] | None
     """Estimated mean of the records, clamped, about the public centre and scaled; null if none was found or
     looked for."""
@@ -150,6 +152,8 @@ class Release(BaseModel):
     doubts: tuple[Word, ...] = ()
     """Reasons not to rely on the release (:class:`~streaming_pca.estimators.doubts.Doubt`), omitted if
     there are none. Later versions may add words."""
+    dominant_feature: Annotated[int, Field(ge=0)] | None = None
+    """Index of the feature that the doubt "dominated" means. Since version 7."""
     batch_records: Annotated[int, Field(ge=0)] | None = None
     """Number of records in the release's batch, null ones included."""
     null_records: Finite | None = None
@@ -166,8 +170,12 @@ class Release(BaseModel):
         for name, (since, former) in SINCE.items():
             if self.version < since and getattr(self, name) != former:
                 raise ValueError(f"{name} came with version {since}, and this is version {self.version}")
-        if self.version >= _VERSION and self.centering is None:
+        if self.version >= _MAP_VERSION and self.centering is None:
             raise ValueError(f"version {self.version} has a centering")
+        if self.feature_names is not None and len(self.feature_names) != self.dim:
+            raise ValueError(f"feature_names does not have {self.dim} names")
+        if (self.dominant_feature or 0) >= self.dim:
+            raise ValueError(f"dominant_feature {self.dominant_feature} is none of {self.dim} features")
         if len({getattr(self, name) is None for name in COUNTS}) > 1:
             raise ValueError(f"it has some of {', '.join(COUNTS)}, and not the others")
         self._check_tensor()
@@ -252,7 +260,7 @@ class Release(BaseModel):
         if self.centering is None:
             raise ValueError(
                 f"a release of version {self.version} does not say how records were centred and scaled: "
-                f"{_VERSION} or later does"
+                f"{_MAP_VERSION} or later does"
             )
         if isinstance(self.centering, str) and self.centering not in _CENTERINGS:
             raise ValueError(f'centering = "{self.centering}" is of a later version: update streaming-pca')
@@ -362,10 +370,18 @@ class Release(BaseModel):
             return 0.0
         return min(max(self.null_records - noise, 0.0) / self.batch_records, 1.0)
 
+    @property
+    def dominant_name(self) -> str | None:
+        """Name of the dominant feature, or its number."""
+        if self.dominant_feature is None:
+            return None
+        names = self.feature_names or range(self.dim)
+        return str(names[self.dominant_feature])
+
     def to_bytes(self) -> bytes:
         """Return the value of the message."""
-        optional = ("contributions_per_user", "outcome", "weights", "support", *ACCURACY, *COUNTS)
-        unsaid = {name for name in optional if getattr(self, name) is None}
+        optional = ("contributions_per_user", "outcome", "weights", "support", "dominant_feature")
+        unsaid = {name for name in (*optional, *ACCURACY, *COUNTS) if getattr(self, name) is None}
         unsaid |= {name for name in ("centering", "scale", "bounds") if self.version < SINCE[name][0]}
         usual = {
             name

@@ -26,12 +26,11 @@ from streaming_pca.admin.ledger import verify_ledger
 from streaming_pca.admin.produce import send_records
 from streaming_pca.config.loading import load_settings
 from streaming_pca.config.settings import Settings
-from streaming_pca.data.records import RecordKind
 from streaming_pca.data.release import Release
 from streaming_pca.demo import flights
 from streaming_pca.demo.broker import EmbeddedBroker
 from streaming_pca.dev.processes import Child
-from streaming_pca.estimators.common.kernel_cache import COMPILING, are_cached, compile_apart
+from streaming_pca.estimators.kernel_cache import COMPILING, FIRST, are_cached, compile_apart, stop
 from streaming_pca.linalg.subspace import subspace_error
 from streaming_pca.privacy.ledger.entries import Cap, Opened
 from streaming_pca.service.commit.checkpoint import open_ledger
@@ -127,13 +126,13 @@ def run_demo(
         settings = load_settings(config)
         _open(settings, epsilon, delta)
         compiler = None
-        if are_cached([RecordKind.FACTOR]):
+        if are_cached([FIRST]):
             err.print("this takes about 20 seconds on two cores")
         else:
-            compiler = compile_apart([RecordKind.FACTOR])
+            compiler = compile_apart([FIRST])
             stack.callback(compiler.wait)
-            stack.callback(compiler.kill)
-            err.print(f"this takes about a minute on two cores, most of it {COMPILING}")
+            stack.callback(stop, compiler)
+            err.print(f"this takes about 40 seconds on two cores, a part of it {COMPILING}")
         err.print("reading the flights of 2013 from New York")
         try:
             data = flights.load().shuffled(seed)
@@ -266,11 +265,13 @@ def _learn(
                 failures.append(error)
 
         threading.Thread(target=produce, name="producer", daemon=True).start()
+        # It waits for the same kernels, and joins its group meanwhile.
+        worker = start_worker()
         if compiler is not None:
             compiler.wait()
             progress.update(compiling, total=1, completed=1)
         learning = progress.add_task("records learnt", total=len(records))
-        started, worker = time.monotonic(), start_worker()
+        started = time.monotonic()
         points: list[_Point] = []
         for release in _releases(settings, worker, failures):
             error = subspace_error(np.array(release.components), exact)

@@ -17,10 +17,10 @@ from streaming_pca.estimators.block.block import (
     block_subspace,
     learn_block,
 )
+from streaming_pca.estimators.block.total_variance import TotalVariance
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches, clipped_plan
 from streaming_pca.estimators.common.composed import ComposedEstimator, ComposedState
-from streaming_pca.estimators.common.total_variance import TotalVariance
 from streaming_pca.estimators.covariance.radius_choice import Reading
 from streaming_pca.estimators.covariance.release import covariance_subspace
 from streaming_pca.estimators.covariance.state import MAX_COVARIANCE_DIM, CovarianceEstimate
@@ -187,7 +187,12 @@ class _Learner:
             present=state.present.latest_share,
         )
         self.blocks = BlockUpdate(
-            self.block.basis.shape[1], preprocessing, multiplier, norm_range, state.present.latest_share
+            self.block.basis.shape[1],
+            preprocessing,
+            multiplier,
+            norm_range,
+            state.present.latest_share,
+            estimator.k,
         )
         self.future = self.options.future_records(state.records + len(batch))
         if not len(self.covariance.weights) and estimator.fixed_route != "block":
@@ -208,17 +213,17 @@ class _Learner:
             Clipped records.
         """
         update, batch, budget = self.covariances, self.batch, self.budget
-        estimate, reading = update.look(self.covariance, batch, budget, self.future)
-        start = self._block_start(estimate, reading) if free and reading is not None else None
+        estimate, look = update.look(self.covariance, batch, budget, self.future)
+        start = self._block_start(estimate, look.reading) if free and look is not None else None
         if start is not None and self._prefers_block(start, estimate):
             self.covariance = estimate
             return self.by_block(None if self.route == "block" else start, self._quantile(estimate))
-        if reading is None and self.route == "block":
+        if look is None and self.route == "block":
             return self.by_block(None, self._quantile(estimate))
-        if reading is not None and not estimate.records:
-            estimate = update.weigh(estimate, reading, batch, budget, self.future)
+        if look is not None and not estimate.records:
+            estimate, look = update.weigh(estimate, look, batch, budget, self.future)
         self.route = "covariance"
-        self.covariance, clipped = update.sum(estimate, batch, budget)
+        self.covariance, clipped = update.sum(estimate, batch, budget, look)
         return clipped
 
     def at_fixed_radius(self) -> int:
@@ -254,7 +259,7 @@ class _Learner:
 
     def _prefers_block(self, start: BlockEstimate, estimate: CovarianceEstimate) -> bool:
         """Return whether the block route has far less noise, compared at one quantile."""
-        if len(self.batch) < _LEAST_PROBE * self.blocks.multiplier:
+        if len(self.batch) < _LEAST_PROBE * self.blocks.multiplier * self.blocks.preprocessing.units:
             return False
         if self._inside(estimate) > _MOST_QUANTILE:
             return False
@@ -263,11 +268,11 @@ class _Learner:
         limit = _TO_COVARIANCE if self.route == "block" else _TO_BLOCK
         return radius < limit * float(estimate.radii[estimate.chosen])
 
-    def _block_start(self, estimate: CovarianceEstimate, reading: Reading | None) -> BlockEstimate | None:
+    def _block_start(self, estimate: CovarianceEstimate, reading: Reading) -> BlockEstimate | None:
         """Return leading eigenvectors as a basis, with their products; None if not resolved."""
         k = self.block.basis.shape[1]
         slot = estimate.chosen
-        if reading is None or estimate.weighted or not reading.resolved(k)[slot]:
+        if estimate.weighted or not reading.resolved(k)[slot]:
             return None
         moment = estimate.moment(slot)
         basis = np.ascontiguousarray(reading.eigenvectors[slot][:, :k])

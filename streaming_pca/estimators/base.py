@@ -123,8 +123,9 @@ class Subspace:
         Its standard error, as of ``explained_variance_error``.
     angle_bound : float or None
         Radians, in [0, pi/2]. With probability 0.95 over the noise, it bounds the
-        largest principal angle to the subspace of the same clipped sums without
-        noise. pi/2 says nothing.
+        largest principal angle to the subspace of the same sums without noise, and, unless
+        a doubt says otherwise, without clips and settled, as far as these are seen (of a public
+        radius nothing is seen). pi/2 says nothing.
     outcome : Outcome or None
         Outcome of the last batch; None before any batch, and where the algorithm
         learns from every batch.
@@ -135,6 +136,10 @@ class Subspace:
     mean_error : float or None
         Expected norm of the noise in the mean, in units of the scaled features.
         It is not published.
+    known_doubts : tuple of str
+        Ids of doubts that the estimator itself has, such as an angle that may be above its bound.
+    dominant_feature : int or None
+        Feature that has more than half of the squared norm that the largest records show.
     """
 
     components: Matrix
@@ -148,6 +153,8 @@ class Subspace:
     weights: Matrix | None = None
     support: tuple[int, ...] | None = None
     mean_error: float | None = None
+    known_doubts: tuple[str, ...] = ()
+    dominant_feature: int | None = None
 
 
 @dataclass(frozen=True)

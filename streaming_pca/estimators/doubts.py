@@ -33,8 +33,6 @@ _NEARLY_ALL = 0.9
 _NEAR_THE_END = 0.2
 """Share of the largest squared norm from which on a mean of clipped ones comes of many at the end."""
 
-_MORE = "more records, a larger epsilon, public bounds or a lower rank"
-
 
 class DoubtfulResultWarning(UserWarning):
     """Warning that a fitted result is not reliable; the message gives reason and remedy."""
@@ -58,6 +56,14 @@ class Doubt(StrEnum):
     """The first component may be the direction of the mean: a mean was to be learnt, was not found, and its
     error is not known; or none was looked for ("none"), and that component has more than 0.9 of the total
     variance beyond the noise."""
+    CLIPPED = "clipped"
+    """Clips may have turned the components by more than the angle bound."""
+    DOMINATED = "dominated"
+    """One feature has most of what the largest records hold, and components are unresolved or clipped."""
+    UNSETTLED = "unsettled"
+    """The last step still turned the components: further ones would turn them, too."""
+    CLAMPED = "clamped"
+    """Bounds change values of more than 2% of the records, beyond the noise of their count."""
     RANGE_ENDS = "range-ends"
     """The variances reach the end of the public range in which the clip radius was sought: records beyond
     it were clipped to it."""
@@ -70,26 +76,36 @@ class Doubt(StrEnum):
     @property
     def remedy(self) -> str:
         """Remedy in one line."""
-        return _REMEDIES[self]
+        return _listed(_REMEDIES[self])
 
 
+_ONE_FEATURE = "one feature"
 _EXPLANATIONS = {
     Doubt.NO_RECORDS: "no record has been read yet",
     Doubt.NOT_RESOLVED: "noise alone could have made components (the angle bound is 90 degrees)",
     Doubt.VARIANCE_LOST: "an explained variance cannot be told from noise, nor can its component",
     Doubt.MEAN_SWAMPS: "the error of the mean is as large as the variance of a component",
     Doubt.MEAN_UNKNOWN: "the first component may be the direction of a mean that is not known, or not well",
+    Doubt.CLIPPED: "clipped records may have turned the components by more than the angle bound says",
+    Doubt.DOMINATED: f"{_ONE_FEATURE} has most of the squared norm of the largest records",
+    Doubt.UNSETTLED: "the components are not settled: the last step still turned them",
+    Doubt.CLAMPED: "public bounds change values of many records, and all numbers are of the changed ones",
     Doubt.RANGE_ENDS: "records are so large that they were clipped to the end of the public radius_range",
 }
-_REMEDIES = {
-    Doubt.NO_RECORDS: _MORE,
-    Doubt.NOT_RESOLVED: _MORE,
-    Doubt.VARIANCE_LOST: _MORE,
-    Doubt.MEAN_SWAMPS: "more records, a larger epsilon, public bounds or a public centre",
-    Doubt.MEAN_UNKNOWN: (
-        'more records, or as centering "auto" or a public centre (zeros if records are centred)'
-    ),
-    Doubt.RANGE_ENDS: "public bounds, features in smaller units, or a radius_range that ends higher",
+_RECORDS, _EPSILON, _BOUNDS, _RANK = "more records", "a larger epsilon", "public bounds", "a lower rank"
+_CENTRE = "a public centre"
+_RESOLVE = (_RECORDS, _EPSILON, _BOUNDS, _RANK)
+_REMEDIES: dict[Doubt, tuple[str, ...]] = {
+    Doubt.NO_RECORDS: (_RECORDS,),
+    Doubt.NOT_RESOLVED: _RESOLVE,
+    Doubt.VARIANCE_LOST: _RESOLVE,
+    Doubt.MEAN_SWAMPS: (_RECORDS, _EPSILON, _BOUNDS, _CENTRE),
+    Doubt.MEAN_UNKNOWN: (_RECORDS, 'as centering "auto" or a public centre (zeros if records are centred)'),
+    Doubt.CLIPPED: (_RECORDS, _EPSILON, _BOUNDS, "other units for features of few large values"),
+    Doubt.DOMINATED: ("a smaller scale, a logarithm or narrower bounds for that feature",),
+    Doubt.UNSETTLED: ("more batches, each of them a step", "at most 512 features, which need no steps"),
+    Doubt.CLAMPED: ("wider bounds",),
+    Doubt.RANGE_ENDS: (_BOUNDS, "a smaller scale", "a radius_range that ends higher"),
 }
 
 
@@ -126,10 +142,13 @@ def doubts(
             Doubt.VARIANCE_LOST: _variance_is_lost(subspace),
             Doubt.MEAN_SWAMPS: _mean_swamps(subspace),
             Doubt.MEAN_UNKNOWN: _mean_is_unknown(subspace, preprocessing),
+            **{Doubt(name): True for name in subspace.known_doubts},
+            Doubt.DOMINATED: subspace.dominant_feature is not None
+            and (_is_right(subspace.angle_bound) or Doubt.CLIPPED in subspace.known_doubts),
             # With bounds no record is beyond the range.
             Doubt.RANGE_ENDS: preprocessing.largest_squared_norm is None and _reaches(subspace, end),
         }
-    return tuple(doubt for doubt, is_so in found.items() if is_so)
+    return tuple(doubt for doubt in Doubt if found.get(doubt))
 
 
 def _is_right(angle_bound: float | None) -> bool:
@@ -209,7 +228,7 @@ def resolved_components(said: Subspace | Release) -> int | None:
         return next(resolved, 0)
 
 
-def describe_doubts(ids: Sequence[str], resolved: int | None, rank: int) -> str:
+def describe_doubts(ids: Sequence[str], resolved: int | None, rank: int, feature: object = None) -> str:
     """Explain doubts in one line.
 
     Parameters
@@ -219,16 +238,40 @@ def describe_doubts(ids: Sequence[str], resolved: int | None, rank: int) -> str:
     resolved : int or None
         As :func:`resolved_components`.
     rank : int
+    feature : object, optional
+        Name of the dominant feature, or its number.
     """
     said = []
     for name in ids:
         text = f"{name}: {Doubt(name).explanation}" if name in set(Doubt) else name
         if name == Doubt.NOT_RESOLVED and resolved:
             text = f"{text}, but not the first {resolved} of {rank}"
+        if name == Doubt.DOMINATED and feature is not None:
+            # A name of a foreign release may hold what a terminal obeys.
+            name_of = "".join(c if c.isprintable() else "?" for c in str(feature))
+            text = text.replace(_ONE_FEATURE, f"feature {name_of}")
         said.append(text)
     return "; ".join(said)
 
 
-def remedies(found: Sequence[Doubt]) -> str:
-    """Name what helps against these doubts, each remedy once."""
-    return "; ".join(dict.fromkeys(doubt.remedy for doubt in found))
+def remedies(found: Sequence[Doubt], preprocessing: Preprocessing | None = None, rank: int = 0) -> str:
+    """Name what helps against these doubts, each remedy once, without what has been done.
+
+    Parameters
+    ----------
+    found : sequence of Doubt
+    preprocessing : Preprocessing, optional
+        Of the estimator: bounds and a centre that are set are not named.
+    rank : int
+        Of the release: 1 cannot be lowered.
+    """
+    done = {_RANK} if rank == 1 else set()
+    if preprocessing is not None:
+        done |= {_BOUNDS} if preprocessing.largest_squared_norm is not None else set()
+        done |= {_CENTRE} if preprocessing.centering not in ("auto", "none", "pairs") else set()
+    named = dict.fromkeys(remedy for doubt in found for remedy in _REMEDIES[doubt])
+    return _listed([remedy for remedy in named if remedy not in done])
+
+
+def _listed(remedies: Sequence[str]) -> str:
+    return " or ".join(filter(None, [", ".join(remedies[:-1]), remedies[-1]]))

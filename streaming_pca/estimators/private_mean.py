@@ -44,8 +44,10 @@ from numpy.typing import NDArray
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import Batch, evenly_spread
+from streaming_pca.estimators.record_reader import NormKernel, RecordReader, added_up
 from streaming_pca.kernels.lattice import BLOCK, lattice_unit
-from streaming_pca.kernels.record_means import MEAN_RADIUS, quantise_record_means, record_mean_norms
+from streaming_pca.kernels.record_means import MEAN_RADIUS, record_mean_norms, sum_record_means
+from streaming_pca.kernels.records_view import RecordsView
 from streaming_pca.privacy.calibration.multipliers import gaussian_rho, lattice_sigma, pure_epsilon
 from streaming_pca.privacy.mechanisms import gaussian_on_vector, private_quantile
 from streaming_pca.privacy.mechanisms.quantile import counts_at_most
@@ -89,21 +91,32 @@ _SPREAD = 0.5
 _SENSITIVITY = 2.0 * MEAN_RADIUS
 
 
+def _refuse_pairs(preprocessing: Preprocessing) -> None:
+    """Raise ValueError for pairs, which have no mean of their own: kernels read record by record."""
+    if preprocessing.units > 1:
+        raise ValueError("pairs have no mean")
+
+
 class _MeanSum:
     """Kernel of :meth:`Batch.sum` that adds up clipped, rounded means."""
 
     limit = BLOCK
-    whole = False
 
     def __init__(self, preprocessing: Preprocessing, per_unit: float) -> None:
-        self.preprocessing, self.per_unit = preprocessing, per_unit
+        self.records, self.per_unit = RecordReader(preprocessing), per_unit
+        _refuse_pairs(preprocessing)
+        self.whole = self.records.whole
         self.shape: tuple[int, ...] = (preprocessing.dim,)
 
-    def __call__(self, block: ArrayBatch) -> NDArray[np.int64]:
-        centred = self.preprocessing.apply(block)
-        z = np.empty((len(block), self.preprocessing.dim))
-        quantise_record_means(np.asarray(centred.rows, dtype=np.float64), centred.starts, self.per_unit, z)
-        return np.asarray(z.sum(axis=0), dtype=np.int64)
+    def __call__(self, batch: ArrayBatch) -> NDArray[np.int64]:
+        read = self.records.read(batch)
+
+        def part(first: int, last: int) -> NDArray[np.int64]:
+            room, total = np.empty((read.longest, self.shape[0])), np.zeros(self.shape, dtype=np.int64)
+            sum_record_means(read, first, last, self.records.how, self.per_unit, room, total)
+            return total
+
+        return added_up(read, part, self.shape, self.records.step)
 
 
 def clipped_mean_sum(batch: Batch, preprocessing: Preprocessing, radius: float) -> NDArray[np.int64]:
@@ -301,17 +314,17 @@ class PrivateMean:
         return min(private_quantile(counts, len(norms), candidates, quantile, self._epsilon), high)
 
 
-class MeanNorms:
+class MeanNorms(NormKernel):
     """Norm of the mean of each record's rows, transformed; 0 for null records."""
 
     def __init__(self, preprocessing: Preprocessing) -> None:
-        self.preprocessing = preprocessing
+        super().__init__(RecordReader(preprocessing))
+        _refuse_pairs(preprocessing)
 
-    def __call__(self, block: ArrayBatch) -> Vector:
-        centred = self.preprocessing.apply(block)
-        out = np.empty(len(centred))
-        record_mean_norms(np.asarray(centred.rows, dtype=np.float64), centred.starts, out)
-        return out
+    def fill(self, read: RecordsView, first: int, last: int, out: Vector) -> None:
+        """Write the norms."""
+        room = np.empty((read.longest, read.rows.shape[1]))
+        record_mean_norms(read, first, last, self.records.how, room, out)
 
 
 class _SpreadCounts:

@@ -102,6 +102,8 @@ def njit(**options: Any) -> Callable[[F], F]:
 @cache
 def load_compiler() -> Any:
     """Import numba, and teach it what kernels call: other kernels, and intrinsics."""
+    # Its roots are others than the processor's: a record's scale must not depend on its neighbours.
+    os.environ.setdefault("NUMBA_DISABLE_INTEL_SVML", "1")
     import numba
     from numba.core.event import Listener, register
     from numba.core.registry import cpu_target

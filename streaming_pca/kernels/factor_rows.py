@@ -10,10 +10,11 @@ from streaming_pca.kernels.blas import add_gram
 from streaming_pca.kernels.lattice import BLOCK, RADIUS
 from streaming_pca.kernels.public_map import PublicMap, map_pair, map_row
 from streaming_pca.kernels.records_view import RecordsView
-from streaming_pca.kernels.rounding import clip_and_round, sum_of_squares
+from streaming_pca.kernels.rounding import are_finite, clip_and_round, sum_of_squares
 
 __all__ = [
     "factor_squared_norms",
+    "load_factor",
     "round_factors",
     "sum_factors",
     "sum_scaled_factors",
@@ -26,7 +27,7 @@ _RADIUS = float(RADIUS)
 
 
 @njit(cache=True, nogil=True)
-def _load(read: RecordsView, i: int, how: PublicMap, room: Floats) -> int:
+def load_factor(read: RecordsView, i: int, how: PublicMap, room: Floats) -> int:
     """Copy record i's mapped rows (r, d) to ``room``; return r, 0 for a null record."""
     rows, begins, starts = read.rows, read.begins, read.starts
     a = begins[i]
@@ -72,7 +73,7 @@ def round_factors(
     while i < last:
         if rows + read.starts[i + 1] - read.starts[i] > out.shape[0]:
             break
-        r = _load(read, i, how, room)
+        r = load_factor(read, i, how, room)
         i += step
         if r > 0:
             if clip_and_round(room[:r], per_unit, _RADIUS, out[rows : rows + r]):
@@ -147,9 +148,9 @@ def factor_squared_norms(
     """
     step = 2 if how.pairs else 1
     for n in range((last - first) // step):
-        r = _load(read, first + n * step, how, room)
+        r = load_factor(read, first + n * step, how, room)
         out[n] = sum_of_squares(room[:r])
-        if not out[n] < np.inf and not np.isfinite(room[:r]).all():
+        if not out[n] < np.inf and not are_finite(room[:r]):
             out[n] = 0.0
 
 
@@ -180,10 +181,10 @@ def turned_squared_norms(
     step = 2 if how.pairs else 1
     turned = np.empty((room.shape[0], turn.shape[1]))
     for n in range((last - first) // step):
-        r = _load(read, first + n * step, how, room)
+        r = load_factor(read, first + n * step, how, room)
         _turn(room[:r], turn, turned[:r])
         out[n] = sum_of_squares(turned[:r])
-        if not out[n] < np.inf and not np.isfinite(turned[:r]).all():
+        if not out[n] < np.inf and not are_finite(turned[:r]):
             out[n] = 0.0
 
 
@@ -221,7 +222,7 @@ def sum_scaled_factors(
     turned = np.empty((room.shape[0], turn.shape[1])) if turn.size else room
     held = rows = clipped = 0
     for n in range(chosen.shape[0]):
-        r = _load(read, chosen[n] * step, how, room)
+        r = load_factor(read, chosen[n] * step, how, room)
         if r == 0:
             continue
         if rows + r > rounded.shape[0] or held == BLOCK:

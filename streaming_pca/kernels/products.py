@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.kernels import njit
+from streaming_pca.kernels.rounding import erase
 
 __all__ = ["record_product", "times", "transposed_times"]
 
@@ -18,7 +19,7 @@ Floats = NDArray[np.float64]
 @njit(cache=True, nogil=True)
 def times(a: Floats, b: Floats, out: Floats) -> None:
     """Compute out = a b, each entry in the order of b's rows."""
-    out[:, :] = 0.0
+    erase(out)
     for i in range(a.shape[0]):
         for j in range(a.shape[1]):
             v = a[i, j]
@@ -29,7 +30,7 @@ def times(a: Floats, b: Floats, out: Floats) -> None:
 @njit(cache=True, nogil=True)
 def transposed_times(a: Floats, b: Floats, out: Floats) -> None:
     """Compute out = a^T b, each entry in the order of the rows."""
-    out[:, :] = 0.0
+    erase(out)
     for i in range(a.shape[0]):
         for j in range(a.shape[1]):
             v = a[i, j]

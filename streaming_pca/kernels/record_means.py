@@ -13,9 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.kernels import njit
-from streaming_pca.kernels.rounding import clip_and_round, sum_of_squares
+from streaming_pca.kernels.factor_rows import load_factor
+from streaming_pca.kernels.lattice import BLOCK
+from streaming_pca.kernels.public_map import PublicMap
+from streaming_pca.kernels.records_view import RecordsView
+from streaming_pca.kernels.rounding import are_finite, clip_and_round, erase, sum_of_squares
 
-__all__ = ["MEAN_RADIUS", "add_reports", "quantise_record_means", "record_mean_norms"]
+__all__ = ["MEAN_RADIUS", "add_reports", "record_mean_norms", "sum_record_means"]
 
 
 MEAN_RADIUS = 2**40
@@ -25,56 +29,86 @@ _MEAN_RADIUS = float(MEAN_RADIUS)
 
 
 @njit(cache=True, nogil=True)
-def _average(rows: NDArray[np.float64], out: NDArray[np.float64]) -> None:
-    """Compute the mean (1, d) of rows (r, d), dividing first against overflow."""
-    r = float(rows.shape[0])
-    out[:, :] = 0.0
-    for i in range(rows.shape[0]):
-        for j in range(rows.shape[1]):
-            out[0, j] += rows[i, j] / r
+def _load_mean(
+    read: RecordsView, i: int, how: PublicMap, room: NDArray[np.float64], mean: NDArray[np.float64]
+) -> bool:
+    """Write record i's mean row (1, d), dividing first against overflow; False for a null record."""
+    r = load_factor(read, i, how, room)
+    erase(mean)
+    for a in range(r):
+        for j in range(room.shape[1]):
+            mean[0, j] += room[a, j] / float(r)
+    return r > 0
 
 
 @njit(cache=True, nogil=True)
-def record_mean_norms(rows: NDArray[np.float64], starts: NDArray[np.int64], out: NDArray[np.float64]) -> None:
+def record_mean_norms(
+    read: RecordsView,
+    first: int,
+    last: int,
+    how: PublicMap,
+    room: NDArray[np.float64],
+    out: NDArray[np.float64],
+) -> None:
     """Compute the norm of each record's mean row; 0 for null records, inf on overflow.
 
     Parameters
     ----------
-    rows : (n, d) float64, finite
-    starts : (m + 1,) int64
-    out : (m,) float64
+    read : RecordsView
+    first, last : int
+        Records.
+    how : PublicMap
+    room : (r, d) float64
+        Scratch for the longest record.
+    out : (last - first,) float64
     """
-    mean = np.empty((1, rows.shape[1]))
-    for i in range(starts.shape[0] - 1):
-        a, b = starts[i], starts[i + 1]
-        out[i] = 0.0
-        if a < b:
-            _average(rows[a:b], mean)
-            out[i] = math.sqrt(sum_of_squares(mean))
+    mean = np.empty((1, room.shape[1]))
+    for n in range(last - first):
+        out[n] = 0.0
+        if _load_mean(read, first + n, how, room, mean):
+            square = sum_of_squares(mean)
+            if square < np.inf or are_finite(mean):
+                out[n] = math.sqrt(square)
 
 
 @njit(cache=True, nogil=True)
-def quantise_record_means(
-    rows: NDArray[np.float64], starts: NDArray[np.int64], per_unit: float, out: NDArray[np.float64]
+def sum_record_means(
+    read: RecordsView,
+    first: int,
+    last: int,
+    how: PublicMap,
+    per_unit: float,
+    room: NDArray[np.float64],
+    total: NDArray[np.int64],
 ) -> None:
-    """Clip the mean of each record's rows to MEAN_RADIUS lattice units and round it.
+    """Add the means of records' rows to ``total``, clipped to MEAN_RADIUS lattice units and rounded.
 
     Parameters
     ----------
-    rows : (n, d) float64, finite
-    starts : (m + 1,) int64
+    read, first, last, how, room
+        As for :func:`record_mean_norms`.
     per_unit : float
-        Lattice units per unit of the rows.
-    out : (m, d) float64
-        Integers, each row of norm at most MEAN_RADIUS; 0 for null records.
+        Lattice units per unit of the mapped rows.
+    total : (d,) int64
+        Updated in place. A record adds integers of norm at most MEAN_RADIUS, a null one nothing.
     """
-    mean = np.empty((1, rows.shape[1]))
-    for i in range(starts.shape[0] - 1):
-        a, b = starts[i], starts[i + 1]
-        out[i, :] = 0.0
-        if a < b:
-            _average(rows[a:b], mean)
-            clip_and_round(mean, per_unit, _MEAN_RADIUS, out[i : i + 1])
+    d = room.shape[1]
+    mean, z, exact = np.empty((1, d)), np.empty((1, d)), np.zeros(d)
+    held = 0
+    for i in range(first, last):
+        if not _load_mean(read, i, how, room, mean):
+            continue
+        clip_and_round(mean, per_unit, _MEAN_RADIUS, z)
+        for j in range(d):
+            exact[j] += z[0, j]
+        held += 1
+        if held == BLOCK:
+            for j in range(d):
+                total[j] += np.int64(exact[j])
+                exact[j] = 0.0
+            held = 0
+    for j in range(d):
+        total[j] += np.int64(exact[j])
 
 
 _PIECE = 4096

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.kernels.block.tiles import longest_record
+from streaming_pca.kernels import njit
 
 __all__ = ["RecordsView", "records_view"]
 
@@ -43,7 +43,7 @@ def records_view(
     """
     if rows.dtype not in (np.float32, np.float64):
         rows = rows.astype(np.float64)
-    longest = longest_record(begins, starts, len(rows))
+    longest = _longest_record(begins, starts, len(rows))
     if longest < 0:
         raise ValueError(f"records of other rows than the {len(rows)} that there are")
     flags = rows.flags
@@ -52,3 +52,17 @@ def records_view(
     ).view()
     view.setflags(write=False)
     return RecordsView(view, begins, starts, longest)
+
+
+@njit(cache=True, nogil=True)
+def _longest_record(begins: NDArray[np.int64], starts: NDArray[np.int64], rows: int) -> int:
+    """Return rows of the longest record, at least 1; -1 where a record exceeds ``rows``."""
+    if starts.size != begins.size + 1:
+        return -1
+    longest = 1
+    for i in range(begins.size):
+        length = starts[i + 1] - starts[i]
+        if length < 0 or begins[i] < 0 or begins[i] > rows - length:
+            return -1
+        longest = max(longest, length)
+    return longest

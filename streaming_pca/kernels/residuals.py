@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from streaming_pca.kernels import njit
 from streaming_pca.kernels.lattice import MATRIX_RADIUS, RADIUS
 from streaming_pca.kernels.products import record_product
-from streaming_pca.kernels.rounding import NO_EXPONENT, clip_and_round, exponent, scale_down
+from streaming_pca.kernels.rounding import NO_EXPONENT, clip_and_round, erase, exponent, scale_down
 
 __all__ = ["frobenius_norm", "residual_norms", "sum_residuals"]
 
@@ -43,7 +43,7 @@ def _subtract(
     of_centre = exponent(centre)
     s = max(of_product + e if of_product != NO_EXPONENT else NO_EXPONENT, of_centre)
     if s == NO_EXPONENT:
-        out[:, :] = 0.0
+        erase(out)
         return 0
     # Powers of two in two factors each, and 0 for zeros: 2**-s alone could overflow.
     half = (e - s) // 2
@@ -117,7 +117,7 @@ def sum_residuals(
         x = rows[starts[i] : starts[i + 1]]
         scaled = np.empty_like(x)
         e = exponent(x)
-        product[:, :] = 0.0
+        erase(product)
         if e == NO_EXPONENT or not scale_down(x, e, scaled) < math.inf:
             e = 0
         else:

@@ -18,8 +18,12 @@ from streaming_pca.kernels import njit
 
 __all__ = [
     "COUNTED_AS_CLIPPED",
+    "LEAST_SQUARE",
+    "MOST_SQUARE",
     "NO_EXPONENT",
+    "are_finite",
     "clip_and_round",
+    "erase",
     "exponent",
     "guard",
     "round_scaled",
@@ -28,7 +32,7 @@ __all__ = [
     "sum_of_squares",
 ]
 
-_LEAST, _MOST = 2.0**-900, 2.0**900
+LEAST_SQUARE, MOST_SQUARE = 2.0**-900, 2.0**900
 """Range of sums of squares without harmful underflow or overflow."""
 
 NO_EXPONENT = -100000
@@ -36,6 +40,25 @@ NO_EXPONENT = -100000
 
 COUNTED_AS_CLIPPED = 1.0 + 2.0**-20
 """Radii above which a norm counts as clipped: records of norm R exactly must not count by chance."""
+
+
+# Loops, where numpy has a word for it: the compiler takes seconds for numpy's.
+@njit(cache=True, nogil=True)
+def erase(values: NDArray[np.float64]) -> None:
+    """Set all entries (r, c) to 0."""
+    for i in range(values.shape[0]):
+        for j in range(values.shape[1]):
+            values[i, j] = 0.0
+
+
+@njit(cache=True, nogil=True)
+def are_finite(values: NDArray[np.float64]) -> bool:
+    """Return whether no entry (r, c) is infinite or NaN."""
+    for i in range(values.shape[0]):
+        for j in range(values.shape[1]):
+            if not abs(values[i, j]) < math.inf:
+                return False
+    return True
 
 
 @njit(cache=True, nogil=True)
@@ -137,13 +160,13 @@ def clip_and_round(
         Whether the norm of ``values`` is above COUNTED_AS_CLIPPED radii.
     """
     total = sum_of_squares(values)
-    if total > _LEAST and total < _MOST:
+    if total > LEAST_SQUARE and total < MOST_SQUARE:
         return _clip_scaled(values, math.sqrt(total), per_unit, radius, out)
     # NaN, too, gets here.
     e = exponent(values)
     scaled = np.empty_like(out)
     if e == NO_EXPONENT or not scale_down(values, e, scaled) < math.inf:
-        out[:, :] = 0.0
+        erase(out)
         return False
     whole = math.inf
     if per_unit < math.inf:
@@ -165,5 +188,5 @@ def _clip_scaled(
     if not round_scaled(values, t, out) <= bound:
         t = (radius - 0.5 * math.sqrt(n) - 1.0) / norm * (1.0 - (n + 8.0) * 2.0**-51)
         if not t > 0.0 or not round_scaled(values, t, out) <= bound:
-            out[:, :] = 0.0
+            erase(out)
     return bool(clipped)

@@ -15,7 +15,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 import uvloop
@@ -23,7 +23,14 @@ from kafka.errors import KafkaError
 
 from streaming_pca.config.effective import doubts_of_settings
 from streaming_pca.config.settings import ConfigurationError, Settings
-from streaming_pca.estimators.common.kernel_cache import COMPILING, are_cached, compile_apart
+from streaming_pca.estimators.kernel_cache import (
+    COMPILING,
+    FIRST,
+    are_cached,
+    compile_apart,
+    needs_first_alone,
+    stop,
+)
 from streaming_pca.kernels import load_compiler
 from streaming_pca.kernels.threads import use_threads
 from streaming_pca.privacy.errors import ParameterError
@@ -51,6 +58,10 @@ __all__ = ["Worker", "run_worker"]
 
 log = logging.getLogger(__name__)
 
+_COMPILING_POLL_SECONDS = 0.2
+"""Time between two looks at the compiler."""
+_REST_SECONDS = 120.0
+"""Time until the other kernels compile: a start has enough to do."""
 _SWITCH_SECONDS = 0.0005
 """Time that a decoding thread may keep the interpreter's lock.
 
@@ -371,29 +382,41 @@ class Worker:
             stream.interrupt()
 
     async def _compile(self) -> None:
-        """Compile the kernels before standing for a stream: no batch may wait for that.
+        """Compile before standing for a stream what first batches need, as none may wait; then the rest.
 
         Cancelled, it stops at once: a worker that finds no broker does not wait for the compiler.
         """
         use_threads(self._settings.worker.threads)
-        kinds = {stream.settings.stream.record_kind for stream in self._streams}
-        if not await self.executors.call(Pool.RECORDS, "looking for kernels", are_cached, kinds):
-            log.info("%s: half a minute of one core, longer beside other work", COMPILING)
-            started, compiler = time.monotonic(), compile_apart(kinds)
-            try:
-                status = await self.executors.call(Pool.RECORDS, "compiling", compiler.wait)
-            finally:
-                compiler.kill()
-            if status:
-                log.warning("the compiler ended with status %d: kernels compile at their first use", status)
-            elif not await self.executors.call(Pool.RECORDS, "looking for kernels", are_cached, kinds):
-                log.warning(
-                    "the compiled kernels could not be kept: make room in numba's cache (NUMBA_CACHE_DIR); "
-                    "until then every worker compiles them, at its start and at their first use"
-                )
-            else:
-                log.info("compiled kernels in %.0f s", time.monotonic() - started)
+        streams = [stream.settings.stream for stream in self._streams]
+        await self._fill_cache({FIRST if needs_first_alone(each) else each.record_kind for each in streams})
         self.compiled.set()
+        await asyncio.sleep(_REST_SECONDS)
+        try:
+            await self._fill_cache({each.record_kind for each in streams})
+        except Exception as error:
+            # It serves streams by now, which go on without.
+            log.warning("kernels compile at their first use: %s", error)
+
+    async def _fill_cache(self, kinds: Collection[str]) -> None:
+        if await self.executors.call(Pool.RECORDS, "looking for kernels", are_cached, kinds):
+            return
+        log.info("%s: up to half a minute of one core, longer beside other work", COMPILING)
+        started, compiler = time.monotonic(), compile_apart(kinds)
+        try:
+            # No thread of a pool may wait for the second part.
+            while (status := compiler.poll()) is None:
+                await asyncio.sleep(_COMPILING_POLL_SECONDS)
+        finally:
+            stop(compiler)
+        if status:
+            log.warning("the compiler ended with status %d: kernels compile at their first use", status)
+        elif not await self.executors.call(Pool.RECORDS, "looking for kernels", are_cached, kinds):
+            log.warning(
+                "the compiled kernels could not be kept: make room in numba's cache (NUMBA_CACHE_DIR); "
+                "until then every worker compiles them, at its start and at their first use"
+            )
+        else:
+            log.info("compiled kernels in %.0f s", time.monotonic() - started)
 
     def roles(self) -> dict[str, str]:
         """Return the role of this process in each stream."""

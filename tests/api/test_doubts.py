@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
@@ -61,6 +62,24 @@ def test_too_few_records_and_records_without_directions_give_a_warning(X: NDArra
     assert said.startswith("the result is doubtful: not-resolved: ")
     for help_ in ("more records", "larger epsilon", "bounds", "lower rank"):
         assert help_ in said
+
+
+@pytest.mark.parametrize("names", [["income", *"abcde"], None])
+def test_a_feature_that_decides_what_is_clipped_is_named(names: list[str] | None) -> None:
+    """Incomes beside numbers of order one: the unit of one feature hides all others."""
+    rng = np.random.default_rng(5)
+    X = np.column_stack([np.exp(rng.normal(8, 1.2, 30_000)), rng.normal(3, 1, (30_000, 5))])
+    for turn in range(2):
+        # In the second turn the feature is the last one.
+        frame = X[:, ::-1] if turn else X
+        columns = names and names[::-1] if turn else names
+        named = str((5 if turn else 0) if names is None else "income")
+        said = warned(PrivatePCA(2), frame if columns is None else pd.DataFrame(frame, columns=columns))
+        assert f"dominated: feature {named} has most of" in said
+        assert "a smaller scale" in said
+    # In its logarithm nothing is in doubt.
+    X[:, 0] = np.log(X[:, 0])
+    assert "dominated" not in PrivatePCA(2).fit(X).doubts_
 
 
 def test_components_that_are_one_too_many_are_told_from_the_others() -> None:
@@ -130,7 +149,8 @@ def test_units_of_records_change_nothing_but_the_units(estimator: str) -> None:
         with replace_noise_sampler(SeededSampler()):
             pca = PrivatePCA(n_components=2, epsilon=4.0, delta=1e-6, estimator=estimator, random_state=0)
             pca.fit(X * scale)
-        assert pca.doubts_ == ()
+        # The block route starts at random: its steps still turn by more than the noise.
+        assert set(pca.doubts_) <= ({"unsettled"} if estimator == "block" else set())
         found[scale] = pca.explained_variance_ / scale**2
         assert np.abs(pca.components_[0, 0]) > 0.98
         assert np.abs(pca.components_[1, 1]) > 0.9

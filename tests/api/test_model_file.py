@@ -161,7 +161,7 @@ def test_a_file_holds_plain_arrays_and_no_record(tmp_path: Path) -> None:
             names = set(state_values(PrivatePCA().fit(X)._state))
             assert set(state.files) < names | {"__plain__"}
             # No array is as long as the records are many: matrices of 8 x 8, packed, at ten radii.
-            assert state["covariance.moments"].shape == (10, 36)
+            assert state["covariance.layers"].shape == (10, 36)
             assert max(max(state[name].shape, default=0) for name in names & set(state.files)) == 36
     assert header["privacy_spent"] == {
         "epsilon": "1",
@@ -284,7 +284,7 @@ def rewritten(path: Path, change: Callable[[dict[str, Any]], None], compress: bo
         (lambda h: h["parameters"].update(estimator="later"), "no estimator 'later'; known: "),
         (lambda h: h["parameters"].update(epsilon=-1), "epsilon must be a finite number above 0"),
         (lambda h: h["parameters"].update(n_components=9), "n_components = 9 is above"),
-        (lambda h: h.update(n_features_in=7), "moments of the state does not fit"),
+        (lambda h: h.update(n_features_in=7), "layers of the state does not fit"),
         (lambda h: h.update(n_features_in="8"), "is not a saved PrivatePCA"),
         (lambda h: h.update(feature_names_in=["a"]), "its feature names do not fit"),
         (lambda h: h.update(feature_names_in=[1] * 8), "its feature names do not fit"),
@@ -304,6 +304,6 @@ def test_a_file_that_could_grow_in_memory_is_refused(tmp_path: Path) -> None:
 
 def test_a_state_with_a_nan_is_refused(tmp_path: Path) -> None:
     pca = PrivatePCA().fit(spiked(50))
-    pca._state.covariance.moments[0, 0] = np.nan
+    pca._state.covariance.layers[0, 0] = np.nan
     pca.save(tmp_path / "model")
-    assert refused(tmp_path / "model") == "covariance.moments of the state does not fit the estimator"
+    assert refused(tmp_path / "model") == "covariance.layers of the state does not fit the estimator"

@@ -436,7 +436,8 @@ class FloatNoise(AnalyzeGauss):
         noise = noise + noise.T + np.diag(self.rng.normal(scale=sigma, size=d))
         total = batch.rows.T @ batch.rows + noise
         count = float(len(batch))
-        memory = state.covariance.with_first_look(np.array([1.0]), total[None] / count, np.eye(1), count)
+        grid = state.covariance.on_grid(np.array([self.options.clip_radius]))
+        memory = grid.with_layers(total[None] / count, np.array([(sigma / count) ** 2]), doubt=1.0)
         memory = dataclasses.replace(memory, records=count)
         return dataclasses.replace(state, batch=state.batch + 1, covariance=memory), 0
 

@@ -202,6 +202,7 @@ def test_batches_releases_and_charges_are_those_of_the_ledger(written: Written) 
         "outcome": None,
         "doubts": [],
         "resolved_components": None,
+        "dominant_feature": None,
     }
     assert a["accuracy"] == {"explained_variance": [2.5], **dict.fromkeys(ACCURACY)}
     assert a["charged"] == {

@@ -145,6 +145,7 @@ def test_it_starts_with_the_latest_release_and_its_angle_to_the_one_before(
         "outcome": None,
         "doubts": [],
         "resolved_components": None,
+        "dominant_feature": None,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 from typing import Any
 
@@ -117,6 +118,24 @@ def test_a_mean_is_of_the_scaled_features() -> None:
     release = read(centering="auto", scale=[2.0, 4.0], mean=[2.0, 4.0])
     np.testing.assert_allclose(release.transform([[1.0, 1.0], [2.0, 1.0]]), [[0.0], [1.2]], atol=1e-15)
     np.testing.assert_allclose(release.inverse_transform([[0.0]]), [[1.0, 1.0]])
+
+
+def test_a_dominant_feature_is_published_with_its_doubt_alone() -> None:
+    stream = StreamSettings(name="s", input="in", dim=3, rank=1, epsilon=1.0, delta=1e-6)
+    for bound, version in ((math.pi / 2, 7), (0.1, 6)):
+        subspace = Subspace(np.eye(1, 3), np.ones(1), None, angle_bound=bound, dominant_feature=2)
+        data = make_release(stream, subspace, 1, 10)
+        release = Release.from_bytes(data)
+        assert release.version == version
+        assert ("dominated" in release.doubts) == (b"dominant_feature" in data) == (version == 7)
+        assert release.dominant_name == ("2" if version == 7 else None)
+    named = read(version=7, dominant_feature=1, feature_names=["a", "income"])
+    assert named.dominant_name == "income"
+    for changes in ({"version": 7, "dominant_feature": 2}, {"version": 6, "dominant_feature": 1}):
+        with pytest.raises(ValueError, match="dominant_feature"):
+            read(**changes)
+    with pytest.raises(ValueError, match="feature_names does not have 2 names"):
+        read(feature_names=["a"])
 
 
 def test_long_settings_are_published_by_their_digest() -> None:

@@ -111,7 +111,7 @@ def test_the_image_has_no_tools_to_install_or_test_with(image: Image) -> None:
 
 KERNELS = """
 from streaming_pca.data.records import RecordKind
-from streaming_pca.estimators.common.kernel_cache import are_cached, compile_kernels
+from streaming_pca.estimators.kernel_cache import are_cached, compile_kernels
 from streaming_pca.kernels.block.matrix_sums import sum_matrix_products
 from streaming_pca.kernels.block.sums import sum_products
 print(are_cached(RecordKind))

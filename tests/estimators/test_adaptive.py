@@ -96,7 +96,7 @@ def test_above_512_features_the_block_route_is_public() -> None:
     estimator = make(513)
     state = start(estimator)
     assert state.route == "block"
-    assert state.covariance.moments.size == state.covariance.weights.size == 0
+    assert state.covariance.layers.size == state.covariance.weights.size == 0
     (after,) = learn(estimator, [gaussian(600, 513, 0)])
     assert after.route == "block"
     assert make(512).init(utility_generator(0)).route == "covariance"

@@ -149,6 +149,10 @@ def test_every_doubt_has_an_id_an_explanation_and_a_remedy() -> None:
         "variance-lost",
         "mean-swamps",
         "mean-unknown",
+        "clipped",
+        "dominated",
+        "unsettled",
+        "clamped",
         "range-ends",
     ]
     for doubt in Doubt:
@@ -166,6 +170,28 @@ def test_words_for_people() -> None:
     assert "first" not in describe_doubts([Doubt.NOT_RESOLVED], 0, 5)
     # One remedy for two doubts is named once.
     assert remedies([Doubt.NOT_RESOLVED, Doubt.VARIANCE_LOST]) == Doubt.NOT_RESOLVED.remedy
+    assert remedies([Doubt.NOT_RESOLVED]) == "more records, a larger epsilon, public bounds or a lower rank"
+
+
+def test_remedies_name_nothing_that_has_been_done() -> None:
+    bounded = Preprocessing(dim=3, kind=RecordKind.FACTOR, centering="auto", bounds=(-1.0, 1.0))
+    assert remedies([Doubt.NOT_RESOLVED], bounded, 1) == "more records or a larger epsilon"
+    assert remedies([Doubt.NO_RECORDS], bounded, 1) == "more records"
+    assert "a public centre" in remedies([Doubt.MEAN_SWAMPS], bounded, 2)
+    centred = Preprocessing(dim=3, kind=RecordKind.FACTOR, centering=np.zeros(3))
+    assert remedies([Doubt.MEAN_SWAMPS], centred, 2) == "more records, a larger epsilon or public bounds"
+
+
+def test_a_dominant_feature_is_named_where_the_components_are_in_doubt_for_it() -> None:
+    preprocessing = Preprocessing(dim=D, centering=np.zeros(D))
+    dominated = replace(GOOD, dominant_feature=2)
+    assert doubts(dominated, preprocessing, 100) == ()
+    for trouble in ({"angle_bound": RIGHT}, {"known_doubts": ("clipped",)}):
+        assert Doubt.DOMINATED in doubts(replace(dominated, **trouble), preprocessing, 100)
+        assert Doubt.DOMINATED not in doubts(replace(GOOD, **trouble), preprocessing, 100)
+    assert "feature income has most" in describe_doubts(["dominated"], None, 2, "income")
+    assert "\x1b" not in describe_doubts(["dominated"], None, 2, "a\x1b]0;b\x07")
+    assert "one feature has most" in describe_doubts(["dominated"], None, 2)
 
 
 def test_records_at_the_end_of_a_public_range_are_doubted() -> None:

@@ -27,6 +27,7 @@ from streaming_pca.local.promise import promise_header, report_headers
 from streaming_pca.privacy.users.table import hash_users
 from streaming_pca.service.input.buffer import PartitionBuffer, RecordBuffer
 from streaming_pca.service.kafka.record_batches import parse_batch
+from streaming_pca.service.kafka.record_blocks import RecordBlock
 from tests.fuzz.target import MIB, Broken, target
 from tests.kafka.security import hostile
 
@@ -207,6 +208,8 @@ def _batch_seeds() -> Sequence[bytes]:
         hostile.record(None, body=b"\x80" * 12),
         hostile.record(None, body=b"\0\0\0\x01\x01" + hostile.varint(2**31 - 1)),
     ]
+    # The compiler takes memory once.
+    RecordBlock(DefaultRecordBatch(hostile.batch(records[:1])))
     return [
         hostile.batch(records),
         hostile.batch(records[:3], base=2**62),
@@ -230,6 +233,8 @@ def record_batch(data: bytes) -> None:
         found = list(parse_batch(batch))
     except CorruptRecordError:
         return
+    if found and list(RecordBlock(DefaultRecordBatch(data)).records()) != found:
+        raise Broken("a block has other records")
     offsets = [record.offset for record in found]
     if len(found) != max(batch.records_count, 0) or offsets != sorted(set(offsets)):
         raise Broken("a record has moved")

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -54,19 +55,21 @@ class Strike:
     nth: int = 1
     what: str = "SIGKILL"
 
+    def hit(self, directory: Path) -> None:
+        """Leave a mark, then do it."""
+        (directory / "struck").touch()
+        if self.what == "wait":
+            while not (directory / "go").exists():
+                time.sleep(0.02)
+        else:
+            # A signal to the process is taken by its main thread, and until then this one would run on.
+            signal.pthread_kill(threading.get_ident(), getattr(signal, self.what))
+
 
 def install(strike: Strike, directory: Path) -> None:
     """Patch ``CheckpointWriter._step`` of this process."""
     original = CheckpointWriter._step
     reached = 0
-
-    def hit() -> None:
-        (directory / "struck").touch()
-        if strike.what == "wait":
-            while not (directory / "go").exists():
-                time.sleep(0.02)
-        else:
-            os.kill(os.getpid(), getattr(signal, strike.what))
 
     @contextmanager
     def step(self: CheckpointWriter, name: str) -> Iterator[None]:
@@ -75,10 +78,10 @@ def install(strike: Strike, directory: Path) -> None:
             reached += name == strike.step
             mine = name == strike.step and reached == strike.nth
             if mine and strike.when == "before":
-                hit()
+                strike.hit(directory)
             yield
             if mine and strike.when == "after":
-                hit()
+                strike.hit(directory)
 
     CheckpointWriter._step = step  # type: ignore[method-assign]
 

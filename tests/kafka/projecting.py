@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -63,10 +61,7 @@ def _install(strike: Strike, directory: Path) -> None:
             yield
             reached += step == strike.step
             if step == strike.step and reached == strike.nth:
-                (directory / "struck").touch()
-                if strike.what == "wait":
-                    time.sleep(600)
-                os.kill(os.getpid(), getattr(signal, strike.what))
+                strike.hit(directory)
 
     Projector._named = named  # type: ignore[method-assign]
 

@@ -160,7 +160,7 @@ def test_workers_that_are_killed_or_suspended_neither_lose_nor_repeat(
     short = stream.changed("kafka", transaction_timeout_ms=2000)
     killed = start(stream, options, Strike("sending the positions", nth=2), settings=short)
     # Its positions may be committed yet: those that took its partitions must know.
-    wait_for("waiting", lambda: "waiting for the open" in zombie.log + killed.log, seen=lambda: killed.log)
+    wait_for("waiting", lambda: "waiting for the open" in zombie.log + killed.log, seen=lambda: slow.log)
     slow.signal(signal.SIGCONT)
     produce_until("a stop in a transaction", lambda: zombie.has("struck"), zombie)
     produce_until("a death in a transaction", lambda: killed.has("struck"), killed)

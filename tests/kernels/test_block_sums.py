@@ -16,10 +16,9 @@ from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.clipped_sums import block_sum
 from streaming_pca.estimators.common.residual_sums import FactorProducts
 from streaming_pca.kernels.block.bounds import MOST_PRODUCT
-from streaming_pca.kernels.block.terms import RECORDS_PER_FLUSH
+from streaming_pca.kernels.block.chunks import MOST_RECORDS
 from streaming_pca.kernels.lattice import MATRIX_RADIUS, RADIUS, lattice_unit
 from streaming_pca.kernels.residuals import frobenius_norm
-from streaming_pca.kernels.vectors import LANES
 from tests.kernels.judge import (
     EXACT,
     Floats,
@@ -44,8 +43,8 @@ FACTOR, MATRIX = RecordKind.FACTOR, RecordKind.MATRIX
 
 
 def product_error(d: int) -> Decimal:
-    """Of a column of float32 products, relative to the lengths of the two: what ``tiles`` states."""
-    return Decimal(min(-(-d // LANES), 32) + 8) * Decimal(2) ** -23
+    """Of a column of products, relative to the lengths of the two: what rounds the basis."""
+    return Decimal(d).sqrt() * Decimal(2) ** -31
 
 
 def cancelling(x: Floats, basis: Floats, size: Decimal, per_unit: Decimal, most: int) -> bool:
@@ -57,9 +56,9 @@ def cancelling(x: Floats, basis: Floats, size: Decimal, per_unit: Decimal, most:
 
 
 def roundings(x: Floats, basis: Floats, a: Decimal) -> Decimal:
-    """What float32 products and integers may move a contribution by, in radii.
+    """What rounding to integers may move a contribution by, in radii.
 
-    z is off by 1/2 an entry, and by 1/16 where float32 products are no integers; the product by
+    z is off by 1/2 an entry; the product by
     its stated error; u by 1/2 an entry, once where it is rounded and once where room is made for that.
 
     Parameters
@@ -68,11 +67,11 @@ def roundings(x: Floats, basis: Floats, a: Decimal) -> Decimal:
         Size of the record's matrix, after clipping, in radii.
     """
     d, k = basis.shape
-    of_z = Decimal(x.size).sqrt() * Decimal("0.57") * TINY
+    of_z = Decimal(x.size).sqrt() * Decimal("0.5001") * TINY
     of_y = product_error(d) * Decimal(k).sqrt()
     of_u = Decimal(len(x) * k).sqrt() * TINY * Decimal("1.01")
-    # Lengths are taken for larger than they are by what their float32 sums may be off.
-    length = Decimal(-(-d // LANES) + 40) * Decimal(2) ** -24
+    # Lengths are taken for larger than they are by what their sums, and rounding to 23 bits, may be off.
+    length = Decimal(len(x) * k).sqrt() * TINY + Decimal(2) ** -28
     return a * (2 * of_z + of_z * of_z + of_y) + of_u + length
 
 
@@ -124,7 +123,8 @@ def test_a_clipped_matrix_product_is_within_the_radius_and_close_to_the_exact_on
         whole = norm(residual) * per_unit / MATRIX_RADIUS
         size = norm(decimals(a)) * per_unit / max(whole, Decimal(1))
         # What ``matrix_sums`` states: once for the value, once for the length that clips it.
-        of_product = 2 * (-(-d // LANES) + 10) * Decimal(2) ** -23 * Decimal(k).sqrt() * size
+        # Of the matrix, and of the basis.
+        of_product = 2 * (d * Decimal(k).sqrt() + Decimal(d * k).sqrt()) * Decimal(2) ** -26 * size
         padded = -(-d // 8) * 8
         allowed = of_product + Decimal(d * k).sqrt() / 2 + Decimal(k * padded).sqrt() / 2 + 1
         # float64 products with the centre, of up to 20 radii.
@@ -220,8 +220,8 @@ def test_rows_that_cancel_are_held_back_where_a_sum_would_not_be_exact(about: fl
         # |z^T u| = 0.01 |z| |u|.
         assert abs(int(single.total[0, 0])) == pytest.approx(0.01 * RADIUS * MOST_PRODUCT, rel=1e-3)
     most = (RADIUS + 2**10) * MOST_PRODUCT
-    assert RECORDS_PER_FLUSH * most <= 2**53
-    m = 5 * RECORDS_PER_FLUSH + 3
+    assert MOST_RECORDS * most <= 2**53
+    m = 5 * MOST_RECORDS + 3
     p = Preprocessing(dim=2, centering="none")
     whole = block_sum(ArrayBatch.of_vectors(np.repeat(CANCELLING[None], m, axis=0)), p, basis, radius, centre)
     assert whole.total.tolist() == [[m * int(v) for v in row] for row in single.total]

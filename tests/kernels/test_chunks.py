@@ -1,50 +1,101 @@
-"""Threads take numbers from one counter: each number is taken once."""
+"""Rounded directions and their products: exact integers, whatever BLAS adds them up in."""
 
 from __future__ import annotations
 
-import threading
+import math
+from fractions import Fraction
+from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
+import pytest
+from numba.core.errors import TypingError
 
-from streaming_pca.kernels import njit
-from streaming_pca.kernels.block.sums import new_counter, next_chunk
-
-COUNT, THREADS = 200_000, 4
-
-
-@njit(nogil=True)
-def _take_all(counter: NDArray[np.int64], share: int, most: int, taken: NDArray[np.int64]) -> int:
-    n = 0
-    first = next_chunk(counter, share)
-    while first < most:
-        taken[n] = first
-        n += 1
-        first = next_chunk(counter, share)
-    return n
+from streaming_pca.data.array_batch import ArrayBatch, array_of
+from streaming_pca.data.preprocessing import Preprocessing
+from streaming_pca.estimators.block.variances import _Layers
+from streaming_pca.estimators.common.clipped_sums import block_residual_norms
+from streaming_pca.estimators.common.residual_sums import NO_CENTRE
+from streaming_pca.estimators.private_mean import MeanNorms, _MeanSum
+from streaming_pca.estimators.record_reader import RecordReader
+from streaming_pca.kernels.blas import dgemm_address, multiply
+from streaming_pca.kernels.block.chunks import Chunk, fill_chunk, grid, new_chunk, product_squared
+from streaming_pca.kernels.lattice import RADIUS
+from streaming_pca.kernels.public_map import NO_MAP
 
 
-def test_numbers_are_taken_from_0_on() -> None:
-    counter, taken = new_counter(), np.zeros(10, dtype=np.int64)
-    assert _take_all(counter, 3, 10, taken) == 4
-    assert taken[:4].tolist() == [0, 3, 6, 9]
-    assert _take_all(counter, 3, 10, taken) == 0
+def filled(records: list[np.ndarray], columns: np.ndarray, k: int) -> tuple[Chunk, int]:
+    d = len(columns)
+    batch = ArrayBatch.of_records(records, d)
+    read = RecordReader(Preprocessing(dim=d, centering="none")).read(batch)
+    chunk = new_chunk(d, k, columns.shape[1], read.longest)
+    end, count = fill_chunk(read, 0, len(records), NO_MAP, columns, NO_CENTRE, 1.0, dgemm_address(), chunk)
+    assert end == len(records)
+    return chunk, count
 
 
-def test_no_number_is_taken_twice_or_left() -> None:
-    _take_all(new_counter(), 1, 1, np.zeros(1, dtype=np.int64))
-    for share in (1, 7):
-        counter, found = new_counter(), []
-        meeting = threading.Barrier(THREADS)
+@pytest.mark.parametrize("d", [1, 7, 256, 5000])
+def test_products_are_the_exact_ones(d: int) -> None:
+    """Of the longest directions and columns that there are: all entries alike, and of one sign."""
+    rng = np.random.default_rng(d)
+    k = min(d, 3)
+    alike = np.full((d, k), math.sqrt(1.01 / d))
+    for columns in (grid(np.linalg.qr(rng.standard_normal((d, k)))[0]), grid(alike)):
+        records = [np.ones((1, d)), rng.standard_normal((4, d)), rng.choice([-1.0, 1.0], (1, d)) * 1e300]
+        chunk, count = filled(records, columns, k)
+        assert count == 3
+        scaled = np.ldexp(columns, 30).astype(np.int64).astype(object)
+        z = chunk.z[:6].astype(np.int64).astype(object)
+        assert np.array_equal(np.ldexp(chunk.y[:6], 30).astype(np.int64).astype(object), z @ scaled)
+        # A sum of magnitudes bounds every partial sum, in any order.
+        assert np.max(np.abs(z) @ np.abs(scaled)) < 2**53
+        for n, (a, b) in enumerate(((0, 1), (1, 5), (5, 6))):
+            assert chunk.terms[2, n] == np.sum(z[a:b] ** 2) <= (RADIUS + math.sqrt(4 * d) / 2) ** 2
 
-        def work(counter: NDArray[np.int64] = counter, share: int = share) -> None:
-            taken = np.zeros(COUNT, dtype=np.int64)
-            meeting.wait(120)  # noqa: B023
-            found.append(taken[: _take_all(counter, share, COUNT, taken)])  # noqa: B023
 
-        workers = [threading.Thread(target=work) for _ in range(THREADS)]
-        for w in workers:
-            w.start()
-        for w in workers:
-            w.join()
-        assert np.array_equal(np.sort(np.concatenate(found)), np.arange(0, COUNT, share))
+def test_the_square_of_a_product_is_rounded_up() -> None:
+    rng = np.random.default_rng(0)
+    chunk, _ = filled([rng.standard_normal((5, 40))], grid(np.linalg.qr(rng.standard_normal((40, 4)))[0]), 4)
+    chunk.u[:5] = rng.integers(-(2**22), 2**22, (5, 4))
+    found = product_squared(chunk, 0, dgemm_address())
+    z, u = (values[:5].astype(np.int64).astype(object) for values in (chunk.z, chunk.u))
+    exact = np.sum((z.T @ u) ** 2)
+    assert exact <= Fraction(found) <= exact * (1 + Fraction(1, 2**40))
+
+
+def test_null_records_take_no_place() -> None:
+    records = [np.zeros((1, 3)), np.zeros((0, 3)), np.array([[0.0, 1e-300, 0.0]]), np.zeros((2, 3))]
+    chunk, count = filled(records, grid(np.eye(3)), 3)
+    assert (count, chunk.places[0]) == (1, 2)
+    assert chunk.z[0].tolist() == [0.0, RADIUS, 0.0]
+
+
+def test_what_blas_would_read_wrongly_is_refused() -> None:
+    """Single numbers, or another order: no kernel is compiled for them."""
+    d, k = 6, 2
+    right = np.zeros((4, d)), np.zeros((d, k)), np.zeros((4, k))
+    multiply(dgemm_address(), right[0], 4, *right[1:])
+    for place in range(3):
+        for wrong in (right[place].astype(np.float32), np.asfortranarray(right[place]), right[place][0]):
+            rows, columns, out = (*right[:place], wrong, *right[place + 1 :])
+            with pytest.raises(TypingError):
+                multiply(dgemm_address(), rows, 4, columns, out)
+
+
+def test_shapes_and_lengths_that_kernels_trust_are_checked() -> None:
+    p = Preprocessing(dim=4, centering="none")
+    batch = ArrayBatch.of_vectors(np.ones((3, 4)))
+    basis = np.eye(4)[:, :2]
+    for q, c in ((basis, basis[:, :1]), (basis * 30, basis), (basis, basis * math.nan)):
+        with pytest.raises(ValueError, match="basis"):
+            block_residual_norms(batch, p, q, c)
+    with pytest.raises(ValueError, match="caps"):
+        _Layers(p, basis.T, np.ones((3, 1)))
+    with pytest.raises(ValueError, match="basis"):
+        _Layers(p, basis.T * 2, np.ones((3, 3)))
+    pairs = Preprocessing(dim=4, centering="pairs")
+    for make in (MeanNorms, partial(_MeanSum, per_unit=1.0)):
+        with pytest.raises(ValueError, match="pairs"):
+            make(pairs)
+    # A basis of single numbers is read as one of double ones.
+    norms = array_of(block_residual_norms(batch, p, basis.astype(np.float32), 0 * basis.astype(np.float32)))
+    np.testing.assert_allclose(norms, 2 * math.sqrt(2), rtol=1e-5)

@@ -14,13 +14,14 @@ from streaming_pca.data import array_batch as array_module
 from streaming_pca.data.array_batch import ArrayBatch, array_of
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
-from streaming_pca.estimators.common import clipped_sums, record_reader
+from streaming_pca.estimators import record_reader
+from streaming_pca.estimators.common import clipped_sums
 from streaming_pca.estimators.common import residual_sums as product_kernels
 from streaming_pca.estimators.common.clipped_sums import block_residual_norms, block_sum, covariance_sum
 from streaming_pca.estimators.power.bounded_records import BoundedRecords
-from streaming_pca.kernels.block import tiles
+from streaming_pca.kernels.block import chunks
 from streaming_pca.kernels.block.bounds import MOST_PRODUCT
-from streaming_pca.kernels.block.terms import RECORDS_PER_FLUSH
+from streaming_pca.kernels.block.chunks import MOST_RECORDS
 from streaming_pca.kernels.lattice import (
     BLOCK,
     MATRIX_RADIUS,
@@ -126,15 +127,15 @@ def sizes(batch: ArrayBatch, p: Preprocessing) -> list[bytes]:
     ]
 
 
-def test_any_tile_gives_the_same_sums_and_sizes(p: Preprocessing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So does any place in a tile, and any company."""
+def test_any_chunk_gives_the_same_sums_and_sizes(p: Preprocessing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So does any place in a chunk, and any company."""
     batch = ArrayBatch.of_records(stream(p, 700), D, p.kind)
     whole, lengths = sums(batch, p), sizes(batch, p)
     for least, most in ((1, 1), (8, 8), (8, 24), (64, 10_000)):
-        monkeypatch.setattr(tiles, "_TILE_ENTRIES", most * D)
-        monkeypatch.setattr(tiles, "_LEAST_ROWS", least)
-        monkeypatch.setattr(tiles, "MOST_ROWS", most)
-        assert tiles.tile_rows(D, 1) == max(most, 8)
+        monkeypatch.setattr(chunks, "_CHUNK_ENTRIES", most * D)
+        monkeypatch.setattr(chunks, "_LEAST_ROWS", least)
+        monkeypatch.setattr(chunks, "MOST_RECORDS", most)
+        assert chunks.chunk_rows(D, 1) == most
         assert same(sums(batch, p), whole)
         assert sizes(batch, p) == lengths
 
@@ -174,7 +175,7 @@ def test_any_number_of_threads_gives_the_same_sum(p: Preprocessing, monkeypatch:
 
     monkeypatch.setattr(record_reader, "_LEAST_ENTRIES", 1)
     monkeypatch.setattr(product_kernels, "_SHARE", 1)
-    monkeypatch.setattr(tiles, "MOST_ROWS", 8)
+    monkeypatch.setattr(chunks, "MOST_RECORDS", 8)
     monkeypatch.setattr(product_kernels, "shared_out", counted)
     monkeypatch.setattr(clipped_sums, "shared_out", counted)
     monkeypatch.setattr(record_reader, "shared_out", counted)
@@ -282,8 +283,8 @@ def test_a_full_block_of_products_with_the_largest_products_is_exact() -> None:
     basis = np.array([[1.0], [0.0]])
     single = block_sum(ArrayBatch.of_vectors(f[None]), p, basis, 1e-12).total
     assert int(single[0, 0]) == pytest.approx(2**44.5 * 0.01, rel=1e-3)
-    m = 4 * RECORDS_PER_FLUSH
-    assert RECORDS_PER_FLUSH * RADIUS * MOST_PRODUCT == 2**52.5
+    m = 4 * MOST_RECORDS
+    assert MOST_RECORDS * RADIUS * MOST_PRODUCT == 2**52.5
     whole = block_sum(ArrayBatch.of_vectors(np.repeat(f[None], m, axis=0)), p, basis, 1e-12).total
     assert whole.tolist() == [[m * int(v) for v in row] for row in single]
 

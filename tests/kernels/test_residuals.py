@@ -16,7 +16,7 @@ from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.clipped_sums import _TightBlock, block_sum
 from streaming_pca.estimators.common.residual_sums import FactorProducts, MatrixProducts
-from streaming_pca.kernels.block.terms import RECORDS_PER_FLUSH
+from streaming_pca.kernels.block.chunks import MOST_RECORDS
 from streaming_pca.kernels.lattice import MATRIX_RADIUS, RADIUS
 from streaming_pca.kernels.residuals import frobenius_norm
 from tests.kernels.judge import (
@@ -142,7 +142,7 @@ def test_blocks_of_the_largest_products_are_exact(ratio: float) -> None:
     for f, q, c in cases:
         radius = ratio * frobenius_norm(c)
         single = the_sum(f, RecordKind.FACTOR, q, radius, c)
-        m = 20 * RECORDS_PER_FLUSH + 3
+        m = 20 * MOST_RECORDS + 3
         whole = block_sum(ArrayBatch.of_vectors(np.repeat(f[None], m, axis=0)), p, q, radius, c)
         assert whole.total.tolist() == [[m * int(v) for v in row] for row in single.total]
         assert whole.clipped == m * single.clipped

@@ -35,7 +35,7 @@ LAYERS = """
     service, . + api
     config
     estimators.factory
-    estimators.registry, estimators.forecast, estimators.doubts
+    estimators.registry, estimators.forecast, estimators.doubts, estimators.kernel_cache
     estimators.tadadpo
     estimators.adaptive
     estimators.power
@@ -43,6 +43,7 @@ LAYERS = """
     estimators.common
     estimators.base
     estimators.private_mean, estimators.diagnostics, estimators.problems
+    estimators.record_reader
     data
     local
     privacy.ledger, privacy.users

@@ -20,7 +20,7 @@ import pytest
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import LogSettings
 from streaming_pca.data.records import RecordKind
-from streaming_pca.estimators.common.kernel_cache import compile_apart
+from streaming_pca.estimators.kernel_cache import compile_apart, stop
 from streaming_pca.service import protection
 from streaming_pca.service.logs import configure_logging
 from streaming_pca.service.protection import WITHHELD, protect_process, traceback_text, withheld_messages
@@ -195,8 +195,9 @@ def test_the_compiler_of_kernels_is_given_no_secret(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("STREAMING_PCA_KAFKA__SASL_PASSWORD", secret("password"))
     monkeypatch.setenv("streaming_pca_http__token", secret("token"))
     compiler = compile_apart([RecordKind.LOCAL])
-    environment = Path(f"/proc/{compiler.pid}/environ").read_bytes()
-    compiler.kill()
+    # The kernel shows it a moment after the program is exchanged.
+    environment = wait_for("its environment", Path(f"/proc/{compiler.pid}/environ").read_bytes)
+    stop(compiler)
     compiler.wait()
     assert b"PATH=" in environment
     assert not found_in(environment, SECRETS)

@@ -54,6 +54,7 @@ class Facts:
     lag_grows: bool = False
     doubts: tuple[str, ...] = ()
     resolved: int | None = None
+    dominant: str | None = None
     rank: int = 1
     least_null_share: float = 0.0
     unreadable: int = 0
@@ -134,9 +135,8 @@ def _of_release(facts: Facts) -> list[tuple[Level, str]]:
         )
         found.append((level, text))
     if facts.doubts:
-        found.append(
-            ("warning", f"The last release: {describe_doubts(facts.doubts, facts.resolved, facts.rank)}.")
-        )
+        text = describe_doubts(facts.doubts, facts.resolved, facts.rank, facts.dominant)
+        found.append(("warning", f"The last release: {text}."))
     if facts.unreadable:
         text = f"Messages of the releases topic that are no releases of this stream: {facts.unreadable}."
         found.append(("warning", f"{text} Update streaming-pca if the stream's worker is newer."))

@@ -50,6 +50,7 @@ class Point:
     outcome: str | None
     doubts: tuple[str, ...]
     resolved: int | None
+    dominant: str | None
     angles: Vector | None
     angle_bound: float | None
     noise_bound: float | None
@@ -72,6 +73,7 @@ class Point:
             outcome=self.outcome,
             doubts=list(self.doubts),
             resolved_components=self.resolved,
+            dominant_feature=self.dominant,
             angle=None if self.angles is None else float(self.angles[0]),
             angle_bound=self.angle_bound,
             explained_share=self.explained_share,
@@ -204,6 +206,7 @@ class ReleaseHistory:
             outcome=release.outcome,
             doubts=release.doubts[:_MOST_DOUBTS],
             resolved=resolved_components(release),
+            dominant=release.dominant_name,
             angles=angles,
             angle_bound=release.angle_bound,
             noise_bound=both,

@@ -151,6 +151,7 @@ class StreamState:
             lag_grows=self._watch.grows,
             doubts=() if last is None else last.doubts,
             resolved=None if last is None else last.resolved,
+            dominant=None if last is None else last.dominant,
             rank=self.settings.stream.rank,
             least_null_share=0.0 if last is None else last.least_null_share,
             unreadable=self.releases.unreadable,

@@ -16,6 +16,7 @@ from pydantic import Field
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import Batch, RecordKind
 from streaming_pca.estimators.base import EstimatorInfo, Plan, Subspace
+from streaming_pca.estimators.block.total_variance import TotalVariance, learn_total
 from streaming_pca.estimators.block.variances import measure_variances, relative_tail, take_shares
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.centre import resolves_radius
@@ -30,7 +31,6 @@ from streaming_pca.estimators.common.norm_distribution import (
     private_norm_distribution,
 )
 from streaming_pca.estimators.common.present import PresentShare
-from streaming_pca.estimators.common.total_variance import TotalVariance, learn_total
 from streaming_pca.linalg.subspace import orthonormalise, project_symmetric, ritz_pairs
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
 
@@ -50,8 +50,8 @@ Matrix = NDArray[np.float64]
 # Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").
 _WARM = (0.0004, 0.006, 0.08)
 """Shares of the rounds before the last, from eigenvectors: early rounds against the last one."""
-_COLD = (0.003, 0.015, 0.08)
-"""Shares of the rounds before the last, from a random basis."""
+_COLD = (0.002, 0.002, 0.003, 0.004, 0.006, 0.009, 0.014, 0.022, 0.035, 0.06)
+"""Shares of the rounds before the last, from a random basis: steps that it takes against noise."""
 _LEAST = 1000.0
 """Records at multiplier 5 below which a round is left out."""
 _RADIUS_PART = 0.25
@@ -63,6 +63,13 @@ _LEAST_WEIGHT = 0.2
 """Least mean weight that a clipped mean is divided by: clipping against amplified noise."""
 _LARGEST = 1e290
 """Largest variance along which the pass measures."""
+_SETTLED, _LEFT = 0.5, 4.0
+"""Angle of the last step, over the bound of the noise, from which on components are not settled; what further
+steps may turn, over the last one's angle."""
+_APART = 1.5
+"""Least variance along a component, over the mean of the others, that is told from the largest of these."""
+_KEPT = 0.4
+"""Part of a component's variance from which on clipped residuals keep its direction, as far as is known."""
 _FAR = 0.5
 """Change of the basis, in Frobenius norm, beyond which earlier means are dropped."""
 
@@ -90,6 +97,8 @@ class BlockEstimate:
         without one.
     measured_records : float
         Records behind them.
+    turned : float
+        Sine of the largest angle by which the last step turned the basis.
     """
 
     basis: Matrix
@@ -100,6 +109,7 @@ class BlockEstimate:
     spectrum: Matrix
     measured: Matrix | None = None
     measured_records: float = 0.0
+    turned: float = 0.0
 
     @classmethod
     def start(cls, basis: Matrix) -> BlockEstimate:
@@ -117,7 +127,8 @@ class BlockEstimate:
             raise ValueError("the state's basis must have orthonormal columns")
         if self.measured is not None and self.measured.shape != (3, self.basis.shape[1] + 1):
             raise ValueError("the state's measured variances must be three rows")
-        numbers_are_right = self.variance >= 0 and self.noise >= 0 and self.measured_records >= 0
+        numbers = (self.variance, self.noise, self.measured_records, self.turned)
+        numbers_are_right = all(number >= 0 for number in numbers) and self.turned <= 1
         if not (numbers_are_right and 0 <= self.level < math.inf):
             raise ValueError("the state's variances must not be below 0")
 
@@ -141,6 +152,8 @@ class BlockUpdate:
     present : float
         Share of the batch's records that are not null. In a sum each null record is clip(-C), a public
         number, which is taken out again.
+    rank : int, optional
+        Leading directions that are released; all columns by default.
     """
 
     def __init__(
@@ -150,8 +163,9 @@ class BlockUpdate:
         multiplier: float,
         norm_range: tuple[float, float],
         present: float = 1.0,
+        rank: int | None = None,
     ) -> None:
-        self.present = present
+        self.present, self.rank = present, k if rank is None else rank
         self.k, self.preprocessing, self.multiplier, self.norm_range = (
             k,
             preprocessing,
@@ -264,11 +278,20 @@ class BlockUpdate:
         carried = centred @ within + basis @ (centred.T @ new) - basis @ (inner @ within)
         carried += level * (new - basis @ within)
         change = float(np.linalg.norm(new - basis @ within))
+        leading, found, _ = np.linalg.svd(shifted, full_matrices=False)
+        leading = leading[:, : self.rank]
+        turned = float(np.linalg.norm(leading - basis @ (basis.T @ leading), ord=2))
         neglected = (float(values[0]) * change**2 + 0.1 * float(values[-1]) * change) ** 2 / carried.size
         variance = estimate.variance + neglected if change <= _FAR else math.inf
-        spectrum = np.asarray(np.linalg.svd(shifted, compute_uv=False), dtype=np.float64)
+        spectrum = np.asarray(found, dtype=np.float64)
         return replace(
-            estimate, basis=new, product=carried, variance=variance, level=level, spectrum=spectrum
+            estimate,
+            basis=new,
+            product=carried,
+            variance=variance,
+            level=level,
+            spectrum=spectrum,
+            turned=min(turned, 1.0),
         )
 
     def measure(
@@ -332,14 +355,29 @@ def block_subspace(
     variances, errors = np.maximum(values, 0.0), np.full(k, noise)
     known = bool(estimate.spectrum.any()) and math.isfinite(noise)
     whole, whole_error = max(total.value, 0.0), total.standard_error
-    told = total.weight > 0 and math.isfinite(whole)
+    told, is_apart, is_kept = total.weight > 0 and math.isfinite(whole), True, True
     if estimate.measured is not None and np.isfinite(estimate.measured).all():
         deviations = np.hypot(np.sqrt(estimate.measured[1]), estimate.measured[2])
         variances, errors = estimate.measured[0, :k], deviations[:k]
+        # Light tails keep more: of skewed records other directions keep more than the leading ones.
+        least = variances - 2 * np.sqrt(estimate.measured[1, :k])
+        is_kept = not np.any(values + 2 * noise < _KEPT * least)
         whole, whole_error, told = float(estimate.measured[0].sum()), float(np.linalg.norm(deviations)), True
+        rest = (whole - float(variances.sum())) / max(len(basis) - k, 1)
+        # Where the others' mean is nearly as large, one of them may be larger.
+        is_apart = k == len(basis) or float(variances.min()) > _APART * rest
         errors = np.hypot(errors, mean_noise_along(variances, len(basis), mean_noise))
         whole_error = math.hypot(whole_error, len(basis) * (mean_noise or 0.0))
     order = np.argsort(-variances, kind="stable")
+    bound = angle_bound_of_block(estimate.spectrum, k, len(basis), noise) if known else None
+    if bound is not None and not is_apart:
+        bound = math.pi / 2
+    beyond: tuple[str, ...] = ()
+    if bound is not None and bound < math.pi / 2:
+        # A step leaves as much as four times its angle where the next eigenvalue is 0.8 of the last.
+        last = math.asin(estimate.turned)
+        beyond = ("clipped",) * (not is_kept) + ("unsettled",) * (last > _SETTLED * bound)
+        bound = min(bound + _LEFT * last, math.pi / 2)
     return Subspace(
         components[order],
         variances[order],
@@ -347,7 +385,8 @@ def block_subspace(
         explained_variance_error=present.widened(errors, variances)[order] if known else None,
         total_variance=whole if told else None,
         total_variance_error=float(present.widened(whole_error, whole)) if told else None,
-        angle_bound=angle_bound_of_block(estimate.spectrum, k, len(basis), noise) if known else None,
+        angle_bound=bound,
+        known_doubts=beyond,
     )
 
 
@@ -416,6 +455,7 @@ def learn_block(
         The last is the number of clipped records.
     """
     quantile = quantile if options.clip_quantile is None else options.clip_quantile
+    count = len(batch) // update.preprocessing.units
     shares: list[float] = []
     norms: NormDistribution | None = None
     if options.clip_radius is None:
@@ -430,7 +470,7 @@ def learn_block(
         )
         if not estimate.spectrum.any():
             # Without products either, the basis is a guess.
-            shares = round_shares(len(batch), update.multiplier, cold=not estimate.product.any())
+            shares = round_shares(count, update.multiplier, cold=not estimate.product.any())
     clipped, held = 0, list[float]()
     if options.clip_radius is None and update.preprocessing.kind is RecordKind.FACTOR:
         # Kept for the pass along the directions that the rounds find.
@@ -448,7 +488,7 @@ def learn_block(
         whole = max(total.value, 0.0)
         with np.errstate(all="ignore"):
             estimate = update.measure(estimate, batch, whole, budget, held, kept, relative_tail(norms, whole))
-    if options.clip_radius is None and not resolves_radius(len(batch), update.multiplier):
+    if options.clip_radius is None and not resolves_radius(count, update.multiplier):
         # A radius from few records is a guess, and so is the noise computed from it.
         estimate = replace(estimate, noise=max(estimate.noise, float(np.sum(estimate.product**2))))
     return estimate, total, clipped
@@ -518,7 +558,9 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
         if self._restarts(state, batch):
             state = replace(state, block=state.block.restarted(), total=TotalVariance())
         multiplier = self.costs.multiplier
-        update = BlockUpdate(columns, preprocessing, multiplier, self.norm_range, state.present.latest_share)
+        update = BlockUpdate(
+            columns, preprocessing, multiplier, self.norm_range, state.present.latest_share, self.k
+        )
         block, total, clipped = learn_block(update, state.block, state.total, batch, budget, self.options)
         return BlockState(state.batch + 1, state.records + len(batch), block, total), clipped
 

@@ -14,10 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch
-from streaming_pca.data.preprocessing import Preprocessing, transformed
+from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import Batch
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.norm_distribution import NormDistribution
+from streaming_pca.estimators.common.residual_sums import NO_CENTRE, check_columns, room_of
+from streaming_pca.estimators.record_reader import RecordReader, added_up
+from streaming_pca.kernels.blas import dgemm_address
+from streaming_pca.kernels.block.chunks import grid
 from streaming_pca.kernels.block.energies import LAYER, add_layers
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
 
@@ -45,18 +49,27 @@ _PRECISION = 0.001
 class _Layers:
     """Sum of the layers of every record, as a kernel of :meth:`Batch.sum`."""
 
-    limit, whole = 2**9, False
+    limit = 2**12
 
     def __init__(self, preprocessing: Preprocessing, directions: Matrix, caps: Matrix) -> None:
-        self.preprocessing = preprocessing
-        self.columns, self.caps = np.ascontiguousarray(directions.T), np.ascontiguousarray(caps)
+        self.columns, self.caps = grid(directions.T), np.ascontiguousarray(caps, dtype=np.float64)
+        check_columns(self.columns)
+        if caps.ndim != 2 or caps.shape[1] != len(directions) + 1:
+            raise ValueError(f"caps of shape {caps.shape} for {len(directions)} directions and the rest")
+        self.records = RecordReader(preprocessing, self.columns)
+        self.whole = self.records.whole
         self.shape: tuple[int, ...] = caps.shape
 
-    def __call__(self, block: ArrayBatch) -> NDArray[np.int64]:
-        starts, rows = transformed(self.preprocessing, block)
-        total = np.zeros(self.shape, dtype=np.int64)
-        add_layers(np.asarray(rows, dtype=np.float64), starts, self.columns, self.caps, total)
-        return total
+    def __call__(self, batch: ArrayBatch) -> NDArray[np.int64]:
+        read, how = self.records.read(batch), self.records.how
+
+        def part(first: int, last: int) -> NDArray[np.int64]:
+            chunk, _, _ = room_of(self.columns, self.columns.shape[1], read.longest)
+            total, dgemm = np.zeros(self.shape, dtype=np.int64), dgemm_address()
+            add_layers(read, first, last, how, self.columns, NO_CENTRE, self.caps, dgemm, chunk, total)
+            return total
+
+        return added_up(read, part, self.shape, self.records.step)
 
 
 def take_shares(budget: Budget) -> list[float]:

@@ -17,6 +17,7 @@ integer of the vector that a kernel sums.
 from __future__ import annotations
 
 import math
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +25,15 @@ from numpy.typing import NDArray
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing, transformed
 from streaming_pca.data.records import Batch, RecordKind, RecordValues, SumKernel
-from streaming_pca.estimators.common.record_reader import NormKernel, RecordReader, worth_a_thread
 from streaming_pca.estimators.common.residual_sums import (
     FactorProducts,
     FactorResidualNorms,
     MatrixProducts,
     MatrixResidualNorms,
+    check_columns,
 )
+from streaming_pca.estimators.record_reader import NormKernel, RecordReader, worth_a_thread
 from streaming_pca.kernels.blas import dsyrk_address
-from streaming_pca.kernels.block.tiles import longest_column
 from streaming_pca.kernels.clipping import quantise_records, record_squared_norms
 from streaming_pca.kernels.factor_rows import factor_squared_norms, sum_factors
 from streaming_pca.kernels.lattice import (
@@ -135,7 +136,7 @@ def record_norms(batch: Batch, preprocessing: Preprocessing) -> RecordValues:
 
 
 class _ResidualNorms:
-    """|A Q - C|_F of every record, by float32 products where they are fine enough."""
+    """|A Q - C|_F of every record, by rounded products where they are fine enough."""
 
     def __init__(self, kind: RecordKind, preprocessing: Preprocessing, basis: Matrix, centre: Matrix) -> None:
         self.preprocessing, self.basis, self.centre = preprocessing, basis, centre
@@ -151,7 +152,7 @@ class _ResidualNorms:
         norms = self.products(block)
         unknown = norms < 0
         if unknown.any():
-            # Residuals of these records are too small beside the centre for float32 products.
+            # Residuals of these records are too small beside the centre for rounded products.
             few = block.only(np.repeat(unknown, self.preprocessing.units))
             norms[unknown] = few.map(self._exact).array
         return norms
@@ -170,7 +171,7 @@ def block_residual_norms(
 
     Each number is a function of its record alone, computed in a fixed order.
     """
-    basis, centre = np.ascontiguousarray(basis), np.ascontiguousarray(centre)
+    basis, centre = _checked(basis, centre)
     return batch.map(_ResidualNorms(batch.kind, preprocessing, basis, centre))
 
 
@@ -309,7 +310,7 @@ def block_sum(
     batch : Batch
     preprocessing : Preprocessing
     basis : (d, k) float64, orthonormal columns
-        Rounded to float32; where R is below 0.05 |C|_F it is used as it is.
+        Rounded to 2**-30 (2**-26 for matrices); where R is below 0.05 |C|_F it is used as it is.
     radius : float
         R, in squared units of the data (in units of the data for matrices).
     centre : (d, k) float64, optional
@@ -322,7 +323,7 @@ def block_sum(
         Its ``centre`` is the subtracted one: C on a lattice of R 2**-20, without
         its part outside the basis and two columns more if that part is R/8 at most; C itself
         for matrices and where R is below 0.05 |C|_F. Rounding of the values, relative to
-        R: see :mod:`streaming_pca.kernels.block.tiles`, :mod:`~streaming_pca.kernels.block.matrix_sums`
+        R: see :mod:`streaming_pca.kernels.block.chunks`, :mod:`~streaming_pca.kernels.block.matrix_sums`
         and :mod:`~streaming_pca.kernels.residuals`.
 
     Raises
@@ -344,23 +345,27 @@ def _block_kernel(
     radius: float,
 ) -> FactorProducts | MatrixProducts | _TightBlock:
     """Choose the kernel by kind, R and |C|, never by a record."""
-    basis = np.ascontiguousarray(basis, dtype=np.float64)
-    _check_basis(basis)
-    if centre is not None:
-        if centre.shape != basis.shape or not np.all(np.isfinite(centre)):
-            raise ValueError(f"the centre must be finite, of the basis' shape {basis.shape}")
-        centre = np.ascontiguousarray(centre, dtype=np.float64)
-        if radius < _TIGHT * frobenius_norm(centre):
-            return _TightBlock(preprocessing, basis, per_unit, centre)
+    basis, centre = _checked(basis, centre)
+    if centre is not None and radius < _TIGHT * frobenius_norm(centre):
+        return _TightBlock(preprocessing, basis, per_unit, centre)
     if preprocessing.kind is RecordKind.MATRIX:
         return MatrixProducts(preprocessing, basis, per_unit, centre)
     return FactorProducts(preprocessing, basis, per_unit, centre, radius)
 
 
-def _check_basis(basis: Matrix) -> None:
-    """Check the basis: far too long columns would exceed the headroom of exact sums."""
-    if not longest_column(basis) <= 1.01:
-        raise ValueError("the basis must be finite and have orthonormal columns")
+@overload
+def _checked(basis: Matrix, centre: Matrix) -> tuple[Matrix, Matrix]: ...
+@overload
+def _checked(basis: Matrix, centre: Matrix | None) -> tuple[Matrix, Matrix | None]: ...
+def _checked(basis: Matrix, centre: Matrix | None) -> tuple[Matrix, Matrix | None]:
+    """Check basis and centre, whose shapes kernels trust; far too long columns would exceed exact sums."""
+    basis = np.ascontiguousarray(basis, dtype=np.float64)
+    check_columns(basis)
+    if centre is None:
+        return basis, None
+    if centre.shape != basis.shape or not np.all(np.isfinite(centre)):
+        raise ValueError(f"the centre must be finite, of the basis' shape {basis.shape}")
+    return basis, np.ascontiguousarray(centre, dtype=np.float64)
 
 
 def _summed(

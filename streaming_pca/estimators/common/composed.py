@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import Batch
-from streaming_pca.estimators.base import Estimator, State
+from streaming_pca.estimators.base import Estimator, State, Subspace
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.centre import (
     LATER_SHARE,
@@ -22,8 +22,9 @@ from streaming_pca.estimators.common.centre import (
     refine,
     resolves_radius,
 )
+from streaming_pca.estimators.common.clamped import ClampedShare, learn_clamped
 from streaming_pca.estimators.common.clipped_batches import BatchCosts, ClippedBatches, norm_range
-from streaming_pca.estimators.common.forgetting import kept_share
+from streaming_pca.estimators.common.forgetting import batch_doubt, kept_share
 from streaming_pca.estimators.common.present import PresentShare, learn_present
 from streaming_pca.estimators.private_mean import PrivateMean
 
@@ -34,9 +35,12 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ComposedState(State):
-    """State with the share of records that are not null."""
+    """State with the shares of records that are not null, and that bounds change."""
 
     present: PresentShare = field(default_factory=PresentShare, kw_only=True)
+    clamped: ClampedShare = field(default_factory=ClampedShare, kw_only=True)
+    mean_doubt: float = field(default=0.0, kw_only=True)
+    """Variance by which the next round of the mean is weighed, as sums are; 0 where only counts are known."""
 
 
 S = TypeVar("S", bound=ComposedState)
@@ -62,8 +66,9 @@ class ComposedEstimator(Estimator[S, O]):
     for one Gaussian of multiplier z. One record changes each mechanism's sum by its sensitivity
     at most, and the mechanisms take shares of that Gaussian's budget that add up to 1 at most
     (:class:`~streaming_pca.estimators.common.budget.Budget`). The choice of mechanisms, shares
-    and radii depends on earlier outputs alone. The first of them counts the records that are not null
-    (:mod:`~streaming_pca.estimators.common.present`). Proof: docs/explanation/budget.md.
+    and radii depends on earlier outputs alone. The first of them count the records that are not null
+    (:mod:`~streaming_pca.estimators.common.present`), and the records that bounds change
+    (:mod:`~streaming_pca.estimators.common.clamped`). Proof: docs/explanation/budget.md.
     """
 
     finds_centre: ClassVar[bool] = True
@@ -80,14 +85,17 @@ class ComposedEstimator(Estimator[S, O]):
 
     def _update(self, state: S, batch: Batch) -> tuple[S, int]:
         budget = self.costs.budget()
-        known = PresentShare() if self._restarts(state, batch) else state.present
+        known, clamped = state.present, state.clamped
+        if self._restarts(state, batch):
+            known, clamped = PresentShare(), ClampedShare()
         units = self.preprocessing.units
         kept = kept_share(self.options.half_life, len(batch) / units)
         present = learn_present(known, batch, units > 1, budget, kept)
+        clamped = learn_clamped(clamped, batch, self.preprocessing, budget, kept)
         state = replace(state, present=present)
         if self.preprocessing.centering != "auto":
             new, clipped = self._learn(state, self.preprocessing, batch, budget)
-            return replace(new, present=present), clipped
+            return replace(new, present=present, clamped=clamped), clipped
         centred = self._centred(state, batch, budget)
         anchor = PrivateMean.start_of(self.preprocessing) if centred.anchor is None else centred.anchor
         new, clipped = self._learn(state, self.preprocessing.about(anchor), batch, budget)
@@ -96,9 +104,18 @@ class ComposedEstimator(Estimator[S, O]):
             mean=centred.mean,
             mean_weight=centred.mean_weight,
             mean_noise=centred.mean_noise,
+            mean_doubt=centred.mean_doubt,
             anchor=centred.anchor,
             present=present,
+            clamped=clamped,
         ), clipped
+
+    def release(self, state: S) -> Subspace:
+        """Return the current subspace, in doubt where bounds change many records: post-processing."""
+        subspace = super().release(state)
+        if not state.clamped.is_large:
+            return subspace
+        return replace(subspace, known_doubts=(*subspace.known_doubts, "clamped"))
 
     def _restarts(self, state: S, batch: Batch) -> bool:
         """Return whether to forget earlier batches: if they had few records to find a radius by."""
@@ -118,7 +135,7 @@ class ComposedEstimator(Estimator[S, O]):
     def _centred(self, state: S, batch: Batch, budget: Budget) -> S:
         """Update the running mean, which is None while noise explains it, and the anchor.
 
-        All batches take their sums about the anchor. With weights by counts, the covariance
+        All batches take their sums about the anchor. With the weights of the sums, the covariance
         about the mean is their average less (mean - anchor)(mean - anchor)^T, however
         the mean has moved.
         """
@@ -138,7 +155,10 @@ class ComposedEstimator(Estimator[S, O]):
             )
             # A mean that noise hides is where it was looked for, which need not be 0.
             mean = np.clip(found, lower, upper) if known or start.any() else None
-            return replace(state, mean=mean, mean_weight=present, mean_noise=noise, anchor=mean)
+            doubt = batch_doubt(self.preprocessing.output_dim, max(present, 1.0), multiplier)
+            return replace(
+                state, mean=mean, mean_weight=present, mean_noise=noise, anchor=mean, mean_doubt=doubt
+            )
         if not _refines(state.batch):
             return state
         anchor = start if state.anchor is None else state.anchor
@@ -147,10 +167,14 @@ class ComposedEstimator(Estimator[S, O]):
             batch, self.preprocessing, anchor, radii, budget, LATER_SHARE, state.present.latest_share
         )
         weight, known_noise = state.mean_weight + present, state.mean_noise or 0.0
+        own = batch_doubt(self.preprocessing.output_dim, max(present, 1.0), multiplier)
+        earlier = state.mean_doubt / kept_share(self.options.half_life, present)
+        share = earlier / (earlier + own) if earlier else present / weight
+        state = replace(state, mean_doubt=share * own)
         if not seen and state.mean is None:
             return replace(state, mean_weight=weight)
-        # Gains go by counts, but a round whose radius was far too large must move little.
-        gain = min(present / weight, _TRUSTED * math.sqrt(known_noise / fresh) if fresh > 0 else 1.0)
+        # Rounds weigh as their sums do, but one whose radius was far too large must move little.
+        gain = min(share, _TRUSTED * math.sqrt(known_noise / fresh) if fresh > 0 else 1.0)
         if seen and (state.mean is None or known_noise > _TRUSTED**2 * fresh):
             # Batches that hardly saw a mean count by their noise.
             gain = max(gain, known_noise / max(known_noise + fresh, 1e-300))

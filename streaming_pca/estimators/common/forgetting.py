@@ -1,4 +1,4 @@
-"""Forgetting: weight of earlier batches against a new one."""
+"""Weights of batches: by their sizes, and of earlier ones against a new one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["HalfLife", "kept_share", "process_noise"]
+__all__ = ["HalfLife", "batch_doubt", "kept_share", "process_noise"]
 
 HalfLife = float | Literal["auto"] | None
 """Records after which a batch counts half; "auto" to estimate drift; None to forget nothing."""
@@ -48,3 +48,12 @@ def process_noise(innovation: NDArray[np.float64], expected: float) -> float:
     if not square > expected * (1 + _SIGNIFICANT * math.sqrt(2 / max(innovation.size, 1))):
         return 0.0
     return square - expected
+
+
+def batch_doubt(dim: int, count: float, multiplier: float) -> float:
+    """Return the variance of an entry of a batch's moment, over the squared radius.
+
+    It is of noise and of a sample, a function of the batch's size: batches weigh by its inverse. Weights by
+    the noise of each layer would change with the radius, and records that change would be averaged wrongly.
+    """
+    return 2 * (multiplier / count) ** 2 + 1 / (dim * dim * count)

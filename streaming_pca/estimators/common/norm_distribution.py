@@ -43,8 +43,11 @@ BINS = len(_TAIL)
 _NEXT, _FAR = 2.0, 5.0
 """Standard deviations from which on a bin counts as filled: the next one in a row, and any bin."""
 
+_TOGETHER = 4.0
+"""The same of several bins together: at 2.5 a false alarm doubted one good fit in a hundred."""
+
 BELOW_MEDIAN = 0.75
-"""Mean of the norms below the median, over the median."""
+"""Mean of min(norm, median) over the median, of norms that are spread evenly below it."""
 _LEAST_SLOPE, _MOST_SLOPE = 1.5, 30.0
 """Limits of the power by which shares above a norm fall beyond the last filled bin."""
 _INTERPOLATED = 0.1
@@ -304,7 +307,18 @@ class NormCounts:
         unseen = _UNSEEN * deviation * middles[min(last + 1, BINS - 1)]
         wide = max(float(shares[last]), 0.0) * (middles[last] - edges[last]) / 2
         reaches = middles[last] > radii[-1]
-        return Tail(excess, variance, math.sqrt(unseen**2 + further**2 / 2 + wide**2 * bool(reaches)))
+        farther = self._together(shares, deviation, middles, last)
+        hidden = math.sqrt(unseen**2 + further**2 / 2 + wide**2 * bool(reaches)) + farther
+        return Tail(excess, variance, hidden)
+
+    def _together(self, shares: Vector, deviation: float, middles: Vector, last: int) -> float:
+        """Return the mean norm of later bins, as far as these show records together."""
+        found = np.cumsum(shares[last + 1 :])
+        shown = np.flatnonzero(found > _TOGETHER * deviation * np.sqrt(np.arange(1, len(found) + 1)))
+        if not shown.size:
+            return 0.0
+        inside = slice(last + 1, last + 2 + int(shown[-1]))
+        return float(np.sum(np.maximum(shares[inside], 0.0) * middles[inside]))
 
     def _beyond(self, shares: Vector, deviation: float, edges: Vector, last: int) -> float:
         """Extrapolate the mean norm beyond the last filled bin by a power law."""

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch
-from streaming_pca.data.records import Batch
+from streaming_pca.data.records import Batch, Total
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
 
 Vector = NDArray[np.float64]
 
-__all__ = ["PresentShare", "learn_present", "present_share"]
+__all__ = ["PresentShare", "RunningShare", "learn_present", "noisy_share", "present_share"]
 
 _PRECISION = 0.004
 """Wanted deviation of a batch's share: error of the variances against noise of everything else."""
@@ -33,25 +34,24 @@ _GRAIN = 2**10
 
 
 @dataclass(frozen=True)
-class PresentShare:
-    """Running share of the records that are not null.
+class RunningShare:
+    """Running share of the records of one sort, by noisy counts.
 
     Attributes
     ----------
     value : float
-        Noisy mean over the batches; it can be above 1.
+        Noisy mean over the batches; it can be below 0 and above 1.
     noise : float
         Variance of its noise.
     weight : float
-        Records behind it; 0 before any batch, and then all records count as present.
-    latest : float
-        Noisy share of the last batch alone.
+        Records behind it; 0 where nothing was counted.
     """
 
-    value: float = 1.0
+    sort: ClassVar[str]
+
+    value: float = 0.0
     noise: float = 0.0
     weight: float = 0.0
-    latest: float = 1.0
 
     def check(self) -> None:
         """Check that a batch could have left these values.
@@ -60,9 +60,39 @@ class PresentShare:
         ------
         ValueError
         """
-        told = math.isfinite(self.value) and math.isfinite(self.latest)
-        if not (told and 0 <= self.noise < math.inf and 0 <= self.weight < math.inf):
-            raise ValueError("noise and weight of the state's present records must not be below 0")
+        if not (math.isfinite(self.value) and 0 <= self.noise < math.inf and 0 <= self.weight < math.inf):
+            raise ValueError(f"noise and weight of the state's {self.sort} records must not be below 0")
+
+    def averaged(
+        self, latest: float, deviation: float, count: float, kept: float
+    ) -> tuple[float, float, float]:
+        """Average the noisy share of ``count`` more records in; returns value, noise and weight."""
+        weight = kept * self.weight + count
+        gain = count / weight
+        noise = (1 - gain) ** 2 * self.noise + (gain * deviation) ** 2
+        return self.value + gain * (latest - self.value), noise, weight
+
+
+@dataclass(frozen=True)
+class PresentShare(RunningShare):
+    """Running share of the records that are not null: 1 before any batch.
+
+    Attributes
+    ----------
+    latest : float
+        Noisy share of the last batch alone.
+    """
+
+    sort: ClassVar[str] = "present"
+
+    value: float = 1.0
+    latest: float = 1.0
+
+    def check(self) -> None:
+        """Check that a batch could have left these values; as :meth:`RunningShare.check`."""
+        super().check()
+        if not math.isfinite(self.latest):
+            raise ValueError("the latest share of the state's present records must be finite")
 
     @property
     def share(self) -> float:
@@ -85,6 +115,20 @@ class PresentShare:
 def present_share(count: int, multiplier: float) -> float:
     """Return the share of a batch's budget that the count takes; ``multiplier`` is the batch's."""
     return min(max((multiplier / (_PRECISION * max(count, 1))) ** 2, _LEAST), _MOST)
+
+
+def noisy_share(exact: int, count: int, part: float, budget: Budget) -> tuple[float, float]:
+    """Measure a share of ``count`` records by a noisy count.
+
+    Adjacency: replace-one. Released: the number with Gaussian noise, of sensitivity 1.
+
+    Returns
+    -------
+    share, deviation : float
+    """
+    sigma = budget.sigma(budget.take(part), float(_GRAIN))
+    noisy = float(gaussian_on_vector(np.array([exact * _GRAIN], dtype=np.int64), sigma)[0])
+    return noisy / _GRAIN / count, sigma / _GRAIN / count
 
 
 def learn_present(
@@ -112,20 +156,11 @@ def learn_present(
     count = len(batch) // (2 if pairs else 1)
     if not count:
         return known
-    weight = kept * known.weight + count
-    gain = count / weight
     if batch.complete:
-        return PresentShare(known.value + gain * (1 - known.value), (1 - gain) ** 2 * known.noise, weight)
-    present = int(batch.map(_WholePairs()).sum(_Total())[0]) if pairs else count - batch.null_count()
-    sigma = budget.sigma(budget.take(present_share(count, budget.multiplier)), float(_GRAIN))
-    noisy = float(gaussian_on_vector(np.array([present * _GRAIN], dtype=np.int64), sigma)[0])
-    latest = noisy / _GRAIN / count
-    return PresentShare(
-        known.value + gain * (latest - known.value),
-        (1 - gain) ** 2 * known.noise + (gain * sigma / _GRAIN / count) ** 2,
-        weight,
-        latest,
-    )
+        return PresentShare(*known.averaged(1.0, 0.0, count, kept))
+    present = int(batch.map(_WholePairs()).sum(Total())[0]) if pairs else count - batch.null_count()
+    latest, deviation = noisy_share(present, count, present_share(count, budget.multiplier), budget)
+    return PresentShare(*known.averaged(latest, deviation, count, kept), latest)
 
 
 class _WholePairs:
@@ -137,10 +172,3 @@ class _WholePairs:
         lengths = np.diff(block.starts)
         whole: NDArray[np.bool_] = (lengths[0::2] == 1) & (lengths[1::2] == 1)
         return whole.astype(np.float64)
-
-
-class _Total:
-    """Sum of whole numbers."""
-
-    def __call__(self, values: NDArray[np.float64]) -> NDArray[np.int64]:
-        return np.array([int(values.sum())], dtype=np.int64)

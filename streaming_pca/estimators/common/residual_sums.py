@@ -10,22 +10,27 @@ from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.estimators.common.record_reader import NormKernel, RecordReader, worth_a_thread
+from streaming_pca.estimators.record_reader import NormKernel, RecordReader, worth_a_thread
+from streaming_pca.kernels.blas import dgemm_address
 from streaming_pca.kernels.block.bounds import Centre
-from streaming_pca.kernels.block.matrix_sums import matrix_rows, sum_matrix_products
+from streaming_pca.kernels.block.chunks import MOST_RECORDS, Chunk, chunk_rows, grid, new_chunk
+from streaming_pca.kernels.block.matrix_sums import MATRIX_GRID, sum_matrix_products
 from streaming_pca.kernels.block.norms import product_sizes
-from streaming_pca.kernels.block.strip_products import MIXED
 from streaming_pca.kernels.block.sums import new_counter, sum_products
-from streaming_pca.kernels.block.terms import Sums, new_sums
-from streaming_pca.kernels.block.tiles import MOST_ROWS, Frame, Tile, frame_of, new_tile, tile_rows
 from streaming_pca.kernels.lattice import quantise_centre
-from streaming_pca.kernels.public_map import PublicMap
 from streaming_pca.kernels.records_view import RecordsView
 from streaming_pca.kernels.residuals import frobenius_norm
 from streaming_pca.kernels.threads import shared_out, thread_count, together
-from streaming_pca.kernels.vectors import LANES
 
-__all__ = ["FactorProducts", "FactorResidualNorms", "MatrixProducts", "MatrixResidualNorms"]
+__all__ = [
+    "NO_CENTRE",
+    "FactorProducts",
+    "FactorResidualNorms",
+    "MatrixProducts",
+    "MatrixResidualNorms",
+    "check_columns",
+    "room_of",
+]
 
 Matrix = NDArray[np.float64]
 
@@ -39,21 +44,34 @@ _LEFT_OUT = 2.0**-3
 """Part of a centre outside few columns, in units of R, that is not worth a third product. It can
 lengthen a residual by as much. The sum is about the centre without it, which the caller gets."""
 
+_LEAST_LENGTH = 1e-100
+
 NO_CENTRE = Centre(np.zeros((0, 0)), 0.0, 0.0)
+
+
+def check_columns(basis: Matrix) -> None:
+    """Check columns (d, k): far too long ones would exceed the headroom of exact sums.
+
+    Raises
+    ------
+    ValueError
+    """
+    if not np.all(np.einsum("ij,ij->j", basis, basis) <= 1.01):
+        raise ValueError("the basis must be finite and have orthonormal columns")
 
 
 @dataclass(frozen=True)
 class _Columns:
     """Columns B to multiply by, and the centre expressed in them."""
 
-    frame: Frame
+    rounded: Matrix
     centre: Centre
     lattice_centre: Matrix | None = None
     """C', integers near 2**20 C."""
 
 
 def _columns(basis: Matrix) -> _Columns:
-    return _Columns(frame_of(basis, basis.shape[1]), NO_CENTRE)
+    return _Columns(grid(basis), NO_CENTRE)
 
 
 def _columns_about(basis: Matrix, centre: Matrix, leave_out: float = 0.0) -> _Columns:
@@ -85,44 +103,43 @@ def _columns_about(basis: Matrix, centre: Matrix, leave_out: float = 0.0) -> _Co
         if leave_out > 0:
             centre = basis @ inside + added @ rest
     lengths = np.linalg.norm(added, axis=0)
-    lengths[lengths == 0] = 1.0
-    columns = np.concatenate([basis, added / lengths], axis=1)
+    # Squares of smaller ones vanish: their columns are left out.
+    added = np.where(lengths > _LEAST_LENGTH, added, 0.0)
+    lengths[lengths <= _LEAST_LENGTH] = 1.0
+    columns = grid(np.concatenate([basis, added / lengths], axis=1))
     mix = np.ldexp(np.concatenate([inside, rest * lengths[:, None]]), 20)
     lattice_centre = quantise_centre(centre, 1.0)
-    frame = frame_of(columns, k)
     off = lattice_centre - columns @ mix
-    per_column = float(np.linalg.norm(np.linalg.norm(columns, axis=0) @ np.abs(mix)))
-    # |z E| <= |z| times E's largest singular value, with room for float64 rounding.
+    # |z E| <= |z| times E's largest singular value, with room for float64 rounding, of columns @ mix too.
     spread = float(np.linalg.eigvalsh(off.T @ off)[-1]) + 2.0**-40 * float(np.vdot(off, off))
-    rounding = 2.0**-50 * (len(columns) + len(mix)) * per_column
-    error = np.sqrt(max(spread, 0.0)) + frame.product_error * per_column + rounding
+    per_column = float(np.linalg.norm(np.linalg.norm(columns, axis=0) @ np.abs(mix)))
+    error = np.sqrt(max(spread, 0.0)) + 2.0**-50 * (len(columns) + len(mix)) * per_column
     # Rounded up by more than any order of summation can lose.
     squared = float(np.vdot(lattice_centre, lattice_centre)) * (1 + (lattice_centre.size + 8) * 2.0**-52)
-    padded = np.zeros((len(mix), -(-k // MIXED) * MIXED))
-    padded[:, :k] = mix
-    return _Columns(frame, Centre(padded, squared, float(error)), lattice_centre)
+    return _Columns(columns, Centre(np.ascontiguousarray(mix), squared, float(error)), lattice_centre)
 
 
 _own = threading.local()
 
 
-def _room(frame: Frame, longest: int, how: PublicMap) -> tuple[Tile, Sums, Matrix]:
+def room_of(columns: Matrix, k: int, longest: int) -> tuple[Chunk, Matrix, NDArray[np.int64]]:
     """Return this thread's buffers, which it keeps for the next sum of the same shape.
 
     New memory costs a small sum as much as its products. The buffers hold at most 256 rows of
-    rounded records and a few times (d, k) numbers.
+    rounded records and a few times (d, k) numbers; the sums are zeros.
     """
-    rows = tile_rows(frame.d, longest)
-    key = (frame.d, frame.columns, frame.k, rows, how.plain)
+    d, count = columns.shape
+    rows = chunk_rows(d, longest)
+    key = (d, count, k, rows, longest)
     if getattr(_own, "key", None) == key:
-        kept: tuple[Tile, Sums, Matrix] = _own.room
+        kept: tuple[Chunk, Matrix, NDArray[np.int64]] = _own.room
+        kept[1][:] = 0.0
+        kept[2][:] = 0
         return kept
-    tile = new_tile(frame, longest)
-    sums = new_sums(frame, tile)
-    mapped = np.empty((0 if how.plain else tile.rows, frame.d))
-    if rows <= MOST_ROWS:
-        _own.key, _own.room = key, (tile, sums, mapped)
-    return tile, sums, mapped
+    room = (new_chunk(d, k, count, longest), np.zeros((d, k)), np.zeros((d, k), dtype=np.int64))
+    if rows <= MOST_RECORDS:
+        _own.key, _own.room = key, room
+    return room
 
 
 class FactorProducts:
@@ -152,7 +169,7 @@ class FactorProducts:
             assert columns.lattice_centre is not None
             self.centre = np.ldexp(np.ascontiguousarray(columns.lattice_centre), -20) * radius
             self.lattice_centre = columns.lattice_centre.astype(np.int64)
-        self.frame, self.of_centre = columns.frame, columns.centre
+        self.columns, self.of_centre = columns.rounded, columns.centre
 
     def __call__(self, batch: ArrayBatch) -> NDArray[np.int64]:
         read = self.records.read(batch)
@@ -171,32 +188,30 @@ class FactorProducts:
         return out
 
     def _share(self, read: RecordsView) -> int:
-        """Return the records to take at once: about a tenth of a millisecond, in whole tiles."""
-        rows = tile_rows(self.frame.d, read.longest)
-        wanted = _SHARE // (self.frame.d * read.longest)
-        return max(-(-wanted // rows), 1) * rows
+        """Return the records to take at once: about a tenth of a millisecond, in whole chunks."""
+        rows = chunk_rows(len(self.columns), read.longest)
+        wanted = _SHARE // (len(self.columns) * read.longest)
+        return max(-(-wanted // rows), 1) * rows * self.records.step
 
     def _part(
         self, read: RecordsView, counter: NDArray[np.int64], share: int
     ) -> tuple[NDArray[np.int64], int, int]:
-        how = self.records.how
-        tile, sums, room = _room(self.frame, read.longest, how)
+        chunk, exact, total = room_of(self.columns, self.basis_shape[1], read.longest)
         clipped, weights = sum_products(
             read,
             counter,
             share,
-            how,
-            how.plain,
-            self.frame,
+            self.records.how,
+            self.columns,
             self.of_centre,
-            self.frame.norm_margin,
             self.per_unit,
-            tile,
-            sums,
-            room,
+            dgemm_address(),
+            chunk,
+            exact,
+            total,
         )
         # The sums are copied out, as this thread uses its buffers again.
-        return sums.whole(self.frame), clipped, weights
+        return total.copy(), clipped, weights
 
 
 def _scale_of(centre: Matrix) -> float:
@@ -206,36 +221,25 @@ def _scale_of(centre: Matrix) -> float:
 
 
 class FactorResidualNorms(NormKernel):
-    """|A Q - C|_F of every factor; -1 where float32 products are too coarse."""
+    """|A Q - C|_F of every factor; -1 where rounded directions are too coarse."""
 
     def __init__(self, preprocessing: Preprocessing, basis: Matrix, centre: Matrix) -> None:
         super().__init__(RecordReader(preprocessing, basis))
         self.scale = _scale_of(centre)
-        self.columns = _columns_about(basis, centre / self.scale)
+        self.columns, self.k = _columns_about(basis, centre / self.scale), basis.shape[1]
         self.per_unit = 2.0**40 / self.scale
 
     def fill(self, read: RecordsView, first: int, last: int, out: Matrix) -> None:
         """Write the norms in lattice units."""
-        how, frame = self.records.how, self.columns.frame
-        tile, sums, room = _room(frame, read.longest, how)
-        product_sizes(
-            read,
-            first,
-            last,
-            how,
-            how.plain,
-            frame,
-            self.columns.centre,
-            self.per_unit,
-            tile,
-            sums,
-            room,
-            out,
-        )
+        columns, centre = self.columns.rounded, self.columns.centre
+        chunk, _, _ = room_of(columns, self.k, read.longest)
+        how, dgemm = self.records.how, dgemm_address()
+        product_sizes(read, first, last, how, columns, centre, self.per_unit, dgemm, chunk, out)
 
     def __call__(self, block: ArrayBatch) -> Matrix:
         norms = super().__call__(block)
-        return np.where(norms < 0, norms, norms * (self.scale * 2.0**-40))
+        with np.errstate(all="ignore"):
+            return np.where(norms < 0, norms, norms * (self.scale * 2.0**-40))
 
 
 class _MatrixWork:
@@ -245,40 +249,19 @@ class _MatrixWork:
         self, preprocessing: Preprocessing, basis: Matrix, per_unit: float, centre: Matrix | None
     ) -> None:
         self.records = RecordReader(preprocessing, basis)
-        self.frame = frame_of(basis, basis.shape[1])
+        self.columns = grid(basis, MATRIX_GRID)
         self.per_unit = per_unit
-        self.height, self.padded = matrix_rows(len(basis))
-        d, k = basis.shape
-        self.centre = np.zeros(0)
-        if centre is not None:
-            columns = np.zeros((k, self.padded))
-            columns[:, :d] = centre.T * per_unit
-            self.centre = columns.ravel()
+        self.centre = np.zeros((0, 0)) if centre is None else np.ascontiguousarray(centre * per_unit)
 
     def run(self, read: RecordsView, first: int, last: int, norms: Matrix) -> tuple[NDArray[np.int64], int]:
         """Return totals (d, k) and the number of clipped records.
 
         If ``norms`` has room for them, it writes the norms there instead, in lattice units.
         """
-        frame = self.frame
-        z = np.zeros(frame.strips * (self.height + 1) * LANES, dtype=np.float32)
-        y = np.zeros(frame.columns * self.padded)
-        total = np.zeros(frame.k * self.padded, dtype=np.int64)
-        clipped = sum_matrix_products(
-            read,
-            first,
-            last,
-            frame,
-            self.centre,
-            self.per_unit,
-            self.height,
-            self.padded,
-            z,
-            y,
-            total,
-            norms,
-        )
-        return total.reshape(frame.k, self.padded)[:, : frame.d].T, clipped
+        total = np.zeros(self.columns.shape, dtype=np.int64)
+        columns, centre, dgemm = self.columns, self.centre, dgemm_address()
+        clipped = sum_matrix_products(read, first, last, columns, centre, self.per_unit, dgemm, total, norms)
+        return total, clipped
 
 
 class MatrixProducts:
@@ -311,7 +294,7 @@ class MatrixProducts:
 
 
 class MatrixResidualNorms(NormKernel):
-    """|A Q - C|_F of every symmetric matrix; -1 where float32 products are too coarse."""
+    """|A Q - C|_F of every symmetric matrix; -1 where rounded products are too coarse."""
 
     def __init__(self, preprocessing: Preprocessing, basis: Matrix, centre: Matrix) -> None:
         self.scale = _scale_of(centre)
@@ -324,4 +307,5 @@ class MatrixResidualNorms(NormKernel):
 
     def __call__(self, block: ArrayBatch) -> Matrix:
         norms = super().__call__(block)
-        return np.where(norms < 0, norms, norms * (self.scale * 2.0**-26))
+        with np.errstate(all="ignore"):
+            return np.where(norms < 0, norms, norms * (self.scale * 2.0**-26))

@@ -101,6 +101,9 @@ def _build_state(kind: type[S], values: Mapping[str, Any]) -> S:
             raise ValueError(f"{name} of the state is a single value")
         is_hex = isinstance(value, str) and float in (hint, *get_args(hint))
         found[outer] = _float_of(value) if is_hex else value
+    # Earlier versions stored other fields.
+    if of_stored := getattr(kind, "of_stored", None):
+        found = of_stored(found)
     # A name that the dataclass does not have is refused by its constructor.
     return kind(**found, **{name: _build_state(hints[name], fields) for name, fields in inner.items()})
 
@@ -160,7 +163,7 @@ def _check_value(name: str, value: Any, fresh: Any) -> None:
         if fresh is None:
             fits = value.dtype in (np.float64, np.int64)
         else:
-            fits = (value.dtype, value.shape) == (fresh.dtype, fresh.shape)
+            fits = isinstance(fresh, np.ndarray) and (value.dtype, value.shape) == (fresh.dtype, fresh.shape)
         fits = fits and bool(np.isfinite(value).all())
     elif value is None or fresh is None:
         fits = True

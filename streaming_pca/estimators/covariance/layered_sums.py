@@ -30,7 +30,7 @@ from streaming_pca.estimators.common.clipped_sums import (
     covariance_unit,
     record_norms,
 )
-from streaming_pca.estimators.common.record_reader import NormKernel, RecordReader, worth_a_thread
+from streaming_pca.estimators.record_reader import NormKernel, RecordReader, worth_a_thread
 from streaming_pca.kernels.blas import dsyrk_address
 from streaming_pca.kernels.clipping import quantise_records
 from streaming_pca.kernels.factor_rows import sum_scaled_factors, turned_squared_norms
@@ -78,19 +78,6 @@ class Coordinates:
             return record_norms(batch, self.preprocessing)
         return batch.map(_TurnedNorms(self.preprocessing, self.turn))
 
-    def sum(self, batch: Batch, radius: float) -> LatticeSum:
-        """Sum the records' matrices exactly, each clipped to ``radius``."""
-        if self.own:
-            return covariance_sum(batch, self.preprocessing, radius)
-        check_count(len(batch))
-        vector = batch.sum(_TurnedSum(self.preprocessing, self.turn, radius))
-        return LatticeSum(
-            _symmetric(vector[:-1].reshape(self.dim, self.dim)),
-            covariance_unit(RecordKind.FACTOR, radius),
-            covariance_sensitivity(RecordKind.FACTOR),
-            int(vector[-1]),
-        )
-
     def layers(self, batch: Batch, radii: Sequence[float], norms: RecordValues) -> list[LatticeSum]:
         """Sum all layers exactly.
 
@@ -100,6 +87,11 @@ class Coordinates:
         radii : sequence of float, increasing
         norms : RecordValues
             Result of :meth:`norms` for this batch.
+
+        Returns
+        -------
+        list of LatticeSum
+            Of a layer ``clipped`` are the records with a norm above its radius.
 
         Raises
         ------
@@ -111,6 +103,8 @@ class Coordinates:
         depths = np.diff(edges, prepend=0.0)
         if not (depths > 0).all():
             raise ValueError("radii must rise from above 0")
+        if len(edges) == 1 and self.own:
+            return [covariance_sum(batch, self.preprocessing, float(edges[0]))]
         kind, d = self.preprocessing.kind, self.dim
         beyond: Integers = np.zeros((d, d), dtype=np.int64)
         found: list[LatticeSum] = []
@@ -163,45 +157,25 @@ class _ScaledFactors:
         self.preprocessing, self.dim, self.turn = preprocessing, preprocessing.output_dim, turn
         self.records = RecordReader(preprocessing)
 
-    def _add_scaled(self, read: RecordsView, chosen: Integers, per_units: Matrix, total: Integers) -> int:
-        """Add the lower triangle of chosen records to ``total``; return the number clipped.
+    def _add_scaled(self, read: RecordsView, chosen: Integers, per_units: Matrix, total: Integers) -> None:
+        """Add the lower triangle of chosen records to ``total``.
 
         ``per_units`` has one lattice scale for each chosen record.
         """
         d = self.dim
 
-        def part(first: int, last: int) -> tuple[Integers, int]:
+        def part(first: int, last: int) -> Integers:
             room, rounded = np.empty((read.longest, d)), np.empty((max(ROWS, read.longest), d))
             exact, lower = np.zeros((d, d)), np.zeros((d, d), dtype=np.int64)
             some, scales, how = chosen[first:last], per_units[first:last], self.records.how
-            clipped = sum_scaled_factors(
+            sum_scaled_factors(
                 read, some, scales, how, self.turn, dsyrk_address(), room, rounded, exact, lower
             )
-            return lower, clipped
+            return lower
 
         least = worth_a_thread(read, read.longest) if d <= 2**10 else max(len(chosen), 1)
-        clipped = 0
-        for lower, more in shared_out(len(chosen), part, 1, least):
+        for lower in shared_out(len(chosen), part, 1, least):
             total += lower
-            clipped += more
-        return clipped
-
-
-class _TurnedSum(_ScaledFactors):
-    """Covariance sum in other coordinates: its lower triangle, then the number of clipped records."""
-
-    def __init__(self, preprocessing: Preprocessing, turn: Matrix, radius: float) -> None:
-        super().__init__(preprocessing, turn)
-        self.per_unit = 1 / lattice_unit(math.sqrt(radius), RADIUS)
-        self.shape: tuple[int, ...] = (self.dim**2 + 1,)
-
-    def __call__(self, batch: ArrayBatch) -> Integers:
-        read = self.records.read(batch)
-        count = len(batch) // self.preprocessing.units
-        out = np.zeros(self.shape, dtype=np.int64)
-        lower = out[:-1].reshape(self.dim, self.dim)
-        out[-1] = self._add_scaled(read, np.arange(count), np.full(count, self.per_unit), lower)
-        return out
 
 
 class _FactorLayers(_ScaledFactors):
@@ -236,7 +210,8 @@ class _FactorLayers(_ScaledFactors):
             scales = left / lattice_unit(math.sqrt(depth), RADIUS)
             total = totals[layer - first]
             total += beyond
-            clipped[layer - first] = self._add_scaled(read, chosen, scales, total)
+            self._add_scaled(read, chosen, scales, total)
+            clipped[layer - first] = np.count_nonzero(norms > edges[layer])
             if layer:
                 self._add_whole(read, chosen, beyond)
         return out
@@ -262,17 +237,19 @@ class _MatrixLayers:
 
     def __call__(self, block: ArrayBatch, norms: Matrix) -> Integers:
         starts, rows = transformed(self.preprocessing, block)
+        matrices, sizes = rows.reshape(-1, self.dim, self.dim), norms[np.diff(starts) > 0]
         out, n, edges = np.zeros(self.shape, dtype=np.int64), len(self.layers), self.edges
         totals, clipped = out[:-n].reshape(n, self.dim, self.dim), out[-n:]
         for i, layer in enumerate(self.layers):
             below = float(edges[layer - 1]) if layer else 0.0
             unit = lattice_unit(float(edges[layer]) - below, MATRIX_RADIUS)
+            reached = sizes > below
             with np.errstate(all="ignore"):
-                kept = np.minimum(1.0, edges[layer] / norms) - (
-                    np.minimum(1.0, below / norms) if layer else 0.0
-                )
-            scaled = rows * np.repeat(np.where(norms > 0, kept, 0.0), np.diff(starts))[:, None]
-            z = np.empty_like(scaled)
-            clipped[i] = quantise_records(scaled, starts, 1 / unit, float(MATRIX_RADIUS), z)
+                at = sizes[reached]
+                kept = np.minimum(1.0, edges[layer] / at) - np.minimum(1.0, below / at)
+                scaled = (matrices[reached] * kept[:, None, None]).reshape(-1, self.dim)
+            z, ends = np.empty_like(scaled), np.arange(len(kept) + 1) * self.dim
+            quantise_records(scaled, ends, 1 / unit, float(MATRIX_RADIUS), z)
             totals[i] = z.reshape(-1, self.dim, self.dim).sum(axis=0).astype(np.int64)
+            clipped[i] = np.count_nonzero(norms > edges[layer])
         return out

@@ -19,7 +19,6 @@ from scipy.linalg import eigh
 from streaming_pca.privacy.randomness import utility_generator
 
 __all__ = [
-    "AGAIN",
     "ONCE",
     "Reading",
     "leading_subspaces",
@@ -32,14 +31,17 @@ Matrix = NDArray[np.float64]
 # Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").
 READABLE = 0.35
 """Agreement from which on a radius may judge smaller ones: bias that is seen against judges of noise."""
-ONCE, AGAIN = 1.5, 2.5
-"""Standard deviations that count as bias, for a single look and for repeated looks: missed bias against
-false alarms."""
+ONCE = 1.5
+"""Standard deviations that count as bias for a single look: missed bias against false alarms."""
 FALL = 1.5
 """Power of the excess by which unseen bias falls from one radius to the next."""
 _SAMPLE, _HEAVIEST = 2.0, 1.0
 """Factor of the first-order bias of a sample; largest value of E ((norm - R)+)^2 over the squared total.
 With heavier tails a sample's own covariance is unreliable, and clipping removes its worst part."""
+_APART = 8.0
+"""Deviations of the squared distance of two subspaces, beyond what their noise makes of it, seen as bias."""
+_PAYS = 0.97
+"""Squared error after a change of radius, over the present one's, from which on it pays."""
 _REPEATS, _FEW_REPEATS, _WIDE = 16, 8, 100
 """Simulated draws, draws above ``_WIDE`` features, and that dimension: precision against time."""
 _STEPS, _GUARDS = 6, 4
@@ -64,6 +66,8 @@ class Reading:
         Eigenvalues less the noise's contribution; 0 where they do not rise above it.
     level : (l,) float64
         Median eigenvalue, which ``values`` count from.
+    own : (l,) float64
+        Expected squares of the errors of these moments themselves.
     """
 
     noise: Matrix
@@ -72,16 +76,38 @@ class Reading:
     eigenvectors: Matrix
     values: Matrix
     level: Matrix
+    own: Matrix
 
     @property
     def best(self) -> int:
         """Index of the radius with the smallest sum of noise and bias."""
         return int(np.argmin(self.noise + self.bias))
 
+    def choice(self, present: int | None) -> int:
+        """Return the best radius, or the present one where that is nearly as good."""
+        both = self.noise + self.bias
+        if present is not None and both[present] * _PAYS <= both[self.best]:
+            return present
+        return self.best
+
     @property
     def least(self) -> float:
         """Smallest sum of noise and bias."""
         return float((self.noise + self.bias).min())
+
+    def apart(self, leading: Matrix, own: float, first: int) -> float:
+        """Return the squared distance of a subspace from those at larger radii, beyond their noise.
+
+        ``leading`` is (d, k) and has an expected squared error of ``own``, independent of these. Radii
+        below ``first`` do not judge, nor do unreadable ones.
+        """
+        d, k = leading.shape
+        allowed, beyond = 1 + _APART * math.sqrt(2 / max(k * (d - k), 1)), 0.0
+        for m in np.flatnonzero((self.agreement >= READABLE) & self.resolved(k)):
+            if m >= first:
+                found = 2 * k - 2 * float(np.sum((self.eigenvectors[m][:, :k].T @ leading) ** 2))
+                beyond = max(beyond, found - allowed * (own + float(self.own[m])))
+        return beyond
 
     def resolved(self, k: int) -> NDArray[np.bool_]:
         """Return a mask of the radii at which k eigenvalues rise above the noise."""
@@ -173,12 +199,16 @@ def read_radii(
     random = 2 * k * (1 - k / d)
     if k >= d:
         nothing = np.zeros(radii)
-        return Reading(nothing, nothing, np.ones(radii), vectors, values, level)
+        return Reading(nothing, nothing, np.ones(radii), vectors, values, level, nothing)
     simulated = _Simulation(moments, noise, weights, k, vectors, values)
     # Each direction has its own agreement, as a lost one says nothing about the others.
     lost = 1 - np.sqrt(np.clip(simulated.agreements, 1e-4, 1 - 1e-12))
-    ratios = lost / (1 - lost) * (final_variance / (2 * np.diagonal(noise)))[:, None]
-    expected = np.maximum.accumulate(2 * (1 - k / d) * (ratios / (1 + ratios)).sum(axis=1))
+
+    def squares(variances: Matrix) -> Matrix:
+        ratios = lost / (1 - lost) * (variances / (2 * np.diagonal(noise)))[:, None]
+        return np.asarray(2 * (1 - k / d) * (ratios / (1 + ratios)).sum(axis=1))
+
+    expected = np.maximum.accumulate(squares(final_variance))
     agreement = np.clip(simulated.agreements.mean(axis=1), 0.0, 1.0)
     bias = simulated.bias(agreement >= READABLE, deviations, expected)
     bias = np.maximum(bias, _sample_bias(raw, values, squared_excess, k, count))
@@ -187,7 +217,7 @@ def read_radii(
             fallen = (excess[radius] / max(excess[smaller], 1e-300)) ** FALL
             x = bias[smaller] / max(1 - bias[smaller] / random, 0.1) * fallen
             bias[radius] = max(bias[radius], x / (1 + x / random))
-    return Reading(expected, bias, agreement, vectors, values, level)
+    return Reading(expected, bias, agreement, vectors, values, level, squares(np.diagonal(noise)))
 
 
 class _Simulation:

@@ -12,6 +12,7 @@ from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Subspace
 from streaming_pca.estimators.common.error_bounds import FAILURE, angle_bound_of_covariance, mean_noise_along
 from streaming_pca.estimators.common.present import PresentShare
+from streaming_pca.estimators.covariance.clipping import clip_angle, dominant_feature
 from streaming_pca.estimators.covariance.radius_choice import leading_subspaces, symmetric_noise
 from streaming_pca.estimators.covariance.state import CovarianceEstimate
 from streaming_pca.estimators.covariance.variances import read_variances
@@ -64,7 +65,7 @@ def covariance_subspace(
     components = vectors[:, :k].T
     if not estimate.records:
         return Subspace(components, np.maximum(values[:k], 0.0), None)
-    sigma = math.sqrt(estimate.noise[estimate.chosen, estimate.chosen])
+    sigma = math.sqrt(estimate.released_noise)
     if estimate.weighted:
         bound = _simulated_angle(moment, vectors, k, estimate, sigma, mean_noise or 0.0)
     else:
@@ -72,7 +73,10 @@ def covariance_subspace(
         length = math.sqrt(dim) + 4
         bound = angle_bound_of_covariance(values, k, sigma, other=(mean_noise or 0.0) * length * length)
     with np.errstate(all="ignore"):
+        dominant = dominant_feature(estimate) if preprocessing.kind is RecordKind.FACTOR else None
+        turned = clip_angle(estimate, values, vectors, k, present.share, preprocessing.kind)
         found = read_variances(estimate, components, values, offset, present.share, preprocessing.kind)
+    is_covered = bound + turned < math.pi / 2
     variances, total = found.along, found.total
     order = np.argsort(-variances, kind="stable")
     errors, total_error = found.errors, found.total_error
@@ -88,7 +92,9 @@ def covariance_subspace(
         explained_variance_error=present.widened(errors, variances)[order] if finite else None,
         total_variance=total if is_total else None,
         total_variance_error=float(present.widened(total_error, total)) if is_total else None,
-        angle_bound=bound if finite else None,
+        angle_bound=(bound + turned if is_covered else bound) if finite else None,
+        known_doubts=() if is_covered or bound >= math.pi / 2 else ("clipped",),
+        dominant_feature=dominant,
     )
 
 

@@ -1,4 +1,4 @@
-"""State of the covariance route: the covariance at all clip radii, and its noise."""
+"""State of the covariance route: its layers at all clip radii, and their noise."""
 
 from __future__ import annotations
 
@@ -22,33 +22,34 @@ SLOTS = 10
 """Most radii of a grid: fineness against noise, time and state."""
 
 _NEW = 2.0
-"""Variance of what a new radius adds, over the last one's. Earlier records hardly reached it, which is known
-about as well as if it had been measured: so batches weigh by their counts there too."""
+"""Noise variance of a new layer, over the sum of all others. Earlier records hardly reached it, known about
+as well as if measured: so batches weigh as they do in other layers."""
 
 GREATEST = 1e300
 """Bound on the numbers of a state; larger ones count as overflowed."""
 
+UNKNOWN = 1e300
+"""Variance of a layer that nothing has measured."""
+
 
 @dataclass(frozen=True)
 class CovarianceEstimate:
-    """Post-processed outputs of mechanisms: noisy second moments at all clip radii.
+    """Post-processed outputs of mechanisms: noisy layers of the second moment.
 
-    A Kalman filter combines the noisy sums: its state are the second moments clipped at each
-    radius, and each noisy sum measures one of them (each look all of them). The noise of all
-    entries has one law, so its covariance over the radii is one small matrix.
+    The moment clipped at a radius is the sum of the layers up to it
+    (:mod:`~streaming_pca.estimators.covariance.layered_sums`). Each batch measures layers with
+    independent noise, a look all of them and a sum those up to its radius, and each layer is
+    averaged by itself, so no two layers share noise. Batches weigh by their sizes alone.
 
     Attributes
     ----------
     radii : (SLOTS,) float64
         Increasing radii, then zeros.
-    moments : (SLOTS, d' (d' + 1)/2) float64
-        Packed mean second moments, clipped at each radius, along ``basis``.
-    noise : (SLOTS, SLOTS) float64
-        Covariance of the noise on the moments' diagonals; half of it off the diagonals. The
-        noise of entry ij has sqrt(u_i u_j) times the deviation.
-    doubt : (SLOTS, SLOTS) float64
-        Covariance that the gains use: each batch's noise times its records, so that batches
-        weigh by counts.
+    layers : (SLOTS, d' (d' + 1)/2) float64
+        Packed mean layers, along ``basis``.
+    noise : (SLOTS,) float64
+        Variance of the noise on a layer's diagonal; half of it off the diagonal. The noise of
+        entry ij has sqrt(u_i u_j) times the deviation.
     basis : (d', d') float64
         Orthonormal columns: the coordinates.
     weights : (d',) float64
@@ -58,7 +59,7 @@ class CovarianceEstimate:
     above : (SLOTS,) float64
         Share, of the records that are not null, of norms above each radius.
     centre : (d',) float64
-        Mean, by counts, of the centres that the sums were taken about.
+        Mean of the centres that the sums were taken about, by their weights.
     sizes : NormCounts
         Counts of norms in the coordinates.
     records, looked : float
@@ -69,12 +70,13 @@ class CovarianceEstimate:
         Looks at all radii so far.
     chosen : int
         Index of the released radius.
+    doubt : float
+        Variance over a squared radius, of all batches together, by which the next one is weighed.
     """
 
     radii: Matrix
-    moments: Matrix
+    layers: Matrix
     noise: Matrix
-    doubt: Matrix
     basis: Matrix
     weights: Matrix
     excess: Matrix
@@ -87,22 +89,54 @@ class CovarianceEstimate:
     largest: float = 0.0
     looks: int = 0
     chosen: int = 0
+    doubt: float = UNKNOWN
 
     @classmethod
     def empty(cls, dim: int) -> CovarianceEstimate:
         """Return the estimate before any record; ``dim`` is d', or 0 if the route is never taken."""
         small = np.zeros(SLOTS)
-        square = np.zeros((SLOTS, SLOTS))
-        moments = np.zeros((SLOTS, packed_size(dim) if dim else 0))
+        layers = np.zeros((SLOTS, packed_size(dim) if dim else 0))
         sizes, centre = NormCounts.empty(), np.zeros(dim)
-        return cls(
-            small, moments, square, square, np.eye(dim), np.ones(dim), small, small, small, centre, sizes
-        )
+        return cls(small, layers, small, np.eye(dim), np.ones(dim), small, small, small, centre, sizes)
+
+    @staticmethod
+    def of_stored(values: dict[str, Any]) -> dict[str, Any]:
+        """Return stored values as fields: earlier versions stored moments, whose noise was not of layers."""
+        if "moments" not in values:
+            return values
+        moments, noise, radii = (np.asarray(values[name]) for name in ("moments", "noise", "radii"))
+        doubts, records, largest = np.asarray(values["doubt"]), values["records"], values["largest"]
+        square = (SLOTS, SLOTS)
+        if not (noise.shape == doubts.shape == square and radii.shape == (SLOTS,) and moments.ndim == 2):
+            raise ValueError("arrays of the state have other shapes than any version's")
+        if not (len(moments) == SLOTS and isinstance(records, float) and isinstance(largest, float)):
+            raise ValueError("moments and records of the state are not of any version")
+        used, chosen = int(np.count_nonzero(radii)), values["chosen"]
+        layers, by_layer, doubt = np.zeros_like(moments), np.zeros(SLOTS), UNKNOWN
+        if used and not (isinstance(chosen, int) and 0 <= chosen < used and radii[chosen] > 0):
+            raise ValueError(f"the state releases radius {chosen} of {used}")
+        if used:
+            layers[:used] = np.diff(moments[:used], axis=0, prepend=0.0)
+            # Where a smaller radius has more noise than the released one, it counts as having as much.
+            own = np.diagonal(noise)[:used].copy()
+            own[: chosen + 1] = np.minimum(own[: chosen + 1], own[chosen])
+            by_layer[:used] = np.diff(np.maximum.accumulate(own), prepend=0.0)
+        if used and records > 0 and largest > 0:
+            # It was the variance of noise alone, times the records of a batch.
+            of_noise = float(doubts[chosen, chosen]) / largest / max(float(radii[chosen]) ** 2, 1e-300)
+            doubt = of_noise + 1 / (len(np.atleast_1d(values["weights"])) ** 2 * records)
+        kept = {name: value for name, value in values.items() if name != "moments"}
+        return {**kept, "layers": layers, "noise": by_layer, "doubt": min(doubt, UNKNOWN)}
 
     @property
     def used(self) -> int:
         """Number of radii in the grid."""
         return int(np.count_nonzero(self.radii))
+
+    @property
+    def depths(self) -> Matrix:
+        """Return what each radius adds to the one before; (used,)."""
+        return np.diff(self.radii[: self.used], prepend=0.0)
 
     @property
     def weighted(self) -> bool:
@@ -114,18 +148,28 @@ class CovarianceEstimate:
         """Matrix from records to the coordinates of the clip; None for the records' own."""
         return self.basis / np.sqrt(self.weights) if self.weighted else None
 
-    def moment(self, slot: int) -> Matrix:
-        """Return the (d', d') moment along ``basis``, clipped at one radius."""
-        return np.asarray(unpack_symmetric(self.moments[slot], len(self.weights)))
-
     def all_moments(self) -> Matrix:
         """Return the (used, d', d') moments at all radii, along ``basis``."""
         return np.stack([self.moment(slot) for slot in range(self.used)])
+
+    def moment(self, slot: int) -> Matrix:
+        """Return the (d', d') moment along ``basis``, clipped at one radius."""
+        return np.asarray(unpack_symmetric(self.layers[: slot + 1].sum(axis=0), len(self.weights)))
+
+    def noise_of_moments(self) -> Matrix:
+        """Return the (used, used) covariance of the noise on the moments' diagonals."""
+        known = np.cumsum(self.noise[: self.used])
+        return np.asarray(np.minimum.outer(known, known))
 
     def released_moment(self) -> Matrix:
         """Return the moment at the chosen radius, in the records' own coordinates."""
         moment = self.moment(self.chosen)
         return self.basis @ moment @ self.basis.T if self.weighted else moment
+
+    @property
+    def released_noise(self) -> float:
+        """Variance of the noise on the released moment's diagonal, for weights of 1."""
+        return float(self.noise[: self.chosen + 1].sum())
 
     def check(self) -> None:
         """Check that an update could have left these values.
@@ -140,13 +184,10 @@ class CovarianceEstimate:
             raise ValueError("radii of the state must rise from above 0")
         if not self.chosen < max(used, 1):
             raise ValueError(f"the state releases radius {self.chosen} of {used}")
-        for name, covariance in (("noise", self.noise), ("doubt", self.doubt)):
-            part = covariance[:used, :used]
-            largest = float(np.abs(part).max(initial=0.0))
-            if np.abs(part - part.T).max(initial=0.0) > 1e-9 * largest:
-                raise ValueError(f"{name} of the state must be symmetric")
-            if used and np.linalg.eigvalsh(part)[0] < -1e-6 * largest:
-                raise ValueError(f"{name} of the state must be a covariance")
+        if not (np.all(self.noise >= 0) and np.all(self.noise[used:] == 0) and 0 < self.doubt <= UNKNOWN):
+            raise ValueError("noise of the state must be variances of its layers")
+        if not (isinstance(self.layers, np.ndarray) and np.abs(self.layers).max(initial=0.0) < GREATEST):
+            raise ValueError("layers of the state are out of their range")
         if not (np.all(self.weights > 0) and np.abs(self.basis).max(initial=0.0) < 1.01):
             raise ValueError("coordinates of the state must be orthonormal, with weights above 0")
         counts = (self.records, self.looked, self.largest, self.sizes.records, self.sizes.variance)
@@ -157,71 +198,52 @@ class CovarianceEstimate:
 
     def at_radius(self, radius: float) -> CovarianceEstimate:
         """Reduce the estimate to one radius, in the records' own coordinates."""
+        one = CovarianceEstimate.empty(len(self.weights)).on_grid(np.array([radius]))
         if self.used < 2:
-            radii = np.zeros(SLOTS)
-            radii[0] = radius
-            return replace(self, radii=radii)
+            return replace(self, radii=one.radii)
         share = float(np.mean(np.outer(self.weights, self.weights)))
-        noise, doubt = (float(part[self.chosen, self.chosen]) * share for part in (self.noise, self.doubt))
-        one = CovarianceEstimate.empty(len(self.weights)).with_first_look(
-            np.array([radius]), self.released_moment()[None], np.array([[noise]]), 1.0
-        )
-        one.doubt[0, 0] = doubt
-        return replace(one, centre=self.centre, records=self.records)
+        one.layers[0] = pack_symmetric(self.released_moment())
+        one.noise[0] = self.released_noise * share
+        return replace(one, centre=self.centre, records=self.records, doubt=self.doubt)
 
-    def with_first_look(
-        self, radii: Matrix, moments: Matrix, noise: Matrix, count: float
-    ) -> CovarianceEstimate:
-        """Set the first answers, (l, d', d') at all radii, and their noise covariance."""
-        used = len(radii)
-        grid, whole = np.zeros(SLOTS), np.zeros((SLOTS, SLOTS))
-        grid[:used], whole[:used, :used] = radii, noise
-        return replace(self, radii=grid, moments=_packed(moments), noise=whole, doubt=whole * count)
+    def on_grid(self, radii: Matrix) -> CovarianceEstimate:
+        """Set the radii of an empty estimate; its layers are not known yet."""
+        grid = np.zeros(SLOTS)
+        grid[: len(radii)] = radii
+        return replace(self, radii=grid, noise=np.zeros(SLOTS), layers=self.layers.copy())
 
-    def with_look(self, moments: Matrix, noise: Matrix, count: float) -> CovarianceEstimate:
-        """Add one more look at all radii; parameters as for :meth:`with_first_look`."""
-        used = self.used
-        doubt, before = self.doubt[:used, :used], self.noise[:used, :used]
-        new = noise * count
-        gain: Matrix = np.asarray(np.linalg.solve((doubt + new).T, doubt.T).T, dtype=np.float64)
-        return self._kalman_step(gain, _packed(moments)[:used], doubt - gain @ doubt, before, noise)
+    def gain(self, doubt: float) -> float:
+        """Return the weight that a batch of this variance has in the new mean."""
+        return self.doubt / (self.doubt + doubt)
 
-    def with_sum(self, slot: int, moment: Matrix, variance: float, count: float) -> CovarianceEstimate:
-        """Add one more sum at one radius, with this noise variance on its diagonal."""
-        used = self.used
-        doubt, before = self.doubt[:used, :used], self.noise[:used, :used]
-        # One radius is measured, so only its column of the gain is not 0.
-        gain: Matrix = np.zeros((used, used))
-        gain[:, slot] = doubt[:, slot] / (doubt[slot, slot] + variance * count)
-        seen: Matrix = np.repeat(np.asarray(pack_symmetric(moment))[None], used, axis=0)
-        noise: Matrix = np.full((used, used), variance)
-        return self._kalman_step(gain, seen, doubt - gain @ doubt, before, noise)
+    def with_layers(self, layers: Matrix, noise: Matrix, doubt: float) -> CovarianceEstimate:
+        """Average a batch's layers into the estimate.
 
-    def _kalman_step(
-        self, gain: Matrix, seen: NDArray[Any], doubt: Matrix, before: Matrix, noise: Matrix
-    ) -> CovarianceEstimate:
-        used = self.used
-        moments = self.moments.copy()
-        moments[:used] += gain @ (seen - moments[:used])
-        left = np.eye(used) - gain
-        after = left @ before @ left.T + gain @ noise @ gain.T
-        whole, doubts = np.zeros((SLOTS, SLOTS)), np.zeros((SLOTS, SLOTS))
-        whole[:used, :used], doubts[:used, :used] = (after + after.T) / 2, (doubt + doubt.T) / 2
-        return replace(self, moments=moments, noise=whole, doubt=doubts)
+        Parameters
+        ----------
+        layers : (used, d', d') float64
+            Means over the batch's records.
+        noise : (used,) float64
+            Variances of their noise on a diagonal.
+        doubt : float
+            Variance of a batch of this size, over a squared radius.
+        """
+        used, gain = self.used, self.gain(doubt)
+        seen = np.stack([pack_symmetric(layer) for layer in layers])
+        means, noises = self.layers.copy(), self.noise.copy()
+        means[:used] += gain * (seen - means[:used])
+        noises[:used] = (1 - gain) ** 2 * noises[:used] + gain**2 * noise
+        return replace(self, layers=means, noise=noises, doubt=gain * doubt)
 
     def discounted(self, kept: float, moved: float = 0.0) -> CovarianceEstimate:
-        """Discount earlier records: by a share, or by a variance of drift in their moments."""
-        if kept == 1.0 and not moved:
-            return self
-        used = self.used
-        doubt = self.doubt.copy()
-        doubt[:used, :used] = doubt[:used, :used] / kept + moved
-        return replace(self, doubt=doubt)
+        """Discount earlier records: by a share, or by a variance of drift, over the squared radius."""
+        return replace(self, doubt=min(self.doubt / kept + moved, UNKNOWN))
 
     def extended_to(self, radius: float) -> CovarianceEstimate:
         """Extend the grid by larger radii up to this one; the smallest radii make room.
 
-        A new radius starts from the largest old moment, which its batches would have had there.
+        A new layer starts from 0, which its batches would have had there. The layers of radii
+        that make room become one with the next.
         """
         used = self.used
         if used < 2 or self.radii[used - 1] >= radius:
@@ -229,31 +251,22 @@ class CovarianceEstimate:
         ratio = float(self.radii[1] / self.radii[0])
         more = min(int(np.ceil(np.log(radius / self.radii[used - 1]) / np.log(ratio))), SLOTS - 1)
         dropped = max(used + more - SLOTS, 0)
-        old = slice(dropped, used)
         kept = used - dropped
-        radii, moments = np.zeros(SLOTS), np.zeros_like(self.moments)
-        radii[: kept + more] = np.concatenate(
-            [self.radii[old], self.radii[used - 1] * ratio ** np.arange(1, more + 1)]
+        radii = np.zeros(SLOTS)
+        radii[:kept] = self.radii[dropped:used]
+        radii[kept : kept + more] = self.radii[used - 1] * ratio ** np.arange(1, more + 1)
+
+        def moved(values: Matrix, new: float) -> Matrix:
+            found = np.zeros_like(values)
+            found[:kept] = values[dropped:used]
+            found[0] += values[:dropped].sum(axis=0)
+            found[kept : kept + more] = new
+            return found
+
+        return replace(
+            self,
+            radii=radii,
+            layers=moved(self.layers, 0.0),
+            noise=moved(self.noise, _NEW * float(self.noise.sum())),
+            chosen=max(self.chosen - dropped, 0),
         )
-        moments[:kept] = self.moments[old]
-        moments[kept : kept + more] = self.moments[used - 1]
-        grown = [_extended(part[old, old], more) for part in (self.noise, self.doubt)]
-        chosen = max(self.chosen - dropped, 0)
-        return replace(self, radii=radii, moments=moments, noise=grown[0], doubt=grown[1], chosen=chosen)
-
-
-def _packed(moments: Matrix) -> Matrix:
-    """Pack (l, d, d) moments into (SLOTS, d (d + 1)/2), zeros behind the last."""
-    packed = np.stack([pack_symmetric(moment) for moment in moments])
-    return np.concatenate([packed, np.zeros((SLOTS - len(packed), packed.shape[1]))])
-
-
-def _extended(covariance: Matrix, more: int) -> Matrix:
-    """Extend a covariance to new radii, each adding ``_NEW`` times the last variance."""
-    used = len(covariance)
-    out = np.zeros((SLOTS, SLOTS))
-    last = np.minimum(np.arange(used + more), used - 1)
-    out[: used + more, : used + more] = covariance[np.ix_(last, last)]
-    steps = np.arange(1, more + 1) * _NEW * covariance[-1, -1]
-    out[used : used + more, used : used + more] += np.minimum.outer(steps, steps)
-    return out

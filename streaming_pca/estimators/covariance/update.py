@@ -8,7 +8,7 @@ Every mechanism of a batch reads all of its records with a share of the batch's 
 3. *The choice*: the radius with the least sum of noise and bias.
 4. *Coordinates*, in the first batch: a second look with weighted directions, where these
    promise much less noise; they stay if the second look confirms it.
-5. *The sum*, at the chosen radius, with the rest of the budget.
+5. *The sum*, at the chosen radius, with the rest of the budget: once more the layers up to it.
 
 Later batches look again with a smaller share: each of the first ones, then after each growth
 of the records by a quarter. Formulas: docs/explanation/default-estimator.md.
@@ -17,16 +17,16 @@ of the records by a quarter. Formulas: docs/explanation/default-estimator.md.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind, RecordValues
+from streaming_pca.data.records import Batch, RecordKind
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches
-from streaming_pca.estimators.common.forgetting import HalfLife, kept_share, process_noise
+from streaming_pca.estimators.common.forgetting import HalfLife, batch_doubt, kept_share, process_noise
 from streaming_pca.estimators.common.norm_distribution import (
     BELOW_MEDIAN,
     NormCounts,
@@ -36,13 +36,9 @@ from streaming_pca.estimators.common.norm_distribution import (
     private_quantile_radius,
 )
 from streaming_pca.estimators.covariance.layered_sums import Coordinates
-from streaming_pca.estimators.covariance.radius_choice import (
-    AGAIN,
-    ONCE,
-    Reading,
-    read_radii,
-)
+from streaming_pca.estimators.covariance.radius_choice import ONCE, Reading, read_radii
 from streaming_pca.estimators.covariance.state import SLOTS, CovarianceEstimate
+from streaming_pca.kernels.lattice import LatticeSum
 from streaming_pca.privacy.mechanisms import gaussian_on_symmetric
 
 __all__ = [
@@ -50,6 +46,7 @@ __all__ = [
     "LATER_LOOK",
     "LATER_NORMS",
     "CovarianceUpdate",
+    "Look",
     "direction_weights",
     "rank_of_radius",
 ]
@@ -65,11 +62,19 @@ _COMPARABLE = 0.25
 """Least records of a batch that looks, over those of the largest batch."""
 _ALWAYS, _MORE = 16, 1.25
 """Number of first looks in a row; growth of the records from one later look to the next."""
+_BEYOND = 0.05
+"""Share, in a batch that does not look, for the layers beyond the chosen radius: these against the sum."""
+_LEAST_PART = 0.003
+"""Least part of a share that a layer gets."""
+_FUTURE = (0.0, 0.5, 1.0)
+"""Parts of the records to come, after which the error of a radius is judged: a change must pay on average."""
+_TESTS = 3
+"""Power of the number of looks by which false alarms become rarer: the radius of a steady stream stays."""
 _SPANS = 4
 """Features, over the rank of the radius where k is above d/2, or not fixed: a smaller rank clips less, a
 larger one has less noise. Judged on scale-mixed normal data, d = 10 and 50."""
 _RATIO = 1.4
-"""Least ratio of neighbouring radii: fineness of the grid against noise."""
+"""Largest ratio of neighbouring radii, as far as ten of them reach: fineness of the grid against noise."""
 _CUT, _FEWEST = 0.004, 5
 """Share of the total norm cut off, and number of records above, at which the grid ends."""
 _WORTH = 0.35
@@ -80,6 +85,28 @@ _SHRINKS = 1e-4
 """Smallest variance that weights assume, over the largest."""
 _ITERATIONS = 80
 """Fixed-point steps for the weights."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """A batch's look at all radii.
+
+    Attributes
+    ----------
+    reading : Reading
+    exact : list of LatticeSum
+        Its layers, as secret as the records: fresh noise measures those of the sum once more.
+    before : CovarianceEstimate
+        Estimate without this batch, at the same radii.
+    layers, noise : (l, d', d') and (l,) float64
+        Its measurements.
+    """
+
+    reading: Reading
+    exact: list[LatticeSum]
+    before: CovarianceEstimate
+    layers: Matrix
+    noise: Matrix
 
 
 class CovarianceUpdate:
@@ -137,37 +164,36 @@ class CovarianceUpdate:
         CovarianceEstimate, int
             The last is the number of records that the sum's clip changed.
         """
-        estimate, reading = self.look(estimate, batch, budget, future)
-        if reading is not None and not estimate.records:
-            estimate = self.weigh(estimate, reading, batch, budget, future)
-        return self.sum(estimate, batch, budget)
+        estimate, look = self.look(estimate, batch, budget, future)
+        if look is not None and not estimate.records:
+            estimate, look = self.weigh(estimate, look, batch, budget, future)
+        return self.sum(estimate, batch, budget, look)
 
     def look(
         self, estimate: CovarianceEstimate, batch: Batch, budget: Budget, future: float
-    ) -> tuple[CovarianceEstimate, Reading | None]:
-        """Run steps 1 to 3 where they are due; returns the reading of the choice, or None."""
+    ) -> tuple[CovarianceEstimate, Look | None]:
+        """Run steps 1 to 3 where they are due; returns the look, or None."""
         count = self._count(batch)
         estimate = estimate.discounted(kept_share(self.half_life, count))
         if not estimate.used:
             start = CovarianceEstimate.empty(self.preprocessing.output_dim)
-            estimate, reading = self._look_at_radii(start, batch, budget, FIRST_LOOK, 1.0, future)
+            estimate, look = self._look_at_radii(start, batch, budget, FIRST_LOOK, 1.0, future)
         elif self._is_look_due(estimate, count):
-            estimate, reading = self._look_at_radii(estimate, batch, budget, LATER_LOOK, LATER_NORMS, future)
+            estimate, look = self._look_at_radii(estimate, batch, budget, LATER_LOOK, LATER_NORMS, future)
         else:
             return estimate, None
-        return replace(estimate, chosen=reading.best, looks=estimate.looks + 1), reading
+        chosen = look.reading.choice(estimate.chosen if estimate.looks else None)
+        return replace(estimate, chosen=chosen, looks=estimate.looks + 1), look
 
     def at_fixed_radius(
         self, estimate: CovarianceEstimate, batch: Batch, budget: Budget, options: ClippedBatches
     ) -> tuple[CovarianceEstimate, int]:
         """Add one sum at a public radius, or at a private quantile of the norms."""
-        count = self._count(batch)
-        estimate = estimate.discounted(kept_share(self.half_life, count))
-        coordinates = Coordinates(self.preprocessing)
+        estimate = estimate.discounted(kept_share(self.half_life, self._count(batch)))
         radius, found, sizes = options.clip_radius, None, NormCounts.empty()
         if radius is None:
             assert options.clip_quantile is not None
-            norms = coordinates.norms(batch)
+            norms = Coordinates(self.preprocessing).norms(batch)
             shares = norm_shares(len(norms), self.multiplier)
             if options.clip_quantile < 0.5:
                 radius, _ = private_quantile_radius(
@@ -177,12 +203,8 @@ class CovarianceUpdate:
                 sizes = private_norm_counts(sizes, norms, *self.norm_range, budget, shares)
                 found = sizes.distribution(self.norm_range[1])
                 radius = found.quantile(options.clip_quantile)
-        if estimate.used:
-            at = self._with_norms(replace(estimate.at_radius(radius), sizes=sizes), found)
-            return self.sum(at, batch, budget)
-        moment, variance, clipped = self._measure_radius(coordinates, batch, radius, budget.take_rest())
-        begun = estimate.with_first_look(np.array([radius]), moment[None], np.array([[variance]]), count)
-        return self._with_records(self._with_norms(replace(begun, sizes=sizes), found), batch), clipped
+        at = estimate.at_radius(radius) if estimate.used else estimate.on_grid(np.array([radius]))
+        return self.sum(self._with_norms(replace(at, sizes=sizes), found), batch, budget)
 
     def _count(self, batch: Batch) -> float:
         """Return the number of records of a batch that are not null, one at least."""
@@ -196,25 +218,29 @@ class CovarianceUpdate:
         return estimate.looks < _ALWAYS or estimate.records + count >= _MORE * estimate.looked
 
     def weigh(
-        self, estimate: CovarianceEstimate, reading: Reading, batch: Batch, budget: Budget, future: float
-    ) -> CovarianceEstimate:
+        self, estimate: CovarianceEstimate, look: Look, batch: Batch, budget: Budget, future: float
+    ) -> tuple[CovarianceEstimate, Look]:
         """Run step 4: a second look in weighted coordinates, where it is worth its price."""
-        best = estimate.chosen
+        best, reading = estimate.chosen, look.reading
         values = reading.values[best]
         if not self.weighted or reading.agreement[best] < _LEAST_AGREEMENT or not values[self.k - 1] > 0:
-            return estimate
-        noise = math.sqrt(estimate.noise[best, best] / 2)
+            return estimate, look
+        noise = math.sqrt(estimate.released_noise / 2)
         largest = abs(float(values[0] + reading.level[best]))
         variances = np.maximum(values + reading.level[best], max(noise, _SHRINKS * largest))
         weights, gain = direction_weights(variances, values, self.k, noise)
         if gain >= _WORTH:
-            return estimate
+            return estimate, look
         basis = np.ascontiguousarray(reading.eigenvectors[best])
         start = replace(CovarianceEstimate.empty(len(weights)), basis=basis, weights=weights)
-        second, promised = self._look_at_radii(start, batch, budget, SECOND_LOOK, _SECOND_NORMS, future)
-        if not promised.least < reading.least:
-            return estimate
-        return replace(second, chosen=promised.best, looks=estimate.looks)
+        second, again = self._look_at_radii(start, batch, budget, SECOND_LOOK, _SECOND_NORMS, future)
+        chosen, k = again.reading.best, self._rank_of_radius
+        # Weights may hide large records: what the first look saw is held against the second's subspace.
+        leading = basis @ again.reading.eigenvectors[chosen][:, :k]
+        unseen = reading.apart(leading, float(again.reading.own[chosen]), best)
+        if not again.reading.least + unseen < reading.least:
+            return estimate, look
+        return replace(second, chosen=chosen, looks=estimate.looks), again
 
     def _look_at_radii(
         self,
@@ -224,7 +250,7 @@ class CovarianceUpdate:
         share: float,
         part: float,
         future: float,
-    ) -> tuple[CovarianceEstimate, Reading]:
+    ) -> tuple[CovarianceEstimate, Look]:
         """Count norms, and measure the covariance at all radii of the grid.
 
         An empty estimate gets a grid; another one's is extended where the counts now show a
@@ -240,20 +266,17 @@ class CovarianceUpdate:
             there = known.present * known.records + self.present * len(norms)
             counts = replace(counts, present=min(there / counts.records, 1.0))
         found = counts.distribution(self.norm_range[1])
-        radii, is_first = self._grid(found, int(counts.records)), not estimate.used
+        radii = self._grid(found, int(counts.records))
         estimate = replace(estimate, sizes=counts)
-        if not is_first:
-            estimate = estimate.extended_to(float(radii[-1]))
-            radii = estimate.radii[: estimate.used]
-        moments, noise = self._measure_layers(
-            coordinates, batch, radii, norms, estimate.weights, budget, share
-        )
-        if is_first:
-            estimate = estimate.with_first_look(radii, moments, noise, count)
-        else:
-            estimate = estimate.with_look(moments, noise, count)
-        estimate = replace(self._with_norms(estimate, found), looked=estimate.records + count)
-        return estimate, self._read_radii(estimate, budget, count, future)
+        estimate = estimate.extended_to(float(radii[-1])) if estimate.used else estimate.on_grid(radii)
+        estimate = self._with_norms(estimate, found)
+        exact = coordinates.layers(batch, estimate.radii[: estimate.used].tolist(), norms)
+        multipliers = _multipliers(budget, share, np.sqrt(estimate.depths))
+        layers, noise = self._measure(estimate, exact, multipliers, count)
+        before = replace(estimate, looked=estimate.records + count)
+        estimate = before.with_layers(layers, noise, self._doubt(count))
+        reading = self._read_radii(before, estimate, noise, budget, count, future)
+        return estimate, Look(reading, exact, before, layers, noise)
 
     def _with_norms(self, estimate: CovarianceEstimate, found: NormDistribution | None) -> CovarianceEstimate:
         """Set excess and share above each radius, where the norms' distribution is known."""
@@ -279,36 +302,25 @@ class CovarianceUpdate:
         radii = min(max(math.ceil(math.log(high / low) / math.log(_RATIO)) + 1, 2), SLOTS)
         return np.geomspace(low, high, radii)
 
-    def _measure_layers(
-        self,
-        coordinates: Coordinates,
-        batch: Batch,
-        radii: Matrix,
-        norms: RecordValues,
-        weights: Matrix,
-        budget: Budget,
-        share: float,
+    def _measure(
+        self, estimate: CovarianceEstimate, exact: list[LatticeSum], multipliers: list[float], count: float
     ) -> tuple[Matrix, Matrix]:
-        """Measure mean second moments clipped at all radii, and the covariance of their noise.
+        """Measure the first layers with noise of these multipliers; returns layers and noise variances.
 
         Adjacency: replace-one. Released: one noisy matrix a layer. A layer's sensitivity is
         sqrt(2) D_l (2 D_l for matrices), as :mod:`~streaming_pca.estimators.covariance.layered_sums`
-        shows; its Gaussian noise has the layer's part of the share.
+        shows; its Gaussian noise is fresh, also where earlier noise has measured the same sum.
         """
-        depths = np.diff(radii, prepend=0.0)
-        parts = np.sqrt(depths)
-        parts = share * parts / parts.sum()
-        count = self._count(batch)
-        scale = np.sqrt(np.outer(weights, weights))
-        moments, variances = [], []
-        total: Matrix = np.zeros((len(weights), len(weights)))
-        for exact, part in zip(coordinates.layers(batch, radii.tolist(), norms), parts, strict=True):
-            sigma = budget.sigma(budget.take(float(part)), exact.sensitivity)
-            total = total + gaussian_on_symmetric(exact.total, sigma) * (exact.unit / count)
-            moments.append(total * scale)
-            variances.append((sigma * exact.unit / count) ** 2)
-        known = np.cumsum(variances)
-        return np.stack(moments), np.minimum.outer(known, known)
+        scale = np.sqrt(np.outer(estimate.weights, estimate.weights))
+        layers, noise = [], []
+        for layer, multiplier in zip(exact, multipliers, strict=True):
+            sigma = Budget(multiplier, 1.0).sigma(multiplier, layer.sensitivity)
+            layers.append(gaussian_on_symmetric(layer.total, sigma) * (layer.unit / count) * scale)
+            noise.append((sigma * layer.unit / count) ** 2)
+        return np.array(layers).reshape(-1, *scale.shape), np.array(noise)
+
+    def _doubt(self, count: float) -> float:
+        return batch_doubt(self.preprocessing.output_dim, count, self.multiplier)
 
     @property
     def _rank_of_radius(self) -> int:
@@ -318,87 +330,124 @@ class CovarianceUpdate:
         return rank_of_radius(dim) if 2 * self.k > dim else self.k
 
     def _read_radii(
-        self, estimate: CovarianceEstimate, budget: Budget, count: float, future: float
+        self,
+        before: CovarianceEstimate,
+        estimate: CovarianceEstimate,
+        looked: Matrix,
+        budget: Budget,
+        count: float,
+        future: float,
     ) -> Reading:
-        """Estimate noise and bias at every radius, with all later sums clipped there."""
-        used = estimate.used
+        """Estimate noise and bias at every radius, with all later sums clipped there.
+
+        ``estimate`` is ``before`` with a look of noise ``looked``.
+        """
+        used, depths = estimate.used, estimate.depths
         rest = max(budget.rest(), 1e-6)
-        sums = 2 * (estimate.radii[:used] * self.multiplier / count) ** 2 / rest
-        doubt, noise = np.diagonal(estimate.doubt)[:used], np.diagonal(estimate.noise)[:used]
-        gain = doubt / (doubt + sums * count)
-        after = (1 - gain) ** 2 * noise + gain**2 * sums
-        seen, future = estimate.records + count, future * self.present
+        seen, future = estimate.records + count, future / self.preprocessing.units * self.present
         # Future batches are assumed to be as large as the largest so far.
         typical = max(count, estimate.largest)
-        final = (seen**2 * after + future * count**2 / typical * sums) / (seen + future) ** 2
+        # Row m: noise of each layer with this batch's sum at radius m, and with later ones there as well.
+        # Of sensitivity sqrt(2) R; 2 R for matrices.
+        squared = 2 if self.preprocessing.kind is RecordKind.FACTOR else 4
+        sums = squared * np.outer(estimate.radii[:used], depths) * (self.multiplier / count) ** 2 / rest
+        gain, doubt = before.gain(self._doubt(count)), self._doubt(typical)
+        both = estimate.noise[:used] + gain**2 * (looked / (1 + looked / sums) - looked)
+        later = sums * (count / typical) ** 2
+        expected = []
+        for part in _FUTURE:
+            batches = part * future / typical
+            left = doubt / (doubt + estimate.doubt * batches)
+            noise = left**2 * both + (1 - left) ** 2 * later / max(batches, 1e-9)
+            expected.append(np.tril(noise).sum(axis=1))
         return read_radii(
             estimate.all_moments(),
-            estimate.noise[:used, :used],
+            estimate.noise_of_moments(),
             estimate.weights,
             self._rank_of_radius,
-            final,
+            np.mean(expected, axis=0),
             estimate.excess[:used],
             estimate.squared_excess[:used],
             seen + future,
-            ONCE if not estimate.records and not future else AGAIN,
+            self._deviations(estimate, future),
         )
 
-    def _measure_radius(
-        self, coordinates: Coordinates, batch: Batch, radius: float, multiplier: float
-    ) -> tuple[Matrix, float, int]:
-        """Measure a mean second moment in the coordinates.
+    def _deviations(self, estimate: CovarianceEstimate, future: float) -> float:
+        """Return the deviations that count as bias: for an endless stream few false alarms in all.
 
-        Adjacency: replace-one. Released: the sum of clipped records with Gaussian noise of this
-        multiplier, for the sum's sensitivity (:func:`covariance_sensitivity`).
-
-        Returns
-        -------
-        (d', d') float64, float, int
-            The moment, the noise variance on its diagonal, and the number of clipped records.
+        A comparison's chance is one in pairs times looks cubed, so its sum over all looks is finite.
         """
-        count = self._count(batch)
-        exact = coordinates.sum(batch, radius)
-        sigma = Budget(multiplier, 1.0).sigma(multiplier, exact.sensitivity)
-        moment = gaussian_on_symmetric(exact.total, sigma) * (exact.unit / count)
-        return moment, (sigma * exact.unit / count) ** 2, exact.clipped
+        if not estimate.records and not future:
+            return ONCE
+        pairs = SLOTS * (SLOTS - 1) / 2
+        return math.sqrt(2 * math.log(pairs * (estimate.looks + 1) ** _TESTS))
 
     def sum(
-        self, estimate: CovarianceEstimate, batch: Batch, budget: Budget
+        self, estimate: CovarianceEstimate, batch: Batch, budget: Budget, look: Look | None = None
     ) -> tuple[CovarianceEstimate, int]:
-        """Run step 5: one sum at the chosen radius, with the rest of the budget."""
-        coordinates = Coordinates(self.preprocessing, estimate.turn)
-        count = self._count(batch)
-        slot = estimate.chosen
-        moment, variance, clipped = self._measure_radius(
-            coordinates, batch, float(estimate.radii[slot]), budget.take_rest()
-        )
-        if estimate.weighted:
-            moment = moment * np.sqrt(np.outer(estimate.weights, estimate.weights))
+        """Run step 5: the layers up to the chosen radius, with the rest of the budget.
+
+        A layer's share is in proportion to its depth D_l: together they have the noise of one sum
+        at the radius. ``look`` is the batch's own, if it looked.
+        """
+        last, count = estimate.chosen + 1, self._count(batch)
+        depths = estimate.depths
+        if look is None:
+            coordinates = Coordinates(self.preprocessing, estimate.turn)
+            radii = estimate.radii[: estimate.used].tolist()
+            exact = coordinates.layers(batch, radii, coordinates.norms(batch))
+            # All batches count alike in the layers beyond, too.
+            multipliers = _multipliers(budget, _BEYOND, np.sqrt(depths[last:]))
+            beyond, their_noise = self._measure(estimate, exact[last:], multipliers, count)
+        else:
+            exact, beyond, their_noise = look.exact, look.layers[last:], look.noise[last:]
+            # Both measure one sample, so they are averaged before it meets those of other batches.
+            estimate = replace(look.before, chosen=estimate.chosen, looks=estimate.looks)
+        multipliers = _multipliers(budget, budget.rest(), depths[:last])
+        layers, noise = self._measure(estimate, exact[:last], multipliers, count)
+        if look is not None:
+            weight = look.noise[:last] / (look.noise[:last] + noise)
+            layers = look.layers[:last] + weight[:, None, None] * (layers - look.layers[:last])
+            noise = weight * noise
         if self.half_life == "auto" and estimate.records:
-            estimate = estimate.discounted(1.0, count * self._movement(estimate, slot, moment, variance))
-        estimate = estimate.with_sum(slot, moment, variance, count)
-        return self._with_records(estimate, batch), clipped
+            moved = self._movement(estimate, layers.sum(axis=0), float(noise.sum()))
+            estimate = estimate.discounted(1.0, moved / float(estimate.radii[last - 1]) ** 2)
+        layers, noise = np.concatenate([layers, beyond]), np.append(noise, their_noise)
+        estimate = self._with_centre(estimate, count)
+        estimate = estimate.with_layers(layers, noise, self._doubt(count))
+        counted = count if len(batch) else 0.0
+        records, largest = estimate.records + counted, max(estimate.largest, counted)
+        return replace(estimate, records=records, largest=largest), exact[last - 1].clipped
 
-    def _with_records(self, estimate: CovarianceEstimate, batch: Batch) -> CovarianceEstimate:
-        """Count the records of a sum about the present centre."""
-        count = self._count(batch) if len(batch) else 0.0
-        records, largest = estimate.records + count, max(estimate.largest, count)
-        centre = estimate.centre
-        if self.preprocessing.centre is not None and records:
-            scale = 1.0 if self.preprocessing.scale is None else np.asarray(self.preprocessing.scale)
-            with np.errstate(all="ignore"):
-                here = np.asarray(self.preprocessing.centre) * scale
-                centre = centre + (count / records) * (here - centre)
-        return replace(estimate, records=records, largest=largest, centre=centre)
+    def _with_centre(self, estimate: CovarianceEstimate, count: float) -> CovarianceEstimate:
+        """Average the present centre into the sums' one, with the weight of this sum."""
+        if self.preprocessing.centre is None:
+            return estimate
+        gain = estimate.gain(self._doubt(count)) if estimate.records else 1.0
+        scale = 1.0 if self.preprocessing.scale is None else np.asarray(self.preprocessing.scale)
+        with np.errstate(all="ignore"):
+            here = np.asarray(self.preprocessing.centre) * scale
+            return replace(estimate, centre=estimate.centre + gain * (here - estimate.centre))
 
-    def _movement(self, estimate: CovarianceEstimate, slot: int, moment: Matrix, variance: float) -> float:
-        """Estimate the variance of the moment's drift beyond noise and sampling."""
-        before = estimate.moment(slot)
+    def _movement(self, estimate: CovarianceEstimate, moment: Matrix, variance: float) -> float:
+        """Estimate the variance of the released moment's drift beyond noise and sampling."""
+        before = estimate.moment(estimate.chosen)
         dim = len(before)
         noise = float(np.mean(np.outer(estimate.weights, estimate.weights))) * (1 + 1 / dim) / 2
         sampling = (max(float(np.trace(before)), 0.0) / dim) ** 2 * (1 + 1 / dim)
-        expected = noise * (variance + float(estimate.noise[slot, slot]))
+        expected = noise * (variance + estimate.released_noise)
         return process_noise(moment - before, expected + 2 * sampling / max(estimate.records, 1.0))
+
+
+def _multipliers(budget: Budget, share: float, parts: Matrix) -> list[float]:
+    """Take a share of the budget in parts; of the whole rest the first part is rounded up."""
+    # No layer may need more noise than a number holds.
+    parts = np.maximum(parts / parts.sum(), _LEAST_PART)
+    taken = [float(part) for part in share * parts / parts.sum()]
+    if share < budget.rest():
+        return [budget.take(part) for part in taken]
+    others = [budget.take(part) for part in taken[1:]]
+    return [budget.take_rest(), *others]
 
 
 def rank_of_radius(dim: int) -> int:

@@ -86,7 +86,7 @@ def read_variances(
     of_all = float(np.linalg.norm(estimate.weights))
     tail = estimate.sizes.tail(estimate.radii[: estimate.used], estimate.excess[: estimate.used], present)
     base = float(np.median(values)) if len(values) > 4 else 0.0
-    noise = float(estimate.noise[estimate.chosen, estimate.chosen]) * float(estimate.weights.sum()) / 2
+    noise = estimate.released_noise * float(estimate.weights.sum()) / 2
     lifted = [_lift(float(m[estimate.chosen]) - base, noise * a) for m, a in zip(moments, along, strict=True)]
     if len(components) < len(turned.T):
         # All other directions together, like one more.
@@ -131,7 +131,7 @@ class _Model:
         used, self.chosen = estimate.used, estimate.chosen
         # In these units no square overflows.
         self.unit = total if 0 < total < math.inf else 1.0
-        self.noise = estimate.noise[:used, :used] / self.unit / self.unit
+        self.noise = estimate.noise_of_moments() / self.unit / self.unit
         excess, spread = tail.excess / self.unit, np.sqrt(tail.variance) / self.unit
         hidden = tail.hidden / self.unit
         steps = np.maximum(-np.diff(excess, append=0.0), 0.0)
@@ -180,7 +180,7 @@ class _Range:
 
     def __init__(self, estimate: CovarianceEstimate, tail: Tail, kind: RecordKind) -> None:
         self.last = estimate.used - 1
-        self.noise = math.sqrt(float(estimate.noise[self.last, self.last]))
+        self.noise = math.sqrt(float(estimate.noise.sum()))
         self.carried = float(_carried(estimate)[self.last])
         norm = float(tail.excess[0] + BELOW_MEDIAN * estimate.radii[0])
         if kind is RecordKind.FACTOR:
@@ -205,7 +205,7 @@ class _Range:
 
 def _carried(estimate: CovarianceEstimate) -> Matrix:
     """Return the part of the chosen moment's noise that each other one shares."""
-    column = estimate.noise[: estimate.used, estimate.chosen]
+    column = estimate.noise_of_moments()[:, estimate.chosen]
     own = float(column[estimate.chosen])
     return column / own if own > 0 else np.zeros(len(column))
 

@@ -15,6 +15,7 @@ from typing import Any
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches
+from streaming_pca.estimators.common.forgetting import batch_doubt
 from streaming_pca.estimators.covariance.state import MAX_COVARIANCE_DIM
 from streaming_pca.estimators.forecast.batches import MOST_RECORDS, Shares, checked_batches, planned_batches
 from streaming_pca.estimators.forecast.result import TARGETS, Forecast, Route
@@ -102,8 +103,11 @@ def forecast(
             f"epsilon = {epsilon:g} and delta = {delta:g} need noise above any number"
         ) from None
     route = route or ("block" if dim > MAX_COVARIANCE_DIM else "covariance")
-    spread = math.sqrt(sum(1 / share for share in shares.of_sums(len(sizes))))
-    noise = (2 if route == "block" else 1) * tail * multiplier * spread * per_row / records
+    rows = [size / per_row for size in sizes]
+    weights = [1 / batch_doubt(dim, count, multiplier) for count in rows]
+    parts = zip(weights, rows, shares.of_sums(len(sizes)), strict=True)
+    spread = math.sqrt(sum((w / n) ** 2 / share for w, n, share in parts)) / sum(weights)
+    noise = (2 if route == "block" else 1) * tail * multiplier * spread
     found = Forecast(
         dim,
         rank,

@@ -181,7 +181,8 @@ def describe(forecast: Forecast, gap: float | None = None) -> str:
     notes = [
         "error: of a random subspace's; gap: lambda_k - lambda_(k+1), of the total variance. "
         f"For a clip radius of {f.tail:g} times the mean |x|². Noise alone: "
-        "clipping and sampling come on top."
+        "clipping and sampling come on top. What clips cut off adds 2% of an explained variance to its "
+        "error, 0.2 to 10% on four data sets in five, and more under heavy tails."
     ]
     if f.route == "block":
         notes.append(

@@ -41,7 +41,7 @@ class Centre(NamedTuple):
     Attributes
     ----------
     mix : (columns, k) float64
-        M: C' is near B M. Padded with columns of zeros to a multiple of 4. Without a centre (0, 0).
+        M: C' is near B M. Without a centre (0, 0).
     squared : float
         |C'|**2, rounded up.
     error : float
@@ -69,7 +69,7 @@ def scaled_down(
     Parameters
     ----------
     product_squared, squares, norm, cross : float
-        |z^T y|**2, |y|**2, |z| and <y, z C'>, the first and third rounded up.
+        |z^T y|**2, |y|**2, |z| and <y, z C'>, the first rounded up.
     units : float
         t with t z^T y = A Q in lattice units; may be inf.
     cells : float

@@ -16,25 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.kernels import njit
+from streaming_pca.kernels.blas import add_product, data_of, intrinsic
 from streaming_pca.kernels.block.bounds import Centre, is_within, scaled_down
-from streaming_pca.kernels.block.terms import (
-    RECORDS_PER_FLUSH,
-    Sums,
-    add_sums,
-    copy_products,
-    load_tile,
-    overlap,
-    place_of_u,
-    product_squared,
-    record_terms,
-    units,
-)
-from streaming_pca.kernels.block.tiles import Frame, Tile, fill_products
+from streaming_pca.kernels.block.chunks import MOST_RECORDS, Chunk, fill_chunk, product_squared, rough_squared
 from streaming_pca.kernels.public_map import PublicMap
 from streaming_pca.kernels.records_view import RecordsView
-from streaming_pca.kernels.vectors import data_of, intrinsic
+from streaming_pca.kernels.rounding import erase
 
 __all__ = ["new_counter", "next_chunk", "sum_products"]
+
+Floats = NDArray[np.float64]
 
 
 def new_counter() -> NDArray[np.int64]:
@@ -56,118 +47,78 @@ def next_chunk(typing_context: Any, counter: Any, count: Any) -> Any:
     return types.int64(counter, types.int64), generate
 
 
-Floats = NDArray[np.float64]
-
-
-@njit(cache=True, nogil=True)
-def _place_products(tile: Tile, frame: Frame, sums: Sums, n: int) -> None:
-    """Compute u = rint(factor y) of n rows, with |u|**2 and <u, y M>."""
-    squares, crosses, factors = sums.squares[:n], sums.crosses[:n], sums.factors[:n]
-    squares[:] = 0.0
-    crosses[:] = 0.0
-    for c in range(frame.k):
-        y = tile.y[c * tile.rows : c * tile.rows + n]
-        o = sums.overlaps[c * tile.rows : c * tile.rows + n]
-        for i in range(n):
-            y[i] = np.rint(y[i] * factors[i])
-        for i in range(n):
-            squares[i] += y[i] * y[i]
-            crosses[i] += y[i] * o[i]
-        u0, step = place_of_u(c, tile, frame)
-        for i in range(n):
-            sums.u[u0 + i * step] = y[i]
-
-
 @njit(cache=True, nogil=True, error_model="numpy")
-def _scale_tile(
-    tile: Tile, frame: Frame, sums: Sums, centre: Centre, margin: float, per_unit: float, weights: Floats
-) -> int:
-    """Compute u and weights of the tile's records, unchecked; return the number clipped."""
-    records = weights.size
-    rows = tile.begins[records]
-    overlap(tile, frame, sums, centre, rows)
-    terms = sums.terms
-    for i in range(records):
-        a, b = tile.begins[i], tile.begins[i + 1]
-        norm, squares, cross = record_terms(tile, sums, a, b, margin)
-        product = norm * squares
-        if b - a > 1:
-            copy_products(tile, frame, sums, a, b)
-            product = product_squared(tile, frame, sums, a, b)
-        terms[0, i], terms[1, i], terms[2, i], terms[3, i] = product, squares, norm, cross
-        terms[4, i] = units(tile.scales[i], tile.exponents[i], per_unit)
-        terms[5, i] = float((b - a) * frame.k)
+def _scale(chunk: Chunk, centre: Centre, dgemm: int, weights: Floats) -> int:
+    """Compute scales and weights of the chunk's records, unchecked; return the number clipped."""
+    terms, records = chunk.terms, weights.size
+    for n in range(records):
+        terms[0, n] = terms[1, n] * terms[2, n]
+        if chunk.begins[n + 1] - chunk.begins[n] > 1:
+            terms[0, n] = rough_squared(chunk, n, dgemm)
     clipped = 0
+    others = float(chunk.own.size)
     # A loop of its own, which the compiler vectorises.
-    factors, others = terms[6], float(frame.d * frame.k)
-    for i in range(records):
-        factors[i], weights[i], smaller = scaled_down(
-            terms[0, i],
-            terms[1, i],
-            math.sqrt(terms[2, i]),
-            terms[3, i],
-            terms[4, i],
-            terms[5, i],
-            terms[5, i] + others,
+    for n in range(records):
+        terms[6, n], weights[n], smaller = scaled_down(
+            terms[0, n],
+            terms[1, n],
+            math.sqrt(terms[2, n]),
+            terms[3, n],
+            terms[4, n],
+            terms[5, n],
+            terms[5, n] + others,
             centre,
         )
         clipped += smaller
-    for i in range(records):
-        for j in range(tile.begins[i], tile.begins[i + 1]):
-            sums.factors[j] = factors[i]
-    _place_products(tile, frame, sums, rows)
     return clipped
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _add_tile(
-    tile: Tile,
-    frame: Frame,
-    sums: Sums,
-    centre: Centre,
-    margin: float,
-    weights: Floats,
-    ahead: NDArray[np.floating],
-    ahead0: int,
-) -> int:
-    """Add contributions within the radius to ``sums``; return the sum of their weights."""
-    records = weights.size
-    rows = tile.begins[records]
+def _add(chunk: Chunk, centre: Centre, dgemm: int, weights: Floats, exact: Floats) -> int:
+    """Add contributions within the radius to ``exact``; return the sum of their weights."""
+    y, u, overlaps = chunk.y, chunk.u, chunk.overlaps
+    with_centre = centre.mix.size > 0
+    k = u.shape[1]
     total_weight = 0
     singles = False
-    for i in range(records):
-        a, b = tile.begins[i], tile.begins[i + 1]
-        norm, squares, cross = record_terms(tile, sums, a, b, margin)
+    for n in range(weights.size):
+        a, b = chunk.begins[n], chunk.begins[n + 1]
+        factor, squares, cross = chunk.terms[6, n], 0.0, 0.0
+        for i in range(a, b):
+            for c in range(k):
+                rounded = np.rint(factor * y[i, c])
+                u[i, c] = rounded
+                squares += rounded * rounded
+                if with_centre:
+                    cross += rounded * overlaps[i, c]
         several = b - a > 1
-        product = product_squared(tile, frame, sums, a, b) if several else norm * squares
-        n = float((b - a + frame.d) * frame.k)
-        within = is_within(product, squares, math.sqrt(norm), cross, weights[i], n, centre)
+        product = product_squared(chunk, n, dgemm) if several else squares * chunk.terms[2, n]
+        entries = float(chunk.own.size) + chunk.terms[5, n]
+        within = is_within(product, squares, math.sqrt(chunk.terms[2, n]), cross, weights[n], entries, centre)
         if within:
-            total_weight += int(weights[i])
+            total_weight += int(weights[n])
         if several and within:
-            exact = sums.exact
-            for j in range(exact.size):
-                exact[j] += sums.own[j]
+            for j in range(exact.shape[0]):
+                for c in range(k):
+                    exact[j, c] += chunk.own[j, c]
         if several or not within:
             # Added already, or refused.
-            for c in range(frame.k):
-                u0, step = place_of_u(c, tile, frame)
-                for j in range(a, b):
-                    sums.u[u0 + j * step] = 0.0
+            erase(u[a:b])
         else:
             singles = True
     if singles:
-        add_sums(tile, frame, sums, 0, rows, sums.exact, ahead, ahead0)
+        rows = chunk.begins[weights.size]
+        add_product(dgemm, chunk.z[:rows], u[:rows], 1.0, exact)
     return total_weight
 
 
 @njit(cache=True, nogil=True)
-def _flush(sums: Sums) -> None:
+def _flush(exact: Floats, total: NDArray[np.int64]) -> None:
     """Add the float64 sums to int64 and reset them."""
-    exact, total = sums.exact, sums.total
-    for j in range(exact.size):
-        total[j] += np.int64(exact[j])
-        exact[j] = 0.0
+    for j in range(exact.shape[0]):
+        for c in range(exact.shape[1]):
+            total[j, c] += np.int64(exact[j, c])
+            exact[j, c] = 0.0
 
 
 @njit(cache=True, nogil=True)
@@ -176,16 +127,15 @@ def sum_products(
     counter: NDArray[np.int64],
     share: int,
     how: PublicMap,
-    plain: bool,
-    frame: Frame,
+    columns: Floats,
     centre: Centre,
-    margin: float,
     per_unit: float,
-    tile: Tile,
-    sums: Sums,
-    room: Floats,
+    dgemm: int,
+    chunk: Chunk,
+    exact: Floats,
+    total: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Add contributions of this thread's records to ``sums.total``, without w C'.
+    """Add contributions of this thread's records to ``total``, without w C'.
 
     Parameters
     ----------
@@ -195,53 +145,46 @@ def sum_products(
     share : int
         Records to take at once; even for pairs.
     how : PublicMap
-    plain : bool
-        Whether the map leaves features unchanged.
-    frame, centre
-        Q and C'.
-    margin : float
-        Of squared norms.
+    columns : (d, c) float64
+        B, on a grid of 2**-30; the first k are Q.
+    centre : Centre
     per_unit : float
         Lattice units per squared unit of the data.
-    tile, sums
-        Scratch; the tile holds at least the longest record.
-    room : (T, d) float64
-        Scratch for mapped rows; unused where ``plain``.
+    dgemm : int
+        :func:`~streaming_pca.kernels.blas.dgemm_address`.
+    chunk : Chunk
+        Scratch; it holds at least the longest record.
+    exact, total : (d, k) float64 and int64
+        Zeros of scratch, and the sum.
 
     Returns
     -------
     (int, int)
         Clipped records, and the sum of all weights.
     """
-    places = np.empty(tile.rows, dtype=np.int64)
-    all_weights = np.empty(tile.rows)
+    all_weights = np.empty(chunk.places.size)
     clipped = weights = waiting = nulls = 0
     step = 2 if how.pairs else 1
-    sums.total[:] = 0
     i = next_chunk(counter, share)
     while i < read.begins.size:
         last = min(i + share, read.begins.size)
         nulls += (last - i) // step
         while i < last:
-            i, records = load_tile(read, i, last, how, plain, tile, room, places)
+            i, records = fill_chunk(read, i, last, how, columns, centre, per_unit, dgemm, chunk)
             if records == 0:
                 continue
             nulls -= records
-            n = tile.begins[records]
-            fill_products(tile, frame, n)
-            clipped += _scale_tile(tile, frame, sums, centre, margin, per_unit, all_weights[:records])
+            clipped += _scale(chunk, centre, dgemm, all_weights[:records])
             waiting += records
-            if waiting > RECORDS_PER_FLUSH:
-                _flush(sums)
+            if waiting > MOST_RECORDS:
+                _flush(exact, total)
                 waiting = records
-            # Prefetch: the next tile's rows, unless another thread takes them.
-            ahead0 = (read.begins[i - 1] + 1) * frame.d
-            weights += _add_tile(tile, frame, sums, centre, margin, all_weights[:records], read.rows, ahead0)
+            weights += _add(chunk, centre, dgemm, all_weights[:records], exact)
         i = next_chunk(counter, share)
-    _flush(sums)
+    _flush(exact, total)
     if centre.mix.size > 0:
         # Null records: no product, and the centre's clipped weight each.
-        n_entries = float(frame.d * frame.k)
+        n_entries = float(chunk.own.size)
         _, of_null, smaller = scaled_down(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, n_entries, centre)
         if is_within(0.0, 0.0, 0.0, 0.0, of_null, n_entries, centre):
             weights += nulls * int(of_null)

@@ -13,7 +13,7 @@ import numpy as np
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.release import ACCURACY, Release, published_setting
 from streaming_pca.estimators.base import Subspace
-from streaming_pca.estimators.doubts import doubts
+from streaming_pca.estimators.doubts import Doubt, doubts
 
 __all__ = ["Progress", "make_release"]
 
@@ -57,9 +57,10 @@ def make_release(
     estimator = stream.build_estimator()
     info = estimator.info
     found = doubts(subspace, estimator.preprocessing, records, estimator.norm_range[1])
+    dominant = subspace.dominant_feature if Doubt.DOMINATED in found else None
     bounds = None if stream.bounds is None else tuple(map(published_setting, stream.bounds))
     return Release(
-        version=6,
+        version=6 if dominant is None else 7,
         kind=info.releases,
         stream=stream.name,
         batch=batch,
@@ -86,6 +87,7 @@ def make_release(
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         outcome=outcome,
         doubts=tuple(doubt.value for doubt in found),
+        dominant_feature=dominant,
         **accuracy,
         **counts,
     ).to_bytes()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,22 @@ from numpy.typing import NDArray
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.records import RecordKind
+from streaming_pca.service.input.plain_payloads import PlainPayloads
+from streaming_pca.service.kafka.record_blocks import RecordBlock
 
 __all__ = ["Chunk", "PartitionBuffer", "RecordBuffer", "RowStore", "batch_of", "interleave", "row_places"]
 
 _PIECE_BYTES = 2**20
 """Bytes decoded at a time, which stay in the nearer caches on their way to the store."""
+
+_MAPPED_BYTES = 2**25 + 2**16
+"""Least size of a store's memory, of which only what is used is there.
+
+Above 32 MiB glibc gives memory a mapping of its own, which grows in place and is given back. Less lies in a
+heap between other objects: a store that outgrew one, at 64 MiB, left a hole of that size.
+"""
+_AT_ONCE = 2000
+"""Records that are made of a block at a time."""
 
 Rows = NDArray[np.floating]
 
@@ -31,9 +43,9 @@ class RowStore:
     The precision changes no sum: kernels give the same bits for the same values
     (``tests/kernels/test_lattice.py``).
 
-    It takes the memory of the most rows that it held, and a 64th or a MiB more (the larger).
-    It reserves nothing ahead of records, which could otherwise make a worker ask for more
-    memory than there is.
+    It takes the memory of the most rows that it held, and a 64th or a MiB more (the larger), in 32 MiB
+    of addresses at least. It reserves nothing else ahead of records, which could otherwise make a worker
+    ask for more memory than there is.
 
     Parameters
     ----------
@@ -69,6 +81,22 @@ class RowStore:
         self.size = size
         return first
 
+    def room(self, count: int, dtype: np.dtype[Any]) -> Rows | None:
+        """Return a place for ``count`` rows of a type behind the last one.
+
+        :meth:`keep` keeps them. None where the rows so far are of another type.
+        """
+        if self.size and self._dtype != dtype:
+            return None
+        self._dtype = dtype
+        self._reserve((self.size + count) * self.row_bytes)
+        return self._view(dtype, self.size, self.size + count)
+
+    def keep(self, count: int) -> int:
+        """Keep the first ``count`` rows of the :meth:`room`; return the first one's place."""
+        self.size += count
+        return self.size - count
+
     def clear(self) -> None:
         """Drop all rows and keep the memory; :attr:`rows` must have no reader."""
         self.size = 0
@@ -82,7 +110,11 @@ class RowStore:
         """Grow to ``wanted`` bytes, in place where possible: no second block of memory then."""
         if wanted <= self._memory.size:
             return
-        wanted += max(wanted // 64, _PIECE_BYTES)
+        wanted = max(wanted + max(wanted // 64, _PIECE_BYTES), _MAPPED_BYTES)
+        if not self._memory.size:
+            # Not by `resize`, which writes zeros.
+            self._memory = np.empty(wanted, dtype=np.uint8)
+            return
         try:
             self._memory.resize(wanted)
         except ValueError:
@@ -139,8 +171,10 @@ class PartitionBuffer:
 
     def append(self, chunk: Chunk) -> None:
         """Append messages; ValueError unless their offsets rise from the buffer's end."""
+        if not len(chunk.offsets):
+            return
         end = self.chunks[-1].offsets[-1] + 1 if self.chunks else self.position
-        if len(chunk.offsets) and (chunk.offsets[0] < end or (np.diff(chunk.offsets) <= 0).any()):
+        if chunk.offsets[0] < end or (np.diff(chunk.offsets) <= 0).any():
             raise ValueError("offsets do not rise")
         self.chunks.append(chunk)
         self.count += len(chunk.offsets)
@@ -186,7 +220,7 @@ class RecordBuffer:
     """
 
     def __init__(self, codec: PayloadCodec) -> None:
-        self._codec = codec
+        self._codec, self._plain = codec, PlainPayloads(codec)
         self.buffers: dict[int, PartitionBuffer] = {}
         self._width = codec.kind.width(codec.dim)
         self._store = RowStore(self._width)
@@ -205,14 +239,43 @@ class RecordBuffer:
         return max(self._store.size, messages) * self._store.row_bytes
 
     def append(self, partition: int, messages: Sequence[Any]) -> None:
-        """Decode messages that follow those of a partition's buffer."""
+        """Decode messages, and blocks of them, that follow those of a partition's buffer.
+
+        After an error the reader must end: messages are missing, and later ones would be taken.
+        """
+        chunks: list[Chunk] = []
+        for are_blocks, run in groupby(messages, lambda each: isinstance(each, RecordBlock)):
+            if not are_blocks:
+                chunks += self._decoded(list(run))
+                continue
+            for block in run:
+                chunk = self._copied(block)
+                if chunk is not None:
+                    chunks.append(chunk)
+                    continue
+                # Some at a time: headers of all of them could take many times the batch's bytes.
+                records = block.records()
+                while some := list(islice(records, _AT_ONCE)):
+                    chunks += self._decoded(some)
+        for _, same in groupby(chunks, lambda chunk: chunk.epoch):
+            self.buffers[partition].append(_joined(list(same)))
+
+    def _decoded(self, messages: Sequence[Any]) -> Iterator[Chunk]:
+        """Decode messages one by one."""
         for piece in _pieces(messages):
             rows, lengths = self._codec.decode_many(piece)
             first = self._store.append(rows)
-            places = first + np.cumsum(lengths) - lengths
             offsets = np.fromiter((m.offset for m in piece), dtype=np.int64, count=len(piece))
-            users, epoch = self._codec.users_of(piece), piece[-1].leader_epoch
-            self.buffers[partition].append(Chunk(offsets, places, lengths, users, epoch))
+            users = self._codec.users_of(message.key for message in piece)
+            yield _chunk(offsets, first, lengths, users, piece[-1].leader_epoch)
+
+    def _copied(self, block: RecordBlock) -> Chunk | None:
+        """Copy a block's rows, or return None where a payload is not plain."""
+        copied = self._plain.copy(block, self._store)
+        if copied is None:
+            return None
+        first, lengths = copied
+        return _chunk(block.offsets, first, lengths, self._codec.users_of(block.keys()), block.leader_epoch)
 
     def take(self, counts: Sequence[int], granularity: int) -> tuple[ArrayBatch, NDArray[np.uint64] | None]:
         """Remove the first messages of each partition; return their batch and its users.
@@ -256,6 +319,31 @@ class RecordBuffer:
         if not any(buffer.count for buffer in self.buffers.values()):
             # Nothing refers to its rows; with messages of others they stay until the next batch.
             self._store.clear()
+
+
+def _chunk(
+    offsets: NDArray[np.int64],
+    first: int,
+    lengths: NDArray[np.int64],
+    users: NDArray[np.uint64] | None,
+    epoch: int,
+) -> Chunk:
+    """Return messages whose rows follow one another from a place on."""
+    return Chunk(offsets, first + np.cumsum(lengths) - lengths, lengths, users, epoch)
+
+
+def _joined(chunks: list[Chunk]) -> Chunk:
+    """Return consecutive chunks of one epoch as one: of many small ones each would cost time later."""
+    if len(chunks) == 1:
+        return chunks[0]
+    users = [c.users for c in chunks if c.users is not None]
+    return Chunk(
+        np.concatenate([c.offsets for c in chunks]),
+        np.concatenate([c.places for c in chunks]),
+        np.concatenate([c.lengths for c in chunks]),
+        np.concatenate(users) if users else None,
+        chunks[-1].epoch,
+    )
 
 
 def _pieces(messages: Sequence[Any]) -> Iterator[Sequence[Any]]:

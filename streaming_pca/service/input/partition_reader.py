@@ -60,7 +60,7 @@ class PartitionReader:
     (docs/explanation/kafka-client.md). The consumer of a partition that was removed waits for the next
     one. Nothing is connected before it is needed.
 
-    A poll brings 2,000 records at most. A batch is not copied: it shares the buffers' rows.
+    A poll brings one answer of the broker at most. A batch is not copied: it shares the buffers' rows.
     """
 
     ahead = True
@@ -117,7 +117,9 @@ class PartitionReader:
     def _idle_consumer(self) -> KafkaConsumer:
         """Return a consumer without partition, made if there is none."""
         if not self._free:
-            self._free.append(reading_consumer(self._kafka, fetch_bytes=self._fetch_bytes, io="records"))
+            self._free.append(
+                reading_consumer(self._kafka, fetch_bytes=self._fetch_bytes, io="records", blocks=True)
+            )
         return self._free[-1]
 
     def _tp(self, partition: int) -> TopicPartition:

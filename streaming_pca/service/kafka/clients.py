@@ -28,6 +28,7 @@ from streaming_pca.service.errors import NotPermitted
 from streaming_pca.service.kafka import credentials, failed_connects, large_reads, tls
 from streaming_pca.service.kafka.diagnosis import diagnose
 from streaming_pca.service.kafka.record_batches import InflatingReader, RecordReader
+from streaming_pca.service.kafka.record_blocks import BlockReader
 from streaming_pca.service.kafka.refusals import missing_permission
 from streaming_pca.service.kafka.slow_fetches import shrink_on_timeout
 from streaming_pca.service.kafka.transaction import TransactionalClient, delivery_timeout_ms
@@ -186,7 +187,7 @@ class _SharedClient(KafkaNetClient):  # type: ignore[misc]
         self._net.run(lambda: self._manager.close(node_id=node_id))
 
 
-def _consumer(*, io: Io, topics: Collection[str] = (), **configs: Any) -> KafkaConsumer:
+def _consumer(*, io: Io, topics: Collection[str] = (), blocks: bool = False, **configs: Any) -> KafkaConsumer:
     """Make a consumer on a shared selector; a failure leaves nothing there."""
     made: list[_SharedClient] = []
 
@@ -199,7 +200,8 @@ def _consumer(*, io: Io, topics: Collection[str] = (), **configs: Any) -> KafkaC
 
     try:
         consumer = KafkaConsumer(**configs, kafka_client=client)
-        consumer._fetcher.PartitionRecords = RecordReader if io == "records" else InflatingReader
+        reader = RecordReader if io == "records" else InflatingReader
+        consumer._fetcher.PartitionRecords = BlockReader if blocks else reader
         shrink_on_timeout(consumer._fetcher, configs["request_timeout_ms"])
         return consumer
     except BaseException:
@@ -272,12 +274,14 @@ def reading_consumer(
     fetch_bytes: int = _FETCH_BYTES,
     io: Io = "logs",
     topics: Collection[str] = (),
+    blocks: bool = False,
 ) -> KafkaConsumer:
     """Make a consumer without a group: partitions and positions are assigned by hand.
 
     ``io`` is the thread of its socket: "records" for an input, "control" for a consumer that fetches
     nothing and must not wait for fetches, "logs" for all else. The leaders of ``topics`` are known at
-    once; for others the client waits a tenth of a second before it asks.
+    once; for others the client waits a tenth of a second before it asks. With ``blocks`` a poll brings
+    blocks of records too (record_blocks.py).
     """
     return _connect(
         settings,
@@ -285,6 +289,7 @@ def reading_consumer(
             _consumer,
             io=io,
             topics=topics,
+            blocks=blocks,
             isolation_level="read_committed" if committed else "read_uncommitted",
             auto_offset_reset="none",
             enable_auto_commit=False,

@@ -19,15 +19,27 @@ _LEAST_SHARED_BYTES = 2**16
 
 
 def _read_piece(self: Any) -> tuple[bytes, Exception | None]:
-    """Read up to a piece; the caller is called again when there is more."""
+    """Read up to a piece; the caller is called again when there is more.
+
+    The rest of a large answer is read to its place: then no bytes are returned, and none is copied.
+    """
+    parser = getattr(self._protocol, "parser", None)
+    answer = parser._rbuffer if parser is not None and parser._receiving else None
+    data = b""
     try:
-        data: bytes = self._sock.recv(PIECE_BYTES)
+        if answer is not None and len(answer) - answer._idx > _LEAST_SHARED_BYTES:
+            # The last byte comes by the client's own way, which then sees that the answer is complete.
+            count: int = self._sock.recv_into(memoryview(answer)[answer._idx : -1])
+            answer._idx += count
+        else:
+            data = self._sock.recv(PIECE_BYTES)
+            count = len(data)
     except (BlockingIOError, InterruptedError):
         return b"", None
     except OSError as error:
         return b"", KafkaConnectionError(error)
     # A readable socket without data was closed by its other end.
-    return data, None if data else KafkaConnectionError("socket disconnected")
+    return data, None if count else KafkaConnectionError("socket disconnected")
 
 
 _copy = KafkaBytes.read

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 from kafka.consumer.fetcher import Fetcher
 from kafka.errors import CorruptRecordError, KafkaError
 
-__all__ = ["InflatingReader", "MalformedRecord", "Record", "RecordReader", "UnreadableBatch", "parse_batch"]
+__all__ = ["InflatingReader", "MalformedRecord", "Record", "RecordReader", "UnreadableBatch"]
+__all__ += ["count_of", "parse_batch", "read_body"]
 
 _CODECS = {1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
 _FormatError = (IndexError, ValueError)
@@ -88,10 +89,8 @@ def parse_batch(batch: Any) -> Iterator[Record]:
     CorruptRecordError
         If the batch counts more records than it has offsets: no broker stores that.
     """
-    base, span, count = batch.base_offset, batch.last_offset_delta + 1, batch.records_count
+    base, count, span = count_of(batch)
     epoch = batch.leader_epoch
-    if not 0 <= count <= span:
-        raise CorruptRecordError(f"the batch at offset {base} counts {count} records in {span} offsets")
     if count == span:
         for index, (_, key, value, headers) in enumerate(_bodies(batch, count)):
             yield Record(base + index, key, value, headers, epoch)
@@ -102,6 +101,20 @@ def parse_batch(batch: Any) -> Iterator[Record]:
         deltas = list(range(count))
     for delta, (_, key, value, headers) in zip(deltas, bodies, strict=True):
         yield Record(base + delta, key, value, headers, epoch)
+
+
+def count_of(batch: Any) -> tuple[int, int, int]:
+    """Return a batch's first offset, and its numbers of records and of offsets.
+
+    Raises
+    ------
+    CorruptRecordError
+        As of :func:`parse_batch`.
+    """
+    base, count, span = batch.base_offset, batch.records_count, batch.last_offset_delta + 1
+    if not 0 <= count <= span:
+        raise CorruptRecordError(f"the batch at offset {base} counts {count} records in {span} offsets")
+    return base, count, span
 
 
 _Body = tuple[int, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]]]
@@ -123,11 +136,11 @@ def _bodies(batch: Any, count: int) -> Iterator[_Body]:
                 yield _NULL
             return
         position = start + length
-        yield _body(buffer, start, position)
+        yield read_body(buffer, start, position)
 
 
-def _body(buffer: bytearray, start: int, end: int) -> _Body:
-    """Read a record between its length and its end."""
+def read_body(buffer: bytearray, start: int, end: int) -> _Body:
+    """Read a record between its length and its end; return offset delta, key, value and headers."""
     delta, key = -1, None
     try:
         # One byte of attributes, which mean nothing.

@@ -86,7 +86,7 @@ def release_bytes(stream: StreamSettings) -> int:
     diagnostics = stream.build_estimator().diagnostics
     counts = {} if diagnostics is None else dict.fromkeys(COUNTS, -longest) | {"batch_records": 2**63}
     # The numbers decide which doubts apply: room for all of them, with quotes, commas and the key.
-    doubts = len('"doubts":[],') + sum(len(doubt) + 3 for doubt in Doubt)
+    doubts = len('"doubts":[],"dominant_feature":,') + _NUMBER_BYTES + sum(len(doubt) + 3 for doubt in Doubt)
     return len(make_release(stream, largest, 2**63, 2**63, counts)) + doubts
 
 

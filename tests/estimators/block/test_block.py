@@ -29,10 +29,10 @@ from streaming_pca.estimators.block.block import (
     learn_block,
     round_shares,
 )
+from streaming_pca.estimators.block.total_variance import TotalVariance
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.clipped_batches import BatchCosts
 from streaming_pca.estimators.common.clipped_sums import block_residual_norms, block_sensitivity
-from streaming_pca.estimators.common.total_variance import TotalVariance
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
 from streaming_pca.privacy import mechanisms
 from streaming_pca.privacy.parameters import PrivacyParameters
@@ -312,7 +312,7 @@ def test_an_empty_part_teaches_nothing() -> None:
 def test_rounds_before_the_last_grow_and_none_is_too_noisy(count: int, multiplier: float, cold: bool) -> None:
     shares = round_shares(count, multiplier, cold)
     assert shares == sorted(shares)
-    assert sum(shares) < 0.1
+    assert sum(shares) < (0.16 if cold else 0.1)
     assert all(count * math.sqrt(share) >= 200 * multiplier for share in shares)
     assert len(round_shares(2 * count, multiplier, cold)) >= len(shares)
 
@@ -337,8 +337,8 @@ def test_a_first_batch_has_several_rounds_and_a_later_one_has_one() -> None:
         assert budget.left == 0
         # The last has most of the budget.
         assert seen == sorted(seen, reverse=True)
-        assert seen[-1] < 1.15 * route.multiplier
+        assert seen[-1] < 1.3 * route.multiplier
         rounds.append(len(seen))
         state = estimate, total
         assert estimate.spectrum.any(), number
-    assert rounds == [4, 1]
+    assert rounds == [11, 1]

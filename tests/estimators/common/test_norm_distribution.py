@@ -294,3 +294,17 @@ def test_shares_lie_between_their_limits(count: int, multiplier: float, part: fl
     more, tails = norm_shares(2 * count, multiplier, part)
     assert more <= median
     assert tails <= tail
+
+
+def test_bins_that_show_records_together_are_in_what_hides() -> None:
+    """Each is below what counts as filled; three of them in a row are not."""
+    one, many = np.zeros(module.BINS), np.zeros(module.BINS)
+    one[:2] = many[:2] = [4000.0, 1000.0]
+    one[5], many[4:7] = 160.0, 160.0
+    radii, excess = np.array([1.0, 2.0]), np.array([0.5, 0.1])
+    hidden = [
+        module.NormCounts(1.0, 1.0, counts, 50.0**2, 10_000.0).tail(radii, excess, 1.0).hidden
+        for counts in (one, many)
+    ]
+    assert hidden[0] < 0.12
+    assert hidden[1] > 160 * (2**2.5 + 2**3.5 + 2**4.5) / 10_000

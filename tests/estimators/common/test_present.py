@@ -208,7 +208,7 @@ def test_a_complete_batch_spends_nothing_and_is_known() -> None:
     x = gaussians(5000, 0.0)
     states = [learnt([ArrayBatch.of_vectors(x, complete=c)], clip_radius=RADIUS)[0] for c in (False, True)]
     assert states[1].present == PresentShare(1.0, 0.0, 5000.0)
-    ratio = states[1].covariance.noise[0, 0] / states[0].covariance.noise[0, 0]
+    ratio = states[1].covariance.released_noise / states[0].covariance.released_noise
     share = 1 - ratio
     assert 0.0005 <= share <= 0.0101
     assert present_share(10**9, 5.0) == 0.0005

@@ -16,17 +16,16 @@ from numpy.typing import NDArray
 from streaming_pca.data.array_batch import ArrayBatch, array_of
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
-from streaming_pca.estimators.common import record_reader
+from streaming_pca.estimators import record_reader
 from streaming_pca.estimators.common.clipped_sums import block_residual_norms, block_sum
 from streaming_pca.estimators.common.residual_sums import FactorProducts, MatrixProducts
+from streaming_pca.kernels.blas import dgemm_address
 from streaming_pca.kernels.block.bounds import MOST_PRODUCT, WEIGHT, Centre, is_within
-from streaming_pca.kernels.block.strip_products import COLUMNS
-from streaming_pca.kernels.block.terms import RECORDS_PER_FLUSH
-from streaming_pca.kernels.block.tiles import fill_products, new_tile, put_records, tile_rows
+from streaming_pca.kernels.block.chunks import MOST_RECORDS, chunk_rows, fill_chunk, new_chunk
 from streaming_pca.kernels.lattice import MATRIX_RADIUS, MAX_RECORDS, RADIUS, LatticeSum, lattice_unit
+from streaming_pca.kernels.public_map import NO_MAP
 from streaming_pca.kernels.residuals import frobenius_norm
 from streaming_pca.kernels.threads import limited_threads
-from streaming_pca.kernels.vectors import LANES
 from tests.kernels.judge import squared_total
 
 Floats = NDArray[np.float64]
@@ -74,13 +73,8 @@ def kernel_about(rng: Rng, name: str, d: int, k: int) -> tuple[FactorProducts, F
 
 def error_matrix(kernel: FactorProducts) -> Floats:
     """C' - B M, of the columns as kernels have them."""
-    frame = kernel.frame
-    blocks = np.split(frame.packed, range(size := COLUMNS * frame.strips * LANES, frame.packed.size, size))
-    packed = [block.reshape(frame.strips, -1, LANES).transpose(0, 2, 1) for block in blocks]
-    columns = np.concatenate([block.reshape(frame.strips * LANES, -1) for block in packed], axis=1)
-    columns = columns[: frame.d].astype(np.float64)
     assert kernel.lattice_centre is not None
-    return kernel.lattice_centre - columns @ kernel.of_centre.mix[:, : frame.k]
+    return np.asarray(kernel.lattice_centre - kernel.columns @ kernel.of_centre.mix)
 
 
 def worst_direction(matrix: Floats) -> Floats:
@@ -212,31 +206,28 @@ def test_products_with_the_centre_are_within_the_stated_error(name: str) -> None
     for d in (1, 3, 16, 17, 100, 1000, 4096):
         for k in sorted({1, min(3, d), min(10, d)}):
             kernel, basis, _ = kernel_about(rng, name, d, k)
-            frame, about, lattice = kernel.frame, kernel.of_centre, kernel.lattice_centre
+            about, lattice = kernel.of_centre, kernel.lattice_centre
             assert lattice is not None
             assert squared_total(lattice) <= about.squared <= squared_total(lattice) * (1 + 1e-6) + 1
             rows = [hard_record(rng, kernel, basis, 1)[0] for _ in range(20)]
             off = error_matrix(kernel)
             rows += [worst_direction(off), *rng.choice([-1.0, 1.0], (4, d)), *np.sign(off.T)[:3]]
             x = np.array([row / np.abs(row).max() for row in rows if np.abs(row).max() > 0])
-            tile = new_tile(frame, 1)
             n = len(x)
-            tile.begins[: n + 1] = np.arange(n + 1)
-            tile.offsets[:n] = np.arange(n) * d
-            put_records(x, tile, n)
-            fill_products(tile, frame, n)
-            z = tile.z.reshape(frame.strips, tile.rows + 1, LANES)[:, :n].transpose(1, 0, 2).reshape(n, -1)
-            z = z[:, :d].astype(np.float64)
-            y = tile.y.reshape(frame.columns, tile.rows)[:, :n].T
+            chunk = new_chunk(d, k, kernel.columns.shape[1], 1)
+            read = kernel.records.read(ArrayBatch.of_vectors(x))
+            done = fill_chunk(read, 0, n, NO_MAP, kernel.columns, about, 1.0, dgemm_address(), chunk)
+            assert done == (n, n)
+            z, y = chunk.z[:n], chunk.y[:n]
             # Integers below 2**53: BLAS adds them exactly.
-            away = np.linalg.norm(z @ lattice - y @ about.mix[:, :k], axis=1)
+            away = np.linalg.norm(z @ lattice - y @ about.mix, axis=1)
             assert np.all(away <= np.linalg.norm(z, axis=1) * about.error)
             # What it costs a clipped record is as small as stated.
             assert about.error <= 2.0**20 * 2e-3 * max(1.0, frobenius_norm(lattice * 1.0) * 2.0**-20 / 20)
 
 
 def company(rng: Rng, d: int, kind: Any, longest: int) -> list[Any]:
-    """One row, several, none; more than the rows' products are formed for, and than a tile has."""
+    """One row, several, none; more than the rows' products are formed for, and than a chunk has."""
     lengths = [1, 1, 0, 2, 64, 1, 65, 3, 0, 1, longest, 5, 1, 130, 1, 7]
     out: list[Any] = []
     for i, r in enumerate(lengths * 3):
@@ -256,7 +247,7 @@ def test_every_record_adds_what_it_adds_alone(d: int, k: int, monkeypatch: pytes
     p = Preprocessing(dim=d, centering="none")
     basis = np.linalg.qr(rng.standard_normal((d, k)))[0]
     longest = 300
-    assert longest > tile_rows(d, 1)
+    assert longest > chunk_rows(d, 1)
     centre = basis @ np.diag(rng.uniform(0.1, 1, k)) + 0.01 * rng.standard_normal(basis.shape)
     records = company(rng, d, np.float64, longest)
     batch = ArrayBatch.of_records(records, d)
@@ -330,11 +321,11 @@ def test_sums_far_beyond_int64_on_the_way_are_exact() -> None:
     rows = np.full((MAX_RECORDS, 1), math.sqrt(20.9998))
     whole = block_sum(ArrayBatch.of_vectors(rows), p, np.ones((1, 1)), 1.0, centre)
     assert int(whole.total[0, 0]) == MAX_RECORDS * int(one.total[0, 0])
-    assert 21 * 2**40 * RECORDS_PER_FLUSH <= 2**53 < 21 * 2**40 * MAX_RECORDS
+    assert 21 * 2**40 * MOST_RECORDS <= 2**53 < 21 * 2**40 * MAX_RECORDS
 
 
 def test_a_long_record_beside_large_ones_makes_no_longer_sums_in_float64() -> None:
-    """The tile has room for 3000 rows; 2**8 records of 2**44 units at a time are all that is exact."""
+    """The chunk has room for 3000 rows; 2**8 records of 2**44 units at a time are all that is exact."""
     p = Preprocessing(dim=2, centering="none")
     basis = np.array([[0.8], [0.6]])
     centre = 19.9999 * basis
@@ -356,7 +347,7 @@ def test_the_last_comparison_allows_for_all_that_may_be_off() -> None:
         values = [size * size, (size / 2.0**20) ** 2, 2.0**20, 0.0]
         if poisoned >= 0:
             values[poisoned] = math.nan
-        return is_within(*values, weight, 1.0, Centre(np.zeros((1, 4)), 0.0, error))
+        return is_within(*values, weight, 1.0, Centre(np.zeros((1, 1)), 0.0, error))
 
     # Roundings may be 17 2**-52 of 2**80.
     assert within(bound - 2.0**10, 0.0, 0.0)
@@ -369,7 +360,7 @@ def test_the_last_comparison_allows_for_all_that_may_be_off() -> None:
     assert within(near, 0.0, 1.1)
     assert not any(within(near, WEIGHT, 0.9, place) for place in range(4))
     assert not is_within(
-        0.0, (MOST_PRODUCT * 1.0001) ** 2, 0.0, 0.0, 0.0, 1.0, Centre(np.zeros((1, 4)), 0.0, 0.0)
+        0.0, (MOST_PRODUCT * 1.0001) ** 2, 0.0, 0.0, 0.0, 1.0, Centre(np.zeros((1, 1)), 0.0, 0.0)
     )
 
 

@@ -181,12 +181,14 @@ def test_the_first_layers_add_up_to_the_clipped_sum(how: str) -> None:
         # Half a unit an entry: of factors, of at most 12 entries, relative to the clip.
         error = m * RADII[i] * (2.0**-19 * math.sqrt(12) if how != "matrix" else 2.0**-26)
         assert np.abs(total - wanted).max() <= error
-        alone = where.sum(batch, RADII[i])
+        (alone,) = layers(where, batch, [RADII[i]])
         assert np.abs(alone.total * alone.unit - wanted).max() <= error
+        sizes = array_of(where.norms(batch))
+        assert layer.clipped == np.count_nonzero(sizes > RADII[i])
         if where.own:
             by_itself = covariance_sum(batch, where.preprocessing, RADII[i])
             assert np.array_equal(alone.total, by_itself.total)
-            assert alone.clipped == by_itself.clipped
+            assert layer.clipped == by_itself.clipped
     assert all(layer.sensitivity == covariance_sensitivity(where.preprocessing.kind) for layer in found)
 
 
@@ -227,13 +229,14 @@ def test_a_batch_is_the_sum_of_its_parts_to_the_bit(how: str) -> None:
     where = coordinates(how)
     batch = batch_of(where, some_records(how, 3000, 5))
     whole = layers(where, batch)
-    alone = where.sum(batch, 2.0)
+    (alone,) = layers(where, batch, [2.0])
     for first, second in parts_of(where, batch):
         of_first, of_second = layers(where, first), layers(where, second)
         for a, b, c in zip(whole, of_first, of_second, strict=True):
             assert np.array_equal(a.total, b.total + c.total)
             assert a.clipped == b.clipped + c.clipped
-        assert np.array_equal(alone.total, where.sum(first, 2.0).total + where.sum(second, 2.0).total)
+        of_parts = sum(layers(where, part, [2.0])[0].total for part in (first, second))
+        assert np.array_equal(alone.total, of_parts)
 
 
 @pytest.mark.parametrize("how", HOWS)
@@ -252,7 +255,7 @@ def test_threads_change_no_bit(how: str, monkeypatch: pytest.MonkeyPatch) -> Non
             [
                 sizes.tobytes(),
                 *(layer.total.tobytes() for layer in layers(where, picked)),
-                where.sum(batch, 2.0).total.tobytes(),
+                layers(where, batch, [2.0])[0].total.tobytes(),
             ]
         )
     assert found[0] == found[1] == found[2]

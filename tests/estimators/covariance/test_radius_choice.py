@@ -16,7 +16,6 @@ from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.covariance.radius_choice import (
-    AGAIN,
     ONCE,
     Reading,
     leading_subspaces,
@@ -63,12 +62,12 @@ def looked(
     preprocessing = Preprocessing(dim=d, centering="none")
     route = CovarianceUpdate(k, preprocessing, multiplier, SPAN, None)
     with replace_noise_sampler(SeededSampler(seed)):
-        estimate, reading = route.look(
+        estimate, look = route.look(
             CovarianceEstimate.empty(d), ArrayBatch.of_vectors(x), Budget(multiplier, 1.0), coming
         )
-    assert reading is not None
-    assert estimate.chosen == reading.best
-    return estimate, reading
+    assert look is not None
+    assert estimate.chosen == look.reading.best
+    return estimate, look.reading
 
 
 @pytest.mark.parametrize("coming", [0.0, 1e6])
@@ -158,7 +157,7 @@ def test_the_noise_that_is_told_is_the_error_to_come(d: int, k: int, height: flo
         assert error / 2 < told[radius] < 2 * error
 
 
-@pytest.mark.parametrize("deviations", [ONCE, AGAIN])
+@pytest.mark.parametrize("deviations", [ONCE, 4.0])
 def test_noise_alone_is_hardly_ever_taken_for_bias(deviations: float) -> None:
     """The same moment at all radii; 50 seeds. What is taken for bias is small."""
     spectrum = np.array([40.0, 30.0, *[0.0] * 8])

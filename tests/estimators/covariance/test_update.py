@@ -18,6 +18,7 @@ from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.budget import WHOLE, Budget
+from streaming_pca.estimators.common.norm_distribution import NormCounts
 from streaming_pca.estimators.common.present import PresentShare
 from streaming_pca.estimators.covariance.release import covariance_subspace
 from streaming_pca.estimators.covariance.state import CovarianceEstimate
@@ -80,16 +81,23 @@ def test_without_noise_each_moment_is_that_of_the_clipped_records(weighted: bool
         assert np.linalg.norm(estimate.moment(slot) - wanted) < tolerance * np.linalg.norm(wanted)
 
 
-def test_batches_are_averaged_by_their_counts_at_a_public_radius() -> None:
+def test_batches_are_averaged_by_their_sizes_at_a_public_radius() -> None:
+    """Weights are one over 2 z^2/n^2 + 1/(d^2 n): by n^2 where noise decides, by n where a sample does."""
     x = spread(5000, 4, 3)
-    estimator = make("analyze-gauss", dim=4, clip_radius=1e3)
-    state = start(estimator)
-    with replace_noise_sampler(ScriptedSampler()):
-        for part in np.split(x, [100, 700, 2500]):
-            state = estimator.update(state, ArrayBatch.of_vectors(part))
-    assert state.covariance.records == 5000
-    assert state.covariance.used == 1
-    np.testing.assert_allclose(state.covariance.moment(0), x.T @ x / 5000, atol=1e-3)
+    parts = np.split(x, [100, 700, 2500])
+    for epsilon in (1.0, 1e4):
+        estimator = make("analyze-gauss", dim=4, clip_radius=1e3, epsilon=epsilon)
+        state = start(estimator)
+        with replace_noise_sampler(ScriptedSampler()):
+            for part in parts:
+                state = estimator.update(state, ArrayBatch.of_vectors(part))
+        assert state.covariance.records == 5000
+        assert state.covariance.used == 1
+        z = estimator.costs.multiplier
+        weights = np.array([1 / (2 * (z / len(part)) ** 2 + 1 / (16 * len(part))) for part in parts])
+        means = [part.T @ part / len(part) for part in parts]
+        wanted = np.tensordot(weights / weights.sum(), means, axes=1)
+        np.testing.assert_allclose(state.covariance.moment(0), wanted, atol=1e-3)
 
 
 def test_the_noise_that_is_told_is_the_noise() -> None:
@@ -100,11 +108,11 @@ def test_the_noise_that_is_told_is_the_noise() -> None:
     for seed in range(200):
         state = start(estimator)
         with replace_noise_sampler(SeededSampler(seed)):
-            for part in np.split(x, [1000]):
+            for part in np.split(x, 2):
                 state = estimator.update(state, ArrayBatch.of_vectors(part))
         off = (state.covariance.moment(0) - x.T @ x / 3000)[np.triu_indices(4, 1)]
         squares.append(np.mean(off**2))
-    assert np.mean(squares) == pytest.approx(state.covariance.noise[0, 0] / 2, rel=0.1)
+    assert np.mean(squares) == pytest.approx(state.covariance.released_noise / 2, rel=0.1)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -135,13 +143,15 @@ def test_the_noise_of_looks_and_sums_together_is_told(weighted: bool) -> None:
                 budget = Budget(Z, 1.0)
                 batch = ArrayBatch.of_vectors(part)
                 share, price = (0.1, 0.25) if number else (0.15, 1.0)
-                estimate, _ = route._look_at_radii(estimate, batch, budget, share, price, 0.0)
+                estimate, look = route._look_at_radii(estimate, batch, budget, share, price, 0.0)
                 estimate = replace(estimate, chosen=1)
-                estimate, _ = route.sum(estimate, batch, budget)
+                estimate, _ = route.sum(estimate, batch, budget, look)
         found.append(estimate.moment(1))
     deviations = np.std(found, axis=0)
     u = weights if weighted else np.ones(d)
-    told = math.sqrt(estimate.noise[1, 1]) * np.sqrt(np.outer(u, u)) * np.where(np.eye(d), 1, math.sqrt(0.5))
+    told = (
+        math.sqrt(estimate.released_noise) * np.sqrt(np.outer(u, u)) * np.where(np.eye(d), 1, math.sqrt(0.5))
+    )
     np.testing.assert_allclose(deviations, told, rtol=0.25)
     assert np.mean(deviations / told) == pytest.approx(1, abs=0.08)
 
@@ -180,9 +190,9 @@ def test_a_first_batch_keeps_half_of_its_budget_for_the_sum() -> None:
     batch = ArrayBatch.of_vectors(spread(30_000, 6) * [10, 5, 1, 1, 1, 1])
     budget = Budget(Z, 1.0)
     with replace_noise_sampler(SeededSampler(0)):
-        estimate, reading = route.look(CovarianceEstimate.empty(6), batch, budget, 0.0)
-        assert reading is not None
-        route.weigh(estimate, reading, batch, budget, 0.0)
+        estimate, look = route.look(CovarianceEstimate.empty(6), batch, budget, 0.0)
+        assert look is not None
+        route.weigh(estimate, look, batch, budget, 0.0)
     assert budget.left >= 0.5 * WHOLE
 
 
@@ -290,8 +300,7 @@ def test_a_half_life_forgets() -> None:
 
 def relative_noise(estimate: CovarianceEstimate) -> float:
     """Noise of the released moment, in units of its radius."""
-    slot = estimate.chosen
-    return float(estimate.noise[slot, slot] / estimate.radii[slot] ** 2)
+    return estimate.released_noise / float(estimate.radii[estimate.chosen]) ** 2
 
 
 @pytest.mark.parametrize("options", [{"clip_radius": 12.0}, {}], ids=str)
@@ -339,6 +348,8 @@ def test_the_angle_bound_covers_the_noise(weighted: bool) -> None:
             estimate, _ = route.sum(
                 replace(exact, doubt=exact.doubt * 1e12), ArrayBatch.of_vectors(x), budget
             )
+        # Where no norms are counted, the bound is of the noise alone.
+        estimate = replace(estimate, sizes=NormCounts.empty())
         release = covariance_subspace(estimate, route.preprocessing, 2, PresentShare())
         clipped = exact.released_moment()
         angles.append(principal_angle(release.components, ritz_pairs(clipped, 2)[1].T))

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from streaming_pca import PrivatePCA
 from streaming_pca.estimators.covariance.update import direction_weights
-from streaming_pca.privacy.randomness import utility_generator
+from streaming_pca.linalg.subspace import ritz_pairs, subspace_error
+from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
+from tests.privacy.noise import SeededSampler
 
 Floats = NDArray[np.float64]
 
@@ -106,3 +111,18 @@ def test_any_spectrum_has_weights(values: list[float], k: int, noise: float, sca
     assert (u > 0).all()
     assert 0 < gain <= 1 + 1e-9
     assert np.exp(np.log(u).mean()) == pytest.approx(1)
+
+
+def test_weights_that_hide_what_the_first_look_saw_are_not_taken() -> None:
+    """1% of the records are large along a feature that leads by them; six fixed seeds, 1.2 off before."""
+    errors = []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(20_000, 10)) * np.array([30.0, 6.0, *[0.5] * 8])
+        large = rng.random(20_000) < 0.01
+        x[large, 5] += 100 * rng.choice([-1.0, 1.0], int(large.sum()))
+        with warnings.catch_warnings(), replace_noise_sampler(SeededSampler(seed)):
+            warnings.simplefilter("ignore")
+            pca = PrivatePCA(2, epsilon=2.0, centering="none").fit(x)
+        errors.append(subspace_error(pca.components_, ritz_pairs(x.T @ x, 2)[1].T))
+    assert np.sqrt(np.mean(np.square(errors))) < 0.3

@@ -125,7 +125,7 @@ def test_forecasts_charge_what_estimators_charge() -> None:
         assert forecast_of(estimator, RECORDS).charge == plan.charge
 
 
-def test_batches_cost_by_their_number_not_by_their_lengths() -> None:
+def test_equal_batches_cost_by_their_number_and_unequal_ones_less() -> None:
     one = forecast(20, 2, 10_000, 1.0, 1e-6, shares=Shares())
     assert one.entry_noise == pytest.approx(one.multiplier / 10_000 / math.sqrt(0.77))
     assert one.mu == pytest.approx(1 / least_multiplier(1.0, 1e-6))
@@ -133,7 +133,11 @@ def test_batches_cost_by_their_number_not_by_their_lengths() -> None:
     assert equal.batches == (2500,) * 4
     assert equal.entry_noise == pytest.approx(one.multiplier / 10_000 * math.sqrt(1 / 0.77 + 3 / 0.94))
     growing = forecast(20, 2, 10_000, 1.0, 1e-6, shares=Shares(), batches=(1000, 2000, 3000, 4000))
-    assert growing.entry_noise == pytest.approx(equal.entry_noise)
+    assert one.entry_noise < growing.entry_noise < equal.entry_noise
+    # Where a sample is what is uncertain, batches weigh by their counts, and lengths do not matter.
+    parts: list[Any] = [4, (1000, 2000, 3000, 4000)]
+    certain = [forecast(1, 1, 10_000, 1e4, 1e-6, shares=Shares(), batches=b).entry_noise for b in parts]
+    assert certain[0] == pytest.approx(certain[1], rel=0.01)
     assert forecast(20, 2, 10, 1.0, 1e-6, shares=Shares(), batches=3).batches == (4, 3, 3)
     users = forecast(20, 2, 10_000, 1.0, 1e-6, shares=Shares(), batches=4, contributions=4)
     assert users.entry_noise == pytest.approx(2 * equal.entry_noise)

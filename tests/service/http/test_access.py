@@ -6,6 +6,7 @@ import hmac
 import logging
 import os
 import socket
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -23,56 +24,74 @@ from tests.waiting import LIMIT
 SECRET: dict[str, Any] = {"token": SecretStr(TOKEN)}
 
 
+@pytest.fixture(scope="module")
+def unsecured() -> Iterator[Running]:
+    """A server on loopback without a token, for tests that change nothing of it."""
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def secured() -> Iterator[Running]:
+    """One with a token."""
+    with serving(**SECRET) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def probed(request: pytest.FixtureRequest) -> Iterator[Running]:
+    """One with the settings of a test's parameter."""
+    with serving(**request.param) as running:
+        yield running
+
+
 def written(path: Path, text: str, mode: int = 0o600) -> Path:
     path.write_text(text)
     path.chmod(mode)
     return path
 
 
-def test_on_loopback_nothing_needs_a_token() -> None:
-    with serving() as running:
-        for path in ("/healthz", "/readyz", "/metrics", "/v1/streams", "/"):
-            assert running.status(path) == 200, path
-        assert running.ask("/readyz").json == {"ready": True, "streams": {"s": "leading"}}
+def test_on_loopback_nothing_needs_a_token(unsecured: Running) -> None:
+    for path in ("/healthz", "/readyz", "/metrics", "/v1/streams", "/"):
+        assert unsecured.status(path) == 200, path
+    assert unsecured.ask("/readyz").json == {"ready": True, "streams": {"s": "leading"}}
 
 
-def test_with_a_token_data_needs_it_and_probes_and_pages_do_not() -> None:
-    with serving(**SECRET) as running:
-        for path in ("/healthz", "/readyz", "/"):
-            assert running.status(path) == 200, path
-        for path in (
-            "/metrics",
-            "/v1/streams",
-            "/v1/none",
-            "/v1",
-            "/v1/events",
-            "/v1/../v1/streams",
-            "/v1/%2e",
-        ):
-            refused = running.ask(path)
-            assert refused.status == 401, path
-            assert refused.headers["www-authenticate"].startswith("Bearer")
-            assert refused.headers["content-type"] == "application/problem+json"
-            assert refused.json["instance"].startswith(("/v1", "/metrics"))
-            assert "http." in refused.json["detail"]
-        for path in ("/metrics", "/v1/streams"):
-            assert running.status(path, token=TOKEN) == 200
-        assert running.status("/v1/streams", method="HEAD") == 401
+def test_with_a_token_data_needs_it_and_probes_and_pages_do_not(secured: Running) -> None:
+    for path in ("/healthz", "/readyz", "/"):
+        assert secured.status(path) == 200, path
+    for path in (
+        "/metrics",
+        "/v1/streams",
+        "/v1/none",
+        "/v1",
+        "/v1/events",
+        "/v1/../v1/streams",
+        "/v1/%2e",
+    ):
+        refused = secured.ask(path)
+        assert refused.status == 401, path
+        assert refused.headers["www-authenticate"].startswith("Bearer")
+        assert refused.headers["content-type"] == "application/problem+json"
+        assert refused.json["instance"].startswith(("/v1", "/metrics"))
+        assert "http." in refused.json["detail"]
+    for path in ("/metrics", "/v1/streams"):
+        assert secured.status(path, token=TOKEN) == 200
+    assert secured.status("/v1/streams", method="HEAD") == 401
 
 
 @pytest.mark.parametrize(
     "path", ["//v1/streams", "/V1/streams", "/%2Fv1/streams", "/./v1/streams", "/v1%2fstreams"]
 )
-def test_no_spelling_of_a_path_gets_around_the_token(path: str) -> None:
-    with serving(**SECRET) as running:
-        assert running.status(path) in (401, 404), path
+def test_no_spelling_of_a_path_gets_around_the_token(path: str, secured: Running) -> None:
+    assert secured.status(path) in (401, 404), path
 
 
 @pytest.mark.parametrize("path", ["/metrics%0A", "/readyz%0a", "/v1/events%0A", "/v1/streams%0A", "/%0A"])
-def test_a_line_feed_behind_a_path_gets_around_no_token_and_no_limit(path: str) -> None:
-    with serving(**SECRET, event_streams=1) as running:
-        for token in (None, TOKEN):
-            assert running.status(path, token=token) == 404, path
+@pytest.mark.parametrize("probed", [SECRET | {"event_streams": 1}], indirect=True)
+def test_a_line_feed_behind_a_path_gets_around_no_token_and_no_limit(path: str, probed: Running) -> None:
+    for token in (None, TOKEN):
+        assert probed.status(path, token=token) == 404, path
 
 
 @pytest.mark.parametrize(
@@ -93,25 +112,23 @@ def test_a_line_feed_behind_a_path_gets_around_no_token_and_no_limit(path: str) 
     ids=range(11),
 )
 def test_a_wrong_token_is_refused_in_words_that_do_not_repeat_it(
-    header: str, caplog: pytest.LogCaptureFixture
+    header: str, caplog: pytest.LogCaptureFixture, secured: Running
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    with serving(**SECRET) as running:
-        answer = running.ask("/v1/streams", Authorization=header.encode().decode("latin-1"))
+    answer = secured.ask("/v1/streams", Authorization=header.encode().decode("latin-1"))
     assert answer.status == 401
     assert TOKEN not in answer.body.decode()
     assert TOKEN not in caplog.text
 
 
-def test_two_headers_of_a_token_are_refused() -> None:
-    with serving(**SECRET) as running:
-        connection = running.connect()
-        connection.putrequest("GET", "/v1/streams")
-        connection.putheader("Authorization", f"Bearer {TOKEN}")
-        connection.putheader("Authorization", f"Bearer {OTHER}")
-        connection.endheaders()
-        assert connection.getresponse().status == 401
-        connection.close()
+def test_two_headers_of_a_token_are_refused(secured: Running) -> None:
+    connection = secured.connect()
+    connection.putrequest("GET", "/v1/streams")
+    connection.putheader("Authorization", f"Bearer {TOKEN}")
+    connection.putheader("Authorization", f"Bearer {OTHER}")
+    connection.endheaders()
+    assert connection.getresponse().status == 401
+    connection.close()
 
 
 def test_tokens_are_compared_by_their_digests_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,47 +277,47 @@ def test_with_a_token_it_listens_everywhere() -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:9464", "127.0.0.1.evil.org", "127.1", "0x7f.0.0.1", "[::g]:1"]
 )
-def test_on_loopback_a_name_of_another_host_is_refused(host: str) -> None:
-    with serving() as running:
-        for path in ("/v1/streams", "/", "/metrics"):
-            assert running.status(path, Host=host) == 421
-        assert running.status("/healthz", Host=host) == 200
-        assert "leading" not in str(running.ask("/readyz", Host=host).json)
+def test_on_loopback_a_name_of_another_host_is_refused(host: str, unsecured: Running) -> None:
+    for path in ("/v1/streams", "/", "/metrics"):
+        assert unsecured.status(path, Host=host) == 421
+    assert unsecured.status("/healthz", Host=host) == 200
+    assert "leading" not in str(unsecured.ask("/readyz", Host=host).json)
 
 
 PROBES = [b"Host: 10.1.2.3:9464\r\n", b"Host: [fd00::7]:9464\r\n", b"Host: worker-0.pca.svc:80\r\n", b""]
 """Hosts of kubelets, load balancers, service meshes, and of clients that speak HTTP/1.0 without one."""
 
 
-@pytest.mark.parametrize("how", [{}, {"hosts": ["pca.example.org"]}, SECRET | {"hosts": ["pca.example.org"]}])
+PROBED = [{}, {"hosts": ["pca.example.org"]}, SECRET | {"hosts": ["pca.example.org"]}]
+
+
 @pytest.mark.parametrize("host", PROBES)
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize(("how", "probed"), [(how, how) for how in PROBED], indirect=["probed"])
 def test_probes_of_any_platform_are_answered_without_details(
-    how: dict[str, Any], host: bytes, version: bytes
+    how: dict[str, Any], host: bytes, version: bytes, probed: Running
 ) -> None:
-    def ask(running: Running, method: bytes, path: bytes) -> bytes:
+    def ask(method: bytes, path: bytes) -> bytes:
         # HTTP/1.1 demands the header.
         named = host or (b"Host:\r\n" if version == b"1.1" else b"")
         head = b"%s %s HTTP/%s\r\n%sConnection: close\r\n\r\n" % (method, path, version, named)
-        with closing(socket.create_connection(running.place, timeout=LIMIT)) as client:
+        with closing(socket.create_connection(probed.place, timeout=LIMIT)) as client:
             client.sendall(head)
             return b"".join(iter(partial(client.recv, 2**16), b""))
 
-    with serving(**how) as running:
-        for path in (b"/healthz", b"/readyz"):
-            for method in (b"GET", b"HEAD"):
-                assert ask(running, method, path).startswith(b"HTTP/1.1 200")
-        is_name = b"pca.svc" in host
-        assert (b"leading" in ask(running, b"GET", b"/readyz")) == (not is_name and "token" not in how)
-        # A scraper names a pod by its address; a name may be one of a page that was bound anew.
-        expected = b"421" if is_name else (b"401" if "token" in how else b"200")
-        assert ask(running, b"GET", b"/metrics").startswith(b"HTTP/1.1 " + expected)
+    for path in (b"/healthz", b"/readyz"):
+        for method in (b"GET", b"HEAD"):
+            assert ask(method, path).startswith(b"HTTP/1.1 200")
+    is_name = b"pca.svc" in host
+    assert (b"leading" in ask(b"GET", b"/readyz")) == (not is_name and "token" not in how)
+    # A scraper names a pod by its address; a name may be one of a page that was bound anew.
+    expected = b"421" if is_name else (b"401" if "token" in how else b"200")
+    assert ask(b"GET", b"/metrics").startswith(b"HTTP/1.1 " + expected)
 
 
 @pytest.mark.parametrize("host", ["localhost", "LocalHost.:80", "127.0.0.1:1", "127.0.0.9", "[::1]:99"])
-def test_names_of_loopback_are_known(host: str) -> None:
-    with serving() as running:
-        assert running.status("/v1/streams", Host=host) == 200
+def test_names_of_loopback_are_known(host: str, unsecured: Running) -> None:
+    assert unsecured.status("/v1/streams", Host=host) == 200
 
 
 def test_the_names_can_be_set() -> None:
@@ -310,15 +327,14 @@ def test_the_names_can_be_set() -> None:
         assert running.status("/v1/streams", Host="other.example.org") == 421
 
 
-def test_other_sites_get_no_leave_unless_named() -> None:
-    with serving() as running:
-        asked = running.ask("/v1/streams", Origin="https://a.example")
-        assert (asked.status, "access-control-allow-origin" in asked.headers) == (200, False)
-        assert running.status("/v1/echo", "POST", Origin="https://a.example") == 403
-        assert running.status("/v1/echo", "POST", Origin="null") == 403
-        own = f"http://{running.server.address}"
-        assert running.status("/v1/echo", "POST", Origin=own) == 200
-        assert running.status("/v1/echo", "POST") == 200
+def test_other_sites_get_no_leave_unless_named(unsecured: Running) -> None:
+    asked = unsecured.ask("/v1/streams", Origin="https://a.example")
+    assert (asked.status, "access-control-allow-origin" in asked.headers) == (200, False)
+    assert unsecured.status("/v1/echo", "POST", Origin="https://a.example") == 403
+    assert unsecured.status("/v1/echo", "POST", Origin="null") == 403
+    own = f"http://{unsecured.server.address}"
+    assert unsecured.status("/v1/echo", "POST", Origin=own) == 200
+    assert unsecured.status("/v1/echo", "POST") == 200
 
 
 def test_a_named_site_may_send_a_token() -> None:

@@ -5,8 +5,11 @@ And what is copied less, or asked for with fewer words, is the same.
 
 from __future__ import annotations
 
+import select
 import selectors
 import socket
+import struct
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -15,6 +18,7 @@ from kafka.errors import KafkaConnectionError
 from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 from kafka.protocol.frame import KafkaBytes
+from kafka.protocol.parser import KafkaProtocol
 
 from streaming_pca.config.settings import KafkaSettings
 from streaming_pca.service.kafka import clients, large_reads
@@ -32,7 +36,7 @@ def pair() -> Iterator[Pair]:
 
 
 def read(sock: socket.socket) -> tuple[bytes, Exception | None]:
-    return large_reads._read_piece(SimpleNamespace(_sock=sock))
+    return large_reads._read_piece(SimpleNamespace(_sock=sock, _protocol=None))
 
 
 def test_the_client_is_taught_where_there_is_no_tls() -> None:
@@ -67,6 +71,46 @@ def test_a_broken_socket_is_an_error(pair: Pair) -> None:
     data, error = read(ours)
     assert data == b""
     assert isinstance(error, KafkaConnectionError)
+
+
+@pytest.mark.parametrize("size", [1, 10**5, large_reads._LEAST_SHARED_BYTES + 1, 3 * 10**6])
+def test_answers_come_out_whole_and_in_order(pair: Pair, size: int) -> None:
+    ours, theirs = pair
+    answers = [bytes([i]) * (size + i) for i in range(4)]
+    found: list[bytes] = []
+
+    class Parser(KafkaProtocol):  # type: ignore[misc]
+        def _process_response(self, read_buffer: KafkaBytes) -> None:
+            found.append(bytes(read_buffer))
+
+    parser = Parser(client_id="c")
+    transport = SimpleNamespace(_sock=ours, _protocol=SimpleNamespace(parser=parser))
+    sender = threading.Thread(
+        target=lambda: [theirs.sendall(struct.pack(">i", len(each)) + each) for each in answers]
+    )
+    sender.start()
+    in_place = 0
+    while len(found) < len(answers):
+        select.select([ours], [], [])
+        before = 0 if parser._rbuffer is None else parser._rbuffer.tell()
+        data, error = large_reads._read_piece(transport)
+        assert error is None
+        in_place += not data and parser._rbuffer.tell() > before
+        parser.receive_bytes(data)
+    sender.join()
+    assert found == answers
+    # A piece or less may have come before its answer's place was known.
+    assert in_place > 0 or size <= large_reads.PIECE_BYTES
+
+
+def test_an_end_within_an_answer_is_an_error(pair: Pair) -> None:
+    ours, theirs = pair
+    parser = KafkaProtocol(client_id="c")
+    transport = SimpleNamespace(_sock=ours, _protocol=SimpleNamespace(parser=parser))
+    parser.receive_bytes(struct.pack(">i", 10**6))
+    assert large_reads._read_piece(transport) == (b"", None)
+    theirs.close()
+    assert isinstance(large_reads._read_piece(transport)[1], KafkaConnectionError)
 
 
 @pytest.mark.parametrize("size", [0, 100, large_reads._LEAST_SHARED_BYTES + 4, 10**6])

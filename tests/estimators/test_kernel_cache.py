@@ -12,23 +12,32 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kafka.record.memory_records import MemoryRecords
+from kafka.structs import TopicPartition
 
 from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
+from streaming_pca.estimators import kernel_cache
 from streaming_pca.estimators.common.clipped_sums import (
     block_residual_norms,
     block_sum,
     covariance_sum,
     record_norms,
 )
-from streaming_pca.estimators.common.kernel_cache import are_cached, compile_kernels
+from streaming_pca.estimators.kernel_cache import FIRST, are_cached, compile_kernels, compile_reading
 from streaming_pca.kernels.block.matrix_sums import sum_matrix_products
 from streaming_pca.kernels.block.norms import product_sizes
 from streaming_pca.kernels.block.sums import sum_products
 from streaming_pca.kernels.clipping import quantise_records, record_squared_norms
 from streaming_pca.kernels.factor_rows import factor_squared_norms, sum_factors
+from streaming_pca.kernels.plain_records import copy_rows, find_records
 from streaming_pca.kernels.residuals import sum_residuals
+from streaming_pca.service.input.buffer import PartitionBuffer, RecordBuffer
+from streaming_pca.service.kafka.record_blocks import BlockReader
+from tests.kafka.security.hostile import batch, record
+from tests.waiting import wait_for
 
 OF_FACTORS = (sum_products, product_sizes, sum_factors, factor_squared_norms, sum_residuals)
 OF_MATRICES = (sum_matrix_products, quantise_records, record_squared_norms, sum_residuals)
@@ -81,7 +90,27 @@ def test_no_matrix_needs_another_kernel() -> None:
     assert versions(OF_MATRICES) == before
 
 
-def test_reports_have_no_kernels_to_compile() -> None:
+@pytest.mark.parametrize("unit", ["message", "row"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_no_block_needs_another_kernel(dtype: Any, unit: Any) -> None:
+    compile_reading(RecordKind.FACTOR)
+    before = versions((find_records, copy_rows))
+    assert min(before) >= 1
+    codec = PayloadCodec(40, dtype=dtype, unit=unit)
+    x = np.ones((2, 40), dtype)
+    for size in (3, 100):
+        answer = batch([record(x.tobytes(), i) for i in range(size)], base=5)
+        # Small answers are bytes, large ones a view that could be written to.
+        for data in (answer, memoryview(bytearray(answer))):
+            buffer = RecordBuffer(codec)
+            buffer.buffers[0] = PartitionBuffer(0)
+            reader = BlockReader(6, TopicPartition("t", 0), MemoryRecords(data))
+            buffer.append(0, reader.take())
+            assert buffer.buffers[0].rows == 2 * (size - 1)
+    assert versions((find_records, copy_rows)) == before
+
+
+def test_reports_have_no_sums_to_compile() -> None:
     before = versions((*OF_FACTORS, *OF_MATRICES))
     compile_kernels(RecordKind.LOCAL)
     assert versions((*OF_FACTORS, *OF_MATRICES)) == before
@@ -90,7 +119,7 @@ def test_reports_have_no_kernels_to_compile() -> None:
 ASK = """
 import json
 from streaming_pca.data.records import RecordKind
-from streaming_pca.estimators.common.kernel_cache import are_cached
+from streaming_pca.estimators.kernel_cache import are_cached
 print(json.dumps([are_cached([kind]) for kind in RecordKind]))
 """
 
@@ -108,17 +137,59 @@ def cached(**variables: str) -> list[bool]:
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="a processor of x86-64 is named")
 def test_kernels_of_another_processor_count_as_missing(tmp_path: Path) -> None:
     compile_kernels(RecordKind.FACTOR)
+    compile_reading(RecordKind.FACTOR)
     assert are_cached([RecordKind.FACTOR])
     assert cached()[0]
     # As where an image that was built elsewhere brings them. No other test compiles for this one: they share
     # the cache.
-    assert cached(NUMBA_CPU_NAME="bonnell", NUMBA_CPU_FEATURES="+ssse3") == [False, False, True]
-    assert cached(NUMBA_CACHE_DIR=str(tmp_path)) == [False, False, True]
+    assert cached(NUMBA_CPU_NAME="bonnell", NUMBA_CPU_FEATURES="+ssse3") == [False] * 3
+    assert cached(NUMBA_CACHE_DIR=str(tmp_path)) == [False] * 3
 
 
-def test_an_interrupted_compilation_counts_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kernel", [sum_products, copy_rows])
+def test_an_interrupted_compilation_counts_as_missing(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     compile_kernels(RecordKind.FACTOR)
-    index = sum_products._cache._cache_file
+    compile_reading(RecordKind.FACTOR)
+    assert are_cached([RecordKind.FACTOR])
+    index = kernel._cache._cache_file
     found = index._load_index()
     monkeypatch.setattr(index, "_load_index", lambda: dict(list(found.items())[:1]))
     assert not are_cached([RecordKind.FACTOR])
+
+
+def test_a_compiler_that_is_stopped_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    compiler = kernel_cache.compile_apart([FIRST])
+    children = Path(f"/proc/{compiler.pid}/task/{compiler.pid}/children")
+    child = wait_for("its child", children.read_text).split()[0]
+    kernel_cache.stop(compiler)
+    assert compiler.wait() < 0
+    wait_for("its child's end", lambda: not _runs(child))
+    kernel_cache.stop(compiler)
+
+
+def _runs(pid: str) -> bool:
+    """Whether a process is there and no zombie, which somebody else's child may be for long."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_of_two_processes_at_once_one_compiles(tmp_path: Path) -> None:
+    """The other waits for its lock, and finds what a first batch needs."""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", kernel_cache.__name__, FIRST]
+    both = [subprocess.Popen(command, env=environment) for _ in range(2)]
+    seconds = []
+    for process in both:
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        seconds.append(used.ru_utime)
+    assert min(seconds) < 0.6 * max(seconds)
+    assert cached(NUMBA_CACHE_DIR=str(tmp_path)) == [False, False, True]
+    code = f"from {kernel_cache.__name__} import are_cached; assert are_cached(['{FIRST}'])"
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from streaming_pca.kernels.public_map import NO_MAP
 from streaming_pca.kernels.records_view import RecordsView, records_view
 from streaming_pca.kernels.threads import shared_out
 
-__all__ = ["NormKernel", "RecordReader", "worth_a_thread"]
+__all__ = ["NormKernel", "RecordReader", "added_up", "worth_a_thread"]
 
 Vector = NDArray[np.float64]
 
@@ -24,6 +25,17 @@ _LEAST_ENTRIES = 2**18
 def worth_a_thread(read: RecordsView, rows_of_a_record: int) -> int:
     """Return the number of records whose entries take a tenth of a millisecond."""
     return max(_LEAST_ENTRIES // max(int(read.rows.shape[1]) * rows_of_a_record, 1), 1)
+
+
+def added_up(
+    read: RecordsView, part: Callable[[int, int], NDArray[np.int64]], shape: tuple[int, ...], step: int
+) -> NDArray[np.int64]:
+    """Add the integers of ``part(first, last)`` over ranges of records, with threads.
+
+    ``step`` is the number of delivered records that stay together.
+    """
+    parts = shared_out(len(read.begins), part, step, worth_a_thread(read, read.longest))
+    return np.asarray(sum(parts, np.zeros(shape, dtype=np.int64)))
 
 
 class RecordReader:

@@ -1,0 +1,90 @@
+"""Rows of plain payloads, copied from a broker's answer to where a batch reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streaming_pca.data.codec import PayloadCodec
+from streaming_pca.data.records import RecordKind
+from streaming_pca.kernels.plain_records import VALUE_BYTES, copy_rows
+from streaming_pca.service.kafka.record_blocks import RecordBlock
+
+if TYPE_CHECKING:
+    from streaming_pca.service.input.buffer import RowStore
+
+__all__ = ["PlainPayloads"]
+
+_WORDS: dict[str, Any] = {"float32": np.uint32, "float64": np.uint64}
+
+
+class PlainPayloads:
+    """Copies of plain payloads, with what :meth:`~streaming_pca.data.codec.PayloadCodec.decode_many` finds.
+
+    Parameters
+    ----------
+    codec : PayloadCodec
+    """
+
+    def __init__(self, codec: PayloadCodec) -> None:
+        self._codec = codec
+        self._headers = _forms(map(_encoded, codec.plain_headers))
+        self._dtype, self._word = np.dtype(codec.dtype), _WORDS[codec.dtype]
+        self._infinity, self._nan = np.array([np.inf, np.nan], self._dtype).view(self._word)
+
+    def copy(self, block: RecordBlock, store: RowStore) -> tuple[int, NDArray[np.int64]] | None:
+        """Copy the rows of a block's records to a store.
+
+        Returns
+        -------
+        first : int
+            Place of the first row.
+        lengths : (m,) int64
+            Number of each record's rows.
+
+        None where some record is no plain payload, or the store has rows of another type: then nothing
+        is kept.
+        """
+        codec, parts = self._codec, block.parts
+        if codec.kind is not RecordKind.FACTOR:
+            return None
+        most = int(np.maximum(parts[:, VALUE_BYTES], 0).sum(dtype=np.int64)) // (
+            codec.dim * self._dtype.itemsize
+        )
+        rows = store.room(most, self._dtype)
+        if rows is None:
+            return None
+        lengths = np.empty(len(parts), np.int64)
+        by_row = codec.unit == "row"
+        count = copy_rows(
+            block.data,
+            parts,
+            self._headers,
+            codec.max_rows,
+            by_row,
+            self._infinity,
+            self._nan,
+            rows.view(self._word),
+            lengths,
+        )
+        return None if count < 0 else (store.keep(count), lengths)
+
+
+def _encoded(headers: list[tuple[str, bytes]]) -> bytes:
+    """Return the bytes of a record's headers, as every client writes them."""
+    parts = [part for name, value in headers for part in (name.encode(), value)]
+    if max([len(headers), *map(len, parts)]) >= 64:
+        raise ValueError("a length takes one byte, of 63 at most")
+    return bytes([2 * len(headers)]) + b"".join(bytes([2 * len(part)]) + part for part in parts)
+
+
+def _forms(encoded: Iterable[bytes]) -> NDArray[np.uint8]:
+    """Return a row for each form: its length, its bytes, and zeros."""
+    every = list(encoded)
+    forms = np.zeros((len(every), 1 + max(map(len, every))), np.uint8)
+    for row, form in zip(forms, every, strict=True):
+        row[: 1 + len(form)] = list(bytes([len(form)]) + form)
+    return forms

@@ -1,0 +1,144 @@
+"""Record batches whose records are found by one compiled pass, and not made into objects.
+
+The rules are those of :mod:`~streaming_pca.service.kafka.record_batches`, whose parser is the model: a
+block has the same records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from kafka.record.default_records import DefaultRecordBatch
+from kafka.record.memory_records import MemoryRecords
+from numpy.typing import NDArray
+
+from streaming_pca.kernels.plain_records import (
+    DELTA,
+    END,
+    HEADERS,
+    KEY,
+    KEY_BYTES,
+    LEAST_RECORD_BYTES,
+    PARTS,
+    START,
+    find_records,
+)
+from streaming_pca.service.kafka.record_batches import Record, RecordReader, count_of, parse_batch, read_body
+
+__all__ = ["BlockReader", "RecordBlock"]
+
+_LEAST_RECORDS = 12
+_LEAST_BYTES = 2**12
+"""A batch of fewer records and fewer bytes takes less time record by record."""
+_MOST_RECORDS = 2**16
+"""A batch of more, of which most are empty, would take several times its bytes."""
+
+
+class RecordBlock:
+    """Records of one batch, which share the bytes of the broker's answer.
+
+    Parameters
+    ----------
+    batch : DefaultRecordBatch
+        Format 2, not compressed, with bytes for as many records as it counts.
+    first : int
+        Offset of the first record that is wanted.
+
+    Attributes
+    ----------
+    data : (n,) uint8
+    parts : (m, 8) int32
+        Places of the records' parts, as of :func:`~streaming_pca.kernels.plain_records.find_records`.
+    offsets : (m,) int64
+    offset : int
+        Last offset of the batch's records, wanted or not.
+    leader_epoch : int
+    """
+
+    __slots__ = ("data", "leader_epoch", "offset", "offsets", "parts")
+
+    def __init__(self, batch: Any, first: int = 0) -> None:
+        base, count, span = count_of(batch)
+        self.data = np.frombuffer(batch._buffer, np.uint8)
+        # Kernels are compiled for one of the two.
+        self.data.flags.writeable = False
+        self.leader_epoch = batch.leader_epoch
+        parts = np.empty((count, PARTS), np.int32)
+        find_records(self.data, batch._pos, parts)
+        deltas = np.arange(count)
+        if count < span:
+            claimed = parts[:, DELTA].astype(np.int64)
+            if (np.diff(claimed, prepend=-1, append=span) > 0).all():
+                deltas = claimed
+        offsets = base + deltas
+        self.offset = int(offsets[-1])
+        wanted = int(np.searchsorted(offsets, first))
+        self.parts: NDArray[np.int32] = parts[wanted:]
+        self.offsets: NDArray[np.int64] = offsets[wanted:]
+
+    def keys(self) -> Iterator[bytes | None]:
+        """Yield the records' keys."""
+        view = self.data.data
+        for at, size in self.parts[:, [KEY, KEY_BYTES]].tolist():
+            yield bytes(view[at : at + size]) if size >= 0 else None
+
+    def records(self) -> Iterator[Record]:
+        """Yield the records one by one, with their headers."""
+        # Single bytes are read faster than from a view.
+        buffer, epoch = bytearray(self.data), self.leader_epoch
+        places = self.parts[:, [START, END, HEADERS]].tolist()
+        for offset, key, (start, end, headers) in zip(
+            self.offsets.tolist(), self.keys(), places, strict=True
+        ):
+            if headers < 0:
+                yield Record(offset, key, None, (), epoch)
+            else:
+                yield Record(offset, *read_body(buffer, start, end)[1:], epoch)
+
+
+class _View(DefaultRecordBatch):  # type: ignore[misc]
+    """Batch that shares its bytes, which kafka-python copies."""
+
+    def __init__(self, buffer: memoryview) -> None:
+        self._buffer = buffer
+        self._header_data = self.HEADER_STRUCT.unpack_from(buffer)
+        self._pos = self.HEADER_STRUCT.size
+        self._num_records = self._header_data[12]
+        self._next_record_index = 0
+        self._decompressed = False
+
+
+class _Views(MemoryRecords):  # type: ignore[misc]
+    def next_batch(self) -> Any:
+        """Return the next batch, or None; a large one of format 2 is not copied."""
+        part = self._next_slice
+        if part is None or len(part) < _LEAST_BYTES or part[self.MAGIC_OFFSET] != 2:
+            return super().next_batch()
+        view = _View(part)
+        if view.is_control_batch:
+            # Its record is read by kafka-python's own methods, which need a copy.
+            return super().next_batch()
+        self._cache_next()
+        return view
+
+
+class BlockReader(RecordReader):
+    """Reader of one partition's records in one answer, in blocks where a batch has several.
+
+    The blocks take the places of records: their last offsets rise, and a poll counts each as one.
+    """
+
+    def _unpack_records(self, tp: Any, records: Any, *deserializers: Any) -> Iterator[Any]:
+        return super()._unpack_records(tp, _Views(records._buffer), *deserializers)
+
+    def _parse(self, batch: Any) -> Iterator[Any]:
+        if batch.compression_type:
+            return super()._parse(batch)
+        count, room = batch.records_count, len(batch._buffer) - batch._pos
+        is_small = count < _LEAST_RECORDS and room < _LEAST_BYTES
+        # A batch that counts more than its bytes can be takes no memory for them.
+        if is_small or not 1 <= count <= min(room // LEAST_RECORD_BYTES, _MOST_RECORDS):
+            return parse_batch(batch)
+        return iter([RecordBlock(batch, self.fetch_offset)])

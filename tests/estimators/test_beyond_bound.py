@@ -1,0 +1,105 @@
+"""Angles beyond the bound of the noise: from clips, and from steps. Seeds are fixed."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from streaming_pca import PrivatePCA
+from streaming_pca.linalg.subspace import principal_angle
+from streaming_pca.privacy.randomness import replace_noise_sampler
+from tests.privacy.noise import SeededSampler
+
+Floats = NDArray[np.float64]
+
+
+def heavy(rng: np.random.Generator) -> Floats:
+    """Few large records along the last feature, whose variance is the second."""
+    x = rng.normal(size=(30_000, 12)) * np.linspace(4, 1, 12)
+    x[::60, -1] += 25 * rng.choice([-1.0, 1.0], 500)
+    return x
+
+
+def lognormal(rng: np.random.Generator) -> Floats:
+    return np.exp(rng.normal(size=(20_000, 10)) * np.linspace(0.3, 1.5, 10))
+
+
+def scale_mixed(rng: np.random.Generator) -> Floats:
+    x = rng.normal(size=(20_000, 20)) * np.geomspace(4, 0.4, 20)
+    return np.asarray(x * np.exp(0.8 * rng.normal(size=(20_000, 1))))
+
+
+def counts(rng: np.random.Generator) -> Floats:
+    rates = np.exp(rng.normal(size=(20_000, 3)) @ rng.normal(size=(3, 15)) * 0.5)
+    return rng.poisson(rates).astype(np.float64)
+
+
+def fitted(x: Floats, epsilon: float, seed: int, k: int = 2, **options: Any) -> tuple[PrivatePCA, float]:
+    """A model, and its angle to the directions of the same records."""
+    with warnings.catch_warnings(), replace_noise_sampler(SeededSampler(seed)):
+        warnings.simplefilter("ignore")
+        pca = PrivatePCA(k, epsilon=epsilon, options=options, random_state=seed).fit(x)
+    exact = np.linalg.eigh(np.cov(x.T))[1][:, ::-1][:, :k]
+    return pca, principal_angle(pca.components_, exact.T)
+
+
+@pytest.mark.parametrize("make", [heavy, lognormal, scale_mixed, counts])
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 4.0, 1e4])
+def test_an_angle_beyond_its_bound_is_doubted(make: Any, epsilon: float) -> None:
+    """All of three seeds; the bound of the noise alone failed for 10 of these 48 without a word."""
+    for seed in range(3):
+        pca, angle = fitted(make(np.random.default_rng([seed, 77])), epsilon, seed)
+        assert angle <= pca.angle_bound_ or pca.doubts_
+
+
+def test_records_that_a_clip_only_shrinks_have_a_bound_and_no_doubt() -> None:
+    for seed in range(5):
+        x = np.random.default_rng(seed).normal(size=(30_000, 12)) * np.array([5.0, 4.0, *[1.0] * 10])
+        pca, angle = fitted(x, 1.0, seed)
+        assert pca.doubts_ == ()
+        assert angle < pca.angle_bound_ < 0.25
+
+
+def test_steps_that_still_turn_are_told_until_the_components_settle() -> None:
+    """A random start and a spectrum that falls slowly: one batch leaves it far off, with hardly any noise."""
+    x = np.random.default_rng(0).normal(size=(20_000, 30)) * 0.97 ** np.arange(30)
+    pca, angle = fitted(x, 1e4, 0, route="block")
+    assert angle > 0.1
+    assert "unsettled" in pca.doubts_ or "not-resolved" in pca.doubts_
+    spiked = np.random.default_rng(0).normal(size=(20_000, 30)) * np.array([5.0, 3.0, *[1.0] * 28])
+    pca, angle = fitted(spiked, 1e4, 0, route="block")
+    with replace_noise_sampler(SeededSampler(1)):
+        for _ in range(8):
+            pca.partial_fit(spiked)
+    assert principal_angle(pca.components_, np.eye(2, 30)) <= pca.angle_bound_ + 0.02 < 0.1
+    assert "clipped" not in pca.doubts_
+
+
+def test_steps_that_have_settled_do_not_hide_what_clipped_residuals_turn() -> None:
+    """Few users with most of all counts: the clip at the median takes most of the leading directions."""
+    rng = np.random.default_rng(4)
+    users, habits = rng.pareto(3.5, (20_000, 1)) + 0.2, rng.dirichlet(np.full(20, 0.2), 5)
+    x = rng.poisson(8 * users * habits[rng.integers(0, 5, 20_000)]).astype(np.float64)
+    pca, _ = fitted(x, 4.0, 0, route="block")
+    with warnings.catch_warnings(), replace_noise_sampler(SeededSampler(1)):
+        warnings.simplefilter("ignore")
+        for _ in range(7):
+            pca.partial_fit(x)
+    angle = principal_angle(pca.components_, np.linalg.eigh(np.cov(x.T))[1][:, ::-1][:, :2].T)
+    assert angle > pca.angle_bound_ + 0.1
+    assert "clipped" in pca.doubts_
+
+
+def test_columns_beyond_the_rank_do_not_unsettle() -> None:
+    """They turn with the noise; the released ones do not."""
+    x = np.random.default_rng(0).normal(size=(100_000, 20)) * np.array([5.0, 3.0, *[1.0] * 18])
+    with warnings.catch_warnings(), replace_noise_sampler(SeededSampler(0)):
+        warnings.simplefilter("ignore")
+        pca = PrivatePCA(2, estimator="block", epsilon=4.0, options={"oversampling": 3}, random_state=0)
+        for _ in range(3):
+            pca.partial_fit(x)
+    assert pca.doubts_ == ()

@@ -1,0 +1,143 @@
+"""Rows that one compiled pass copies are those that the codec reads message by message."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from kafka.record.default_records import DefaultRecordBatch
+
+from streaming_pca.data.codec import JSON, OCTETS, PayloadCodec
+from streaming_pca.data.records import RecordKind
+from streaming_pca.service.input.buffer import PartitionBuffer, RecordBuffer
+from streaming_pca.service.kafka.record_blocks import RecordBlock
+from tests.kafka.security.hostile import Header, batch, record
+
+DIM, MOST = 3, 4
+PLAIN: list[Header] = [(b"content-type", OCTETS.encode())]
+
+
+def described(dtype: str) -> list[Header]:
+    return [*PLAIN, (b"dtype", dtype.encode()), (b"record-kind", b"factor")]
+
+
+def value(random_: random.Random, dtype: str) -> bytes | None:
+    """Rows mostly; now and then none, too many, half a row, or a number that is not finite."""
+    rows = random_.choice([0, 1, 1, 1, 2, MOST, MOST + 1])
+    x = np.arange(rows * DIM, dtype=dtype) + random_.randrange(100)
+    if rows and random_.random() < 0.2:
+        x[random_.randrange(len(x))] = random_.choice([np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-45])
+    data = x.tobytes()
+    if rows and random_.random() < 0.05:
+        # NaNs of any bits.
+        data = b"\x01\x00\xf0\x7f" * (len(data) // 4)
+    return random_.choice([data] * 8 + [None, b"", data[:-1], data + b"\0"])
+
+
+def batches(dtype: str, headers: Callable[[random.Random], list[Header]], seed: int) -> list[bytes]:
+    random_ = random.Random(seed)
+    made, base = [], 0
+    for _ in range(30):
+        count = random_.randrange(1, 12)
+        records = [
+            record(
+                value(random_, dtype),
+                i,
+                key=random_.choice([None, b"", b"ada", b"bob"]),
+                headers=headers(random_),
+            )
+            for i in range(count)
+        ]
+        if random_.random() < 0.1:
+            records[-1] = record(None, body=b"\0\0\0\x06ada\x01")
+        made.append(batch(records, base=base))
+        base += count
+    return made
+
+
+def buffers(codec: PayloadCodec, made: list[bytes]) -> tuple[RecordBuffer, RecordBuffer]:
+    """What blocks and what single records fill."""
+    blocks = [RecordBlock(DefaultRecordBatch(each)) for each in made]
+    found = []
+    for messages in (blocks, [each for block in blocks for each in block.records()]):
+        buffer = RecordBuffer(codec)
+        buffer.buffers[0] = PartitionBuffer(0)
+        buffer.append(0, messages)
+        found.append(buffer)
+    return found[0], found[1]
+
+
+def check(codec: PayloadCodec, made: list[bytes]) -> None:
+    by_block, by_record = buffers(codec, made)
+    n = by_block.buffers[0].count
+    assert n == by_record.buffers[0].count
+    for count in (n // 3, n - n // 3):
+        (ours, users), (theirs, wanted) = by_block.take([count], 1), by_record.take([count], 1)
+        assert ours.rows.dtype == theirs.rows.dtype
+        assert np.array_equal(ours.starts, theirs.starts)
+        a, b = (
+            [
+                each.rows[at : at + rows].tobytes()
+                for at, rows in zip(each.places(), np.diff(each.starts), strict=True)
+            ]
+            for each in (ours, theirs)
+        )
+        assert a == b
+        assert (users is None and wanted is None) or np.array_equal(users, wanted)
+
+
+UNITS: list[dict[str, Any]] = [{"unit": "message"}, {"unit": "row"}, {"unit": "user", "user_key": b"k" * 32}]
+
+
+@pytest.mark.parametrize(("unit", "dtype"), list(product(range(3), ["float32", "float64"])))
+def test_plain_rows_are_those_of_the_codec(unit: int, dtype: Any) -> None:
+    codec = PayloadCodec(DIM, dtype=dtype, max_rows=MOST, **UNITS[unit])
+    kinds: list[list[Header]] = [[], PLAIN, described(dtype)]
+    for seed in range(10):
+        check(codec, batches(dtype, lambda r: r.choice(kinds), seed))
+
+
+@pytest.mark.parametrize("unit", range(3))
+def test_batches_with_other_headers_are_read_by_the_codec(unit: int) -> None:
+    codec = PayloadCodec(DIM, max_rows=MOST, **UNITS[unit])
+    other: list[list[Header]] = [
+        described("float64"),
+        [(b"content-type", JSON.encode())],
+        [(b"a", b"b")],
+        [(b"a", None)],
+    ]
+    for seed in range(10):
+        check(codec, batches("float32", lambda r: r.choice([[]] * 20 + other), seed))
+
+
+@pytest.mark.parametrize("kind", [RecordKind.FACTOR, RecordKind.MATRIX])
+def test_streams_of_other_formats_are_read_by_the_codec(kind: RecordKind) -> None:
+    for seed in range(5):
+        made = batches("float32", lambda r: r.choice([[], PLAIN]), seed)
+        check(PayloadCodec(DIM, kind, max_rows=MOST, content_type=JSON), made)
+        check(PayloadCodec(DIM, kind, max_rows=MOST), made)
+
+
+def test_plain_rows_are_copied_without_a_record() -> None:
+    codec = PayloadCodec(DIM, max_rows=MOST)
+    buffer = RecordBuffer(codec)
+    blocks = [RecordBlock(DefaultRecordBatch(each)) for each in batches("float32", lambda r: PLAIN, 1)]
+    for block in blocks:
+        assert buffer._plain.copy(block, buffer._store) is not None
+    # Once a row of another type is there, rows are converted one message after another.
+    buffer._store.append(np.ones((1, DIM)))
+    assert buffer._plain.copy(blocks[0], buffer._store) is None
+
+
+def test_chunks_of_one_leader_are_one() -> None:
+    buffer = RecordBuffer(PayloadCodec(DIM, max_rows=MOST))
+    buffer.buffers[0] = PartitionBuffer(0)
+    blocks = [RecordBlock(DefaultRecordBatch(each)) for each in batches("float32", lambda r: [], 2)]
+    for block in blocks[20:]:
+        block.leader_epoch = 5
+    buffer.append(0, blocks)
+    assert [chunk.epoch for chunk in buffer.buffers[0].chunks] == [-1, 5]

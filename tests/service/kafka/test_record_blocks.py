@@ -1,0 +1,173 @@
+"""Blocks of records, against the parser that reads records one by one."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.errors import CorruptRecordError
+from kafka.record.default_records import DefaultRecordBatch
+from kafka.record.memory_records import MemoryRecords
+
+from streaming_pca.service.kafka.record_batches import Record, RecordReader, UnreadableBatch, parse_batch
+from streaming_pca.service.kafka.record_blocks import BlockReader, RecordBlock
+from tests.kafka.security.hostile import batch, record, sized, varint
+from tests.service.kafka.test_record_batches import TP, odd_batches
+
+LARGE = b"v" * 2000
+"""So that a few records make a batch that is not copied."""
+
+
+def flat(found: list[Any]) -> list[Record]:
+    return [r for each in found for r in (each.records() if isinstance(each, RecordBlock) else [each])]
+
+
+def read(data: bytes, start: int = 0, **how: Any) -> list[Record]:
+    """What both readers read."""
+    readers = [kind(start, TP, MemoryRecords(data), **how) for kind in (BlockReader, RecordReader)]
+    found, wanted = (flat(reader.take()) for reader in readers)
+    assert found == wanted
+    assert readers[0].next_fetch_offset == readers[1].next_fetch_offset
+    return found
+
+
+def check(data: bytes) -> list[Record]:
+    """Records of a block, which are those of the model."""
+    block = RecordBlock(DefaultRecordBatch(data))
+    wanted = list(parse_batch(DefaultRecordBatch(data)))
+    assert list(block.records()) == wanted
+    assert list(block.keys()) == [each.key for each in wanted]
+    assert block.offsets.tolist() == [each.offset for each in wanted]
+    return wanted
+
+
+@pytest.mark.parametrize("more", [0, 1, 50])
+def test_odd_records_are_those_of_the_model(more: int) -> None:
+    read_ = null = 0
+    for records, data in odd_batches(10_000, seed=170 + more):
+        last = len(records) - 1 + more
+        found = check(batch([data], base=100, count=len(records), last_delta=last))
+        null += sum(each.value is None for each in found)
+        read_ += sum(each.value is not None for each in found)
+    assert min(null, read_) > 4000
+
+
+@given(st.binary(max_size=120), st.integers(1, 6), st.integers(0, 3))
+def test_any_bytes_are_what_the_model_reads(data: bytes, count: int, more: int) -> None:
+    check(batch([data], base=9, count=count, last_delta=count - 1 + more))
+
+
+def bodies() -> Iterator[bytes]:
+    """Records on both sides of each rule."""
+    start = b"\0" + varint(0) + varint(0) + sized(b"user")
+    for stop in (b"", b"\0", varint(1), varint(-1), varint(1001), b"\x80" * 6, varint(-(2**31))):
+        yield start + sized(b"x") + stop
+        yield start + varint(-1) + stop
+        yield start + stop
+    yield b""
+    yield b"\0"
+    for size in range(9, 13):
+        yield b"\0" + b"\x80" * size + b"\0" + varint(0) + sized(None) + sized(b"x") + b"\0"
+    # A length with bits beyond 32, a key's length behind the end of the record, and one below 0.
+    yield b"\0" + varint(0) + varint(0) + sized(None) + b"\x82\x80\x80\x80\x70" + b"x" + varint(0)
+    yield b"\0\0\0" + varint(2**31 - 1)
+    yield b"\0\0\0" + varint(-(2**31)) + sized(b"x") + b"\0"
+    yield b"\0\0\0\x01\x01"
+
+
+@pytest.mark.parametrize("body", [*bodies()])
+def test_each_rule_is_that_of_the_model(body: bytes) -> None:
+    whole, cut = record(None, body=body), record(None, body=body, length=max(len(body) - 1, 0))
+    for each in (whole, cut, whole[:-1]):
+        check(batch([each], count=1))
+        check(batch([record(b"a"), each, record(b"b", key=b"k")]))
+
+
+@pytest.mark.parametrize("deltas", [(0, 1, 5, 6), (3, 2, 1, 0), (0, 0, 1, 2), (-1, 0, 1, 2), (0, 1, 2, 7)])
+@pytest.mark.parametrize("last", [3, 6])
+def test_offsets_are_those_of_the_model(deltas: tuple[int, ...], last: int) -> None:
+    check(batch([record(LARGE, delta) for delta in deltas], base=2**40, last_delta=last))
+
+
+def test_batches_are_read_from_where_the_fetch_begins() -> None:
+    whole = [batch([record(LARGE)] * 6, base=base) for base in (0, 6, 12)]
+    left = batch([record(LARGE, delta) for delta in (0, 3, 4, 8)], base=18, last_delta=11)
+    for start in range(0, 30, 3):
+        found = read(b"".join([*whole, batch([record(b"few")], base=18), left[:0]]), start)
+        assert [each.offset for each in found] == list(range(start, 19))
+        read(b"".join([*whole, left]), start)
+
+
+def test_an_answer_is_not_copied_and_not_kept() -> None:
+    data = bytearray(batch([record(LARGE)] * 6))
+    (block,) = BlockReader(0, TP, MemoryRecords(data)).take()
+    assert np.shares_memory(block.data, np.frombuffer(data, np.uint8))
+    with pytest.raises(BufferError):
+        data.clear()
+    del block
+    data.clear()
+
+
+class _Aborted:
+    def __init__(self, producer_id: int, first_offset: int) -> None:
+        self.producer_id, self.first_offset = producer_id, first_offset
+
+
+def test_aborted_and_control_batches_are_hidden() -> None:
+    own, other = (7, 0, 0), (8, 0, 0)
+    marker = record(b"\0\0\0\0\0\0", key=b"\0\0\0\0")
+    data = batch([record(LARGE)] * 5, base=0, attributes=0x10, producer=own)
+    data += batch([record(LARGE, key=b"k")] * 5, base=5, attributes=0x10, producer=other)
+    data += batch([marker], base=10, attributes=0x30, producer=own)
+    data += batch([record(LARGE)] * 5, base=11, attributes=0x10, producer=own)
+    # A large one is no broker's, and is hidden all the same.
+    data += batch(
+        [record(LARGE, key=LARGE, headers=[(b"a", b"b")])] * 4, base=16, attributes=0x30, producer=own
+    )
+    found = read(data, isolation_level=1, aborted_transactions=[_Aborted(7, 0)])
+    assert [each.offset for each in found] == [*range(5, 10), *range(11, 16)]
+    assert [each.offset for each in read(data)] == [*range(10), *range(11, 16)]
+
+
+def test_a_compressed_batch_is_not_read() -> None:
+    data = batch([record(LARGE)] * 5) + batch([record(LARGE)] * 5, base=5, attributes=2)
+    reader = BlockReader(0, TP, MemoryRecords(data))
+    assert len(flat(reader.take())) == 5
+    with pytest.raises(UnreadableBatch, match="records 5 to 9 are compressed"):
+        reader.take()
+    assert reader.next_fetch_offset == 5
+
+
+def test_a_wrong_checksum_is_seen() -> None:
+    data = bytearray(batch([record(LARGE)] * 5))
+    data[-1] ^= 1
+    with pytest.raises(CorruptRecordError, match="checksum"):
+        BlockReader(0, TP, MemoryRecords(data)).take()
+
+
+def test_a_batch_of_very_many_records_is_read_a_part_at_a_time() -> None:
+    data = batch([record(None)] * (2**16 + 1))
+    (first, *rest) = BlockReader(0, TP, MemoryRecords(data)).take(5)
+    assert [each.offset for each in (first, *rest)] == list(range(5))
+    assert isinstance(first, Record)
+
+
+def test_a_count_beyond_the_bytes_takes_no_memory() -> None:
+    data = batch([record(LARGE)] * 4, count=2**31 - 1)
+    reader = BlockReader(0, TP, MemoryRecords(data))
+    tracemalloc.start()
+    try:
+        found = reader.take(100)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [each.offset for each in found] == list(range(100))
+    assert peak < 2**20
+    more = batch([record(LARGE)] * 4, count=5, last_delta=3)
+    with pytest.raises(CorruptRecordError, match="counts 5 records in 4 offsets"):
+        BlockReader(0, TP, MemoryRecords(more)).take()
