@@ -150,7 +150,9 @@ def check_stream(stream: Stream, before: list[bytes], spent: dict[str, dict[str,
         components = np.array(release.components)
         gram = components @ components.T
         tensor = settings.build_estimator().info.releases == "tensor"
-        assert (release.kind, release.version) == ("tensor" if tensor else "subspace", 6)
+        # The noise decides whether a feature seems to dominate, and only then a release has fields of version 7.
+        version = 6 if release.dominant_feature is None else 7
+        assert (release.kind, release.version) == ("tensor" if tensor else "subspace", version)
         np.testing.assert_allclose(
             np.diagonal(gram) if tensor else gram, 1.0 if tensor else np.eye(len(gram)), atol=1e-9
         )

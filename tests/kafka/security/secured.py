@@ -30,6 +30,7 @@ from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.processes import free_port
 from streaming_pca.service.kafka.clients import admin_client
 from tests.security.needles import secret
+from tests.waiting import LIMIT
 
 ISSUER, AUDIENCE = "https://issuer.test", "kafka"
 USERS = ("worker", "producer", "reader", "dashboard", "auditor", "projector", "operator", "stranger")
@@ -108,7 +109,7 @@ class Secured:
         """Return the settings of a user's connection, its secrets in files."""
         found = {
             "bootstrap_servers": self.address(listener),
-            "bootstrap_timeout_ms": 5000,
+            "bootstrap_timeout_ms": int(LIMIT * 1000),
             "security_protocol": PROTOCOLS[listener.partition("_")[0]],
             "ssl_cafile": str(self.directory / "authority.pem"),
         }
