@@ -21,12 +21,6 @@ app = typer.Typer(help="Check payloads before they are sent.", no_args_is_help=T
 
 _SHOWN = 20
 """Null payloads that text names; JSON has all."""
-_FORMATS = {
-    "octets": "application/octet-stream",
-    "npy": "application/x-npy",
-    "json": "application/json",
-    "arrow": "application/vnd.apache.arrow.stream",
-}
 
 
 @app.callback()
@@ -157,10 +151,12 @@ def _codec(
 
 def _headers(content_type: str | None, named: Sequence[str]) -> list[tuple[str, bytes]]:
     from streaming_pca.config.settings import ConfigurationError
+    from streaming_pca.data.codec import FORMATS
 
     headers = []
     if content_type is not None:
-        headers.append(("content-type", os.fsencode(_FORMATS.get(content_type, content_type))))
+        media_types: dict[str, str] = dict(FORMATS.items())
+        headers.append(("content-type", os.fsencode(media_types.get(content_type, content_type))))
     for text in named:
         name, separator, value = text.partition("=")
         if not separator or not name:

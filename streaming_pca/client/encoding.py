@@ -12,16 +12,13 @@ from numpy.typing import NDArray
 
 from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.data.arrow import ArrowMissing, need_pyarrow, stream_of_rows
-from streaming_pca.data.codec import ARROW, JSON, NPY, OCTETS
+from streaming_pca.data.codec import FORMATS, Format
 from streaming_pca.local.promise import KIND_HEADER
 
-__all__ = ["CONTENT_TYPES", "ContentType", "Dtype", "encoder_of", "headers_of"]
+__all__ = ["ContentType", "Dtype", "encoder_of", "headers_of"]
 
-ContentType = Literal["octets", "npy", "json", "arrow"]
+ContentType = Format
 Dtype = Literal["float32", "float64"]
-
-CONTENT_TYPES: dict[str, str] = {"octets": OCTETS, "npy": NPY, "json": JSON, "arrow": ARROW}
-"""Value of the header ``content-type`` by its short name."""
 
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
 
@@ -39,7 +36,7 @@ def headers_of(
     record_kind : str, optional
         A stream of another kind makes the record null.
     """
-    headers = [("content-type", CONTENT_TYPES[content_type].encode())]
+    headers = [("content-type", FORMATS[content_type].encode())]
     if dtype is not None and content_type == "octets":
         headers.append(("dtype", dtype.encode()))
     if record_kind is not None:

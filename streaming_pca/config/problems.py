@@ -40,6 +40,8 @@ Place = tuple[str, ...]
 Tables = dict[str, Any]
 Describe = Callable[[Place, Place | None], str]
 
+_FORMER = {("stream", "content_type"): ("stream", "format")}
+"""Present names of settings that had others."""
 _SECTIONS = {name: model_of(field.annotation) for name, field in Settings.model_fields.items()}
 
 
@@ -144,6 +146,8 @@ def _section_meant(name: str, value: Any) -> Place | None:
 
 def _setting_meant(here: Place, model: type[BaseModel]) -> Place | None:
     homes = _homes()
+    if here in _FORMER:
+        return _FORMER[here]
     if here[-1] in homes:
         return homes[here[-1]]
     near = nearest(here[-1], [name for name in model.model_fields if (*here[:-1], name) not in SECRETS])

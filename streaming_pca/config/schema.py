@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 
 from streaming_pca.config.environment import OPTIONS, SECRETS, STREAMS_VARIABLE, variable_of
 from streaming_pca.config.settings import Settings, StreamSettings
+from streaming_pca.data.features.feature import Feature
 from streaming_pca.estimators.problems import model_of
 from streaming_pca.estimators.registry import ESTIMATORS
 
@@ -127,6 +128,8 @@ def _words(kind: Any) -> str:
         return _choice(filter(None, (_words(arg) for arg in args)))
     if origin is dict:
         return "table"
+    if origin is tuple and model_of(args[0]) is not None:
+        return "list of tables"
     if origin is tuple and args[1:] == (...,):
         return f"list ({_words(args[0])})"
     if origin is tuple and len(args) == 2:
@@ -178,15 +181,22 @@ def settings_markdown() -> str:
             title += f" of {estimator}"
             about = _one_line(ESTIMATORS[estimator].options_type.__doc__).replace(":class:", "")
         parts += [f"#### {title}", about, _table(settings, len(path))]
+        if path == ("stream",):
+            features = list(_settings_of(Feature, ("stream", "features")))
+            title = "#### `[[stream.features]]`"
+            parts += [title, _one_line(Feature.__doc__), _table(features, 1, variables=False)]
     return "\n\n".join(parts) + "\n"
 
 
-def _table(settings: list[Setting], depth: int) -> str:
-    rows = [("key", "type", "default", "environment variable", "description"), ("---",) * 5]
+def _table(settings: list[Setting], depth: int, variables: bool = True) -> str:
+    titles = ("key", "type", "default", "environment variable", "description")
+    rows: list[tuple[str, ...]] = [titles, ("---",) * 5]
     for s in settings:
         default = f"`{s.default}`" if s.default not in ("", "not set") else s.default or "**required**"
         key = ".".join(s.path[depth:])
         rows.append((f"`{key}`", s.type, default, f"`{s.variable}`", s.description))
+    if not variables:
+        rows = [(*row[:3], row[4]) for row in rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
 
 
@@ -206,6 +216,9 @@ def file_schema() -> dict[str, Any]:
         definitions["Cap"]["properties"][name] |= {"type": ["number", "string"]}
     stream = definitions["StreamSettings"]
     needed = stream.pop("required")
+    # It follows from features.
+    needed.remove("dim")
+    needs = {"required": needed, "anyOf": [{"required": ["dim"]}, {"required": ["features"]}]}
     stream["properties"]["estimator"]["enum"] = sorted(ESTIMATORS)
     stream["allOf"] = [_options_schema(name) for name in sorted(ESTIMATORS)]
     for section in schema["properties"].values():
@@ -225,7 +238,7 @@ def file_schema() -> dict[str, Any]:
     del schema["required"]
     # A table of [[streams]] may take required keys from [stream].
     schema["if"] = {"not": {"required": ["streams"]}}
-    schema["then"] = {"required": ["stream"], "properties": {"stream": {"required": needed}}}
+    schema["then"] = {"required": ["stream"], "properties": {"stream": needs}}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,

@@ -24,10 +24,14 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from streaming_pca.config.features import with_features
 from streaming_pca.config.http import HttpSettings
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings, Section
 from streaming_pca.config.spark import SparkSettings
-from streaming_pca.data.codec import OCTETS, MediaType
+from streaming_pca.data.codec import FORMATS, OCTETS, Format, MediaType
+from streaming_pca.data.features.feature import Feature
+from streaming_pca.data.features.paths import Path, path_of
+from streaming_pca.data.features.reading import FieldReader
 from streaming_pca.data.preprocessing import Numbers, Preprocessing, present_centering
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator, check_private, no_guarantee
@@ -170,8 +174,14 @@ class StreamSettings(_Section):
     """Names of the d features, copied into releases."""
     dtype: Literal["float32", "float64"] = "float32"
     """Number type of ``application/octet-stream`` payloads."""
-    content_type: MediaType = OCTETS
-    """Format of messages without a header ``content-type``."""
+    features: tuple[Feature, ...] | None = Field(default=None, min_length=1)
+    """Fields of records with names, in order, and the numbers that they become; `dim`, `feature_names`,
+    `bounds` and `scale` follow from them."""
+    user_field: Annotated[Path | None, BeforeValidator(path_of)] = None
+    """Field of a record that names its user, in the place of the message key; for `features` and
+    `privacy_unit = "user"`."""
+    format: Format = "octets"
+    """Format of messages without a header ``content-type``; with `features` it is `json` if not set."""
     max_rows: int = Field(default=64, ge=1, le=2**16)
     """Most rows of one payload; a payload with more is a null record."""
     max_wait_seconds: float | None = Field(default=None, gt=0)
@@ -184,8 +194,9 @@ class StreamSettings(_Section):
     replaced by a given public centre."""
     bounds: tuple[Numbers, Numbers] | None = None
     """Public lower and upper bounds to which rows are clamped, each a number or one number a feature."""
-    scale: Numbers | None = None
-    """Public factors by which features are multiplied after centring, a number or one a feature."""
+    scale: Numbers | Literal["bounds"] | None = None
+    """Public factors by which features are multiplied after centring, a number or one a feature; `bounds`
+    makes each range 2 wide. With `features` that all have bounds it is `bounds` if not set."""
     estimator: str = "adaptive"
     """Id of the estimator; `streaming-pca estimators` lists them."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -212,10 +223,21 @@ class StreamSettings(_Section):
     def _read_lists(cls, options: Any) -> Any:
         return parse_options(options) if isinstance(options, dict) else options
 
+    @model_validator(mode="before")
+    @classmethod
+    def _follow_features(cls, values: Any) -> Any:
+        return with_features(values) if isinstance(values, dict) else values
+
     @model_validator(mode="after")
     def _check(self) -> StreamSettings:
         found: list[str] = []
-        checks = (self._check_topics, self._check_names, self._check_rank, self._check_unit)
+        checks = (
+            self._check_topics,
+            self._check_names,
+            self._check_rank,
+            self._check_unit,
+            self._check_fields,
+        )
         for check in (*checks, self._check_guarantee, self._preprocessing):
             try:
                 check()
@@ -258,9 +280,19 @@ class StreamSettings(_Section):
         if "" in names or len(set(names)) < len(names):
             raise ValueError("feature_names must be distinct and not empty")
 
+    def _check_fields(self) -> None:
+        if self.features is not None and self.record_kind is not RecordKind.FACTOR:
+            raise ValueError('features need record_kind = "factor"')
+        if self.user_field is None:
+            return
+        if self.features is None or self.privacy_unit != "user":
+            raise ValueError('user_field needs features, and privacy_unit = "user"')
+        if self.format != "json":
+            raise ValueError('user_field needs format = "json": rows of numbers name no user')
+
     def _check_local(self) -> None:
-        if self.content_type != OCTETS:
-            raise ValueError(f'record_kind = "local" has reports in octets: set content_type = "{OCTETS}"')
+        if self.format != "octets":
+            raise ValueError('record_kind = "local" has reports in octets: set format = "octets"')
         if self.privacy_unit != "message":
             raise ValueError(
                 'record_kind = "local" guarantees privacy for each message: set privacy_unit = "message"'
@@ -307,7 +339,8 @@ class StreamSettings(_Section):
             kind=self.record_kind,
             centering=self.centering,
             bounds=self.bounds,
-            scale=self.scale,
+            # Settings that name their bounds were given these factors before they were checked.
+            scale=None if self.scale == "bounds" else self.scale,
         )
 
     def _make_estimator(self) -> Estimator[Any, Any]:
@@ -336,10 +369,19 @@ class StreamSettings(_Section):
             # Only here, so that contracts of other units keep their bytes. A user's batches compose, and
             # the proof assumes that the diagnostic counts cost the same share in each of them.
             names |= {"contributions_per_user", "diagnostics_share"}
-        if self.content_type != OCTETS:
-            # Only here, so that contracts from before this setting keep their bytes.
-            names |= {"content_type"}
         contract = self.model_dump(mode="json", include=names)
+        # Only where they are set, so that contracts from before these settings keep their bytes.
+        if self.content_type != OCTETS:
+            contract |= {"content_type": self.content_type}
+        if self.features is not None:
+            # What is not set is left out too, for settings of features that are still to come.
+            contract |= {
+                "features": _digest(
+                    [each.model_dump(mode="json", exclude_defaults=True) for each in self.features]
+                )
+            }
+        if self.user_field is not None:
+            contract |= {"user_field": ".".join(self.user_field)}
         if not self.private:
             # JSON has no infinity.
             contract |= {"epsilon": "inf", "delta": "inf", "private": False}
@@ -347,6 +389,16 @@ class StreamSettings(_Section):
             # Producers keep the guarantee, report by report; this stream's batches cost nothing.
             contract |= {"local": True}
         return {name: _with_digests(value) for name, value in contract.items()}
+
+    @property
+    def content_type(self) -> MediaType:
+        """Media type of messages without a header ``content-type``."""
+        return FORMATS[self.format]
+
+    @property
+    def fields(self) -> FieldReader | None:
+        """Reader of records with named fields; None for records that are rows of numbers."""
+        return None if self.features is None else FieldReader(self.features, self.user_field)
 
     @property
     def mechanism_options(self) -> dict[str, Any]:
@@ -400,6 +452,11 @@ def _with_digests(value: Any) -> Any:
         return value
     if len(value) <= _MAX_LEDGER_ITEMS:
         return [_with_digests(item) for item in value]
+    return _digest(value)
+
+
+def _digest(value: list[Any]) -> dict[str, Any]:
+    """Return the length and the digest of a list."""
     text = json.dumps(value, separators=(",", ":"))
     return {"length": len(value), "sha256": hashlib.sha256(text.encode()).hexdigest()}
 

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, get_args
+from itertools import groupby
+from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.arrow import find_pyarrow, rows_of_arrow
+from streaming_pca.data.features.reading import MOST_OBJECT_BYTES, FieldReader
 from streaming_pca.data.payloads import MalformedPayload, rows_of_json, rows_of_npy
 from streaming_pca.data.records import RecordKind, is_symmetric
 from streaming_pca.local.promise import KIND_HEADER, PROMISE_HEADER, REPORT_KIND
 from streaming_pca.privacy.users.table import hash_users
 
 __all__ = [
+    "ARROW",
     "CONTENT_TYPES",
+    "FORMATS",
     "JSON",
     "OCTETS",
+    "Decoded",
+    "Format",
     "MediaType",
     "Message",
     "PayloadCodec",
@@ -34,6 +40,9 @@ NPY: Final = "application/x-npy"
 JSON: Final = "application/json"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 CONTENT_TYPES: tuple[MediaType, ...] = get_args(MediaType)
+Format = Literal["octets", "npy", "json", "arrow"]
+FORMATS: Final[dict[Format, MediaType]] = {"octets": OCTETS, "npy": NPY, "json": JSON, "arrow": ARROW}
+"""Formats by their short names."""
 
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
 _PLAIN = [("content-type", OCTETS.encode())]
@@ -52,6 +61,24 @@ class Message(Protocol):
     key: bytes | None
     value: bytes | None
     headers: Sequence[tuple[str, bytes]]
+
+
+class Decoded(NamedTuple):
+    """Rows of messages.
+
+    Attributes
+    ----------
+    rows : (n, width)
+        All messages' rows in order. If rows are records, null records are rows of NaNs.
+    lengths : (m,) int64
+        Number of each message's rows; 0 for a null message.
+    users : (m, 2) uint64 or None
+        Keyed hashes of the messages' users, (0, 0) where none is named, for unit user.
+    """
+
+    rows: Rows
+    lengths: NDArray[np.int64]
+    users: NDArray[np.uint64] | None
 
 
 @dataclass(frozen=True)
@@ -74,6 +101,8 @@ class PayloadCodec:
         Required value of a report's header ``local-promise``, for records of kind local.
     content_type : str
         Format of messages without a header ``content-type``.
+    fields : FieldReader, optional
+        Reader of JSON objects with named fields, in place of JSON lists of numbers.
     arrow : bool
         Whether pyarrow is installed. Without it Arrow payloads are null.
 
@@ -96,6 +125,7 @@ class PayloadCodec:
     user_key: bytes | None = field(default=None, repr=False)
     promise: bytes | None = None
     content_type: MediaType = OCTETS
+    fields: FieldReader | None = None
     _pyarrow: Any | None = field(init=False, repr=False, compare=False, default_factory=find_pyarrow)
 
     def __post_init__(self) -> None:
@@ -103,6 +133,10 @@ class PayloadCodec:
             raise ValueError("a row is no matrix: unit row needs records of kind factor")
         if (self.promise is not None) != (self.kind is RecordKind.LOCAL):
             raise ValueError("records of kind local, and no others, have a promise")
+        if self.fields is not None and (
+            self.kind is not RecordKind.FACTOR or self.fields.map.dim != self.dim
+        ):
+            raise ValueError("records with named fields are factors of the map's columns")
 
     @property
     def arrow(self) -> bool:
@@ -168,6 +202,8 @@ class PayloadCodec:
             array: NDArray[Any] = np.frombuffer(value, dtype=_DTYPES[name]).reshape(-1, self.dim)
         elif content_type == NPY:
             array = rows_of_npy(value)
+        elif content_type == JSON and self.fields is not None:
+            array = self.fields.rows(self.fields.json_records(value, self._most_rows, faults))
         elif content_type == JSON:
             array = rows_of_json(value, self.dim, self._most_rows, faults)
         elif content_type == ARROW:
@@ -204,6 +240,8 @@ class PayloadCodec:
         """
         if content_type == ARROW or (content_type == JSON and self.unit == "row"):
             return float("inf")
+        if content_type == JSON and self.fields is not None:
+            return self._most_rows * (MOST_OBJECT_BYTES + 2) + 64
         return 4096 + self._most_rows * (self.dim * 26 + 8)
 
     def _shaped(self, array: NDArray[Any]) -> Rows:
@@ -228,14 +266,60 @@ class PayloadCodec:
         A null message has 0 rows. If rows are records, null records are rows of
         NaNs in their places, as ``ArrayBatch.of_vectors`` reads them.
         """
-        fast = self._decode_octets(messages)
-        if fast is not None:
-            return fast
+        return self.decode_all(messages)[:2]
+
+    def decode_all(self, messages: Sequence[Message]) -> Decoded:
+        """Return the rows of all messages in order, with their lengths and users."""
+        if self.fields is not None:
+            return self._decode_fields(self.fields, messages)
+        rows, lengths = self._decode_octets(messages) or self._decode_each(messages)
+        return Decoded(rows, lengths, self.users_of(message.key for message in messages))
+
+    def _decode_each(self, messages: Sequence[Message]) -> tuple[Rows, NDArray[np.int64]]:
         decoded = [self.decode(message) for message in messages]
         lengths = np.array([0 if rows is None else len(rows) for rows in decoded], dtype=np.int64)
-        present = [rows for rows in decoded if rows is not None]
-        no_rows = np.zeros((0, self.kind.width(self.dim)), np.float32)
-        return np.concatenate(present or [no_rows]), lengths
+        return np.concatenate([self._no_rows, *(rows for rows in decoded if rows is not None)]), lengths
+
+    @property
+    def _no_rows(self) -> Rows:
+        return np.zeros((0, self.kind.width(self.dim)), np.float32)
+
+    def _decode_fields(self, fields: FieldReader, messages: Sequence[Message]) -> Decoded:
+        """Decode JSON objects together, and anything else by itself."""
+        parts: list[Decoded] = []
+        for are_objects, run in groupby(messages, self._is_object):
+            some = list(run)
+            if are_objects:
+                parts.append(self._decode_objects(fields, some))
+            else:
+                keys = (None if fields.user_field is not None else message.key for message in some)
+                parts.append(Decoded(*self._decode_each(some), self.users_of(keys)))
+        users = [part.users for part in parts if part.users is not None]
+        return Decoded(
+            np.concatenate([self._no_rows, *(part.rows for part in parts)]),
+            np.concatenate([np.zeros(0, np.int64), *(part.lengths for part in parts)]),
+            np.concatenate(users) if users else self.users_of([]),
+        )
+
+    def _is_object(self, message: Message) -> bool:
+        return self.content_type == JSON and not message.headers
+
+    def _decode_objects(self, fields: FieldReader, messages: Sequence[Message]) -> Decoded:
+        """Decode JSON without headers."""
+        records, counts = fields.many_json_records([message.value for message in messages], self._most_rows)
+        lengths = np.array(counts, np.int64)
+        rows: Rows = fields.rows(records)
+        owners = np.repeat(np.arange(len(messages)), lengths)
+        if fields.user_field is None:
+            users = self.users_of(message.key for message in messages)
+        else:
+            users = self.users_of(_one_user(fields.users(records), lengths))
+        if self.unit != "row":
+            null = np.zeros(len(messages), np.bool_)
+            null[owners[np.isnan(rows).any(axis=1)]] = True
+            rows = rows[~null[owners]]
+            lengths[null] = 0
+        return Decoded(rows, lengths, users)
 
     def users_of(self, keys: Iterable[bytes | None]) -> NDArray[np.uint64] | None:
         """Return keyed hashes (n, 2) of messages' keys, for unit user.
@@ -249,6 +333,9 @@ class PayloadCodec:
     def plain_headers(self) -> list[list[tuple[str, bytes]]]:
         """Headers of messages whose value is rows of :attr:`dtype`, and nothing else; [] stands for none."""
         named = [_PLAIN, _DESCRIBED[self.dtype]]
+        if self.fields is not None and self.fields.user_field is not None:
+            # Rows of numbers name no user.
+            return []
         return [[], *named] if self.content_type == OCTETS else named
 
     def _decode_octets(self, messages: Sequence[Message]) -> tuple[Rows, NDArray[np.int64]] | None:
@@ -279,6 +366,15 @@ class PayloadCodec:
             rows = rows[~null[owner]]
             lengths[null] = 0
         return rows, lengths
+
+
+def _one_user(users: Sequence[bytes | None], lengths: NDArray[np.int64]) -> Iterator[bytes | None]:
+    """Yield the user of each message's records; None unless all of them name the same."""
+    first = 0
+    for length in lengths.tolist():
+        named = set(users[first : first + length])
+        yield named.pop() if len(named) == 1 else None
+        first += length
 
 
 def _null_rows_as_nan(rows: Rows) -> Rows:

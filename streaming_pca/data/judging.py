@@ -72,14 +72,16 @@ def judge_message(codec: PayloadCodec, message: Message, names: Sequence[str] | 
     -----
     The verdict says what a payload contains. It is for the holder of the data, and no part of the service.
     """
-    decoded, lengths = codec.decode_many([message])
+    decoded, lengths, users = codec.decode_all([message])
     reason = _fault(codec, message, names)
     nulls = int(np.count_nonzero(~np.isfinite(decoded).all(axis=1)))
     # The reason is found beside the worker's own decoder, and must never differ from it.
     if (reason == "") != (int(lengths[0]) > 0 and nulls == 0):
         raise AssertionError(f"the decoder takes {int(lengths[0])} rows, against the reason {reason!r}")
-    if not reason and (users := codec.users_of([message.key])) is not None and not users.any():
-        reason, lengths = "it has no key, which names the user", np.zeros(1, np.int64)
+    if not reason and users is not None and not users.any():
+        field = None if codec.fields is None else codec.fields.user_field
+        what = "no key" if field is None else f"no field {'.'.join(field)!r}"
+        reason, lengths = f"it has {what}, which names the user", np.zeros(1, np.int64)
     finite = decoded[np.isfinite(decoded)]
     least, largest = (float(finite.min()), float(finite.max())) if len(finite) else (None, None)
     return Verdict(reason, int(lengths[0]), nulls, least, largest, _hint(codec, message))

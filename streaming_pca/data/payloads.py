@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MalformedPayload", "rows_of_json", "rows_of_npy"]
+__all__ = ["MalformedPayload", "rows_of_json", "rows_of_npy", "split_values"]
 
 
 class MalformedPayload(ValueError):
@@ -105,7 +105,7 @@ def rows_of_json(
         if body[:1] != b"[":
             raise MalformedPayload("rows is a list")
         body = body[1:]
-    texts, end = _split(body, most_rows)
+    texts, end = split_values(body, most_rows)
     if _END[envelope[1]].match(body, end) is None:
         raise MalformedPayload("more than one key, or no end")
     if envelope[1] == b"x" and len(texts) != 1:
@@ -120,10 +120,15 @@ def rows_of_json(
     return rows
 
 
-def _split(body: bytes, most: int) -> tuple[list[bytes], int]:
+def split_values(body: bytes, most: int) -> tuple[list[bytes], int]:
     """Split a text at its outer commas, up to its first unmatched closing bracket.
 
     Returns the parts, and the place of that bracket.
+
+    Raises
+    ------
+    MalformedPayload
+        If there is no such bracket, a part is missing, or there are more than ``most``.
     """
     data = np.frombuffer(body, np.uint8)
     change = np.frombuffer(body.translate(_DEPTH), np.int8)

@@ -82,8 +82,11 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[Problem]
     """Return the place and the description of each problem, one of each place."""
     found: dict[tuple[str, ...], str] = {}
     for problem in error.errors():
+        place = _place(problem["loc"], model)
+        if problem["type"] == "extra_forbidden":
+            place = (*place, str(problem["loc"][-1]))
         # Values of several types have a problem with each.
-        found.setdefault(_place(problem["loc"], model), _message(problem))
+        found.setdefault(place, _message(problem))
     return list(found.items())
 
 
@@ -92,11 +95,19 @@ def _place(parts: Sequence[int | str], model: type[BaseModel] | None) -> tuple[s
     place: list[str] = []
     for part in parts:
         if model is not None and part in model.model_fields:
-            model = model_of(model.model_fields[str(part)].annotation)
+            model = _model_within(model.model_fields[str(part)].annotation)
         elif not isinstance(part, int):
             break
         place.append(str(part))
     return tuple(place)
+
+
+def _model_within(annotation: Any) -> type[BaseModel] | None:
+    """Return the model of a field that is a table, or a list of tables."""
+    found = model_of(annotation)
+    for kind in typing.get_args(annotation) if found is None else ():
+        found = found or model_of(kind)
+    return found
 
 
 def _message(problem: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from jsonschema import Draft202012Validator
 from streaming_pca.config.environment import SECRETS
 from streaming_pca.config.loading import load_streams
 from streaming_pca.config.schema import every_setting, file_schema, settings_markdown
+from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.schemas import MESSAGE_SCHEMAS, payload_schema
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.service.topics.asyncapi import asyncapi_document
@@ -470,6 +471,12 @@ def test_a_schema_that_cannot_be_printed_is_one_line(
 def test_the_reference_has_a_row_a_setting() -> None:
     rows = [line for line in settings_markdown().splitlines() if line.startswith("| `")]
     settings = every_setting()
+    of_features = [row for row in rows if row.startswith("| `features.")]
+    assert len(of_features) == len(Feature.model_fields)
+    for row, field in zip(of_features, Feature.model_fields.values(), strict=True):
+        assert row.count("|") == 5
+        assert field.description, f"{row} has no docstring"
+    rows = [row for row in rows if row not in of_features]
     assert len(rows) == len(settings)
     for row, setting in zip(rows, settings, strict=True):
         assert f"`{setting.variable}`" in row

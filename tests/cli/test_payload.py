@@ -45,7 +45,7 @@ def test_json_without_its_header_is_null_and_the_header_is_named(
     for how in (("--content-type", "json"), ("--header", "content-type=application/json; charset=utf-8")):
         told = call(capfd, "payload", "check", file, "--config", config, *how)
         assert (told.returncode, told.stdout) == (0, "a record: 1 row of 3 numbers from 1 to 3\n")
-    config.write_text(config.read_text() + 'content_type = "application/json"\n')
+    config.write_text(config.read_text() + 'format = "json"\n')
     assert call(capfd, "payload", "check", file, "--config", config).returncode == 0
 
 

@@ -14,6 +14,7 @@ from streaming_pca.config.environment import variable_of
 from streaming_pca.config.loading import load_settings, load_streams
 from streaming_pca.config.schema import Setting, every_setting
 from streaming_pca.config.settings import ConfigurationError, Settings
+from streaming_pca.data.features.feature import Feature
 from streaming_pca.dev.jars import CACHE_VARIABLE
 from tests.config.test_settings import GOOD
 from tests.security.needles import secret
@@ -72,6 +73,7 @@ UNPROMISED = {
     ("stream", "delta"): "inf",
 }
 NO_PRIVACY = UNPROMISED | {("stream", "private"): "false"}
+FIELDS = {("stream", "features"): '[{"name": "a", "size": 4}]', ("stream", "privacy_unit"): "user"}
 CAP = {("stream", "cap", "epsilon"): "3", ("stream", "cap", "delta"): "1e-3"}
 
 Case = tuple[str, Any] | tuple[str, Any, dict[tuple[str, ...], str]]
@@ -206,7 +208,12 @@ CASES: dict[tuple[str, ...], Case] = {
     ("stream", "seed"): ("7", 7),
     ("stream", "lost_records"): ("skip", "skip"),
     ("stream", "start"): ("latest", "latest"),
-    ("stream", "content_type"): ("application/json", "application/json"),
+    ("stream", "format"): ("json", "json"),
+    ("stream", "features"): (
+        '[{"name": "a", "size": 4, "bounds": [0, 2]}]',
+        (Feature(name="a", size=4, bounds=(0, 2)),),
+    ),
+    ("stream", "user_field"): ("user.id", ("user", "id"), FIELDS),
     ("stream", "cap", "epsilon"): ("1/3", "1/3", CAP),
     ("stream", "cap", "delta"): ("1e-5", "1/100000", CAP),
     ("worker", "group"): ("workers", "workers"),

@@ -148,7 +148,7 @@ def test_json_whose_header_is_missing_is_noticed_and_can_be_the_default(make_str
     """2,200 such messages became null records once, and one noisy gauge was all that said so."""
     how: dict[str, Any] = {"options": {"n_records": 4400, "n_batches": 1}, "partitions": 1}
     unread = make_stream(**how)
-    read = make_stream(**how, content_type="application/json")
+    read = make_stream(**how, format="json")
     values = [json.dumps({"x": row.tolist()}).encode() for row in unread.vectors(4400)]
     for stream in (unread, read):
         stream.produce(values, headers=())

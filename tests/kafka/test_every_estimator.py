@@ -150,7 +150,7 @@ def check_stream(stream: Stream, before: list[bytes], spent: dict[str, dict[str,
         components = np.array(release.components)
         gram = components @ components.T
         tensor = settings.build_estimator().info.releases == "tensor"
-        # The noise decides whether a feature seems to dominate, and only then a release has fields of version 7.
+        # Noise decides whether a feature seems to dominate; only then a release has fields of version 7.
         version = 6 if release.dominant_feature is None else 7
         assert (release.kind, release.version) == ("tensor" if tensor else "subspace", version)
         np.testing.assert_allclose(

@@ -54,9 +54,7 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
     check_opened(stream, ledger)
     if stream.content_type == ARROW and find_pyarrow() is None:
         # Otherwise this worker would spend the budget on null records.
-        raise StreamRefused(
-            f"stream.content_type = \"{ARROW}\" needs pyarrow: pip install '.[arrow]' in the checkout"
-        )
+        raise StreamRefused("stream.format = \"arrow\" needs pyarrow: pip install '.[arrow]' in the checkout")
     name, job = stream.name, ledger.job(stream.name)
     if job.standing is JobStatus.RETIRED:
         raise StreamRefused(f"stream {name!r} is retired, which is final: choose a new stream.name")
@@ -71,13 +69,15 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
         return
     _check_options(stream, job)
     # A contract leaves this out where it is the default.
-    default = {"content_type": OCTETS}
+    default = {"content_type": OCTETS, "features": None, "user_field": None}
     wanted = default | stream.privacy_contract
     recorded = default | recorded
     for key, value in wanted.items():
         if recorded.get(key) != value:
+            # A contract names the format by its media type.
+            setting = "format" if key == "content_type" else key
             raise StreamRefused(
-                f"stream.{key} is {_short(value)}, but the ledger has "
+                f"stream.{setting} is {_short(value)}, but the ledger has "
                 f"{_short(recorded.get(key))} for stream {name!r}: "
                 "set it back, or choose a new stream.name"
             )

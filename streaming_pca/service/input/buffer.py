@@ -263,10 +263,9 @@ class RecordBuffer:
     def _decoded(self, messages: Sequence[Any]) -> Iterator[Chunk]:
         """Decode messages one by one."""
         for piece in _pieces(messages):
-            rows, lengths = self._codec.decode_many(piece)
+            rows, lengths, users = self._codec.decode_all(piece)
             first = self._store.append(rows)
             offsets = np.fromiter((m.offset for m in piece), dtype=np.int64, count=len(piece))
-            users = self._codec.users_of(message.key for message in piece)
             yield _chunk(offsets, first, lengths, users, piece[-1].leader_epoch)
 
     def _copied(self, block: RecordBlock) -> Chunk | None:

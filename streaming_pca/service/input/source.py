@@ -50,6 +50,7 @@ def build_codec(stream: StreamSettings, user_key: bytes | None) -> PayloadCodec:
         user_key,
         stream.local_guarantee,
         stream.content_type,
+        stream.fields,
     )
 
 

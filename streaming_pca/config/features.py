@@ -1,0 +1,77 @@
+"""Settings of a stream that follow from its features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from streaming_pca.data.features.feature import Feature
+from streaming_pca.data.features.row_map import RowMap
+
+__all__ = ["with_features"]
+
+_FEATURES = TypeAdapter(tuple[Feature, ...])
+
+
+def with_features(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the settings that follow from a stream's features or bounds.
+
+    Raises
+    ------
+    ValueError
+        If the features do not go together, or another setting contradicts them.
+    """
+    found = dict(values)
+    if found.get("features") is not None:
+        try:
+            features = _FEATURES.validate_python(found["features"])
+        except ValidationError:
+            # Their own check describes that. No setting that follows from them is missing.
+            return {"dim": 2**13, **found}
+        _follow(found, RowMap(features))
+    if found.get("scale") == "bounds":
+        found["scale"] = _scale_of(found.get("bounds"))
+    return found
+
+
+def _follow(found: dict[str, Any], rows: RowMap) -> None:
+    # What follows may be there already, in the settings of a stream that are checked again.
+    if found.setdefault("dim", rows.dim) != rows.dim:
+        raise ValueError(f"dim is {rows.dim} by the columns of features: leave it out")
+    if _plain(found.setdefault("feature_names", rows.names)) != _plain(rows.names):
+        raise ValueError("feature_names are those of features: leave them out")
+    if rows.bounds is not None:
+        found.setdefault("bounds", rows.bounds)
+    if _plain(found.get("bounds")) != _plain(rows.bounds):
+        raise ValueError("bounds are those of features: set bounds of each feature")
+    found.setdefault("format", "json")
+    own = any(feature.scale is not None for feature in rows.features)
+    if own and _plain(found.get("scale")) not in (None, "bounds", _plain(rows.scale)):
+        raise ValueError("scale is set for the stream and for a feature: leave out one of them")
+    if found.get("scale") == "bounds" and rows.bounds is None:
+        unbounded = next(f.name for f in rows.features if f.column_bounds is None)
+        raise ValueError(f'scale = "bounds" needs bounds of every feature, and {unbounded!r} has none')
+    if found.get("scale") in (None, "bounds") and rows.scale is not None:
+        found["scale"] = rows.scale
+
+
+def _plain(value: Any) -> Any:
+    """Return nested tuples as lists."""
+    return [_plain(each) for each in value] if isinstance(value, (tuple, list)) else value
+
+
+def _scale_of(bounds: Any) -> Any:
+    """Return factors that make each range 2 wide."""
+    if bounds is None:
+        raise ValueError('scale = "bounds" needs bounds')
+    try:
+        lower, upper = (np.asarray(each, dtype=np.float64) for each in bounds)
+        with np.errstate(all="ignore"):
+            factors = 2 / (upper - lower)
+    except (TypeError, ValueError):
+        # The check of bounds describes that.
+        return None
+    return factors.tolist() if (factors > 0).all() and np.isfinite(factors).all() else None

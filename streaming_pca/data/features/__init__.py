@@ -1,0 +1,1 @@
+"""Public maps from records with named fields to rows of numbers."""

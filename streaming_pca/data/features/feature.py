@@ -1,0 +1,271 @@
+"""Public description of one feature: a field of records, and the columns that it becomes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from streaming_pca.data.features.numbers import TRANSFORMS, Transform, number_of
+from streaming_pca.data.features.paths import Path, path_of
+from streaming_pca.data.features.times import PERIODS, Part, TimeUnit, seconds_of
+
+__all__ = ["OTHER", "Feature", "category_of"]
+
+OTHER = "other"
+"""Name of the column, and of the stand-in, of values outside a vocabulary."""
+
+_MOST_COLUMNS = 2**13
+
+
+def category_of(value: Any) -> str | None:
+    """Return the word that a category's value is compared by; None for a value that is no category."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (bool, np.bool_)):
+        return "true" if value else "false"
+    return str(int(value)) if isinstance(value, (int, np.integer)) else None
+
+
+def _words(value: Any) -> Any:
+    if isinstance(value, str) or not isinstance(value, (Sequence, np.ndarray)):
+        return value
+    words = [category_of(each) for each in value]
+    return value if None in words else tuple(words)
+
+
+class Feature(BaseModel):
+    """Field of records, and the columns that it becomes.
+
+    It is public, and part of a stream's privacy contract. A feature is a number, unless it has `categories`
+    (a word of a public vocabulary), `parts` (a time) or a `size` (a list of numbers). The columns of a record
+    are a function of that record alone.
+
+    Raises
+    ------
+    ValueError
+        With the setting, if they do not go together.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+        ignored_types=(cached_property,),
+    )
+
+    name: str = Field(min_length=1, max_length=200)
+    """Name of its column, or the beginning of its columns' names."""
+    path: Annotated[Path | None, BeforeValidator(path_of)] = None
+    """Place of the field, `"user.age"` or `["items", "0", "price"]`; if not set, the name."""
+    bounds: tuple[float, float] | None = None
+    """Public least and largest value, to which values are clamped."""
+    transform: Transform = "none"
+    """Function of the value, which needs bounds within its domain."""
+    missing: bool | float | str | None = None
+    """Public stand-in for a field that is absent or null, `"other"` for a category outside the vocabulary;
+    if not set, a record that lacks the field is null."""
+    categories: Annotated[tuple[str, ...] | None, BeforeValidator(_words)] = None
+    """Vocabulary, with a column of 0 or 1 for each word; whole numbers and booleans are compared by their
+    text."""
+    other: bool = False
+    """Give values outside the vocabulary a column; otherwise all columns are 0 for them."""
+    parts: tuple[Part, ...] | None = None
+    """Cyclic parts of a time in UTC, with a sine and a cosine each."""
+    unit: TimeUnit = "s"
+    """Unit of times that are numbers, counted from 1970; texts are ISO 8601."""
+    size: int | None = Field(default=None, ge=1, le=_MOST_COLUMNS)
+    """Length of a list of numbers."""
+    parse: bool = False
+    """Read texts as numbers."""
+    scale: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Public factor of its columns after centring, in place of the stream's."""
+
+    @property
+    def kind(self) -> Literal["number", "category", "time", "list"]:
+        """Kind of its values."""
+        if self.categories is not None:
+            return "category"
+        if self.parts is not None:
+            return "time"
+        return "number" if self.size is None else "list"
+
+    @model_validator(mode="after")
+    def _check(self) -> Feature:
+        kinds = [name for name in ("categories", "parts", "size") if getattr(self, name) is not None]
+        if len(kinds) > 1:
+            raise ValueError(f"{kinds[0]} and {kinds[1]} do not go together")
+        for name, of in (
+            ("other", "categories"),
+            ("unit", "parts"),
+            ("bounds", "number"),
+            ("transform", "number"),
+            ("parse", "number"),
+        ):
+            is_set = getattr(self, name) != type(self).model_fields[name].default
+            fits = self.kind in ("number", "list") if of == "number" else getattr(self, of) is not None
+            if is_set and not fits:
+                needs = "is of numbers" if of == "number" else f"needs {of}"
+                raise ValueError(f"{name} {needs}")
+        for name in ("categories", "parts"):
+            listed = getattr(self, name)
+            if listed is not None and (not listed or len(set(listed)) < len(listed)):
+                raise ValueError(f"{name} must be distinct, and one at least")
+        if self.other and OTHER in (self.categories or ()):
+            raise ValueError(f'other = true names a column "{OTHER}", which categories has already')
+        self._check_bounds()
+        self._check_missing()
+        return self
+
+    def _check_bounds(self) -> None:
+        if self.bounds is None:
+            if self.transform != "none":
+                raise ValueError(f'transform = "{self.transform}" needs bounds')
+            return
+        low, high = self.bounds
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            raise ValueError("bounds must be two finite numbers, the lower one first")
+        least, most = TRANSFORMS[self.transform].domain
+        if low < least or high > most:
+            raise ValueError(
+                f'bounds must lie within {least:g} and {most:g} for transform = "{self.transform}"'
+            )
+        if not all(map(math.isfinite, self.column_bounds or ())):
+            raise ValueError(f'transform = "{self.transform}" is not finite at the bounds')
+
+    def _check_missing(self) -> None:
+        value = self.missing
+        if value is None:
+            return
+        if self.kind == "category":
+            word = category_of(int(value) if isinstance(value, float) and value.is_integer() else value)
+            if word != OTHER and word not in (self.categories or ()):
+                raise ValueError(f'missing must be one of the categories, or "{OTHER}"')
+        elif self.kind == "time":
+            if math.isnan(seconds_of(value, self.unit)):
+                raise ValueError("missing must be a time: ISO 8601, or a number")
+        elif not math.isfinite(number_of(value, parse=False)):
+            raise ValueError("missing must be a finite number")
+        elif self.bounds is not None and not self.bounds[0] <= value <= self.bounds[1]:  # type: ignore[operator]
+            raise ValueError("missing must lie within bounds")
+
+    @property
+    def place(self) -> Path:
+        """Place of the field in a record."""
+        return self.path or tuple(self.name.split("."))
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """Names of its columns."""
+        if self.categories is not None:
+            return tuple(f"{self.name}={word}" for word in (*self.categories, *[OTHER] * self.other))
+        if self.parts is not None:
+            return tuple(f"{self.name}.{part}.{wave}" for part in self.parts for wave in ("sin", "cos"))
+        return (self.name,) if self.size is None else tuple(f"{self.name}.{i}" for i in range(self.size))
+
+    @cached_property
+    def column_bounds(self) -> tuple[float, float] | None:
+        """Least and largest number in each of its columns; None where that is not known."""
+        if self.kind == "category":
+            return 0.0, 1.0
+        if self.kind == "time":
+            return -1.0, 1.0
+        if self.bounds is None:
+            return None
+        of = TRANSFORMS[self.transform].of
+        return of(self.bounds[0]), of(self.bounds[1])
+
+    def fill(self, columns: NDArray[np.float64], values: Sequence[Any], beyond: bool) -> None:
+        """Write the columns (n, width) of n values; NaN where a value is none of this feature's.
+
+        Parameters
+        ----------
+        columns : (n, width) float64
+        values : sequence
+            None for a field that is absent or null.
+        beyond : bool
+            Whether values outside of the bounds stay outside, so that who clamps them can count them.
+        """
+        if self.kind == "list":
+            self._fill_lists(columns, values, beyond)
+            return
+        values = self._with_stand_ins(values)
+        if self.kind == "category":
+            self._fill_categories(columns, values)
+        elif self.kind == "time":
+            self._fill_times(columns, values)
+        else:
+            columns[:, 0] = self._numbers(values, beyond)
+
+    def _with_stand_ins(self, values: Sequence[Any]) -> Sequence[Any]:
+        if self.missing is None or all(value is not None for value in values):
+            return values
+        return [self.missing if value is None else value for value in values]
+
+    def _numbers(self, values: Sequence[Any], beyond: bool) -> NDArray[np.float64]:
+        found = _floats(values, self.parse)
+        if self.bounds is None:
+            return found
+        low, high = self.bounds
+        if self.transform == "none":
+            return found if beyond else np.clip(found, low, high)
+        of, (least, most) = TRANSFORMS[self.transform].of, self.column_bounds or (0.0, 0.0)
+        under, over = (least - 1, most + 1) if beyond else (least, most)
+        # One by one: a function of whole arrays may round a value by its place among others.
+        return np.array(
+            [under if x < low else over if x > high else of(x) for x in found.tolist()], np.float64
+        )
+
+    def _fill_lists(self, columns: NDArray[np.float64], values: Sequence[Any], beyond: bool) -> None:
+        for row, value in zip(columns, values, strict=True):
+            if value is None and self.missing is not None:
+                value = [None] * len(row)
+            if not isinstance(value, (list, tuple, np.ndarray)) or len(value) != len(row):
+                row[:] = np.nan
+                continue
+            items = self._with_stand_ins(value.tolist() if isinstance(value, np.ndarray) else value)
+            row[:] = self._numbers(items, beyond)
+
+    def _fill_categories(self, columns: NDArray[np.float64], values: Sequence[Any]) -> None:
+        words = self.categories or ()
+        place = {word: i for i, word in enumerate(words)}
+        outside = len(words) if self.other else -1
+        columns[:] = 0.0
+        for row, value in enumerate(values):
+            word = value if type(value) is str else category_of(value)
+            if word is None:
+                if isinstance(value, float) and value.is_integer() and value == self.missing:
+                    word = str(int(value))
+                else:
+                    columns[row] = np.nan
+                    continue
+            at = place.get(word, outside)
+            if at >= 0:
+                columns[row, at] = 1.0
+
+    def _fill_times(self, columns: NDArray[np.float64], values: Sequence[Any]) -> None:
+        for row, value in zip(columns, values, strict=True):
+            seconds = seconds_of(value, self.unit)
+            for i, part in enumerate(self.parts or ()):
+                angle = math.nan if math.isnan(seconds) else 2 * math.pi * PERIODS[part](seconds)
+                row[2 * i : 2 * i + 2] = math.sin(angle), math.cos(angle)
+
+
+_NUMBERS = {float, int, bool, type(None)}
+
+
+def _floats(values: Sequence[Any], parse: bool) -> NDArray[np.float64]:
+    """Return numbers as float64, NaN for anything else."""
+    if set(map(type, values)) <= _NUMBERS:
+        try:
+            return np.array(values, np.float64)
+        except OverflowError:
+            # An integer beyond float64, of one record: the others keep their numbers.
+            pass
+    return np.array([number_of(value, parse) for value in values], np.float64)

@@ -1,0 +1,53 @@
+"""Numbers of fields, and functions of them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+__all__ = ["TRANSFORMS", "Transform", "number_of"]
+
+Transform = Literal["none", "log1p", "sqrt", "logit"]
+
+_NUMBER = re.compile(r"[ \t]*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?[ \t]*", re.ASCII)
+_LONGEST = 400
+"""Characters of a number's text, of which float64 has no more than 326 that matter."""
+
+
+class _Function(NamedTuple):
+    of: Callable[[float], float]
+    domain: tuple[float, float]
+
+
+def _logit(x: float) -> float:
+    return math.log(x) - math.log1p(-x) if 0 < x < 1 else math.copysign(math.inf, x - 0.5)
+
+
+TRANSFORMS: dict[str, _Function] = {
+    "none": _Function(lambda x: x, (-math.inf, math.inf)),
+    "log1p": _Function(lambda x: -math.inf if x <= -1 else math.log1p(x), (-1.0, math.inf)),
+    "sqrt": _Function(math.sqrt, (0.0, math.inf)),
+    "logit": _Function(_logit, (0.0, 1.0)),
+}
+"""Functions of a value, with the range that they take."""
+
+
+def number_of(value: Any, parse: bool) -> float:
+    """Return a value as a number; NaN for anything that is none.
+
+    Whole numbers beyond 2**53 are rounded to the nearest float64.
+    """
+    if isinstance(value, (int, float, np.number, np.bool_, Decimal)):
+        try:
+            return float(value)
+        except (OverflowError, ValueError, TypeError):
+            # Too large, a signalling NaN, or complex.
+            return math.nan
+    if parse and isinstance(value, str) and len(value) <= _LONGEST and _NUMBER.fullmatch(value):
+        return float(value)
+    return math.nan

@@ -1,0 +1,308 @@
+"""JSON objects as rows: nested fields, users, hostile texts, and the same rows alone and together."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from streaming_pca.data.codec import JSON, OCTETS, PayloadCodec, PrivacyUnit
+from streaming_pca.data.features.feature import Feature
+from streaming_pca.data.features.reading import MOST_OBJECT_BYTES, FieldReader
+from streaming_pca.data.features.row_map import RowMap
+from streaming_pca.data.judging import judge_message
+from streaming_pca.privacy.users.table import hash_users
+
+FEATURES = (
+    Feature(name="age", path="user.age", bounds=(0, 120), missing=40),
+    Feature(name="spent", transform="log1p", bounds=(0, 10_000)),
+    Feature(name="country", categories=("DE", "FR")),
+    Feature(name="price", path="items.1.price", bounds=(0, 10), missing=0),
+    Feature(name="seen", parts=("hour",), unit="ms"),
+    Feature(name="place", size=2, bounds=(-90, 180)),
+)
+GOOD: dict[str, Any] = {
+    "user": {"age": 33, "id": "ann", "more": [1]},
+    "spent": 99,
+    "country": "FR",
+    "items": [{"price": 1}, {"price": 2.5}],
+    "seen": 6 * 3600 * 1000,
+    "place": [48.5, 2],
+    "other": {"deep": [[[]]]},
+}
+ROW = [33, math.log1p(99), 0, 1, 2.5, 1, 0, 48.5, 2]
+KEY = b"k" * 32
+
+
+@dataclass
+class Message:
+    value: bytes | None
+    headers: list[tuple[str, bytes]] = field(default_factory=list)
+    key: bytes | None = None
+
+
+def codec(unit: PrivacyUnit = "message", user: str | None = None, max_rows: int = 4) -> PayloadCodec:
+    fields = FieldReader(FEATURES, None if user is None else tuple(user.split(".")))
+    secret = KEY if unit == "user" else None
+    return PayloadCodec(9, unit=unit, user_key=secret, max_rows=max_rows, content_type=JSON, fields=fields)
+
+
+def sent(*records: Any) -> Message:
+    """One object, or a list of them."""
+    return Message(json.dumps(records[0] if len(records) == 1 else records).encode())
+
+
+def changed(**fields: Any) -> dict[str, Any]:
+    return GOOD | fields
+
+
+def test_columns_bounds_and_factors_follow_from_the_features() -> None:
+    rows = RowMap(FEATURES)
+    assert rows.dim == 9
+    assert rows.names[2:5] == ("country=DE", "country=FR", "price")
+    assert rows.bounds == (
+        pytest.approx((0, 0, 0, 0, 0, -1, -1, -90, -90)),
+        pytest.approx((120, math.log1p(10_000), 1, 1, 10, 1, 1, 180, 180)),
+    )
+    assert rows.scale == pytest.approx(tuple(2 / (b - a) for a, b in zip(*rows.bounds, strict=True)))
+    own = RowMap([*FEATURES, Feature(name="free", scale=3.0)])
+    assert own.bounds is None
+    assert own.scale == (1.0,) * 9 + (3.0,)
+    assert RowMap([Feature(name="free")]).scale is None
+
+
+@pytest.mark.parametrize(
+    ("features", "words"),
+    [
+        ([], "one feature"),
+        ([Feature(name="a"), Feature(name="a", path="b")], "two columns have the name 'a'"),
+        ([Feature(name="a.0"), Feature(name="a", size=2)], "'a.0'"),
+        ([Feature(name="user"), Feature(name="user.age")], "'user' cannot be a value"),
+    ],
+)
+def test_features_that_do_not_go_together_are_refused(features: list[Feature], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        RowMap(features)
+
+
+def test_an_object_is_a_row() -> None:
+    rows, lengths = codec().decode_many([sent(GOOD)])
+    assert lengths.tolist() == [1]
+    np.testing.assert_allclose(rows, [ROW], atol=1e-12)
+    bom = b"\xef\xbb\xbf \n" + json.dumps(GOOD).encode()
+    registered = b"\0\0\0\0\7" + json.dumps(GOOD).encode()
+    pretty = json.dumps(GOOD, indent=2).encode() + b"\n"
+    rows, lengths = codec().decode_many([Message(bom), Message(registered), Message(pretty)])
+    assert lengths.tolist() == [1, 1, 1]
+    np.testing.assert_allclose(rows, [ROW] * 3, atol=1e-12)
+
+
+def test_a_list_of_objects_is_a_factor_or_many_records() -> None:
+    bad = changed(spent="much")
+    rows, lengths = codec().decode_many(
+        [sent(GOOD, GOOD), sent(GOOD, bad), sent(*[GOOD] * 5), Message(b"[]")]
+    )
+    assert lengths.tolist() == [2, 0, 0, 0]
+    rows, lengths = codec("row").decode_many([sent(GOOD, bad, GOOD), sent(*[GOOD] * 5)])
+    assert lengths.tolist() == [3, 0]
+    assert np.isnan(rows).all(axis=1).tolist() == [False, True, False]
+
+
+NESTED = b"[" * 10**6
+HOSTILE = {
+    "nothing": b"",
+    "no JSON": b"\xff\x00\x01",
+    "a number": b"5",
+    "a text": b'"x"',
+    "null": b"null",
+    "cut": b'{"user":{"age":3',
+    "more behind": b'{"spent":1} {}',
+    "no end": b'[{"spent":1}',
+    "more behind the list": b'[{"spent":1}] 5',
+    "deep": b'{"spent":' + NESTED + b"]" * 10**6 + b"}",
+    "deep elsewhere": b'{"elsewhere":' + NESTED + b"]" * 10**6 + b"}",
+    "deep and open": NESTED,
+    "digits": b'{"spent":' + b"9" * 10**5 + b"}",
+    "an exponent": b'{"spent":1e999}',
+    "NaN": b'{"spent":NaN}',
+    "NaN as text": b'{"spent":"NaN"}',
+    "a wrong nest": b'{"user":[1]}',
+    "no UTF-8": b'{"country":"\xff"}',
+    "a lone surrogate": b'{"country":"\\ud800"}',
+    "too long": b'{"x":"' + b"a" * MOST_OBJECT_BYTES + b'"}',
+    "a list of lists": b"[[1,2,3]]",
+    "many lists": b"[" + b"[]," * 10**5 + b"[]]",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("unit", ["message", "row", "user"])
+def test_a_hostile_text_is_null_and_disturbs_no_other(name: str, unit: Any) -> None:
+    reader = codec(unit)
+    among = [sent(GOOD), Message(HOSTILE[name]), sent(GOOD)]
+    rows, lengths = reader.decode_many(among)
+    assert lengths[[0, 2]].tolist() == [1, 1]
+    good = rows[~np.isnan(rows).any(axis=1)]
+    np.testing.assert_allclose(good, [ROW] * 2, atol=1e-12)
+    verdict = judge_message(reader, Message(HOSTILE[name], key=b"u"))
+    assert verdict.reason
+    assert "\n" not in verdict.reason
+    assert len(verdict.reason) < 300
+
+
+REASONS = [
+    (changed(spent="much"), "field 'spent' is 'much', which is no number"),
+    (changed(spent=None), "field 'spent' is missing, and has no stand-in"),
+    (changed(seen="x" * 99), "which is no time"),
+    (changed(place=[1]), "field 'place' is [1], which is no list of numbers of its size"),
+    (changed(country=1.5), "which is no word of a category"),
+    (changed(items=[{}, {"price": "x"}]), "field 'items.1.price'"),
+    (changed(user=7), "$.user"),
+]
+
+
+@pytest.mark.parametrize(("record", "words"), REASONS, ids=[words for _, words in REASONS])
+def test_a_verdict_names_the_field(record: Any, words: str) -> None:
+    verdict = judge_message(codec(), sent(record))
+    assert words in verdict.reason
+    assert not judge_message(codec(), sent(GOOD)).reason
+    # Where each row is a record, the row is named too.
+    assert f"row 1: {words}"[:20] in judge_message(codec("row"), sent(GOOD, record)).reason
+
+
+def test_what_may_be_missing_is() -> None:
+    rows, lengths = codec().decode_many(
+        [
+            sent(changed(user=None, items=None)),
+            sent({k: v for k, v in GOOD.items() if k not in ("user", "items")}),
+            sent(changed(user={}, items=[{"price": 3}])),
+            sent(changed(items={"1": {"price": 2.5}})),
+        ]
+    )
+    assert lengths.tolist() == [1, 1, 1, 1]
+    assert rows[:, 0].tolist() == [40, 40, 40, 33]
+    assert rows[:, 4].tolist() == [0, 0, 0, 2.5]
+
+
+def test_of_two_members_of_one_name_the_last_counts() -> None:
+    twice = json.dumps(GOOD)[:-1] + ', "country": "DE"}'
+    rows, _ = codec().decode_many([Message(twice.encode())])
+    assert rows[0, 2:4].tolist() == [1, 0]
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["age", "price", "0"]), inner)
+    ),
+    max_leaves=6,
+)
+records = st.dictionaries(
+    st.sampled_from(["user", "spent", "country", "items", "seen", "place", "x"]), values
+).map(lambda part: GOOD | part)
+
+
+@given(st.lists(st.lists(records, min_size=1, max_size=3), max_size=6), st.sampled_from(["message", "row"]))
+def test_rows_are_the_same_alone_and_together(payloads: list[list[Any]], unit: Any) -> None:
+    reader = codec(unit)
+    messages = [sent(*payload) for payload in payloads]
+    together, lengths = reader.decode_many(messages)
+    alone = [reader.decode_many([each]) for each in messages]
+    assert lengths.tolist() == [int(count[0]) for _, count in alone]
+    np.testing.assert_array_equal(together, np.concatenate([np.zeros((0, 9)), *(rows for rows, _ in alone)]))
+    for message in messages:
+        single, through_header = (
+            reader.decode(message),
+            Message(message.value, [("content-type", JSON.encode())]),
+        )
+        other = reader.decode(through_header)
+        assert (single is None) == (other is None)
+        if single is not None and other is not None:
+            np.testing.assert_array_equal(single, other)
+        judge_message(reader, message)
+
+
+@given(
+    st.binary(max_size=60)
+    | records.map(lambda r: json.dumps(r).encode()).flatmap(
+        lambda text: st.integers(0, len(text)).map(lambda cut: text[:cut])
+    )
+)
+@example(b"[")
+@example(b"\0\0\0\0\0[{}]")
+def test_any_bytes_are_judged(value: bytes) -> None:
+    for unit in ("message", "row", "user"):
+        judge_message(codec(unit, "user.id" if unit == "user" else None), Message(value))  # type: ignore[arg-type]
+
+
+def hashed(*users: bytes | None) -> Any:
+    return hash_users(KEY, users).tolist()
+
+
+def test_a_field_names_the_user() -> None:
+    reader = codec("user", "user.id")
+
+    def of(user: Any) -> dict[str, Any]:
+        return changed(user={"age": 1, "id": user})
+
+    messages = [
+        sent(of("ann")),
+        sent(of(17)),
+        sent(of(None)),
+        sent(of("")),
+        sent(of(True)),
+        sent(of(1.0)),
+        sent(changed(user=None)),
+        sent(of("ann"), of("ann")),
+        sent(of("ann"), of("bob")),
+        Message(b"no JSON", key=b"ann"),
+        Message(np.zeros(9, "<f4").tobytes(), [("content-type", OCTETS.encode())], key=b"ann"),
+        sent(of("ünï")),
+        sent(of(2**70)),
+    ]
+    for message in messages:
+        message.key = message.key or b"the key"
+    _, _, users = reader.decode_all(messages)
+    assert users is not None
+    nobody = [None] * 5
+    expected = [b"ann", b"17", *nobody, b"ann", None, None, None, "ünï".encode(), None]
+    assert users.tolist() == hashed(*expected)
+    # A field with the text of a number is the same user as the number; so says the reference.
+    assert reader.decode_all([sent(of("17"))]).users.tolist() == hashed(b"17")  # type: ignore[union-attr]
+    assert "no field 'user.id'" in judge_message(reader, sent(of(None))).reason
+    # A message of rows has no field, and is copied nowhere with its key as the user.
+    assert reader.plain_headers == []
+
+
+def test_the_key_names_the_user_where_no_field_does() -> None:
+    reader = codec("user")
+    keyed = sent(GOOD)
+    keyed.key = b"ann"
+    octets = Message(np.arange(9, dtype="<f4").tobytes(), [("content-type", OCTETS.encode())], b"bob")
+    rows, lengths, users = reader.decode_all([keyed, octets, sent(GOOD)])
+    assert lengths.tolist() == [1, 1, 1]
+    assert rows[1].tolist() == list(range(9))
+    assert users is not None
+    assert users.tolist() == hashed(b"ann", b"bob", None)
+    assert reader.decode_all([]).users.tolist() == []  # type: ignore[union-attr]
+
+
+def test_a_name_that_no_struct_can_have_is_read_too() -> None:
+    odd = FieldReader([Feature(name='a"b', path=['a"b']), Feature(name="user.age"), Feature(name="l.0")])
+    record = {'a"b': 1, "user": {"age": 2}, "l": [3]}
+    assert odd.rows(odd.json_records(json.dumps(record).encode(), 1)).tolist() == [[1, 2, 3]]
+    dotted = FieldReader([Feature(name="x", path=["a.b"])])
+    assert dotted.rows(dotted.json_records(b'{"a.b": 4, "a": {"b": 5}}', 1)).tolist() == [[4]]
+
+
+def test_a_reader_goes_to_other_processes() -> None:
+    copy = pickle.loads(pickle.dumps(FieldReader(FEATURES, ("user", "id"))))
+    assert copy.map.features == FEATURES
+    assert copy.user_field == ("user", "id")
