@@ -1,7 +1,15 @@
 """Library: the private estimators behind the interface of scikit-learn."""
 
 from streaming_pca.api.budget import BudgetAccountant, BudgetError
+from streaming_pca.api.feature_map import FeatureMap
 from streaming_pca.api.model_file import ModelFileError
 from streaming_pca.api.private_pca import DEFAULT_ESTIMATOR, PrivatePCA
 
-__all__ = ["DEFAULT_ESTIMATOR", "BudgetAccountant", "BudgetError", "ModelFileError", "PrivatePCA"]
+__all__ = [
+    "DEFAULT_ESTIMATOR",
+    "BudgetAccountant",
+    "BudgetError",
+    "FeatureMap",
+    "ModelFileError",
+    "PrivatePCA",
+]

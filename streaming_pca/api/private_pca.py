@@ -23,6 +23,7 @@ from streaming_pca.api.budget import (
 )
 from streaming_pca.api.components import configured_components, of_rank, release_of
 from streaming_pca.api.fitted import ATTRIBUTES, fitted_attributes
+from streaming_pca.api.mapped_model import MappedModel, plain_features
 from streaming_pca.api.model_file import decode_model_state, read_model, write_model
 from streaming_pca.api.published import (
     attributes_of_release,
@@ -30,7 +31,7 @@ from streaming_pca.api.published import (
     parameters_of_release,
     read_release,
 )
-from streaming_pca.api.subspace_model import Rows, SubspaceModel, rows_of_record
+from streaming_pca.api.subspace_model import Rows, rows_of_record
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.release import Release
@@ -66,7 +67,7 @@ _MECHANISM_FREE = ("random_state", "whiten", "accountant")
 _FEATURES = ("n_features_in_", "feature_names_in_")
 
 
-class PrivatePCA(SubspaceModel):
+class PrivatePCA(MappedModel):
     """Principal components under differential privacy for each record.
 
     Parameters
@@ -86,27 +87,28 @@ class PrivatePCA(SubspaceModel):
     estimator : str, default="adaptive"
         Id of the estimator; ``streaming-pca estimators`` lists them.
     centering : {"auto", "pairs", "none"} or array of d numbers, default="auto"
-        "auto" estimates the mean with a small part of the budget. "pairs" uses
-        differences of two records, (x - y)/sqrt(2); of an odd number the last
-        record stays unused and uncharged. An array is a public centre. "none"
-        keeps second moments.
-    bounds : (lower, upper) or None, default=None
-        Public bounds of the features, each a number or d numbers, to which records
-        are clamped. They improve accuracy more than any other parameter. Bounds
-        computed from the records are not public.
+        "auto" estimates the mean with a small part of the budget. "pairs" uses differences of two
+        records, (x - y)/sqrt(2); of an odd number the last record stays unused and uncharged. An
+        array is a public centre. "none" keeps second moments.
+    bounds : (lower, upper), dict of column to (lower, upper), or None, default=None
+        Public bounds of the features, each a number or d numbers, to which records are clamped. They
+        improve accuracy more than any other parameter. Bounds computed from the records are not
+        public. By names, X is a table of these columns.
     scale : float, array of d numbers or None, default=None
         Public factors of the features, applied after centring.
     random_state : int, numpy RandomState or Generator, or None, default=None
-        Seed of randomness that privacy does not depend on: the order in which
-        ``fit`` reads the records, and an initial basis. It never seeds the noise, so
-        two fits differ.
+        Seed of randomness that privacy does not depend on: the order in which ``fit`` reads the
+        records, and an initial basis. It never seeds the noise, so two fits differ.
+    features : FeatureMap, list of Feature or dict, or None, default=None
+        Public map of a table's columns, or of records with named fields, to rows: X is then such a
+        table, d the number of the map's columns, and bounds and scale are the map's. A scaler or an
+        imputer that is fitted on X in front of this model is not private; the map is.
     options : dict or None, default=None
-        Options of the estimator. ``fit`` adds ``n_records`` if the estimator has
-        that option and this dict does not, and uses as few batches as possible:
-        one release needs no more, and each batch adds noise.
+        Options of the estimator. ``fit`` adds ``n_records`` if the estimator has that option and this
+        dict does not, and uses as few batches as possible: each batch adds noise.
     whiten : bool, default=False
-        Divide coordinates by the roots of the explained variances, each at least its standard
-        error. It may be changed on a fitted model, at no cost. Not for factors of several rows.
+        Divide coordinates by the roots of the explained variances, each at least its error. It may be
+        changed on a fitted model, at no cost. Not for factors of several rows.
     accountant : BudgetAccountant or None, default=None
         Budget that each fit is charged to, besides those of open ``with`` blocks.
         :class:`~streaming_pca.BudgetAccountant` says what adds up. It is not saved.
@@ -138,21 +140,19 @@ class PrivatePCA(SubspaceModel):
         the same records' subspace (clipped ones' if "clipped" is in ``doubts_``, or with ``clip_radius``).
         The trivial bound is pi/2.
     mean_ : (d,) float64
-        Vector that ``transform`` subtracts, in units of X: the private mean for
-        "auto", the given centre for an array. Absent if no mean was found, and for
-        "pairs" and "none", which estimate none.
+        Vector that ``transform`` subtracts, in units of X (of the map's columns with ``features``): the
+        private mean for "auto", the given centre for an array. Absent if no mean was found or sought.
     outcome_ : str
         Outcome of the last batch, if the estimator can learn nothing from one.
     doubts_ : tuple of str
         Reasons not to rely on the model, derived from its other attributes: ids of
-        :class:`~streaming_pca.estimators.doubts.Doubt`. If there are any, ``fit``
-        and ``partial_fit`` warn. An empty tuple does not prove a good model: without
-        ``angle_bound_`` and ``explained_variance_error_`` few doubts can be detected.
+        :class:`~streaming_pca.estimators.doubts.Doubt`. If there are any, ``fit`` and ``partial_fit`` warn.
+        Without ``angle_bound_`` and ``explained_variance_error_`` few doubts can be detected.
     n_components_, n_features_in_ : int
     feature_names_in_ : (d,) str
         Names of X's columns, if it had names.
     n_records_seen_, n_samples_seen_ : int
-        Number of records in the present model, which is public: neighbours have equally many.
+        Number of records in the present model, which is public.
     privacy_spent_ : Charge
         Charge of each of these records, as exact fractions:
         ``float(pca.privacy_spent_.epsilon)``.
@@ -167,9 +167,8 @@ class PrivatePCA(SubspaceModel):
     before it is computed, and disjoint records compose in parallel. Therefore
     *no record may be passed twice*; the caller must ensure it, because it cannot
     be checked here. ``privacy_spent_`` covers the present model only: ``fit``
-    forgets earlier fits, but the charges of fits on the same records add up, so a
-    parameter search with n fits costs n times as much. Records of a call that
-    failed after it was charged are spent too: a later batch, perhaps a retry, adds to that charge.
+    forgets earlier fits, but charges of fits on the same records add up: a parameter search with n
+    fits costs n times as much. Records of a call that failed after it was charged are spent too.
 
     ``transform``, ``inverse_transform``, ``score`` and ``score_samples`` are functions of the
     given rows; their results are not private for those rows. ``get_covariance`` and
@@ -211,8 +210,9 @@ class PrivatePCA(SubspaceModel):
         private: bool = True,
         estimator: str = DEFAULT_ESTIMATOR,
         centering: str | ArrayLike = "auto",
-        bounds: tuple[ArrayLike, ArrayLike] | None = None,
+        bounds: tuple[ArrayLike, ArrayLike] | Mapping[str, tuple[float, float]] | None = None,
         scale: ArrayLike | None = None,
+        features: Any = None,
         random_state: Any = None,
         options: dict[str, Any] | None = None,
         whiten: bool = False,
@@ -226,6 +226,7 @@ class PrivatePCA(SubspaceModel):
         self.centering = centering
         self.bounds = bounds
         self.scale = scale
+        self.features = features
         self.random_state = random_state
         self.options = options
         self.whiten = whiten
@@ -358,7 +359,7 @@ class PrivatePCA(SubspaceModel):
         parameters["n_components"], parameters["options"] = configured_components(
             self.n_components, self.estimator, self.options, dim, rank
         )
-        estimator = configure(dim, n_records=n_records, **parameters)
+        estimator = configure(dim, n_records=n_records, **self._mapped_parameters(parameters, dim))
         if estimator.info.releases == "tensor":
             raise ValueError(
                 f"{estimator.info.id} finds the components of a tensor, which span no subspace of their own: "
@@ -467,7 +468,7 @@ class PrivatePCA(SubspaceModel):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # The defaults are for pickles of earlier versions.
-        super().__setstate__({"whiten": False, "accountant": None, **state})
+        super().__setstate__({"whiten": False, "accountant": None, "features": None, **state})
         self._adopt_budgets(self.__dict__.pop("_foreign_budgets", ()))
 
     def __sklearn_clone__(self) -> Self:
@@ -507,6 +508,7 @@ class PrivatePCA(SubspaceModel):
         names = getattr(self, "feature_names_in_", None)
         parameters = self.get_params(deep=False)
         del parameters["accountant"]
+        parameters["features"] = plain_features(self.features)
         header = {
             "rank": self._estimator.k,
             "parameters": parameters,

@@ -163,7 +163,7 @@ def test_records_beyond_what_a_batch_may_hold_are_cut_into_the_fewest_batches(
     records: int, centering: str
 ) -> None:
     keep = PrivatePCA(1, centering=centering).get_params()
-    for name in ("random_state", "whiten", "accountant"):
+    for name in ("random_state", "whiten", "accountant", "features"):
         del keep[name]
     estimator = configure(3, n_records=records, **keep)
     state, taken = estimator.init(np.random.default_rng(0)), []

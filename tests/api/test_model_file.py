@@ -90,6 +90,7 @@ def test_parameters_come_back_whatever_they_are_made_of(tmp_path: Path) -> None:
         "n_components": 3,
         "epsilon": 0.1,
         "delta": 1e-7,
+        "features": None,
         "private": True,
         "estimator": "adaptive",
         "centering": [0.1] * 8,

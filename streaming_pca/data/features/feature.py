@@ -204,6 +204,14 @@ class Feature(BaseModel):
             columns[:, 0] = self._numbers(values, beyond)
 
     def _with_stand_ins(self, values: Sequence[Any]) -> Sequence[Any]:
+        if isinstance(values, np.ndarray):
+            # A column of numbers, in which NaN means that one is missing.
+            lost = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), np.bool_)
+            if self.kind == "number":
+                return np.where(lost, np.nan if self.missing is None else self.missing, values)
+            values = [
+                None if gone else value for value, gone in zip(values.tolist(), lost.tolist(), strict=True)
+            ]
         if self.missing is None or all(value is not None for value in values):
             return values
         return [self.missing if value is None else value for value in values]
@@ -262,6 +270,8 @@ _NUMBERS = {float, int, bool, type(None)}
 
 def _floats(values: Sequence[Any], parse: bool) -> NDArray[np.float64]:
     """Return numbers as float64, NaN for anything else."""
+    if isinstance(values, np.ndarray):
+        return values.astype(np.float64)
     if set(map(type, values)) <= _NUMBERS:
         try:
             return np.array(values, np.float64)

@@ -107,7 +107,7 @@ class FieldReader:
             return None
 
     def rows(self, records: Sequence[Any]) -> NDArray[np.float64]:
-        """Return a row for each record (n, d), of NaNs where the map refuses it, or for None."""
+        """Return a row for each record (n, d); NaNs for None, and where the map refuses it."""
         there = self._there(records)
         found = self.map.rows([list(map(get, there)) for get in self._getters()], len(there))
         if len(there) == len(records):

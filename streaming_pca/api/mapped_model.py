@@ -1,0 +1,80 @@
+"""Model of records with named fields: a table's columns, by features or by bounds of names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from streaming_pca.api.feature_map import FeatureMap, row_map_of, rows_of_table
+from streaming_pca.api.subspace_model import Rows, SubspaceModel
+from streaming_pca.data.features.feature import Feature
+from streaming_pca.data.features.frames import column_names
+from streaming_pca.data.features.row_map import RowMap
+
+__all__ = ["MappedModel"]
+
+
+class MappedModel(SubspaceModel):
+    """Model whose X may be a table, by its parameters ``features`` and ``bounds``."""
+
+    features: Any
+    bounds: Any
+
+    def _row_map(self) -> RowMap | None:
+        """Return the map from a table to rows; None where X is rows already."""
+        features: Any = getattr(self, "features", None)
+        if features is not None:
+            if self.bounds is not None:
+                raise ValueError("bounds are those of features: leave one of them out")
+            return row_map_of(features)
+        if not isinstance(self.bounds, Mapping):
+            return None
+        if not self.bounds:
+            raise ValueError("bounds names no column")
+        return row_map_of([{"name": str(n), "path": [str(n)], "bounds": b} for n, b in self.bounds.items()])
+
+    def _mapped_parameters(self, parameters: dict[str, Any], dim: int) -> dict[str, Any]:
+        """Return the parameters of an estimator of the map's rows."""
+        features = parameters.pop("features", None)
+        rows = self._row_map()
+        if rows is None:
+            return parameters
+        if rows.dim != dim:
+            raise ValueError(f"the features have {rows.dim} columns, and n_features is {dim}")
+        parameters["bounds"] = rows.bounds
+        if features is not None and parameters["scale"] is None:
+            is_scaled = features.scale if isinstance(features, FeatureMap) else True
+            parameters["scale"] = rows.scale if is_scaled else None
+        return parameters
+
+    def _checked(self, X: Any, least: int) -> Rows:
+        if (rows := self._row_map()) is not None:
+            if self._names_columns() and (extra := sorted(set(column_names(X) or ()) - set(rows.names))):
+                raise ValueError(f"bounds has no {extra[0]!r}, which is a column of X")
+            X = rows_of_table(rows, X)
+        return super()._checked(X, least)
+
+    def _check_features(self, X: Any, array: Rows, reset: bool) -> None:
+        rows = self._row_map()
+        if rows is None:
+            super()._check_features(X, array, reset)
+        elif reset:
+            self.n_features_in_, self.feature_names_in_ = rows.dim, np.array(rows.names, dtype=object)
+
+    def _names_columns(self) -> bool:
+        return getattr(self, "features", None) is None
+
+
+def plain_features(features: Any) -> list[dict[str, Any]] | None:
+    """Return features as plain data for a file."""
+    if features is None:
+        return None
+    return [plain_feature(each) for each in row_map_of(features).features]
+
+
+def plain_feature(feature: Feature) -> dict[str, Any]:
+    """Return what is set of a feature as plain data."""
+    settings: dict[str, Any] = feature.model_dump(mode="json", exclude_defaults=True)
+    return settings

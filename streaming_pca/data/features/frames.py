@@ -1,0 +1,87 @@
+"""Fields of tables: data frames, Arrow tables, mappings of columns, and lists of records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from streaming_pca.data.features.feature import Feature
+from streaming_pca.data.features.paths import find
+
+__all__ = ["column_names", "length_of", "values_of"]
+
+
+def column_names(table: Any) -> list[str] | None:
+    """Return the names of a table's columns; None for a list of records, and for an array."""
+    if isinstance(table, Mapping):
+        return list(table)
+    names = getattr(table, "column_names", getattr(table, "columns", None))
+    return None if names is None else [str(name) for name in names]
+
+
+def length_of(table: Any) -> int:
+    """Return the number of records of a table."""
+    if isinstance(table, Mapping):
+        return max((len(column) for column in table.values()), default=0)
+    return len(table)
+
+
+def values_of(table: Any, features: Sequence[Feature]) -> list[Any]:
+    """Return each feature's values in all records, None or NaN where one is missing.
+
+    Parameters
+    ----------
+    table : data frame of pandas or polars, Arrow table, mapping of columns, or list of records
+        A record is a mapping, whose fields may be nested. A column has the name of the field's place,
+        or of its feature.
+    features : sequence of Feature
+
+    Raises
+    ------
+    ValueError
+        One line: a column that is not there, columns of different lengths, or no table.
+    """
+    names = column_names(table)
+    if names is None:
+        if not isinstance(table, Sequence) or not all(isinstance(each, Mapping) for each in table):
+            raise ValueError("features need a table with named columns, or a list of records")
+        return [[find(record, feature.place) for record in table] for feature in features]
+    found = [_plain(table[_name_in(names, feature)]) for feature in features]
+    if len({len(column) for column in found}) > 1:
+        raise ValueError("the table's columns have different lengths")
+    return found
+
+
+def _name_in(names: Sequence[str], feature: Feature) -> str:
+    for name in (".".join(feature.place), feature.name):
+        if name in names:
+            return name
+    raise ValueError(f"the table has no column {feature.name!r}")
+
+
+def _plain(column: Any) -> Any:
+    """Return a column as an array of numbers, or a list with None where missing."""
+    if hasattr(column, "to_pylist"):
+        values: Any = column.to_pylist()
+    elif hasattr(column, "to_numpy"):
+        values = column.to_numpy()
+    else:
+        values = column if isinstance(column, np.ndarray) else list(column)
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind in "fiub":
+            return values
+        # Times keep their type: as a list they would be whole numbers.
+        values = list(values) if values.dtype.kind == "M" else values.tolist()
+    return [None if _is_missing(value) else value for value in values]
+
+
+def _is_missing(value: Any) -> bool:
+    if isinstance(value, (float, np.floating)):
+        return math.isnan(value)
+    if isinstance(value, np.datetime64):
+        return bool(np.isnat(value))
+    # pandas' marks of a missing value.
+    return type(value).__name__ in ("NAType", "NaTType")

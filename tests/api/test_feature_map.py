@@ -1,0 +1,248 @@
+"""`FeatureMap` and `PrivatePCA` of tables: the same rows as a stream's, and scikit-learn's contract."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from sklearn.base import clone
+from sklearn.pipeline import make_pipeline
+
+from streaming_pca import FeatureMap, PrivatePCA
+from streaming_pca.data.features.feature import Feature
+from streaming_pca.data.features.reading import FieldReader
+
+RECORDS: list[dict[str, Any]] = [
+    {"age": 30, "spent": 12.5, "country": "FR", "seen": "2024-03-01T06:00:00", "ok": True},
+    {"age": None, "spent": 0.0, "country": "PL", "seen": "2024-03-02T12:30:00", "ok": False},
+    {"age": 130, "spent": 9000.0, "country": "DE", "seen": "2024-03-03T18:00:00", "ok": True},
+]
+FEATURES: list[dict[str, Any]] = [
+    {"name": "age", "bounds": [0, 120], "missing": 40},
+    {"name": "spent", "bounds": [0, 1000], "transform": "log1p"},
+    {"name": "country", "categories": ["DE", "FR"]},
+    {"name": "seen", "parts": ["hour", "weekday"]},
+    {"name": "ok", "bounds": [0, 1]},
+]
+COLUMNS = {name: [record[name] for record in RECORDS] for name in RECORDS[0]}
+TIMES = COLUMNS | {"seen": [datetime.fromisoformat(text) for text in COLUMNS["seen"]]}
+TABLES = {
+    "records": RECORDS,
+    "columns": COLUMNS,
+    "columns of arrays": COLUMNS | {"spent": np.array(COLUMNS["spent"]), "ok": np.array(COLUMNS["ok"])},
+    "pandas": pd.DataFrame(COLUMNS),
+    "pandas with times": pd.DataFrame(TIMES),
+    "pandas with a zone": pd.DataFrame(TIMES).assign(seen=lambda f: f["seen"].dt.tz_localize("UTC")),
+    "pandas' own types": pd.DataFrame(COLUMNS).convert_dtypes(),
+    "pandas with categories": pd.DataFrame(COLUMNS).astype({"country": "category"}),
+    "polars": pl.DataFrame(TIMES),
+    "polars of texts": pl.DataFrame(COLUMNS),
+    "arrow": pa.table(TIMES),
+}
+
+
+def rows_of_stream(features: list[dict[str, Any]], records: list[dict[str, Any]]) -> Any:
+    """Rows that a worker makes, clamped as its estimator clamps them."""
+    reader = FieldReader([Feature(**each) for each in features])
+    read = [reader.json_records(json.dumps(record).encode(), 1)[0] for record in records]
+    assert reader.map.bounds is not None
+    return np.clip(reader.rows(read), *reader.map.bounds)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_has_the_rows_of_the_stream(name: str) -> None:
+    found = FeatureMap(FEATURES, scale=False).fit_transform(TABLES[name])
+    np.testing.assert_allclose(found, rows_of_stream(FEATURES, RECORDS), atol=1e-12)
+    scaled = FeatureMap(FEATURES).transform(TABLES[name])
+    assert np.abs(scaled).max() <= 1
+    assert scaled[2, 0] == 1.0
+    assert FeatureMap(FEATURES).bounds == (pytest.approx([-1] * 9), pytest.approx([1] * 9))
+
+
+def test_a_missing_or_wrong_value_is_one_line_that_names_record_and_field() -> None:
+    without = [FEATURES[0] | {"missing": None}, *FEATURES[1:]]
+    for table in (RECORDS, pd.DataFrame(COLUMNS), pl.DataFrame(COLUMNS)):
+        with pytest.raises(ValueError, match=r"^record 1 of 3: field 'age' is missing, and has no stand-in$"):
+            FeatureMap(without).transform(table)
+    wrong = [*RECORDS, RECORDS[0] | {"spent": "much"}]
+    with pytest.raises(ValueError, match=r"^record 3 of 4: field 'spent' is 'much', which is no number$"):
+        FeatureMap(FEATURES).transform(wrong)
+    with pytest.raises(ValueError, match=r"^the table has no column 'ok'$"):
+        FeatureMap(FEATURES).transform(pd.DataFrame(COLUMNS).drop(columns="ok"))
+    with pytest.raises(ValueError, match="different lengths"):
+        FeatureMap(FEATURES).transform(COLUMNS | {"ok": [True]})
+    for no_table in (np.eye(3), [[1, 2]], 5):
+        with pytest.raises((ValueError, TypeError)):
+            FeatureMap(FEATURES).transform(no_table)
+
+
+@pytest.mark.parametrize(
+    ("features", "words"),
+    [
+        ([{"name": "a", "bounds": [1, 0]}], "feature 'a': bounds must be"),
+        ([{"name": "a", "colour": 1}], "feature 'a': colour: no such setting"),
+        ([{"bounds": [0, 1]}], "feature 0: name: must be set"),
+        (["a"], "feature 0 must be a Feature or a dict"),
+        ("a", "must be a list"),
+        ([], "one feature"),
+    ],
+)
+def test_wrong_features_are_one_line(features: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words) as error:
+        FeatureMap(features).fit()
+    assert "\n" not in str(error.value)
+
+
+def test_it_keeps_the_contract_of_scikit_learn() -> None:
+    made = FeatureMap(FEATURES)
+    copy = clone(made)
+    assert copy is not made
+    assert copy.get_params() == {"features": FEATURES, "scale": True}
+    names = list(made.get_feature_names_out())
+    assert names[:4] == ["age", "spent", "country=DE", "country=FR"]
+    frame = clone(made).set_output(transform="pandas").transform(pd.DataFrame(COLUMNS))
+    assert list(frame.columns) == names
+    other = clone(made).set_output(transform="polars").transform(RECORDS)
+    assert other.columns == names
+    again = pickle.loads(pickle.dumps(made))
+    np.testing.assert_array_equal(again.transform(RECORDS), made.transform(RECORDS))
+    assert made.set_params(scale=False).transform(RECORDS)[2, 0] == 120
+
+
+def test_a_frame_says_what_is_public_and_asks_for_the_rest() -> None:
+    frame = pd.DataFrame(TIMES).astype({"country": pd.CategoricalDtype(["DE", "FR", "PL"])})
+    with pytest.raises(ValueError, match=r"^name public bounds or categories of 'age', 'spent'$"):
+        FeatureMap.from_frame(frame)
+    bounds = {"age": (0, 120), "spent": (0, 1000)}
+    made = FeatureMap.from_frame(frame, bounds=bounds, missing={"age": 40})
+    assert list(made.get_feature_names_out())[2:6] == [
+        "country=DE",
+        "country=FR",
+        "country=PL",
+        "seen.hour.sin",
+    ]
+    assert made.transform(frame).shape == (3, 12)
+    # No value is read: of other values, the map is the same.
+    assert FeatureMap.from_frame(frame[:0], bounds=bounds, missing={"age": 40}).features == made.features
+    enum = pl.DataFrame(TIMES).with_columns(pl.col("country").cast(pl.Enum(["DE", "FR", "PL"])))
+    assert FeatureMap.from_frame(enum, bounds=bounds, missing={"age": 40}).features == made.features
+    # Categories that polars or pandas found among the values are another thing.
+    with pytest.raises(ValueError, match="'country'"):
+        FeatureMap.from_frame(
+            pl.DataFrame(TIMES).with_columns(pl.col("country").cast(pl.Categorical)), bounds=bounds
+        )
+    with pytest.raises(ValueError, match="bounds names 'height', which is no column"):
+        FeatureMap.from_frame(frame, bounds={"height": (0, 2)})
+    with pytest.raises(ValueError, match="must be a data frame"):
+        FeatureMap.from_frame(RECORDS)
+
+
+def test_the_features_of_a_settings_file_are_the_same_object(tmp_path: Path) -> None:
+    lines = ["[stream]", 'name = "s"', 'input = "in"', "rank = 2", "epsilon = 1.0", "delta = 1e-6"]
+    for feature in FEATURES:
+        lines.append("[[stream.features]]")
+        lines += [f"{key} = {json.dumps(value)}" for key, value in feature.items()]
+    (tmp_path / "s.toml").write_text("\n".join(lines))
+    found = FeatureMap.from_toml(tmp_path / "s.toml")
+    np.testing.assert_array_equal(found.transform(RECORDS), FeatureMap(FEATURES).transform(RECORDS))
+    (tmp_path / "plain.toml").write_text("\n".join([*lines[:6], "dim = 3"]))
+    with pytest.raises(ValueError, match=r"no \[\[stream\.features\]\]"):
+        FeatureMap.from_toml(tmp_path / "plain.toml")
+    with pytest.raises(ValueError, match=r"none\.toml"):
+        FeatureMap.from_toml(tmp_path / "none.toml")
+
+
+def people(n: int = 20_000) -> Any:
+    rng = np.random.default_rng(3)
+    tall = rng.normal(size=n)
+    return pd.DataFrame(
+        {
+            "height": 170 + 10 * tall + rng.normal(size=n),
+            "weight": 70 + 12 * tall + 3 * rng.normal(size=n),
+            "sex": pd.Categorical(rng.choice(["f", "m"], n), categories=["f", "m"]),
+        }
+    )
+
+
+BODY = {"height": (100.0, 250.0), "weight": (20.0, 200.0)}
+
+
+def test_a_model_of_features_is_the_model_of_its_rows(tmp_path: Path) -> None:
+    frame = people()
+    features = FeatureMap.from_frame(frame, bounds=BODY)
+    model = PrivatePCA(1, epsilon=1e6, features=features, random_state=0).fit(frame)
+    assert list(model.feature_names_in_) == ["height", "weight", "sex=f", "sex=m"]
+    assert model.n_features_in_ == 4
+    rows = FeatureMap(features.features, scale=False).transform(frame)
+    bounds = ([100, 20, 0, 0], [250, 200, 1, 1])
+    scale = [2 / 150, 2 / 180, 2, 2]
+    plain = PrivatePCA(1, epsilon=1e6, bounds=bounds, scale=scale, random_state=0).fit(rows)
+    np.testing.assert_allclose(np.abs(model.components_), np.abs(plain.components_), atol=1e-3)
+    np.testing.assert_allclose(model.mean_, plain.mean_, atol=0.01)
+    np.testing.assert_allclose(np.abs(model.transform(frame)), np.abs(plain.transform(rows)), atol=0.01)
+    # Maps of the same features are the same parameter, and the file has them.
+    model.save(tmp_path / "m.npz")
+    loaded = PrivatePCA.load(tmp_path / "m.npz")
+    np.testing.assert_array_equal(loaded.transform(frame[:5]), model.transform(frame[:5]))
+    loaded.partial_fit(people(3000))
+    pickled = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(pickled.transform(frame[:5]), model.transform(frame[:5]))
+
+
+def test_a_pipeline_needs_no_fitted_scaler() -> None:
+    frame = people()
+    pipeline = make_pipeline(
+        FeatureMap.from_frame(frame, bounds=BODY), PrivatePCA(1, epsilon=1e6, bounds=(-1, 1), random_state=0)
+    )
+    model = PrivatePCA(1, epsilon=1e6, features=FeatureMap.from_frame(frame, bounds=BODY), random_state=0)
+    first, second = pipeline.fit(frame)[-1].components_, model.fit(frame).components_
+    np.testing.assert_allclose(np.abs(first), np.abs(second), atol=1e-3)
+
+
+def test_bounds_may_name_columns() -> None:
+    frame = people()[["weight", "height"]]
+    model = PrivatePCA(1, epsilon=1e6, bounds=BODY, random_state=0).fit(frame)
+    assert list(model.feature_names_in_) == ["height", "weight"]
+    bounds = ([100, 20], [250, 200])
+    plain = PrivatePCA(1, epsilon=1e6, bounds=bounds, random_state=0).fit(
+        frame[["height", "weight"]].to_numpy()
+    )
+    np.testing.assert_allclose(np.abs(model.components_), np.abs(plain.components_), atol=1e-3)
+    assert model.plan(2, 1000).batches == plain.plan(2, 1000).batches
+
+
+@pytest.mark.parametrize(
+    ("parameters", "table", "words"),
+    [
+        ({"bounds": BODY}, people(10), "bounds has no 'sex', which is a column of X"),
+        ({"bounds": BODY | {"age": (0, 1)}}, people(10)[["height", "weight"]], "no column 'age'"),
+        ({"bounds": BODY}, np.eye(2), "need a table"),
+        ({"bounds": {}}, people(10), "names no column"),
+        ({"bounds": {"height": (2, 1)}}, people(10)[["height"]], "the lower one first"),
+        ({"bounds": BODY, "features": FEATURES}, people(10), "leave one of them out"),
+        ({"features": FEATURES}, people(10), "no column 'age'"),
+        ({"features": 5}, people(10), "must be a list"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_one_line(parameters: dict[str, Any], table: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words) as error:
+        PrivatePCA(1, **parameters).fit(table)
+    assert "\n" not in str(error.value)
+
+
+def test_a_changed_map_is_a_changed_model() -> None:
+    frame = people()
+    model = PrivatePCA(1, bounds=BODY, epsilon=10).partial_fit(frame[["height", "weight"]][:9000])
+    model.set_params(bounds=BODY | {"weight": (20, 300)})
+    with pytest.raises(ValueError, match="bounds changed"):
+        model.partial_fit(frame[["height", "weight"]][9000:])
+    with pytest.raises(ValueError, match="n_features is 5"):
+        model.plan(5, 1000)
