@@ -14,11 +14,11 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils import Tags
 
 from streaming_pca.data.features.feature import Feature
-from streaming_pca.data.features.frames import column_names, length_of, values_of
+from streaming_pca.data.features.frames import column_names, rows_of_table
 from streaming_pca.data.features.row_map import RowMap
 from streaming_pca.estimators.problems import lines_of
 
-__all__ = ["FeatureMap", "row_map_of", "rows_of_table"]
+__all__ = ["FeatureMap", "row_map_of"]
 
 _TIME_PARTS = ("hour", "weekday", "month")
 """Parts of a time that :meth:`FeatureMap.from_frame` takes."""
@@ -228,22 +228,6 @@ def row_map_of(features: Any) -> RowMap:
     if isinstance(features, (str, Mapping)) or not isinstance(features, Iterable):
         raise ValueError(f"features must be a list, or a FeatureMap, not {type(features).__name__}")
     return RowMap([_feature(each, place) for place, each in enumerate(features)])
-
-
-def rows_of_table(rows: RowMap, table: Any) -> NDArray[np.float64]:
-    """Return the rows (m, d) of a table's records; ValueError for a record that the map refuses."""
-    values = values_of(table, rows.features)
-    found = rows.rows(values, length_of(table))
-    wrong = np.flatnonzero(np.isnan(found).any(axis=1))
-    if len(wrong):
-        at = int(wrong[0])
-        record = [None if _is_nan(column[at]) else column[at] for column in values]
-        raise ValueError(f"record {at} of {len(found)}: {rows.fault(record)}")
-    return found
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, (float, np.floating)) and bool(np.isnan(value))
 
 
 def _feature(settings: Any, place: int) -> Feature:

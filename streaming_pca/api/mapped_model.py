@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from streaming_pca.api.feature_map import FeatureMap, row_map_of, rows_of_table
+from streaming_pca.api.feature_map import FeatureMap, row_map_of
 from streaming_pca.api.subspace_model import Rows, SubspaceModel
 from streaming_pca.data.features.feature import Feature
-from streaming_pca.data.features.frames import column_names
+from streaming_pca.data.features.frames import column_names, rows_of_table
 from streaming_pca.data.features.row_map import RowMap
 
 __all__ = ["MappedModel"]

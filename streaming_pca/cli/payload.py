@@ -1,23 +1,26 @@
-"""Commands `streaming-pca payload`."""
+"""Commands `streaming-pca payload` and `streaming-pca features`."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from streaming_pca.cli.common import JsonOption, MaybeConfig, StreamOption, print_json, say
+from streaming_pca.cli.common import ConfigOption, JsonOption, MaybeConfig, StreamOption, print_json, say
 
 if TYPE_CHECKING:
     from streaming_pca.data.codec import PayloadCodec
+    from streaming_pca.data.features.suggesting import Suggestion
     from streaming_pca.data.judging import Verdict
 
 app = typer.Typer(help="Check payloads before they are sent.", no_args_is_help=True)
+features = typer.Typer(help="Describe records with named fields.", no_args_is_help=True)
 
 _SHOWN = 20
 """Null payloads that text names; JSON has all."""
@@ -214,3 +217,97 @@ def _say_lines(codec: PayloadCodec, verdicts: Sequence[Verdict], null: int) -> N
         if codec.unit != "row"
         else f"{null} of {len(verdicts)} payloads hold null records"
     )
+
+
+@features.command("suggest")
+def features_suggest(
+    schema: Annotated[
+        Path,
+        typer.Argument(
+            help="JSON Schema (.json), Avro schema (.avsc), or a file of Parquet or Arrow.",
+            show_default=False,
+        ),
+    ],
+) -> None:
+    """Write [[stream.features]] for the fields of a schema; no value of a record is read.
+
+    Bounds and vocabularies that the schema does not declare are left empty: they must be public, so a
+    person has to fill them in.
+
+    [dim]Examples:
+
+    streaming-pca features suggest visit.avsc >> stream.toml
+
+    streaming-pca features suggest visits.parquet[/]
+    """
+    from streaming_pca.data.features.suggesting import toml_of
+
+    found = _suggestions(schema)
+    if not found:
+        raise _wrong(f"{schema}: its schema has no fields")
+    sys.stdout.write(toml_of(found))
+
+
+def _suggestions(path: Path) -> list[Suggestion]:
+    from streaming_pca.data.arrow import ArrowMissing
+    from streaming_pca.data.features.suggesting import fields_of_arrow, fields_of_avro, fields_of_json_schema
+    from streaming_pca.data.tables import schema_of_file
+
+    try:
+        if path.suffix in (".parquet", ".arrow", ".arrows", ".feather", ".ipc"):
+            return fields_of_arrow(*schema_of_file(path))
+        schema = json.loads(path.read_text(encoding="utf-8-sig"))
+        return fields_of_avro(schema) if path.suffix == ".avsc" else fields_of_json_schema(schema)
+    except OSError as error:
+        raise _wrong(f"{path}: {error.strerror or error}") from None
+    except ArrowMissing as error:
+        raise _wrong(str(error)) from None
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        text = str(error).splitlines()[0] if isinstance(error, ValueError) else "it is no schema"
+        raise _wrong(f"{path}: {text}") from None
+
+
+@features.command("check")
+def features_check(
+    file: Annotated[
+        str,
+        typer.Argument(help="File of JSON objects, one a line; - for standard input.", show_default=False),
+    ],
+    config: ConfigOption,
+    stream: StreamOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Apply a stream's features to sample records, which are public or synthetic.
+
+    For each feature it counts records that lack the field, that it refuses, and that bounds clamp. The
+    exit status is 1 if any record is null.
+
+    [dim]Example:
+
+    streaming-pca features check sample.jsonl --config stream.toml[/]
+    """
+    from streaming_pca.config.loading import load_settings
+    from streaming_pca.data.features.checking import check_records
+
+    settings = load_settings(config, stream).stream
+    if settings.fields is None:
+        raise _wrong(f"{config}: stream {settings.name} has no [[stream.features]]")
+    texts = [line for line in _read(file).splitlines() if line.strip()]
+    report = check_records(settings.fields, texts, _SHOWN)
+    if as_json:
+        print_json(asdict(report))
+    else:
+        for own in report.features:
+            said = [f"{n} {what}" for what, n in asdict(own).items() if what != "name" and n]
+            say(f"{own.name}: {', '.join(said) or 'fits every record'}")
+        for place, reason in report.reasons:
+            say(f"record {place}: {reason}")
+        say(f"{report.null} of {report.records} records are null")
+    if report.null or not report.records:
+        raise typer.Exit(1)
+
+
+def _wrong(text: str) -> Exception:
+    from streaming_pca.config.settings import ConfigurationError
+
+    return ConfigurationError(text)

@@ -7,7 +7,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
@@ -19,6 +19,9 @@ from streaming_pca.client.encoding import ContentType, Dtype, encoder_of, header
 from streaming_pca.client.releases import connection
 from streaming_pca.client.sending import Sender
 from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.data.features.feature import Feature
+from streaming_pca.data.features.frames import rows_of_table
+from streaming_pca.data.features.row_map import RowMap
 from streaming_pca.linalg.beside import refuse_meaning_beside
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Producer", "charged_report"]
 
 Key = bytes | str
+Records = ArrayLike | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 class Producer:
@@ -65,6 +69,9 @@ class Producer:
         settings makes the records null instead of misreading them.
     feature_names : sequence of str, optional
         The stream's; a table whose columns have other names, or another order, is refused.
+    features : sequence of Feature, optional
+        The stream's; records are then mappings or tables with these fields. They are mapped here, and
+        only their rows are sent.
 
     Raises
     ------
@@ -104,8 +111,10 @@ class Producer:
         accountant: LocalAccountant | None = None,
         describe: bool = True,
         feature_names: Sequence[str] | None = None,
+        features: Sequence[Feature] | None = None,
     ) -> None:
         _check_dim(dim)
+        self._map = None if features is None else RowMap(features)
         by_row = privacy_unit == "row"
         together = (max_rows if by_row else 1) if rows_per_message is None else rows_per_message
         if not 1 <= together <= (max_rows if by_row else 1):
@@ -195,6 +204,11 @@ class Producer:
                 f"{own.name}: reports of {privatize!r} would be null: "
                 f"the stream's guarantee is ({own.epsilon!r}, {own.delta!r})"
             )
+        if own.user_field is not None:
+            raise ValueError(
+                f"{own.name}: user_field names the user in JSON objects, which are sent as they are: "
+                "use any Kafka client"
+            )
         return cls(
             own.input,
             settings.kafka,
@@ -209,16 +223,18 @@ class Producer:
             accountant=accountant,
             describe=False,
             feature_names=own.feature_names,
+            features=own.features,
         )
 
-    def send(self, records: ArrayLike, key: Key | Sequence[Key] | None = None) -> None:
+    def send(self, records: Records, key: Key | Sequence[Key] | None = None) -> None:
         """Send records; if each row is a record, wait for a full message.
 
         Parameters
         ----------
-        records : (d,), (m, d) or (m, r, d) numbers
+        records : (d,), (m, d) or (m, r, d) numbers; a mapping, a list of them, or a table
             One vector, m vectors, or m factors of r rows; (m, d, d) of kind matrix. A record
-            that is not finite counts as null.
+            that is not finite counts as null. With ``features`` records have named fields; what
+            these refuse is an error.
         key : bytes, str or a sequence of m of them, optional
             Users of the records, needed where the privacy unit is the user or an
             accountant is charged.
@@ -296,7 +312,9 @@ class Producer:
             # The client's thread is not in a fork, and the lock may be held for ever.
             raise RuntimeError("the producer was made in another process: make one in each, after the fork")
 
-    def _shaped(self, records: ArrayLike) -> NDArray[Any]:
+    def _shaped(self, records: Any) -> NDArray[Any]:
+        if self._map is not None:
+            return rows_of_table(self._map, [records] if isinstance(records, Mapping) else records)
         columns = list(getattr(records, "columns", ()))
         if self._names is not None and columns and columns != self._names:
             raise ValueError(

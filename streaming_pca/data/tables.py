@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.data.arrow import need_pyarrow
+
 __all__ = [
     "BLOCK_ENTRIES",
     "IpcFile",
@@ -21,6 +23,7 @@ __all__ = [
     "length_of_lists",
     "rows_of_columns",
     "rows_of_lists",
+    "schema_of_file",
 ]
 
 Numbers = NDArray[Any]
@@ -111,6 +114,24 @@ class IpcFile:
                 yield from map(reader.get_batch, range(reader.num_record_batches))
             else:
                 yield from reader
+
+
+def schema_of_file(path: Path) -> tuple[Any, Any]:
+    """Return the schema of a Parquet or Arrow file, and pyarrow; no record is read.
+
+    Raises
+    ------
+    ArrowMissing, OSError, ValueError
+    """
+    pyarrow = need_pyarrow(str(path))
+    if path.suffix == ".parquet":
+        return import_module("pyarrow.parquet").read_schema(path), pyarrow
+    with pyarrow.memory_map(str(path)) as source:
+        try:
+            return pyarrow.ipc.open_file(source).schema, pyarrow
+        except pyarrow.ArrowInvalid:
+            source.seek(0)
+            return pyarrow.ipc.open_stream(source).schema, pyarrow
 
 
 def rows_of_columns(columns: Sequence[Any]) -> Numbers:

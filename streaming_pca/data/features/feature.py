@@ -39,6 +39,12 @@ def _words(value: Any) -> Any:
     return value if None in words else tuple(words)
 
 
+def _pair(value: Any) -> Any:
+    if isinstance(value, (list, tuple)) and len(value) != 2:
+        raise ValueError("must be two numbers, the least and the largest value")
+    return value
+
+
 class Feature(BaseModel):
     """Field of records, and the columns that it becomes.
 
@@ -64,7 +70,7 @@ class Feature(BaseModel):
     """Name of its column, or the beginning of its columns' names."""
     path: Annotated[Path | None, BeforeValidator(path_of)] = None
     """Place of the field, `"user.age"` or `["items", "0", "price"]`; if not set, the name."""
-    bounds: tuple[float, float] | None = None
+    bounds: Annotated[tuple[float, float] | None, BeforeValidator(_pair)] = None
     """Public least and largest value, to which values are clamped."""
     transform: Transform = "none"
     """Function of the value, which needs bounds within its domain."""

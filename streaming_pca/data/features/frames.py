@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.paths import find
+from streaming_pca.data.features.row_map import RowMap
 
-__all__ = ["column_names", "length_of", "values_of"]
+__all__ = ["column_names", "rows_of_table", "values_of"]
 
 
 def column_names(table: Any) -> list[str] | None:
@@ -22,11 +24,23 @@ def column_names(table: Any) -> list[str] | None:
     return None if names is None else [str(name) for name in names]
 
 
-def length_of(table: Any) -> int:
-    """Return the number of records of a table."""
-    if isinstance(table, Mapping):
-        return max((len(column) for column in table.values()), default=0)
-    return len(table)
+def rows_of_table(rows: RowMap, table: Any) -> NDArray[np.float64]:
+    """Return the rows (m, d) of a table's records.
+
+    Raises
+    ------
+    ValueError
+        One line, as of :func:`values_of`; or the first record that the map refuses, and why. Only
+        the holder of the records may see it.
+    """
+    values = values_of(table, rows.features)
+    found = rows.rows(values, len(values[0]))
+    wrong = np.flatnonzero(np.isnan(found).any(axis=1))
+    if len(wrong):
+        at = int(wrong[0])
+        record = [None if _is_missing(column[at]) else column[at] for column in values]
+        raise ValueError(f"record {at} of {len(found)}: {rows.fault(record)}")
+    return found
 
 
 def values_of(table: Any, features: Sequence[Feature]) -> list[Any]:

@@ -124,15 +124,30 @@ class FieldReader:
         return [None if record is None else _user(get(record)) for record in records]
 
     def _fault(self, text: bytes) -> str:
+        faults: dict[int, str] = {}
+        self.values_of(text, faults)
+        return faults.get(0, "")
+
+    def values_of(self, text: bytes, faults: dict[int, str]) -> list[Any] | None:
+        """Return the values of a JSON object's fields; None if it is none.
+
+        ``faults`` receives at 0 why it is no row of the map, for who holds the records.
+        """
         if len(text) > MOST_OBJECT_BYTES:
-            return f"its text is longer than {MOST_OBJECT_BYTES} octets"
+            faults[0] = f"its text is longer than {MOST_OBJECT_BYTES} octets"
+            return None
         try:
             record = self._json.decode(text)
         except RecursionError:
-            return "it nests too deeply"
+            faults[0] = "it nests too deeply"
+            return None
         except Exception as error:
-            return f"it is no JSON object with these fields: {error}"
-        return self.map.fault([get(record) for get in self._getters()])
+            faults[0] = f"it is no JSON object with these fields: {error}"
+            return None
+        values = [get(record) for get in self._getters()]
+        if fault := self.map.fault(values):
+            faults[0] = fault
+        return values
 
     def _getters(self) -> list[Any]:
         return self._json.getters[: len(self.map.features)]

@@ -1,0 +1,256 @@
+"""`streaming-pca features`: what a schema suggests, and what a map makes of sample records."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from tests.cli.command import call
+
+Capture = pytest.CaptureFixture[str]
+
+SETTINGS = """\
+[stream]
+name = "visits"
+input = "visits"
+rank = 1
+epsilon = 1.0
+delta = 1e-6
+
+"""
+AVRO = {
+    "type": "record",
+    "name": "Visit",
+    "fields": [
+        {
+            "name": "user",
+            "type": {
+                "type": "record",
+                "name": "User",
+                "fields": [
+                    {"name": "age", "type": ["null", "int"]},
+                    {"name": "friend", "type": ["null", "User"]},
+                ],
+            },
+        },
+        {"name": "spent", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9}},
+        {"name": "country", "type": {"type": "enum", "name": "Country", "symbols": ["DE", "FR"]}},
+        {"name": "home", "type": "Country"},
+        {"name": "city", "type": "string"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "place", "type": {"type": "array", "items": "float"}},
+        {"name": "paid", "type": "boolean"},
+        {"name": "raw", "type": "bytes"},
+    ],
+}
+JSON_SCHEMA = {
+    "$defs": {
+        "Node": {"type": "object", "properties": {"x": {"type": "number"}, "next": {"$ref": "#/$defs/Node"}}}
+    },
+    "type": "object",
+    "required": ["age", "at", "tags", "country", "user", "node"],
+    "properties": {
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "spent": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+        "at": {"type": "string", "format": "date-time"},
+        "country": {"enum": ["DE", "FR", 7]},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "place": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
+        "user": {"type": "object", "required": ["paid"], "properties": {"paid": {"type": "boolean"}}},
+        "node": {"$ref": "#/$defs/Node"},
+        "city": {"type": ["string", "null"]},
+        "a.b": {"type": "number"},
+        "loop": {"$ref": "#/properties/loop"},
+    },
+}
+
+
+def suggested(capfd: Capture, path: Path) -> str:
+    done = call(capfd, "features", "suggest", str(path))
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def tables(text: str) -> list[str]:
+    return [part.strip() for part in text.split("\n\n")]
+
+
+NEEDS_BOUNDS = "bounds = []  # least and largest"
+STAND_IN = "# missing = ...  # public stand-in; without it, a record that lacks the field is null"
+ASKS_WORDS = "# categories = []  # words that matter; or leave the feature out"
+
+
+def table(*lines: str) -> str:
+    return "\n".join(("[[stream.features]]", *lines))
+
+
+def test_an_avro_schema_becomes_features(capfd: Capture, tmp_path: Path) -> None:
+    (tmp_path / "visit.avsc").write_text(json.dumps(AVRO))
+    assert tables(suggested(capfd, tmp_path / "visit.avsc")) == [
+        table('name = "user.age"', NEEDS_BOUNDS, STAND_IN),
+        "# user.friend: no numbers can be made of its type",
+        table('name = "spent"', NEEDS_BOUNDS),
+        table('name = "country"', 'categories = ["DE", "FR"]'),
+        table('name = "home"', 'categories = ["DE", "FR"]'),
+        "\n".join(["# [[stream.features]]", '# name = "city"', ASKS_WORDS]),
+        table('name = "at"', 'parts = ["hour", "weekday", "month"]'),
+        table('name = "place"', "size = 0  # numbers in each list", NEEDS_BOUNDS),
+        table('name = "paid"', "bounds = [0, 1]"),
+        "# raw: no numbers can be made of its type",
+    ]
+
+
+def test_a_json_schema_becomes_features(capfd: Capture, tmp_path: Path) -> None:
+    (tmp_path / "visit.json").write_text(json.dumps(JSON_SCHEMA))
+    assert tables(suggested(capfd, tmp_path / "visit.json")) == [
+        table('name = "age"', "bounds = [0, 120]"),
+        table('name = "spent"', NEEDS_BOUNDS, STAND_IN),
+        table('name = "at"', 'parts = ["hour", "weekday", "month"]'),
+        table('name = "country"', 'categories = ["DE", "FR", "7"]'),
+        "# tags: no numbers can be made of its type",
+        table('name = "place"', "size = 2", NEEDS_BOUNDS, STAND_IN),
+        table('name = "user.paid"', "bounds = [0, 1]"),
+        table('name = "node.x"', NEEDS_BOUNDS, STAND_IN),
+        "# node.next: no numbers can be made of its type",
+        "\n".join(["# [[stream.features]]", '# name = "city"', ASKS_WORDS, f"# {STAND_IN}"]),
+        table('name = "a.b"', 'path = ["a.b"]', NEEDS_BOUNDS, STAND_IN),
+        "# loop: no numbers can be made of its type",
+    ]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".arrows"])
+def test_the_schema_of_a_table_becomes_features(suffix: str, capfd: Capture, tmp_path: Path) -> None:
+    schema = pa.schema(
+        [
+            pa.field("age", pa.int32(), nullable=False),
+            pa.field("user", pa.struct([pa.field("paid", pa.bool_(), nullable=False)]), nullable=False),
+            pa.field("at", pa.timestamp("us"), nullable=False),
+            pa.field("city", pa.dictionary(pa.int8(), pa.string()), nullable=False),
+            pa.field("place", pa.list_(pa.float32(), 2), nullable=False),
+            pa.field("raw", pa.binary(), nullable=False),
+        ]
+    )
+    path = tmp_path / f"t{suffix}"
+    empty = schema.empty_table()
+    if suffix == ".parquet":
+        pyarrow.parquet.write_table(empty, path)
+    else:
+        make = pa.ipc.new_file if suffix == ".arrow" else pa.ipc.new_stream
+        with make(str(path), schema) as writer:
+            writer.write_table(empty)
+    assert tables(suggested(capfd, path)) == [
+        table('name = "age"', NEEDS_BOUNDS),
+        table('name = "user.paid"', "bounds = [0, 1]"),
+        table('name = "at"', 'parts = ["hour", "weekday", "month"]'),
+        "\n".join(["# [[stream.features]]", '# name = "city"', ASKS_WORDS]),
+        table('name = "place"', "size = 2", NEEDS_BOUNDS),
+        "# raw: no numbers can be made of its type",
+    ]
+
+
+def test_what_is_left_to_fill_in_is_asked_for_by_its_name(capfd: Capture, tmp_path: Path) -> None:
+    (tmp_path / "visit.avsc").write_text(json.dumps(AVRO))
+    text = SETTINGS + suggested(capfd, tmp_path / "visit.avsc")
+    config = tmp_path / "stream.toml"
+    config.write_text(text)
+    done = call(capfd, "config", "check", "--config", str(config))
+    assert done.returncode == 2
+    places = [line.split(": ")[2] for line in done.stderr.splitlines()]
+    assert places == [
+        f"stream.features.{i}.{what}"
+        for i, what in ((0, "bounds"), (1, "bounds"), (5, "size"), (5, "bounds"))
+    ]
+    config.write_text(text.replace("bounds = []", "bounds = [0, 9]").replace("size = 0", "size = 2"))
+    assert call(capfd, "config", "check", "--config", str(config)).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("x.json", b"{", "Expecting"),
+        ("x.json", b"5", "it is no JSON Schema of objects"),
+        ("x.json", b"{}", "it is no JSON Schema of objects"),
+        ("x.json", b'{"properties": {}}', "its schema has no fields"),
+        ("x.json", b'{"properties": {"a": {"anyOf": 5}}}', "it is no schema"),
+        ("x.json", b"[" * 100_000, "x.json"),
+        ("x.avsc", b'"string"', "it is no Avro schema of records"),
+        ("x.avsc", b'{"type": "record", "fields": [{}]}', "it is no schema"),
+        ("x.parquet", b"PAR1", "x.parquet"),
+        ("x.arrow", b"ARROW1", "x.arrow"),
+        ("x.arrow", b"", "x.arrow"),
+        ("x.json", b"\xff", "x.json"),
+        ("none.json", None, "No such file"),
+    ],
+)
+def test_a_wrong_schema_is_one_line(
+    name: str, content: bytes | None, words: str, capfd: Capture, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    done = call(capfd, "features", "suggest", str(tmp_path / name))
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stdout == ""
+
+
+FEATURES = """\
+[[stream.features]]
+name = "age"
+bounds = [0, 120]
+missing = 40
+
+[[stream.features]]
+name = "country"
+categories = ["DE", "FR"]
+"""
+SAMPLE: list[Any] = [
+    {"age": 30, "country": "DE"},
+    {"country": "DE"},
+    {"age": 500, "country": "PL"},
+    {"age": "x", "country": 1.5},
+    {"age": 1},
+    [1],
+]
+
+
+def test_a_sample_is_counted_feature_by_feature(
+    capfd: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "stream.toml"
+    config.write_text(SETTINGS + FEATURES)
+    sample = tmp_path / "sample.jsonl"
+    sample.write_text("\n".join(map(json.dumps, SAMPLE)) + "\n\n")
+    done = call(capfd, "features", "check", str(sample), "--config", str(config))
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == [
+        "age: 1 missing, 1 refused, 1 clamped",
+        "country: 1 missing, 2 refused",
+        "record 3: field 'age' is 'x', which is no number",
+        "record 4: field 'country' is missing, and has no stand-in",
+        "record 5: it is no JSON object with these fields: Expected `object`, got `array`",
+        "3 of 6 records are null",
+    ]
+    found = json.loads(
+        call(capfd, "features", "check", str(sample), "--config", str(config), "--json").stdout
+    )
+    assert (found["records"], found["null"], found["unread"]) == (6, 3, 1)
+    assert found["features"][0] == {"name": "age", "missing": 1, "refused": 1, "clamped": 1}
+    good = "\n".join(map(json.dumps, SAMPLE[:3])).encode()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(good)))
+    done = call(capfd, "features", "check", "-", "--config", str(config))
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "0 of 3 records are null")
+
+
+def test_a_stream_without_features_has_nothing_to_check(capfd: Capture, tmp_path: Path) -> None:
+    config = tmp_path / "stream.toml"
+    config.write_text(SETTINGS + "dim = 3\n")
+    done = call(capfd, "features", "check", str(config), "--config", str(config))
+    assert done.returncode == 2
+    assert "has no [[stream.features]]" in done.stderr
