@@ -76,10 +76,11 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
         if recorded.get(key) != value:
             # A contract names the format by its media type.
             setting = "format" if key == "content_type" else key
+            is_digest = isinstance(value, dict)
+            told = f"is {_short(value)}, but the ledger has {_short(recorded.get(key))}"
+            told = "is not what the ledger has" if is_digest else told
             raise StreamRefused(
-                f"stream.{setting} is {_short(value)}, but the ledger has "
-                f"{_short(recorded.get(key))} for stream {name!r}: "
-                "set it back, or choose a new stream.name"
+                f"stream.{setting} {told} for stream {name!r}: set it back, or choose a new stream.name"
             )
 
 

@@ -49,7 +49,7 @@ class PlainPayloads:
         is kept.
         """
         codec, parts = self._codec, block.parts
-        if codec.kind is not RecordKind.FACTOR:
+        if codec.kind is not RecordKind.FACTOR or not len(self._headers):
             return None
         most = int(np.maximum(parts[:, VALUE_BYTES], 0).sum(dtype=np.int64)) // (
             codec.dim * self._dtype.itemsize
@@ -84,7 +84,7 @@ def _encoded(headers: list[tuple[str, bytes]]) -> bytes:
 def _forms(encoded: Iterable[bytes]) -> NDArray[np.uint8]:
     """Return a row for each form: its length, its bytes, and zeros."""
     every = list(encoded)
-    forms = np.zeros((len(every), 1 + max(map(len, every))), np.uint8)
+    forms = np.zeros((len(every), 1 + max(map(len, every), default=0)), np.uint8)
     for row, form in zip(forms, every, strict=True):
         row[: 1 + len(form)] = list(bytes([len(form)]) + form)
     return forms

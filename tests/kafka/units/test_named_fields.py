@@ -1,0 +1,168 @@
+"""Topics of JSON objects: the releases of the same rows as octets, users by a field, and a contract."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from streaming_pca.client import Producer
+from streaming_pca.data.features.feature import Feature
+from streaming_pca.data.features.row_map import RowMap
+from streaming_pca.privacy.ledger.entries import Reserved
+from tests.kafka.stream import Stream, check_books
+
+pytestmark = pytest.mark.kafka
+
+MakeStream = Callable[..., Stream]
+
+FEATURES: list[dict[str, Any]] = [
+    {"name": "age", "path": "user.age", "bounds": [0, 120], "missing": 40},
+    {"name": "spent", "bounds": [0, 1000], "transform": "log1p"},
+    {"name": "country", "categories": ["DE", "FR"]},
+    {"name": "seen", "parts": ["hour"], "unit": "ms"},
+]
+COUNT = 60
+ROWS = RowMap([Feature(**each) for each in FEATURES])
+
+
+def visits(count: int = COUNT, seed: int = 0) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "user": {"id": f"user-{i}", "age": None if i % 7 == 0 else int(rng.integers(18, 130))},
+            "spent": round(float(rng.exponential(90)), 2),
+            "country": str(rng.choice(["DE", "FR", "PL"])),
+            "seen": int(rng.integers(0, 10**12)),
+            "note": "x" * int(rng.integers(0, 50)),
+        }
+        for i in range(count)
+    ]
+
+
+def rows_of(records: list[dict[str, Any]]) -> NDArray[np.float64]:
+    values = [
+        [record["user"]["age"] for record in records],
+        *([record[name] for record in records] for name in ("spent", "country", "seen")),
+    ]
+    return ROWS.rows(values, len(records))
+
+
+def encoded(records: list[dict[str, Any]]) -> list[bytes]:
+    return [json.dumps(record).encode() for record in records]
+
+
+def plain(make_stream: MakeStream, **how: Any) -> Stream:
+    """A stream of the same rows, as octets, with the settings that follow from the features."""
+    return make_stream(
+        dim=ROWS.dim,
+        feature_names=ROWS.names,
+        bounds=ROWS.bounds,
+        scale=ROWS.scale,
+        dtype="float64",
+        **(BATCHES | how),
+    )
+
+
+BATCHES: dict[str, Any] = {"options": {"n_records": COUNT, "n_batches": 2}, "partitions": 2}
+
+
+def named(make_stream: MakeStream, **how: Any) -> Stream:
+    return make_stream(dim=ROWS.dim, features=FEATURES, **(BATCHES | how))
+
+
+def run(*streams: Stream) -> None:
+    workers = [stream.start(noise=False) for stream in streams]
+    assert [worker.ends() for worker in workers] == [0] * len(workers), workers[0].log
+    for stream in streams:
+        check_books(stream)
+
+
+def test_objects_give_the_releases_of_their_rows(make_stream: MakeStream) -> None:
+    objects, octets = named(make_stream), plain(make_stream)
+    records = visits()
+    # A hostile record is null, and nothing else: its row is missing among the octets.
+    values = encoded(records)
+    values[5], values[6] = b'{"user": 7}', b"[" * 5000
+    rows = rows_of(records)
+    rows[5:7] = np.nan
+    objects.produce(values, headers=())
+    octets.produce([row.tobytes() for row in rows])
+    run(objects, octets)
+    for found, wanted in zip(objects.releases(), octets.releases(), strict=True):
+        np.testing.assert_allclose(found.components, wanted.components, atol=1e-6)
+        np.testing.assert_allclose(found.explained_variance, wanted.explained_variance)
+        assert tuple(found.feature_names) == ROWS.names
+        assert found.bounds == wanted.bounds
+    contract = objects.own(Reserved)[0].promise
+    assert contract["content_type"] == "application/json"
+    assert contract["features"]["length"] == len(FEATURES)
+    assert "features" not in octets.own(Reserved)[0].promise
+
+
+def test_the_producer_of_a_stream_sends_the_same_rows(make_stream: MakeStream) -> None:
+    objects, mapped = named(make_stream, partitions=1), named(make_stream, partitions=1)
+    records = visits()
+    objects.produce(encoded(records), headers=())
+    with Producer.for_stream(mapped.changed("stream", dtype="float64")) as producer:
+        producer.send(records[0])
+        producer.send(records[1:])
+        with pytest.raises(ValueError, match="record 1 of 2: field 'spent' is missing"):
+            producer.send([records[0], {"country": "DE", "seen": 0}])
+    # What is sent has a header that names its format, so that both are read by one stream.
+    assert all(
+        dict(m.headers)["content-type"] == b"application/octet-stream"
+        for m in mapped.messages(mapped.settings.stream.input)
+    )
+    objects_run, mapped_run = (
+        objects.start(noise=False),
+        mapped.start(mapped.changed("stream", dtype="float64"), noise=False),
+    )
+    assert (objects_run.ends(), mapped_run.ends()) == (0, 0)
+    for found, wanted in zip(objects.releases(), mapped.releases(), strict=True):
+        np.testing.assert_allclose(found.components, wanted.components, atol=1e-6)
+
+
+def test_a_field_names_the_users_that_keys_name_elsewhere(make_stream: MakeStream) -> None:
+    users: dict[str, Any] = {"privacy_unit": "user"}
+    by_field = named(make_stream, user_field="user.id", **users)
+    by_key = named(make_stream, **users)
+    records = visits()
+    for i in range(0, COUNT, 3):
+        # Of two records of one user in a batch one counts.
+        records[i]["user"]["id"] = records[i + 1]["user"]["id"]
+    keys = [record["user"]["id"].encode() for record in records]
+    # Its keys say something else.
+    by_field._send(((b"the key", value, ()) for value in encoded(records)), None)
+    by_key._send(((key, value, ()) for key, value in zip(keys, encoded(records), strict=True)), None)
+    run(by_field, by_key)
+    for found, wanted in zip(by_field.releases(), by_key.releases(), strict=True):
+        np.testing.assert_allclose(found.components, wanted.components, atol=1e-9)
+    assert by_field.own(Reserved)[0].promise["user_field"] == "user.id"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"features": [FEATURES[0] | {"missing": 41}, *FEATURES[1:]]},
+            "stream.features is not what the ledger has",
+        ),
+        ({"format": "octets"}, "stream.format is"),
+    ],
+)
+def test_another_map_is_another_stream(make_stream: MakeStream, changes: dict[str, Any], words: str) -> None:
+    stream = named(make_stream, options={"n_records": 2 * COUNT, "n_batches": 2})
+    stream.produce(encoded(visits()), headers=())
+    worker = stream.start(noise=False)
+    worker.says("batch 1 released")
+    worker.signal(15)
+    assert worker.ends() == 0
+    refused = stream.start(stream.changed(**changes))
+    assert refused.ends() == 2, refused.log
+    assert words in refused.log
+    assert "Traceback" not in refused.log
