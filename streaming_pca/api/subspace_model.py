@@ -267,15 +267,24 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             # Entries of one place add up before they are judged.
             given = given.tocsr(copy=True)
             given.sum_duplicates()
-        array = check_array(
-            given,
-            accept_sparse="csr",
-            dtype=_FLOATS,
-            allow_nd=True,
-            ensure_min_samples=least,
-            input_name="X",
-            estimator=self,
-        )
+        try:
+            array = check_array(
+                given,
+                accept_sparse="csr",
+                dtype=_FLOATS,
+                allow_nd=True,
+                ensure_min_samples=least,
+                input_name="X",
+                estimator=self,
+            )
+        except ValueError as error:
+            if "contains NaN" not in str(error):
+                raise
+            # scikit-learn recommends an imputer, which learns from the records.
+            raise ValueError(
+                "X contains NaN: name public stand-ins for missing values, as FeatureMap takes them; "
+                "an imputer that is fitted on X is not private"
+            ) from None
         if array.ndim > 3 or not np.prod(array.shape):
             raise ValueError(f"X must be vectors (m, d) or factors (m, r, d), not of shape {array.shape}")
         return array

@@ -177,7 +177,9 @@ class StreamSettings(_Section):
     features: tuple[Feature, ...] | None = Field(default=None, min_length=1)
     """Fields of records with names, in order, and the numbers that they become; `dim`, `feature_names`,
     `bounds` and `scale` follow from them."""
-    user_field: Annotated[Path | None, BeforeValidator(path_of)] = None
+    user_field: Annotated[
+        Path | None, BeforeValidator(path_of, json_schema_input_type=str | list[str] | None)
+    ] = None
     """Field of a record that names its user, in the place of the message key; for `features` and
     `privacy_unit = "user"`."""
     format: Format = "octets"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.data.codec import OCTETS, Message, PayloadCodec
+from streaming_pca.data.codec import FORMATS, OCTETS, Format, Message, PayloadCodec
 from streaming_pca.data.payloads import MalformedPayload
 from streaming_pca.data.records import RecordKind, is_symmetric
 
@@ -17,11 +17,11 @@ __all__ = ["Verdict", "judge_message"]
 
 _MOST_NAMED = 5
 """Null rows that are named, where each row is a record."""
-_MARKS = (
-    (b"{", "JSON", "application/json"),
-    (b"[", "JSON", "application/json"),
-    (b"\x93NUMPY", "an npy file", "application/x-npy"),
-    (b"\xff\xff\xff\xff", "an Arrow stream", "application/vnd.apache.arrow.stream"),
+_MARKS: tuple[tuple[bytes, str, Format], ...] = (
+    (b"{", "JSON", "json"),
+    (b"[", "JSON", "json"),
+    (b"\x93NUMPY", "an npy file", "npy"),
+    (b"\xff\xff\xff\xff", "an Arrow stream", "arrow"),
 )
 """Beginnings of the formats that a header must name."""
 _TEXT = re.compile(rb"[ -~\s]*")
@@ -130,11 +130,11 @@ def _hint(codec: PayloadCodec, message: Message) -> str:
     if codec.content_type != OCTETS or any(name == "content-type" for name, _ in message.headers or ()):
         return ""
     start = (message.value or b"")[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
-    for mark, name, content_type in _MARKS:
+    for mark, name, short in _MARKS:
         # A number of plain octets can begin with a bracket, but hardly goes on as text.
         if start.startswith(mark) and (name != "JSON" or _TEXT.fullmatch(start)):
             return (
                 f"it looks like {name}, but no header content-type says so: send the header "
-                f'"content-type: {content_type}", or set stream.content_type = "{content_type}"'
+                f'"content-type: {FORMATS[short]}", or set stream.format = "{short}"'
             )
     return ""

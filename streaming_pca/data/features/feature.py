@@ -68,7 +68,9 @@ class Feature(BaseModel):
 
     name: str = Field(min_length=1, max_length=200)
     """Name of its column, or the beginning of its columns' names."""
-    path: Annotated[Path | None, BeforeValidator(path_of)] = None
+    path: Annotated[Path | None, BeforeValidator(path_of, json_schema_input_type=str | list[str] | None)] = (
+        None
+    )
     """Place of the field, `"user.age"` or `["items", "0", "price"]`; if not set, the name."""
     bounds: Annotated[tuple[float, float] | None, BeforeValidator(_pair)] = None
     """Public least and largest value, to which values are clamped."""
@@ -77,7 +79,9 @@ class Feature(BaseModel):
     missing: bool | float | str | None = None
     """Public stand-in for a field that is absent or null, `"other"` for a category outside the vocabulary;
     if not set, a record that lacks the field is null."""
-    categories: Annotated[tuple[str, ...] | None, BeforeValidator(_words)] = None
+    categories: Annotated[
+        tuple[str, ...] | None, BeforeValidator(_words, json_schema_input_type=list[str | int | bool] | None)
+    ] = None
     """Vocabulary, with a column of 0 or 1 for each word; whole numbers and booleans are compared by their
     text."""
     other: bool = False
