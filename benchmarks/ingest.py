@@ -2,7 +2,8 @@
 
 Starts an Apache Kafka on this machine and fills one topic of one partition for each size of message:
 1 KiB, one row of 256 float32, a record each (``privacy_unit = "message"``), and 256 KiB, 256 such rows,
-each a record (``privacy_unit = "row"``). Then, in turns, processes of their own read it:
+each a record (``privacy_unit = "row"``); with ``--fields N`` also JSON objects of N numbers. Then, in
+turns, processes of their own read it:
 
 - kafka-python's consumer, which discards its input (`benchmarks.kafka.bare_consumer`);
 - librdkafka's, if `confluent-kafka` is installed (`pip install '.[benchmarks]'`);
@@ -38,7 +39,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,12 @@ class Plan:
     estimator: str
     options: dict[str, Any]
     quixstreams: str | None = None
+    fields: int = 0
+    """Numbers of a record that is a JSON object; 0 for rows of float32."""
+
+    @property
+    def dim(self) -> int:
+        return self.fields or DIM
 
     @property
     def begins(self) -> list[int]:
@@ -91,11 +98,14 @@ class Plan:
 
     def stream(self, name: str, topic: str, rows_per_message: int) -> dict[str, Any]:
         """The stream's table of settings."""
+        what: dict[str, Any] = {"dim": DIM}
+        if self.fields:
+            what = {"features": [{"name": name, "bounds": [-20, 20]} for name in _names(self.fields)]}
         size = {"first_batch": self.batch // rows_per_message, "max_batch": self.batch // rows_per_message}
         return {
             "name": name,
             "input": topic,
-            "dim": DIM,
+            **what,
             "rank": RANK,
             "epsilon": 1.0,
             "delta": 1e-6,
@@ -124,12 +134,13 @@ class Speed:
 
 def measure(bootstrap: str, folder: Path, plan: Plan, rows_per_message: int) -> list[dict[str, Any]]:
     """Measure all readers of one size of message, in turns; a row for each of the plan's beginnings."""
-    topic = f"{plan.estimator}-{rows_per_message}"
+    topic = f"{plan.estimator}-{plan.fields or rows_per_message}{'-fields' if plan.fields else ''}"
     config = make_stream(bootstrap, folder, plan.stream(f"{topic}-fill", topic, rows_per_message))
     messages = plan.batch * (plan.begins[-1] + plan.batches + AHEAD) // rows_per_message
-    payload = draw_records(max(_DISTINCT, 4 * rows_per_message), DIM, RANK).view(np.uint8)
-    say(f"{plan.estimator}, {rows_per_message * ROW_BYTES:,}-byte messages: writing {messages:,}")
-    send(load_settings(config), payload.reshape(-1, rows_per_message * ROW_BYTES), messages)
+    values = _payloads(plan, rows_per_message)
+    size = round(statistics.mean(map(len, values)))
+    say(f"{plan.estimator}, {size:,}-byte messages: writing {messages:,}")
+    send(load_settings(config), values, messages)
 
     clients = ["kafka-python"] + (["librdkafka"] if librdkafka_is_there() else [])
     if plan.quixstreams and rows_per_message == 1:
@@ -153,8 +164,25 @@ def measure(bootstrap: str, folder: Path, plan: Plan, rows_per_message: int) -> 
         alone = learning_alone(config, plan.batch, begin)
         say(f"  learning alone: {alone:,.0f} rows/s")
         speeds = others | {"worker": worker}
-        rows.append({"batches_before": begin} | _row(plan, rows_per_message, speeds, alone, peaks))
+        row = _row(plan, rows_per_message, speeds, alone, peaks)
+        rows.append({"batches_before": begin, "message_bytes": size} | row)
     return rows
+
+
+def _names(fields: int) -> list[str]:
+    return [f"field_{i}" for i in range(fields)]
+
+
+def _payloads(plan: Plan, rows_per_message: int) -> list[bytes]:
+    """Distinct payloads of messages."""
+    records = draw_records(max(_DISTINCT, 4 * rows_per_message), plan.dim, RANK)
+    if not plan.fields:
+        return [rows.tobytes() for rows in records.reshape(-1, rows_per_message, DIM)]
+    # As services write them: a few texts and a nested object beside the numbers.
+    more = {"id": "8d8ac610-566d-4ef0-9c22-186b2a5ed793", "kind": "visit", "at": {"zone": "Europe/Berlin"}}
+    names = _names(plan.fields)
+    numbers = records.astype(np.float64).round(3).tolist()
+    return [json.dumps(more | dict(zip(names, row, strict=True))).encode() for row in numbers]
 
 
 def _row(
@@ -171,9 +199,11 @@ def _row(
         return round(statistics.median(a / b for a, b in zip(mine, to, strict=True)), 4)
 
     with_librdkafka = "librdkafka" in speeds
+    # Rows of JSON are float64 in memory.
+    batch_bytes = plan.batch * plan.dim * (8 if plan.fields else 4)
     peak, clock, anonymous = (max(each) for each in zip(*peaks, strict=True))
     return {
-        "message_bytes": rows_per_message * ROW_BYTES,
+        "fields": plan.fields,
         "rows_per_message": rows_per_message,
         "worker_to_bare_consumer": ratio(speeds["kafka-python"].rows_per_second),
         "worker_to_librdkafka": ratio(speeds["librdkafka"].rows_per_second) if with_librdkafka else None,
@@ -185,9 +215,9 @@ def _row(
         },
         "peak_bytes": peak,
         "clock_peak_bytes": clock,
-        "batch_bytes": plan.batch * ROW_BYTES,
-        "peak_over_two_batches_bytes": peak - 2 * plan.batch * ROW_BYTES,
-        "anonymous_over_two_batches_bytes": anonymous - 2 * plan.batch * ROW_BYTES,
+        "batch_bytes": batch_bytes,
+        "peak_over_two_batches_bytes": peak - 2 * batch_bytes,
+        "anonymous_over_two_batches_bytes": anonymous - 2 * batch_bytes,
         "batch": plan.batch,
         "batches": plan.batches,
         "repeats": plan.repeats,
@@ -285,6 +315,12 @@ def say(line: str) -> None:
 _MOMENTS = {WARM_UP: "", AFTER_LOOKS: ", after its looks"}
 
 
+def _described(row: dict[str, Any]) -> str:
+    if row["fields"]:
+        return f"JSON of {row['fields']} numbers"
+    return f"{row['message_bytes'] // 1024} KiB"
+
+
 def _print_table(rows: Sequence[dict[str, Any]], where: str, console: Console) -> None:
     title = "rows a second of the whole worker, as a share of others' (medians), and its costs"
     table = Table(title=f"{title}, on {where}")
@@ -296,7 +332,7 @@ def _print_table(rows: Sequence[dict[str, Any]], where: str, console: Console) -
         speed, cpu = row["rows_per_second"], row["cpu_seconds_per_million_rows"]
         to_librdkafka = row["worker_to_librdkafka"]
         table.add_row(
-            f"{row['estimator']}{_MOMENTS[row['batches_before']]}, {row['message_bytes'] // 1024} KiB",
+            f"{row['estimator']}{_MOMENTS[row['batches_before']]}, {_described(row)}",
             f"{row['worker_to_bare_consumer']:.2f}",
             "-" if to_librdkafka is None else f"{to_librdkafka:.2f}",
             f"{row['worker_to_learning_alone']:.2f}",
@@ -332,6 +368,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--json", action="store_true", help="the table goes to standard error")
     parser.add_argument("--rows-per-message", type=int, nargs="+", default=[256, 1], metavar="R")
+    parser.add_argument("--fields", type=int, default=0, metavar="N", help="also JSON objects of N numbers")
     parser.add_argument("--batch", type=int, default=131_072, help="records of a batch")
     parser.add_argument("--batches", type=int, default=3, help="measured, of each worker")
     parser.add_argument("--repeats", type=int, default=3)
@@ -346,6 +383,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             parser.error(
                 f"--batch {given.batch} must be a multiple, at least twofold, of {rows} rows a message"
             )
+    if given.fields and given.fields < RANK:
+        parser.error(f"--fields must be at least {RANK}, the rank of the stream")
     if given.batches < 1 or given.repeats < 1:
         parser.error("--batches and --repeats must be at least 1")
     if not librdkafka_is_there():
@@ -356,6 +395,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     with tempfile.TemporaryDirectory(prefix="streaming-pca-ingest-") as folder, apache_kafka() as bootstrap:
         pairs = [(p, r) for p in plans for r in given.rows_per_message]
+        if given.fields:
+            pairs += [(replace(p, fields=given.fields, quixstreams=None), 1) for p in plans]
         rows = [row for p, r in pairs for row in measure(bootstrap, Path(folder), p, r)]
     here = machine()
     where = f"{here['cores']} cores of {here['processor']} (numba {here['numba']})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +64,7 @@ def make_stream(bootstrap: str, folder: Path, stream: Mapping[str, Any], tick: f
     tick : float, optional
         ``worker.tick_seconds``; the default's where not given.
     """
-    table = {k: v for k, v in stream.items() if k != "options"}
+    table = {k: v for k, v in stream.items() if k not in ("options", "features")}
     worker = {"group": f"workers-{stream['name']}"} | ({} if tick is None else {"tick_seconds": tick})
     sections = {
         "kafka": {"bootstrap_servers": bootstrap},
@@ -74,7 +74,9 @@ def make_stream(bootstrap: str, folder: Path, stream: Mapping[str, Any], tick: f
         "http": {"enabled": False},
     }
     path = folder / f"{stream['name']}.toml"
-    path.write_text("\n".join(_section(name, values) for name, values in sections.items()))
+    parts = [_section(f"[{name}]", values) for name, values in sections.items()]
+    parts += [_section("[[stream.features]]", feature) for feature in stream.get("features", ())]
+    path.write_text("\n".join(parts))
     settings = load_settings(path)
     create_topics(settings.kafka, settings.stream, partitions=1, replication=1)
     # Room for every repeat: streams of one input share its ledger.
@@ -89,7 +91,7 @@ def _section(name: str, values: Mapping[str, Any]) -> str:
     def text(value: Any) -> str:
         return str(value).lower() if isinstance(value, bool) else repr(value).replace("'", '"')
 
-    return "\n".join([f"[{name}]", *(f"{key} = {text(value)}" for key, value in values.items()), ""])
+    return "\n".join([name, *(f"{key} = {text(value)}" for key, value in values.items()), ""])
 
 
 def draw_records(count: int, dim: int, rank: int) -> NDArray[np.float32]:
@@ -99,9 +101,8 @@ def draw_records(count: int, dim: int, rank: int) -> NDArray[np.float32]:
     return x
 
 
-def send(settings: Settings, payload: NDArray[np.uint8], messages: int) -> None:
-    """Fill partition 0 of the input: the payload's rows in turn, each a message, without headers."""
-    values = [row.tobytes() for row in payload]
+def send(settings: Settings, values: Sequence[bytes], messages: int) -> None:
+    """Fill partition 0 of the input: the values in turn, each a message, without headers."""
     producer = plain_producer(settings.kafka)
     try:
         sent = None

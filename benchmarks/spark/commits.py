@@ -10,8 +10,6 @@ import statistics
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks.kafka.running_worker import RunningWorker, draw_records, make_stream, send
 from benchmarks.spark.streams import Case
 from streaming_pca.config.loading import load_settings
@@ -41,7 +39,7 @@ def seconds_of_a_batch(bootstrap: str, folder: Path, case: Case, batches: int) -
     }
     config = make_stream(bootstrap, folder, table)
     rows = draw_records(_BATCH, case.dim, case.rank)
-    send(load_settings(config), rows.view(np.uint8), _BATCH * (_WARM_UP + batches + 2))
+    send(load_settings(config), [row.tobytes() for row in rows], _BATCH * (_WARM_UP + batches + 2))
     arrivals = []
     with RunningWorker(config) as worker:
         for arrival in worker.arrivals():
