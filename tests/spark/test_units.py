@@ -6,6 +6,7 @@ one process or on a cluster of two workers. A process runs its streams of many c
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -108,6 +109,25 @@ def fill_doubles(stream: Stream) -> None:
     stream.produce((row.astype("<f8").tobytes() for row in stream.vectors(230)), headers=[])
 
 
+FIELDS: list[dict[str, Any]] = [
+    {"name": "a", "bounds": (-20.0, 20.0), "missing": 0.0},
+    {"name": "place", "size": 3, "bounds": (-20.0, 20.0)},
+    {"name": "b", "path": "in.b", "bounds": (0.0, 20.0), "transform": "log1p"},
+]
+
+
+def fill_objects(stream: Stream) -> None:
+    """Objects of some users, alone and in lists; some lack a field, and every eleventh is no JSON."""
+    dice = np.random.default_rng(3)
+    values = []
+    for i, row in enumerate(stream.vectors(230).astype(float)):
+        record = {"place": row[1:4].tolist(), "in": {"b": row[4]}, "user": f"u{dice.integers(0, 60)}"}
+        record |= {} if i % 5 == 0 else {"a": row[0]}
+        text = json.dumps([record] * 2 if i % 7 == 0 else record).encode()
+        values.append(text[:-1] if i % 11 == 0 else text)
+    stream.produce(values, headers=[])
+
+
 def fill_vectors(stream: Stream) -> None:
     stream.produce_vectors(stream.vectors(230))
 
@@ -147,6 +167,11 @@ CASES = {
         fill_factors, covariance(200) | {"privacy_unit": "row", "max_rows": 8, "bounds": (-20.0, 20.0)}
     ),
     "users": Case(fill_users, oja(100) | {"privacy_unit": "user", "contributions_per_user": 2}, partitions=2),
+    "objects": Case(
+        fill_objects,
+        covariance(200) | {"privacy_unit": "user", "user_field": "user", "features": FIELDS},
+        partitions=2,
+    ),
     "matrices": Case(
         fill_matrices, covariance(200, clip_radius=400.0) | {"record_kind": "matrix", "centering": "none"}
     ),
