@@ -51,6 +51,8 @@ _DESCRIBED = {
     for dtype in _DTYPES
 }
 """Headers of plain octets, as `streaming_pca.client` writes them for factors of each type."""
+_MOST_OBJECTS_BYTES = 2**24
+"""Longest list of JSON objects that is one record."""
 Rows = NDArray[np.floating]
 PrivacyUnit = Literal["message", "row", "user"]
 
@@ -241,7 +243,12 @@ class PayloadCodec:
         if content_type == ARROW or (content_type == JSON and self.unit == "row"):
             return float("inf")
         if content_type == JSON and self.fields is not None:
-            return self._most_rows * (MOST_OBJECT_BYTES + 2) + 64
+            return min(self._most_rows * (MOST_OBJECT_BYTES + 2) + 64, _MOST_OBJECTS_BYTES)
+        return self.most_bytes
+
+    @property
+    def most_bytes(self) -> int:
+        """Bound on the length of a payload whose form has one."""
         return 4096 + self._most_rows * (self.dim * 26 + 8)
 
     def _shaped(self, array: NDArray[Any]) -> Rows:
@@ -306,7 +313,9 @@ class PayloadCodec:
 
     def _decode_objects(self, fields: FieldReader, messages: Sequence[Message]) -> Decoded:
         """Decode JSON without headers."""
-        records, counts = fields.many_json_records([message.value for message in messages], self._most_rows)
+        records, counts = fields.many_json_records(
+            [message.value for message in messages], self._most_rows, self._most_bytes(JSON)
+        )
         lengths = np.array(counts, np.int64)
         rows: Rows = fields.rows(records)
         owners = np.repeat(np.arange(len(messages)), lengths)

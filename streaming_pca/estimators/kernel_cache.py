@@ -31,7 +31,13 @@ from streaming_pca.estimators.private_mean import MeanNorms, clipped_mean_sum
 from streaming_pca.kernels.block.matrix_sums import sum_matrix_products
 from streaming_pca.kernels.block.sums import sum_products
 from streaming_pca.kernels.factor_rows import turned_squared_norms
-from streaming_pca.kernels.plain_records import LEAST_RECORD_BYTES, PARTS, copy_rows, find_records
+from streaming_pca.kernels.plain_records import (
+    LEAST_RECORD_BYTES,
+    PARTS,
+    copy_rows,
+    find_records,
+    whole_records,
+)
 
 __all__ = [
     "COMPILING",
@@ -113,6 +119,7 @@ def compile_reading(kind: str) -> None:
     data, parts = np.zeros(LEAST_RECORD_BYTES, np.uint8), np.empty((1, PARTS), np.int32)
     data.flags.writeable = False
     find_records(data, 0, parts)
+    whole_records(data, 1, 1)
     plain, lengths = np.zeros((1, 2), np.uint8), np.zeros(1, np.int64)
     for word in _READ.get(kind, ()):
         copy_rows(data, parts, plain, 1, False, word(0), word(0), np.zeros((0, _DIM), word), lengths)

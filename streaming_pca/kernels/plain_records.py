@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from streaming_pca.kernels import njit
 
 __all__ = ["DELTA", "END", "HEADERS", "KEY", "KEY_BYTES", "PARTS", "START", "VALUE", "VALUE_BYTES"]
-__all__ += ["LEAST_RECORD_BYTES", "copy_rows", "find_records"]
+__all__ += ["LEAST_RECORD_BYTES", "copy_rows", "find_records", "whole_records"]
 
 START, END, DELTA, KEY, KEY_BYTES, VALUE, VALUE_BYTES, HEADERS = range(8)
 """Columns of :func:`find_records`: places in the batch's bytes, and numbers of bytes, below 0 for None.
@@ -89,6 +89,27 @@ def find_records(data: NDArray[np.uint8], at: int, parts: NDArray[np.int32]) -> 
         # Headers are there, were it a zero.
         if p >= 0 and p < at:
             parts[n, HEADERS] = p
+
+
+@njit(cache=True, nogil=True)
+def whole_records(data: NDArray[np.uint8], most: int, most_bytes: int) -> tuple[int, int]:
+    """Return the number of whole records, and the end of the last.
+
+    Parameters
+    ----------
+    data : (n,) uint8
+        Begins with a record.
+    most, most_bytes : int
+        Bounds on their number and on the length of one: a longer one ends the search.
+    """
+    count = at = 0
+    while count < most:
+        length, start = _integer(data, at)
+        if start < 0 or length < 0 or length > min(most_bytes, data.size - start):
+            break
+        at = start + length
+        count += 1
+    return count, at
 
 
 @njit(cache=True, nogil=True)

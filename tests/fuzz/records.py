@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from kafka import TopicPartition
 from kafka.errors import CorruptRecordError
 from kafka.record.default_records import DefaultRecordBatch
+from kafka.record.memory_records import MemoryRecords
 
 from streaming_pca.client.encoding import encoder_of
 from streaming_pca.data.arrow import stream_of_rows
@@ -27,9 +29,10 @@ from streaming_pca.local.promise import promise_header, report_headers
 from streaming_pca.privacy.users.table import hash_users
 from streaming_pca.service.input.buffer import PartitionBuffer, RecordBuffer
 from streaming_pca.service.kafka.record_batches import parse_batch
-from streaming_pca.service.kafka.record_blocks import RecordBlock
+from streaming_pca.service.kafka.record_blocks import BlockReader, RecordBlock
+from streaming_pca.service.kafka.record_readers import RecordReader
 from tests.fuzz.target import MIB, Broken, target
-from tests.kafka.security import hostile
+from tests.kafka.security import codecs, hostile
 
 DIM = 4
 X = np.linspace(-2, 2, 3 * DIM, dtype="<f8").reshape(3, DIM)
@@ -253,6 +256,44 @@ def record_batch(data: bytes) -> None:
 
 
 # -- files ------------------------------------------------------------------------------------
+
+
+def _compressed_seeds() -> Sequence[bytes]:
+    records = [hostile.record(X[:1].astype("<f4").tobytes(), i, key=b"user %d" % i) for i in range(20)]
+    data = b"".join(records)
+    seeds = [bytes([number, 20]) + encode(data) for number, encode in codecs.CODECS.values()]
+    seeds += [bytes([number, 40]) + encode(data) * 2 for number, encode in codecs.CODECS.values()]
+    seeds += [
+        bytes([codecs.CODECS[codec][0], 2]) + codecs.bomb(codec, 64 * MIB, records[1])
+        for codec in ("gzip", "lz4", "xerial", "zstd")
+    ]
+    # Libraries and the compiler take memory once.
+    for seed in seeds[:5]:
+        compressed_batch(seed)
+    return seeds
+
+
+@target("compressed-batch", _compressed_seeds, times=512, beside=96 * MIB, inputs=3000)
+def compressed_batch(data: bytes) -> None:
+    """Read a compressed batch, of a codec and a count by the first two bytes, in both ways."""
+    if len(data) < 2:
+        return
+    number, count = data[0] % 8, data[1]
+    made = hostile.batch([data[2:]], count=count, last_delta=count - 1 + data[0] // 128, attributes=number)
+    read = []
+    for kind in (BlockReader, RecordReader):
+        reader, found = kind(0, TopicPartition("t", 0), MemoryRecords(made)), []
+        while reader:
+            for each in reader.take(100):
+                found += each.records() if isinstance(each, RecordBlock) else [each]
+            if reader.inflated > 16 * MIB:
+                raise Broken("a poll holds too much")
+        read.append(found)
+    if read[0] != read[1]:
+        raise Broken("a block has other records")
+    offsets = [record.offset for record in read[0]]
+    if len(offsets) != count or offsets != sorted(set(offsets)) or not all(0 <= o <= count for o in offsets):
+        raise Broken("a record has moved")
 
 
 def _file_seeds() -> Sequence[bytes]:

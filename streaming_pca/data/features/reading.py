@@ -72,8 +72,13 @@ class FieldReader:
             faults |= {i: fault for i, each in enumerate(texts) if (fault := self._fault(each))}
         return [self._json_record(each) for each in texts]
 
-    def many_json_records(self, values: Sequence[bytes | None], most: int) -> tuple[list[Any], list[int]]:
-        """Return the records of all payloads in order, and the number of each one's; 0 for a null payload."""
+    def many_json_records(
+        self, values: Sequence[bytes | None], most: int, limit: float
+    ) -> tuple[list[Any], list[int]]:
+        """Return the records of all payloads in order, and the number of each one's; 0 for a null payload.
+
+        A payload has at most ``limit`` bytes.
+        """
         records: list[Any] = []
         counts: list[int] = []
         decode = self._json.decode
@@ -87,7 +92,7 @@ class FieldReader:
                     continue
                 except Exception:
                     count = 0
-            if value is not None and len(value) <= most * (MOST_OBJECT_BYTES + 2):
+            if value is not None and len(value) <= limit:
                 try:
                     found = self.json_records(value, most)
                 except Exception:

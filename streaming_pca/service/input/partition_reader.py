@@ -25,7 +25,8 @@ from streaming_pca.service.kafka.clients import (
     reading_consumer,
     seek,
 )
-from streaming_pca.service.kafka.record_batches import UnreadableBatch
+from streaming_pca.service.kafka.inflating import most_record_bytes
+from streaming_pca.service.kafka.record_readers import UnreadableBatch
 
 __all__ = ["PartitionReader"]
 
@@ -78,6 +79,7 @@ class PartitionReader:
         self._kafka, self._topic = kafka, stream.input
         self._skip_lost, self._check = skip_lost, check
         self._fetch_bytes = max(_FETCH_BYTES // max(partitions, 1), 2**20)
+        self._most_bytes = most_record_bytes(codec.most_bytes)
         self._stop = threading.Event()
         self._consumers: dict[int, KafkaConsumer] = {}
         self._free: list[KafkaConsumer] = []
@@ -118,7 +120,13 @@ class PartitionReader:
         """Return a consumer without partition, made if there is none."""
         if not self._free:
             self._free.append(
-                reading_consumer(self._kafka, fetch_bytes=self._fetch_bytes, io="records", blocks=True)
+                reading_consumer(
+                    self._kafka,
+                    fetch_bytes=self._fetch_bytes,
+                    io="records",
+                    blocks=True,
+                    most_bytes=self._most_bytes,
+                )
             )
         return self._free[-1]
 
@@ -184,8 +192,8 @@ class PartitionReader:
             self._raise_truncated(partition, error)
         except UnreadableBatch as error:
             raise RecordsLost(
-                f"topic {self._topic!r}, partition {partition}: {error}: they were written before the topic "
-                "was kept as it is now, and are not read. Produce them again into a new topic, or delete "
+                f"topic {self._topic!r}, partition {partition}: {error}: they are not read. "
+                "Produce them again into a new topic, or delete "
                 f"them (`kafka-delete-records`, partition {partition} up to offset {error.end}) and set "
                 'stream.lost_records = "skip"'
             ) from None

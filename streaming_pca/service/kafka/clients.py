@@ -27,8 +27,9 @@ from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.errors import NotPermitted
 from streaming_pca.service.kafka import credentials, failed_connects, large_reads, tls
 from streaming_pca.service.kafka.diagnosis import diagnose
-from streaming_pca.service.kafka.record_batches import InflatingReader, RecordReader
+from streaming_pca.service.kafka.inflating import MOST_RECORD_BYTES
 from streaming_pca.service.kafka.record_blocks import BlockReader
+from streaming_pca.service.kafka.record_readers import InflatingReader, RecordReader, use_reader
 from streaming_pca.service.kafka.refusals import missing_permission
 from streaming_pca.service.kafka.slow_fetches import shrink_on_timeout
 from streaming_pca.service.kafka.transaction import TransactionalClient, delivery_timeout_ms
@@ -187,7 +188,14 @@ class _SharedClient(KafkaNetClient):  # type: ignore[misc]
         self._net.run(lambda: self._manager.close(node_id=node_id))
 
 
-def _consumer(*, io: Io, topics: Collection[str] = (), blocks: bool = False, **configs: Any) -> KafkaConsumer:
+def _consumer(
+    *,
+    io: Io,
+    topics: Collection[str] = (),
+    blocks: bool = False,
+    most_bytes: int = MOST_RECORD_BYTES,
+    **configs: Any,
+) -> KafkaConsumer:
     """Make a consumer on a shared selector; a failure leaves nothing there."""
     made: list[_SharedClient] = []
 
@@ -200,8 +208,8 @@ def _consumer(*, io: Io, topics: Collection[str] = (), blocks: bool = False, **c
 
     try:
         consumer = KafkaConsumer(**configs, kafka_client=client)
-        reader = RecordReader if io == "records" else InflatingReader
-        consumer._fetcher.PartitionRecords = BlockReader if blocks else reader
+        reader = BlockReader if blocks else RecordReader if io == "records" else InflatingReader
+        use_reader(consumer._fetcher, reader, most_bytes)
         shrink_on_timeout(consumer._fetcher, configs["request_timeout_ms"])
         return consumer
     except BaseException:
@@ -275,13 +283,15 @@ def reading_consumer(
     io: Io = "logs",
     topics: Collection[str] = (),
     blocks: bool = False,
+    most_bytes: int = MOST_RECORD_BYTES,
 ) -> KafkaConsumer:
     """Make a consumer without a group: partitions and positions are assigned by hand.
 
     ``io`` is the thread of its socket: "records" for an input, "control" for a consumer that fetches
     nothing and must not wait for fetches, "logs" for all else. The leaders of ``topics`` are known at
     once; for others the client waits a tenth of a second before it asks. With ``blocks`` a poll brings
-    blocks of records too (record_blocks.py).
+    blocks of records too (record_blocks.py). ``most_bytes`` is the longest record that is kept of a
+    compressed batch.
     """
     return _connect(
         settings,
@@ -290,6 +300,7 @@ def reading_consumer(
             io=io,
             topics=topics,
             blocks=blocks,
+            most_bytes=most_bytes,
             isolation_level="read_committed" if committed else "read_uncommitted",
             auto_offset_reset="none",
             enable_auto_commit=False,
@@ -361,9 +372,9 @@ def transactional_producer(settings: KafkaSettings, transactional_id: str) -> Ka
 
 
 def plain_producer(settings: KafkaSettings) -> KafkaProducer:
-    """Make a producer of records: idempotent, batched, never compressed.
+    """Make a producer of records: idempotent, batched, not compressed.
 
-    A consumer has no bound on what a compressed batch inflates to.
+    Rows of floats hardly get smaller.
     """
     return _connect(
         settings,

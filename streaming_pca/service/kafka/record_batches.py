@@ -3,7 +3,8 @@
 A record's bytes are private contents. Brokers check that a batch can be read as Java reads it, and that
 it has as many offsets as records; they do not check the offset that a record of an uncompressed batch
 claims. kafka-python 3.0.12 believes that claim, reads attributes and lengths otherwise than Java, and
-raises from `poll`, at every attempt, for an unreadable record.
+raises from `poll`, at every attempt, for an unreadable record. Compressed batches become pieces that are
+not: :mod:`~streaming_pca.service.kafka.inflating`.
 
 Here the records of a batch have consecutive offsets from its base offset on. A batch with fewer records
 than offsets was compacted by a broker's cleaner (a broker refuses such a batch from a client): the
@@ -19,13 +20,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from kafka.consumer.fetcher import Fetcher
-from kafka.errors import CorruptRecordError, KafkaError
+from kafka.errors import CorruptRecordError
 
-__all__ = ["InflatingReader", "MalformedRecord", "Record", "RecordReader", "UnreadableBatch"]
-__all__ += ["count_of", "parse_batch", "read_body"]
+__all__ = ["MalformedRecord", "Record", "bodies", "count_of", "parse_batch", "read_body", "varint"]
 
-_CODECS = {1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
 _FormatError = (IndexError, ValueError)
 _MOST_HEADERS = 1000
 """Limit above which a record is null.
@@ -34,22 +32,6 @@ A message holds half a million headers, which take a third of a second.
 """
 
 _LARGE_BYTES = 2**16
-
-
-class UnreadableBatch(KafkaError):  # type: ignore[misc]
-    """Batch from before its topic had its present settings: compressed, or of an old format.
-
-    Attributes
-    ----------
-    what : str
-        The fault of its records.
-    first, end : int
-        Its offsets [first, end); only the first one's where the format is old.
-    """
-
-    def __init__(self, what: str, first: int, end: int) -> None:
-        super().__init__(f"records {first} to {end - 1} {what}")
-        self.what, self.first, self.end = what, first, end
 
 
 class MalformedRecord(ValueError):
@@ -92,14 +74,14 @@ def parse_batch(batch: Any) -> Iterator[Record]:
     base, count, span = count_of(batch)
     epoch = batch.leader_epoch
     if count == span:
-        for index, (_, key, value, headers) in enumerate(_bodies(batch, count)):
+        for index, (_, key, value, headers) in enumerate(bodies(batch, count)):
             yield Record(base + index, key, value, headers, epoch)
         return
-    bodies = list(_bodies(batch, count))
-    deltas = [delta for delta, *_ in bodies]
+    found = list(bodies(batch, count))
+    deltas = [delta for delta, *_ in found]
     if not all(a < b for a, b in zip([-1, *deltas], [*deltas, span], strict=True)):
         deltas = list(range(count))
-    for delta, (_, key, value, headers) in zip(deltas, bodies, strict=True):
+    for delta, (_, key, value, headers) in zip(deltas, found, strict=True):
         yield Record(base + delta, key, value, headers, epoch)
 
 
@@ -121,13 +103,13 @@ _Body = tuple[int, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]
 _NULL: _Body = (-1, None, None, ())
 
 
-def _bodies(batch: Any, count: int) -> Iterator[_Body]:
+def bodies(batch: Any, count: int) -> Iterator[_Body]:
     """Yield the offset delta, key, value and headers of each record."""
     buffer: bytearray = batch._buffer
     position, end = batch._pos, len(buffer)
     for index in range(count):
         try:
-            length, start = _varint(buffer, position)
+            length, start = varint(buffer, position)
             if not 0 <= length <= end - start:
                 raise MalformedRecord
         except _FormatError:
@@ -145,13 +127,13 @@ def read_body(buffer: bytearray, start: int, end: int) -> _Body:
     try:
         # One byte of attributes, which mean nothing.
         position = start + 2 if buffer[start + 1] < 0x80 else _skip_varlong(buffer, start + 1)
-        delta, position = _varint(buffer, position)
+        delta, position = varint(buffer, position)
         key, position = _bytes(buffer, position, end)
         value, position = _bytes(buffer, position, end)
         n_headers = buffer[position]
         if n_headers == 0 and position + 1 == end:
             return delta, key, value, ()
-        n_headers, position = _varint(buffer, position)
+        n_headers, position = varint(buffer, position)
         if not 0 <= n_headers <= _MOST_HEADERS:
             raise MalformedRecord
         headers = []
@@ -169,7 +151,7 @@ def read_body(buffer: bytearray, start: int, end: int) -> _Body:
     return delta, key, value, headers
 
 
-def _varint(buffer: bytearray, position: int) -> tuple[int, int]:
+def varint(buffer: bytearray, position: int) -> tuple[int, int]:
     """Read a zig-zag integer of 32 bits in at most five bytes; return it and its end."""
     byte = buffer[position]
     if byte < 0x80:
@@ -195,7 +177,7 @@ def _skip_varlong(buffer: bytearray, position: int) -> int:
 
 def _bytes(buffer: bytearray, position: int, end: int) -> tuple[bytes | None, int]:
     """Read bytes behind their length; return them, None for a negative length, and their end."""
-    length, position = _varint(buffer, position)
+    length, position = varint(buffer, position)
     if length < 0:
         return None, position
     if length > end - position:
@@ -204,58 +186,3 @@ def _bytes(buffer: bytearray, position: int, end: int) -> tuple[bytes | None, in
         return bytes(buffer[position : position + length]), position + length
     # A slice would be another copy, which a view is not; of few bytes it takes less time.
     return bytes(memoryview(buffer)[position : position + length]), position + length
-
-
-class RecordReader(Fetcher.PartitionRecords):  # type: ignore[misc]
-    """Reader of one partition's records in one answer, in place of `Fetcher.PartitionRecords`.
-
-    Compressed batches are not inflated: kafka-python has no bound on their inflated size.
-    """
-
-    def _unpack_records(self, tp: Any, records: Any, *deserializers: Any) -> Iterator[Record]:
-        """Yield the records of all batches that were not aborted.
-
-        Keeps the contract of the overridden method: after each record, and at the end behind the last batch,
-        `next_fetch_offset` is the offset from which to go on.
-        """
-        while (batch := records.next_batch()) is not None:
-            if self.check_crcs and not batch.validate_crc():
-                raise CorruptRecordError(f"{tp}: the batch at offset {batch.base_offset} fails its checksum")
-            if batch.magic != 2:
-                what = f"are of message format {batch.magic}, of Kafka before 0.11"
-                raise UnreadableBatch(what, batch.base_offset, batch.base_offset + 1)
-            self.leader_epoch = batch.leader_epoch
-            if not self._is_hidden(batch):
-                for record in self._parse(batch):
-                    self.records_read += 1
-                    self.next_fetch_offset = record.offset + 1
-                    yield record
-            # A batch keeps its offsets where its last records were compacted away.
-            self.next_fetch_offset = batch.next_offset
-        # Any number above 0 lets the fetcher serve the partitions in turn.
-        self.bytes_read = self.records_read
-        self.drain()
-
-    def _is_hidden(self, batch: Any) -> bool:
-        """Return whether a batch is a marker or, under read_committed, aborted."""
-        if self.isolation_level and batch.has_producer_id():
-            self._consume_aborted_transactions_up_to(batch.last_offset)
-            if self._contains_abort_marker(batch):
-                self.aborted_producer_ids.discard(batch.producer_id)
-            elif self._is_batch_aborted(batch):
-                return True
-        return bool(batch.is_control_batch)
-
-    def _parse(self, batch: Any) -> Iterator[Record]:
-        if batch.compression_type:
-            codec = _CODECS.get(batch.compression_type, "an unknown codec")
-            raise UnreadableBatch(f"are compressed ({codec})", batch.base_offset, batch.next_offset)
-        return parse_batch(batch)
-
-
-class InflatingReader(RecordReader):
-    """Reader of the service's own topics, which a broker may compress."""
-
-    def _parse(self, batch: Any) -> Iterator[Record]:
-        batch._maybe_uncompress()
-        return parse_batch(batch)

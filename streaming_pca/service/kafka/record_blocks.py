@@ -25,7 +25,8 @@ from streaming_pca.kernels.plain_records import (
     START,
     find_records,
 )
-from streaming_pca.service.kafka.record_batches import Record, RecordReader, count_of, parse_batch, read_body
+from streaming_pca.service.kafka.record_batches import Record, count_of, parse_batch, read_body
+from streaming_pca.service.kafka.record_readers import RecordReader
 
 __all__ = ["BlockReader", "RecordBlock"]
 
@@ -42,7 +43,7 @@ class RecordBlock:
     Parameters
     ----------
     batch : DefaultRecordBatch
-        Format 2, not compressed, with bytes for as many records as it counts.
+        Format 2, or a piece of a compressed one, with bytes for as many records as it counts.
     first : int
         Offset of the first record that is wanted.
 
@@ -133,9 +134,7 @@ class BlockReader(RecordReader):
     def _unpack_records(self, tp: Any, records: Any, *deserializers: Any) -> Iterator[Any]:
         return super()._unpack_records(tp, _Views(records._buffer), *deserializers)
 
-    def _parse(self, batch: Any) -> Iterator[Any]:
-        if batch.compression_type:
-            return super()._parse(batch)
+    def _records(self, batch: Any) -> Iterator[Any]:
         count, room = batch.records_count, len(batch._buffer) - batch._pos
         is_small = count < _LEAST_RECORDS and room < _LEAST_BYTES
         # A batch that counts more than its bytes can be takes no memory for them.

@@ -33,7 +33,8 @@ from streaming_pca.service.kafka.clients import (
     reading_consumer,
     transactional_producer,
 )
-from streaming_pca.service.kafka.record_batches import UnreadableBatch
+from streaming_pca.service.kafka.inflating import most_record_bytes
+from streaming_pca.service.kafka.record_readers import UnreadableBatch
 from streaming_pca.service.kafka.transaction import Transaction, delivery_timeout_ms, discard
 from streaming_pca.service.projection.encoding import Encoder, headers_of, project
 from streaming_pca.service.projection.latest import LatestRelease, projection_of
@@ -258,7 +259,11 @@ class Projector:
             )
         with self._named("opening the input"):
             reader = self._reader = reading_consumer(
-                self._kafka, max_poll_records=_BATCH_RECORDS, fetch_bytes=_FETCH_BYTES, io="records"
+                self._kafka,
+                max_poll_records=_BATCH_RECORDS,
+                fetch_bytes=_FETCH_BYTES,
+                io="records",
+                most_bytes=most_record_bytes(self._codec.most_bytes),
             )
             tps = [self._tp(p) for p in assignment.partitions]
             timeout = self._kafka.request_timeout_ms
@@ -357,8 +362,8 @@ class Projector:
                 polled: Mapping[Any, list[Any]] = reader.poll(timeout_ms=_IDLE_MS)
             except UnreadableBatch as error:
                 raise RecordsLost(
-                    f"topic {self._stream.input!r}: {error}: they were written before the topic was kept as "
-                    "it is now, and are not read. Produce them again into a new topic, or delete them "
+                    f"topic {self._stream.input!r}: {error}: they are not read. "
+                    "Produce them again into a new topic, or delete them "
                     f'(`kafka-delete-records`, up to offset {error.end}) and set stream.lost_records = "skip"'
                 ) from None
             except OffsetOutOfRangeError:

@@ -14,8 +14,9 @@ from kafka.errors import CorruptRecordError
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.memory_records import MemoryRecords
 
-from streaming_pca.service.kafka.record_batches import Record, RecordReader, UnreadableBatch, parse_batch
+from streaming_pca.service.kafka.record_batches import Record, parse_batch
 from streaming_pca.service.kafka.record_blocks import BlockReader, RecordBlock
+from streaming_pca.service.kafka.record_readers import RecordReader
 from tests.kafka.security.hostile import batch, record, sized, varint
 from tests.service.kafka.test_record_batches import TP, odd_batches
 
@@ -132,15 +133,6 @@ def test_aborted_and_control_batches_are_hidden() -> None:
     found = read(data, isolation_level=1, aborted_transactions=[_Aborted(7, 0)])
     assert [each.offset for each in found] == [*range(5, 10), *range(11, 16)]
     assert [each.offset for each in read(data)] == [*range(10), *range(11, 16)]
-
-
-def test_a_compressed_batch_is_not_read() -> None:
-    data = batch([record(LARGE)] * 5) + batch([record(LARGE)] * 5, base=5, attributes=2)
-    reader = BlockReader(0, TP, MemoryRecords(data))
-    assert len(flat(reader.take())) == 5
-    with pytest.raises(UnreadableBatch, match="records 5 to 9 are compressed"):
-        reader.take()
-    assert reader.next_fetch_offset == 5
 
 
 def test_a_wrong_checksum_is_seen() -> None:
