@@ -467,7 +467,6 @@ def set_config(settings: Settings, topic: str, **configs: str) -> None:
     ("role", "key", "value", "must"),
     [
         ("input", "cleanup.policy", "compact", "delete"),
-        ("input", "compression.type", "producer", "uncompressed"),
         ("ledger", "retention.ms", "604800000", "-1"),
         ("ledger", "retention.bytes", "1000000", "-1"),
         ("ledger", "cleanup.policy", "compact", "delete"),

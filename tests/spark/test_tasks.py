@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from confluent_kafka import Producer
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import NewTopic
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from streaming_pca.spark.operations import Mapped, RecordSum, Share, ValueSum
 from streaming_pca.spark.reading import Feed, Reading, Wanted
 from streaming_pca.spark.segments import Range
 from streaming_pca.spark.tasks import TaskFailed, Work, add, answer_rows, compute, digest, drop, guarded, load
+from tests.waiting import LIMIT
 
 DIM, RECORDS = 3, 7000
 Function = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -98,6 +100,28 @@ def test_pairs_hold_across_pieces(
     records = ArrayBatch.of_vectors(np.hstack([numbers, np.ones((len(numbers), 2), np.float32)]))
     assert np.frombuffer(found["data"], dtype="<i8").tolist() == records.sum(NumberedSum()).tolist()
     assert found["records"] == last - first
+
+
+def test_compressed_records_are_those_that_are_not(feed: Feed) -> None:
+    (plain,) = handles(feed, [Range(0, 0, 0, RECORDS)])[0].to_pylist()
+    for number, codec in enumerate(("gzip", "snappy", "lz4", "zstd"), 1):
+        topic = f"{feed.stream.input}-{codec}"
+        with KafkaAdminClient(bootstrap_servers=feed.kafka.bootstrap_servers) as admin:
+            admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1)])
+        how = {"bootstrap.servers": feed.kafka.bootstrap_servers, "compression.type": codec, "linger.ms": 50}
+        producer = Producer(how)
+        for i in range(RECORDS):
+            producer.produce(topic, np.array([i, 1, 2], dtype=np.float32).tobytes(), partition=0)
+        assert producer.flush(LIMIT) == 0
+        other = replace(feed, stream=feed.stream.model_copy(update={"input": topic}), session=topic)
+        rows = handles(other, [Range(0, 0, 0, RECORDS)])
+        (found,) = rows[0].to_pylist()
+        assert found["structure"] == plain["structure"], number
+        total = answer(compute(other, RecordSum(NumberedSum()), asked(rows, 0, RECORDS), 0), rows)
+        numbers = np.arange(RECORDS, dtype=np.float32)[:, None]
+        records = ArrayBatch.of_vectors(np.hstack([numbers, np.ones((RECORDS, 2), np.float32)]))
+        assert np.frombuffer(total["data"], dtype="<i8").tolist() == records.sum(NumberedSum()).tolist()
+        Reading.forget(other.session)
 
 
 def test_a_segment_that_changed_is_not_summed(feed: Feed) -> None:

@@ -107,7 +107,6 @@ _GONE = " (`ledger verify` misses the releases that are gone)"
 _RULES: dict[str, tuple[_Rule, ...]] = {
     "input": (
         _Rule("cleanup.policy", "delete", " (records of a compacted topic vanish from batches)", "compact"),
-        _Rule("compression.type", "uncompressed"),
         _NO_UNCLEAN_ELECTION,
         _RECEIVED,
     ),

@@ -215,7 +215,6 @@ def test_more_replicas_than_brokers_are_refused_in_the_brokers_words(
 
 WRONG = [
     ("input", "cleanup.policy", "compact", "error"),
-    ("input", "compression.type", "gzip", "error"),
     ("input", "message.timestamp.type", "CreateTime", "warning"),
     ("input", "max.message.bytes", str(2**30), "error"),
     ("ledger", "cleanup.policy", "compact", "error"),

@@ -70,7 +70,7 @@ def batch(
 
 
 def send(bootstrap: str, topic: str, data: bytes, partition: int = 0) -> tuple[int, int]:
-    """Produce a batch by a request of version 7, as zstd needs; its error code and the base offset it gave."""
+    """Produce a batch by a request of version 7, as zstd needs; its error code and the base offset given."""
     name, client = topic.encode(), b"hostile"
     body = struct.pack(">hhih", 0, 7, 1, len(client)) + client
     body += struct.pack(">hhi", -1, -1, 10_000)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
-import confluent_kafka
 import numpy as np
 import pytest
 from kafka import KafkaAdminClient
@@ -17,6 +16,7 @@ from streaming_pca.privacy.ledger.entries import Reserved
 from streaming_pca.service.topics.find import create_topics
 from tests.kafka.child import Strike
 from tests.kafka.security import hostile
+from tests.kafka.security.codecs import CODECS, bomb
 from tests.kafka.stream import Stream
 from tests.waiting import LIMIT, wait_for
 
@@ -115,29 +115,33 @@ def test_a_key_counts_whatever_the_headers_are(make_stream: MakeStream) -> None:
     assert counted == [200, 0]
 
 
-@pytest.mark.parametrize("codec", ["gzip", "lz4", "snappy", "zstd"])
-def test_records_from_before_a_topic_was_uncompressed_stop_it_with_one_line(
-    make_stream: MakeStream, codec: str
-) -> None:
-    stream = make_stream(**TWO)
-    name, bootstrap = stream.settings.stream.input, stream.settings.kafka.bootstrap_servers
+def test_batches_that_inflate_to_any_size_are_null_records_in_bounded_memory(make_stream: MakeStream) -> None:
+    """Four records of 300 MiB, each with another one behind it in its batch, which counts."""
+    attacked, plain = make_stream(**TWO), make_stream(**TWO)
+    name, bootstrap = attacked.settings.stream.input, attacked.settings.kafka.bootstrap_servers
     set_compression(bootstrap, name, "producer")
-    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "compression.type": codec})
-    x = stream.vectors(450)
-    for row in x[:50]:
-        producer.produce(name, bytes(1000) + row.tobytes(), partition=0)
-    assert producer.flush(LIMIT) == 0
-    set_compression(bootstrap, name, "uncompressed")
-    stream.produce_vectors(x[50:])
-    refused = stream.start()
-    assert refused.ends() == 2, refused.log
-    assert f"are compressed ({codec})" in refused.log
-    assert "kafka-delete-records" in refused.log
-    assert "Traceback" not in refused.log
-    assert not stream.own(Reserved)
-    stream.delete_before({0: 50})
-    stream.run()
-    assert ranges(stream) == [(50, 250, 200), (250, 450, 200)]
+    with KafkaAdminClient(bootstrap_servers=bootstrap) as admin:
+        admin.alter_configs([ConfigResource("topic", name, {"max.message.bytes": str(2**25)})])
+    x = attacked.vectors(400)
+    attacked.produce_vectors(x[:100])
+    for i, codec in enumerate(("gzip", "xerial", "lz4", "zstd")):
+        beside = hostile.record(x[101 + 2 * i].tobytes(), 1)
+        data = bomb(codec, 300 * 2**20, beside)
+        sent = hostile.batch([data], count=2, attributes=CODECS[codec][0])
+        assert hostile.send(bootstrap, name, sent) == (0, 100 + 2 * i)
+    # What cannot be inflated does not pass the broker.
+    broken = hostile.batch([b"not inflated"], count=2, attributes=4)
+    assert hostile.send(bootstrap, name, broken)[0] != 0
+    attacked.produce_vectors(x[108:])
+    plain.produce(b"null" if 100 <= i < 108 and i % 2 == 0 else row.tobytes() for i, row in enumerate(x))
+    peaks = []
+    for stream in (plain, attacked):
+        worker = stream.run(noise=False)
+        assert ranges(stream) == [(0, 200, 200), (200, 400, 200)]
+        peaks.append(int((worker.directory / "peak").read_text()))
+    assert [r.components for r in attacked.releases()] == [r.components for r in plain.releases()]
+    print(f"{(peaks[1] - peaks[0]) / 2**20:.0f} MiB over {peaks[0] / 2**20:.0f}")
+    assert peaks[1] - peaks[0] < 128 * 2**20
 
 
 def set_compression(bootstrap: str, topic: str, value: str) -> None:
