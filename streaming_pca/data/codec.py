@@ -297,7 +297,8 @@ class PayloadCodec:
         for are_objects, run in groupby(messages, self._is_object):
             some = list(run)
             if are_objects:
-                parts.append(self._decode_objects(fields, some))
+                values, named = [message.value for message in some], [message.key for message in some]
+                parts.append(self.decode_objects(values, named))
             else:
                 keys = (None if fields.user_field is not None else message.key for message in some)
                 parts.append(Decoded(*self._decode_each(some), self.users_of(keys)))
@@ -308,23 +309,30 @@ class PayloadCodec:
             np.concatenate(users) if users else self.users_of([]),
         )
 
+    @property
+    def reads_objects(self) -> bool:
+        """Whether messages without headers are JSON objects with named fields."""
+        return self.fields is not None and self.content_type == JSON
+
     def _is_object(self, message: Message) -> bool:
         return self.content_type == JSON and not message.headers
 
-    def _decode_objects(self, fields: FieldReader, messages: Sequence[Message]) -> Decoded:
-        """Decode JSON without headers."""
-        records, counts = fields.many_json_records(
-            [message.value for message in messages], self._most_rows, self._most_bytes(JSON)
-        )
+    def decode_objects(
+        self, values: Sequence[bytes | memoryview | None], keys: Sequence[bytes | None]
+    ) -> Decoded:
+        """Decode the values of messages without headers, in a stream of JSON objects."""
+        fields = self.fields
+        assert fields is not None, "a stream without features"
+        records, counts = fields.many_json_records(values, self._most_rows, self._most_bytes(JSON))
         lengths = np.array(counts, np.int64)
         rows: Rows = fields.rows(records)
-        owners = np.repeat(np.arange(len(messages)), lengths)
+        owners = np.repeat(np.arange(len(values)), lengths)
         if fields.user_field is None:
-            users = self.users_of(message.key for message in messages)
+            users = self.users_of(keys)
         else:
             users = self.users_of(_one_user(fields.users(records), lengths))
         if self.unit != "row":
-            null = np.zeros(len(messages), np.bool_)
+            null = np.zeros(len(values), np.bool_)
             null[owners[np.isnan(rows).any(axis=1)]] = True
             rows = rows[~null[owners]]
             lengths[null] = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,7 @@ class FieldReader:
         return [self._json_record(each) for each in texts]
 
     def many_json_records(
-        self, values: Sequence[bytes | None], most: int, limit: float
+        self, values: Sequence[bytes | memoryview | None], most: int, limit: float
     ) -> tuple[list[Any], list[int]]:
         """Return the records of all payloads in order, and the number of each one's; 0 for a null payload.
 
@@ -81,7 +81,7 @@ class FieldReader:
         """
         records: list[Any] = []
         counts: list[int] = []
-        decode = self._json.decode
+        decode: Callable[[Any], Any] = self._json.decode
         for value in values:
             count = 0
             if value is not None and len(value) <= MOST_OBJECT_BYTES:
@@ -94,7 +94,7 @@ class FieldReader:
                     count = 0
             if value is not None and len(value) <= limit:
                 try:
-                    found = self.json_records(value, most)
+                    found = self.json_records(bytes(value), most)
                 except Exception:
                     found = []
                 records += found

@@ -253,6 +253,9 @@ class RecordBuffer:
                 if chunk is not None:
                     chunks.append(chunk)
                     continue
+                if (values := block.bare_values()) is not None and self._codec.reads_objects:
+                    chunks += self._of_objects(block, values)
+                    continue
                 # Some at a time: headers of all of them could take many times the batch's bytes.
                 records = block.records()
                 while some := list(islice(records, _AT_ONCE)):
@@ -267,6 +270,15 @@ class RecordBuffer:
             first = self._store.append(rows)
             offsets = np.fromiter((m.offset for m in piece), dtype=np.int64, count=len(piece))
             yield _chunk(offsets, first, lengths, users, piece[-1].leader_epoch)
+
+    def _of_objects(self, block: RecordBlock, values: Sequence[memoryview | None]) -> Iterator[Chunk]:
+        """Decode a block's JSON objects, some at a time: their values stay in the nearer caches."""
+        keys = list(block.keys()) if self._codec.user_key is not None else [None] * len(values)
+        for first in range(0, len(values), _AT_ONCE):
+            some = slice(first, first + _AT_ONCE)
+            rows, lengths, users = self._codec.decode_objects(values[some], keys[some])
+            place = self._store.append(rows)
+            yield _chunk(block.offsets[some], place, lengths, users, block.leader_epoch)
 
     def _copied(self, block: RecordBlock) -> Chunk | None:
         """Copy a block's rows, or return None where a payload is not plain."""

@@ -23,6 +23,8 @@ from streaming_pca.kernels.plain_records import (
     LEAST_RECORD_BYTES,
     PARTS,
     START,
+    VALUE,
+    VALUE_BYTES,
     find_records,
 )
 from streaming_pca.service.kafka.record_batches import Record, count_of, parse_batch, read_body
@@ -84,6 +86,18 @@ class RecordBlock:
         view = self.data.data
         for at, size in self.parts[:, [KEY, KEY_BYTES]].tolist():
             yield bytes(view[at : at + size]) if size >= 0 else None
+
+    def bare_values(self) -> list[memoryview | None] | None:
+        """Return the records' values, None for those without; None if some record has headers."""
+        places, ends = self.parts[:, HEADERS], self.parts[:, END]
+        readable = places >= 0
+        if (self.data[places[readable]] != 0).any():
+            return None
+        # Java reads no record whose bytes go on behind its headers.
+        sizes = np.where(readable & (ends == places + 1), self.parts[:, VALUE_BYTES], -1)
+        view = self.data.data
+        pairs = zip(self.parts[:, VALUE].tolist(), sizes.tolist(), strict=True)
+        return [view[at : at + size] if size >= 0 else None for at, size in pairs]
 
     def records(self) -> Iterator[Record]:
         """Yield the records one by one, with their headers."""

@@ -12,6 +12,8 @@ import pytest
 from kafka.record.default_records import DefaultRecordBatch
 
 from streaming_pca.data.codec import JSON, OCTETS, PayloadCodec
+from streaming_pca.data.features.feature import Feature
+from streaming_pca.data.features.reading import FieldReader
 from streaming_pca.data.records import RecordKind
 from streaming_pca.service.input.buffer import PartitionBuffer, RecordBuffer
 from streaming_pca.service.kafka.record_blocks import RecordBlock
@@ -120,6 +122,39 @@ def test_streams_of_other_formats_are_read_by_the_codec(kind: RecordKind) -> Non
         made = batches("float32", lambda r: r.choice([[], PLAIN]), seed)
         check(PayloadCodec(DIM, kind, max_rows=MOST, content_type=JSON), made)
         check(PayloadCodec(DIM, kind, max_rows=MOST), made)
+
+
+OBJECTS = [
+    b'{"a": 1, "user": "ada"}',
+    b'{"a": 1.5, "more": [1]}',
+    b'[{"a": 2, "user": 7}, {"a": 3, "user": 7}]',
+    b'{"a": "x"}',
+    b'{"a": 9, "user": "bob"',
+    b"5",
+    b"",
+    None,
+]
+
+
+@pytest.mark.parametrize("unit", ["message", "row", "user", "user field"])
+@pytest.mark.parametrize("with_headers", [False, True])
+def test_objects_of_a_block_are_those_of_its_records(unit: str, with_headers: bool) -> None:
+    named: Any = unit.split()[0]
+    fields = FieldReader([Feature(name="a")], ("user",) if "field" in unit else None)
+    secret = b"k" * 32 if named == "user" else None
+    codec = PayloadCodec(1, unit=named, user_key=secret, max_rows=MOST, content_type=JSON, fields=fields)
+    random_, made, base = random.Random(5), [], 0
+    for _ in range(30):
+        headers = random_.choice([[], [(b"x", b"y")], PLAIN]) if with_headers else []
+        records = [
+            record(random_.choice(OBJECTS), i, key=random_.choice([None, b"ada"]), headers=headers)
+            for i in range(random_.randrange(1, 12))
+        ]
+        if random_.random() < 0.2:
+            records[-1] = record(None, body=b"\0\0\0\x06ada\x01")
+        made.append(batch(records, base=base))
+        base += len(records)
+    check(codec, made)
 
 
 def test_plain_rows_are_copied_without_a_record() -> None:

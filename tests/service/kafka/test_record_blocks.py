@@ -44,6 +44,11 @@ def check(data: bytes) -> list[Record]:
     assert list(block.records()) == wanted
     assert list(block.keys()) == [each.key for each in wanted]
     assert block.offsets.tolist() == [each.offset for each in wanted]
+    values = block.bare_values()
+    if values is not None:
+        assert not any(each.headers for each in wanted)
+        # Java reads nothing of a record that is broken behind its value.
+        assert [None if each is None else bytes(each) for each in values] == [each.value for each in wanted]
     return wanted
 
 
@@ -56,6 +61,13 @@ def test_odd_records_are_those_of_the_model(more: int) -> None:
         null += sum(each.value is None for each in found)
         read_ += sum(each.value is not None for each in found)
     assert min(null, read_) > 4000
+
+
+def test_values_without_headers_are_found_without_a_record() -> None:
+    bodies_ = [record(b"x", 0), record(None, 1), record(b"", 2, key=b"k")]
+    assert RecordBlock(DefaultRecordBatch(batch(bodies_))).bare_values() == [b"x", None, b""]
+    with_header = [*bodies_, record(b"y", 3, headers=[(b"a", b"b")])]
+    assert RecordBlock(DefaultRecordBatch(batch(with_header))).bare_values() is None
 
 
 @given(st.binary(max_size=120), st.integers(1, 6), st.integers(0, 3))
