@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from kafka import KafkaAdminClient, KafkaProducer
+from kafka.admin import NewTopic
 from numpy.typing import NDArray
 
 from streaming_pca.client import Producer
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.row_map import RowMap
 from streaming_pca.privacy.ledger.entries import Reserved
+from tests.docs.test_recipes import kafkajs, need
 from tests.kafka.stream import Stream, check_books
+from tests.waiting import LIMIT, wait_for
 
 pytestmark = pytest.mark.kafka
 
@@ -82,15 +88,31 @@ def run(*streams: Stream) -> None:
         check_books(stream)
 
 
+def write_as_it_is(stream: Stream, values: list[bytes], compression: str) -> None:
+    """Write a topic with the broker's own settings, as its producers do."""
+    kafka, topic = stream.settings.kafka, stream.settings.stream.input
+    with KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers) as admin:
+        admin.delete_topics([topic])
+        wait_for("the topic's end", lambda: topic not in admin.list_topics())
+        admin.create_topics([NewTopic(topic, stream.partitions, 1)])
+    with KafkaProducer(
+        bootstrap_servers=kafka.bootstrap_servers, compression_type=compression, linger_ms=50
+    ) as producer:
+        for i, value in enumerate(values):
+            producer.send(topic, value, partition=i % stream.partitions)
+    stream.find()
+    stream.open(("1", "1e-6"))
+
+
 def test_objects_give_the_releases_of_their_rows(make_stream: MakeStream) -> None:
-    objects, octets = named(make_stream), plain(make_stream)
+    objects, octets = named(make_stream, cap=None), plain(make_stream)
     records = visits()
     # A hostile record is null, and nothing else: its row is missing among the octets.
     values = encoded(records)
     values[5], values[6] = b'{"user": 7}', b"[" * 5000
     rows = rows_of(records)
     rows[5:7] = np.nan
-    objects.produce(values, headers=())
+    write_as_it_is(objects, values, "lz4")
     octets.produce([row.tobytes() for row in rows])
     run(objects, octets)
     for found, wanted in zip(objects.releases(), octets.releases(), strict=True):
@@ -166,3 +188,39 @@ def test_another_map_is_another_stream(make_stream: MakeStream, changes: dict[st
     assert refused.ends() == 2, refused.log
     assert words in refused.log
     assert "Traceback" not in refused.log
+
+
+KAFKAJS = """
+import { CompressionTypes, Kafka } from "kafkajs";
+import { readFileSync } from "fs";
+
+const [broker, topic, file] = process.argv.slice(2);
+const producer = new Kafka({ brokers: [broker], logLevel: 1 }).producer();
+const visits = JSON.parse(readFileSync(file));
+await producer.connect();
+await producer.send({
+  topic,
+  compression: CompressionTypes.GZIP,
+  messages: visits.map((visit, i) => {
+    return { key: visit.user.id, partition: i % 2, value: JSON.stringify(visit) };
+  }),
+});
+await producer.disconnect();
+"""
+
+
+def test_what_kafkajs_writes_gives_the_releases_of_its_rows(make_stream: MakeStream, tmp_path: Path) -> None:
+    objects, octets = named(make_stream, privacy_unit="user"), plain(make_stream)
+    records = visits()
+    (tmp_path / "node_modules").symlink_to(kafkajs())
+    (tmp_path / "produce.mjs").write_text(KAFKAJS)
+    (tmp_path / "visits.json").write_text(json.dumps(records))
+    topic = objects.settings.stream.input
+    broker = str(objects.settings.kafka.bootstrap_servers)
+    command = [need("node"), "produce.mjs", broker, topic, "visits.json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    octets.produce([row.tobytes() for row in rows_of(records)])
+    run(objects, octets)
+    for found, wanted in zip(objects.releases(), octets.releases(), strict=True):
+        np.testing.assert_allclose(found.components, wanted.components, atol=1e-6)
