@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -75,25 +76,32 @@ def topics_check(config: ConfigOption, stream: StreamOption = None, as_json: Jso
     """Check the settings of the topics and the broker, and name each correction.
 
     An error keeps a worker from starting; a warning does not. The exit status is 2 if there are errors.
-    Nothing is changed.
+    It also tells how the input topic is kept, and the meaning for the stream. Nothing is changed.
 
     [dim]Example: streaming-pca topics check --config stream.toml --json[/]
     """
-    from streaming_pca.service.topics.find import check_topics
+    from streaming_pca.service.topics.find import check_topics, describe_input
 
     found: dict[str, tuple[list[str], bool, dict[str, object]]] = {}
+    facts_of_inputs: dict[str, dict[str, str]] = {}
     for settings in streams_of(config, stream):
+        facts_of_inputs |= {
+            each.line: asdict(each) for each in describe_input(settings.kafka, settings.stream)
+        }
         for problem in check_topics(settings.kafka, settings.stream)[1]:
             # Streams share their input, its ledger and the broker.
             names, _, _ = found.setdefault(problem.line, ([], problem.fatal, problem.to_json()))
             names.append(settings.stream.name)
     ok = not any(fatal for _, fatal, _ in found.values())
     if as_json:
-        print_json({"ok": ok, "problems": [facts | {"streams": names} for names, _, facts in found.values()]})
+        problems = [facts | {"streams": names} for names, _, facts in found.values()]
+        print_json({"ok": ok, "problems": problems, "input": list(facts_of_inputs.values())})
     else:
         for line, (_, fatal, _) in found.items():
             kind = "error" if fatal else "warning"
             say(f"{kind}: {line}", err)
+        for line in facts_of_inputs:
+            say(line)
         say("topics are as they must be" if ok else "NOT as they must be")
     if not ok:
         sys.exit(2)

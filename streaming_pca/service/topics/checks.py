@@ -20,7 +20,8 @@ from streaming_pca.service.topics.sizes import (
     release_bytes,
 )
 
-__all__ = ["Problem", "broker_settings", "find_problems", "replica_problems", "required_configs"]
+__all__ = ["Finding", "Problem", "broker_settings", "find_facts", "find_problems", "replica_problems"]
+__all__ += ["required_configs"]
 
 _RANGE_BYTES = 128
 """Upper bound of the bytes that a ledger entry spends on one partition."""
@@ -64,6 +65,21 @@ class Problem:
         """Return the problem as plain data."""
         names = ("subject", "key", "found", "wanted", "fix")
         return {"severity": "error" if self.fatal else "warning"} | {n: getattr(self, n) for n in names}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Setting of an input topic that may be anything, and its meaning for a stream."""
+
+    topic: str
+    key: str
+    value: str
+    meaning: str
+
+    @property
+    def line(self) -> str:
+        """The setting and its meaning, in one line."""
+        return f"topic {self.topic!r}: {self.key} is {self.value}: {self.meaning}"
 
 
 @dataclass(frozen=True)
@@ -175,6 +191,30 @@ def find_problems(
     if "ledger" in names:
         yield from _ledger_start_problems(admin, names["ledger"])
     yield from _broker_problems(admin, kafka)
+
+
+def find_facts(admin: KafkaAdminClient, topic: str) -> list[Finding]:
+    """Say how the broker keeps an input topic; nothing where it does not tell."""
+    found = admin.describe_configs([ConfigResource("topic", topic)], config_filter="all").get("topic", {})
+    values = {key: str(item["value"]) for key, item in found.get(topic, {}).items()}
+    facts = []
+    if codec := values.get("compression.type"):
+        how = {
+            "producer": "batches are kept as producers compress them, and are read",
+            "uncompressed": "the broker keeps batches uncompressed",
+        }
+        meaning = how.get(codec, "the broker compresses batches, which are read")
+        facts.append(Finding(topic, "compression.type", codec, meaning))
+    if kept := values.get("retention.ms"):
+        days = int(kept) / 86_400_000
+        meaning = "records are kept"
+        if days >= 0:
+            meaning = f"records are deleted after {days:.3g} days, read or not: see stream.lost_records"
+        facts.append(Finding(topic, "retention.ms", kept, meaning))
+    if size := values.get("max.message.bytes"):
+        meaning = "no message is longer, and a record above the payload's bound is null"
+        facts.append(Finding(topic, "max.message.bytes", size, meaning))
+    return facts
 
 
 def _topic_problems(

@@ -19,7 +19,14 @@ from kafka.errors import (
 from streaming_pca.config.settings import KafkaSettings, StreamSettings
 from streaming_pca.service.errors import NotPermitted, TopicError
 from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES, admin_client, broker_failed
-from streaming_pca.service.topics.checks import Problem, broker_settings, find_problems, required_configs
+from streaming_pca.service.topics.checks import (
+    Finding,
+    Problem,
+    broker_settings,
+    find_facts,
+    find_problems,
+    required_configs,
+)
 from streaming_pca.service.topics.sizes import (
     MESSAGE_OVERHEAD,
     commit_bytes,
@@ -33,6 +40,7 @@ __all__ = [
     "Topics",
     "check_topics",
     "create_topics",
+    "describe_input",
     "describe_topics",
     "durable",
     "ensure_topics",
@@ -177,6 +185,19 @@ def check_topics(kafka: KafkaSettings, stream: StreamSettings) -> tuple[Topics |
     admin = admin_client(kafka)
     try:
         return _check(admin, kafka, stream)
+    except KafkaError as error:
+        raise broker_failed(
+            kafka, "the broker would not describe the topics", error, "DescribeConfigs"
+        ) from None
+    finally:
+        admin.close()
+
+
+def describe_input(kafka: KafkaSettings, stream: StreamSettings) -> list[Finding]:
+    """Say how the broker keeps a stream's input topic; errors as of :func:`check_topics`."""
+    admin = admin_client(kafka)
+    try:
+        return find_facts(admin, stream.input)
     except KafkaError as error:
         raise broker_failed(
             kafka, "the broker would not describe the topics", error, "DescribeConfigs"

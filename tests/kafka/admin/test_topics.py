@@ -252,7 +252,14 @@ def test_the_check_names_each_setting_that_is_wrong_and_a_command_that_mends_it(
     kafka = KafkaSettings(bootstrap_servers=kafka_bootstrap, bootstrap_timeout_ms=60_000)
     before = {role: configs_of(kafka, topic_of(stream, role)) for role in ("ledger", "state", "releases")}
     good = call(capfd, "topics", "check", "--config", config)
-    assert (good.returncode, good.stdout, good.stderr) == (0, "topics are as they must be\n", "")
+    kept, last = good.stdout.splitlines()[:-1], good.stdout.splitlines()[-1]
+    assert (good.returncode, last, good.stderr) == (0, "topics are as they must be", "")
+    # What may be anything is told, with its meaning.
+    starts = [
+        f"topic {stream.input!r}: {key} is " for key in ("compression.type", "retention.ms", "max.message")
+    ]
+    assert [line.startswith(start[:-4]) for line, start in zip(kept, starts, strict=True)] == [True] * 3
+    assert "records are deleted after 7 days, read or not" in kept[1]
 
     for role, key, value, _ in WRONG:
         set_configs(kafka, topic_of(stream, role), {key: value})
@@ -272,7 +279,9 @@ def test_the_check_names_each_setting_that_is_wrong_and_a_command_that_mends_it(
     for problem in report["problems"]:
         start = f"{problem['severity']}: {problem['subject']}: {problem['key']} is {problem['found']}, it "
         assert [line for line in lines if line.startswith(start) and line.endswith(problem["fix"])]
-    assert text.stdout == "NOT as they must be\n"
+    assert text.stdout.splitlines()[-1] == "NOT as they must be"
+    facts = {each["key"]: each["value"] for each in report["input"]}
+    assert facts["compression.type"] == "uncompressed"
     # A worker says the first of them, and does not start.
     worker = call(capfd, "worker", "--config", config)
     assert worker.returncode == 2
