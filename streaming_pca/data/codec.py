@@ -311,7 +311,7 @@ class PayloadCodec:
 
     @property
     def reads_objects(self) -> bool:
-        """Whether messages without headers are JSON objects with named fields."""
+        """True if messages without headers are JSON objects with named fields."""
         return self.fields is not None and self.content_type == JSON
 
     def _is_object(self, message: Message) -> bool:
