@@ -12,8 +12,10 @@ from streaming_pca.api.subspace_model import Rows, SubspaceModel
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.frames import column_names, rows_of_table
 from streaming_pca.data.features.row_map import RowMap
+from streaming_pca.data.preprocessing import Preprocessing
+from streaming_pca.data.release import Release
 
-__all__ = ["MappedModel"]
+__all__ = ["MappedModel", "parameters_of_map", "plain_features"]
 
 
 class MappedModel(SubspaceModel):
@@ -65,6 +67,16 @@ class MappedModel(SubspaceModel):
 
     def _names_columns(self) -> bool:
         return getattr(self, "features", None) is None
+
+
+def parameters_of_map(features: Any, release: Release, preprocessing: Preprocessing) -> dict[str, Any]:
+    """Return the parameters of a release's model whose X is a table; ValueError for another map."""
+    if features is None:
+        return {}
+    rows = row_map_of(features)
+    if rows.names != tuple(release.feature_names or ()) or rows.bounds != preprocessing.bounds:
+        raise ValueError("features are not those of the release: their names or bounds differ")
+    return {"features": features, "bounds": None, "scale": None}
 
 
 def plain_features(features: Any) -> list[dict[str, Any]] | None:

@@ -23,7 +23,7 @@ from streaming_pca.api.budget import (
 )
 from streaming_pca.api.components import configured_components, of_rank, release_of
 from streaming_pca.api.fitted import ATTRIBUTES, fitted_attributes
-from streaming_pca.api.mapped_model import MappedModel, plain_features
+from streaming_pca.api.mapped_model import MappedModel, parameters_of_map, plain_features
 from streaming_pca.api.model_file import decode_model_state, read_model, write_model
 from streaming_pca.api.published import (
     attributes_of_release,
@@ -136,9 +136,8 @@ class PrivatePCA(MappedModel):
     singular_values_ : (k,) float64
         sqrt(n ``explained_variance_``) of n = ``n_samples_seen_`` centred, scaled records.
     angle_bound_ : float
-        Upper bound in radians, with probability 0.95 over the noise, on the largest principal angle to
-        the same records' subspace (clipped ones' if "clipped" is in ``doubts_``, or with ``clip_radius``).
-        The trivial bound is pi/2.
+        Upper bound in radians, with probability 0.95 over the noise, on the largest principal angle to the
+        same records' subspace (clipped ones' if "clipped" is in ``doubts_``, or with ``clip_radius``).
     mean_ : (d,) float64
         Vector that ``transform`` subtracts, in units of X (of the map's columns with ``features``): the
         private mean for "auto", the given centre for an array. Absent if no mean was found or sought.
@@ -180,9 +179,8 @@ class PrivatePCA(MappedModel):
     **Units.** ``components_`` and all variances are of the scaled features. ``mean_``, ``bounds``,
     the rows of ``inverse_transform``, ``get_covariance`` and densities are in units of X.
 
-    **Sparse X.** Vectors may be a scipy matrix or array of any sparse format; others than CSR are
-    converted. Rows become dense a block at a time, at most 8 MiB or 256 rows for each
-    thread. But for the noise, a fit has the bits of a fit on the same dense rows.
+    **Sparse X.** Vectors may be a scipy matrix or array of any sparse format. Rows become dense a block
+    at a time, at most 8 MiB or 256 rows for each thread. But for the noise, bits are those of dense rows.
 
     As scikit-learn requires, a NaN, an infinity or a wrong shape raises
     ValueError, an error that only the holder of X may see. A stream
@@ -238,8 +236,7 @@ class PrivatePCA(MappedModel):
         Parameters
         ----------
         X : (m, d) vectors, also sparse, or (m, r, d) factors
-            At least two records. They are read in an order that depends on
-            ``random_state`` and m only.
+            At least two records, read in an order that depends on ``random_state`` and m only.
         y : ignored
 
         Raises
@@ -542,22 +539,24 @@ class PrivatePCA(MappedModel):
         centering: str | ArrayLike | None = None,
         scale: ArrayLike | None = None,
         bounds: tuple[ArrayLike, ArrayLike] | None = None,
+        features: Any = None,
     ) -> Self:
         """Make a fitted model of a stream's release, for its functions of rows.
 
         It is post-processing: nothing is charged. ``partial_fit`` and ``save`` refuse, for a release
-        holds no state; ``fit`` begins a new model. ``privacy_spent_`` is the guarantee of the
-        stream, for its unit of privacy. ``score`` and ``whiten`` are for streams of vectors
-        only: a release does not tell how many rows a record has.
+        holds no state. ``privacy_spent_`` is the stream's guarantee, for its unit of privacy. ``score``
+        and ``whiten`` are for streams of vectors only: a release does not tell a record's rows.
 
         Parameters
         ----------
         release : Release, bytes, dict, or path
-            A release, the value of its message, its JSON object, or a file that holds one.
+            A release, its message's value or JSON object, or a file that holds one.
         centering, scale, bounds : optional
             Settings of the stream, as the parameters of :class:`PrivatePCA`. Only needed where
             the release has their digests, or is older than version 6: such a release names its mean
             alone, about no public centre and in scaled units.
+        features : FeatureMap, list of Feature or dict, optional
+            The stream's: the functions of rows then take tables and records.
 
         Raises
         ------
@@ -571,7 +570,8 @@ class PrivatePCA(MappedModel):
         """
         settings = {"centering": centering, "scale": scale, "bounds": bounds}
         said, preprocessing = read_release(release, settings)
-        model = cls(**parameters_of_release(said, preprocessing))
+        parameters = parameters_of_release(said, preprocessing)
+        model = cls(**(parameters | parameters_of_map(features, said, preprocessing)))
         model._published = preprocessing
         model.n_features_in_ = said.dim
         if said.feature_names is not None:

@@ -17,8 +17,12 @@ from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 
 from streaming_pca import FeatureMap, PrivatePCA
+from streaming_pca.config.settings import StreamSettings
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.reading import FieldReader
+from streaming_pca.data.release import Release
+from streaming_pca.service.commit.release import make_release
 
 RECORDS: list[dict[str, Any]] = [
     {"age": 30, "spent": 12.5, "country": "FR", "seen": "2024-03-01T06:00:00", "ok": True},
@@ -246,3 +250,24 @@ def test_a_changed_map_is_a_changed_model() -> None:
         model.partial_fit(frame[["height", "weight"]][9000:])
     with pytest.raises(ValueError, match="n_features is 5"):
         model.plan(5, 1000)
+
+
+def test_the_model_of_a_release_takes_records(tmp_path: Path) -> None:
+    frame = people(2000)
+    features = FeatureMap.from_frame(frame, bounds=BODY)
+    settings = {"name": "s", "input": "in", "rank": 1, "epsilon": 1.0, "delta": 1e-6}
+    stream = StreamSettings(**settings, features=features.features)
+    estimator = stream.build_estimator()
+    state = estimator.init(np.random.default_rng(0))
+    rows = FeatureMap(features.features, scale=False).transform(frame)
+    batch = ArrayBatch.of_vectors(rows)
+    state = estimator.update(state, batch)
+    release = Release.from_bytes(make_release(stream, estimator.release(state), 1, len(frame)))
+    model = PrivatePCA.from_release(release, features=features)
+    records = frame[:5].to_dict("records")
+    np.testing.assert_allclose(model.transform(records), model.transform(frame[:5]))
+    np.testing.assert_allclose(model.transform(records), release.transform(rows[:5]))
+    assert list(model.feature_names_in_) == list(features.get_feature_names_out())
+    other = FeatureMap.from_frame(frame, bounds=BODY | {"height": (0, 250)})
+    with pytest.raises(ValueError, match="features are not those of the release"):
+        PrivatePCA.from_release(release, features=other)
