@@ -51,6 +51,8 @@ _DESCRIBED = {
     for dtype in _DTYPES
 }
 """Headers of plain octets, as `streaming_pca.client` writes them for factors of each type."""
+_OBJECTS = (JSON.encode(), b"application/json; charset=utf-8")
+"""Headers that are told from others at once; other spellings are read one by one."""
 _MOST_OBJECTS_BYTES = 2**24
 """Longest list of JSON objects that is one record."""
 Rows = NDArray[np.floating]
@@ -315,7 +317,14 @@ class PayloadCodec:
         return self.fields is not None and self.content_type == JSON
 
     def _is_object(self, message: Message) -> bool:
-        return self.content_type == JSON and not message.headers
+        """Return whether a message is JSON, by the stream or by its header, and of no other kind."""
+        content_type: Any = self.content_type.encode()
+        for name, value in message.headers or ():
+            if name == "record-kind":
+                return False
+            if name == "content-type":
+                content_type = value
+        return content_type in _OBJECTS
 
     def decode_objects(
         self, values: Sequence[bytes | memoryview | None], keys: Sequence[bytes | None]

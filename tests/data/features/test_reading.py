@@ -244,6 +244,20 @@ def test_any_bytes_are_judged(value: bytes) -> None:
         judge_message(codec(unit, "user.id" if unit == "user" else None), Message(value))  # type: ignore[arg-type]
 
 
+def test_other_formats_and_kinds_are_not_read_as_objects() -> None:
+    text = json.dumps(GOOD).encode()
+    for headers in (
+        [("content-type", OCTETS.encode())],
+        [("content-type", b"")],
+        [("record-kind", b"matrix")],
+        [("content-type", JSON.encode()), ("record-kind", b"local")],
+    ):
+        assert codec().decode_many([Message(text, headers)])[1].tolist() == [0]
+    octets = PayloadCodec(9, fields=FieldReader(FEATURES))
+    assert octets.decode_many([Message(text)])[1].tolist() == [0]
+    assert octets.decode_many([Message(text, [("content-type", JSON.encode())])])[1].tolist() == [1]
+
+
 def hashed(*users: bytes | None) -> Any:
     return hash_users(KEY, users).tolist()
 
