@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +13,13 @@ from numpy.typing import NDArray
 from streaming_pca.client.encoding import ContentType, encoder_of, headers_of
 from streaming_pca.client.sending import Outgoing, Produced, send_messages
 from streaming_pca.config.settings import ConfigurationError, KafkaSettings, StreamSettings
+from streaming_pca.data.features.paths import path_of
+from streaming_pca.data.features.reading import FieldReader
 from streaming_pca.data.files import RecordFile, RecordFileError
 from streaming_pca.data.records import RecordKind
 from streaming_pca.privacy.randomness import utility_generator
 
-__all__ = ["RecordFileError", "arrange", "arrange_features", "send_records"]
+__all__ = ["RecordFileError", "arrange", "arrange_features", "send_objects", "send_records"]
 
 _REPORT_EVERY = 1000
 _BLOCK_ENTRIES = 2**20
@@ -167,6 +170,68 @@ def send_records(
         outgoing(),
         total,
         headers_of(content_type),
+        rate=rate,
+        progress=progress,
+        progress_every=_REPORT_EVERY,
+    )
+    return replace(sent, not_finite=not_finite, without_key=without_key)
+
+
+def send_objects(
+    kafka: KafkaSettings,
+    stream: StreamSettings,
+    path: Path,
+    *,
+    key: str | None = None,
+    shuffle: int | None = None,
+    rate: float | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Produced:
+    """Send the JSON objects of a file, one a line, as they stand.
+
+    Parameters
+    ----------
+    kafka : KafkaSettings
+    stream : StreamSettings
+        With features: what its worker would make null is counted as not finite.
+    path : Path
+    key : str, optional
+        Path of the field that is each message's key.
+    shuffle, rate, progress
+        As of :func:`send_records`.
+
+    Raises
+    ------
+    RecordFileError
+        If the file cannot be read, or has no line.
+    """
+    try:
+        lines = [line for line in path.read_bytes().splitlines() if line.strip()]
+    except OSError as error:
+        raise RecordFileError(f"{path}: {error.strerror or error}") from None
+    if not lines:
+        raise RecordFileError(f"{path}: has no line with an object")
+    if shuffle is not None:
+        lines = [lines[i] for i in utility_generator(shuffle).permutation(len(lines))]
+    fields = FieldReader(stream.features or (), None if key is None else path_of(key))
+    not_finite = without_key = 0
+
+    def outgoing() -> Iterator[Outgoing]:
+        nonlocal not_finite, without_key
+        for line in lines:
+            # A worker reads this one object with the same reader.
+            records = fields.json_records(line, 1) if line.lstrip()[:1] != b"[" else [None]
+            not_finite += int(np.isnan(fields.rows(records)).any())
+            (user,) = [None] if key is None else fields.users(records)
+            without_key += int(key is not None and user is None)
+            yield Outgoing(line, user)
+
+    sent = send_messages(
+        kafka,
+        stream.input,
+        outgoing(),
+        len(lines),
+        headers_of("json"),
         rate=rate,
         progress=progress,
         progress_every=_REPORT_EVERY,

@@ -40,7 +40,8 @@ def produce(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Records: .npy of shape (m, d) or (m, r, d), .csv with one a line, .parquet or .arrow.",
+            help="Records: .npy of shape (m, d) or (m, r, d), .csv with one a line, .parquet or .arrow; "
+            ".jsonl with an object a line, for a stream with features.",
             show_default=False,
         ),
     ],
@@ -179,6 +180,12 @@ def produce(
             )
         _produce_reports(settings, file, key, choice, local, shuffle, rate, as_json)
         return
+    if file.suffix.lower() == ".jsonl":
+        plain = choice == ColumnChoice.parse(None, None, None)
+        if factors or rows_per_message > 1 or content_type != "octets" or not plain:
+            raise ConfigurationError("objects are sent as they stand: leave out other options than --key")
+        _produce_objects(settings, file, key, shuffle, rate, as_json)
+        return
     found = open_records(file, key, choice)
     _tell_header(found, settings)
     records = arrange(found, settings.stream, rows_per_message=rows_per_message, factors=factors)
@@ -200,6 +207,35 @@ def produce(
             progress=lambda n: progress.update(task, advance=n),
         )
     _tell_null(sent, str(file), settings)
+    _tell_sent(sent, by_row, as_json)
+
+
+def _produce_objects(
+    settings: Settings, file: Path, key: str | None, shuffle: int | None, rate: float | None, as_json: bool
+) -> None:
+    from streaming_pca.admin.produce import send_objects
+    from streaming_pca.config.settings import ConfigurationError
+
+    if settings.stream.features is None:
+        raise ConfigurationError(f"{file}: objects need [[stream.features]], which say what their fields are")
+    with progress_bar() as progress:
+        task = progress.add_task("sending", total=None)
+        sent = send_objects(
+            settings.kafka,
+            settings.stream,
+            file,
+            key=key,
+            shuffle=shuffle,
+            rate=rate,
+            progress=lambda n: progress.update(task, advance=n),
+        )
+    if sent.not_finite:
+        null = f"{sent.not_finite} of {sent.messages} messages are null records"
+        say(f"warning: {file}: {null}: `streaming-pca features check` says why", err)
+    _tell_sent(sent, False, as_json)
+
+
+def _tell_sent(sent: Produced, by_row: bool, as_json: bool) -> None:
     n_records = sent.rows if by_row else sent.messages
     facts = {
         "records": n_records,

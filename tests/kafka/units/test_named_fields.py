@@ -18,6 +18,7 @@ from streaming_pca.client import Producer
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.row_map import RowMap
 from streaming_pca.privacy.ledger.entries import Reserved
+from tests.cli.command import call
 from tests.docs.test_recipes import kafkajs, need
 from tests.kafka.stream import Stream, check_books
 from tests.waiting import LIMIT, wait_for
@@ -224,3 +225,47 @@ def test_what_kafkajs_writes_gives_the_releases_of_its_rows(make_stream: MakeStr
     run(objects, octets)
     for found, wanted in zip(objects.releases(), octets.releases(), strict=True):
         np.testing.assert_allclose(found.components, wanted.components, atol=1e-6)
+
+
+def test_a_file_of_objects_is_sent_as_it_stands(
+    make_stream: MakeStream, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stream = named(make_stream, privacy_unit="user", partitions=1)
+    config = tmp_path / "stream.toml"
+    config.write_text(
+        "\n".join(
+            [
+                "[kafka]",
+                f'bootstrap_servers = "{stream.settings.kafka.bootstrap_servers}"',
+                "[stream]",
+                f'name = "{stream.settings.stream.name}"',
+                f'input = "{stream.settings.stream.input}"',
+                'rank = 2\nepsilon = 1.0\ndelta = 1e-6\nprivacy_unit = "user"',
+                *(
+                    "\n".join(["[[stream.features]]", *(f"{k} = {json.dumps(v)}" for k, v in table.items())])
+                    for table in FEATURES
+                ),
+            ]
+        )
+    )
+    values = encoded(visits())
+    values[3] = b'{"spent": "much"}'
+    (tmp_path / "visits.jsonl").write_bytes(b"\n".join([*values, b"", b""]))
+    sent = call(capfd, "produce", str(tmp_path / "visits.jsonl"), "--config", str(config), "--key", "user.id")
+    assert sent.returncode == 0, sent.stderr
+    assert f"{COUNT} records sent to" in sent.stdout
+    assert "1 of 60 messages are null records: `streaming-pca features check` says why" in sent.stderr
+    messages = stream.messages(stream.settings.stream.input)
+    assert sorted(m.value for m in messages) == sorted(values)
+    by_value = {m.value: m.key for m in messages}
+    assert (by_value[values[3]], by_value[values[5]]) == (None, b"user-5")
+    for wrong, words in (
+        (["--rows-per-message", "2"], "leave out other options than --key"),
+        (["--columns", "a"], "leave out other options than --key"),
+    ):
+        refused = call(capfd, "produce", str(tmp_path / "visits.jsonl"), "--config", str(config), *wrong)
+        assert refused.returncode == 2
+        assert words in refused.stderr
+    (tmp_path / "none.jsonl").write_bytes(b"\n")
+    refused = call(capfd, "produce", str(tmp_path / "none.jsonl"), "--config", str(config))
+    assert (refused.returncode, "has no line" in refused.stderr) == (2, True)
