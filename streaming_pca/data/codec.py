@@ -317,7 +317,7 @@ class PayloadCodec:
         return self.fields is not None and self.content_type == JSON
 
     def _is_object(self, message: Message) -> bool:
-        """Return whether a message is JSON, by the stream or by its header, and of no other kind."""
+        """Return whether a message is JSON by its headers, or by the stream."""
         content_type: Any = self.content_type.encode()
         for name, value in message.headers or ():
             if name == "record-kind":
