@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.arrow import find_pyarrow
-from streaming_pca.data.codec import ARROW, OCTETS
+from streaming_pca.data.codec import ARROW, FORMATS, OCTETS
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator, State
 from streaming_pca.estimators.common.state import decode_fitting_state
@@ -74,10 +74,13 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
     recorded = default | recorded
     for key, value in wanted.items():
         if recorded.get(key) != value:
-            # A contract names the format by its media type.
-            setting = "format" if key == "content_type" else key
+            setting, before = key, recorded.get(key)
+            if key == "content_type":
+                # A contract names the format by its media type.
+                names: dict[Any, str] = {media_type: name for name, media_type in FORMATS.items()}
+                setting, value, before = "format", names.get(value, value), names.get(before, before)
             is_digest = isinstance(value, dict)
-            told = f"is {_short(value)}, but the ledger has {_short(recorded.get(key))}"
+            told = f"is {_short(value)}, but the ledger has {_short(before)}"
             told = "is not what the ledger has" if is_digest else told
             raise StreamRefused(
                 f"stream.{setting} {told} for stream {name!r}: set it back, or choose a new stream.name"

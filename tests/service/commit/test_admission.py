@@ -258,7 +258,7 @@ def test_a_batch_that_an_earlier_version_reserved_is_another_batch_now() -> None
 def test_the_default_format_is_part_of_the_contract_where_it_is_another() -> None:
     """Two workers that read the same messages differently would answer for different records."""
     assert "content_type" not in a_stream().privacy_contract
-    in_json = a_stream(content_type="application/json")
+    in_json = a_stream(format="json")
     assert in_json.privacy_contract["content_type"] == "application/json"
     for here, there in ((a_stream(), in_json), (in_json, a_stream())):
         log = Writer(1, "1e-6")
@@ -267,20 +267,52 @@ def test_the_default_format_is_part_of_the_contract_where_it_is_another() -> Non
         with pytest.raises(StreamRefused) as refusal:
             check_admission(here, log.ledger)
         assert str(refusal.value) == (
-            f"stream.content_type is {here.content_type!r}, but the ledger has {there.content_type!r} "
+            f"stream.format is {here.format!r}, but the ledger has {there.format!r} "
             "for stream 's': set it back, or choose a new stream.name"
         )
-    with pytest.raises(ValueError, match=r"reports in octets: set content_type = \"application/octet-stream"):
-        a_stream(**LOCAL, content_type="application/json")
-    with pytest.raises(
-        ValueError, match="'application/octet-stream', 'application/x-npy', 'application/json'"
-    ):
-        a_stream(content_type="json")
+    with pytest.raises(ValueError, match=r"reports in octets: set format = \"octets"):
+        a_stream(**LOCAL, format="json")
+    with pytest.raises(ValueError, match="'octets', 'npy', 'json'"):
+        a_stream(format="application/json")
+
+
+FIELDS: dict[str, Any] = {"features": [{"name": "x", "size": 5}], "privacy_unit": "user"}
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "words"),
+    [
+        ({"privacy_unit": "user", "format": "json"}, FIELDS, "stream.features is None"),
+        (FIELDS, {"privacy_unit": "user", "format": "json"}, "stream.features is not what the ledger has"),
+        (FIELDS, FIELDS | {"user_field": "user.id"}, "stream.user_field is None"),
+        (FIELDS | {"user_field": "user.id"}, FIELDS, "stream.user_field is 'user.id'"),
+        (FIELDS, FIELDS | {"features": [{"name": "x", "size": 5, "missing": 0}]}, "stream.features is not"),
+    ],
+)
+def test_a_map_can_neither_come_nor_go_nor_change(here: Any, there: Any, words: str) -> None:
+    """Another map of the same records would be another stream."""
+    log, before, after = Writer(1, "1e-6"), a_stream(**there), a_stream(**here)
+    reserve(log, before)
+    check_admission(before, log.ledger)
+    with pytest.raises(StreamRefused, match=words):
+        check_admission(after, log.ledger)
+
+
+def test_equal_maps_that_are_written_differently_have_one_contract() -> None:
+    ways: list[dict[str, Any]] = [
+        {"name": "a", "path": "u.x", "bounds": [0, 1]},
+        {"name": "a", "path": ["u", "x"], "bounds": (0.0, 1.0), "transform": "none"},
+        {"name": "a", "path": "u.x", "bounds": ("0", 1), "missing": None, "parse": False},
+    ]
+    more = {"name": "b", "size": 4}
+    contracts = [a_stream(features=[way, more]).privacy_contract for way in ways]
+    assert contracts[0] == contracts[1] == contracts[2]
+    assert a_stream(features=[more, ways[0]]).privacy_contract["features"] != contracts[0]["features"]
 
 
 def test_arrow_as_the_format_of_all_messages_needs_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each record would be null, and charged, and only the log's information said so."""
-    log, arrow = Writer("1", "1e-6"), a_stream(content_type="application/vnd.apache.arrow.stream")
+    log, arrow = Writer("1", "1e-6"), a_stream(format="arrow")
     monkeypatch.setattr(admission, "find_pyarrow", lambda: None)
     check_admission(a_stream(), log.ledger)
     with pytest.raises(StreamRefused, match=r"needs pyarrow: pip install '\.\[arrow\]' in the checkout"):
