@@ -157,6 +157,8 @@ class Feature(BaseModel):
             word = category_of(int(value) if isinstance(value, float) and value.is_integer() else value)
             if word != OTHER and word not in (self.categories or ()):
                 raise ValueError(f'missing must be one of the categories, or "{OTHER}"')
+            # As the words themselves: 2.0 and "2" are one stand-in.
+            object.__setattr__(self, "missing", word)
         elif self.kind == "time":
             if math.isnan(seconds_of(value, self.unit)):
                 raise ValueError("missing must be a time: ISO 8601, or a number")
@@ -258,11 +260,8 @@ class Feature(BaseModel):
         for row, value in enumerate(values):
             word = value if type(value) is str else category_of(value)
             if word is None:
-                if isinstance(value, float) and value.is_integer() and value == self.missing:
-                    word = str(int(value))
-                else:
-                    columns[row] = np.nan
-                    continue
+                columns[row] = np.nan
+                continue
             at = place.get(word, outside)
             if at >= 0:
                 columns[row, at] = 1.0

@@ -164,6 +164,8 @@ def test_other_words_may_have_a_column_of_their_own() -> None:
     assert math.isnan(columns(plain, None)[0][0])
     numbers = Feature(name="c", categories=(1, 2), missing=2.0)
     assert columns(numbers, 1, None) == [[1, 0], [0, 1]]
+    assert np.isnan(columns(numbers, 2.0)).all()
+    assert numbers == Feature(name="c", categories=("1", "2"), missing="2")
 
 
 MOMENT = datetime(2024, 2, 29, 18, 0, tzinfo=UTC)
