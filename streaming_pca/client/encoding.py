@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.data.arrow import ArrowMissing, need_pyarrow, stream_of_rows
-from streaming_pca.data.codec import FORMATS, Format
+from streaming_pca.data.codec import FORMATS
 from streaming_pca.local.promise import KIND_HEADER
 
 __all__ = ["ContentType", "Dtype", "encoder_of", "headers_of"]
 
-ContentType = Format
+ContentType = Literal["octets", "npy", "json", "arrow"]
 Dtype = Literal["float32", "float64"]
 
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from streaming_pca.data.features.feature import Feature
+from streaming_pca.data.features.records import SCHEMA_FORMATS, PublicSchema
 from streaming_pca.data.features.row_map import RowMap
 
-__all__ = ["with_features"]
+__all__ = ["read_schema", "with_features"]
 
 _FEATURES = TypeAdapter(tuple[Feature, ...])
 
@@ -75,3 +77,28 @@ def _scale_of(bounds: Any) -> Any:
         # The check of bounds describes that.
         return None
     return factors.tolist() if (factors > 0).all() and np.isfinite(factors).all() else None
+
+
+def read_schema(format: str, path: Path | None, message: str | None) -> PublicSchema | None:
+    """Read the schema of a stream's payloads; None for formats that need none.
+
+    Raises
+    ------
+    ValueError
+        One line, if the settings do not go together or the file cannot be read.
+    """
+    if format != "protobuf" and message is not None:
+        raise ValueError('message needs format = "protobuf"')
+    if format not in SCHEMA_FORMATS:
+        if path is not None:
+            raise ValueError('schema_file needs format = "avro" or "protobuf"')
+        return None
+    if path is None:
+        raise ValueError(f'format = "{format}" needs schema_file')
+    if format == "protobuf" and message is None:
+        raise ValueError('format = "protobuf" needs message, the full name of the records\' message')
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"schema_file {str(path)!r} cannot be read: {error.strerror or error}") from None
+    return PublicSchema(SCHEMA_FORMATS[format], data, message)

@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -24,7 +25,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from streaming_pca.config.features import with_features
+from streaming_pca.config.features import read_schema, with_features
 from streaming_pca.config.http import HttpSettings
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings, Section
 from streaming_pca.config.spark import SparkSettings
@@ -32,6 +33,7 @@ from streaming_pca.data.codec import FORMATS, OCTETS, Format, MediaType
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.paths import Path, path_of
 from streaming_pca.data.features.reading import FieldReader
+from streaming_pca.data.features.records import LibraryMissing, PublicSchema
 from streaming_pca.data.preprocessing import Numbers, Preprocessing, present_centering
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator, check_private, no_guarantee
@@ -183,7 +185,13 @@ class StreamSettings(_Section):
     """Field of a record that names its user, in the place of the message key; for `features` and
     `privacy_unit = "user"`."""
     format: Format = "octets"
-    """Format of messages without a header ``content-type``; with `features` it is `json` if not set."""
+    """Format of messages without a header ``content-type``; with `features` it is `json` if not set, and
+    `avro` and `protobuf` need them."""
+    schema_file: FilePath | None = None
+    """File of the records' schema: Avro's JSON, or the descriptors that `protoc --descriptor_set_out` writes.
+    Its content is part of the privacy contract, its place is not."""
+    message: str | None = None
+    """Full name of the records' Protobuf message, `shop.Visit`."""
     max_rows: int = Field(default=64, ge=1, le=2**16)
     """Most rows of one payload; a payload with more is a null record."""
     max_wait_seconds: float | None = Field(default=None, gt=0)
@@ -219,6 +227,7 @@ class StreamSettings(_Section):
     """Cap that the input's ledger must have; if not set, it is not checked."""
 
     _estimator: Estimator[Any, Any] = PrivateAttr()
+    _schema: PublicSchema | None = PrivateAttr(default=None)
 
     @field_validator("options", mode="before")
     @classmethod
@@ -285,12 +294,22 @@ class StreamSettings(_Section):
     def _check_fields(self) -> None:
         if self.features is not None and self.record_kind is not RecordKind.FACTOR:
             raise ValueError('features need record_kind = "factor"')
-        if self.user_field is None:
-            return
-        if self.features is None or self.privacy_unit != "user":
-            raise ValueError('user_field needs features, and privacy_unit = "user"')
-        if self.format != "json":
-            raise ValueError('user_field needs format = "json": rows of numbers name no user')
+        self._schema = read_schema(self.format, self.schema_file, self.message)
+        if self._schema is not None and self.features is None:
+            raise ValueError(f'format = "{self.format}" needs features')
+        if self.user_field is not None:
+            if self.features is None or self.privacy_unit != "user":
+                raise ValueError('user_field needs features, and privacy_unit = "user"')
+            if self.format in ("octets", "npy"):
+                raise ValueError(f'user_field does not go with format = "{self.format}": rows name no user')
+        try:
+            # A schema that cannot be read, or that lacks a field, shows here.
+            _ = self.fields
+        except LibraryMissing:
+            # A worker is refused at its start: other commands can do without.
+            pass
+        except ValueError as error:
+            raise ValueError(f"schema_file {str(self.schema_file)!r}: {error}") from None
 
     def _check_local(self) -> None:
         if self.format != "octets":
@@ -382,6 +401,10 @@ class StreamSettings(_Section):
                     [each.model_dump(mode="json", exclude_defaults=True) for each in self.features]
                 )
             }
+        if self._schema is not None:
+            contract |= {"schema": {"sha256": self._schema.digest}}
+        if self.message is not None:
+            contract |= {"message": self.message}
         if self.user_field is not None:
             contract |= {"user_field": ".".join(self.user_field)}
         if not self.private:
@@ -400,7 +423,7 @@ class StreamSettings(_Section):
     @property
     def fields(self) -> FieldReader | None:
         """Reader of records with named fields; None for records that are rows of numbers."""
-        return None if self.features is None else FieldReader(self.features, self.user_field)
+        return None if self.features is None else FieldReader(self.features, self.user_field, self._schema)
 
     @property
     def mechanism_options(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -18,8 +19,10 @@ __all__ = [
     "is_big_endian",
     "is_compressed",
     "need_pyarrow",
+    "read_stream",
     "rows_of_arrow",
     "stream_of_rows",
+    "valid_bits",
 ]
 
 NUMBER_TYPES = {
@@ -83,14 +86,35 @@ def rows_of_arrow(pyarrow: Any, value: bytes, dim: int, most_rows: int) -> NDArr
         compressed (decompression has no bound), or written before
         Arrow 1.0 (whose metadata can hide a compression).
     """
+    stream = read_stream(pyarrow, value, dim, most_rows)
+    dtypes = _number_types(pyarrow, next(stream), dim)
+    parts = [_rows_of_batch(batch, dtypes, dim) for batch in stream]
+    return np.concatenate(parts) if parts else np.zeros((0, dim), _common(dtypes))
+
+
+def read_stream(pyarrow: Any, value: bytes, columns: int, most_rows: int) -> Iterator[Any]:
+    """Yield the schema of one IPC stream, and then its record batches, none of which was unpacked.
+
+    Parameters
+    ----------
+    pyarrow : module
+    value : bytes
+    columns : int
+        Columns that are read: they bound the metadata.
+    most_rows : int
+        Bound on the number of rows, and of batches.
+
+    Raises
+    ------
+    Exception
+        As :func:`rows_of_arrow`.
+    """
     reader = pyarrow.ipc.MessageReader.open_stream(pyarrow.py_buffer(value))
-    dtypes: list[np.dtype[Any]] = []
     schema = None
-    parts: list[NDArray[np.floating]] = []
-    left = most_rows
+    left = batches = most_rows
     while (message := _next(reader)) is not None:
         # This bounds the fields of a schema: each becomes an object much larger than its text.
-        if len(message.metadata) > 2**16 + 1024 * dim:
+        if len(message.metadata) > 2**16 + 1024 * columns:
             raise MalformedPayload("too much metadata")
         if message.metadata_version != pyarrow.ipc.MetadataVersion.V5:
             raise MalformedPayload("written before Arrow 1.0")
@@ -100,18 +124,17 @@ def rows_of_arrow(pyarrow: Any, value: bytes, dim: int, most_rows: int) -> NDArr
             if is_big_endian(message.metadata):
                 raise MalformedPayload("big-endian")
             schema = pyarrow.ipc.read_schema(message)
-            dtypes = _number_types(pyarrow, schema, dim)
+            yield schema
             continue
         if message.type != "record batch" or is_compressed(message.metadata):
             raise MalformedPayload("not a plain record batch")
         batch = pyarrow.ipc.read_record_batch(message, schema)
-        left -= batch.num_rows
-        if left < 0 or len(parts) == most_rows:
+        left, batches = left - batch.num_rows, batches - 1
+        if left < 0 or batches < 0:
             raise MalformedPayload("too many rows, or too many batches")
-        parts.append(_rows_of_batch(batch, dtypes, dim))
+        yield batch
     if schema is None:
         raise MalformedPayload("no schema")
-    return np.concatenate(parts) if parts else np.zeros((0, dim), _common(dtypes))
 
 
 def _next(reader: Any) -> Any | None:
@@ -153,19 +176,20 @@ def _rows_of_batch(batch: Any, dtypes: list[np.dtype[Any]], dim: int) -> NDArray
             of_list, of_numbers, values = columns[0].buffers()
             rows[:] = np.frombuffer(values, dtypes[0], n * dim).reshape(n, dim)
             if of_numbers is not None:
-                rows[~_valid(of_numbers, n * dim).reshape(n, dim)] = np.nan
+                rows[~valid_bits(of_numbers, n * dim).reshape(n, dim)] = np.nan
             if of_list is not None:
-                rows[~_valid(of_list, n)] = np.nan
+                rows[~valid_bits(of_list, n)] = np.nan
             return rows
         for i, (column, dtype) in enumerate(zip(columns, dtypes, strict=True)):
             of_numbers, values = column.buffers()
             rows[:, i] = np.frombuffer(values, dtype, n)
             if of_numbers is not None:
-                rows[~_valid(of_numbers, n), i] = np.nan
+                rows[~valid_bits(of_numbers, n), i] = np.nan
     return rows
 
 
-def _valid(bitmap: Any, count: int) -> NDArray[np.bool_]:
+def valid_bits(bitmap: Any, count: int) -> NDArray[np.bool_]:
+    """Return the first bits of a bitmap."""
     packed = np.frombuffer(bitmap, np.uint8, -(-count // 8))
     return np.unpackbits(packed, count=count, bitorder="little").astype(bool)
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from streaming_pca.data.arrow import find_pyarrow, rows_of_arrow
 from streaming_pca.data.features.reading import MOST_OBJECT_BYTES, FieldReader
+from streaming_pca.data.features.records import ARROW, AVRO, JSON, PROTOBUF
 from streaming_pca.data.payloads import MalformedPayload, rows_of_json, rows_of_npy
 from streaming_pca.data.records import RecordKind, is_symmetric
 from streaming_pca.local.promise import KIND_HEADER, PROMISE_HEADER, REPORT_KIND
@@ -19,10 +20,12 @@ from streaming_pca.privacy.users.table import hash_users
 
 __all__ = [
     "ARROW",
+    "AVRO",
     "CONTENT_TYPES",
     "FORMATS",
     "JSON",
     "OCTETS",
+    "PROTOBUF",
     "Decoded",
     "Format",
     "MediaType",
@@ -32,17 +35,29 @@ __all__ = [
 ]
 
 MediaType = Literal[
-    "application/octet-stream", "application/x-npy", "application/json", "application/vnd.apache.arrow.stream"
+    "application/octet-stream",
+    "application/x-npy",
+    "application/json",
+    "application/vnd.apache.arrow.stream",
+    "application/avro",
+    "application/x-protobuf",
 ]
 """Formats of payloads, as the header ``content-type`` names them."""
 OCTETS: Final = "application/octet-stream"
 NPY: Final = "application/x-npy"
-JSON: Final = "application/json"
-ARROW: Final = "application/vnd.apache.arrow.stream"
 CONTENT_TYPES: tuple[MediaType, ...] = get_args(MediaType)
-Format = Literal["octets", "npy", "json", "arrow"]
-FORMATS: Final[dict[Format, MediaType]] = {"octets": OCTETS, "npy": NPY, "json": JSON, "arrow": ARROW}
+Format = Literal["octets", "npy", "json", "arrow", "avro", "protobuf"]
+FORMATS: Final[dict[Format, MediaType]] = {
+    "octets": OCTETS,
+    "npy": NPY,
+    "json": JSON,
+    "arrow": ARROW,
+    "avro": AVRO,
+    "protobuf": PROTOBUF,
+}
 """Formats by their short names."""
+_SAME = {"avro/binary": AVRO, "application/protobuf": PROTOBUF}
+"""Other names of media types."""
 
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
 _PLAIN = [("content-type", OCTETS.encode())]
@@ -51,8 +66,6 @@ _DESCRIBED = {
     for dtype in _DTYPES
 }
 """Headers of plain octets, as `streaming_pca.client` writes them for factors of each type."""
-_OBJECTS = (JSON.encode(), b"application/json; charset=utf-8")
-"""Headers that are told from others at once; other spellings are read one by one."""
 _MOST_OBJECTS_BYTES = 2**24
 """Longest list of JSON objects that is one record."""
 Rows = NDArray[np.floating]
@@ -106,7 +119,7 @@ class PayloadCodec:
     content_type : str
         Format of messages without a header ``content-type``.
     fields : FieldReader, optional
-        Reader of JSON objects with named fields, in place of JSON lists of numbers.
+        Reader of records with named fields, in place of JSON lists and Arrow columns of numbers.
     arrow : bool
         Whether pyarrow is installed. Without it Arrow payloads are null.
 
@@ -190,8 +203,7 @@ class PayloadCodec:
         kind = headers.get("record-kind")
         if kind is not None and kind != self.kind.encode():
             raise MalformedPayload(f"its header record-kind is {kind!r}, and the stream reads {self.kind}")
-        content_type = headers.get("content-type", self.content_type.encode()).decode("ascii")
-        content_type = content_type.split(";")[0].strip().lower()
+        content_type = self._media_type(headers)
         if self.kind is RecordKind.LOCAL:
             return self._report(value, content_type, headers)
         if len(value) > self._most_bytes(content_type):
@@ -206,17 +218,25 @@ class PayloadCodec:
             array: NDArray[Any] = np.frombuffer(value, dtype=_DTYPES[name]).reshape(-1, self.dim)
         elif content_type == NPY:
             array = rows_of_npy(value)
-        elif content_type == JSON and self.fields is not None:
-            array = self.fields.rows(self.fields.json_records(value, self._most_rows, faults))
+        elif self.fields is not None and self.fields.reads(content_type):
+            records = self.fields.records(content_type, value, self._most_rows, faults)
+            array = self.fields.rows(records, content_type)
         elif content_type == JSON:
             array = rows_of_json(value, self.dim, self._most_rows, faults)
         elif content_type == ARROW:
             if self._pyarrow is None:
                 raise MalformedPayload("pyarrow is not installed: pip install '.[arrow]' in the checkout")
             array = rows_of_arrow(self._pyarrow, value, self.dim, self._most_rows)
+        elif content_type in (AVRO, PROTOBUF):
+            raise MalformedPayload(f"its content-type is {content_type!r}, of which the stream has no schema")
         else:
             raise MalformedPayload(f"its content-type is {content_type!r}: use {', '.join(CONTENT_TYPES)}")
         return self._shaped(array)
+
+    def _media_type(self, headers: Mapping[str, bytes]) -> str:
+        content_type = headers.get("content-type", self.content_type.encode()).decode("ascii")
+        content_type = content_type.split(";")[0].strip().lower()
+        return _SAME.get(content_type, content_type)
 
     def _report(self, value: bytes, content_type: str, headers: Mapping[str, bytes]) -> Rows:
         """Return the one row of a report."""
@@ -238,11 +258,11 @@ class PayloadCodec:
     def _most_bytes(self, content_type: str) -> float:
         """Return the bound on a payload's length.
 
-        Python and JavaScript write a JSON number in at most 25 bytes. Arrow's
-        reader has its own bounds. A payload of JSON rows has no bound, because
+        Python and JavaScript write a JSON number in at most 25 bytes. The readers
+        of Arrow, Avro and Protobuf have their own bounds. A payload of JSON rows has no bound, because
         its length is contents; rows are bounded one by one.
         """
-        if content_type == ARROW or (content_type == JSON and self.unit == "row"):
+        if content_type in (ARROW, AVRO, PROTOBUF) or (content_type == JSON and self.unit == "row"):
             return float("inf")
         if content_type == JSON and self.fields is not None:
             return min(self._most_rows * (MOST_OBJECT_BYTES + 2) + 64, _MOST_OBJECTS_BYTES)
@@ -294,13 +314,13 @@ class PayloadCodec:
         return np.zeros((0, self.kind.width(self.dim)), np.float32)
 
     def _decode_fields(self, fields: FieldReader, messages: Sequence[Message]) -> Decoded:
-        """Decode JSON objects together, and anything else by itself."""
+        """Decode records with fields together, and anything else by itself."""
         parts: list[Decoded] = []
-        for are_objects, run in groupby(messages, self._is_object):
+        for content_type, run in groupby(messages, self._type_of_fields):
             some = list(run)
-            if are_objects:
+            if content_type is not None:
                 values, named = [message.value for message in some], [message.key for message in some]
-                parts.append(self.decode_objects(values, named))
+                parts.append(self.decode_objects(values, named, content_type))
             else:
                 keys = (None if fields.user_field is not None else message.key for message in some)
                 parts.append(Decoded(*self._decode_each(some), self.users_of(keys)))
@@ -313,33 +333,41 @@ class PayloadCodec:
 
     @property
     def reads_objects(self) -> bool:
-        """True if messages without headers are JSON objects with named fields."""
-        return self.fields is not None and self.content_type == JSON
+        """True if messages without headers are records with named fields."""
+        return self.fields is not None and self.fields.reads(self.content_type)
 
-    def _is_object(self, message: Message) -> bool:
-        """Return whether a message is JSON by its headers, or by the stream."""
-        content_type: Any = self.content_type.encode()
-        for name, value in message.headers or ():
-            if name == "record-kind":
-                return False
-            if name == "content-type":
-                content_type = value
-        return content_type in _OBJECTS
+    def _type_of_fields(self, message: Message) -> str | None:
+        """Return the media type of a message whose records have fields; None for other messages."""
+        content_type: str = self.content_type
+        try:
+            if message.headers:
+                headers = {key: bytes(item or b"") for key, item in message.headers}
+                if headers.get(KIND_HEADER, self.kind.encode()) != self.kind.encode():
+                    return None
+                content_type = self._media_type(headers)
+        except Exception:
+            return None
+        return content_type if self.fields is not None and self.fields.reads(content_type) else None
 
     def decode_objects(
-        self, values: Sequence[bytes | memoryview | None], keys: Sequence[bytes | None]
+        self,
+        values: Sequence[bytes | memoryview | None],
+        keys: Sequence[bytes | None],
+        content_type: str | None = None,
     ) -> Decoded:
-        """Decode the values of messages without headers, in a stream of JSON objects."""
+        """Decode the values of messages of one media type, by default the stream's."""
         fields = self.fields
         assert fields is not None, "a stream without features"
-        records, counts = fields.many_json_records(values, self._most_rows, self._most_bytes(JSON))
+        content_type = content_type or self.content_type
+        limit = self._most_bytes(content_type)
+        records, counts = fields.many_records(content_type, values, self._most_rows, limit)
         lengths = np.array(counts, np.int64)
-        rows: Rows = fields.rows(records)
+        rows: Rows = fields.rows(records, content_type)
         owners = np.repeat(np.arange(len(values)), lengths)
         if fields.user_field is None:
             users = self.users_of(keys)
         else:
-            users = self.users_of(_one_user(fields.users(records), lengths))
+            users = self.users_of(_one_user(fields.users(records, content_type), lengths))
         if self.unit != "row":
             null = np.zeros(len(values), np.bool_)
             null[owners[np.isnan(rows).any(axis=1)]] = True

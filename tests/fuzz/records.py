@@ -150,7 +150,7 @@ def payload(data: bytes) -> None:
     if len(data) < 2:
         return
     codec, value = CODECS[data[0] % len(CODECS)], data[2:]
-    name = [*CONTENT_TYPES, None, "text/plain; charset=utf-8"][data[1] % 6]
+    name = [*CONTENT_TYPES[:4], None, "text/plain; charset=utf-8"][data[1] % 6]
     check_beside_good(codec, message(value, name))
 
 

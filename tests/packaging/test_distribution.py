@@ -123,6 +123,7 @@ def test_the_wheel_is_the_package_and_nothing_else(built: Distributions) -> None
     extras = set(metadata.get_all("Provides-Extra", []))
     assert extras == {
         "arrow",
+        "avro",
         "benchmarks",
         "browser-test",
         "dashboard",
@@ -133,6 +134,7 @@ def test_the_wheel_is_the_package_and_nothing_else(built: Distributions) -> None
         "fuzz",
         "lint",
         "otel",
+        "protobuf",
         "spark",
         "test",
     }

@@ -60,9 +60,11 @@ ENTRY_POINTS = {"__main__"}
 # Modules, and packages with all of theirs, that may import the distributions of an extra.
 EXTRAS = {
     "arrow": {"data.arrow", "data.files", "data.tables"},
+    "avro": {"data.features.avro"},
     "dashboard": {"dashboard"},
     "demo": {"demo.broker", "demo.demo"},
     "otel": {"service.span_export"},
+    "protobuf": {"data.features.protobuf_records"},
     "spark": {"spark"},
 }
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from jsonschema import Draft7Validator
 
 import streaming_pca
-from streaming_pca.client.encoding import encoder_of, headers_of
+from streaming_pca.client.encoding import ContentType, encoder_of, headers_of
 from streaming_pca.config.settings import ConfigurationError, KafkaSettings, StreamSettings
-from streaming_pca.data.codec import FORMATS, PayloadCodec
+from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.schemas import payload_schema
 from streaming_pca.local import LocalGaussian, report_headers
 from streaming_pca.service.topics.asyncapi import asyncapi_document, stream_payload_schema
@@ -119,7 +119,7 @@ def test_a_secured_broker_is_named_as_such() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("content_type", list(FORMATS))
+@pytest.mark.parametrize("content_type", get_args(ContentType))
 def test_what_producers_send_is_a_message_of_the_input(content_type: Any, dtype: str) -> None:
     contract = Contract(STREAM)
     for rows in (np.ones((1, 3)), np.ones((2, 3))):

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-__all__ = ["TRANSFORMS", "Transform", "number_of"]
+__all__ = ["TRANSFORMS", "Transform", "number_of", "quotient"]
 
 Transform = Literal["none", "log1p", "sqrt", "logit"]
 
@@ -51,3 +51,12 @@ def number_of(value: Any, parse: bool) -> float:
     if parse and isinstance(value, str) and len(value) <= _LONGEST and _NUMBER.fullmatch(value):
         return float(value)
     return math.nan
+
+
+def quotient(number: int, scale: int) -> float | int:
+    """Return a decimal, a whole number over 10**scale, as its text would be read; NaN if too large."""
+    try:
+        # A quotient of whole numbers is rounded as the text of the number is.
+        return number / 10**scale if scale > 0 else int(number * 10**-scale)
+    except OverflowError:
+        return math.nan

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 from annotated_types import MinLen
 
-__all__ = ["Path", "find", "path_of"]
+__all__ = ["NOTHING", "Path", "find", "is_index", "path_of"]
 
 Path = Annotated[tuple[Annotated[str, MinLen(1)], ...], MinLen(1)]
 
-_NOTHING = object()
+NOTHING = object()
 """Stands for what is below a value that has no fields: no feature takes it."""
 
 
@@ -30,7 +30,7 @@ def find(record: Any, path: Path) -> Any:
             place = int(name)
             record = record[place] if place < len(record) else None
         else:
-            return _NOTHING
+            return NOTHING
     return record
 
 

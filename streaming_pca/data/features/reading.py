@@ -8,9 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.data.arrow import find_pyarrow
+from streaming_pca.data.features.arrow_records import ArrowRecords
+from streaming_pca.data.features.avro.records import AvroRecords
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.json_objects import JsonObjects
 from streaming_pca.data.features.paths import Path
+from streaming_pca.data.features.protobuf_records import ProtobufRecords
+from streaming_pca.data.features.records import ARROW, AVRO, JSON, PROTOBUF, PublicSchema, Records
 from streaming_pca.data.features.row_map import RowMap
 from streaming_pca.data.payloads import MalformedPayload, split_values
 
@@ -33,20 +38,128 @@ class FieldReader:
     features : sequence of Feature
     user_field : path, optional
         Place of the user's name, a text or a whole number, where the message key is not the user.
+    schema : PublicSchema, optional
+        Of Avro or Protobuf, neither of which can be read without it.
 
     Attributes
     ----------
     map : RowMap
     user_field : path or None
+
+    Raises
+    ------
+    ValueError
+        One line, if the schema is none, cannot be bounded, or lacks a field that has no stand-in.
+    LibraryMissing
+        If the schema needs a library that is not installed.
     """
 
-    def __init__(self, features: Sequence[Feature], user_field: Path | None = None) -> None:
+    def __init__(
+        self,
+        features: Sequence[Feature],
+        user_field: Path | None = None,
+        schema: PublicSchema | None = None,
+    ) -> None:
         self.map = RowMap(features)
         self.user_field = user_field
-        self._json = JsonObjects([*self.map.places, *([] if user_field is None else [user_field])])
+        self._schema = schema
+        users = [] if user_field is None else [user_field]
+        places = [*self.map.places, *users]
+        self._json = JsonObjects(places)
+        self._arrow: ArrowRecords | None = None
+        pyarrow = find_pyarrow()
+        if pyarrow is not None:
+            names: list[tuple[str, ...]] = [(".".join(each.place), each.name) for each in self.map.features]
+            names += [(".".join(each),) for each in users]
+            self._arrow = ArrowRecords(pyarrow, list(zip(places, names, strict=True)))
+        self._of_schema: dict[str, Records] = {}
+        if schema is not None and schema.format == "avro":
+            self._of_schema[AVRO] = AvroRecords(schema.data, places)
+        elif schema is not None:
+            self._of_schema[PROTOBUF] = ProtobufRecords(schema.data, schema.message or "", places)
+        for records in self._of_schema.values():
+            self._check_absent(records.absent)
+
+    def _check_absent(self, absent: Sequence[Path]) -> None:
+        """Raise ValueError if every record of a schema would be null."""
+        for feature in self.map.features:
+            if feature.place in absent and feature.missing is None:
+                raise ValueError(
+                    f"the schema has no value at {'.'.join(feature.place)!r}, "
+                    f"and feature {feature.name!r} has no stand-in: set missing, or another path"
+                )
+        if self.user_field in absent:
+            raise ValueError(
+                f"the schema has no value at {'.'.join(self.user_field or ())!r}, the user_field"
+            )
 
     def __reduce__(self) -> Any:
-        return FieldReader, (self.map.features, self.user_field)
+        return FieldReader, (self.map.features, self.user_field, self._schema)
+
+    def reads(self, content_type: str) -> bool:
+        """Return whether payloads of a media type are records with fields."""
+        if content_type == ARROW:
+            return self._arrow is not None
+        return content_type == JSON or content_type in self._of_schema
+
+    def records(
+        self, content_type: str, value: bytes, most: int, faults: dict[int, str] | None = None
+    ) -> list[Any]:
+        """Return the records of a payload of a media type that it reads; None for records that are null.
+
+        Of Avro and Protobuf each payload is one record, whatever its octets. ``faults`` receives why a
+        record is no row of the map.
+
+        Raises
+        ------
+        Exception
+            Of any kind, if the payload has no such structure, or more than ``most`` records.
+        """
+        if content_type == JSON:
+            return self.json_records(value, most, faults)
+        if content_type == ARROW:
+            assert self._arrow is not None
+            found = self._arrow.read(value, most)
+            if faults is not None:
+                of_rows = {i: self.map.fault(self._values(self._arrow, each)) for i, each in enumerate(found)}
+                faults |= {i: fault for i, fault in of_rows.items() if fault}
+            return found
+        records = self._of_schema[content_type]
+        try:
+            if len(value) > MOST_OBJECT_BYTES:
+                raise MalformedPayload(f"it is longer than {MOST_OBJECT_BYTES} octets")
+            record = records.decode(value)
+        except Exception as error:
+            # An error of a decoder must not end the worker, nor disturb the records beside it.
+            if faults is not None:
+                faults[0] = f"it is no record of the schema: {str(error).partition(chr(10))[0][:200]}"
+            return [None]
+        if faults is not None and (fault := self.map.fault(self._values(records, record))):
+            faults[0] = fault
+        return [record]
+
+    def _values(self, records: Any, record: Any) -> list[Any]:
+        return [get(record) for get in records.getters[: len(self.map.features)]]
+
+    def many_records(
+        self, content_type: str, values: Sequence[bytes | memoryview | None], most: int, limit: float
+    ) -> tuple[list[Any], list[int]]:
+        """Return the records of all payloads in order, and the number of each one's; 0 for a null payload.
+
+        A JSON payload has at most ``limit`` bytes; the readers of other formats have their own bounds.
+        """
+        if content_type == JSON:
+            return self.many_json_records(values, most, limit)
+        records: list[Any] = []
+        counts: list[int] = []
+        for value in values:
+            try:
+                found = [] if value is None else self.records(content_type, bytes(value), most)
+            except Exception:
+                found = []
+            records += found
+            counts.append(len(found))
+        return records, counts
 
     def json_records(self, value: bytes, most: int, faults: dict[int, str] | None = None) -> list[Any]:
         """Return the records of a JSON object, or of a list of them; None for other values.
@@ -111,21 +224,22 @@ class FieldReader:
             # An error of a decoder must not end the worker, nor disturb the records beside it.
             return None
 
-    def rows(self, records: Sequence[Any]) -> NDArray[np.float64]:
+    def rows(self, records: Sequence[Any], content_type: str = JSON) -> NDArray[np.float64]:
         """Return a row for each record (n, d); NaNs for None, and where the map refuses it."""
         there = self._there(records)
-        found = self.map.rows([list(map(get, there)) for get in self._getters()], len(there))
+        getters = self._getters(content_type)[: len(self.map.features)]
+        found = self.map.rows([list(map(get, there)) for get in getters], len(there))
         if len(there) == len(records):
             return found
         rows = np.full((len(records), self.map.dim), np.nan)
         rows[[record is not None for record in records]] = found
         return rows
 
-    def users(self, records: Sequence[Any]) -> list[bytes | None]:
+    def users(self, records: Sequence[Any], content_type: str = JSON) -> list[bytes | None]:
         """Return the user of each record; None where none is named."""
         if self.user_field is None:
             raise ValueError("no field names the user")
-        get = self._json.getters[-1]
+        get = self._getters(content_type)[-1]
         return [None if record is None else _user(get(record)) for record in records]
 
     def _fault(self, text: bytes) -> str:
@@ -149,13 +263,16 @@ class FieldReader:
         except Exception as error:
             faults[0] = f"it is no JSON object with these fields: {error}"
             return None
-        values = [get(record) for get in self._getters()]
+        values = self._values(self._json, record)
         if fault := self.map.fault(values):
             faults[0] = fault
         return values
 
-    def _getters(self) -> list[Any]:
-        return self._json.getters[: len(self.map.features)]
+    def _getters(self, content_type: str) -> Sequence[Any]:
+        if content_type == ARROW:
+            assert self._arrow is not None
+            return self._arrow.getters
+        return self._json.getters if content_type == JSON else self._of_schema[content_type].getters
 
     @staticmethod
     def _there(records: Sequence[Any]) -> Sequence[Any]:

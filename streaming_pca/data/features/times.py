@@ -10,13 +10,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["PERIODS", "Part", "TimeUnit", "seconds_of"]
+__all__ = ["PERIODS", "Part", "TimeUnit", "day_of", "moment_of", "seconds_of"]
 
 Part = Literal["hour", "weekday", "day", "month"]
 TimeUnit = Literal["s", "ms", "us"]
 
 _UNITS = {"s": 1, "ms": 1000, "us": 1_000_000}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST_DAY = _EPOCH.toordinal()
 _LEAST, _MOST = (
     (datetime(year, *day, tzinfo=UTC) - _EPOCH).total_seconds()
     for year, day in ((1, (1, 1)), (9999, (12, 31)))
@@ -59,6 +60,22 @@ def seconds_of(value: Any, unit: str) -> float:
     else:
         return math.nan
     return seconds if _LEAST <= seconds <= _MOST else math.nan
+
+
+def moment_of(count: int, per_second: int) -> datetime | float:
+    """Return the time that a count since 1970 stands for; NaN, which is no time, beyond year 9999."""
+    try:
+        return _EPOCH + timedelta(microseconds=count * 10**6 // per_second)
+    except OverflowError:
+        return math.nan
+
+
+def day_of(count: int) -> date | float:
+    """Return the day that a count since 1970 stands for; NaN, which is no time, beyond year 9999."""
+    try:
+        return date.fromordinal(_FIRST_DAY + count)
+    except (OverflowError, ValueError):
+        return math.nan
 
 
 def _month(seconds: float) -> float:

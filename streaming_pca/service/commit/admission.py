@@ -7,6 +7,7 @@ from typing import Any, Literal
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.arrow import find_pyarrow
 from streaming_pca.data.codec import ARROW, FORMATS, OCTETS
+from streaming_pca.data.features.records import LibraryMissing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator, State
 from streaming_pca.estimators.common.state import decode_fitting_state
@@ -55,6 +56,10 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
     if stream.content_type == ARROW and find_pyarrow() is None:
         # Otherwise this worker would spend the budget on null records.
         raise StreamRefused("stream.format = \"arrow\" needs pyarrow: pip install '.[arrow]' in the checkout")
+    try:
+        _ = stream.fields
+    except LibraryMissing as error:
+        raise StreamRefused(str(error)) from None
     name, job = stream.name, ledger.job(stream.name)
     if job.standing is JobStatus.RETIRED:
         raise StreamRefused(f"stream {name!r} is retired, which is final: choose a new stream.name")
@@ -69,7 +74,8 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
         return
     _check_options(stream, job)
     # A contract leaves this out where it is the default.
-    default = {"content_type": OCTETS, "features": None, "user_field": None}
+    named = ("features", "message", "schema", "user_field")
+    default = {"content_type": OCTETS, **dict.fromkeys(named)}
     wanted = default | stream.privacy_contract
     recorded = default | recorded
     for key, value in wanted.items():
@@ -79,6 +85,8 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
                 # A contract names the format by its media type.
                 names: dict[Any, str] = {media_type: name for name, media_type in FORMATS.items()}
                 setting, value, before = "format", names.get(value, value), names.get(before, before)
+            # It names a file by its content.
+            setting = "schema_file" if key == "schema" else setting
             is_digest = isinstance(value, dict)
             told = f"is {_short(value)}, but the ledger has {_short(before)}"
             told = "is not what the ledger has" if is_digest else told

@@ -1,0 +1,1 @@
+"""Readers of Avro records, made from the schema of their writer."""

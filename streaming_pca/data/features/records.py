@@ -1,0 +1,128 @@
+"""Contract of the readers of records: one for each format."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Final, Literal, Protocol
+
+from streaming_pca.data.features.paths import Path
+
+__all__ = [
+    "ARROW",
+    "AVRO",
+    "JSON",
+    "PROTOBUF",
+    "SCHEMA_FORMATS",
+    "LibraryMissing",
+    "Node",
+    "PublicSchema",
+    "Records",
+    "SchemaFormat",
+    "library",
+    "tree_of",
+]
+
+JSON: Final = "application/json"
+ARROW: Final = "application/vnd.apache.arrow.stream"
+AVRO: Final = "application/avro"
+PROTOBUF: Final = "application/x-protobuf"
+
+SchemaFormat = Literal["avro", "protobuf"]
+SCHEMA_FORMATS: Final[dict[str, SchemaFormat]] = {"avro": "avro", "protobuf": "protobuf"}
+"""Formats whose payloads cannot be read without a schema."""
+
+
+class LibraryMissing(Exception):
+    """Error that a format's library is not installed; one line with the command to install it."""
+
+
+def library(name: str, module: str, extra: str) -> Any:
+    """Import a module of an extra, or raise :class:`LibraryMissing`."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise LibraryMissing(
+            f"stream.format = \"{extra}\" needs {name}: pip install '.[{extra}]' in the checkout"
+        ) from None
+
+
+@dataclass(frozen=True)
+class PublicSchema:
+    """Schema of the payloads of one stream.
+
+    Attributes
+    ----------
+    format : {"avro", "protobuf"}
+    data : bytes
+        Avro's JSON, or a set of file descriptors.
+    message : str, optional
+        Full name of a Protobuf message.
+    """
+
+    format: SchemaFormat
+    data: bytes = field(repr=False)
+    message: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the schema, by which a stream's contract knows it."""
+        return hashlib.sha256(self.data).hexdigest()
+
+
+class Records(Protocol):
+    """Reader of payloads of one format.
+
+    Attributes
+    ----------
+    getters : sequence of callable
+        Record to the value at each place, None where it is absent or null. They raise nothing.
+    absent : tuple of paths
+        Places at which the schema has no value.
+    """
+
+    @property
+    def getters(self) -> Sequence[Callable[[Any], Any]]: ...
+
+    @property
+    def absent(self) -> tuple[Path, ...]: ...
+
+    def decode(self, value: bytes) -> Any:
+        """Return the record of a payload, or raise an error of any kind."""
+
+
+class Node:
+    """Part of a record that is read: a value, or what lies below it.
+
+    Attributes
+    ----------
+    slot : int or None
+        Place of its value among those that are read.
+    below : dict of name to Node
+    slots : list of int
+        Its own slot, and all below.
+    """
+
+    def __init__(self) -> None:
+        self.slot: int | None = None
+        self.below: dict[str, Node] = {}
+
+    @property
+    def slots(self) -> list[int]:
+        own = [] if self.slot is None else [self.slot]
+        return own + [slot for each in self.below.values() for slot in each.slots]
+
+
+def tree_of(places: Iterable[Path]) -> tuple[Node, list[int]]:
+    """Return the tree of some places, and the slot of each one's value; equal places share a slot."""
+    root, slots, count = Node(), [], 0
+    for place in places:
+        node = root
+        for name in place:
+            node = node.below.setdefault(name, Node())
+        if node.slot is None:
+            node.slot, count = count, count + 1
+        slots.append(node.slot)
+    return root, slots
