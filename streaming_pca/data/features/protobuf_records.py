@@ -71,7 +71,8 @@ class ProtobufRecords:
         root, slots = tree_of(places)
         self._empty = [None] * (max(slots, default=-1) + 1)
         type_ = _message_type(data, message)
-        self._indexes = _indexes_of(type_)
+        # Writers differ in whether the entries of maps, which are messages too, count.
+        self._indexes = [_indexes_of(type_, with_maps) for with_maps in (False, True)]
         builder = _Builder()
         try:
             self._parse, self._fill = builder.message(
@@ -88,8 +89,8 @@ class ProtobufRecords:
         """Return the record of a payload, or raise an error of any kind."""
         if value[:1] == b"\0":
             indexes, at = _read_indexes(value, _REGISTERED)
-            if indexes != self._indexes:
-                raise MalformedPayload(f"it is message {indexes} of its file, and not {self._indexes}")
+            if indexes not in self._indexes:
+                raise MalformedPayload(f"it is message {indexes} of its file, and not {self._indexes[0]}")
             value = value[at:]
         out = self._empty.copy()
         self._fill(self._parse(value), out)
@@ -138,12 +139,12 @@ def _in_order(files: dict[str, Any]) -> Iterator[Any]:
         yield from walk(name)
 
 
-def _indexes_of(type_: Any) -> list[int]:
+def _indexes_of(type_: Any, with_maps: bool) -> list[int]:
     """Return the place of a message in its file: that of each message around it, and its own."""
     outer = type_.containing_type
-    if outer is not None:
-        return [*_indexes_of(outer), type_.index]
-    return [type_.index]
+    around = type_.file.message_types_by_name.values() if outer is None else outer.nested_types
+    names = [each.full_name for each in around if with_maps or not each.GetOptions().map_entry]
+    return [*([] if outer is None else _indexes_of(outer, with_maps)), names.index(type_.full_name)]
 
 
 def _read_indexes(value: bytes, at: int) -> tuple[list[int], int]:

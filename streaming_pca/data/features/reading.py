@@ -90,7 +90,7 @@ class FieldReader:
                 )
         if self.user_field in absent:
             raise ValueError(
-                f"the schema has no value at {'.'.join(self.user_field or ())!r}, the user_field"
+                f"the schema has no value at {'.'.join(self.user_field or ())!r}, user_field"
             )
 
     def __reduce__(self) -> Any:
