@@ -210,12 +210,10 @@ def _scalars(pyarrow: Any, array: Any, rows: Rows) -> list[Any]:
         days = types.is_date32(kind)
         counts = _numbers(buffers[1], np.dtype("<i4" if days else "<i8"))[rows[there]].tolist()
         return _with_gaps([day_of(each) if days else moment_of(each, 1000) for each in counts], there)
-    if types.is_decimal128(kind):
-        octets = _numbers(buffers[1], np.dtype("V16"))[rows[there]]
-        return _with_gaps(
-            [quotient(int.from_bytes(each.tobytes(), "little", signed=True), kind.scale) for each in octets],
-            there,
-        )
+    if types.is_decimal128(kind) and abs(kind.scale) <= _MOST_DIGITS:
+        octets = [each.tobytes() for each in _numbers(buffers[1], np.dtype("V16"))[rows[there]]]
+        numbers = [int.from_bytes(each, "little", signed=True) for each in octets]
+        return _with_gaps([quotient(each, kind.scale) for each in numbers], there)
     return [None if row < 0 else NOTHING for row in rows.tolist()]
 
 

@@ -89,9 +89,7 @@ class FieldReader:
                     f"and feature {feature.name!r} has no stand-in: set missing, or another path"
                 )
         if self.user_field in absent:
-            raise ValueError(
-                f"the schema has no value at {'.'.join(self.user_field or ())!r}, user_field"
-            )
+            raise ValueError(f"the schema has no value at {'.'.join(self.user_field or ())!r}, user_field")
 
     def __reduce__(self) -> Any:
         return FieldReader, (self.map.features, self.user_field, self._schema)
