@@ -93,7 +93,7 @@ def rows_of_arrow(pyarrow: Any, value: bytes, dim: int, most_rows: int) -> NDArr
 
 
 def read_stream(pyarrow: Any, value: bytes, columns: int, most_rows: int) -> Iterator[Any]:
-    """Yield the schema of one IPC stream, and then its record batches, none of which was unpacked.
+    """Yield the schema of one IPC stream, and then its record batches.
 
     Parameters
     ----------

@@ -74,6 +74,9 @@ UNPROMISED = {
 }
 NO_PRIVACY = UNPROMISED | {("stream", "private"): "false"}
 FIELDS = {("stream", "features"): '[{"name": "a", "size": 4}]', ("stream", "privacy_unit"): "user"}
+SCHEMAS = Path(__file__).parent / "schemas"
+AVRO = {("stream", "features"): '[{"name": "a", "size": 4}]', ("stream", "format"): "avro"}
+PROTOBUF = AVRO | {("stream", "format"): "protobuf", ("stream", "schema_file"): str(SCHEMAS / "row.desc")}
 CAP = {("stream", "cap", "epsilon"): "3", ("stream", "cap", "delta"): "1e-3"}
 
 Case = tuple[str, Any] | tuple[str, Any, dict[tuple[str, ...], str]]
@@ -214,6 +217,8 @@ CASES: dict[tuple[str, ...], Case] = {
         (Feature(name="a", size=4, bounds=(0, 2)),),
     ),
     ("stream", "user_field"): ("user.id", ("user", "id"), FIELDS),
+    ("stream", "schema_file"): (str(SCHEMAS / "row.avsc"), SCHEMAS / "row.avsc", AVRO),
+    ("stream", "message"): ("t.Row", "t.Row", PROTOBUF),
     ("stream", "cap", "epsilon"): ("1/3", "1/3", CAP),
     ("stream", "cap", "delta"): ("1e-5", "1/100000", CAP),
     ("worker", "group"): ("workers", "workers"),

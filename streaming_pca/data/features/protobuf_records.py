@@ -125,7 +125,7 @@ def _message_type(data: bytes, name: str) -> Any:
 
 
 def _in_order(files: dict[str, Any]) -> Iterator[Any]:
-    """Yield files behind those that they import."""
+    """Yield each file behind its imports."""
     done: set[str] = set()
 
     def walk(name: str) -> Iterator[Any]:
@@ -140,7 +140,7 @@ def _in_order(files: dict[str, Any]) -> Iterator[Any]:
 
 
 def _indexes_of(type_: Any, with_maps: bool) -> list[int]:
-    """Return the place of a message in its file: that of each message around it, and its own."""
+    """Return the places of a message in its file: of messages around it, and its own."""
     outer = type_.containing_type
     around = type_.file.message_types_by_name.values() if outer is None else outer.nested_types
     names = [each.full_name for each in around if with_maps or not each.GetOptions().map_entry]
@@ -191,7 +191,7 @@ class _Builder:
         self.found: set[int] = set()
 
     def message(self, build: Callable[[Any, str], Fill]) -> tuple[Parse, Fill]:
-        """Return the parser of a message's bytes, and the function that ``build`` makes for its fields."""
+        """Return the parser of a message, and the function that ``build`` makes."""
         name = f"m{self._files}"
         self._files += 1
         # Explicit presence, and texts and enumerations as they are: what they mean is decided here.
@@ -313,7 +313,7 @@ class _Builder:
         def fill(message: Any, out: list[Any]) -> None:
             values = getattr(message, attribute)
             if not values:
-                # A list that is empty cannot be told from one that is absent.
+                # Whether an empty list was set cannot be told.
                 return
             if convert is not None:
                 values = [value for value in map(convert, values) if value is not None]

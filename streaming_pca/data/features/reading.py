@@ -105,7 +105,7 @@ class FieldReader:
     ) -> list[Any]:
         """Return the records of a payload of a media type that it reads; None for records that are null.
 
-        Of Avro and Protobuf each payload is one record, whatever its octets. ``faults`` receives why a
+        Each payload of Avro and Protobuf is one record, for any octets. ``faults`` receives why a
         record is no row of the map.
 
         Raises

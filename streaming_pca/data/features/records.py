@@ -99,7 +99,7 @@ class Node:
     Attributes
     ----------
     slot : int or None
-        Place of its value among those that are read.
+        Place of its value among all values.
     below : dict of name to Node
     slots : list of int
         Its own slot, and all below.

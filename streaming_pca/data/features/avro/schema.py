@@ -19,7 +19,7 @@ _NAMED = ("record", "error", "enum", "fixed")
 
 
 def kind_of(type_: Any) -> str:
-    """Return the name of a type: "union", "array", "record", "long", or that of a definition elsewhere."""
+    """Return the name of a type, or of its definition: "union", "array", "record", "long"."""
     if isinstance(type_, list):
         return "union"
     return str(type_["type"]) if isinstance(type_, dict) else str(type_)

@@ -1,4 +1,4 @@
-"""Single values of Avro payloads, of which none takes more time or memory than its bytes allow."""
+"""Single values of Avro payloads, in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def choice(data: bytes, at: int, count: int, what: str) -> tuple[int, int]:
 
 
 def block(data: bytes, at: int, fewest: int) -> tuple[int, int | None, int]:
-    """Return the number of a block's items, where it says to end, and the place of the first item."""
+    """Return a block's number of items, its stated end, and its first item's place."""
     count, at = long(data, at)
     end = None
     if count < 0:
@@ -120,7 +120,7 @@ _PER_SECOND = {"millis": 1000, "micros": 10**6, "nanos": 10**9}
 
 
 def logical(name: Any, kind: str, type_: Any) -> Callable[[Any], Any] | None:
-    """Return the function from a value to that of its logical type; None for types that are as they are."""
+    """Return the function from a value to its logical type's; None for plain types."""
     if name == "decimal" and kind in ("bytes", "fixed"):
         return _decimal(type_)
     if name == "date" and kind == "int":
