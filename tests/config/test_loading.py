@@ -58,8 +58,14 @@ SASL = {
 }
 TOKEN = secret("token")
 HTTPS = {("http", "certificate"): "/cert.pem", ("http", "private_key"): "/key.pem"}
-# One is refused without the other.
-CERTIFICATES = {("http", "certificate"), ("http", "private_key")}
+NEEDED = {
+    ("stream", "private"): "private = false",
+    ("stream", "schema_file"): "needs schema_file",
+    ("stream", "message"): "needs message",
+    ("http", "certificate"): "belong together",
+    ("http", "private_key"): "belong together",
+}
+"""Why the rest of their case is refused without these settings."""
 OTHER = {("stream", "centering"): "none", ("stream", "options", "clip_radius"): "3"}
 OJA = OTHER | {("stream", "estimator"): "private-oja"}
 OTHERS = {("stream", "centering"): "none"}
@@ -391,12 +397,8 @@ def test_every_setting_has_an_environment_variable(
     text, expected, *more = case_of(setting)
     for path, value in (more[0] if more else {}).items():
         monkeypatch.setenv(variable_of(path), value)
-    if setting.path == ("stream", "private"):
-        # What it allows is refused without it.
-        with pytest.raises(ConfigurationError, match="private = false"):
-            load()
-    elif setting.path in CERTIFICATES:
-        with pytest.raises(ConfigurationError, match="belong together"):
+    if setting.path in NEEDED:
+        with pytest.raises(ConfigurationError, match=NEEDED[setting.path]):
             load()
     else:
         assert value_of(load()[0], setting.path) != expected, "the case would hold without the variable"

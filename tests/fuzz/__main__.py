@@ -36,7 +36,7 @@ _ROOM = 2**30
 """Address space beside what the process has: an input that asks for more ends it."""
 
 
-_MODULES = ("records", "logs", "outside")
+_MODULES = ("records", "fields", "logs", "outside")
 _INSTRUMENTED = ["streaming_pca", "kafka.record", "json", "zipfile", "h11"]
 
 

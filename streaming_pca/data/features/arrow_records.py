@@ -66,6 +66,8 @@ class ArrowRecords:
         names = list(schema.names)
         records: list[Any] = []
         for batch in stream:
+            # The library ends the process where it cuts a column of negative length.
+            batch.validate()
             if batch.num_rows:
                 columns = [self._column(batch, names, *place) for place in self._places]
                 records += zip(*columns, strict=True)

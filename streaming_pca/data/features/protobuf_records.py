@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 from streaming_pca.data.features.paths import NOTHING, Path, is_index
-from streaming_pca.data.features.records import Node, library, tree_of
+from streaming_pca.data.features.records import Node, library, one_line, tree_of
 from streaming_pca.data.features.times import moment_of
 from streaming_pca.data.payloads import MalformedPayload
 
@@ -116,8 +116,7 @@ def _message_type(data: bytes, name: str) -> Any:
     except RecursionError:
         raise ValueError("the files depend on one another too deeply") from None
     except Exception as error:
-        text = str(error).partition("\n")[0][:200]
-        raise ValueError(f"it is no set of file descriptors: {text}") from None
+        raise ValueError(f"it is no set of file descriptors: {one_line(error)}") from None
     try:
         return pool.FindMessageTypeByName(name)
     except KeyError:

@@ -15,7 +15,7 @@ from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.json_objects import JsonObjects
 from streaming_pca.data.features.paths import Path
 from streaming_pca.data.features.protobuf_records import ProtobufRecords
-from streaming_pca.data.features.records import ARROW, AVRO, JSON, PROTOBUF, PublicSchema, Records
+from streaming_pca.data.features.records import ARROW, AVRO, JSON, PROTOBUF, PublicSchema, Records, one_line
 from streaming_pca.data.features.row_map import RowMap
 from streaming_pca.data.payloads import MalformedPayload, split_values
 
@@ -130,7 +130,7 @@ class FieldReader:
         except Exception as error:
             # An error of a decoder must not end the worker, nor disturb the records beside it.
             if faults is not None:
-                faults[0] = f"it is no record of the schema: {str(error).partition(chr(10))[0][:200]}"
+                faults[0] = f"it is no record of the schema: {one_line(error)}"
             return [None]
         if faults is not None and (fault := self.map.fault(self._values(records, record))):
             faults[0] = fault

@@ -22,6 +22,7 @@ __all__ = [
     "Records",
     "SchemaFormat",
     "library",
+    "one_line",
     "tree_of",
 ]
 
@@ -35,8 +36,17 @@ SCHEMA_FORMATS: Final[dict[str, SchemaFormat]] = {"avro": "avro", "protobuf": "p
 """Formats whose payloads cannot be read without a schema."""
 
 
+_MOST_SHOWN = 200
+
+
 class LibraryMissing(Exception):
     """Error that a format's library is not installed; one line with the command to install it."""
+
+
+def one_line(error: BaseException) -> str:
+    """Return the first line of an error's text, as far as it can be printed."""
+    text = str(error).partition("\n")[0][:_MOST_SHOWN]
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def library(name: str, module: str, extra: str) -> Any:

@@ -27,7 +27,7 @@ from streaming_pca.data.features.avro.values import (
     skip_sized,
 )
 from streaming_pca.data.features.paths import NOTHING, Path, is_index
-from streaming_pca.data.features.records import Node, tree_of
+from streaming_pca.data.features.records import Node, one_line, tree_of
 from streaming_pca.data.payloads import MalformedPayload
 
 __all__ = ["AvroRecords"]
@@ -80,7 +80,7 @@ class AvroRecords:
         except RecursionError:
             raise ValueError("the schema nests too deeply") from None
         except (KeyError, TypeError, struct.error) as error:
-            raise ValueError(f"it is no Avro schema: {type(error).__name__}: {error}") from None
+            raise ValueError(f"it is no Avro schema: {type(error).__name__}: {one_line(error)}") from None
         self.getters: list[Callable[[Any], Any]] = [itemgetter(slot) for slot in slots]
         self.absent = tuple(
             place for place, slot in zip(places, slots, strict=True) if slot not in compiler.found

@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from streaming_pca.data.features.records import library
+from streaming_pca.data.features.records import library, one_line
 
 __all__ = ["AvroSchema", "kind_of"]
 
@@ -64,11 +64,10 @@ class AvroSchema:
         except RecursionError:
             raise ValueError("the schema nests too deeply") from None
         except _Unbounded as error:
-            raise ValueError(str(error)) from None
+            raise ValueError(one_line(error)) from None
         except Exception as error:
             # Of many kinds: of JSON, of the library, and of its own errors in schemas that it lets pass.
-            text = str(error).partition("\n")[0][:200]
-            raise ValueError(f"it is no Avro schema: {type(error).__name__}: {text}") from None
+            raise ValueError(f"it is no Avro schema: {type(error).__name__}: {one_line(error)}") from None
 
     def definition(self, type_: Any) -> Any:
         """Return the definition that a type names, or the type itself."""
