@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from streaming_pca.config.settings import StreamSettings
+from streaming_pca.config.settings import ConfigurationError, StreamSettings
 from streaming_pca.data.features import records
 from streaming_pca.service.commit.admission import check_admission
 from streaming_pca.service.errors import StreamRefused
@@ -101,3 +101,5 @@ def test_a_format_without_its_library_is_refused_at_the_start(
         check_admission(stream, Writer("1", "1e-6").ledger)
     asked = f"needs {name}: pip install '.[{stream.format}]' in the checkout"
     assert str(refused.value) == f'stream.format = "{stream.format}" {asked}'
+    with pytest.raises(ConfigurationError, match=name):
+        build_codec(stream, None)

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.config.settings import StreamSettings
+from streaming_pca.config.settings import ConfigurationError, StreamSettings
 from streaming_pca.data.codec import PayloadCodec
+from streaming_pca.data.features.records import LibraryMissing
 from streaming_pca.data.records import Batch
 from streaming_pca.estimators.base import Plan
 from streaming_pca.privacy.ledger.entries import OffsetRange
@@ -40,7 +41,16 @@ def build_codec(stream: StreamSettings, user_key: bytes | None) -> PayloadCodec:
     """Return the decoder of a stream's messages.
 
     ``user_key`` keys the hashes of users, where they are the unit of privacy.
+
+    Raises
+    ------
+    ConfigurationError
+        If the format's library is not installed.
     """
+    try:
+        fields = stream.fields
+    except LibraryMissing as error:
+        raise ConfigurationError(str(error)) from None
     return PayloadCodec(
         stream.dim,
         stream.record_kind,
@@ -50,7 +60,7 @@ def build_codec(stream: StreamSettings, user_key: bytes | None) -> PayloadCodec:
         user_key,
         stream.local_guarantee,
         stream.content_type,
-        stream.fields,
+        fields,
     )
 
 
