@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from itertools import product
@@ -11,12 +12,14 @@ import numpy as np
 import pytest
 from kafka.record.default_records import DefaultRecordBatch
 
-from streaming_pca.data.codec import JSON, OCTETS, PayloadCodec
+from streaming_pca.data.codec import FORMATS, JSON, OCTETS, PayloadCodec
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.reading import FieldReader
+from streaming_pca.data.features.records import PublicSchema
 from streaming_pca.data.records import RecordKind
 from streaming_pca.service.input.buffer import PartitionBuffer, RecordBuffer
 from streaming_pca.service.kafka.record_blocks import RecordBlock
+from tests.data.features.formats import avro_record, in_avro
 from tests.kafka.security.hostile import Header, batch, record
 
 DIM, MOST = 3, 4
@@ -134,20 +137,36 @@ OBJECTS = [
     b"",
     None,
 ]
+ROW = avro_record({"a": "double", "user": "string"})
+"""Schema of the same objects in Avro."""
+RECORDS = {
+    "json": OBJECTS,
+    "avro": [
+        in_avro(ROW, {"a": 1, "user": "ada"}),
+        in_avro(ROW, {"a": 2.5, "user": ""}),
+        b"\0\0\0\0\1" + in_avro(ROW, {"a": 3, "user": "bob"}),
+        in_avro(ROW, {"a": np.nan, "user": "ada"}),
+        *OBJECTS[3:],
+    ],
+}
 
 
 @pytest.mark.parametrize("unit", ["message", "row", "user", "user field"])
 @pytest.mark.parametrize("with_headers", [False, True])
-def test_objects_of_a_block_are_those_of_its_records(unit: str, with_headers: bool) -> None:
+@pytest.mark.parametrize("form", ["json", "avro"])
+def test_objects_of_a_block_are_those_of_its_records(unit: str, with_headers: bool, form: Any) -> None:
     named: Any = unit.split()[0]
-    fields = FieldReader([Feature(name="a")], ("user",) if "field" in unit else None)
+    schema = PublicSchema("avro", json.dumps(ROW).encode()) if form == "avro" else None
+    fields = FieldReader([Feature(name="a")], ("user",) if "field" in unit else None, schema)
     secret = b"k" * 32 if named == "user" else None
-    codec = PayloadCodec(1, unit=named, user_key=secret, max_rows=MOST, content_type=JSON, fields=fields)
+    codec = PayloadCodec(
+        1, unit=named, user_key=secret, max_rows=MOST, content_type=FORMATS[form], fields=fields
+    )
     random_, made, base = random.Random(5), [], 0
     for _ in range(30):
         headers = random_.choice([[], [(b"x", b"y")], PLAIN]) if with_headers else []
         records = [
-            record(random_.choice(OBJECTS), i, key=random_.choice([None, b"ada"]), headers=headers)
+            record(random_.choice(RECORDS[form]), i, key=random_.choice([None, b"ada"]), headers=headers)
             for i in range(random_.randrange(1, 12))
         ]
         if random_.random() < 0.2:
