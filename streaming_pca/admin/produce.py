@@ -74,6 +74,11 @@ def arrange(
         raise ConfigurationError(
             f'{stream.name}: record_kind = "local" takes reports: readers of the topic would see the record'
         )
+    if stream.features is not None:
+        raise ConfigurationError(
+            f"{records.path}: a stream with features reads records with named fields: send a .jsonl file, "
+            "of an object a line, or tables by streaming_pca.client.Producer.for_stream"
+        )
     records = arrange_features(records, stream)
     if len(records.shape) == 3 and (factors or rows_per_message > 1):
         raise ConfigurationError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,7 +14,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils import Tags
 
 from streaming_pca.data.features.feature import Feature
-from streaming_pca.data.features.frames import column_names, rows_of_table
+from streaming_pca.data.features.frames import column_names, column_of, rows_of_table
 from streaming_pca.data.features.row_map import RowMap
 from streaming_pca.estimators.problems import lines_of
 
@@ -105,7 +105,8 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Make a map of a data frame's columns from its schema and public numbers.
 
         No value is read. Booleans have bounds of 0 and 1, columns of times their hour, weekday and month,
-        and declared categories of pandas and polars are the vocabulary.
+        and the words of a polars Enum are the vocabulary. Categories of pandas may have been found among
+        the values: name public ones.
 
         Parameters
         ----------
@@ -121,8 +122,8 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """
         given = {"bounds": bounds or {}, "categories": categories or {}, "missing": missing or {}}
         names = column_names(frame)
-        if names is None or isinstance(frame, Mapping):
-            raise ValueError("frame must be a data frame")
+        if names is None or not hasattr(frame, "dtypes"):
+            raise ValueError("frame must be a data frame of pandas or polars")
         for what, named in given.items():
             if unknown := sorted(set(named) - set(names)):
                 raise ValueError(f"{what} names {unknown[0]!r}, which is no column of the frame")
@@ -132,7 +133,7 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             settings: dict[str, Any] = {"name": name, "path": [name]}
             settings |= {what: named[name] for what, named in given.items() if name in named}
             if "bounds" not in settings and "categories" not in settings:
-                public = _settings_of_type(frame[name].dtype)
+                public = _settings_of_type(column_of(frame, name).dtype)
                 if public is None:
                     needed.append(name)
                     continue
@@ -216,7 +217,7 @@ def row_map_of(features: Any) -> RowMap:
 
     Parameters
     ----------
-    features : FeatureMap, or iterable of Feature or dict
+    features : FeatureMap, or list of Feature or dict
 
     Raises
     ------
@@ -225,7 +226,7 @@ def row_map_of(features: Any) -> RowMap:
     """
     if isinstance(features, FeatureMap):
         features = features.features
-    if isinstance(features, (str, Mapping)) or not isinstance(features, Iterable):
+    if isinstance(features, (str, Mapping)) or not isinstance(features, Sequence):
         raise ValueError(f"features must be a list, or a FeatureMap, not {type(features).__name__}")
     return RowMap([_feature(each, place) for place, each in enumerate(features)])
 
@@ -245,9 +246,9 @@ def _feature(settings: Any, place: int) -> Feature:
 def _settings_of_type(dtype: Any) -> dict[str, Any] | None:
     """Return what a column's type says publicly; None where that is not enough."""
     name = str(dtype).lower()
-    if type(dtype).__name__ in ("CategoricalDtype", "Enum"):
-        words = list(dtype.categories) if dtype.categories is not None else []
-        return {"categories": words} if words else None
+    if type(dtype).__name__ == "Enum":
+        # Declared, where the categories of pandas may have been found among the values.
+        return {"categories": list(dtype.categories)} if len(dtype.categories) else None
     if name.startswith("bool"):
         return {"bounds": (0, 1)}
     if name.startswith(("datetime", "date")):

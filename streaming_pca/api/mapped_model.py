@@ -15,7 +15,7 @@ from streaming_pca.data.features.row_map import RowMap
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.release import Release
 
-__all__ = ["MappedModel", "parameters_of_map", "plain_features"]
+__all__ = ["MappedModel", "features_of_plain", "parameters_of_map", "plain_features"]
 
 
 class MappedModel(SubspaceModel):
@@ -23,6 +23,8 @@ class MappedModel(SubspaceModel):
 
     features: Any
     bounds: Any
+    _features_told: tuple[Feature, ...]
+    """Features of the present model."""
 
     def _row_map(self) -> RowMap | None:
         """Return the map from a table to rows; None where X is rows already."""
@@ -49,6 +51,8 @@ class MappedModel(SubspaceModel):
         if features is not None and parameters["scale"] is None:
             is_scaled = features.scale if isinstance(features, FeatureMap) else True
             parameters["scale"] = rows.scale if is_scaled else None
+        elif any(feature.scale is not None for feature in rows.features):
+            raise ValueError("scale is set for the model and for a feature: leave out one of them")
         return parameters
 
     def _checked(self, X: Any, least: int) -> Rows:
@@ -64,6 +68,21 @@ class MappedModel(SubspaceModel):
             super()._check_features(X, array, reset)
         elif reset:
             self.n_features_in_, self.feature_names_in_ = rows.dim, np.array(rows.names, dtype=object)
+            self._features_told = rows.features
+        elif getattr(self, "_features_told", rows.features) != rows.features:
+            what = "bounds" if self._names_columns() else "features"
+            raise ValueError(
+                f"{what} changed since the model was begun: set the old ones again, or begin a model"
+            )
+
+    def _restore_features(self, names: Any) -> None:
+        """Set the names of a model from a file; ValueError if they are not those of its map."""
+        if names is not None:
+            self.feature_names_in_ = np.array(names, dtype=object)
+        if (rows := self._row_map()) is not None:
+            if names is None or tuple(names) != rows.names:
+                raise ValueError("its feature names are not those of its features")
+            self._features_told = rows.features
 
     def _names_columns(self) -> bool:
         return getattr(self, "features", None) is None
@@ -79,11 +98,19 @@ def parameters_of_map(features: Any, release: Release, preprocessing: Preprocess
     return {"features": features, "bounds": None, "scale": None}
 
 
-def plain_features(features: Any) -> list[dict[str, Any]] | None:
+def plain_features(features: Any) -> dict[str, Any] | None:
     """Return features as plain data for a file."""
     if features is None:
         return None
-    return [plain_feature(each) for each in row_map_of(features).features]
+    is_scaled = features.scale if isinstance(features, FeatureMap) else True
+    return {"features": [plain_feature(each) for each in row_map_of(features).features], "scale": is_scaled}
+
+
+def features_of_plain(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Read features from :func:`plain_features` among parameters; KeyError or TypeError if they are none."""
+    if (plain := parameters.get("features")) is None:
+        return parameters
+    return parameters | {"features": FeatureMap(list(plain["features"]), scale=bool(plain["scale"]))}
 
 
 def plain_feature(feature: Feature) -> dict[str, Any]:

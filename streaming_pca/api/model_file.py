@@ -20,8 +20,8 @@ from streaming_pca.estimators.common.state import decode_fitting_state, encode_s
 __all__ = ["ModelFileError", "decode_model_state", "read_model", "write_model"]
 
 _FORMAT = "streaming_pca.PrivatePCA"
-_VERSION = 2
-"""Version of files whose parameters version 1 does not know; others are still written as version 1."""
+_VERSION = 3
+"""Version of files with features; others are still written as version 1 or 2."""
 _SINCE_2 = {"whiten": False}
 """Parameters since version 2, with the values that mean what earlier versions did."""
 _MEMBERS = {"model.npy", "state.npy"}
@@ -97,12 +97,15 @@ def read_model(path: str | os.PathLike[str], restore: Callable[[dict[str, Any], 
 def _versioned(header: Mapping[str, Any]) -> dict[str, Any]:
     """Return the header with the least version whose readers understand it."""
     parameters = dict(header["parameters"])
+    if parameters["features"] is not None:
+        return {**header, "version": _VERSION, "parameters": parameters}
+    del parameters["features"]
     is_first = isinstance(parameters["n_components"], Integral)
     is_first = is_first and all(parameters[name] == value for name, value in _SINCE_2.items())
     if is_first:
         for name in _SINCE_2:
             del parameters[name]
-    return {**header, "version": 1 if is_first else _VERSION, "parameters": parameters}
+    return {**header, "version": 1 if is_first else 2, "parameters": parameters}
 
 
 def _read(path: Path) -> tuple[dict[str, Any], bytes]:

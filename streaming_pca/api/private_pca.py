@@ -23,7 +23,7 @@ from streaming_pca.api.budget import (
 )
 from streaming_pca.api.components import configured_components, of_rank, release_of
 from streaming_pca.api.fitted import ATTRIBUTES, fitted_attributes
-from streaming_pca.api.mapped_model import MappedModel, parameters_of_map, plain_features
+from streaming_pca.api.mapped_model import MappedModel, features_of_plain, parameters_of_map, plain_features
 from streaming_pca.api.model_file import decode_model_state, read_model, write_model
 from streaming_pca.api.published import (
     attributes_of_release,
@@ -582,7 +582,7 @@ class PrivatePCA(MappedModel):
 
     @classmethod
     def _restored(cls, header: dict[str, Any], data: bytes) -> Self:
-        model = cls(**header["parameters"])
+        model = cls(**features_of_plain(header["parameters"]))
         dim, names = header["n_features_in"], header["feature_names_in"]
         if names is not None and (len(names) != dim or not all(isinstance(name, str) for name in names)):
             raise ValueError("its feature names do not fit its number of features")
@@ -594,7 +594,6 @@ class PrivatePCA(MappedModel):
             model._spent_before = Charge.model_validate(header["spent_before"])
         model._rows_per_record = int(header.get("rows_per_record", 1))
         model.n_features_in_ = dim
-        if names is not None:
-            model.feature_names_in_ = np.array(names, dtype=object)
+        model._restore_features(names)
         model._refresh()
         return model

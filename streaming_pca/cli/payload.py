@@ -287,13 +287,16 @@ def features_check(
     streaming-pca features check sample.jsonl --config stream.toml[/]
     """
     from streaming_pca.config.loading import load_settings
-    from streaming_pca.data.features.checking import check_records
+    from streaming_pca.data.checking import check_records
+    from streaming_pca.service.input.source import build_codec
 
     settings = load_settings(config, stream).stream
-    if settings.fields is None:
+    if settings.features is None:
         raise _wrong(f"{config}: stream {settings.name} has no [[stream.features]]")
     texts = [line for line in _read(file).splitlines() if line.strip()]
-    report = check_records(settings.fields, texts, _SHOWN)
+    of_users = settings.privacy_unit == "user"
+    codec = build_codec(settings, bytes(32) if of_users else None)
+    report = check_records(codec, texts, _SHOWN)
     if as_json:
         print_json(asdict(report))
     else:

@@ -69,9 +69,9 @@ class Producer:
         settings makes the records null instead of misreading them.
     feature_names : sequence of str, optional
         The stream's; a table whose columns have other names, or another order, is refused.
-    features : sequence of Feature, optional
+    features : FeatureMap, or sequence of Feature or dict, optional
         The stream's; records are then mappings or tables with these fields. They are mapped here, and
-        only their rows are sent.
+        only their rows are sent, as numbers of type ``dtype``.
 
     Raises
     ------
@@ -111,10 +111,19 @@ class Producer:
         accountant: LocalAccountant | None = None,
         describe: bool = True,
         feature_names: Sequence[str] | None = None,
-        features: Sequence[Feature] | None = None,
+        features: Any = None,
     ) -> None:
         _check_dim(dim)
-        self._map = None if features is None else RowMap(features)
+        self._map = None if features is None else _map_of(features)
+        if self._map is not None:
+            if (dim, record_kind) != (self._map.dim, "factor"):
+                raise ValueError(f"features make vectors of {self._map.dim} numbers: set dim to it")
+            if content_type == "json":
+                raise ValueError(
+                    'content_type = "json" would be read as objects: features are sent as octets'
+                )
+            if feature_names is not None and tuple(feature_names) != self._map.names:
+                raise ValueError("feature_names are those of features: leave them out")
         by_row = privacy_unit == "row"
         together = (max_rows if by_row else 1) if rows_per_message is None else rows_per_message
         if not 1 <= together <= (max_rows if by_row else 1):
@@ -314,7 +323,9 @@ class Producer:
 
     def _shaped(self, records: Any) -> NDArray[Any]:
         if self._map is not None:
-            return rows_of_table(self._map, [records] if isinstance(records, Mapping) else records)
+            rows = rows_of_table(self._map, [records] if isinstance(records, Mapping) else records)
+            # As a worker clamps objects: beyond float32 a number would be none.
+            return rows if self._map.bounds is None else np.clip(rows, *self._map.bounds)
         columns = list(getattr(records, "columns", ()))
         if self._names is not None and columns and columns != self._names:
             raise ValueError(
@@ -392,6 +403,12 @@ class Producer:
                     f"{accountant.path}: a user has fewer than {reports} reports of {guarantee} left on "
                     f"{self.topic!r}: nothing of this call was sent"
                 )
+
+
+def _map_of(features: Any) -> RowMap:
+    """Return the map of features, or of a FeatureMap, which is known by its attribute."""
+    listed = getattr(features, "features", features)
+    return RowMap([each if isinstance(each, Feature) else Feature(**each) for each in listed])
 
 
 def _check_dim(dim: Any) -> None:

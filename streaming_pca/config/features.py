@@ -76,7 +76,11 @@ def _scale_of(bounds: Any) -> Any:
     except (TypeError, ValueError):
         # The check of bounds describes that.
         return None
-    return factors.tolist() if (factors > 0).all() and np.isfinite(factors).all() else None
+    if (upper > lower).all() and not ((factors > 0).all() and np.isfinite(factors).all()):
+        raise ValueError(
+            'scale = "bounds" needs bounds that are neither too near to each other nor too far apart'
+        )
+    return factors.tolist() if (upper > lower).all() else None
 
 
 def read_schema(format: str, path: Path | None, message: str | None) -> PublicSchema | None:

@@ -34,6 +34,7 @@ from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.paths import Path, path_of
 from streaming_pca.data.features.reading import FieldReader
 from streaming_pca.data.features.records import LibraryMissing, PublicSchema
+from streaming_pca.data.features.row_map import check_places
 from streaming_pca.data.preprocessing import Numbers, Preprocessing, present_centering
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator, check_private, no_guarantee
@@ -300,6 +301,7 @@ class StreamSettings(_Section):
         if self.user_field is not None:
             if self.features is None or self.privacy_unit != "user":
                 raise ValueError('user_field needs features, and privacy_unit = "user"')
+            check_places([*(feature.place for feature in self.features), self.user_field])
             if self.format in ("octets", "npy"):
                 raise ValueError(f'user_field does not go with format = "{self.format}": rows name no user')
         try:
@@ -406,7 +408,7 @@ class StreamSettings(_Section):
         if self.message is not None:
             contract |= {"message": self.message}
         if self.user_field is not None:
-            contract |= {"user_field": ".".join(self.user_field)}
+            contract |= {"user_field": list(self.user_field)}
         if not self.private:
             # JSON has no infinity.
             contract |= {"epsilon": "inf", "delta": "inf", "private": False}

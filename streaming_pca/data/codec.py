@@ -66,7 +66,7 @@ _DESCRIBED = {
     for dtype in _DTYPES
 }
 """Headers of plain octets, as `streaming_pca.client` writes them for factors of each type."""
-_MOST_OBJECTS_BYTES = 2**24
+_MOST_OBJECTS_BYTES = 2**22
 """Longest list of JSON objects that is one record."""
 Rows = NDArray[np.floating]
 PrivacyUnit = Literal["message", "row", "user"]

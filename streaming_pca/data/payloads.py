@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MalformedPayload", "rows_of_json", "rows_of_npy", "split_values"]
+__all__ = ["MalformedPayload", "depth_of", "rows_of_json", "rows_of_npy", "split_values"]
 
 
 class MalformedPayload(ValueError):
@@ -152,6 +152,15 @@ def split_values(body: bytes, most: int) -> tuple[list[bytes], int]:
     if b"" in texts:
         raise MalformedPayload("a row is missing")
     return texts, end
+
+
+def depth_of(text: bytes) -> int:
+    """Return how deep the brackets of a JSON text are nested, at most."""
+    data = np.frombuffer(text, np.uint8)
+    change = np.frombuffer(text.translate(_DEPTH), np.int8)
+    if b'"' in text:
+        change = np.where(_outside_strings(data), change, np.int8(0))
+    return int(np.cumsum(change, dtype=np.int32).max(initial=0))
 
 
 def _outside_strings(data: NDArray[np.uint8]) -> NDArray[np.bool_]:

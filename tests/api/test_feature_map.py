@@ -122,27 +122,27 @@ def test_it_keeps_the_contract_of_scikit_learn() -> None:
 
 
 def test_a_frame_says_what_is_public_and_asks_for_the_rest() -> None:
-    frame = pd.DataFrame(TIMES).astype({"country": pd.CategoricalDtype(["DE", "FR", "PL"])})
+    frame = pl.DataFrame(TIMES).with_columns(pl.col("country").cast(pl.Enum(["DE", "FR", "PL"])))
     with pytest.raises(ValueError, match=r"^name public bounds or categories of 'age', 'spent'$"):
         FeatureMap.from_frame(frame)
     bounds = {"age": (0, 120), "spent": (0, 1000)}
     made = FeatureMap.from_frame(frame, bounds=bounds, missing={"age": 40})
-    assert list(made.get_feature_names_out())[2:6] == [
-        "country=DE",
-        "country=FR",
-        "country=PL",
-        "seen.hour.sin",
-    ]
+    names = list(made.get_feature_names_out())
+    assert names[2:6] == ["country=DE", "country=FR", "country=PL", "seen.hour.sin"]
     assert made.transform(frame).shape == (3, 12)
     # No value is read: of other values, the map is the same.
     assert FeatureMap.from_frame(frame[:0], bounds=bounds, missing={"age": 40}).features == made.features
-    enum = pl.DataFrame(TIMES).with_columns(pl.col("country").cast(pl.Enum(["DE", "FR", "PL"])))
-    assert FeatureMap.from_frame(enum, bounds=bounds, missing={"age": 40}).features == made.features
-    # Categories that polars or pandas found among the values are another thing.
-    with pytest.raises(ValueError, match="'country'"):
-        FeatureMap.from_frame(
-            pl.DataFrame(TIMES).with_columns(pl.col("country").cast(pl.Categorical)), bounds=bounds
-        )
+    # Categories that polars or pandas may have found among the values are no public ones.
+    for found in (
+        pl.DataFrame(TIMES).with_columns(pl.col("country").cast(pl.Categorical)),
+        pd.DataFrame(TIMES).astype({"country": "category"}),
+        pd.DataFrame(TIMES).astype({"country": pd.CategoricalDtype(["DE", "FR", "PL"])}),
+    ):
+        with pytest.raises(ValueError, match=r"of 'country'$"):
+            FeatureMap.from_frame(found, bounds=bounds)
+        named = {"country": ["DE", "FR", "PL"]}
+        of_names = FeatureMap.from_frame(found, bounds=bounds, categories=named, missing={"age": 40})
+        assert of_names.features == made.features
     with pytest.raises(ValueError, match="bounds names 'height', which is no column"):
         FeatureMap.from_frame(frame, bounds={"height": (0, 2)})
     with pytest.raises(ValueError, match="must be a data frame"):
@@ -177,11 +177,12 @@ def people(n: int = 20_000) -> Any:
 
 
 BODY = {"height": (100.0, 250.0), "weight": (20.0, 200.0)}
+SEX = {"sex": ["f", "m"]}
 
 
 def test_a_model_of_features_is_the_model_of_its_rows(tmp_path: Path) -> None:
     frame = people()
-    features = FeatureMap.from_frame(frame, bounds=BODY)
+    features = FeatureMap.from_frame(frame, bounds=BODY, categories=SEX)
     model = PrivatePCA(1, epsilon=1e6, features=features, random_state=0).fit(frame)
     assert list(model.feature_names_in_) == ["height", "weight", "sex=f", "sex=m"]
     assert model.n_features_in_ == 4
@@ -204,9 +205,12 @@ def test_a_model_of_features_is_the_model_of_its_rows(tmp_path: Path) -> None:
 def test_a_pipeline_needs_no_fitted_scaler() -> None:
     frame = people()
     pipeline = make_pipeline(
-        FeatureMap.from_frame(frame, bounds=BODY), PrivatePCA(1, epsilon=1e6, bounds=(-1, 1), random_state=0)
+        FeatureMap.from_frame(frame, bounds=BODY, categories=SEX),
+        PrivatePCA(1, epsilon=1e6, bounds=(-1, 1), random_state=0),
     )
-    model = PrivatePCA(1, epsilon=1e6, features=FeatureMap.from_frame(frame, bounds=BODY), random_state=0)
+    model = PrivatePCA(
+        1, epsilon=1e6, features=FeatureMap.from_frame(frame, bounds=BODY, categories=SEX), random_state=0
+    )
     first, second = pipeline.fit(frame)[-1].components_, model.fit(frame).components_
     np.testing.assert_allclose(np.abs(first), np.abs(second), atol=1e-3)
 
@@ -254,7 +258,7 @@ def test_a_changed_map_is_a_changed_model() -> None:
 
 def test_the_model_of_a_release_takes_records(tmp_path: Path) -> None:
     frame = people(2000)
-    features = FeatureMap.from_frame(frame, bounds=BODY)
+    features = FeatureMap.from_frame(frame, bounds=BODY, categories=SEX)
     settings = {"name": "s", "input": "in", "rank": 1, "epsilon": 1.0, "delta": 1e-6}
     stream = StreamSettings(**settings, features=features.features)
     estimator = stream.build_estimator()
@@ -268,6 +272,67 @@ def test_the_model_of_a_release_takes_records(tmp_path: Path) -> None:
     np.testing.assert_allclose(model.transform(records), model.transform(frame[:5]))
     np.testing.assert_allclose(model.transform(records), release.transform(rows[:5]))
     assert list(model.feature_names_in_) == list(features.get_feature_names_out())
-    other = FeatureMap.from_frame(frame, bounds=BODY | {"height": (0, 250)})
+    other = FeatureMap.from_frame(frame, bounds=BODY | {"height": (0, 250)}, categories=SEX)
     with pytest.raises(ValueError, match="features are not those of the release"):
         PrivatePCA.from_release(release, features=other)
+
+
+def test_a_map_without_scale_comes_back_from_a_file(tmp_path: Path) -> None:
+    frame = people(3000)
+    features = FeatureMap(FeatureMap.from_frame(frame, bounds=BODY, categories=SEX).features, scale=False)
+    model = PrivatePCA(1, epsilon=1e3, features=features).fit(frame)
+    model.save(tmp_path / "m.npz")
+    loaded = PrivatePCA.load(tmp_path / "m.npz")
+    np.testing.assert_array_equal(loaded.components_, model.components_)
+    np.testing.assert_array_equal(loaded.transform(frame[:9]), model.transform(frame[:9]))
+    plain = PrivatePCA(1).fit(np.eye(50, 3))
+    plain.save(tmp_path / "plain.npz")
+    with np.load(tmp_path / "plain.npz") as arrays:
+        header = json.loads(arrays["model"].tobytes())
+    # Earlier releases read a model without features.
+    assert (header["version"], "features" in header["parameters"]) == (1, False)
+
+
+def test_another_map_of_the_same_bounds_is_another_model() -> None:
+    frame = people(9000)
+    model = PrivatePCA(1, bounds=BODY, epsilon=10).partial_fit(frame[["height", "weight"]])
+    swapped = {"a": BODY["height"], "b": BODY["weight"]}
+    model.set_params(bounds=swapped)
+    with pytest.raises(ValueError, match="bounds changed since the model was begun"):
+        model.partial_fit(frame[["height", "weight"]].set_axis(["a", "b"], axis=1))
+    both = PrivatePCA(1, scale=1.0, features=[{"name": "height", "scale": 9.0}])
+    with pytest.raises(ValueError, match="scale is set for the model and for a feature"):
+        both.fit(frame)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"a": np.array([1, 2], "m8[s]")}, "a column of durations"),
+        ({"a": "FR"}, "must be a list or an array"),
+        ({"a": 5}, "must be a list or an array"),
+        ({"a": np.eye(2)}, "one value a record"),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "two columns 'a'"),
+    ],
+)
+def test_tables_that_are_none_are_one_line(table: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words) as error:
+        FeatureMap([{"name": "a"}]).transform(table)
+    assert "\n" not in str(error.value)
+
+
+def test_columns_of_numbers_and_structs_and_marks_of_missing_values_are_read() -> None:
+    numbered = pd.DataFrame([[1.0, 2.0], [3.0, 4.0]])
+    made = FeatureMap([{"name": "1", "bounds": [0, 4]}], scale=False)
+    assert made.transform(numbered).tolist() == [[2], [4]]
+    assert PrivatePCA(1, epsilon=1e3, bounds={0: (0, 4), 1: (0, 4)}).fit(numbered).n_features_in_ == 2
+    nested = FeatureMap([{"name": "u.a", "missing": 7}])
+    for table in (
+        pa.table({"u": [{"a": 1.0}, None]}),
+        pl.DataFrame({"u": [{"a": 1.0}, {"a": None}]}),
+        [{"u": {"a": 1.0}}, {"u": {"a": float("nan")}}],
+        [{"u": {"a": 1.0}}, {"u": {"a": pd.NA}}],
+    ):
+        assert nested.transform(table).tolist() == [[1], [7]]
+    small = pd.DataFrame({"x": np.array([1.0, np.nan], np.float32)})
+    assert FeatureMap([{"name": "x", "missing": 0.1}]).transform(small).tolist() == [[1], [0.1]]

@@ -275,7 +275,7 @@ def rewritten(path: Path, change: Callable[[dict[str, Any]], None], compress: bo
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda h: h.update(version=3), "was saved in format version 3, this release reads versions 1 to 2"),
+        (lambda h: h.update(version=4), "was saved in format version 4, this release reads versions 1 to 3"),
         (lambda h: h.update(format="another"), "is not a saved PrivatePCA"),
         (lambda h: h.pop("format"), "is not a saved PrivatePCA"),
         (lambda h: h.pop("parameters"), "is not a saved PrivatePCA"),

@@ -94,7 +94,7 @@ def test_an_avro_schema_becomes_features(capfd: Capture, tmp_path: Path) -> None
     (tmp_path / "visit.avsc").write_text(json.dumps(AVRO))
     assert tables(suggested(capfd, tmp_path / "visit.avsc")) == [
         table('name = "user.age"', NEEDS_BOUNDS, STAND_IN),
-        "# user.friend: no numbers can be made of its type",
+        '# "user.friend": no numbers can be made of its type',
         table('name = "spent"', NEEDS_BOUNDS),
         table('name = "country"', 'categories = ["DE", "FR"]'),
         table('name = "home"', 'categories = ["DE", "FR"]'),
@@ -102,7 +102,7 @@ def test_an_avro_schema_becomes_features(capfd: Capture, tmp_path: Path) -> None
         table('name = "at"', 'parts = ["hour", "weekday", "month"]'),
         table('name = "place"', "size = 0  # numbers in each list", NEEDS_BOUNDS),
         table('name = "paid"', "bounds = [0, 1]"),
-        "# raw: no numbers can be made of its type",
+        '# "raw": no numbers can be made of its type',
     ]
 
 
@@ -113,14 +113,14 @@ def test_a_json_schema_becomes_features(capfd: Capture, tmp_path: Path) -> None:
         table('name = "spent"', NEEDS_BOUNDS, STAND_IN),
         table('name = "at"', 'parts = ["hour", "weekday", "month"]'),
         table('name = "country"', 'categories = ["DE", "FR", "7"]'),
-        "# tags: no numbers can be made of its type",
+        '# "tags": no numbers can be made of its type',
         table('name = "place"', "size = 2", NEEDS_BOUNDS, STAND_IN),
         table('name = "user.paid"', "bounds = [0, 1]"),
         table('name = "node.x"', NEEDS_BOUNDS, STAND_IN),
-        "# node.next: no numbers can be made of its type",
+        '# "node.next": no numbers can be made of its type',
         "\n".join(["# [[stream.features]]", '# name = "city"', ASKS_WORDS, f"# {STAND_IN}"]),
         table('name = "a.b"', 'path = ["a.b"]', NEEDS_BOUNDS, STAND_IN),
-        "# loop: no numbers can be made of its type",
+        '# "loop": no numbers can be made of its type',
     ]
 
 
@@ -150,7 +150,7 @@ def test_the_schema_of_a_table_becomes_features(suffix: str, capfd: Capture, tmp
         table('name = "at"', 'parts = ["hour", "weekday", "month"]'),
         "\n".join(["# [[stream.features]]", '# name = "city"', ASKS_WORDS]),
         table('name = "place"', "size = 2", NEEDS_BOUNDS),
-        "# raw: no numbers can be made of its type",
+        '# "raw": no numbers can be made of its type',
     ]
 
 
@@ -233,7 +233,7 @@ def test_a_sample_is_counted_feature_by_feature(
         "country: 1 missing, 2 refused",
         "record 3: field 'age' is 'x', which is no number",
         "record 4: field 'country' is missing, and has no stand-in",
-        "record 5: it is no JSON object with these fields: Expected `object`, got `array`",
+        "record 5: it is no JSON object with these fields: Expected `object`, got `int`",
         "3 of 6 records are null",
     ]
     found = json.loads(

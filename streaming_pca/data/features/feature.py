@@ -21,6 +21,7 @@ OTHER = "other"
 """Name of the column, and of the stand-in, of values outside a vocabulary."""
 
 _MOST_COLUMNS = 2**13
+_DEEPEST = 32
 
 
 def category_of(value: Any) -> str | None:
@@ -40,8 +41,11 @@ def _words(value: Any) -> Any:
 
 
 def _pair(value: Any) -> Any:
-    if isinstance(value, (list, tuple)) and len(value) != 2:
-        raise ValueError("must be two numbers, the least and the largest value")
+    if isinstance(value, (list, tuple)):
+        if len(value) != 2 or any(isinstance(each, (bool, str)) for each in value):
+            raise ValueError("must be two numbers, the least and the largest value")
+        # 0.0 and -0.0 are one bound.
+        return tuple(each + 0.0 if isinstance(each, (int, float)) else each for each in value)
     return value
 
 
@@ -108,6 +112,11 @@ class Feature(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Feature:
+        if self.path is not None and self.path == tuple(self.name.split(".")):
+            # One map has one digest, however it is written.
+            object.__setattr__(self, "path", None)
+        if not all(self.place) or len(self.place) > _DEEPEST:
+            raise ValueError(f"path must have 1 to {_DEEPEST} names, none of them empty")
         kinds = [name for name in ("categories", "parts", "size") if getattr(self, name) is not None]
         if len(kinds) > 1:
             raise ValueError(f"{kinds[0]} and {kinds[1]} do not go together")
@@ -146,8 +155,11 @@ class Feature(BaseModel):
             raise ValueError(
                 f'bounds must lie within {least:g} and {most:g} for transform = "{self.transform}"'
             )
-        if not all(map(math.isfinite, self.column_bounds or ())):
+        least, most = self.column_bounds or (low, high)
+        if not (math.isfinite(least) and math.isfinite(most)):
             raise ValueError(f'transform = "{self.transform}" is not finite at the bounds')
+        if not 0 < most - least < math.inf or math.isinf(2 / (most - least)):
+            raise ValueError("bounds are too near to each other, or too far apart")
 
     def _check_missing(self) -> None:
         value = self.missing
@@ -162,9 +174,15 @@ class Feature(BaseModel):
         elif self.kind == "time":
             if math.isnan(seconds_of(value, self.unit)):
                 raise ValueError("missing must be a time: ISO 8601, or a number")
-        elif not math.isfinite(number_of(value, parse=False)):
+        elif math.isnan(number_of(value, parse=False)):
             raise ValueError("missing must be a finite number")
-        elif self.bounds is not None and not self.bounds[0] <= value <= self.bounds[1]:  # type: ignore[operator]
+        else:
+            object.__setattr__(self, "missing", number_of(value, parse=False) + 0.0)
+        if (
+            self.kind in ("number", "list")
+            and self.bounds is not None
+            and not self.bounds[0] <= float(value) <= self.bounds[1]
+        ):
             raise ValueError("missing must lie within bounds")
 
     @property
@@ -220,10 +238,10 @@ class Feature(BaseModel):
             # A column of numbers, in which NaN means that one is missing.
             lost = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), np.bool_)
             if self.kind == "number":
-                return np.where(lost, np.nan if self.missing is None else self.missing, values)
-            values = [
-                None if gone else value for value, gone in zip(values.tolist(), lost.tolist(), strict=True)
-            ]
+                stand_in = np.nan if self.missing is None else self.missing
+                return np.where(lost, stand_in, values.astype(np.float64))
+            pairs = zip(values.tolist(), lost.tolist(), strict=True)
+            values = [None if gone else value for value, gone in pairs]
         if self.missing is None or all(value is not None for value in values):
             return values
         return [self.missing if value is None else value for value in values]
@@ -279,12 +297,13 @@ _NUMBERS = {float, int, bool, type(None)}
 
 def _floats(values: Sequence[Any], parse: bool) -> NDArray[np.float64]:
     """Return numbers as float64, NaN for anything else."""
-    if isinstance(values, np.ndarray):
-        return values.astype(np.float64)
-    if set(map(type, values)) <= _NUMBERS:
+    if isinstance(values, np.ndarray) or set(map(type, values)) <= _NUMBERS:
         try:
-            return np.array(values, np.float64)
+            found = np.array(values, np.float64)
         except OverflowError:
             # An integer beyond float64, of one record: the others keep their numbers.
             pass
+        else:
+            found[~np.isfinite(found)] = np.nan
+            return found
     return np.array([number_of(value, parse) for value in values], np.float64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,13 @@ from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.paths import find
 from streaming_pca.data.features.row_map import RowMap
 
-__all__ = ["column_names", "rows_of_table", "values_of"]
+__all__ = ["column_names", "column_of", "rows_of_table", "values_of"]
 
 
 def column_names(table: Any) -> list[str] | None:
     """Return the names of a table's columns; None for a list of records, and for an array."""
     if isinstance(table, Mapping):
-        return list(table)
+        return [str(name) for name in table]
     names = getattr(table, "column_names", getattr(table, "columns", None))
     return None if names is None else [str(name) for name in names]
 
@@ -62,17 +62,31 @@ def values_of(table: Any, features: Sequence[Feature]) -> list[Any]:
     if names is None:
         if not isinstance(table, Sequence) or not all(isinstance(each, Mapping) for each in table):
             raise ValueError("features need a table with named columns, or a list of records")
-        return [[find(record, feature.place) for record in table] for feature in features]
-    found = [_plain(table[_name_in(names, feature)]) for feature in features]
+        return [_listed(find(record, feature.place) for record in table) for feature in features]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"the table has two columns {twice[0]!r}")
+    found = [_values_in(table, names, feature) for feature in features]
     if len({len(column) for column in found}) > 1:
         raise ValueError("the table's columns have different lengths")
     return found
 
 
-def _name_in(names: Sequence[str], feature: Feature) -> str:
+def column_of(table: Any, name: str) -> Any:
+    """Return a table's column by the text of its name."""
+    if isinstance(table, Mapping):
+        return table[next(each for each in table if str(each) == name)]
+    names = getattr(table, "column_names", None)
+    return table[name if names is not None else next(each for each in table.columns if str(each) == name)]
+
+
+def _values_in(table: Any, names: Sequence[str], feature: Feature) -> Any:
     for name in (".".join(feature.place), feature.name):
         if name in names:
-            return name
+            return _plain(column_of(table, name))
+    if feature.place[0] in names:
+        # A column of structs.
+        inner = _plain(column_of(table, feature.place[0]))
+        return _listed(find(value, feature.place[1:]) for value in inner)
     raise ValueError(f"the table has no column {feature.name!r}")
 
 
@@ -82,13 +96,27 @@ def _plain(column: Any) -> Any:
         values: Any = column.to_pylist()
     elif hasattr(column, "to_numpy"):
         values = column.to_numpy()
+        if values.ndim != 1 and hasattr(column, "to_list"):
+            # Of lists or structs.
+            values = column.to_list()
+    elif isinstance(column, (str, bytes)) or not hasattr(column, "__len__"):
+        raise ValueError("a column must be a list or an array: write records as a list of mappings")
     else:
         values = column if isinstance(column, np.ndarray) else list(column)
     if isinstance(values, np.ndarray):
+        if values.ndim != 1:
+            raise ValueError(f"a column has the shape {values.shape}: each must have one value a record")
+        if values.dtype.kind == "m":
+            raise ValueError("a column of durations is no column of numbers: divide it by a unit")
         if values.dtype.kind in "fiub":
-            return values
+            # As float64 before stand-ins are put in.
+            return values.astype(np.float64) if values.dtype.kind == "f" else values
         # Times keep their type: as a list they would be whole numbers.
         values = list(values) if values.dtype.kind == "M" else values.tolist()
+    return _listed(values)
+
+
+def _listed(values: Iterable[Any]) -> list[Any]:
     return [None if _is_missing(value) else value for value in values]
 
 

@@ -40,17 +40,19 @@ TRANSFORMS: dict[str, _Function] = {
 def number_of(value: Any, parse: bool) -> float:
     """Return a value as a number; NaN for anything that is none.
 
-    Whole numbers beyond 2**53 are rounded to the nearest float64.
+    Whole numbers beyond 2**53 are rounded to the nearest float64; what is beyond float64 is none.
     """
     if isinstance(value, (int, float, np.number, np.bool_, Decimal)):
         try:
-            return float(value)
+            number = float(value)
         except (OverflowError, ValueError, TypeError):
             # Too large, a signalling NaN, or complex.
             return math.nan
-    if parse and isinstance(value, str) and len(value) <= _LONGEST and _NUMBER.fullmatch(value):
-        return float(value)
-    return math.nan
+    elif parse and isinstance(value, str) and len(value) <= _LONGEST and _NUMBER.fullmatch(value):
+        number = float(value)
+    else:
+        return math.nan
+    return number if math.isfinite(number) else math.nan
 
 
 def quotient(number: int, scale: int) -> float | int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,16 @@ from streaming_pca.data.features.json_objects import JsonObjects
 from streaming_pca.data.features.paths import Path
 from streaming_pca.data.features.protobuf_records import ProtobufRecords
 from streaming_pca.data.features.records import ARROW, AVRO, JSON, PROTOBUF, PublicSchema, Records, one_line
-from streaming_pca.data.features.row_map import RowMap
-from streaming_pca.data.payloads import MalformedPayload, split_values
+from streaming_pca.data.features.row_map import RowMap, check_places
+from streaming_pca.data.payloads import MalformedPayload, depth_of, split_values
 
 __all__ = ["MOST_OBJECT_BYTES", "FieldReader"]
 
 MOST_OBJECT_BYTES = 2**20
 """Longest text of one record."""
 
+_DEEPEST = 100
+"""Most brackets within one another."""
 _BLANK = b" \t\r\n"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _REGISTERED = 5
@@ -65,6 +67,7 @@ class FieldReader:
         self._schema = schema
         users = [] if user_field is None else [user_field]
         places = [*self.map.places, *users]
+        check_places(places)
         self._json = JsonObjects(places)
         self._arrow: ArrowRecords | None = None
         pyarrow = find_pyarrow()
@@ -192,13 +195,13 @@ class FieldReader:
         """
         records: list[Any] = []
         counts: list[int] = []
-        decode: Callable[[Any], Any] = self._json.decode
+        decode = self._decode
         for value in values:
             count = 0
             if value is not None and len(value) <= MOST_OBJECT_BYTES:
                 try:
                     # Nearly all payloads are one object.
-                    records.append(decode(value))
+                    records.append(decode(bytes(value)))
                     counts.append(1)
                     continue
                 except Exception:
@@ -213,11 +216,20 @@ class FieldReader:
             counts.append(count)
         return records, counts
 
+    def _decode(self, text: bytes) -> Any:
+        """Decode a JSON object, or raise an error of any kind.
+
+        The decoder ends where the interpreter's stack does, which depends on who calls.
+        """
+        if text.count(b"[") + text.count(b"{") > _DEEPEST and depth_of(text) > _DEEPEST:
+            raise MalformedPayload(f"it nests more than {_DEEPEST} levels deep")
+        return self._json.decode(text)
+
     def _json_record(self, text: bytes) -> Any:
         if len(text) > MOST_OBJECT_BYTES:
             return None
         try:
-            return self._json.decode(text)
+            return self._decode(text)
         except Exception:
             # An error of a decoder must not end the worker, nor disturb the records beside it.
             return None
@@ -254,7 +266,7 @@ class FieldReader:
             faults[0] = f"its text is longer than {MOST_OBJECT_BYTES} octets"
             return None
         try:
-            record = self._json.decode(text)
+            record = self._decode(text)
         except RecursionError:
             faults[0] = "it nests too deeply"
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,9 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.features.feature import Feature
-from streaming_pca.data.features.paths import is_index
+from streaming_pca.data.features.paths import Path, is_index
 
-__all__ = ["RowMap"]
+__all__ = ["RowMap", "check_places"]
+
+
+def check_places(places: Sequence[Path]) -> None:
+    """Raise ValueError where a field would have to be a value and an object."""
+    wanted = set(places)
+    for inner in wanted:
+        for size in range(1, len(inner)):
+            if inner[:size] in wanted and not is_index(inner[size]):
+                outer = ".".join(inner[:size])
+                raise ValueError(f"{outer!r} cannot be a value: {'.'.join(inner)!r} lies below it")
+
 
 _SHOWN = 40
 """Characters of a value that a reason shows."""
@@ -46,15 +58,10 @@ class RowMap:
         if not self.features:
             raise ValueError("name one feature at least")
         self.names = tuple(name for feature in self.features for name in feature.columns)
-        twice = sorted({name for name in self.names if self.names.count(name) > 1}) if self._repeats() else []
-        if twice:
-            raise ValueError(f"two columns have the name {twice[0]!r}")
-        for inner in self.places:
-            for outer in self.places:
-                if inner[: len(outer)] == outer and inner != outer and not is_index(inner[len(outer)]):
-                    raise ValueError(
-                        f"{'.'.join(outer)!r} cannot be a value: {'.'.join(inner)!r} lies below it"
-                    )
+        if len(set(self.names)) < len(self.names):
+            twice = min(name for name, times in Counter(self.names).items() if times > 1)
+            raise ValueError(f"two columns have the name {twice!r}")
+        check_places(self.places)
         limits = [f.column_bounds for f in self.features for _ in f.columns]
         known = [each for each in limits if each is not None]
         self.bounds = None
@@ -73,9 +80,6 @@ class RowMap:
             return 1.0
         low, high = feature.column_bounds
         return 2 / (high - low)
-
-    def _repeats(self) -> bool:
-        return len(set(self.names)) < len(self.names)
 
     @property
     def dim(self) -> int:

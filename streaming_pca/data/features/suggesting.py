@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +77,10 @@ def _json_fields(
         kind = next((each for each in types if each != "null"), None)
         if "enum" in own:
             words = [each for each in own["enum"] if each is not None]
-            yield Suggestion(here, "category", words=tuple(map(_word, words)), optional=lacks)
+            fits = all(isinstance(each, (str, int)) for each in words)
+            # A number and its text are one word.
+            known = tuple(dict.fromkeys(map(_word, words))) if fits else ()
+            yield Suggestion(here, "category" if known else "other", words=known, optional=lacks)
         elif kind == "object" and isinstance(own.get("properties"), Mapping) and _may_enter(own, above):
             yield from _json_fields(own, root, here, lacks, (*above, own))
         elif kind in ("number", "integer"):
@@ -219,7 +223,7 @@ def _table(each: Suggestion) -> str:
     if each.optional:
         lines.append("# missing = ...  # public stand-in; without it, a record that lacks the field is null")
     if each.kind == "other":
-        return f"# {dotted}: no numbers can be made of its type\n"
+        return f"# {_text(dotted)}: no numbers can be made of its type\n"
     head = "[[stream.features]]"
     if each.kind == "text":
         return "".join(f"# {line}\n" for line in (head, *lines))
@@ -229,6 +233,8 @@ def _table(each: Suggestion) -> str:
 def _bounds(least: Any, most: Any) -> tuple[float, float] | None:
     if any(isinstance(each, bool) or not isinstance(each, (int, float)) for each in (least, most)):
         return None
+    if not (math.isfinite(least) and math.isfinite(most)):
+        return None
     return (least, most) if least < most else None
 
 
@@ -237,5 +243,5 @@ def _word(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    # JSON's texts and lists of them are TOML's too.
-    return json.dumps(value, ensure_ascii=False)
+    # JSON's texts and lists of them are TOML's too, but for one character.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -98,7 +98,7 @@ VALUES: list[tuple[Any, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("type_", "value", "expected"), VALUES, ids=str)
+@pytest.mark.parametrize(("type_", "value", "expected"), VALUES, ids=[str(type_) for type_, *_ in VALUES])
 def test_values_of_each_type_are_read_and_passed_over(type_: Any, value: Any, expected: Any) -> None:
     schema = of_type(type_)
     data = in_avro(schema, {"before": "b", "x": value, "behind": -77})

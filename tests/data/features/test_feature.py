@@ -113,7 +113,13 @@ def test_bounds_clamp_plain_numbers_too() -> None:
     feature = Feature(name="x", bounds=(-1, 2))
     assert columns(feature, -5, 0.5, 7) == [[-1], [0.5], [2]]
     assert columns(feature, -5, 0.5, 7, beyond=True) == [[-5], [0.5], [7]]
-    assert columns(feature, math.inf, -math.inf, beyond=True) == [[math.inf], [-math.inf]]
+    # What is beyond float64 is no number, whatever would clamp it.
+    for transform in ({}, {"transform": "log1p", "bounds": (0, 2)}):
+        for wrong in (math.inf, -math.inf, 10**400, np.array([np.inf])):
+            bounded = Feature(**{"name": "x", "bounds": (-1, 2)} | transform)
+            values = wrong if isinstance(wrong, np.ndarray) else [wrong]
+            assert np.isnan(columns(bounded, *values)).all()
+    assert math.isnan(single(Feature(name="x", parse=True, bounds=(0, 1)), "1e999"))
 
 
 def test_a_stand_in_takes_the_place_of_nothing_but_a_missing_value() -> None:
@@ -223,7 +229,14 @@ def test_a_list_has_its_size_and_numbers() -> None:
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"name": ""}, "at least 1 character"),
     ({"bounds": [2, 1]}, "the lower one first"),
-    ({"bounds": [0, "inf"]}, "two finite numbers"),
+    ({"bounds": [0, math.inf]}, "two finite numbers"),
+    ({"bounds": [0, "1"]}, "must be two numbers"),
+    ({"bounds": [False, True]}, "must be two numbers"),
+    ({"bounds": [0, 5e-324]}, "too near to each other"),
+    ({"bounds": [-1.7e308, 1.7e308]}, "too far apart"),
+    ({"bounds": [1e16, 1.0000000000000004e16], "transform": "log1p"}, "too near to each other"),
+    ({"name": "a..b"}, "none of them empty"),
+    ({"path": ["a"] * 33}, "1 to 32 names"),
     ({"transform": "log1p"}, "needs bounds"),
     ({"transform": "log1p", "bounds": [-2, 1]}, "must lie within -1 and inf"),
     ({"transform": "log1p", "bounds": [-1, 1]}, "not finite at the bounds"),

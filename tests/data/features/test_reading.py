@@ -85,6 +85,7 @@ def test_columns_bounds_and_factors_follow_from_the_features() -> None:
         ([Feature(name="a"), Feature(name="a", path="b")], "two columns have the name 'a'"),
         ([Feature(name="a.0"), Feature(name="a", size=2)], "'a.0'"),
         ([Feature(name="user"), Feature(name="user.age")], "'user' cannot be a value"),
+        ([Feature(name="user.age"), Feature(name="x"), Feature(name="user")], "'user' cannot be a value"),
     ],
 )
 def test_features_that_do_not_go_together_are_refused(features: list[Feature], words: str) -> None:
@@ -116,6 +117,20 @@ def test_a_list_of_objects_is_a_factor_or_many_records() -> None:
 
 
 NESTED = b"[" * 10**6
+
+
+@pytest.mark.parametrize("depth", [10, 97, 98, 99, 500, 900, 990])
+def test_how_deep_a_record_nests_decides_and_not_who_calls(depth: int) -> None:
+    text = b'{"spent": 1, "country": "DE", "seen": 0, "place": [1, 2], "x": '
+    deep = Message(text + b"[" * depth + b'"[[["' + b"]" * depth + b"}")
+
+    def from_far(frames: int) -> int:
+        return from_far(frames - 1) if frames else int(codec().decode_many([deep])[1][0])
+
+    assert [from_far(frames) for frames in (0, 100, 400)] == [int(depth < 100)] * 3
+    assert bool(judge_message(codec(), deep).reason) == (depth >= 100)
+
+
 HOSTILE = {
     "nothing": b"",
     "no JSON": b"\xff\x00\x01",
@@ -322,3 +337,15 @@ def test_a_reader_goes_to_other_processes() -> None:
     copy = pickle.loads(pickle.dumps(FieldReader(FEATURES, ("user", "id"))))
     assert copy.map.features == FEATURES
     assert copy.user_field == ("user", "id")
+
+
+def test_a_user_cannot_be_above_a_feature_or_below_one() -> None:
+    for user in ("user", "spent.by"):
+        with pytest.raises(ValueError, match="cannot be a value"):
+            codec("user", user)
+
+
+def test_a_map_of_thousands_of_features_is_made_at_once() -> None:
+    # Comparing each with each took a quarter of a minute.
+    many = RowMap([Feature(name=f"a.b{i}", bounds=(0, 1)) for i in range(8000)])
+    assert many.dim == 8000

@@ -7,9 +7,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from streaming_pca.data.features.reading import FieldReader
+from streaming_pca.data.codec import JSON, PayloadCodec
+from streaming_pca.data.judging import judge_message
 
 __all__ = ["FeatureReport", "MapReport", "check_records"]
+
+
+@dataclass
+class _Message:
+    value: bytes | None
+    key: bytes | None = b"key"
+    headers: Sequence[tuple[str, bytes]] = (("content-type", JSON.encode()),)
 
 
 @dataclass
@@ -54,26 +62,30 @@ class MapReport:
     reasons: list[tuple[int, str]] = field(default_factory=list)
 
 
-def check_records(reader: FieldReader, texts: Sequence[bytes], reasons: int) -> MapReport:
+def check_records(codec: PayloadCodec, texts: Sequence[bytes], reasons: int) -> MapReport:
     """Apply a map to JSON objects.
 
     Parameters
     ----------
-    reader : FieldReader
+    codec : PayloadCodec
+        Of a stream with features.
     texts : sequence of bytes
         A JSON object each.
     reasons : int
         Most null records whose reason is told.
     """
+    reader = codec.fields
+    assert reader is not None, "a stream without features"
     rows = reader.map
     report = MapReport(features=[FeatureReport(feature.name) for feature in rows.features])
     for place, text in enumerate(texts):
-        faults: dict[int, str] = {}
-        values = reader.values_of(text, faults)
+        # The worker's decoder decides, of a message with a key.
+        reason = judge_message(codec, _Message(text)).reason
+        values = reader.values_of(text, {})
         report.records += 1
-        report.null += bool(faults)
-        if faults and len(report.reasons) < reasons:
-            report.reasons.append((place, faults[0]))
+        report.null += bool(reason)
+        if reason and len(report.reasons) < reasons:
+            report.reasons.append((place, reason))
         if values is None:
             report.unread += 1
             continue
