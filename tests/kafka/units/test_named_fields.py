@@ -165,7 +165,7 @@ def test_a_field_names_the_users_that_keys_name_elsewhere(make_stream: MakeStrea
     run(by_field, by_key)
     for found, wanted in zip(by_field.releases(), by_key.releases(), strict=True):
         np.testing.assert_allclose(found.components, wanted.components, atol=1e-9)
-    assert by_field.own(Reserved)[0].promise["user_field"] == "user.id"
+    assert by_field.own(Reserved)[0].promise["user_field"] == ["user", "id"]
 
 
 @pytest.mark.parametrize(
