@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
+from streaming_pca.data.features.feature import Feature
+from streaming_pca.data.features.paths import Path, is_index
 from streaming_pca.data.release import SINCE, Release
 from streaming_pca.privacy.ledger.entries import LedgerEntry
 
-__all__ = ["MESSAGE_SCHEMAS", "ledger_schema", "payload_schema", "release_schema"]
+__all__ = ["MESSAGE_SCHEMAS", "ledger_schema", "objects_schema", "payload_schema", "release_schema"]
 
 Schema = dict[str, Any]
 
@@ -130,6 +132,66 @@ def payload_schema(dim: int | None = None, most_rows: int | None = None) -> Sche
         rows["maxItems"] = most_rows
     text = "Record as a message of content type application/json. A record that does not follow it is null."
     return _document("payload", "JSON payload", {"description": text} | schema)
+
+
+def objects_schema(features: Sequence[Feature], most: int, user_field: Path | None = None) -> Schema:
+    """Return the schema of JSON objects with named fields.
+
+    Parameters
+    ----------
+    features : sequence of Feature
+    most : int
+        Largest number of objects in a list.
+    user_field : path, optional
+        Field that names the user.
+    """
+    one: Schema = {"type": "object", "properties": {}, "required": []}
+    fields = [(each.place, _field_schema(each), each.missing is None) for each in features]
+    if user_field is not None:
+        fields.append(
+            (user_field, {"type": ["string", "integer"], "description": "The record's user."}, True)
+        )
+    for place, schema, is_needed in fields:
+        node = one
+        for depth, name in enumerate(place, start=1):
+            if is_needed and name not in node["required"]:
+                node["required"].append(name)
+            if depth == len(place):
+                node["properties"][name] = schema
+            elif is_index(place[depth]):
+                # Of a list only some places matter.
+                node["properties"].setdefault(name, {"type": ["array", "object"]})
+                break
+            else:
+                types = "object" if is_needed else ["object", "null"]
+                node = node["properties"].setdefault(name, {"type": types, "properties": {}, "required": []})
+    objects = {"type": "array", "items": {"$ref": "#/$defs/Record"}, "minItems": 1, "maxItems": most}
+    text = (
+        "Record as an object with named fields, or a list of them. A record that does not follow it is null."
+    )
+    either = {"anyOf": [{"$ref": "#/$defs/Record"}, objects], "$defs": {"Record": one}}
+    return _document("payload", "JSON payload", {"description": text, **either})
+
+
+def _field_schema(feature: Feature) -> Schema:
+    """Return the schema of a feature's field."""
+    null = [] if feature.missing is None else ["null"]
+    texts = ["string"] if feature.parse else []
+    kinds = {
+        "number": ["number", "boolean", *texts],
+        "category": ["string", "integer", "boolean"],
+        "time": ["string", "number"],
+        "list": ["array"],
+    }
+    schema: Schema = {"type": [*kinds[feature.kind], *null]}
+    if feature.kind == "list":
+        items = {"type": [*kinds["number"], *null]}
+        schema |= {"items": items, "minItems": feature.size, "maxItems": feature.size}
+    if feature.kind == "category":
+        schema["description"] = f"One of {', '.join(feature.categories or ())}; others count as none of them."
+    elif feature.bounds is not None:
+        schema["description"] = f"Clamped to {feature.bounds[0]:g} and {feature.bounds[1]:g}."
+    return schema
 
 
 MESSAGE_SCHEMAS: dict[str, Callable[[], Schema]] = {

@@ -9,14 +9,16 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from jsonschema import Draft7Validator
+from jsonschema import Draft7Validator, Draft202012Validator
 
 import streaming_pca
 from streaming_pca.client.encoding import ContentType, encoder_of, headers_of
 from streaming_pca.config.settings import ConfigurationError, KafkaSettings, StreamSettings
 from streaming_pca.data.codec import PayloadCodec
+from streaming_pca.data.judging import judge_message
 from streaming_pca.data.schemas import payload_schema
 from streaming_pca.local import LocalGaussian, report_headers
+from streaming_pca.service.input.source import build_codec
 from streaming_pca.service.topics.asyncapi import asyncapi_document, stream_payload_schema
 from streaming_pca.service.topics.find import input_topic, written_topics
 from tests.data.test_codec import Message
@@ -54,7 +56,14 @@ def pointed(document: Any, reference: str) -> Any:
     return document
 
 
-@pytest.mark.parametrize("stream", [None, STREAM, LOCAL], ids=["any stream", "vectors", "reports"])
+NAMED = StreamSettings(
+    **{**GOOD, "features": [{"name": "a.b", "size": 3}], "privacy_unit": "user", "user_field": "a.id"}
+)
+
+
+@pytest.mark.parametrize(
+    "stream", [None, STREAM, LOCAL, NAMED], ids=["any stream", "vectors", "reports", "objects"]
+)
 def test_the_document_is_whole(stream: StreamSettings | None) -> None:
     document = asyncapi_document(stream, None if stream is None else KAFKA)
     assert document["asyncapi"] == "3.0.0"
@@ -214,3 +223,41 @@ def test_the_default_format_of_a_stream_needs_no_header() -> None:
     assert needing(asyncapi_document()) == {"npy", "json"}
     in_json = StreamSettings(**GOOD, format="json")
     assert needing(asyncapi_document(in_json, KAFKA)) == {"octets", "npy"}
+
+
+FEATURES: list[dict[str, Any]] = [
+    {"name": "user.age", "bounds": [0, 120], "missing": 40},
+    {"name": "user.plan", "categories": ["free", "paid"]},
+    {"name": "place", "size": 2},
+    {"name": "items.0.price", "missing": 0},
+    {"name": "seen", "parts": ["hour"]},
+]
+RECORD = {"user": {"age": 3, "plan": "free", "id": "u"}, "place": [1, 2], "seen": "2026-01-01", "more": 1}
+NO_RECORDS = [
+    {**RECORD, "place": [1]},
+    {**RECORD, "seen": None},
+    {**RECORD, "user": {"age": "x", "plan": "free", "id": "u"}},
+    {**RECORD, "user": {"plan": "free"}},
+    {key: value for key, value in RECORD.items() if key != "user"},
+    [],
+    5,
+]
+
+
+def test_objects_are_described_by_the_features() -> None:
+    how = {name: value for name, value in GOOD.items() if name not in ("dim", "feature_names")}
+    users = {"privacy_unit": "user", "user_field": "user.id"}
+    stream = StreamSettings(**how | users, features=FEATURES)
+    document = asyncapi_document(stream)
+    Contract(stream)
+    codec = build_codec(stream, bytes(32))
+    validator = Draft202012Validator(stream_payload_schema(stream))
+    for good in (RECORD, [RECORD, RECORD], {**RECORD, "items": [{"price": 1}]}):
+        assert validator.is_valid(good)
+        assert judge_message(codec, Message(json.dumps(good).encode())).is_record
+    for wrong in NO_RECORDS:
+        assert not validator.is_valid(wrong), wrong
+        assert not judge_message(codec, Message(json.dumps(wrong).encode())).is_record, wrong
+    key = document["components"]["messages"]["json"]["bindings"]["kafka"]["key"]
+    assert "the field user.id names the user" in key["description"]
+    assert "avro" not in document["components"]["messages"]

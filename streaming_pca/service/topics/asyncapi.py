@@ -6,9 +6,9 @@ from collections.abc import Container, Iterable
 from typing import Any
 
 from streaming_pca.config.settings import ConfigurationError, KafkaSettings, StreamSettings
-from streaming_pca.data.codec import ARROW, JSON, NPY, OCTETS
+from streaming_pca.data.codec import ARROW, AVRO, JSON, NPY, OCTETS, PROTOBUF
 from streaming_pca.data.records import RecordKind
-from streaming_pca.data.schemas import ledger_schema, payload_schema, release_schema
+from streaming_pca.data.schemas import ledger_schema, objects_schema, payload_schema, release_schema
 from streaming_pca.local.promise import KIND_HEADER, PROMISE_HEADER
 from streaming_pca.service.topics.checks import required_configs
 
@@ -71,6 +71,8 @@ def asyncapi_document(
     else:
         schemas |= _components("json", stream_payload_schema(stream))
         names["input"] = _RECORDS if stream is not None else names["input"]
+        if stream is not None and stream.format in ("avro", "protobuf"):
+            names["input"] = (*_RECORDS, stream.format)
     if kind not in (None, RecordKind.FACTOR):
         # Only rows are projected.
         del names["projections"]
@@ -110,6 +112,8 @@ def stream_payload_schema(stream: StreamSettings | None) -> Schema:
         return payload_schema()
     if stream.record_kind is RecordKind.LOCAL:
         raise ConfigurationError(f'{stream.name}: record_kind = "local" takes reports in octets, no JSON')
+    if stream.features is not None:
+        return objects_schema(stream.features, stream.max_rows, stream.user_field)
     matrix = stream.record_kind is RecordKind.MATRIX
     return payload_schema(stream.dim, stream.dim if matrix else stream.max_rows)
 
@@ -164,7 +168,9 @@ def _operations(roles: Container[str]) -> dict[str, Any]:
 
 def _messages(stream: StreamSettings | None) -> dict[str, Any]:
     user = _key("User, with privacy_unit = user; else without meaning.")
-    if stream is not None and stream.privacy_unit == "user":
+    if stream is not None and stream.user_field is not None:
+        user = _key(f"Without meaning: the field {'.'.join(stream.user_field)} names the user.")
+    elif stream is not None and stream.privacy_unit == "user":
         user = {"type": "string", "description": "User. A record without a key is null."}
     dtype = {"type": "string", "enum": ["float32", "float64"], "description": "Type of the numbers."}
     kind = {
@@ -223,6 +229,10 @@ def _messages(stream: StreamSettings | None) -> dict[str, Any]:
             "Record as Arrow",
             ARROW,
             octets | {"description": "Uncompressed Arrow IPC stream of d numeric columns, or one of lists."},
+        ),
+        "avro": record("avro", "Record in Avro", AVRO, octets | {"description": "One record of the schema."}),
+        "protobuf": record(
+            "protobuf", "Record in Protobuf", PROTOBUF, octets | {"description": "One message of the schema."}
         ),
         "report": _message(
             "report",
