@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import pytest
 from pydantic import ValidationError
 
 from streaming_pca.config.settings import ConfigurationError, StreamSettings
-from streaming_pca.data.features import records
 from streaming_pca.service.commit.admission import check_admission
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.service.input.source import build_codec
@@ -98,10 +98,9 @@ def test_the_contract_holds_a_schema_s_content_and_not_its_place(tmp_path: Path)
 def test_a_format_without_its_library_is_refused_at_the_start(
     settings: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing(module: str) -> Any:
-        raise ImportError(module)
-
-    monkeypatch.setattr(records, "import_module", missing)
+    for module in ("fastavro.schema", "google.protobuf.descriptor_pb2", "google.protobuf.descriptor_pool"):
+        # Python raises ImportError for it.
+        monkeypatch.setitem(sys.modules, module, None)
     stream = a_stream(**settings)
     with pytest.raises(StreamRefused) as refused:
         check_admission(stream, Writer("1", "1e-6").ledger)

@@ -8,6 +8,7 @@ read and no others, lists and maps as bytes, of which only the wanted ones are p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from operator import itemgetter
 from typing import Any
 
@@ -32,7 +33,15 @@ _WRAPPERS = {
     for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
 }
 _TIMESTAMP = "google.protobuf.Timestamp"
-_COMMON = ("timestamp", "wrappers", "duration", "struct", "any", "empty", "field_mask")
+_COMMON: tuple[Callable[[], Any], ...] = (
+    lambda: import_module("google.protobuf.timestamp_pb2"),
+    lambda: import_module("google.protobuf.wrappers_pb2"),
+    lambda: import_module("google.protobuf.duration_pb2"),
+    lambda: import_module("google.protobuf.struct_pb2"),
+    lambda: import_module("google.protobuf.any_pb2"),
+    lambda: import_module("google.protobuf.empty_pb2"),
+    lambda: import_module("google.protobuf.field_mask_pb2"),
+)
 """Files of the library that a set of descriptors may lack."""
 _INT32, _BOOL, _STRING, _GROUP, _MESSAGE, _BYTES, _ENUM = 5, 8, 9, 10, 11, 12, 14
 _OPTIONAL, _REPEATED = 1, 3
@@ -97,16 +106,27 @@ class ProtobufRecords:
         return out
 
 
+def _library(load: Callable[[], Any]) -> Any:
+    return library("protobuf", "protobuf", load)
+
+
+def _descriptors_library() -> Any:
+    return import_module("google.protobuf.descriptor_pb2")
+
+
+def _pool_library() -> Any:
+    return import_module("google.protobuf.descriptor_pool")
+
+
 def _message_type(data: bytes, name: str) -> Any:
     """Return the descriptor of a message."""
-    descriptors = library("protobuf", "google.protobuf.descriptor_pb2", "protobuf")
-    pools = library("protobuf", "google.protobuf.descriptor_pool", "protobuf")
+    descriptors, pools = _library(_descriptors_library), _library(_pool_library)
     if len(data) > _MOST_BYTES:
         raise ValueError(f"the schema is longer than {_MOST_BYTES} octets")
     try:
         files = {each.name: each for each in descriptors.FileDescriptorSet.FromString(data).file}
         for common in _COMMON:
-            module = library("protobuf", f"google.protobuf.{common}_pb2", "protobuf")
+            module = _library(common)
             if module.DESCRIPTOR.name not in files:
                 found = descriptors.FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
                 files[found.name] = found
@@ -183,9 +203,9 @@ class _Builder:
     """
 
     def __init__(self) -> None:
-        self._descriptors = library("protobuf", "google.protobuf.descriptor_pb2", "protobuf")
-        self._classes = library("protobuf", "google.protobuf.message_factory", "protobuf")
-        self._pool = library("protobuf", "google.protobuf.descriptor_pool", "protobuf").DescriptorPool()
+        self._descriptors = _library(_descriptors_library)
+        self._classes = _library(lambda: import_module("google.protobuf.message_factory"))
+        self._pool = _library(_pool_library).DescriptorPool()
         self._files = 0
         self.found: set[int] = set()
 

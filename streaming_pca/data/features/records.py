@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any, Final, Literal, Protocol
 
 from streaming_pca.data.features.paths import Path
@@ -49,10 +48,10 @@ def one_line(error: BaseException) -> str:
     return "".join(each if each.isprintable() else "?" for each in text)
 
 
-def library(name: str, module: str, extra: str) -> Any:
-    """Import a module of an extra, or raise :class:`LibraryMissing`."""
+def library(name: str, extra: str, load: Callable[[], Any]) -> Any:
+    """Return what imports a module of an extra, or raise :class:`LibraryMissing`."""
     try:
-        return import_module(module)
+        return load()
     except ImportError:
         raise LibraryMissing(
             f"stream.format = \"{extra}\" needs {name}: pip install '.[{extra}]' in the checkout"
