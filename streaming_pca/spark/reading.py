@@ -263,6 +263,7 @@ def read(reader: PartitionReader, wanted: Range) -> Iterator[Piece]:
 
 
 def _take(reader: PartitionReader, partition: int, count: int) -> Piece:
+    reader.prepare({partition: count})
     offsets, lengths, epochs, left = [], [], [], count
     for chunk in reader.buffers[partition].chunks:
         some = min(left, len(chunk.offsets))

@@ -6,7 +6,7 @@ Messages are kept by partition; their rows lie in one of two arrays, which batch
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import Any
@@ -33,6 +33,11 @@ heap between other objects: a store that outgrew one, at 64 MiB, left a hole of 
 """
 _AT_ONCE = 2000
 """Records that are made of a block at a time."""
+_MOST_MADE = 2**26
+"""Bytes of rows that the objects of a poll become before a batch needs them.
+
+An object of twenty bytes can be a row of thousands of columns: beyond this, objects wait as they were read.
+"""
 
 Rows = NDArray[np.floating]
 
@@ -159,15 +164,37 @@ class Chunk:
 
 
 @dataclass
+class Waiting:
+    """Messages whose rows are made when a batch needs them."""
+
+    offsets: NDArray[np.int64]
+    values: Sequence[memoryview | None]
+    keys: Sequence[bytes | None]
+    epoch: int
+
+
+@dataclass
 class PartitionBuffer:
-    """Decoded messages of one partition, in offset order."""
+    """Messages of one partition, in offset order: decoded ones, and behind them waiting ones."""
 
     position: int
     """Offset of the first message not taken yet, or an unused offset between it and the last taken."""
     epoch: int = -1
     """Epoch of the leader that took the last message before ``position``; -1 where it is not known."""
     chunks: deque[Chunk] = field(default_factory=deque)
+    waiting: deque[Waiting] = field(default_factory=deque)
     count: int = 0
+    """Number of all messages."""
+
+    @property
+    def decoded(self) -> int:
+        """Number of decoded messages."""
+        return self.count - sum(len(each.offsets) for each in self.waiting)
+
+    def wait(self, messages: Waiting) -> None:
+        """Append messages whose rows are made later."""
+        self.waiting.append(messages)
+        self.count += len(messages.offsets)
 
     def append(self, chunk: Chunk) -> None:
         """Append messages; ValueError unless their offsets rise from the buffer's end."""
@@ -186,11 +213,13 @@ class PartitionBuffer:
 
     def count_before(self, end: int) -> int:
         """Return the number of messages before an offset."""
-        if not self.chunks:
+        if not self.count:
             return 0
-        if self.chunks[-1].offsets[-1] < end:
+        last = self.waiting[-1].offsets if self.waiting else self.chunks[-1].offsets
+        if last[-1] < end:
             return self.count
-        return sum(int(np.searchsorted(c.offsets, end)) for c in self.chunks)
+        offsets = [*(c.offsets for c in self.chunks), *(w.offsets for w in self.waiting)]
+        return sum(int(np.searchsorted(each, end)) for each in offsets)
 
     def take(self, count: int) -> list[Chunk]:
         """Remove and return the first ``count`` messages."""
@@ -243,25 +272,47 @@ class RecordBuffer:
 
         After an error the reader must end: messages are missing, and later ones would be taken.
         """
+        buffer = self.buffers[partition]
+        # The batch for which more is read needs what waits.
+        self._make(buffer, buffer.count)
+        enough = self._store.size * self._store.row_bytes + _MOST_MADE
         chunks: list[Chunk] = []
         for are_blocks, run in groupby(messages, lambda each: isinstance(each, RecordBlock)):
             if not are_blocks:
+                self._make(buffer, buffer.count)
                 chunks += self._decoded(list(run))
                 continue
             for block in run:
-                chunk = self._copied(block)
+                chunk = None if buffer.waiting else self._copied(block)
                 if chunk is not None:
                     chunks.append(chunk)
                     continue
-                if (values := block.bare_values()) is not None and self._codec.reads_objects:
-                    chunks += self._of_objects(block, values)
+                if self._codec.reads_objects and (values := block.bare_values()) is not None:
+                    for some in self._objects(block, values):
+                        if not buffer.waiting and self._store.size * self._store.row_bytes < enough:
+                            chunks.append(self._of_objects(some))
+                            continue
+                        self._add(buffer, chunks)
+                        chunks = []
+                        buffer.wait(some)
                     continue
+                self._make(buffer, buffer.count)
                 # Some at a time: headers of all of them could take many times the batch's bytes.
                 records = block.records()
-                while some := list(islice(records, _AT_ONCE)):
-                    chunks += self._decoded(some)
+                while each := list(islice(records, _AT_ONCE)):
+                    chunks += self._decoded(each)
+        self._add(buffer, chunks)
+
+    def _add(self, buffer: PartitionBuffer, chunks: Sequence[Chunk]) -> None:
         for _, same in groupby(chunks, lambda chunk: chunk.epoch):
-            self.buffers[partition].append(_joined(list(same)))
+            buffer.append(_joined(list(same)))
+
+    def _make(self, buffer: PartitionBuffer, count: int) -> None:
+        """Decode messages that wait, until ``count`` of the partition's are decoded."""
+        while buffer.waiting and buffer.decoded < count:
+            some = buffer.waiting.popleft()
+            buffer.count -= len(some.offsets)
+            buffer.append(self._of_objects(some))
 
     def _decoded(self, messages: Sequence[Any]) -> Iterator[Chunk]:
         """Decode messages one by one."""
@@ -271,14 +322,16 @@ class RecordBuffer:
             offsets = np.fromiter((m.offset for m in piece), dtype=np.int64, count=len(piece))
             yield _chunk(offsets, first, lengths, users, piece[-1].leader_epoch)
 
-    def _of_objects(self, block: RecordBlock, values: Sequence[memoryview | None]) -> Iterator[Chunk]:
-        """Decode a block's JSON objects, some at a time: their values stay in the nearer caches."""
+    def _objects(self, block: RecordBlock, values: Sequence[memoryview | None]) -> Iterator[Waiting]:
+        """Yield a block's JSON objects some at a time: their values stay in the nearer caches."""
         keys = list(block.keys()) if self._codec.user_key is not None else [None] * len(values)
         for first in range(0, len(values), _AT_ONCE):
             some = slice(first, first + _AT_ONCE)
-            rows, lengths, users = self._codec.decode_objects(values[some], keys[some])
-            place = self._store.append(rows)
-            yield _chunk(block.offsets[some], place, lengths, users, block.leader_epoch)
+            yield Waiting(block.offsets[some], values[some], keys[some], block.leader_epoch)
+
+    def _of_objects(self, some: Waiting) -> Chunk:
+        rows, lengths, users = self._codec.decode_objects(some.values, some.keys)
+        return _chunk(some.offsets, self._store.append(rows), lengths, users, some.epoch)
 
     def _copied(self, block: RecordBlock) -> Chunk | None:
         """Copy a block's rows, or return None where a payload is not plain."""
@@ -288,6 +341,11 @@ class RecordBuffer:
         first, lengths = copied
         return _chunk(block.offsets, first, lengths, self._codec.users_of(block.keys()), block.leader_epoch)
 
+    def prepare(self, counts: Mapping[int, int]) -> None:
+        """Decode the first messages of partitions that wait."""
+        for partition, count in counts.items():
+            self._make(self.buffers[partition], count)
+
     def take(self, counts: Sequence[int], granularity: int) -> tuple[ArrayBatch, NDArray[np.uint64] | None]:
         """Remove the first messages of each partition; return their batch and its users.
 
@@ -295,6 +353,7 @@ class RecordBuffer:
         """
         # Memory that was not released by now stays the batch's for good.
         self._shared = None
+        self.prepare(dict(zip(self.partitions, counts, strict=True)))
         parts = [self.buffers[p].take(count) for p, count in zip(self.partitions, counts, strict=True)]
         taken = interleave(parts, granularity)
         batch = batch_of(self._store.rows, taken, self._codec.kind, self._codec.unit == "row")
@@ -321,6 +380,7 @@ class RecordBuffer:
         """Drop all messages, and the memory; a batch that was taken keeps its rows."""
         for buffer in self.buffers.values():
             buffer.chunks.clear()
+            buffer.waiting.clear()
             buffer.count = 0
         self._store, self._spare, self._shared = RowStore(self._width), None, None
 

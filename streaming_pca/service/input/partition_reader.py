@@ -215,6 +215,10 @@ class PartitionReader:
             raise tail_lost(self._topic, partition, position, end) from None
         raise SessionLost(f"{self._topic}-{partition} has lost what followed offset {end}") from None
 
+    def prepare(self, counts: Mapping[int, int]) -> None:
+        """Decode the first messages of partitions, where some wait."""
+        self._buffer.prepare(counts)
+
     def take(self, counts: Sequence[int], granularity: int) -> tuple[ArrayBatch, NDArray[np.uint64] | None]:
         """Remove the first messages of each partition, in their order; return their batch and its users."""
         return self._buffer.take(counts, granularity)

@@ -195,3 +195,28 @@ def test_chunks_of_one_leader_are_one() -> None:
         block.leader_epoch = 5
     buffer.append(0, blocks)
     assert [chunk.epoch for chunk in buffer.buffers[0].chunks] == [-1, 5]
+
+
+def test_objects_beyond_a_bound_wait_for_their_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns, count = 1000, 4000
+    words = [f"w{i}" for i in range(columns)]
+    fields = FieldReader([Feature(name="c", categories=words)])
+    codec = PayloadCodec(columns, content_type=JSON, fields=fields)
+    made = [record(b'{"c":"w%d"}' % (i % columns), i) for i in range(count)]
+    block = RecordBlock(DefaultRecordBatch(batch(made)))
+    monkeypatch.setattr("streaming_pca.service.input.buffer._MOST_MADE", 2**20)
+    buffer = RecordBuffer(codec)
+    buffer.buffers[0] = PartitionBuffer(0)
+    buffer.append(0, [block])
+    part = buffer.buffers[0]
+    # One piece goes beyond the bound.
+    assert (part.count, part.decoded) == (count, 2000)
+    assert [part.count_before(end) for end in (0, 1, 2500, count, count + 9)] == [0, 1, 2500, count, count]
+    batch_, _ = buffer.take([100], 1)
+    assert (len(batch_), part.count, part.decoded) == (100, count - 100, 1900)
+    rest, _ = buffer.take([2500], 1)
+    assert rest.rows.argmax(axis=1).tolist() == [(100 + i) % columns for i in range(2500)]
+    assert (part.count, part.decoded) == (1400, 1400)
+    # What comes later is behind them; its offsets must rise.
+    with pytest.raises(ValueError, match="offsets do not rise"):
+        buffer.append(0, [block])
