@@ -49,8 +49,7 @@ class MappedModel(SubspaceModel):
             raise ValueError(f"the features have {rows.dim} columns, and n_features is {dim}")
         parameters["bounds"] = rows.bounds
         if features is not None and parameters["scale"] is None:
-            is_scaled = features.scale if isinstance(features, FeatureMap) else True
-            parameters["scale"] = rows.scale if is_scaled else None
+            parameters["scale"] = rows.scale if _is_scaled(features) else None
         elif any(feature.scale is not None for feature in rows.features):
             raise ValueError("scale is set for the model and for a feature: leave out one of them")
         return parameters
@@ -102,8 +101,8 @@ def plain_features(features: Any) -> dict[str, Any] | None:
     """Return features as plain data for a file."""
     if features is None:
         return None
-    is_scaled = features.scale if isinstance(features, FeatureMap) else True
-    return {"features": [plain_feature(each) for each in row_map_of(features).features], "scale": is_scaled}
+    plain = [each.plain for each in row_map_of(features).features]
+    return {"features": plain, "scale": _is_scaled(features)}
 
 
 def features_of_plain(parameters: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +112,5 @@ def features_of_plain(parameters: dict[str, Any]) -> dict[str, Any]:
     return parameters | {"features": FeatureMap(list(plain["features"]), scale=bool(plain["scale"]))}
 
 
-def plain_feature(feature: Feature) -> dict[str, Any]:
-    """Return what is set of a feature as plain data."""
-    settings: dict[str, Any] = feature.model_dump(mode="json", exclude_defaults=True)
-    return settings
+def _is_scaled(features: Any) -> bool:
+    return features.scale if isinstance(features, FeatureMap) else True

@@ -398,11 +398,7 @@ class StreamSettings(_Section):
             contract |= {"content_type": self.content_type}
         if self.features is not None:
             # What is not set is left out too, for settings of features that are still to come.
-            contract |= {
-                "features": _digest(
-                    [each.model_dump(mode="json", exclude_defaults=True) for each in self.features]
-                )
-            }
+            contract |= {"features": _digest([each.plain for each in self.features])}
         if self._schema is not None:
             contract |= {"schema": {"sha256": self._schema.digest}}
         if self.message is not None:

@@ -90,8 +90,7 @@ def check_records(codec: PayloadCodec, texts: Sequence[bytes], reasons: int) -> 
             report.unread += 1
             continue
         for feature, value, own in zip(rows.features, values, report.features, strict=True):
-            columns = np.empty((1, len(feature.columns)))
-            feature.fill(columns, [value], True)
+            columns = feature.columns_of(value)
             own.missing += value is None
             if not np.isfinite(columns).all():
                 own.refused += 1

@@ -363,16 +363,12 @@ class PayloadCodec:
         records, counts = fields.many_records(content_type, values, self._most_rows, limit)
         lengths = np.array(counts, np.int64)
         rows: Rows = fields.rows(records, content_type)
-        owners = np.repeat(np.arange(len(values)), lengths)
         if fields.user_field is None:
             users = self.users_of(keys)
         else:
             users = self.users_of(_one_user(fields.users(records, content_type), lengths))
         if self.unit != "row":
-            null = np.zeros(len(values), np.bool_)
-            null[owners[np.isnan(rows).any(axis=1)]] = True
-            rows = rows[~null[owners]]
-            lengths[null] = 0
+            rows = _drop_null(rows, lengths, np.isfinite(rows))
         return Decoded(rows, lengths, users)
 
     def users_of(self, keys: Iterable[bytes | None]) -> NDArray[np.uint64] | None:
@@ -414,11 +410,7 @@ class PayloadCodec:
             return _null_rows_as_nan(rows), lengths
         finite = np.isfinite(rows)
         if not finite.all():
-            owner = np.repeat(np.arange(len(lengths)), lengths)
-            null = np.zeros(len(lengths), dtype=bool)
-            null[owner[~finite.all(axis=1)]] = True
-            rows = rows[~null[owner]]
-            lengths[null] = 0
+            rows = _drop_null(rows, lengths, finite)
         return rows, lengths
 
 
@@ -429,6 +421,15 @@ def _one_user(users: Sequence[bytes | None], lengths: NDArray[np.int64]) -> Iter
         named = set(users[first : first + length])
         yield named.pop() if len(named) == 1 else None
         first += length
+
+
+def _drop_null(rows: Rows, lengths: NDArray[np.int64], finite: NDArray[np.bool_]) -> Rows:
+    """Return the rows of messages without a null one; the others' lengths become 0."""
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    null = np.zeros(len(lengths), np.bool_)
+    null[owners[~finite.all(axis=1)]] = True
+    lengths[null] = 0
+    return rows[~null[owners]]
 
 
 def _null_rows_as_nan(rows: Rows) -> Rows:

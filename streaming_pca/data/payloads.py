@@ -131,13 +131,10 @@ def split_values(body: bytes, most: int) -> tuple[list[bytes], int]:
         If there is no such bracket, a part is missing, or there are more than ``most``.
     """
     data = np.frombuffer(body, np.uint8)
-    change = np.frombuffer(body.translate(_DEPTH), np.int8)
+    depth, outside = _depths(body)
     between = data == ord(",")
-    if b'"' in body:
-        outside = _outside_strings(data)
-        change = np.where(outside, change, np.int8(0))
+    if outside is not None:
         between &= outside
-    depth = np.cumsum(change, dtype=np.int32)
     closed = depth < 0
     end = int(closed.argmax()) if len(closed) else 0
     if not closed[end : end + 1].any():
@@ -156,11 +153,16 @@ def split_values(body: bytes, most: int) -> tuple[list[bytes], int]:
 
 def depth_of(text: bytes) -> int:
     """Return how deep the brackets of a JSON text are nested, at most."""
-    data = np.frombuffer(text, np.uint8)
+    return int(_depths(text)[0].max(initial=0))
+
+
+def _depths(text: bytes) -> tuple[NDArray[np.int32], NDArray[np.bool_] | None]:
+    """Return the depth of brackets behind each byte, and the bytes outside strings if there is one."""
     change = np.frombuffer(text.translate(_DEPTH), np.int8)
-    if b'"' in text:
-        change = np.where(_outside_strings(data), change, np.int8(0))
-    return int(np.cumsum(change, dtype=np.int32).max(initial=0))
+    outside = _outside_strings(np.frombuffer(text, np.uint8)) if b'"' in text else None
+    if outside is not None:
+        change = np.where(outside, change, np.int8(0))
+    return np.cumsum(change, dtype=np.int32), outside
 
 
 def _outside_strings(data: NDArray[np.uint8]) -> NDArray[np.bool_]:

@@ -211,6 +211,18 @@ class Feature(BaseModel):
         of = TRANSFORMS[self.transform].of
         return of(self.bounds[0]), of(self.bounds[1])
 
+    @property
+    def plain(self) -> dict[str, Any]:
+        """Its settings that are set, as plain data."""
+        settings: dict[str, Any] = self.model_dump(mode="json", exclude_defaults=True)
+        return settings
+
+    def columns_of(self, value: Any) -> NDArray[np.float64]:
+        """Return the columns (width,) of one value, beyond bounds where it is; see :meth:`fill`."""
+        columns: NDArray[np.float64] = np.empty(len(self.columns))
+        self.fill(columns[None], [value], beyond=True)
+        return columns
+
     def fill(self, columns: NDArray[np.float64], values: Sequence[Any], beyond: bool) -> None:
         """Write the columns (n, width) of n values; NaN where a value is none of this feature's.
 

@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import Any
 
 from streaming_pca.data.features.paths import NOTHING, Path, is_index
-from streaming_pca.data.features.records import Node, library, one_line, tree_of
+from streaming_pca.data.features.records import REGISTERED_BYTES, Node, library, one_line, tree_of
 from streaming_pca.data.features.times import moment_of
 from streaming_pca.data.payloads import MalformedPayload
 
@@ -26,8 +26,6 @@ Convert = Callable[[Any], Any]
 
 _MOST_BYTES = 2**24
 _MOST_INDEXES = 32
-_REGISTERED = 5
-"""Bytes of Confluent's wire format before a message's indexes: a zero, and the schema's number."""
 _WRAPPERS = {
     f"google.protobuf.{name}Value"
     for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
@@ -97,7 +95,7 @@ class ProtobufRecords:
     def decode(self, value: bytes) -> list[Any]:
         """Return the record of a payload, or raise an error of any kind."""
         if value[:1] == b"\0":
-            indexes, at = _read_indexes(value, _REGISTERED)
+            indexes, at = _read_indexes(value, REGISTERED_BYTES)
             if indexes not in self._indexes:
                 raise MalformedPayload(f"it is message {indexes} of its file, and not {self._indexes[0]}")
             value = value[at:]

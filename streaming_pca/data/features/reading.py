@@ -15,7 +15,16 @@ from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.json_objects import JsonObjects
 from streaming_pca.data.features.paths import Path
 from streaming_pca.data.features.protobuf_records import ProtobufRecords
-from streaming_pca.data.features.records import ARROW, AVRO, JSON, PROTOBUF, PublicSchema, Records, one_line
+from streaming_pca.data.features.records import (
+    ARROW,
+    AVRO,
+    JSON,
+    PROTOBUF,
+    REGISTERED_BYTES,
+    PublicSchema,
+    Records,
+    one_line,
+)
 from streaming_pca.data.features.row_map import RowMap, check_places
 from streaming_pca.data.payloads import MalformedPayload, depth_of, split_values
 
@@ -28,8 +37,6 @@ _DEEPEST = 100
 """Most brackets within one another."""
 _BLANK = b" \t\r\n"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_REGISTERED = 5
-"""Bytes of Confluent's wire format before the text: a zero, and the schema's number."""
 
 
 class FieldReader:
@@ -147,17 +154,27 @@ class FieldReader:
     ) -> tuple[list[Any], list[int]]:
         """Return the records of all payloads in order, and the number of each one's; 0 for a null payload.
 
-        A JSON payload has at most ``limit`` bytes; the readers of other formats have their own bounds.
+        A payload has at most ``limit`` bytes.
         """
-        if content_type == JSON:
-            return self.many_json_records(values, most, limit)
         records: list[Any] = []
         counts: list[int] = []
+        decode, is_json = self._decode, content_type == JSON
         for value in values:
-            try:
-                found = [] if value is None else self.records(content_type, bytes(value), most)
-            except Exception:
-                found = []
+            found: list[Any] = []
+            if value is not None and len(value) <= limit:
+                payload = bytes(value)
+                try:
+                    if is_json and len(payload) <= MOST_OBJECT_BYTES:
+                        # Nearly all payloads are one object.
+                        records.append(decode(payload))
+                        counts.append(1)
+                        continue
+                except Exception:
+                    found = []
+                try:
+                    found = self.records(content_type, payload, most)
+                except Exception:
+                    found = []
             records += found
             counts.append(len(found))
         return records, counts
@@ -174,7 +191,7 @@ class FieldReader:
             If the payload has no such structure, or more than ``most`` records.
         """
         if value[:1] == b"\0":
-            value = value[_REGISTERED:]
+            value = value[REGISTERED_BYTES:]
         text = value.removeprefix(_BYTE_ORDER_MARK).strip(_BLANK)
         if text[:1] != b"[":
             texts = [text]
@@ -185,36 +202,6 @@ class FieldReader:
         if faults is not None:
             faults |= {i: fault for i, each in enumerate(texts) if (fault := self._fault(each))}
         return [self._json_record(each) for each in texts]
-
-    def many_json_records(
-        self, values: Sequence[bytes | memoryview | None], most: int, limit: float
-    ) -> tuple[list[Any], list[int]]:
-        """Return the records of all payloads in order, and the number of each one's; 0 for a null payload.
-
-        A payload has at most ``limit`` bytes.
-        """
-        records: list[Any] = []
-        counts: list[int] = []
-        decode = self._decode
-        for value in values:
-            count = 0
-            if value is not None and len(value) <= MOST_OBJECT_BYTES:
-                try:
-                    # Nearly all payloads are one object.
-                    records.append(decode(bytes(value)))
-                    counts.append(1)
-                    continue
-                except Exception:
-                    count = 0
-            if value is not None and len(value) <= limit:
-                try:
-                    found = self.json_records(bytes(value), most)
-                except Exception:
-                    found = []
-                records += found
-                count = len(found)
-            counts.append(count)
-        return records, counts
 
     def _decode(self, text: bytes) -> Any:
         """Decode a JSON object, or raise an error of any kind.
@@ -267,9 +254,6 @@ class FieldReader:
             return None
         try:
             record = self._decode(text)
-        except RecursionError:
-            faults[0] = "it nests too deeply"
-            return None
         except Exception as error:
             faults[0] = f"it is no JSON object with these fields: {error}"
             return None

@@ -14,6 +14,7 @@ __all__ = [
     "AVRO",
     "JSON",
     "PROTOBUF",
+    "REGISTERED_BYTES",
     "SCHEMA_FORMATS",
     "LibraryMissing",
     "Node",
@@ -29,6 +30,9 @@ JSON: Final = "application/json"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 AVRO: Final = "application/avro"
 PROTOBUF: Final = "application/x-protobuf"
+
+REGISTERED_BYTES: Final = 5
+"""Bytes of Confluent's wire format before a payload: a zero, and the schema's number."""
 
 SchemaFormat = Literal["avro", "protobuf"]
 SCHEMA_FORMATS: Final[dict[str, SchemaFormat]] = {"avro": "avro", "protobuf": "protobuf"}

@@ -118,9 +118,7 @@ class RowMap:
     def fault(self, values: Sequence[Any]) -> str:
         """Say which field of a record is no value of its feature, "" for none; for who holds the records."""
         for feature, value in zip(self.features, values, strict=True):
-            columns = np.empty((1, len(feature.columns)))
-            feature.fill(columns, [value], True)
-            if not np.isfinite(columns).all():
+            if not np.isfinite(feature.columns_of(value)).all():
                 field = ".".join(feature.place)
                 if value is None:
                     return f"field {field!r} is missing, and has no stand-in"

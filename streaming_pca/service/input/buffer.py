@@ -289,12 +289,12 @@ class RecordBuffer:
                     continue
                 if self._codec.reads_objects and (values := block.bare_values()) is not None:
                     for some in self._objects(block, values):
-                        if not buffer.waiting and self._store.size * self._store.row_bytes < enough:
+                        if buffer.waiting or self._store.size * self._store.row_bytes >= enough:
+                            self._add(buffer, chunks)
+                            chunks = []
+                            buffer.wait(some)
+                        else:
                             chunks.append(self._of_objects(some))
-                            continue
-                        self._add(buffer, chunks)
-                        chunks = []
-                        buffer.wait(some)
                     continue
                 self._make(buffer, buffer.count)
                 # Some at a time: headers of all of them could take many times the batch's bytes.

@@ -27,7 +27,7 @@ from streaming_pca.data.features.avro.values import (
     skip_sized,
 )
 from streaming_pca.data.features.paths import NOTHING, Path, is_index
-from streaming_pca.data.features.records import Node, one_line, tree_of
+from streaming_pca.data.features.records import REGISTERED_BYTES, Node, one_line, tree_of
 from streaming_pca.data.payloads import MalformedPayload
 
 __all__ = ["AvroRecords"]
@@ -39,8 +39,6 @@ Read = Callable[[bytes, int, list[Any]], int]
 
 _DEEPEST = 200
 """Most values within one another."""
-_REGISTERED = 5
-"""Bytes of Confluent's wire format before a record: a zero, and the schema's number."""
 
 
 class AvroRecords:
@@ -90,7 +88,7 @@ class AvroRecords:
         """Return the record of a payload, or raise an error of any kind."""
         if value[:1] == b"\0":
             try:
-                return self._decode(value, _REGISTERED)
+                return self._decode(value, REGISTERED_BYTES)
             except Exception:
                 return self._decode(value, 0)
         return self._decode(value, 0)
