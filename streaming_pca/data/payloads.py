@@ -157,7 +157,7 @@ def depth_of(text: bytes) -> int:
 
 
 def _depths(text: bytes) -> tuple[NDArray[np.int32], NDArray[np.bool_] | None]:
-    """Return the depth of brackets behind each byte, and the bytes outside strings if there is one."""
+    """Return the depth behind each byte, and the bytes outside of strings."""
     change = np.frombuffer(text.translate(_DEPTH), np.int8)
     outside = _outside_strings(np.frombuffer(text, np.uint8)) if b'"' in text else None
     if outside is not None:

@@ -218,7 +218,7 @@ class Feature(BaseModel):
         return settings
 
     def columns_of(self, value: Any) -> NDArray[np.float64]:
-        """Return the columns (width,) of one value, beyond bounds where it is; see :meth:`fill`."""
+        """Return the columns (width,) of one value, not clamped."""
         columns: NDArray[np.float64] = np.empty(len(self.columns))
         self.fill(columns[None], [value], beyond=True)
         return columns
