@@ -22,7 +22,7 @@ from streaming_pca.dev.processes import free_port
 from streaming_pca.service.kafka.clients import plain_producer
 from tests.deploy.tools import ROOT, tool
 from tests.kafka.child import Strike
-from tests.kafka.stream import Child, Stream
+from tests.kafka.stream import Child, Stream, have_released
 from tests.waiting import wait_for
 
 RULES = ROOT / "deploy" / "prometheus"
@@ -194,8 +194,9 @@ class Watched:
         self._load.start()
         wait_for(
             "a release of each",
-            lambda: self.leader.log.count("batch 1 released") == len(shared),
+            lambda: have_released(shared),
             seen=lambda: self.leader.log,
+            pause=0.5,
         )
         self._forge()
         changed = {"unfit": self.streams["unfit"].changed(epsilon=0.5)}

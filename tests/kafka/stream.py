@@ -102,6 +102,14 @@ def session_timeout_ms(bootstrap: str) -> int:
     return max(least, 2000)
 
 
+def have_released(streams: Iterable[Stream], batches: int = 1) -> bool:
+    """Whether each stream has released that many batches.
+
+    Asked of the topics: a session that is lost behind the commit of a release has no line in a log.
+    """
+    return all(len(stream.release_values()) >= batches for stream in streams)
+
+
 class Child:
     """A worker process, its log and its marks in a directory of its own."""
 

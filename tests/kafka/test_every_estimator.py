@@ -24,7 +24,7 @@ from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.privacy.ledger.entries import Reserved
 from streaming_pca.privacy.parameters import Charge
 from tests.cli.command import call
-from tests.kafka.stream import Child, Stream, check_books
+from tests.kafka.stream import Child, Stream, check_books, have_released
 from tests.waiting import wait_for
 
 DIM, RANK = 6, 2
@@ -98,7 +98,12 @@ def test_every_estimator_runs_through_a_take_over(
     first = Child(settings, tmp_path / "first")
     second = None
     try:
-        wait_for("first releases", lambda: batches_of(first) >= len(streams) or first.status() is not None)
+        wait_for(
+            "first releases",
+            lambda: have_released(streams) or first.status() is not None,
+            seen=lambda: first.log,
+            pause=0.5,
+        )
         assert first.status() is None, first.log
         assert first.log.count("the stream is not private") == 2
         first.signal(signal.SIGKILL)
@@ -108,9 +113,9 @@ def test_every_estimator_runs_through_a_take_over(
         second = Child(settings, tmp_path / "second")
         wait_for(
             "later releases",
-            lambda: (
-                all(len(s.release_values()) == FIRST + LATER for s in streams) or second.status() is not None
-            ),
+            lambda: have_released(streams, FIRST + LATER) or second.status() is not None,
+            seen=lambda: second.log,
+            pause=0.5,
         )
         second.signal(signal.SIGTERM)
         assert second.ends() == 0, second.log
@@ -131,11 +136,6 @@ def test_every_estimator_runs_through_a_take_over(
     for stream in streams:
         check_stream(stream, before[stream.settings.stream.name], spent["jobs"])
     check_commands(streams, tmp_path, capfd)
-
-
-def batches_of(child: Child) -> int:
-    """First batches that a process has released."""
-    return child.log.count("batch 1 released, ")
 
 
 def check_stream(stream: Stream, before: list[bytes], spent: dict[str, dict[str, str]]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from streaming_pca.admin.charge import charge_records
 from streaming_pca.privacy.ledger.entries import Reserved
 from streaming_pca.privacy.parameters import Charge
-from tests.kafka.stream import Child, Stream, check_books
+from tests.kafka.stream import Child, Stream, check_books, have_released
 from tests.waiting import wait_for
 
 STREAMS = 50
@@ -58,9 +58,9 @@ def test_fifty_streams_in_one_process(kafka_bootstrap: str, unique_name: Any, tm
             nonlocal threads, descriptors
             threads, descriptors = max(threads, process.num_threads()), max(descriptors, process.num_fds())
             assert child.status() is None, child.log
-            return child.log.count(" released, 60 records") == STREAMS
+            return have_released(streams)
 
-        wait_for("a release of every stream", all_released, 200)
+        wait_for("a release of every stream", all_released, 200, lambda: child.log)
         child.signal(signal.SIGTERM)
         assert child.ends() == 0, child.log
     finally:
@@ -115,7 +115,12 @@ def test_all_streams_of_a_killed_process_are_taken_over(
         )
         for stream in streams:
             stream.produce_vectors(stream.vectors(100))
-        wait_for("first releases", lambda: sum(c.log.count("batch 1 released") for c in children) >= 6)
+        wait_for(
+            "first releases",
+            lambda: have_released(streams),
+            seen=lambda: "\n\n".join(child.log for child in children),
+            pause=0.5,
+        )
         os.kill(children[0].pid, signal.SIGKILL)
         for stream in streams:
             stream.produce_vectors(stream.vectors(200, seed=1))
