@@ -53,7 +53,7 @@ def process_settings(settings: Settings) -> list[EffectiveSetting]:
     return [
         found
         for name in Settings.model_fields
-        if name != "stream"
+        if name != "stream" and getattr(settings, name) is not None
         for found in _effective(getattr(settings, name), (name,))
     ]
 

@@ -39,7 +39,9 @@ _OF_A_SERVICE = {
     f"_PORT|{_ONE_PORT}": "(tcp|udp|sctp)://.+:[0-9]+",
 }
 """Ends of the variables that Kubernetes sets in pods for a Service, and their values."""
-SECRETS = frozenset({("kafka", "sasl_password"), ("http", "token"), ("http", "metrics_token")})
+SECRETS = frozenset(
+    {("kafka", "sasl_password"), ("http", "token"), ("http", "metrics_token"), ("registry", "password")}
+)
 """Paths of the settings that only the environment may hold; ``NAME_file`` stands for each in a file."""
 
 

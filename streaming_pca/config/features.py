@@ -83,8 +83,10 @@ def _scale_of(bounds: Any) -> Any:
     return factors.tolist() if (upper > lower).all() else None
 
 
-def read_schema(format: str, path: Path | None, message: str | None) -> PublicSchema | None:
-    """Read the schema of a stream's payloads; None for formats that need none.
+def read_schema(
+    format: str, path: Path | None, message: str | None, subject: str | None
+) -> PublicSchema | None:
+    """Read the schema of a stream's payloads; None where it needs none, or a registry has it.
 
     Raises
     ------
@@ -94,13 +96,16 @@ def read_schema(format: str, path: Path | None, message: str | None) -> PublicSc
     if format != "protobuf" and message is not None:
         raise ValueError('message needs format = "protobuf"')
     if format not in SCHEMA_FORMATS:
-        if path is not None:
-            raise ValueError('schema_file needs format = "avro" or "protobuf"')
+        for name, value in (("schema_file", path), ("subject", subject)):
+            if value is not None:
+                raise ValueError(f'{name} needs format = "avro" or "protobuf"')
         return None
     if path is None:
-        raise ValueError(f'format = "{format}" needs schema_file')
+        return None
+    if subject is not None:
+        raise ValueError("set schema_file, or subject of the registry, not both")
     if format == "protobuf" and message is None:
-        raise ValueError('format = "protobuf" needs message, the full name of the records\' message')
+        raise ValueError("schema_file of Protobuf needs message, the full name of the records' message")
     try:
         data = path.read_bytes()
     except OSError as error:

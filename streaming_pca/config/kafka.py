@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
-__all__ = ["ClearText", "ConfigurationError", "KafkaSettings", "Section"]
+__all__ = ["ClearText", "ConfigurationError", "KafkaSettings", "Section", "check_https", "secret_of"]
 
 
 _ADDRESS = re.compile(r"([A-Za-z_]+://)?(\[[0-9A-Fa-f:.%]+\]|[^\s\[\]:/]+)(:[0-9]{1,5})?")
@@ -56,6 +56,47 @@ class ClearText(str):
 
     def __repr__(self) -> str:
         return "'**********'"
+
+
+def check_https(url: str, instead: str) -> None:
+    """Raise ValueError if an address is not encrypted, or holds a password.
+
+    Parameters
+    ----------
+    url : str
+        May be http on this machine.
+    instead : str
+        Settings that hold the password.
+    """
+    parts = urlsplit(url)
+    if parts.username or parts.password:
+        raise ValueError(f"must not hold a password: use {instead}")
+    try:
+        numbered = parts.port is None or parts.port > 0
+    except ValueError:
+        # Its words quote the port, which is a password where @HOST was left out.
+        numbered = False
+    encrypted = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _THIS_MACHINE)
+    if not (encrypted and parts.hostname and numbered):
+        raise ValueError("must be https://HOST..., or http:// on localhost")
+
+
+def secret_of(setting: str, path: Path) -> str:
+    """Return the content of a secret's file, without its last line break.
+
+    Raises
+    ------
+    ConfigurationError
+        If the file cannot be read, or is empty; the message names the setting.
+    """
+    try:
+        content = path.read_text(encoding="utf-8").rstrip("\r\n")
+        reason = "is empty"
+    except (OSError, UnicodeDecodeError) as error:
+        content, reason = "", getattr(error, "strerror", None) or "is not UTF-8 text"
+    if not content:
+        raise ConfigurationError(f"{setting}: {path}: {reason}")
+    return ClearText(content)
 
 
 class KafkaSettings(Section):
@@ -116,17 +157,8 @@ class KafkaSettings(Section):
     @field_validator("sasl_oauth_token_url")
     @classmethod
     def _check_token_url(cls, url: str | None) -> str | None:
-        parts = urlsplit(url or "https://none")
-        if parts.username or parts.password:
-            raise ValueError("must not hold a password: use sasl_oauth_client_secret_file")
-        encrypted = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _THIS_MACHINE)
-        try:
-            numbered = parts.port is None or parts.port > 0
-        except ValueError:
-            # Its words quote the port, which is a password where @HOST was left out.
-            numbered = False
-        if not (encrypted and parts.hostname and numbered):
-            raise ValueError("must be https://HOST..., or http:// on localhost")
+        if url is not None:
+            check_https(url, "sasl_oauth_client_secret_file")
         return url
 
     @model_validator(mode="after")
@@ -181,12 +213,4 @@ class KafkaSettings(Section):
         ConfigurationError
             If the file cannot be read, or is empty; the message names the setting.
         """
-        path: Path = getattr(self, name)
-        try:
-            content = path.read_text(encoding="utf-8").rstrip("\r\n")
-            reason = "is empty"
-        except (OSError, UnicodeDecodeError) as error:
-            content, reason = "", getattr(error, "strerror", None) or "is not UTF-8 text"
-        if not content:
-            raise ConfigurationError(f"kafka.{name}: {path}: {reason}")
-        return ClearText(content)
+        return secret_of(f"kafka.{name}", getattr(self, name))

@@ -167,7 +167,7 @@ def _parsed(path: Path, text: str) -> Tables:
 def _refuse_secrets(path: Path, values: Tables) -> None:
     for section, name in sorted(SECRETS):
         if isinstance(values.get(section), dict) and name in values[section]:
-            what = "password" if section == "kafka" else "token"
+            what = "token" if section == "http" else "password"
             raise ConfigurationError(
                 f"{path}: {section}.{name}: a {what} does not belong in this file: use "
                 f"{section}.{name}_file, or {variable_of((section, name))}"

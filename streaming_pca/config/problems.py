@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -22,7 +22,13 @@ from streaming_pca.config.environment import (
     variable_of,
 )
 from streaming_pca.config.schema import every_setting
-from streaming_pca.config.settings import Settings, StreamSettings, parse_options
+from streaming_pca.config.settings import (
+    RegistrySettings,
+    Settings,
+    StreamSettings,
+    check_registry,
+    parse_options,
+)
 from streaming_pca.estimators.problems import meant, model_of, nearest, options_problems, problems_of
 from streaming_pca.estimators.registry import ESTIMATORS
 
@@ -202,6 +208,7 @@ def value_problems(tables: Mapping[str, Any], label: Callable[[Place], str]) -> 
         Names a place and its origin in a message.
     """
     lines = []
+    valid: dict[str, Any] = {}
     for name, model in _SECTIONS.items():
         assert model is not None, f"{name} is no section"
         if name not in tables:
@@ -209,11 +216,12 @@ def value_problems(tables: Mapping[str, Any], label: Callable[[Place], str]) -> 
                 lines.append(f"{label((name,))}: must be set")
             continue
         try:
-            model.model_validate(tables[name])
+            valid[name] = model.model_validate(tables[name])
         except ValidationError as error:
             for place, message in problems_of(error, model):
                 found = [message] if place else _together(tables[name], message)
                 lines += [f"{label((name, *place))}: {line}" for line in found]
+    lines += [f"{label(place)}: {line}" for place, line in _between_sections(tables, valid)]
     stream = tables.get("stream")
     options: Any = {}
     estimator = StreamSettings.model_fields["estimator"].default
@@ -226,6 +234,17 @@ def value_problems(tables: Mapping[str, Any], label: Callable[[Place], str]) -> 
             line = f"{label((*OPTIONS, *place[:1]))}: {text}"
             (unknown if message.startswith("no such") else lines).append(line)
     return unknown, lines
+
+
+def _between_sections(tables: Mapping[str, Any], valid: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
+    """Yield places and descriptions of problems between sections that are valid by themselves."""
+    stream, registry = valid.get("stream"), valid.get("registry")
+    if isinstance(stream, StreamSettings) and (registry is not None or "registry" not in tables):
+        assert registry is None or isinstance(registry, RegistrySettings)
+        try:
+            check_registry(stream, registry)
+        except ValueError as error:
+            yield ("stream",), str(error)
 
 
 def _together(table: Any, message: str) -> list[str]:

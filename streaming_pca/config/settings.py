@@ -28,12 +28,13 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from streaming_pca.config.features import read_schema, with_features
 from streaming_pca.config.http import HttpSettings
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings, Section
+from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.config.spark import SparkSettings
 from streaming_pca.data.codec import FORMATS, OCTETS, Format, MediaType
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.paths import Path, path_of
 from streaming_pca.data.features.reading import FieldReader
-from streaming_pca.data.features.records import LibraryMissing, PublicSchema
+from streaming_pca.data.features.records import SCHEMA_FORMATS, LibraryMissing, PublicSchema
 from streaming_pca.data.features.row_map import check_places
 from streaming_pca.data.preprocessing import Numbers, Preprocessing, present_centering
 from streaming_pca.data.records import RecordKind
@@ -53,12 +54,14 @@ __all__ = [
     "HttpSettings",
     "KafkaSettings",
     "LogSettings",
+    "RegistrySettings",
     "Settings",
     "SparkSettings",
     "StreamSettings",
     "TraceSettings",
     "WorkerSettings",
     "check_collector",
+    "check_registry",
 ]
 
 ENV_PREFIX = "STREAMING_PCA_"
@@ -190,9 +193,12 @@ class StreamSettings(_Section):
     `avro` and `protobuf` need them."""
     schema_file: FilePath | None = None
     """File of the records' schema: Avro's JSON, or the descriptors that `protoc --descriptor_set_out` writes.
-    Its content is part of the privacy contract, its place is not."""
+    Its content is part of the privacy contract, its place is not. Without it `[registry]` has the schemas."""
+    subject: str | None = Field(default=None, pattern=r"^[^\x00-\x1f\x7f]{1,255}$")
+    """Subject of the records' schemas in `[registry]`; if not set, INPUT-value."""
     message: str | None = None
-    """Full name of the records' Protobuf message, `shop.Visit`."""
+    """Full name of the records' Protobuf message, `shop.Visit`; with `[registry]` it is the first one of the
+    schema if not set."""
     max_rows: int = Field(default=64, ge=1, le=2**16)
     """Most rows of one payload; a payload with more is a null record."""
     max_wait_seconds: float | None = Field(default=None, gt=0)
@@ -295,8 +301,8 @@ class StreamSettings(_Section):
     def _check_fields(self) -> None:
         if self.features is not None and self.record_kind is not RecordKind.FACTOR:
             raise ValueError('features need record_kind = "factor"')
-        self._schema = read_schema(self.format, self.schema_file, self.message)
-        if self._schema is not None and self.features is None:
+        self._schema = read_schema(self.format, self.schema_file, self.message, self.subject)
+        if self.format in SCHEMA_FORMATS and self.features is None:
             raise ValueError(f'format = "{self.format}" needs features')
         if self.user_field is not None:
             if self.features is None or self.privacy_unit != "user":
@@ -306,7 +312,7 @@ class StreamSettings(_Section):
                 raise ValueError(f'user_field does not go with format = "{self.format}": rows name no user')
         try:
             # A schema that cannot be read, or that lacks a field, shows here.
-            _ = self.fields
+            _ = None if self.needs_registry else self.fields
         except LibraryMissing:
             # A worker is refused at its start: other commands can do without.
             pass
@@ -419,8 +425,29 @@ class StreamSettings(_Section):
         return FORMATS[self.format]
 
     @property
+    def needs_registry(self) -> bool:
+        """True if the registry has the schemas of the records."""
+        return self.format in SCHEMA_FORMATS and self.schema_file is None
+
+    @property
+    def registry_subject(self) -> str:
+        """Subject of the records' schemas."""
+        return f"{self.input}-value" if self.subject is None else self.subject
+
+    @property
     def fields(self) -> FieldReader | None:
-        """Reader of records with named fields; None for records that are rows of numbers."""
+        """Reader of records with named fields; None for records that are rows of numbers.
+
+        Raises
+        ------
+        ConfigurationError
+            If the schemas are in the registry, which this process has not read.
+        """
+        if self.needs_registry:
+            raise ConfigurationError(
+                f'stream.format = "{self.format}": the schemas are in the registry, which is not read here: '
+                "set stream.schema_file to a file of the schema"
+            )
         return None if self.features is None else FieldReader(self.features, self.user_field, self._schema)
 
     @property
@@ -484,6 +511,12 @@ def _digest(value: list[Any]) -> dict[str, Any]:
     return {"length": len(value), "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
+def check_registry(stream: StreamSettings, registry: RegistrySettings | None) -> None:
+    """Raise ValueError if a stream has neither a schema file nor a registry."""
+    if stream.needs_registry and registry is None:
+        raise ValueError(f'format = "{stream.format}" needs schema_file, or the section [registry]')
+
+
 class Settings(BaseSettings):
     """Settings of a worker for one stream."""
 
@@ -502,6 +535,12 @@ class Settings(BaseSettings):
     log: LogSettings = LogSettings()
     trace: TraceSettings = TraceSettings()
     spark: SparkSettings = SparkSettings()
+    registry: RegistrySettings | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Settings:
+        check_registry(self.stream, self.registry)
+        return self
 
     @classmethod
     def settings_customise_sources(

@@ -49,9 +49,11 @@ def test_a_stream_reads_records_by_its_schema() -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"format": "avro", "features": ROW}, 'format = "avro" needs schema_file'),
+    ({"format": "avro", "dim": 4}, 'format = "avro" needs features'),
+    ({**AVRO, "subject": "s"}, "set schema_file, or subject of the registry, not both"),
+    ({"features": ROW, "subject": "s"}, 'subject needs format = "avro" or "protobuf"'),
     ({"format": "avro", "schema_file": AVSC, "dim": 4}, 'format = "avro" needs features'),
-    ({**PROTOBUF, "message": None}, 'format = "protobuf" needs message'),
+    ({**PROTOBUF, "message": None}, "schema_file of Protobuf needs message"),
     ({**AVRO, "message": "t.Row"}, 'message needs format = "protobuf"'),
     ({"schema_file": AVSC, "features": ROW}, 'schema_file needs format = "avro" or "protobuf"'),
     ({**AVRO, "schema_file": "/nowhere.avsc"}, "'/nowhere.avsc' cannot be read: No such file"),

@@ -60,8 +60,12 @@ TOKEN = secret("token")
 HTTPS = {("http", "certificate"): "/cert.pem", ("http", "private_key"): "/key.pem"}
 NEEDED = {
     ("stream", "private"): "private = false",
-    ("stream", "schema_file"): "needs schema_file",
+    ("stream", "schema_file"): r"needs schema_file, or the section \[registry\]",
     ("stream", "message"): "needs message",
+    ("registry", "url"): "registry.url: must be set",
+    ("registry", "username"): "a password needs username",
+    ("registry", "password"): "username needs password_file",
+    ("registry", "password_file"): "username needs password_file",
     ("http", "certificate"): "belong together",
     ("http", "private_key"): "belong together",
 }
@@ -83,6 +87,8 @@ FIELDS = {("stream", "features"): '[{"name": "a", "size": 4}]', ("stream", "priv
 SCHEMAS = Path(__file__).parent / "schemas"
 AVRO = {("stream", "features"): '[{"name": "a", "size": 4}]', ("stream", "format"): "avro"}
 PROTOBUF = AVRO | {("stream", "format"): "protobuf", ("stream", "schema_file"): str(SCHEMAS / "row.desc")}
+REGISTRY = {("registry", "url"): "https://a.example"}
+IN_REGISTRY = AVRO | REGISTRY
 CAP = {("stream", "cap", "epsilon"): "3", ("stream", "cap", "delta"): "1e-3"}
 
 Case = tuple[str, Any] | tuple[str, Any, dict[tuple[str, ...], str]]
@@ -225,6 +231,7 @@ CASES: dict[tuple[str, ...], Case] = {
     ("stream", "user_field"): ("user.id", ("user", "id"), FIELDS),
     ("stream", "schema_file"): (str(SCHEMAS / "row.avsc"), SCHEMAS / "row.avsc", AVRO),
     ("stream", "message"): ("t.Row", "t.Row", PROTOBUF),
+    ("stream", "subject"): ("visits", "visits", IN_REGISTRY),
     ("stream", "cap", "epsilon"): ("1/3", "1/3", CAP),
     ("stream", "cap", "delta"): ("1e-5", "1/100000", CAP),
     ("worker", "group"): ("workers", "workers"),
@@ -265,6 +272,18 @@ CASES: dict[tuple[str, ...], Case] = {
         '{"spark.executor.memory": "8g", "spark": {"executor": {"cores": 2}}}',
         {"spark.executor.memory": "8g", "spark.executor.cores": "2"},
     ),
+    ("registry", "url"): ("https://b.example", "https://b.example", {("registry", "seconds"): "5"}),
+    ("registry", "username"): ("me", "me", REGISTRY | {("registry", "password_file"): "/nowhere"}),
+    ("registry", "password"): (PASSWORD, SecretStr(PASSWORD), REGISTRY | {("registry", "username"): "me"}),
+    ("registry", "password_file"): (
+        "/run/x",
+        Path("/run/x"),
+        REGISTRY | {("registry", "username"): "me"},
+    ),
+    ("registry", "token_file"): ("/run/token", Path("/run/token"), REGISTRY),
+    ("registry", "ssl_cafile"): ("/ca.pem", Path("/ca.pem"), REGISTRY),
+    ("registry", "seconds"): ("5", 5.0, REGISTRY),
+    ("registry", "timeout_seconds"): ("5", 5.0, REGISTRY),
     **of_clipping("adaptive"),
     **of_clipping("analyze-gauss"),
     **of_clipping("block"),

@@ -1,0 +1,94 @@
+"""Settings of the schema registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
+
+from streaming_pca.config.kafka import ClearText, Section, check_https, secret_of
+from streaming_pca.estimators.problems import refuse_boolean
+
+__all__ = ["RegistrySettings"]
+
+
+class RegistrySettings(Section):
+    """Schema registry, for streams of Avro or Protobuf without a file of their schema."""
+
+    url: str
+    """Address of its Confluent-compatible API: `https://HOST`, with a path if it has one; `http://` on
+    localhost alone. Proxies of the environment are not used."""
+    username: str | None = None
+    """User name of basic authentication."""
+    password: SecretStr | None = None
+    """Password, read only from the environment variable ``STREAMING_PCA_REGISTRY__PASSWORD``."""
+    password_file: Path | None = None
+    """File that holds the password, in place of the environment variable; read every `seconds`."""
+    token_file: Path | None = None
+    """File that holds a bearer token, in place of a user name; read every `seconds`."""
+    ssl_cafile: Path | None = None
+    """PEM file of the registry's certificate authorities; if not set, the system's are trusted."""
+    seconds: float = Field(default=2.0, ge=0.1, le=3600)
+    """Interval between reads of a subject's versions, in seconds; no record causes a request."""
+    timeout_seconds: float = Field(default=10.0, ge=0.1, le=60)
+    """Longest time for one request with its answer, in seconds."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_boolean(cls, value: Any, info: ValidationInfo) -> Any:
+        return refuse_boolean(value, cls.model_fields[str(info.field_name)].annotation)
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        check_https(url, "username and password_file")
+        if not url.isprintable() or " " in url or not url.isascii() or "?" in url or "#" in url:
+            raise ValueError("must be the address alone, without a query, a fragment or spaces")
+        return url.rstrip("/")
+
+    @field_validator("username")
+    @classmethod
+    def _check_username(cls, username: str | None) -> str | None:
+        if username is not None and (":" in username or not username.isprintable() or not username):
+            raise ValueError("must be printable text without a colon")
+        return username
+
+    @model_validator(mode="after")
+    def _check(self) -> RegistrySettings:
+        if self.password is not None and self.password_file is not None:
+            raise ValueError("set password or password_file, not both")
+        has_password = self.password is not None or self.password_file is not None
+        if self.token_file is not None and (self.username is not None or has_password):
+            raise ValueError("set token_file or username with a password, not both")
+        if self.username is not None and not has_password:
+            raise ValueError("username needs password_file, or STREAMING_PCA_REGISTRY__PASSWORD")
+        if self.username is None and has_password:
+            raise ValueError("a password needs username")
+        return self
+
+    @property
+    def clear_password(self) -> str | None:
+        """Password in clear text; a file is read again each time.
+
+        Raises
+        ------
+        ConfigurationError
+            If the password file cannot be read.
+        """
+        if self.password_file is not None:
+            return secret_of("registry.password_file", self.password_file)
+        return None if self.password is None else ClearText(self.password.get_secret_value())
+
+    @property
+    def token(self) -> str | None:
+        """Bearer token; its file is read again each time.
+
+        Raises
+        ------
+        ConfigurationError
+            If the file cannot be read.
+        """
+        if self.token_file is None:
+            return None
+        return ClearText(secret_of("registry.token_file", self.token_file).strip())
