@@ -2,9 +2,10 @@
 
 `kafka_bootstrap` is Apache Kafka: the broker KAFKA_BOOTSTRAP names, or one that all processes of a run share.
 `make_cluster` starts nodes that a test may strike.
+`apicurio` is a schema registry.
 `broker_bootstrap` is the same as the first, or the embedded broker where Apache Kafka cannot be had.
 With REQUIRE_KAFKA=1 a missing Apache Kafka fails these tests; otherwise it skips them. The same holds of
-REQUIRE_SPARK (tests/spark) and REQUIRE_BROWSER (tests/browser).
+REQUIRE_SPARK (tests/spark), REQUIRE_BROWSER (tests/browser) and REQUIRE_REGISTRY (`apicurio`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from tests.java_archive import archive_options
 from tests.security.needles import is_secret
 from tests.security.whole_run import WholeRun
 from tests.selection import PROFILES, add_options, is_unread, load_profile, select
+from tests.service.registry.apicurio import Apicurio, RegistryUnavailable
 
 # pytest-xdist sets it for its workers, and a console that is made meanwhile keeps that width.
 os.environ.pop("COLUMNS", None)
@@ -289,6 +291,19 @@ def broker_bootstrap(apache_kafka: str | KafkaUnavailable, request: pytest.Fixtu
         pytest.fail(f"REQUIRE_KAFKA is set, but {apache_kafka}", pytrace=False)
     address: str = request.getfixturevalue("embedded_bootstrap")
     return address
+
+
+@pytest.fixture(scope="session")
+def apicurio() -> Iterator[Apicurio]:
+    """A schema registry, which all tests of a run share."""
+    with ExitStack() as stack:
+        try:
+            registry = stack.enter_context(Apicurio())
+        except (RegistryUnavailable, KafkaUnavailable) as unavailable:
+            if os.environ.get("REQUIRE_REGISTRY", "") not in ("", "0"):
+                pytest.fail(f"REQUIRE_REGISTRY is set, but {unavailable}", pytrace=False)
+            raise NoBroker("registry", str(unavailable).partition("\n")[0], str(unavailable)) from None
+        yield registry
 
 
 @pytest.fixture(scope="session")

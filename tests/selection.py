@@ -28,13 +28,17 @@ KINDS = (
     ("image", {"image", "deployment"}, "tests/deploy/"),
     ("cluster", {"make_cluster", "three_brokers", "kafka_installation"}, "tests/upgrade/"),
     ("broker", {"kafka_bootstrap", "broker_bootstrap", "embedded_bootstrap"}, "tests/demo/"),
+    ("registry", {"apicurio"}, "tests/service/registry/"),
     ("docs", set[str](), "tests/docs/"),
 )
 """Kinds of tests by what they need: fixtures, or the folder that they are in. All others are pure."""
 
 WAITING = tuple(
     f"tests/{name}/"
-    for name in ("browser", "dashboard", "demo", "deploy", "dev", "kafka", "soak", "spark", "upgrade")
+    for name in (
+        *("browser", "dashboard", "demo", "deploy", "dev", "kafka", "service/registry", "soak", "spark"),
+        "upgrade",
+    )
 )
 """Folders whose tests all belong to the part `waiting`."""
 MIXED = (
@@ -115,6 +119,7 @@ SHARED = {
     "three_brokers": "tests/kafka/clusters",
     "spark_cluster": "tests/spark/cluster",
     "spark": "tests/spark/session",
+    "apicurio": "tests/registry",
 }
 """Fixtures of a session that are dear, and the group of tests that share one."""
 

@@ -17,7 +17,7 @@ from streaming_pca.data.features.records import REGISTERED_BYTES, Node, library,
 from streaming_pca.data.features.times import moment_of
 from streaming_pca.data.payloads import MalformedPayload
 
-__all__ = ["ProtobufRecords"]
+__all__ = ["ProtobufRecords", "message_type"]
 
 Parse = Callable[[bytes], Any]
 Fill = Callable[[Any, list[Any]], None]
@@ -52,8 +52,8 @@ class ProtobufRecords:
     ----------
     data : bytes
         Set of file descriptors, as ``protoc --descriptor_set_out`` writes it.
-    message : str
-        Full name of the message.
+    message : str or None
+        Full name of the message; without it, the first one of the last file.
     places : sequence of paths
 
     Attributes
@@ -74,10 +74,10 @@ class ProtobufRecords:
     LibraryMissing
     """
 
-    def __init__(self, data: bytes, message: str, places: Sequence[Path]) -> None:
+    def __init__(self, data: bytes, message: str | None, places: Sequence[Path]) -> None:
         root, slots = tree_of(places)
         self._empty = [None] * (max(slots, default=-1) + 1)
-        type_ = _message_type(data, message)
+        type_ = message_type(data, message)
         # Writers differ in whether the entries of maps, which are messages too, count.
         self._indexes = [_indexes_of(type_, with_maps) for with_maps in (False, True)]
         builder = _Builder()
@@ -116,13 +116,21 @@ def _pool_library() -> Any:
     return import_module("google.protobuf.descriptor_pool")
 
 
-def _message_type(data: bytes, name: str) -> Any:
-    """Return the descriptor of a message."""
+def message_type(data: bytes, name: str | None) -> Any:
+    """Return the descriptor of a message; without a name, of the first one of the last file.
+
+    Raises
+    ------
+    ValueError
+        One line, if the data has no such message.
+    LibraryMissing
+    """
     descriptors, pools = _library(_descriptors_library), _library(_pool_library)
     if len(data) > _MOST_BYTES:
         raise ValueError(f"the schema is longer than {_MOST_BYTES} octets")
     try:
-        files = {each.name: each for each in descriptors.FileDescriptorSet.FromString(data).file}
+        given = descriptors.FileDescriptorSet.FromString(data).file
+        files = {each.name: each for each in given}
         for common in _COMMON:
             module = _library(common)
             if module.DESCRIPTOR.name not in files:
@@ -135,6 +143,10 @@ def _message_type(data: bytes, name: str) -> Any:
         raise ValueError("the files depend on one another too deeply") from None
     except Exception as error:
         raise ValueError(f"it is no set of file descriptors: {one_line(error)}") from None
+    if not name:
+        if not given or not given[-1].message_type:
+            raise ValueError("the schema has no message")
+        name = ".".join(filter(None, (given[-1].package, given[-1].message_type[0].name)))
     try:
         return pool.FindMessageTypeByName(name)
     except KeyError:

@@ -363,7 +363,7 @@ def resident() -> int:
         (b"", "t.M", "the schema has no message 't.M'"),
         (b"\xff", "t.M", "no set of file descriptors"),
         (PROTOBUF_SCHEMA, "shop.Nothing", "no message 'shop.Nothing'"),
-        (PROTOBUF_SCHEMA, "", "no message ''"),
+        (b"", "", "the schema has no message"),
         (PROTOBUF_SCHEMA[:-3], "shop.Visit", "no set of file descriptors"),
     ],
 )

@@ -1,0 +1,1 @@
+"""Schemas of a stream's records, from a schema registry."""

@@ -1,0 +1,195 @@
+"""Hostile answers: each ends within bounds, in one line, and no secret leaves for another host."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import resource
+import time
+from typing import Any
+
+import pytest
+
+from streaming_pca.service.registry.client import RegistryAway, RegistryRefused
+from streaming_pca.service.registry.registry import SchemaRegistry
+from tests.security.needles import secret
+from tests.service.registry.faults import Answer, FaultyServer, answer, endless, raw
+from tests.service.registry.producers import settings_of
+
+PASSWORD = secret("swordfish-7")
+MIB = 2**20
+HEAD = b"HTTP/1.1 200 OK\r\n"
+SCHEMA = {"id": 7, "schema": '"double"'}
+
+
+def failure_of(server: FaultyServer, kind: type[Exception], format_: Any = "avro", **more: Any) -> str:
+    settings = settings_of(server.url, username="me", password=PASSWORD, **more)
+    with pytest.raises(kind) as failed:
+        SchemaRegistry(settings, "s", format_).read({})
+    text = str(failed.value)
+    assert len(text.splitlines()) == 1
+    assert text.isprintable()
+    assert PASSWORD not in text
+    return text
+
+
+REFUSED: dict[str, tuple[Answer, str]] = {
+    "not JSON": (answer(b"<html>login</html>"), "does not answer as a schema registry"),
+    "not UTF-8": (answer(b'["\xff"]'), "does not answer as a schema registry"),
+    "deep JSON": (answer(b"[" * MIB), "does not answer as a schema registry"),
+    "not a list": (answer({"versions": [1]}), "does not answer as a schema registry"),
+    "no numbers": (answer([1, "two"]), "does not answer as a schema registry"),
+    "not positive": (answer([0]), "does not answer as a schema registry"),
+    "true": (answer([True]), "does not answer as a schema registry"),
+    "digits": (answer(b"[" + b"9" * 10_000 + b"]"), "does not answer as a schema registry"),
+    "empty": (answer(b""), "does not answer as a schema registry"),
+    "compressed": (
+        answer(gzip.compress(b" " * 64 * MIB), headers=[("Content-Encoding", "gzip")]),
+        "does not answer as a schema registry",
+    ),
+    "another 404": (answer(b"not found", 404), "does not answer as a schema registry"),
+    "teapot": (answer(b"", 418), "(HTTP 418)"),
+    "not HTTP": (raw(b"SSH-2.0-x\r\n"), "does not answer as HTTP does"),
+    "long header": (raw(HEAD, b"x: " + b"y" * MIB), "does not answer as HTTP does"),
+    "many headers": (raw(HEAD, b"x: y\r\n" * 200, b"\r\n"), "does not answer as HTTP does"),
+    "many versions": (answer(list(range(1, 5000))), "has 4999 versions, of 1000 at most"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_answer_that_no_registry_gives_is_refused(name: str) -> None:
+    give, words = REFUSED[name]
+    with FaultyServer(give) as server:
+        assert words in failure_of(server, RegistryRefused)
+
+
+AWAY: dict[str, tuple[Answer, str]] = {
+    **{f"{status}": (answer(b"secret page", status), f"(HTTP {status})") for status in (429, 500, 503)},
+    "cut body": (raw(HEAD, b"Content-Length: 100\r\n\r\n[1"), "connection closed"),
+    "cut chunk": (raw(HEAD, b"Transfer-Encoding: chunked\r\n\r\n100\r\n[1"), "connection closed"),
+    "nothing": (raw(), "connection closed"),
+}
+
+
+@pytest.mark.parametrize("name", AWAY)
+def test_an_answer_that_may_pass_is_away(name: str) -> None:
+    give, words = AWAY[name]
+    with FaultyServer(give) as server:
+        assert words in failure_of(server, RegistryAway)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        HEAD + b"Content-Length: 1000000000000\r\n\r\n",
+        HEAD + b"Connection: close\r\n\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n",
+    ],
+    ids=["announced", "not announced", "in chunks"],
+)
+def test_a_huge_answer_is_refused_before_it_is_held(head: bytes) -> None:
+    self: list[FaultyServer] = []
+    part = b" " * MIB if b"chunked" not in head else b"100000\r\n" + b" " * MIB + b"\r\n"
+    with FaultyServer(endless(self, head, part, 0)) as server:
+        self.append(server)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        assert f"answers with more than {32 * MIB} octets" in failure_of(server, RegistryRefused)
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
+        assert grown < 160
+
+
+@pytest.mark.parametrize(
+    ("head", "part"),
+    [
+        (HEAD + b"Content-Length: 100000\r\n\r\n", b" "),
+        (HEAD, b"x: y\r\n"[:1]),
+        (b"", b"H"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
+    ],
+    ids=["body", "header", "status", "continue", "chunks"],
+)
+def test_an_answer_that_never_ends_is_away_in_time(head: bytes, part: bytes) -> None:
+    self: list[FaultyServer] = []
+    with FaultyServer(endless(self, head, part, 0.05)) as server:
+        self.append(server)
+        began = time.monotonic()
+        assert "timed out" in failure_of(server, RegistryAway, timeout_seconds=0.5)
+        assert 0.4 < time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_no_redirect_is_followed(status: int) -> None:
+    with FaultyServer(answer([])) as other:
+        to = [("Location", f"{other.url}/subjects")]
+        with FaultyServer(answer(b"", status, to)) as server:
+            text = failure_of(server, RegistryRefused)
+            assert f"redirects (HTTP {status}): set the address that it leads to" in text
+            assert other.url not in text
+        assert other.requests == []
+
+
+def test_no_proxy_of_the_environment_receives_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FaultyServer(answer([])) as proxy, FaultyServer(answer([])) as server:
+        for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY"):
+            monkeypatch.setenv(name, proxy.url)
+        settings = settings_of(server.url, username="me", password=PASSWORD)
+        assert SchemaRegistry(settings, "s", "avro").read({}) == {}
+        assert proxy.requests == []
+        assert [path for path, _ in server.requests] == ["/subjects/s/versions?deleted=true"]
+        assert server.requests[0][1] is not None
+
+
+# -- versions ----------------------------------------------------------------------------------------
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "a list": ([], "does not answer as a schema registry"),
+    "no id": ({"schema": "x"}, "does not answer as a schema registry"),
+    "a text for an id": ({"id": "7", "schema": "x"}, "does not answer as a schema registry"),
+    "no schema": ({"id": 7}, "does not answer as a schema registry"),
+    "references": (SCHEMA | {"references": {"a": 1}}, "does not answer as a schema registry"),
+    "a reference": (SCHEMA | {"references": [1]}, "does not answer as a schema registry"),
+    "another type": (SCHEMA | {"schemaType": "THRIFT\x1b[1m"}, "is a schema of another type"),
+    "itself": (
+        SCHEMA | {"references": [{"name": "n", "subject": "s", "version": 1}]},
+        "refers to others in a circle",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_version_is_refused(name: str) -> None:
+    body, words = WRONG[name]
+    with FaultyServer(answer([1]), answer(body)) as server:
+        assert words in failure_of(server, RegistryRefused)
+
+
+def test_references_without_an_end_are_refused() -> None:
+    def deeper(handler: Any) -> None:
+        version = len(server.requests)
+        answer(SCHEMA | {"references": [{"name": "n", "subject": "s", "version": version}]})(handler)
+
+    with FaultyServer(answer([1]), deeper) as server:
+        assert "refers to others more than 32 deep" in failure_of(server, RegistryRefused)
+        assert len(server.requests) < 50
+
+
+def test_a_version_that_is_deleted_meanwhile_is_left_out_and_an_interrupted_read_goes_on() -> None:
+    gone = answer({"error_code": 40402, "message": "gone"}, 404)
+    two = answer(SCHEMA | {"id": 8})
+    answers = (answer([1, 2, 3]), gone, two, answer(b"", 503), answer([2, 3]), answer(SCHEMA | {"id": 9}))
+    with FaultyServer(*answers) as server:
+        registry = SchemaRegistry(settings_of(server.url), "s", "avro")
+        with pytest.raises(RegistryAway):
+            registry.read({})
+        assert set(registry.read({})) == {8, 9}
+        asked = [path.partition("?")[0].rpartition("/")[2] for path, _ in server.requests]
+        assert asked == ["versions", "1", "2", "3", "versions", "3"]
+
+
+def test_schemas_that_are_too_large_together_are_refused() -> None:
+    def large(handler: Any) -> None:
+        answer({"id": len(server.requests), "schema": json.dumps(" " * 20 * MIB)})(handler)
+
+    with FaultyServer(answer([1, 2, 3, 4, 5]), large) as server:
+        assert "all schemas have over" in failure_of(server, RegistryRefused)

@@ -1,0 +1,240 @@
+"""Versions of subjects in a real registry, and records that Confluent's serializers write with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
+from typing import Any
+
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
+
+from streaming_pca.data.features.feature import Feature
+from streaming_pca.service.registry.client import RegistryRefused
+from streaming_pca.service.registry.registry import SchemaRegistry
+from tests.data.features.formats import in_avro, message_type
+from tests.service.registry.apicurio import Apicurio
+from tests.service.registry.producers import Producer, id_of, record_type, row_of, settings_of
+
+ONE = record_type("shop.Visit", a="double")
+TWO = record_type("shop.Visit", a="double", b=["null", "double"])
+TWO["fields"][1]["default"] = None
+
+
+@pytest.fixture
+def producer(apicurio: Apicurio, unique_name: Callable[[str], str]) -> Iterator[Producer]:
+    with Producer(apicurio, unique_name("visits")) as made:
+        yield made
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Paths that are asked for."""
+    asked: list[str] = []
+    request = HTTPConnection.request
+
+    def record(self: HTTPConnection, method: str, url: str, *arguments: Any, **more: Any) -> None:
+        asked.append(url)
+        request(self, method, url, *arguments, **more)
+
+    monkeypatch.setattr(HTTPConnection, "request", record)
+    return asked
+
+
+def registry_of(
+    apicurio: Apicurio, producer: Producer, format_: Any = "avro", message: str | None = None
+) -> SchemaRegistry:
+    return SchemaRegistry(settings_of(apicurio.url), producer.subject, format_, message)
+
+
+def test_all_versions_of_avro_are_read_and_only_new_ones_in_full(
+    apicurio: Apicurio, producer: Producer, requests: list[str]
+) -> None:
+    first = producer.avro(ONE, {"a": 1.5})
+    registry = registry_of(apicurio, producer)
+    requests.clear()
+    known = registry.read({})
+    assert list(known) == [id_of(first)]
+    assert row_of(known[id_of(first)], first) == [1.5, 0]
+    assert len(requests) == 2
+
+    second = producer.avro(TWO, {"a": 2.5, "b": 3.5})
+    requests.clear()
+    both = registry.read(known)
+    assert set(both) == {id_of(first), id_of(second)}
+    assert both[id_of(first)] is known[id_of(first)]
+    assert row_of(both[id_of(second)], second) == [2.5, 3.5]
+    assert [path.partition("?")[0].rpartition("/")[2] for path in requests] == ["versions", "2"]
+
+    requests.clear()
+    assert registry.read(both) == both
+    assert len(requests) == 1
+
+
+def test_softly_deleted_versions_are_read_too(apicurio: Apicurio, producer: Producer) -> None:
+    first, second = producer.avro(ONE, {"a": 1.0}), producer.avro(TWO, {"a": 2.0, "b": None})
+    producer.client.delete_version(producer.subject, 1)
+    found = registry_of(apicurio, producer).read({})
+    assert set(found) == {id_of(first), id_of(second)}
+    assert row_of(found[id_of(first)], first) == [1, 0]
+
+
+def test_a_version_that_comes_back_as_another_schema_is_read_again(
+    apicurio: Apicurio, producer: Producer
+) -> None:
+    first, registry = producer.register(ONE), registry_of(apicurio, producer)
+    known = registry.read({})
+    producer.client.delete_subject(producer.subject)
+    assert registry.read(known) == known
+    producer.client.delete_subject(producer.subject, permanent=True)
+    with pytest.raises(RegistryRefused, match="has no subject"):
+        registry.read(known)
+    other = producer.register(TWO)
+    assert first != other
+    # What was read stays known, as its records may still be on the topic.
+    assert set(registry.read(known)) == {first, other}
+
+
+def test_a_resumed_batch_reads_its_schemas_by_their_ids(
+    apicurio: Apicurio, producer: Producer, requests: list[str]
+) -> None:
+    first, second = producer.register(ONE), producer.register(TWO)
+    registry = registry_of(apicurio, producer)
+    found = registry.read_ids([second, first, first])
+    assert found == registry_of(apicurio, producer).read({})
+    requests.clear()
+    assert registry.read_ids([first]) == {first: found[first]}
+    assert registry.read_ids([]) == {}
+    assert not requests
+    with pytest.raises(RegistryRefused, match=r"has no schema 99999, .* correct registry\.url"):
+        registry.read_ids([99999])
+
+
+def test_known_schemas_of_a_resumed_batch_are_kept(apicurio: Apicurio, producer: Producer) -> None:
+    first = producer.register(ONE)
+    known = registry_of(apicurio, producer).read_ids([first])
+    other = registry_of(apicurio, producer)
+    second = producer.register(TWO)
+    both = other.read(known)
+    assert set(both) == {first, second}
+    assert both[first] is known[first]
+
+
+def test_a_subject_is_found_whatever_its_name(apicurio: Apicurio, producer: Producer) -> None:
+    subject = f"{producer.subject}/a b?%ü"
+    id_ = producer.register(ONE, subject=subject)
+    registry = SchemaRegistry(settings_of(apicurio.url + "/"), subject, "avro")
+    assert list(registry.read({})) == [id_]
+
+
+# -- what is refused ---------------------------------------------------------------------------------
+
+
+def test_an_unknown_subject_is_refused(apicurio: Apicurio) -> None:
+    with pytest.raises(RegistryRefused) as refused:
+        SchemaRegistry(settings_of(apicurio.url), "nobody-value", "avro").read({})
+    assert str(refused.value) == (
+        "the registry has no subject 'nobody-value': register a schema, or correct stream.subject"
+    )
+
+
+def test_another_type_of_schema_is_refused(apicurio: Apicurio, producer: Producer) -> None:
+    producer.register({"type": "object", "$schema": "http://json-schema.org/draft-07/schema#"}, "JSON")
+    with pytest.raises(RegistryRefused) as refused:
+        registry_of(apicurio, producer).read({})
+    assert str(refused.value) == (
+        f"version 1 of subject {producer.subject!r} is a schema of JSON Schema, and stream.format is "
+        '"avro": correct it, or stream.subject'
+    )
+
+
+def test_an_address_without_the_api_is_refused(apicurio: Apicurio) -> None:
+    for wrong in (apicurio.url.replace("ccompat", "other"), apicurio.url.partition("/apis")[0]):
+        with pytest.raises(RegistryRefused) as refused:
+            SchemaRegistry(settings_of(wrong), "s", "avro").read({})
+        assert "does not answer as a schema registry: set the address" in str(refused.value)
+        assert len(str(refused.value).splitlines()) == 1
+
+
+# -- references ----------------------------------------------------------------------------------------
+
+
+def test_avro_schemas_of_other_subjects_become_one(apicurio: Apicurio, producer: Producer) -> None:
+    """Names of other subjects, nested ones and without a namespace, by fastavro's own reading of each."""
+    place, unit = f"{producer.subject}-place", f"{producer.subject}-unit"
+    producer.register({"type": "enum", "name": "Unit", "symbols": ["M", "KM"]}, subject=unit)
+    inner = record_type("Point", x="double", y="double")
+    address = record_type(
+        "geo.Place", at=inner, unit="Unit", other="Unit", seen={"type": "array", "items": "Point"}
+    )
+    producer.register(address, subject=place, references=[("Unit", unit)])
+    root = record_type("shop.Visit", home="geo.Place", work="geo.Place", last="geo.Point", a="double")
+    id_ = producer.register(root, references=[("geo.Place", place)])
+
+    (schema,) = (found := registry_of(apicurio, producer).read({})).values()
+    assert list(found) == [id_]
+    whole = json.loads(schema.data)
+    assert [field["name"] for field in whole["fields"]] == ["home", "work", "last", "a"]
+    assert whole["fields"][1]["type"] == "geo.Place"
+    home = whole["fields"][0]["type"]
+    assert [field["type"]["name"] for field in home["fields"][:2]] == ["geo.Point", "_.Unit"]
+    point = {"x": 1.0, "y": 2.0}
+    there = {"at": point, "unit": "KM", "other": "M", "seen": [point]}
+    record = {"home": there, "work": there, "last": {"x": 7.0, "y": 8.0}, "a": 9.0}
+    payload = b"\0" + id_.to_bytes(4, "big") + in_avro(whole, record)
+    features = (
+        Feature(name="y", path="home.at.y"),
+        Feature(name="x", path="last.x"),
+        Feature(name="unit", path="work.unit", categories=("KM",)),
+    )
+    assert row_of(schema, payload, features) == [2, 7, 1]
+
+
+def a_file(name: str, package: str, *imports: str) -> Any:
+    file = descriptor_pb2.FileDescriptorProto(name=name, package=package, syntax="proto3")
+    file.dependency.extend(imports)
+    return file
+
+
+def test_protobuf_with_imports_is_read_as_its_serializer_registers_it(
+    apicurio: Apicurio, producer: Producer, unique_name: Callable[[str], str]
+) -> None:
+    stem = unique_name("f").replace("-", "")
+    part = a_file(f"{stem}/part.proto", stem)
+    message_type(part, "Part", [("b", 1)])
+    whole = a_file(f"{stem}/whole.proto", stem, f"{stem}/part.proto", "google/protobuf/timestamp.proto")
+    message_type(whole, "Visit", [("a", 1), ("part", f".{stem}.Part"), ("at", ".google.protobuf.Timestamp")])
+    message_type(whole, "Other", [("a", 1)])
+    pool = descriptor_pool.DescriptorPool()
+    for file in (timestamp_pb2.DESCRIPTOR.serialized_pb, part.SerializeToString(), whole.SerializeToString()):
+        pool.AddSerializedFile(file)
+    visit, other = (
+        message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{stem}.{name}"))
+        for name in ("Visit", "Other")
+    )
+    message = visit(a=1.5)
+    message.part.b = 2.5
+    payload = producer.protobuf(message)
+    another = producer.protobuf(other(a=4.5))
+    features = Feature(name="a"), Feature(name="b", path="part.b")
+    for named in (None, f"{stem}.Visit"):
+        found = registry_of(apicurio, producer, "protobuf", named).read({})
+        schema = found[id_of(payload)]
+        assert schema.message == named
+        assert row_of(schema, payload, features) == [1.5, 2.5]
+        assert row_of(schema, another, features) is None
+    schema = registry_of(apicurio, producer, "protobuf", f"{stem}.Other").read({})[id_of(another)]
+    assert row_of(schema, another) == [4.5, 0]
+    assert row_of(schema, payload) is None
+
+
+def test_the_text_of_a_proto_file_is_refused_with_the_way_out(apicurio: Apicurio, producer: Producer) -> None:
+    producer.register('syntax = "proto3"; message Visit { double a = 1; }', "PROTOBUF")
+    with pytest.raises(RegistryRefused) as refused:
+        registry_of(apicurio, producer, "protobuf").read({})
+    assert str(refused.value) == (
+        f"version 1 of subject {producer.subject!r}: the registry has only the text of a .proto file, which "
+        "is not read here: set stream.schema_file to what `protoc --include_imports --descriptor_set_out` "
+        "writes"
+    )
