@@ -219,52 +219,133 @@ def _say_lines(codec: PayloadCodec, verdicts: Sequence[Verdict], null: int) -> N
     )
 
 
+_ARROW_FILES = (".parquet", ".arrow", ".arrows", ".feather", ".ipc")
+_PROTOBUF_FILES = (".desc", ".pb", ".binpb", ".protoset", ".fds")
+
+
 @features.command("suggest")
 def features_suggest(
     schema: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
-            help="JSON Schema (.json), Avro schema (.avsc), or a file of Parquet or Arrow.",
+            help="JSON Schema (.json), Avro schema (.avsc), descriptors by protoc (.desc, .pb), or a file of "
+            "Parquet or Arrow.",
             show_default=False,
         ),
-    ],
+    ] = None,
+    registry: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Schema registry, in place of a file. Environment variables may hold its credentials.",
+            show_default=False,
+        ),
+    ] = None,
+    subject: Annotated[
+        str | None, typer.Option(help="Subject in the registry, TOPIC-value.", show_default=False)
+    ] = None,
+    config: MaybeConfig = None,
+    stream: StreamOption = None,
+    message: Annotated[
+        str | None,
+        typer.Option(help="Full name of the Protobuf message; by default the first one.", show_default=False),
+    ] = None,
 ) -> None:
     """Write [[stream.features]] for the fields of a schema; no value of a record is read.
 
     Bounds and vocabularies that the schema does not declare are left empty: they must be public, so a
-    person has to fill them in.
+    person has to fill them in. With --config the file has the registry and the subject; it needs
+    no features yet.
 
     [dim]Examples:
 
     streaming-pca features suggest visit.avsc >> stream.toml
 
-    streaming-pca features suggest visits.parquet[/]
+    streaming-pca features suggest visits.parquet
+
+    streaming-pca features suggest --registry https://registry.example --subject visits-value[/]
     """
     from streaming_pca.data.features.suggesting import toml_of
 
-    found = _suggestions(schema)
+    if (schema is None) == (registry is None and config is None):
+        raise _wrong("name a file of a schema, or --registry URL with --subject, or --config FILE")
+    if schema is None:
+        where, found = _registered(registry, subject, config, stream, message)
+    else:
+        where = str(schema)
+        if subject is not None:
+            raise _wrong("--subject needs --registry URL, or --config FILE")
+        found = _suggestions(schema, message)
     if not found:
-        raise _wrong(f"{schema}: its schema has no fields")
+        raise _wrong(f"{where}: its schema has no fields")
     sys.stdout.write(toml_of(found))
 
 
-def _suggestions(path: Path) -> list[Suggestion]:
+def _registered(
+    url: str | None, subject: str | None, config: Path | None, stream: str | None, message: str | None
+) -> tuple[str, list[Suggestion]]:
+    """Return the name and the fields of a subject's newest schema."""
+    from streaming_pca.config.loading import load_registry, registry_of
+    from streaming_pca.service.registry.client import RegistryAway, RegistryRefused
+    from streaming_pca.service.registry.registry import read_latest
+
+    if url is not None and config is not None:
+        raise _wrong("--registry is given by --config: leave out one of them")
+    if config is not None:
+        settings, of_stream = load_registry(config, stream)
+        subject = subject or of_stream
+    else:
+        settings = registry_of({"url": url})
+    if subject is None:
+        raise _wrong("--registry needs --subject, TOPIC-value as a rule")
+    try:
+        format_, data = read_latest(settings, subject)
+    except (RegistryAway, RegistryRefused) as error:
+        raise _wrong(str(error)) from None
+    return subject, _fields_of(format_, data, message, subject)
+
+
+def _suggestions(path: Path, message: str | None) -> list[Suggestion]:
     from streaming_pca.data.arrow import ArrowMissing
-    from streaming_pca.data.features.suggesting import fields_of_arrow, fields_of_avro, fields_of_json_schema
+    from streaming_pca.data.features.suggesting import fields_of_arrow
     from streaming_pca.data.tables import schema_of_file
 
     try:
-        if path.suffix in (".parquet", ".arrow", ".arrows", ".feather", ".ipc"):
+        if path.suffix in _ARROW_FILES:
             return fields_of_arrow(*schema_of_file(path))
-        schema = json.loads(path.read_text(encoding="utf-8-sig"))
-        return fields_of_avro(schema) if path.suffix == ".avsc" else fields_of_json_schema(schema)
+        data = path.read_bytes()
     except OSError as error:
         raise _wrong(f"{path}: {error.strerror or error}") from None
     except ArrowMissing as error:
         raise _wrong(str(error)) from None
+    except ValueError as error:
+        raise _wrong(f"{path}: {str(error).splitlines()[0]}") from None
+    format_ = {**dict.fromkeys(_PROTOBUF_FILES, "protobuf"), ".avsc": "avro"}.get(path.suffix, "json")
+    return _fields_of(format_, data, message, str(path))
+
+
+def _fields_of(format_: str, data: bytes, message: str | None, where: str) -> list[Suggestion]:
+    """Return the fields of a schema: of Avro, Protobuf, or JSON Schema."""
+    from streaming_pca.data.features.protobuf_records import message_type
+    from streaming_pca.data.features.records import LibraryMissing
+    from streaming_pca.data.features.suggesting import (
+        fields_of_avro,
+        fields_of_json_schema,
+        fields_of_protobuf,
+    )
+
+    if message is not None and format_ != "protobuf":
+        raise _wrong("--message needs a schema of Protobuf")
+    try:
+        if format_ == "protobuf":
+            return fields_of_protobuf(message_type(data, message))
+        schema = json.loads(data.decode("utf-8-sig"))
+        return fields_of_avro(schema) if format_ == "avro" else fields_of_json_schema(schema)
+    except LibraryMissing as error:
+        raise _wrong(str(error)) from None
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         text = str(error).splitlines()[0] if isinstance(error, ValueError) else "it is no schema"
-        raise _wrong(f"{path}: {text}") from None
+        raise _wrong(f"{where}: {text}") from None
 
 
 @features.command("check")

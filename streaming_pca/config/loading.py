@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_settings import EnvSettingsSource
 
 from streaming_pca.config.environment import (
     OPTIONS,
@@ -30,9 +31,10 @@ from streaming_pca.config.problems import (
     unknown_line,
     value_problems,
 )
-from streaming_pca.config.settings import ConfigurationError, Settings, StreamSettings
+from streaming_pca.config.settings import ConfigurationError, RegistrySettings, Settings, StreamSettings
+from streaming_pca.estimators.problems import problems_of
 
-__all__ = ["load_settings", "load_streams", "load_together"]
+__all__ = ["load_registry", "load_settings", "load_streams", "load_together", "registry_of"]
 
 
 def load_settings(path: Path, stream: str | None = None) -> Settings:
@@ -93,6 +95,63 @@ def load_streams(path: Path) -> tuple[Settings, ...]:
             raise ConfigurationError(f"{_home_of_streams(path)}: streams: {name!r} is there twice")
     _refuse_outputs(_home_of_streams(path), [settings.stream for settings in found])
     return tuple(found)
+
+
+def load_registry(path: Path, stream: str | None = None) -> tuple[RegistrySettings, str]:
+    """Read the registry, and a stream's subject, from a file that may lack features.
+
+    Parameters
+    ----------
+    path : Path
+    stream : str, optional
+        Name of the stream; needed if the file holds several.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    values = _parsed(path, _read(path))
+    check_environment()
+    _refuse_secrets(path, values)
+    table = values.get("registry", {})
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"{path}: registry: must be a table")
+    settings = registry_of(table, path)
+    tables = [each["stream"] for _, each in _tables_of_streams(path, values, _listed_streams(path, values))]
+    known = [each for each in tables if stream is None or each.get("name") == stream]
+    if len(known) != 1:
+        raise ConfigurationError(f"{path}: holds {len(known)} such streams: name one with --stream")
+    subject, topic = known[0].get("subject"), known[0].get("input")
+    if not isinstance(subject or topic, str):
+        raise ConfigurationError(f"{path}: stream.input: must be set")
+    return settings, str(subject or f"{topic}-value")
+
+
+def registry_of(table: Mapping[str, Any], path: Path | None = None) -> RegistrySettings:
+    """Return the registry of a table and of the environment's variables.
+
+    Parameters
+    ----------
+    table : mapping
+    path : Path, optional
+        File of the table, over which the environment takes precedence; without it the table is of options.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    environment = EnvSettingsSource(Settings)().get("registry") or {}
+    both = {**environment, **table} if path is None else {**table, **environment}
+    try:
+        return RegistrySettings(**both)
+    except ValidationError as error:
+        lines = []
+        for place, message in problems_of(error, RegistrySettings):
+            decided = deciding_variable(("registry", *place)) if place and place[0] in environment else None
+            here = f"{path}: {'.'.join(['registry', *place])}" if path else "--registry"
+            lines.append(f"{here if decided is None else f'environment: {decided[0]}'}: {message}")
+    # Not within the handler, because the error holds the values and so perhaps a password.
+    raise ConfigurationError(*lines)
 
 
 def load_together(paths: Sequence[Path], ignored: Collection[str] = ()) -> tuple[Settings, ...]:

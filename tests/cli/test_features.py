@@ -10,8 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from google.protobuf import descriptor_pb2
 
 from tests.cli.command import call
+from tests.data.features.formats import message_type
 
 Capture = pytest.CaptureFixture[str]
 
@@ -122,6 +124,46 @@ def test_a_json_schema_becomes_features(capfd: Capture, tmp_path: Path) -> None:
         table('name = "a.b"', 'path = ["a.b"]', NEEDS_BOUNDS, STAND_IN),
         '# "loop": no numbers can be made of its type',
     ]
+
+
+def test_descriptors_of_protobuf_become_features(capfd: Capture, tmp_path: Path) -> None:
+    file = descriptor_pb2.FileDescriptorProto(name="v.proto", package="t", syntax="proto3")
+    file.dependency.extend(f"google/protobuf/{name}.proto" for name in ("timestamp", "wrappers"))
+    colour = file.enum_type.add(name="Colour")
+    colour.value.add(name="RED", number=0)
+    fields = [
+        ("user", ".t.User"),
+        ("spent", 1),
+        ("seen", 3, "optional"),
+        ("colour", 14, {"type_name": ".t.Colour"}),
+        ("city", 9),
+        ("at", ".google.protobuf.Timestamp"),
+        ("place", 2, "repeated"),
+        ("price", ".google.protobuf.DoubleValue"),
+        ("raw", 12),
+        ("users", ".t.User", "repeated"),
+    ]
+    message_type(file, "Visit", fields)
+    message_type(file, "User", [("paid", 8), ("friend", ".t.User")])
+    path = tmp_path / "visit.desc"
+    path.write_bytes(descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString())
+    assert tables(suggested(capfd, path)) == [
+        table('name = "user.paid"', "bounds = [0, 1]", STAND_IN),
+        '# "user.friend": no numbers can be made of its type',
+        table('name = "spent"', NEEDS_BOUNDS),
+        table('name = "seen"', NEEDS_BOUNDS, STAND_IN),
+        table('name = "colour"', 'categories = ["RED"]'),
+        "\n".join(["# [[stream.features]]", '# name = "city"', ASKS_WORDS]),
+        table('name = "at"', 'parts = ["hour", "weekday", "month"]', STAND_IN),
+        table('name = "place"', "size = 0  # numbers in each list", NEEDS_BOUNDS),
+        table('name = "price"', NEEDS_BOUNDS, STAND_IN),
+        '# "raw": no numbers can be made of its type',
+        '# "users": no numbers can be made of its type',
+    ]
+    done = call(capfd, "features", "suggest", path, "--message", "t.User")
+    assert tables(done.stdout)[0] == table('name = "paid"', "bounds = [0, 1]")
+    done = call(capfd, "features", "suggest", path, "--message", "t.Nobody")
+    assert (done.returncode, done.stderr) == (2, f"error: {path}: the schema has no message 't.Nobody'\n")
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".arrows"])

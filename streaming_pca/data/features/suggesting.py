@@ -8,7 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Suggestion", "fields_of_arrow", "fields_of_avro", "fields_of_json_schema", "toml_of"]
+__all__ = [
+    "Suggestion",
+    "fields_of_arrow",
+    "fields_of_avro",
+    "fields_of_json_schema",
+    "fields_of_protobuf",
+    "toml_of",
+]
 
 _DEEPEST = 8
 _NUMBERS = ("int", "long", "float", "double")
@@ -192,6 +199,53 @@ def _arrow_fields(own: Any, types: Any, path: tuple[str, ...]) -> Iterator[Sugge
     else:
         is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_dictionary(kind)
         yield Suggestion(here, "text" if is_text else "other", optional=lacks)
+
+
+_PROTOBUF_NUMBERS = {1, 2, 3, 4, 5, 6, 7, 13, 15, 16, 17, 18}
+_PROTOBUF_KINDS = {**dict.fromkeys(_PROTOBUF_NUMBERS, "number"), 8: "boolean", 9: "text", 12: "other"}
+_PROTOBUF_ENUM, _PROTOBUF_MESSAGE = 14, 11
+_PROTOBUF_TIME = "google.protobuf.Timestamp"
+_PROTOBUF_WRAPPERS = tuple(
+    f"google.protobuf.{name}Value"
+    for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
+)
+
+
+def fields_of_protobuf(message: Any) -> list[Suggestion]:
+    """Return the fields of a Protobuf message, with those of the messages in it.
+
+    Parameters
+    ----------
+    message : google.protobuf.descriptor.Descriptor
+    """
+    return list(_protobuf_fields(message, (), False, (message.full_name,)))
+
+
+def _protobuf_fields(
+    message: Any, path: tuple[str, ...], optional: bool, above: tuple[str, ...]
+) -> Iterator[Suggestion]:
+    for own in message.fields:
+        here = (*path, str(own.name))
+        # A field without presence is never missing.
+        lacks = optional or (own.has_presence and not own.is_required)
+        inner = own.message_type if own.type == _PROTOBUF_MESSAGE else None
+        kind = _PROTOBUF_KINDS.get(own.type, "other")
+        if own.is_repeated:
+            yield Suggestion(here, "list" if kind == "number" else "other", optional=optional)
+        elif own.type == _PROTOBUF_ENUM:
+            words = tuple(dict.fromkeys(str(each.name) for each in own.enum_type.values))
+            yield Suggestion(here, "category", words=words, optional=lacks)
+        elif inner is None:
+            yield Suggestion(here, kind, optional=lacks)
+        elif inner.full_name == _PROTOBUF_TIME:
+            yield Suggestion(here, "time", optional=lacks)
+        elif inner.full_name in _PROTOBUF_WRAPPERS:
+            value = inner.fields_by_name["value"]
+            yield Suggestion(here, _PROTOBUF_KINDS.get(value.type, "other"), optional=lacks)
+        elif inner.full_name not in above and len(above) < _DEEPEST:
+            yield from _protobuf_fields(inner, here, lacks, (*above, inner.full_name))
+        else:
+            yield Suggestion(here, "other", optional=lacks)
 
 
 def toml_of(suggestions: Sequence[Suggestion]) -> str:

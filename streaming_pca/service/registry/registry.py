@@ -6,14 +6,14 @@ All versions of the subject are asked for, at a fixed interval: no request depen
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, Literal, TypeGuard
 
 from streaming_pca.config.settings import RegistrySettings
 from streaming_pca.data.features.records import PublicSchema, SchemaFormat
 from streaming_pca.data.features.registered import Registered, public_schema
 from streaming_pca.service.registry.client import NotThere, RegistryClient, RegistryRefused
 
-__all__ = ["SchemaRegistry"]
+__all__ = ["SchemaRegistry", "read_latest"]
 
 _TYPES: Final[dict[SchemaFormat, str]] = {"avro": "AVRO", "protobuf": "PROTOBUF"}
 _WORDS = {"AVRO": "Avro", "PROTOBUF": "Protobuf", "JSON": "JSON Schema"}
@@ -122,6 +122,18 @@ class SchemaRegistry:
             found[id_] = self._schemas[id_]
         return found
 
+    def join(self, answer: Mapping[str, Any]) -> bytes:
+        """Return the data of the newest version, joined with the schemas it refers to.
+
+        Raises
+        ------
+        RegistryAway
+        RegistryRefused
+        """
+        self._begin({})
+        self._take(0, answer, f"the newest version of subject {self._subject!r}")
+        return self._schemas.pop(0).data
+
     def _begin(self, known: Mapping[int, PublicSchema]) -> None:
         self._client.renew()
         self._references = {}
@@ -192,6 +204,31 @@ class SchemaRegistry:
         if found is None:
             raise RegistryRefused(f"{what} refers to others in a circle: set stream.schema_file")
         return name, found
+
+
+def read_latest(
+    settings: RegistrySettings, subject: str
+) -> tuple[Literal["avro", "protobuf", "json"], bytes]:
+    """Return the format and the data of a subject's newest schema.
+
+    Raises
+    ------
+    RegistryAway
+    RegistryRefused
+    """
+    client = RegistryClient(settings)
+    client.renew()
+    try:
+        answer = client.get("subjects", subject, "versions", "latest", format="serialized")
+    except NotThere:
+        raise RegistryRefused(f"the registry has no subject {subject!r}: correct its name") from None
+    if not isinstance(answer, dict):
+        raise client.no_registry()
+    text, type_ = answer.get("schema"), answer.get("schemaType") or "AVRO"
+    if type_ == "JSON" and isinstance(text, str):
+        return "json", text.encode()
+    format_: SchemaFormat = "protobuf" if type_ == "PROTOBUF" else "avro"
+    return format_, SchemaRegistry(settings, subject, format_).join(answer)
 
 
 def _is_number(value: Any) -> TypeGuard[int]:
