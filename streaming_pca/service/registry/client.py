@@ -9,13 +9,15 @@ from __future__ import annotations
 import base64
 import http.client
 import io
-import json
 import os
 import socket
 import ssl
 import time
 import urllib.parse
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
 
 from streaming_pca.config.kafka import ClearText, ConfigurationError
 from streaming_pca.config.settings import RegistrySettings
@@ -27,6 +29,13 @@ _MOST_BYTES = 2**25
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 _PASSING = (408, 425, 429)
 """Statuses below 500 after which the same request may succeed."""
+_UNKNOWN = (40401, 40402, 40403)
+
+T = TypeVar("T")
+
+
+class _Error(msgspec.Struct):
+    error_code: int = 0
 
 
 class RegistryAway(Exception):
@@ -102,14 +111,18 @@ class RegistryClient:
             reason = "not the PEM that is needed" if isinstance(error, ssl.SSLError) else error.strerror
             raise RegistryRefused(f"registry.ssl_cafile = {str(cafile)!r}: {reason}") from None
 
-    def get(self, *path: str | int, **query: str) -> Any:
-        """Return the JSON of an answer.
+    def get(self, kind: type[T], *path: str | int, query: Mapping[str, str], most: int = _MOST_BYTES) -> T:
+        """Return an answer, of which only the fields of its type are read.
 
         Parameters
         ----------
+        kind : type
+            Type of the JSON, for msgspec.
         *path : str or int
             Parts of the path below the registry's address.
-        **query : str
+        query : mapping of str to str
+        most : int
+            Most bytes of the answer.
 
         Raises
         ------
@@ -118,10 +131,9 @@ class RegistryClient:
         RegistryRefused
         """
         target = "/".join([self._parts.path, *(urllib.parse.quote(str(part), safe="") for part in path)])
-        if query:
-            target += f"?{urllib.parse.urlencode(query)}"
+        target += f"?{urllib.parse.urlencode(query)}"
         try:
-            status, body = self._exchange(target)
+            status, body = self._exchange(target, most)
         except ssl.SSLCertVerificationError as error:
             raise RegistryRefused(
                 f"the certificate of {self._shown} is not trusted ({error.verify_message}): "
@@ -141,13 +153,13 @@ class RegistryClient:
         except OSError as error:
             words = error.strerror or str(error) or type(error).__name__
             raise RegistryAway(f"{self._shown} does not answer ({words})") from None
-        return self._read(status, body)
+        return self._read(status, body, kind)
 
     @property
     def _shown(self) -> str:
         return f"registry.url = {self._settings.url!r}"
 
-    def _exchange(self, target: str) -> tuple[int, bytes]:
+    def _exchange(self, target: str, most: int) -> tuple[int, bytes]:
         """Send a request; return the status and the body of the answer, within the time limit."""
         ends = time.monotonic() + self._settings.timeout_seconds
         parts, secure = self._parts, self._parts.scheme == "https"
@@ -162,9 +174,9 @@ class RegistryClient:
             connection.sock = _Timed(raw, ends)
             connection.request("GET", target, headers=self._headers)
             with connection.getresponse() as answer:
-                body = answer.read(_MOST_BYTES + 1)
-                if len(body) > _MOST_BYTES:
-                    raise RegistryRefused(f"{self._shown} answers with more than {_MOST_BYTES} octets")
+                body = answer.read(most + 1)
+                if len(body) > most:
+                    raise RegistryRefused(f"{self._shown} answers with more than {most} octets")
                 if answer.length:
                     raise ConnectionError("connection closed")
                 return answer.status, body
@@ -176,12 +188,12 @@ class RegistryClient:
             raw.close()
             connection.close()
 
-    def _read(self, status: int, body: bytes) -> Any:
+    def _read(self, status: int, body: bytes, kind: type[T]) -> T:
         settings = self._settings
         if status == 200:
             try:
-                return json.loads(body)
-            except (ValueError, RecursionError):
+                return msgspec.json.decode(body, type=kind)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 raise self.no_registry() from None
         if status in (401, 403):
             if settings.token_file is not None:
@@ -198,7 +210,7 @@ class RegistryClient:
             raise RegistryRefused(
                 f"{self._shown} redirects (HTTP {status}): set the address that it leads to"
             )
-        if status == 404 and (code := _error_code(body)) in (40401, 40402, 40403):
+        if status == 404 and (code := _error_code(body)) in _UNKNOWN:
             raise NotThere(code)
         raise RegistryRefused(f"{self.no_registry()} (HTTP {status})")
 
@@ -249,7 +261,6 @@ def _left(ends: float) -> float:
 
 def _error_code(body: bytes) -> int:
     try:
-        code = json.loads(body)["error_code"]
-    except (ValueError, TypeError, KeyError, RecursionError):
+        return msgspec.json.decode(body, type=_Error).error_code
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return 0
-    return code if isinstance(code, int) else 0

@@ -6,7 +6,9 @@ All versions of the subject are asked for, at a fixed interval: no request depen
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal, TypeGuard
+from typing import Annotated, Final, Literal
+
+import msgspec
 
 from streaming_pca.config.settings import RegistrySettings
 from streaming_pca.data.features.records import PublicSchema, SchemaFormat
@@ -23,9 +25,30 @@ _MOST_BYTES = 2**26
 _MOST_REFERENCES = 200
 """Most schemas to which one refers, by way of others too."""
 _DEEPEST = 32
-_LARGEST = 2**32
+_MOST_LIST = 2**20
+"""Most bytes of a list of versions."""
+_DELETED, _SERIALIZED = {"deleted": "true"}, {"format": "serialized"}
+"""Softly deleted versions too; Protobuf's descriptor in place of its text."""
 _CONTEXT = ":."
 """Beginning of subjects in a context of Confluent's registry, where ids are the context's."""
+
+Number = Annotated[int, msgspec.Meta(gt=0, lt=2**32)]
+
+
+class _Reference(msgspec.Struct):
+    name: str
+    subject: str
+    version: Number
+
+
+class _Version(msgspec.Struct, rename="camel"):
+    """Answer with a schema; without its id where that was asked for."""
+
+    schema: str
+    id: Number | None = None
+    # Confluent's registry names the type of all schemas but Avro's.
+    schema_type: str | None = None
+    references: list[_Reference] | None = None
 
 
 class SchemaRegistry:
@@ -67,14 +90,14 @@ class SchemaRegistry:
         """
         self._begin(known)
         try:
-            versions = self._client.get("subjects", self._subject, "versions", deleted="true")
+            versions = self._client.get(
+                list[Number], "subjects", self._subject, "versions", query=_DELETED, most=_MOST_LIST
+            )
         except NotThere:
             self._versions = {}
             raise RegistryRefused(
                 f"the registry has no subject {self._subject!r}: register a schema, or correct stream.subject"
             ) from None
-        if not isinstance(versions, list) or not all(_is_number(version) for version in versions):
-            raise self._client.no_registry()
         if len(versions) > _MOST_VERSIONS:
             raise RegistryRefused(
                 f"subject {self._subject!r} has {len(versions)} versions, of {_MOST_VERSIONS} at most: "
@@ -90,10 +113,10 @@ class SchemaRegistry:
             except NotThere:
                 # It was deleted between the two requests.
                 continue
-            if not _is_number(id_ := answer.get("id")):
+            if answer.id is None:
                 raise self._client.no_registry()
-            self._take(id_, answer, f"version {version} of subject {self._subject!r}")
-            self._versions[version] = id_
+            self._take(answer.id, answer, f"version {version} of subject {self._subject!r}")
+            self._versions[version] = answer.id
         return {**known, **{id_: self._schemas[id_] for id_ in self._versions.values()}}
 
     def read_ids(self, ids: Iterable[int]) -> dict[int, PublicSchema]:
@@ -111,25 +134,18 @@ class SchemaRegistry:
             if id_ not in self._schemas:
                 context = {"subject": self._subject} if self._subject.startswith(_CONTEXT) else {}
                 try:
-                    answer = self._client.get("schemas", "ids", id_, format="serialized", **context)
+                    query = _SERIALIZED | context
+                    answer = self._client.get(_Version, "schemas", "ids", id_, query=query)
                 except NotThere:
                     raise RegistryRefused(
                         f"the registry has no schema {id_}, of an unfinished batch: correct registry.url"
                     ) from None
-                if not isinstance(answer, dict):
-                    raise self._client.no_registry()
                 self._take(id_, answer, f"schema {id_}")
             found[id_] = self._schemas[id_]
         return found
 
-    def join(self, answer: Mapping[str, Any]) -> bytes:
-        """Return the data of the newest version, joined with the schemas it refers to.
-
-        Raises
-        ------
-        RegistryAway
-        RegistryRefused
-        """
+    def _join(self, answer: _Version) -> bytes:
+        """Return the data of the newest version, joined with the schemas it refers to."""
         self._begin({})
         self._take(0, answer, f"the newest version of subject {self._subject!r}")
         return self._schemas.pop(0).data
@@ -139,15 +155,12 @@ class SchemaRegistry:
         self._references = {}
         self._schemas = {**known, **self._schemas}
 
-    def _version(self, subject: str, version: int) -> dict[str, Any]:
-        answer = self._client.get(
-            "subjects", subject, "versions", version, deleted="true", format="serialized"
+    def _version(self, subject: str, version: int) -> _Version:
+        return self._client.get(
+            _Version, "subjects", subject, "versions", version, query=_DELETED | _SERIALIZED
         )
-        if not isinstance(answer, dict):
-            raise self._client.no_registry()
-        return answer
 
-    def _take(self, id_: int, answer: Mapping[str, Any], what: str) -> None:
+    def _take(self, id_: int, answer: _Version, what: str) -> None:
         """Keep the schema of an answer, which never changes under its id."""
         if id_ in self._schemas:
             return
@@ -162,32 +175,22 @@ class SchemaRegistry:
             )
         self._schemas[id_] = schema
 
-    def _registered(self, answer: Mapping[str, Any], what: str, deep: int) -> Registered:
-        # Confluent's registry names the type of all schemas but Avro's.
-        text, type_ = answer.get("schema"), answer.get("schemaType") or "AVRO"
-        if not isinstance(text, str) or not isinstance(type_, str):
-            raise self._client.no_registry()
+    def _registered(self, answer: _Version, what: str, deep: int) -> Registered:
+        type_ = answer.schema_type or "AVRO"
         if type_ != _TYPES[self._format]:
             raise RegistryRefused(
                 f"{what} is a schema of {_WORDS.get(type_, 'another type')}, and stream.format is "
                 f'"{self._format}": correct it, or stream.subject'
             )
-        references = answer.get("references") or []
-        if not isinstance(references, list):
-            raise self._client.no_registry()
         if deep == _DEEPEST:
             raise RegistryRefused(
                 f"{what} refers to others more than {_DEEPEST} deep: set stream.schema_file"
             )
-        return Registered(text, tuple(self._reference(each, what, deep) for each in references))
+        references = answer.references or ()
+        return Registered(answer.schema, tuple(self._reference(each, what, deep) for each in references))
 
-    def _reference(self, reference: Any, what: str, deep: int) -> tuple[str, Registered]:
-        if not isinstance(reference, dict):
-            raise self._client.no_registry()
-        name, subject, version = (reference.get(key) for key in ("name", "subject", "version"))
-        if not (isinstance(name, str) and isinstance(subject, str) and _is_number(version)):
-            raise self._client.no_registry()
-        place = subject, version
+    def _reference(self, reference: _Reference, what: str, deep: int) -> tuple[str, Registered]:
+        place = subject, version = reference.subject, reference.version
         if place not in self._references:
             if len(self._references) == _MOST_REFERENCES:
                 raise RegistryRefused(f"{what} refers to more than {_MOST_REFERENCES} others")
@@ -203,7 +206,7 @@ class SchemaRegistry:
         found = self._references[place]
         if found is None:
             raise RegistryRefused(f"{what} refers to others in a circle: set stream.schema_file")
-        return name, found
+        return reference.name, found
 
 
 def read_latest(
@@ -219,17 +222,10 @@ def read_latest(
     client = RegistryClient(settings)
     client.renew()
     try:
-        answer = client.get("subjects", subject, "versions", "latest", format="serialized")
+        answer = client.get(_Version, "subjects", subject, "versions", "latest", query=_SERIALIZED)
     except NotThere:
         raise RegistryRefused(f"the registry has no subject {subject!r}: correct its name") from None
-    if not isinstance(answer, dict):
-        raise client.no_registry()
-    text, type_ = answer.get("schema"), answer.get("schemaType") or "AVRO"
-    if type_ == "JSON" and isinstance(text, str):
-        return "json", text.encode()
-    format_: SchemaFormat = "protobuf" if type_ == "PROTOBUF" else "avro"
-    return format_, SchemaRegistry(settings, subject, format_).join(answer)
-
-
-def _is_number(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < _LARGEST
+    if answer.schema_type == "JSON":
+        return "json", answer.schema.encode()
+    format_: SchemaFormat = "protobuf" if answer.schema_type == "PROTOBUF" else "avro"
+    return format_, SchemaRegistry(settings, subject, format_)._join(answer)

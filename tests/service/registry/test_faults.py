@@ -36,11 +36,12 @@ def failure_of(server: FaultyServer, kind: type[Exception], format_: Any = "avro
 REFUSED: dict[str, tuple[Answer, str]] = {
     "not JSON": (answer(b"<html>login</html>"), "does not answer as a schema registry"),
     "not UTF-8": (answer(b'["\xff"]'), "does not answer as a schema registry"),
-    "deep JSON": (answer(b"[" * MIB), "does not answer as a schema registry"),
+    "deep JSON": (answer(b"[" * (MIB - 1)), "does not answer as a schema registry"),
     "not a list": (answer({"versions": [1]}), "does not answer as a schema registry"),
     "no numbers": (answer([1, "two"]), "does not answer as a schema registry"),
     "not positive": (answer([0]), "does not answer as a schema registry"),
     "true": (answer([True]), "does not answer as a schema registry"),
+    "many lists": (answer(b"[" + b"[]," * (MIB // 4) + b"[]]"), "does not answer as a schema registry"),
     "digits": (answer(b"[" + b"9" * 10_000 + b"]"), "does not answer as a schema registry"),
     "empty": (answer(b""), "does not answer as a schema registry"),
     "compressed": (
@@ -90,12 +91,13 @@ def test_an_answer_that_may_pass_is_away(name: str) -> None:
 def test_a_huge_answer_is_refused_before_it_is_held(head: bytes) -> None:
     self: list[FaultyServer] = []
     part = b" " * MIB if b"chunked" not in head else b"100000\r\n" + b" " * MIB + b"\r\n"
-    with FaultyServer(endless(self, head, part, 0)) as server:
-        self.append(server)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        assert f"answers with more than {32 * MIB} octets" in failure_of(server, RegistryRefused)
-        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
-        assert grown < 160
+    for first, most in (((), 1), ((answer([1]),), 32)):
+        with FaultyServer(*first, endless(self, head, part, 0)) as server:
+            self[:] = [server]
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            assert f"answers with more than {most * MIB} octets" in failure_of(server, RegistryRefused)
+            grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
+            assert grown < 160
 
 
 @pytest.mark.parametrize(
@@ -146,6 +148,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a list": ([], "does not answer as a schema registry"),
     "no id": ({"schema": "x"}, "does not answer as a schema registry"),
     "a text for an id": ({"id": "7", "schema": "x"}, "does not answer as a schema registry"),
+    "deep in what is not read": (
+        json.dumps(SCHEMA)[:-1].encode() + b', "x": ' + b"[" * 10 * MIB,
+        "does not answer as a schema registry",
+    ),
     "no schema": ({"id": 7}, "does not answer as a schema registry"),
     "references": (SCHEMA | {"references": {"a": 1}}, "does not answer as a schema registry"),
     "a reference": (SCHEMA | {"references": [1]}, "does not answer as a schema registry"),
