@@ -124,6 +124,7 @@ def _codec(
     from streaming_pca.data.codec import PayloadCodec
     from streaming_pca.data.records import RecordKind
     from streaming_pca.service.input.source import build_codec
+    from streaming_pca.service.registry.registry import schemas_of
 
     # The worker's key is a secret, and the verdict is the same under every key.
     user_key = bytes(32)
@@ -131,9 +132,9 @@ def _codec(
         if own:
             option = next(iter(own)).replace("_", "-")
             raise ConfigurationError(f"--{option} is given by --config: leave out one of them")
-        settings = load_settings(config, stream).stream
-        of_users = settings.privacy_unit == "user"
-        return build_codec(settings, user_key if of_users else None), settings.feature_names
+        settings = load_settings(config, stream)
+        key = user_key if settings.stream.privacy_unit == "user" else None
+        return build_codec(settings.stream, key, schemas_of(settings)), settings.stream.feature_names
     if stream is not None:
         raise ConfigurationError("--stream needs --config FILE")
     if "dim" not in own:
@@ -376,7 +377,8 @@ def features_check(
         raise _wrong(f"{config}: stream {settings.name} has no [[stream.features]]")
     texts = [line for line in _read(file).splitlines() if line.strip()]
     of_users = settings.privacy_unit == "user"
-    codec = build_codec(settings, bytes(32) if of_users else None)
+    # Samples are JSON objects, for which a registry's schemas do not matter.
+    codec = build_codec(settings, bytes(32) if of_users else None, {} if settings.needs_registry else None)
     report = check_records(codec, texts, _SHOWN)
     if as_json:
         print_json(asdict(report))

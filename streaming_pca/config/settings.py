@@ -36,6 +36,7 @@ from streaming_pca.data.features.paths import Path, path_of
 from streaming_pca.data.features.reading import FieldReader
 from streaming_pca.data.features.records import SCHEMA_FORMATS, LibraryMissing, PublicSchema
 from streaming_pca.data.features.row_map import check_places
+from streaming_pca.data.features.schemas import Subject
 from streaming_pca.data.preprocessing import Numbers, Preprocessing, present_centering
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator, check_private, no_guarantee
@@ -427,12 +428,15 @@ class StreamSettings(_Section):
     @property
     def needs_registry(self) -> bool:
         """True if the registry has the schemas of the records."""
-        return self.format in SCHEMA_FORMATS and self.schema_file is None
+        return self.registry_subject is not None
 
     @property
-    def registry_subject(self) -> str:
-        """Subject of the records' schemas."""
-        return f"{self.input}-value" if self.subject is None else self.subject
+    def registry_subject(self) -> Subject | None:
+        """Subject of the records' schemas in the registry; None where it has none of them."""
+        if self.format not in SCHEMA_FORMATS or self.schema_file is not None:
+            return None
+        name = f"{self.input}-value" if self.subject is None else self.subject
+        return Subject(name, SCHEMA_FORMATS[self.format], self.message)
 
     @property
     def fields(self) -> FieldReader | None:

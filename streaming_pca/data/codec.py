@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from streaming_pca.data.arrow import find_pyarrow, rows_of_arrow
 from streaming_pca.data.features.reading import MOST_OBJECT_BYTES, FieldReader
 from streaming_pca.data.features.records import ARROW, AVRO, JSON, PROTOBUF
+from streaming_pca.data.features.schemas import Schemas
 from streaming_pca.data.payloads import MalformedPayload, rows_of_json, rows_of_npy
 from streaming_pca.data.records import RecordKind, is_symmetric
 from streaming_pca.local.promise import KIND_HEADER, PROMISE_HEADER, REPORT_KIND
@@ -159,6 +160,11 @@ class PayloadCodec:
     def arrow(self) -> bool:
         """True if Arrow payloads can be read."""
         return self._pyarrow is not None
+
+    @property
+    def schemas(self) -> Schemas | None:
+        """Schemas of a registry that records name, by their ids."""
+        return None if self.fields is None else self.fields.schemas
 
     def decode(self, message: Message) -> Rows | None:
         """Return the rows (r, d) of one payload, or None if it has none.

@@ -67,6 +67,9 @@ class Metrics:
         self.paused = gauge("paused", "1 while the stream is paused.")
         self.records = counter("records_delivered", "Records in committed batches, null ones included.")
         self.lag = gauge("lag_records", "Offsets between the stream's position and the end of its input.")
+        self.listed = gauge(
+            "schemas_timestamp_seconds", "When the schema registry last listed the schemas that records name."
+        )
         self.planned = gauge("planned_records", "Records that the next batch waits for, at the leader.")
         self.batches = counter("batches", "Batches by outcome.", "outcome")
         self.batch_seconds = histogram("batch_seconds", "From a batch's reservation to its release.")
@@ -200,6 +203,10 @@ class StreamMetrics:
     def set_lag_source(self, read: Callable[[], float]) -> None:
         """Set the function that is called for the lag when metrics are read."""
         self._all.lag.labels(self._stream).set_function(read)
+
+    def set_listing_source(self, read: Callable[[], float]) -> None:
+        """Set the function that tells when a registry last listed the stream's schemas."""
+        self._all.listed.labels(self._stream).set_function(read)
 
     @contextmanager
     def time_commit(self) -> Iterator[None]:

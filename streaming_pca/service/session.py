@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from streaming_pca.config.settings import Settings
 from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.codec import PayloadCodec
+from streaming_pca.data.features.schemas import Schemas, named_in_ledger
 from streaming_pca.data.release import Release
 from streaming_pca.estimators.base import Plan, State
 from streaming_pca.privacy.ledger.entries import Reserved
@@ -35,6 +37,8 @@ from streaming_pca.service.input.session_input import Input
 from streaming_pca.service.input.source import CutBatch, build_codec
 from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import StreamMetrics
+from streaming_pca.service.registry.client import RegistryAway, RegistryRefused
+from streaming_pca.service.registry.registry import SchemaRegistry
 from streaming_pca.service.topics.find import Topics, input_topic_id
 from streaming_pca.service.tracing import Span, StreamTraces
 
@@ -94,6 +98,9 @@ class Session:
         self._metrics, self._log, self._on_release = metrics, log, on_release
         self._traces = traces or StreamTraces(None, self._stream)
         self._on_taken_over = on_taken_over
+        self._subject = settings.stream.registry_subject
+        self._told: set[str] = set()
+        """Faults of schemas that the log names."""
         self._interrupted = False
         self._wakeup = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -170,15 +177,15 @@ class Session:
     async def _recover(self, takeover: TakenOver, trace: Span) -> State:
         if takeover.recovery.action is Action.PUBLISH:
             await self._publish(trace)
-        self._codec = build_codec(
-            self._stream, None if self._writer.users is None else self._writer.users.key
-        )
-        if not self._codec.arrow:
-            self._log.info("pyarrow is not installed: Arrow payloads are null records")
         # Opened before a batch is resumed: the time that this takes must not decide the next cut.
         self._feed = self._poller.open_feed(
-            self._stream.input, self._topics.partitions, self._notify, self._topics.topic_id
+            self._stream.input, self._topics.partitions, self._notify, self._topics.topic_id, self._subject
         )
+        if self._subject is not None:
+            await self._wait_for_schemas(self._feed)
+        self._codec = self._codec_of(self._feed.schemas)
+        if not self._codec.arrow:
+            self._log.info("pyarrow is not installed: Arrow payloads are null records")
         checkpoint = takeover.checkpoint
         state: State = (
             self._estimator.init(utility_generator(self._stream.seed))
@@ -189,6 +196,30 @@ class Session:
             with trace.child("batch") as span:
                 state = await self._resume(state, takeover, span)
         return state
+
+    async def _wait_for_schemas(self, feed: OffsetFeed) -> None:
+        """Wait until a registry has listed the schemas that records name.
+
+        Without any of them every record would be null, and charged.
+        """
+        self._metrics.set_listing_source(lambda: feed.listed_at)
+        while feed.schemas is None and not self._interrupted:
+            self._wakeup.clear()
+            feed.check()
+            if feed.unlisted is not None:
+                raise feed.unlisted
+            await first_of(self._wakeup, seconds=_STATUS_POLL_SECONDS)
+
+    def _codec_of(self, schemas: Schemas | None) -> PayloadCodec:
+        """Return the decoder that reads by a registry's schemas; log which are unreadable."""
+        codec = build_codec(
+            self._stream, None if self._writer.users is None else self._writer.users.key, schemas
+        )
+        faults = [] if codec.fields is None else codec.fields.faults_of_schemas
+        for fault in sorted(set(faults) - self._told):
+            self._told.add(fault)
+            self._log.warning("%s", fault)
+        return codec
 
     # -- learning ----------------------------------------------------------
 
@@ -203,7 +234,14 @@ class Session:
             if self._stream.start == "latest" and not takeover.has_begun:
                 positions = await self._start_at_ends()
             epochs = _epochs_at(positions, takeover.checkpoint)
-            await self._input.open(self._topics.partitions, self._codec, positions, epochs, self._feed)
+            await self._input.open(
+                self._topics.partitions,
+                self._codec,
+                positions,
+                epochs,
+                self._feed,
+                codec_of=None if self._subject is None else self._codec_of,
+            )
             self._metrics.set_lag_source(lambda: self._input.lag)
         while not self._interrupted:
             if self._is_done():
@@ -273,7 +311,11 @@ class Session:
         self._reserved_at = time.monotonic()
         with trace.child("reserve"):
             reserved = await self._exchange(
-                "reserve", self._writer.reserve, cut.ranges, parameters_of(self._stream, plan), plan.charge
+                "reserve",
+                self._writer.reserve,
+                cut.ranges,
+                parameters_of(self._stream, plan, cut.schemas),
+                plan.charge,
             )
         trace.show_reserved(reserved)
         self._show_ledger()
@@ -328,7 +370,13 @@ class Session:
         plan = self._estimator.plan(state)
         trace.show_planned(plan.count, resumed=True)
         trace.show_reserved(reserved)
-        if reserved.parameters != parameters_of(self._stream, plan) or reserved.charge != plan.charge:
+        codec = await self._codec_of_batch(reserved)
+        if codec is None:
+            reason = "the schemas of its records are gone"
+        elif (
+            reserved.parameters != parameters_of(self._stream, plan, codec.schemas)
+            or reserved.charge != plan.charge
+        ):
             reason = "the mechanism's parameters changed"
         else:
             # Read its partitions only, and past retention: lost records of this batch abandon it,
@@ -336,7 +384,7 @@ class Session:
             assert self._feed is not None
             await self._input.open(
                 tuple(r.partition for r in reserved.ranges),
-                self._codec,
+                codec,
                 {r.partition: r.start for r in reserved.ranges},
                 {},
                 self._feed,
@@ -365,6 +413,32 @@ class Session:
             extra={"batch": reserved.batch},
         )
         return state
+
+    async def _codec_of_batch(self, reserved: Reserved) -> PayloadCodec | None:
+        """Return the decoder of a reserved batch; None if the registry lacks a schema of it."""
+        named = reserved.parameters.get("schemas")
+        if self._subject is None or named is None:
+            return self._codec
+        known = self._codec.schemas or {}
+        ids = named["ids"]
+        found = {number: known[number] for number in ids if number in known}
+        missing = [number for number in ids if number not in known]
+        if missing:
+            # The ledger names them, so that the request tells of no record.
+            found |= await self._executors.call(
+                Pool.COMMITS, "asking the schema registry", self._read_schemas, missing
+            )
+        return self._codec_of(found) if named_in_ledger(found) == named else None
+
+    def _read_schemas(self, ids: Sequence[int]) -> Schemas:
+        assert self._subject is not None, "a batch names schemas"
+        assert self._settings.registry is not None, "settings with a subject have a registry"
+        try:
+            return SchemaRegistry(self._settings.registry, *self._subject).read_ids(ids)
+        except RegistryAway as error:
+            raise SessionLost(str(error)) from None
+        except RegistryRefused as error:
+            raise StreamRefused(str(error)) from None
 
     async def _complete_batch(self, state: State, reserved: Reserved, cut: CutBatch, trace: Span) -> State:
         """Compute the batch's one result, commit it and publish it."""

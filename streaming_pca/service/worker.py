@@ -362,6 +362,7 @@ class Worker:
             self._settings.worker.tick_seconds,
             self._settings.worker.partitions_seconds,
             self.metrics.broker_seconds.observe,
+            self._settings.registry,
         )
         self.tracing = Tracing(self._settings.trace)
         self.compiled = asyncio.Event()

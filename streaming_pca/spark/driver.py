@@ -53,12 +53,13 @@ class ClusterReaders:
         """Return a reader without partitions."""
         return ClusterReader(self._cluster, kafka, stream, codec, partitions, skip_lost, check)
 
-    def _cluster(self, kafka: KafkaSettings, stream: StreamSettings, user_key: bytes | None) -> Cluster:
+    def _cluster(self, kafka: KafkaSettings, stream: StreamSettings, codec: PayloadCodec) -> Cluster:
         # A stream has one reader at a time; the batch of the one before has been learnt by now.
         before = self._clusters.pop(stream.name, None)
         if before is not None:
             before.close()
-        self._clusters[stream.name] = cluster = Cluster(self._spark, self._settings, kafka, stream, user_key)
+        cluster = Cluster(self._spark, self._settings, kafka, stream, codec.user_key, codec.schemas)
+        self._clusters[stream.name] = cluster
         return cluster
 
 

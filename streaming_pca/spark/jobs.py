@@ -27,6 +27,7 @@ from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.config.spark import SparkSettings
 from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.features.schemas import Schemas
 from streaming_pca.service.errors import RecordsLost, SessionLost, StreamRefused
 from streaming_pca.spark.cache import folder_of
 from streaming_pca.spark.gathering import Fetch, gathered, on_parts
@@ -107,6 +108,8 @@ class Cluster:
     settings : SparkSettings
     kafka, stream : settings
     user_key : bytes or None
+    schemas : mapping of int to PublicSchema, optional
+        Schemas of a registry that records name.
 
     Attributes
     ----------
@@ -125,6 +128,7 @@ class Cluster:
         kafka: KafkaSettings,
         stream: StreamSettings,
         user_key: bytes | None,
+        schemas: Schemas | None = None,
     ) -> None:
         self._spark, self.settings = spark, settings
         with _answering():
@@ -136,7 +140,7 @@ class Cluster:
             password = SecretStr(kafka.password or "")
             given = {"sasl_password": password, "sasl_password_file": None}  # nosec B105  # no file
             kafka = kafka.model_copy(update=given)
-        self.feed = Feed(kafka, stream, user_key, session, settings.cache_bytes, threads)
+        self.feed = Feed(kafka, stream, user_key, session, settings.cache_bytes, threads, schemas)
         self.granularity = 2 if stream.centering == "pairs" else 1
         self._frames: list[_Frame] = []
         self._loaded: dict[int, Loaded] = {}

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,7 @@ from streaming_pca.spark.segments import Layout, Range, Strip
 
 __all__ = ["ClusterReader"]
 
-MakeCluster = Callable[[KafkaSettings, StreamSettings, "bytes | None"], Cluster]
+MakeCluster = Callable[[KafkaSettings, StreamSettings, PayloadCodec], Cluster]
 
 _FEWEST = 256
 """Fewest offsets that are worth a task of their own."""
@@ -87,7 +88,7 @@ class ClusterReader:
     Parameters
     ----------
     make_cluster : callable
-        Takes settings and the key of users, and returns a cluster for this reader alone.
+        Takes settings and a codec, and returns a cluster for this reader alone.
     kafka, stream, codec, partitions, skip_lost, check
         As a ``ReaderFactory`` gets them.
     """
@@ -105,13 +106,13 @@ class ClusterReader:
         check: Callable[[], None],
     ) -> None:
         self.buffers: dict[int, _Buffer] = {}
-        self._cluster = make_cluster(kafka, stream, codec.user_key)
+        self._make_cluster = partial(make_cluster, kafka, stream)
+        self._cluster = self._make_cluster(codec)
         self._codec, self._skip_lost, self._check = codec, skip_lost, check
         # Asks for offsets alone.
         self._offsets = PartitionReader(kafka, stream, codec, partitions, skip_lost, check)
         self._stopped = threading.Event()
         self._loading = False
-        self._group = f"reading {self._cluster.feed.session}"
         self._taken: set[int] = set()
         """Segments of the last batch that no later one needs."""
         self._held: set[int] = set()
@@ -137,9 +138,21 @@ class ClusterReader:
         for p, start in sorted(starts.items()):
             self.buffers[p] = _Buffer(start, epochs.get(p, -1), start)
 
+    def restart(self, codec: PayloadCodec) -> None:
+        """Drop what was read and not taken, and read it again with another codec."""
+        # A new session of executors, which have one codec each; its maker closes the one before.
+        self._cluster, self._codec = self._make_cluster(codec), codec
+        self._taken, self._held = set(), set()
+        for p, buffer in self.buffers.items():
+            self.buffers[p] = _Buffer(buffer.position, buffer.epoch, buffer.position)
+
     def position(self, partition: int) -> int:
         """Return the offset up to which a partition was read."""
         return self.buffers[partition].read_to
+
+    @property
+    def _group(self) -> str:
+        return f"reading {self._cluster.feed.session}"
 
     def fetch(self, wanted: Mapping[int, int], ends: Mapping[int, int]) -> None:
         """Have executors read on in some partitions, by one job."""

@@ -25,6 +25,7 @@ from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.codec import PayloadCodec
+from streaming_pca.data.features.schemas import Schemas
 from streaming_pca.kernels.threads import use_threads
 from streaming_pca.service.errors import RecordsLost, SessionLost
 from streaming_pca.service.input.partition_reader import PartitionReader
@@ -96,6 +97,8 @@ class Feed:
         Bytes of decoded rows that a process may keep.
     threads : int
         Threads of a task.
+    schemas : mapping of int to PublicSchema, or None
+        Schemas of a registry that records name.
     version : str
     wanted : Wanted or None
         As the driver knew it when it made the job.
@@ -107,6 +110,7 @@ class Feed:
     session: str
     cache_bytes: int
     threads: int
+    schemas: Schemas | None = None
     version: str = __version__
     wanted: Wanted | None = None
 
@@ -155,7 +159,7 @@ class Reading:
         self.feed = feed
         self.cache = RowCache(os.path.dirname(folder_of(feed.session)), feed.cache_bytes)
         self.values = ValueCache(feed.session, feed.cache_bytes)
-        self.codec = build_codec(feed.stream, feed.user_key)
+        self.codec = build_codec(feed.stream, feed.user_key, feed.schemas)
         self._reader: PartitionReader | None = None
 
     @classmethod

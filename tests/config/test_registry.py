@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from streaming_pca.config.loading import load_settings
 from streaming_pca.config.settings import ConfigurationError, RegistrySettings
+from streaming_pca.data.features.schemas import Subject
 from tests.cli.command import call
 from tests.config.test_settings import GOOD
 from tests.security.needles import secret
@@ -29,12 +30,12 @@ def test_a_stream_without_a_schema_file_reads_the_registry_s_subject(tmp_path: P
     settings = load_settings(file_of(tmp_path, registry))
     assert settings.registry == RegistrySettings(url="https://registry.example/apis/ccompat/v7", seconds=5)
     assert settings.stream.needs_registry
-    assert settings.stream.registry_subject == f"{settings.stream.input}-value"
+    assert settings.stream.registry_subject == Subject(f"{settings.stream.input}-value", "avro")
     assert "schema" not in settings.stream.privacy_contract
     with pytest.raises(ConfigurationError, match=r"the schemas are in the registry.*set stream\.schema_file"):
         _ = settings.stream.fields
     own = load_settings(file_of(tmp_path, registry, FORMAT + 'subject = "visits"\n'))
-    assert own.stream.registry_subject == "visits"
+    assert own.stream.registry_subject == Subject("visits", "avro")
 
 
 @pytest.mark.parametrize(("format_", "more"), [("avro", ""), ("protobuf", 'message = "t.Row"\n')])

@@ -50,6 +50,7 @@ NOT_RUN = {
 _RUNNABLE = {"bash", "python"}
 _PYTHON = "python -W error::UserWarning -W error::FutureWarning"
 _BROKER = "localhost:9092"
+_REGISTRY = "http://localhost:8081"
 _DEADLINE = 360
 
 
@@ -168,9 +169,13 @@ def test_the_page_runs_as_printed(page: Path, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(_DEADLINE + 60)
 @pytest.mark.parametrize("page", [page for page in PAGES if _needs_broker(page)], ids=name_of)
-def test_the_page_runs_as_printed_on_a_broker(page: Path, kafka_bootstrap: str, tmp_path: Path) -> None:
+def test_the_page_runs_as_printed_on_a_broker(
+    page: Path, kafka_bootstrap: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     port = _free_port()
     script = _script(page).replace(_BROKER, kafka_bootstrap).replace("9464", str(port))
+    if _REGISTRY in script:
+        script = script.replace(_REGISTRY, request.getfixturevalue("apicurio").url)
     for other in ("9465", "9470"):
         script = script.replace(other, str(_free_port()))
     with KafkaAdminClient(bootstrap_servers=kafka_bootstrap) as admin:

@@ -95,10 +95,17 @@ class ProtobufRecords:
     def decode(self, value: bytes) -> list[Any]:
         """Return the record of a payload, or raise an error of any kind."""
         if value[:1] == b"\0":
-            indexes, at = _read_indexes(value, REGISTERED_BYTES)
-            if indexes not in self._indexes:
-                raise MalformedPayload(f"it is message {indexes} of its file, and not {self._indexes[0]}")
-            value = value[at:]
+            return self.decode_registered(value)
+        return self._decode(value)
+
+    def decode_registered(self, value: bytes) -> list[Any]:
+        """Return the record behind an id and indexes, or raise an error of any kind."""
+        indexes, at = _read_indexes(value, REGISTERED_BYTES)
+        if indexes not in self._indexes:
+            raise MalformedPayload(f"it is message {indexes} of its file, and not {self._indexes[0]}")
+        return self._decode(value[at:])
+
+    def _decode(self, value: bytes) -> list[Any]:
         out = self._empty.copy()
         self._fill(self._parse(value), out)
         return out

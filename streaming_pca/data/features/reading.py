@@ -10,11 +10,9 @@ from numpy.typing import NDArray
 
 from streaming_pca.data.arrow import find_pyarrow
 from streaming_pca.data.features.arrow_records import ArrowRecords
-from streaming_pca.data.features.avro.records import AvroRecords
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.json_objects import JsonObjects
 from streaming_pca.data.features.paths import Path
-from streaming_pca.data.features.protobuf_records import ProtobufRecords
 from streaming_pca.data.features.records import (
     ARROW,
     AVRO,
@@ -26,6 +24,7 @@ from streaming_pca.data.features.records import (
     one_line,
 )
 from streaming_pca.data.features.row_map import RowMap, check_places
+from streaming_pca.data.features.schemas import RegisteredRecords, Schemas, records_of
 from streaming_pca.data.payloads import MalformedPayload, depth_of, split_values
 
 __all__ = ["MOST_OBJECT_BYTES", "FieldReader"]
@@ -33,6 +32,7 @@ __all__ = ["MOST_OBJECT_BYTES", "FieldReader"]
 MOST_OBJECT_BYTES = 2**20
 """Longest text of one record."""
 
+_MEDIA_TYPES = {"avro": AVRO, "protobuf": PROTOBUF}
 _DEEPEST = 100
 """Most brackets within one another."""
 _BLANK = b" \t\r\n"
@@ -49,11 +49,15 @@ class FieldReader:
         Place of the user's name, a text or a whole number, where the message key is not the user.
     schema : PublicSchema, optional
         Of Avro or Protobuf, neither of which can be read without it.
+    registered : mapping of int to PublicSchema, optional
+        In its place: schemas of a registry by their ids, all of one format. Each record names its own.
 
     Attributes
     ----------
     map : RowMap
     user_field : path or None
+    schemas : mapping of int to PublicSchema, or None
+    registered : RegisteredRecords or None
 
     Raises
     ------
@@ -68,10 +72,11 @@ class FieldReader:
         features: Sequence[Feature],
         user_field: Path | None = None,
         schema: PublicSchema | None = None,
+        registered: Schemas | None = None,
     ) -> None:
         self.map = RowMap(features)
         self.user_field = user_field
-        self._schema = schema
+        self._schema, self.schemas = schema, registered
         users = [] if user_field is None else [user_field]
         places = [*self.map.places, *users]
         check_places(places)
@@ -83,10 +88,12 @@ class FieldReader:
             names += [(".".join(each),) for each in users]
             self._arrow = ArrowRecords(pyarrow, list(zip(places, names, strict=True)))
         self._of_schema: dict[str, Records] = {}
-        if schema is not None and schema.format == "avro":
-            self._of_schema[AVRO] = AvroRecords(schema.data, places)
-        elif schema is not None:
-            self._of_schema[PROTOBUF] = ProtobufRecords(schema.data, schema.message or "", places)
+        self.registered: RegisteredRecords | None = None
+        if schema is not None:
+            self._of_schema[_MEDIA_TYPES[schema.format]] = records_of(schema, places)
+        elif registered:
+            self.registered = RegisteredRecords(registered, places)
+            self._of_schema[_MEDIA_TYPES[next(iter(registered.values())).format]] = self.registered
         for records in self._of_schema.values():
             self._check_absent(records.absent)
 
@@ -101,8 +108,25 @@ class FieldReader:
         if self.user_field in absent:
             raise ValueError(f"the schema has no value at {'.'.join(self.user_field or ())!r}, user_field")
 
+    @property
+    def faults_of_schemas(self) -> list[str]:
+        """Reasons for which records of some of a registry's schemas are null, a line each."""
+        if self.registered is None:
+            return []
+        lines = [
+            f"schema {number} cannot be read, and its records are null: {fault}"
+            for number, fault in self.registered.unreadable.items()
+        ]
+        for number, absent in self.registered.lacking.items():
+            needed = [f.place for f in self.map.features if f.missing is None]
+            lost = [place for place in absent if place in needed or place == self.user_field]
+            if lost:
+                names = ", ".join(repr(".".join(place)) for place in lost)
+                lines.append(f"schema {number} has no value at {names}, and its records are null")
+        return lines
+
     def __reduce__(self) -> Any:
-        return FieldReader, (self.map.features, self.user_field, self._schema)
+        return FieldReader, (self.map.features, self.user_field, self._schema, self.schemas)
 
     def reads(self, content_type: str) -> bool:
         """Return whether payloads of a media type are records with fields."""

@@ -57,7 +57,8 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
         # Otherwise this worker would spend the budget on null records.
         raise StreamRefused("stream.format = \"arrow\" needs pyarrow: pip install '.[arrow]' in the checkout")
     try:
-        _ = stream.fields
+        # A codec of a registry's schemas is made once these are known.
+        _ = None if stream.needs_registry else stream.fields
     except LibraryMissing as error:
         raise StreamRefused(str(error)) from None
     name, job = stream.name, ledger.job(stream.name)

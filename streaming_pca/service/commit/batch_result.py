@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streaming_pca.config.settings import StreamSettings
+from streaming_pca.data.features.schemas import Schemas, named_in_ledger
 from streaming_pca.data.release import Release
 from streaming_pca.estimators.base import Plan, State
 from streaming_pca.estimators.common.state import encode_state
@@ -37,9 +38,12 @@ class BatchResult:
     users: Step | None
 
 
-def parameters_of(stream: StreamSettings, plan: Plan) -> dict[str, Any]:
+def parameters_of(stream: StreamSettings, plan: Plan, schemas: Schemas | None = None) -> dict[str, Any]:
     """Return RESERVED's parameters: every input of the result except records and state."""
-    return plan.parameters | {"options": stream.mechanism_options, "seed": stream.seed}
+    own: dict[str, Any] = {"options": stream.mechanism_options, "seed": stream.seed}
+    if schemas is not None:
+        own["schemas"] = named_in_ledger(schemas)
+    return plan.parameters | own
 
 
 def compute_batch(

@@ -256,6 +256,10 @@ class RecordBuffer:
         self._spare: RowStore | None = None
         self._shared: RowStore | None = None
 
+    def use(self, codec: PayloadCodec) -> None:
+        """Decode by another codec of the same rows from now on."""
+        self._codec, self._plain = codec, PlainPayloads(codec)
+
     @property
     def partitions(self) -> list[int]:
         """Buffered partitions, in order."""

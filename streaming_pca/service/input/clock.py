@@ -6,15 +6,17 @@ interpreter with code that sees records (docs/explanation/batch-boundaries.md).
 
 Run as ``python -m streaming_pca.service.input.clock``. The first line on its standard input holds
 the settings; each later line holds the topics to read from then on, each with the number of its
-partitions as far as it is known. Each line on its standard output is a tick's end offsets, the
-topics' ids, or a failure. It ends with its input, however the worker ended.
+partitions as far as it is known, and the subjects whose schemas their records name. Each line on its
+standard output is a tick's end offsets, the topics' ids, a subject's schemas, or a failure. It ends with
+its input, however the worker ended.
 
 A topic that is deleted and created again can have the same end offsets, so ids are read as often,
-by a thread of their own: a slow answer must not delay a tick.
+by a thread of their own: a slow answer must not delay a tick. Another thread lists the schemas.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import logging
@@ -23,7 +25,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
@@ -31,6 +33,9 @@ from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+from streaming_pca.config.registry import RegistrySettings
+from streaming_pca.data.features.records import PublicSchema
+from streaming_pca.data.features.schemas import Schemas, Subject
 from streaming_pca.service.kafka.clients import (
     BrokerUnreachable,
     admin_client,
@@ -38,8 +43,10 @@ from streaming_pca.service.kafka.clients import (
     reading_consumer,
 )
 from streaming_pca.service.protection import protect_process, withheld_messages
+from streaming_pca.service.registry.client import RegistryAway, RegistryRefused
+from streaming_pca.service.registry.registry import SchemaRegistry
 
-__all__ = ["Poller", "event_writer", "settings_line"]
+__all__ = ["Poller", "decode_schemas", "event_writer", "settings_line"]
 
 _SINGLE_TOPIC_MS = 2000
 _HEARTBEAT_SECONDS = 1.0
@@ -49,12 +56,27 @@ _FLUSH_SECONDS = 0.5
 SendEvent = Callable[[dict[str, Any]], None]
 
 
-def settings_line(kafka: KafkaSettings, tick: float, partitions_every: float) -> bytes:
-    """Return the first line that the process reads; the password goes no other way."""
+def settings_line(
+    kafka: KafkaSettings, tick: float, partitions_every: float, registry: RegistrySettings | None = None
+) -> bytes:
+    """Return the first line that the process reads; passwords go no other way."""
     plain = kafka.model_dump(mode="json")
     if kafka.sasl_password is not None:
         plain["sasl_password"] = kafka.sasl_password.get_secret_value()
-    return json.dumps({"kafka": plain, "tick": tick, "partitions_every": partitions_every}).encode() + b"\n"
+    first: dict[str, Any] = {"kafka": plain, "tick": tick, "partitions_every": partitions_every}
+    if registry is not None:
+        first["registry"] = registry.model_dump(mode="json")
+        if registry.password is not None:
+            first["registry"]["password"] = registry.password.get_secret_value()
+    return json.dumps(first).encode() + b"\n"
+
+
+def decode_schemas(subject: Subject, schemas: Mapping[str, str]) -> dict[int, PublicSchema]:
+    """Return the schemas of an event, by their ids."""
+    return {
+        int(number): PublicSchema(subject.format, base64.b64decode(data), subject.message)
+        for number, data in schemas.items()
+    }
 
 
 class Poller:
@@ -66,15 +88,27 @@ class Poller:
     tick, partitions_every : float
         Seconds between ticks, and between searches for new partitions.
     send : callable
-        Takes ``{"at": time, "ends": {topic: [offset, ...]}}``, the offsets by
-        partition; or ``{"at": time, "failed": reason, "topics": [topic, ...]}``,
-        None for all topics; or ``{"at": time, "ids": {topic: id}}`` where an id is new;
-        or ``{"waited": seconds}``, the time of a tick's requests.
+        Takes ``{"at": time, "by": time, "ends": {topic: [offset, ...]}}``, the offsets by partition, asked
+        for at the first time and known by the second; ``{"at": time, "failed": reason, "topics": [topic,
+        ...]}``, None for all topics; ``{"at": time, "ids": {topic: id}}`` where an id is new; ``{"waited":
+        seconds}``, the time of a tick's requests; ``{"at": time, "subject": subject, "schemas": {id: octets
+        in base64}}`` with those not sent before, or ``"failed": reason, "refused": bool`` in their place.
         Times are of the monotonic clock, which processes share.
+    registry : RegistrySettings, optional
     """
 
-    def __init__(self, kafka: KafkaSettings, tick: float, partitions_every: float, send: SendEvent) -> None:
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        tick: float,
+        partitions_every: float,
+        send: SendEvent,
+        registry: RegistrySettings | None = None,
+    ) -> None:
         self._kafka, self._tick, self._partitions_every, self._send = kafka, tick, partitions_every, send
+        self._registry = registry
+        self._subjects: tuple[Subject, ...] = ()
+        self._new_subjects = threading.Event()
         self._partitions: dict[str, int] = {}
         self._answered: set[str] = set()
         self._silent_since: dict[str, float] = {}
@@ -82,12 +116,15 @@ class Poller:
         self._steps = 0
         self._lock = threading.Lock()
 
-    def set_topics(self, topics: dict[str, int]) -> None:
-        """Read these topics from now on, with at least these numbers of partitions.
+    def set_topics(self, topics: dict[str, int], subjects: Collection[Subject] = ()) -> None:
+        """Read these topics, with at least these numbers of partitions, and subjects from now on.
 
         May be called from any thread.
         """
         with self._lock:
+            if set(subjects) - set(self._subjects):
+                self._new_subjects.set()
+            self._subjects = tuple(subjects)
             self._partitions = {t: max(n, self._partitions.get(t, 0)) for t, n in topics.items()}
             self._silent_since = {t: since for t, since in self._silent_since.items() if t in topics}
             self._ids = {}
@@ -96,6 +133,10 @@ class Poller:
         """Tick for ever."""
         threading.Thread(target=self._watch_ids, name="ids", daemon=True).start()
         threading.Thread(target=self._watch_ticks, name="ticks", daemon=True).start()
+        if self._registry is not None:
+            threading.Thread(
+                target=self._watch_schemas, args=(self._registry,), name="schemas", daemon=True
+            ).start()
         while True:
             try:
                 self._serve()
@@ -184,7 +225,7 @@ class Poller:
                     self._silent_since.pop(topic, None)
                 ends[topic] = [found[TopicPartition(topic, p)] for p in range(partitions[topic])]
         if ends:
-            self._send({"at": at, "ends": ends})
+            self._send({"at": at, "by": time.monotonic(), "ends": ends})
         return bool(ends)
 
     def _drop_if_silent(self, topic: str, error: KafkaError) -> None:
@@ -244,6 +285,31 @@ class Poller:
                 # `sent` belongs to the topics wanted at that time: for others, ids are sent again.
                 sent.update(found)
 
+    def _watch_schemas(self, settings: RegistrySettings) -> None:
+        """List the wanted subjects' schemas again and again, and send new ones."""
+        registries: dict[Subject, SchemaRegistry] = {}
+        known: dict[Subject, Schemas] = {}
+        while True:
+            self._new_subjects.clear()
+            began = time.monotonic()
+            for subject in self._subjects:
+                event: dict[str, Any] = {"at": time.monotonic(), "subject": subject}
+                try:
+                    if subject not in registries:
+                        registries[subject] = SchemaRegistry(settings, *subject)
+                    before = known.get(subject, {})
+                    found = known[subject] = registries[subject].read(before)
+                    if not found:
+                        raise RegistryRefused(f"subject {subject.name!r} has no version: register a schema")
+                    new = {i: schema for i, schema in found.items() if i not in before}
+                    event["schemas"] = {i: base64.b64encode(s.data).decode() for i, s in new.items()}
+                except (RegistryAway, RegistryRefused) as error:
+                    event |= {"failed": str(error), "refused": isinstance(error, RegistryRefused)}
+                except Exception as error:
+                    event |= {"failed": f"a bug in the clock: {type(error).__name__}", "refused": False}
+                self._send(event)
+            self._new_subjects.wait(max(began + settings.seconds - time.monotonic(), 0))
+
     def _find_partitions(self, topics: set[str]) -> None:
         """Find new partitions, and give up the topics that are gone."""
         admin = admin_client(self._kafka)
@@ -289,7 +355,8 @@ def event_writer(out: IO[bytes], on_closed: Callable[[], object]) -> SendEvent:
 
 def _read_topics(poller: Poller, lines: IO[bytes]) -> None:
     for line in lines:
-        poller.set_topics(json.loads(line))
+        wanted = json.loads(line)
+        poller.set_topics(wanted["topics"], [Subject(*each) for each in wanted["subjects"]])
     _end()
 
 
@@ -315,7 +382,9 @@ def _serve() -> None:
     logging.getLogger().addHandler(logging.NullHandler())
     first = json.loads(sys.stdin.buffer.readline())
     send = event_writer(sys.stdout.buffer, _end)
-    poller = Poller(KafkaSettings(**first["kafka"]), first["tick"], first["partitions_every"], send)
+    registry = RegistrySettings(**first["registry"]) if "registry" in first else None
+    kafka = KafkaSettings(**first["kafka"])
+    poller = Poller(kafka, first["tick"], first["partitions_every"], send, registry)
     threading.Thread(target=_read_topics, args=(poller, sys.stdin.buffer), daemon=True).start()
     poller.run()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import select
 import subprocess
@@ -12,13 +13,16 @@ import sys
 import threading
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
 from streaming_pca.config.kafka import KafkaSettings
-from streaming_pca.service.errors import SessionLost
-from streaming_pca.service.input.clock import settings_line
+from streaming_pca.config.registry import RegistrySettings
+from streaming_pca.data.features.schemas import Schemas, Subject
+from streaming_pca.service.errors import SessionLost, StreamRefused
+from streaming_pca.service.input.clock import decode_schemas, settings_line
 
 __all__ = ["EndOffsetPoller", "EndOffsets", "OffsetFeed", "Offsets"]
 
@@ -42,10 +46,13 @@ class EndOffsets:
         The tick, in seconds of the monotonic clock.
     ends : dict of partition to offset
         Last stable offsets.
+    schemas : mapping of int to PublicSchema, optional
+        What a schema registry listed after that, by ids. One object as long as nothing is new.
     """
 
     time: float
     ends: Offsets
+    schemas: Schemas | None = None
 
 
 class OffsetFeed:
@@ -55,6 +62,10 @@ class OffsetFeed:
     change the end offsets that it sees. Equal neighbours are merged, and each entry takes
     8 bytes a partition: with three partitions and five ticks a second 14 MB a day of lag.
 
+    Where records name schemas of a registry, a tick is held back until a listing of them that
+    began after it: a producer registers a schema before it writes the first record, so each
+    record below the tick's ends names a schema of that listing.
+
     Parameters
     ----------
     topic : str
@@ -62,44 +73,113 @@ class OffsetFeed:
         Called from the poller's thread when there may be something new.
     topic_id : str, optional
         The expected id: the feed fails when the topic gets another.
+    subject : Subject, optional
+        Whose schemas the records name.
     """
 
-    def __init__(self, topic: str, notify: Callable[[], None], topic_id: str | None = None) -> None:
-        self.topic, self.topic_id = topic, topic_id
+    def __init__(
+        self,
+        topic: str,
+        notify: Callable[[], None],
+        topic_id: str | None = None,
+        subject: Subject | None = None,
+    ) -> None:
+        self.topic, self.topic_id, self.subject = topic, topic_id, subject
         self._notify = notify
         self._lock = threading.Lock()
         self._offsets = array("q")
         self._times = array("d")
         self._widths = array("q")
+        self._versions = array("q")
+        self._listed: list[Schemas | None] = [None]
+        self._held: deque[tuple[float, float, Offsets]] = deque()
+        self._listings: deque[tuple[float, int]] = deque()
         self._offsets_read = 0
         self._entries_read = 0
         self._last: Offsets = {}
+        self._last_version = 0
+        self._newest: Offsets = {}
         self._wake_at = float("inf")
         self._error: BaseException | None = None
         self.started = time.monotonic()
         """Time of its opening."""
         self.ticked = self.started
         """Time up to which all ticks are in the queue."""
+        self.unlisted: BaseException | None = None
+        """Error for which no schemas are known yet."""
+        self.listed_at = 0.0
+        """Time of the registry's last answer, in seconds since 1970."""
 
     @property
     def last(self) -> Offsets:
-        """The newest ends, read or not."""
-        return self._last
+        """The newest ends, read or not, or held back."""
+        return self._newest
 
-    def add(self, at: float, ends: Offsets) -> None:
-        """Append the ends of a tick; from the poller's thread."""
+    @property
+    def schemas(self) -> Schemas | None:
+        """The newest schemas that a registry has listed; None before that."""
+        return self._listed[-1]
+
+    def add(self, at: float, ends: Offsets, by: float = math.inf) -> None:
+        """Append the ends of a tick, which were known by a time; from the poller's thread."""
         with self._lock:
-            changed = ends != self._last
-            if changed:
-                # Partitions are numbered from 0 and only ever added.
-                self._offsets.extend(ends[p] for p in sorted(ends))
-                self._widths.append(len(ends))
-                self._times.append(at)
-                self._last = ends
-            self.ticked = at
-            wanted = changed or at >= self._wake_at
+            self._newest = ends
+            if self.subject is None:
+                wanted = self._append(at, ends, 0)
+            else:
+                # Later ticks need no listing that began before this one.
+                while self._listings and self._listings[0][0] < by:
+                    self._listings.popleft()
+                self._held.append((at, by, ends))
+                wanted = self._release()
         if wanted:
             self._notify()
+
+    def add_listing(self, began: float, schemas: Schemas) -> None:
+        """Note what a registry listed when asked at a time; from the poller's thread."""
+        with self._lock:
+            first, self.unlisted = self._listed[-1] is None, None
+            if schemas is not self._listed[-1]:
+                self._listed.append(schemas)
+            version = len(self._listed) - 1
+            if self._listings and self._listings[-1][1] == version:
+                self._listings.pop()
+            self._listings.append((began, version))
+            wanted = self._release() or first
+        if wanted:
+            self._notify()
+
+    def _release(self) -> bool:
+        """Append the held ticks that a listing covers; return whether a reader wants to know.
+
+        Each gets the first listing that began after it: neither side's delays decide which.
+        """
+        wanted = False
+        while self._held and self._listings:
+            at, by, ends = self._held[0]
+            version = next((version for began, version in self._listings if began >= by), None)
+            if version is None:
+                break
+            self._held.popleft()
+            wanted |= self._append(at, ends, version)
+        return wanted
+
+    def _append(self, at: float, ends: Offsets, version: int) -> bool:
+        changed = ends != self._last or version != self._last_version
+        if changed:
+            # Partitions are numbered from 0 and only ever added.
+            self._offsets.extend(ends[p] for p in sorted(ends))
+            self._widths.append(len(ends))
+            self._times.append(at)
+            self._versions.append(version)
+            self._last, self._last_version = ends, version
+        self.ticked = at
+        return changed or at >= self._wake_at
+
+    def miss_listing(self, error: BaseException) -> None:
+        """Note that no schemas are known yet; from the poller's thread."""
+        self.unlisted = error
+        self._notify()
 
     def fail(self, error: BaseException) -> None:
         """End the feed with an error; from the poller's thread."""
@@ -128,10 +208,12 @@ class OffsetFeed:
             i = self._entries_read
             start, width = self._offsets_read, self._widths[i]
             offsets = self._offsets[start : start + width]
-            end_offsets = EndOffsets(self._times[i], dict(enumerate(offsets)))
+            schemas = self._listed[self._versions[i]]
+            end_offsets = EndOffsets(self._times[i], dict(enumerate(offsets)), schemas)
             self._offsets_read, self._entries_read = start + width, i + 1
             if self._offsets_read >= _FREE_AFTER:
                 del self._offsets[: self._offsets_read], self._times[: i + 1], self._widths[: i + 1]
+                del self._versions[: i + 1]
                 self._offsets_read = self._entries_read = 0
             return end_offsets
 
@@ -158,6 +240,8 @@ class EndOffsetPoller:
         Seconds between ticks, and between searches for new partitions.
     on_answer : callable, optional
         Takes the seconds that a tick's requests to the broker took; called in a thread.
+    registry : RegistrySettings, optional
+        Registry of the subjects that feeds name.
     """
 
     def __init__(
@@ -166,11 +250,14 @@ class EndOffsetPoller:
         tick: float,
         partitions_every: float,
         on_answer: Callable[[float], None] = lambda seconds: None,
+        registry: RegistrySettings | None = None,
     ) -> None:
         self._on_answer = on_answer
-        self._settings_line = settings_line(kafka, tick, partitions_every)
+        self._settings_line = settings_line(kafka, tick, partitions_every, registry)
         self._feeds: list[OffsetFeed] = []
         self._partitions: dict[str, int] = {}
+        self._schemas: dict[Subject, Schemas] = {}
+        self._unanswered: set[Subject] = set()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -185,11 +272,12 @@ class EndOffsetPoller:
         partitions: Iterable[int],
         notify: Callable[[], None],
         topic_id: str | None = None,
+        subject: Subject | None = None,
     ) -> OffsetFeed:
         """Open a feed of a topic with the partitions known now; new ones are found."""
         with self._lock:
             self._start()
-            feed = OffsetFeed(topic, notify, topic_id)
+            feed = OffsetFeed(topic, notify, topic_id, subject)
             self._feeds.append(feed)
             # Partitions are numbered from 0.
             known = max(partitions, default=-1) + 1
@@ -225,7 +313,9 @@ class EndOffsetPoller:
         threading.Thread(target=self._read, args=(self._process,), name="end-offsets", daemon=True).start()
 
     def _send_topics(self) -> None:
-        self._write(json.dumps(self._partitions).encode() + b"\n")
+        subjects = sorted({f.subject for f in self._feeds if f.subject is not None}, key=str)
+        wanted = {"topics": self._partitions, "subjects": subjects}
+        self._write(json.dumps(wanted).encode() + b"\n")
 
     def _write(self, line: bytes) -> None:
         if self._process is None or self._process.stdin is None:
@@ -246,7 +336,9 @@ class EndOffsetPoller:
             for line in _lines(out):
                 event = json.loads(line)
                 if "ends" in event:
-                    self._deliver(event["at"], event["ends"])
+                    self._deliver(event["at"], event["by"], event["ends"])
+                elif "subject" in event:
+                    self._list_schemas(event)
                 elif "ids" in event:
                     self._check_ids(event["at"], event["ids"])
                 elif "waited" in event:
@@ -267,7 +359,7 @@ class EndOffsetPoller:
         for feed in lost:
             feed.fail(SessionLost("the clock's process ended"))
 
-    def _deliver(self, at: float, ends: dict[str, list[int]]) -> None:
+    def _deliver(self, at: float, by: float, ends: dict[str, list[int]]) -> None:
         with self._lock:
             # A tick that was under way when a feed was opened is not delivered to it.
             feeds = [f for f in self._feeds if f.topic in ends and at >= f.started]
@@ -275,7 +367,42 @@ class EndOffsetPoller:
         for topic in sorted(grown):
             log.info("topic %s has %d partitions now", topic, len(ends[topic]))
         for feed in feeds:
-            feed.add(at, dict(enumerate(ends[feed.topic])))
+            feed.add(at, dict(enumerate(ends[feed.topic])), by)
+
+    def _list_schemas(self, event: dict[str, Any]) -> None:
+        """Deliver the schemas that the registry has listed, or has listed before it failed.
+
+        A registry that is away stops no stream: it registers nothing new meanwhile.
+        """
+        subject, at = Subject(*event["subject"]), event["at"]
+        known = self._schemas.get(subject, {})
+        if "failed" not in event:
+            found = {i: s for i, s in decode_schemas(subject, event["schemas"]).items() if i not in known}
+            if found:
+                known = self._schemas[subject] = {**known, **found}
+                ids = ", ".join(str(each) for each in sorted(found))
+                log.info("subject %r has new schemas: ids %s", subject.name, ids)
+            if subject in self._unanswered:
+                self._unanswered.remove(subject)
+                log.info("the schema registry answers again for subject %r", subject.name)
+        elif known and subject not in self._unanswered:
+            self._unanswered.add(subject)
+            log.warning(
+                "%s: going on with the known schemas of subject %r (%d)",
+                event["failed"],
+                subject.name,
+                len(known),
+            )
+        with self._lock:
+            feeds = [f for f in self._feeds if f.subject == subject]
+        for feed in feeds:
+            if "failed" not in event:
+                feed.listed_at = time.time()
+            if known:
+                feed.add_listing(at, known)
+            else:
+                kind = StreamRefused if event["refused"] else SessionLost
+                feed.miss_listing(kind(event["failed"]))
 
     def _check_ids(self, at: float, ids: dict[str, str]) -> None:
         """Fail the feeds of topics that were deleted and created again."""

@@ -116,6 +116,17 @@ class PartitionReader:
         consumer.unsubscribe()
         self._free.append(consumer)
 
+    def restart(self, codec: PayloadCodec) -> None:
+        """Drop what was read and not taken, and read it again with another codec."""
+        found = {p: (buffer.position, buffer.epoch) for p, buffer in self.buffers.items()}
+        for p in found:
+            self.remove(p)
+        self._buffer.use(codec)
+        self.add(
+            {p: position for p, (position, _) in found.items()},
+            {} if self._skip_lost else {p: epoch for p, (_, epoch) in found.items()},
+        )
+
     def _idle_consumer(self) -> KafkaConsumer:
         """Return a consumer without partition, made if there is none."""
         if not self._free:

@@ -84,6 +84,9 @@ class Reader(Protocol):
             has lost that record.
         """
 
+    def restart(self, codec: PayloadCodec) -> None:
+        """Drop what was read and not taken, and read it again with another codec."""
+
     def position(self, partition: int) -> int:
         """Return the offset up to which a partition was read."""
 

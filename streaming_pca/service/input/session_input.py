@@ -20,7 +20,7 @@ from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionL
 from streaming_pca.service.executors import Executors, Pool
 from streaming_pca.service.input.end_offsets import OffsetFeed, Offsets
 from streaming_pca.service.input.reader import ReaderFactory
-from streaming_pca.service.input.source import CutBatch, Source
+from streaming_pca.service.input.source import CodecMaker, CutBatch, Source
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 
 __all__ = ["Input", "ReadAhead"]
@@ -123,15 +123,20 @@ class Input:
         epochs: dict[int, int],
         feed: OffsetFeed,
         skip_lost: bool | None = None,
+        codec_of: CodecMaker | None = None,
     ) -> None:
-        """Start to read from positions; ``skip_lost`` defaults to the stream's setting."""
+        """Start to read from positions; ``skip_lost`` defaults to the stream's setting.
+
+        ``codec_of`` makes the codec of other schemas, where records name those of a registry.
+        """
         stream = self._stream
         skip = stream.lost_records == "skip" if skip_lost is None else skip_lost
 
         def open_source() -> Source:
             reader = self._make_reader(self._kafka, stream, codec, len(partitions), skip, feed.check)
             wait, ahead = stream.max_wait_seconds, self._read_ahead
-            return Source(reader, stream.input, partitions, positions, epochs, feed, skip, wait, ahead)
+            how = (feed, skip, wait, ahead, codec.schemas, codec_of)
+            return Source(reader, stream.input, partitions, positions, epochs, *how)
 
         self._source = await self._call("opening the input", open_source, deadline=60.0)
         if self._stopped:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 
 from streaming_pca.config.settings import ConfigurationError, StreamSettings
 from streaming_pca.data.codec import PayloadCodec
+from streaming_pca.data.features.reading import FieldReader
 from streaming_pca.data.features.records import LibraryMissing
+from streaming_pca.data.features.schemas import Schemas
 from streaming_pca.data.records import Batch
 from streaming_pca.estimators.base import Plan
 from streaming_pca.privacy.ledger.entries import OffsetRange
@@ -37,19 +39,34 @@ _READ_AHEAD_BYTES, _READ_AHEAD_MESSAGES = 2**24, 2**14
 """Read ahead however small a batch is, until the first of the two is reached."""
 
 
-def build_codec(stream: StreamSettings, user_key: bytes | None) -> PayloadCodec:
+CodecMaker = Callable[["Schemas | None"], PayloadCodec]
+"""Maker of the decoder that reads by a registry's schemas."""
+
+
+def build_codec(
+    stream: StreamSettings, user_key: bytes | None, schemas: Schemas | None = None
+) -> PayloadCodec:
     """Return the decoder of a stream's messages.
 
-    ``user_key`` keys the hashes of users, where they are the unit of privacy.
+    Parameters
+    ----------
+    stream : StreamSettings
+    user_key : bytes or None
+        Key of the hashes of users, where they are the unit of privacy.
+    schemas : mapping of int to PublicSchema, optional
+        Schemas of a registry that records name.
 
     Raises
     ------
     ConfigurationError
-        If the format's library is not installed.
+        If the format's library is not installed, or no schema has a value for each feature.
     """
     try:
-        fields = stream.fields
-    except LibraryMissing as error:
+        if schemas is None or stream.features is None:
+            fields = stream.fields
+        else:
+            fields = FieldReader(stream.features, stream.user_field, None, schemas)
+    except (LibraryMissing, ValueError) as error:
         raise ConfigurationError(str(error)) from None
     return PayloadCodec(
         stream.dim,
@@ -76,6 +93,8 @@ class CutBatch:
     """Epochs of the leaders that took the last record before each position, where known."""
     users: NDArray[np.uint64] | None = None
     """(m, 2) keyed hashes of the messages' keys, where the user is the unit of privacy."""
+    schemas: Schemas | None = None
+    """Schemas of a registry by which the records were decoded."""
 
 
 class Source:
@@ -102,6 +121,10 @@ class Source:
         Seconds.
     ahead : float
         Part of a batch of the last plan's size that :meth:`read_ahead` gathers.
+    schemas : mapping of int to PublicSchema, optional
+        By which the reader decodes at first.
+    codec_of : CodecMaker, optional
+        Called where end offsets come with other schemas.
 
     Notes
     -----
@@ -121,8 +144,11 @@ class Source:
         skip_lost: bool = False,
         max_wait: float | None = None,
         ahead: float = 0.0,
+        schemas: Schemas | None = None,
+        codec_of: CodecMaker | None = None,
     ) -> None:
         self._reader, self._topic = reader, topic
+        self._schemas, self._codec_of = schemas, codec_of
         self._skip_lost, self._read_ahead_share = skip_lost, ahead
         self._feed, self._cutter = feed, BatchCutter(feed, max_wait)
         self._stop = threading.Event()
@@ -232,6 +258,10 @@ class Source:
         assert plan is not None
         if self._stop.is_set():
             return None
+        if self._codec_of is not None and end_offsets.schemas is not self._schemas:
+            # Records that were read are read again, so that the tick alone decides how a record is decoded.
+            self._reader.restart(self._codec_of(end_offsets.schemas))
+            self._schemas = end_offsets.schemas
         self._add_partitions([p for p in end_offsets.ends if p not in self._buffers], {}, {})
         self._check_tails(end_offsets)
         if not late:
@@ -295,7 +325,7 @@ class Source:
             for p, count in zip(self._partitions, counts, strict=True)
             if count
         )
-        return CutBatch(batch, ranges, self.positions, self.epochs, users)
+        return CutBatch(batch, ranges, self.positions, self.epochs, users, self._schemas)
 
     def release_memory(self) -> None:
         """Release the last batch's memory for reuse."""

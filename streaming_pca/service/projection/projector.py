@@ -21,10 +21,10 @@ from typing import Any
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError, KafkaTimeoutError, OffsetOutOfRangeError
 
+from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.config.settings import KafkaSettings, StreamSettings
 from streaming_pca.data.projection import Projection
 from streaming_pca.service.errors import RecordsLost, SessionLost, StreamRefused
-from streaming_pca.service.input.source import build_codec
 from streaming_pca.service.kafka.clients import (
     admin_client,
     close_reader,
@@ -39,6 +39,7 @@ from streaming_pca.service.kafka.transaction import Transaction, delivery_timeou
 from streaming_pca.service.projection.encoding import Encoder, headers_of, project
 from streaming_pca.service.projection.latest import LatestRelease, projection_of
 from streaming_pca.service.projection.membership import Assignment, Membership
+from streaming_pca.service.projection.schemas import FollowingCodec
 from streaming_pca.service.topics.output import Output
 from streaming_pca.service.topics.sizes import MOST_KEY_BYTES
 
@@ -70,6 +71,8 @@ class Projector:
         Batch of the one release to project with; by default the newest is followed.
     on_commit : callable, optional
         Called with the number of messages of each committed transaction.
+    registry : RegistrySettings, optional
+        Where the schemas are that records name.
     """
 
     def __init__(
@@ -80,9 +83,10 @@ class Projector:
         encoder: Encoder,
         release_batch: int | None = None,
         on_commit: Callable[[int], None] = lambda messages: None,
+        registry: RegistrySettings | None = None,
     ) -> None:
         self._kafka, self._stream, self._output, self._encoder = kafka, stream, output, encoder
-        self._codec = build_codec(stream, None)
+        self._schemas = FollowingCodec(stream, registry)
         self._release_batch, self._on_commit = release_batch, on_commit
         self._transactional_id = f"{output.transactional_prefix}{uuid.uuid4()}"
         self._members: Membership | None = None
@@ -263,7 +267,7 @@ class Projector:
                 max_poll_records=_BATCH_RECORDS,
                 fetch_bytes=_FETCH_BYTES,
                 io="records",
-                most_bytes=most_record_bytes(self._codec.most_bytes),
+                most_bytes=most_record_bytes(self._schemas.codec.most_bytes),
             )
             tps = [self._tp(p) for p in assignment.partitions]
             timeout = self._kafka.request_timeout_ms
@@ -407,6 +411,7 @@ class Projector:
         assert self._using is not None, "there is a release"
         _, projection, headers = self._using
         # Before the transaction, which may not stay open for long.
+        self._schemas.follow(polled)
         projected = [(tp, messages, self._values(projection, messages)) for tp, messages in polled.items()]
         assert self._producer is not None, "it is made with the reader"
         with self._named("beginning the transaction"):
@@ -427,7 +432,7 @@ class Projector:
 
     def _values(self, projection: Projection, messages: Sequence[Any]) -> list[bytes]:
         try:
-            return project(self._codec, projection, self._encoder, messages)
+            return project(self._schemas.codec, projection, self._encoder, messages)
         except Exception:
             # A shape that could not be allocated is a count of rows.
             raise StreamRefused("projecting failed; why could tell of records, so no more is said") from None

@@ -170,9 +170,10 @@ class ProjectionWorker:
                 output.topic,
             )
             encoder = Encoder(options.format, stream.dtype)
-            projector = self._projector = Projector(
-                settings.kafka, stream, output, encoder, options.release_batch, self._count
-            )
+            how = (settings.kafka, stream, output, encoder, options.release_batch, self._count)
+            # It reads the schemas that records name, where they name any.
+            projector = await self._call("making a projector", Projector, *how, settings.registry)
+            self._projector = projector
             self._metrics.watch(projector)
             hanging = False
             try:

@@ -10,10 +10,10 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from streaming_pca.config.settings import RegistrySettings
+from streaming_pca.config.settings import ConfigurationError, RegistrySettings, Settings
 from streaming_pca.data.features.records import PublicSchema, SchemaFormat
 from streaming_pca.data.features.registered import Registered, public_schema
-from streaming_pca.service.registry.client import NotThere, RegistryClient, RegistryRefused
+from streaming_pca.service.registry.client import NotThere, RegistryAway, RegistryClient, RegistryRefused
 
 __all__ = ["SchemaRegistry", "read_latest"]
 
@@ -75,6 +75,7 @@ class SchemaRegistry:
         self._versions: dict[int, int] = {}
         self._schemas: dict[int, PublicSchema] = {}
         self._references: dict[tuple[str, int], Registered | None] = {}
+        self._faults: dict[int, str] = {}
 
     def read(self, known: Mapping[int, PublicSchema]) -> dict[int, PublicSchema]:
         """Return the known schemas and those of all versions, also of softly deleted ones.
@@ -86,7 +87,7 @@ class SchemaRegistry:
         RegistryAway
             If the registry does not answer; the next call continues.
         RegistryRefused
-            If a setting has to change, or the subject is not there.
+            If a setting has to change, the subject is not there, or no version can be read.
         """
         self._begin(known)
         try:
@@ -117,16 +118,19 @@ class SchemaRegistry:
                 raise self._client.no_registry()
             self._take(answer.id, answer, f"version {version} of subject {self._subject!r}")
             self._versions[version] = answer.id
-        return {**known, **{id_: self._schemas[id_] for id_ in self._versions.values()}}
+        found = {**known, **{id_: self._schemas[id_] for id_ in self._versions.values()}}
+        if found and found.keys() <= self._faults.keys():
+            raise RegistryRefused(self._faults[min(found)])
+        return found
 
     def read_ids(self, ids: Iterable[int]) -> dict[int, PublicSchema]:
-        """Return the schemas of some ids, for a batch that was begun with them.
+        """Return the schemas of some ids, for a batch that was begun with them; without ids that are gone.
 
         Raises
         ------
         RegistryAway
         RegistryRefused
-            If a setting has to change, or the registry lacks an id.
+            If a setting has to change.
         """
         self._begin({})
         found = {}
@@ -137,9 +141,7 @@ class SchemaRegistry:
                     query = _SERIALIZED | context
                     answer = self._client.get(_Version, "schemas", "ids", id_, query=query)
                 except NotThere:
-                    raise RegistryRefused(
-                        f"the registry has no schema {id_}, of an unfinished batch: correct registry.url"
-                    ) from None
+                    continue
                 self._take(id_, answer, f"schema {id_}")
             found[id_] = self._schemas[id_]
         return found
@@ -148,6 +150,8 @@ class SchemaRegistry:
         """Return the data of the newest version, joined with the schemas it refers to."""
         self._begin({})
         self._take(0, answer, f"the newest version of subject {self._subject!r}")
+        if 0 in self._faults:
+            raise RegistryRefused(self._faults[0])
         return self._schemas.pop(0).data
 
     def _begin(self, known: Mapping[int, PublicSchema]) -> None:
@@ -164,11 +168,12 @@ class SchemaRegistry:
         """Keep the schema of an answer, which never changes under its id."""
         if id_ in self._schemas:
             return
-        registered = self._registered(answer, what, 0)
         try:
-            schema = public_schema(self._format, registered, self._message)
-        except ValueError as error:
-            raise RegistryRefused(f"{what}: {error}") from None
+            schema = public_schema(self._format, self._registered(answer, what, 0), self._message)
+        except (RegistryRefused, ValueError) as error:
+            # As it is: its records are null, and those of other versions are read.
+            schema = PublicSchema(self._format, answer.schema.encode("utf-8", "replace"), self._message)
+            self._faults[id_] = str(error) if isinstance(error, RegistryRefused) else f"{what}: {error}"
         if sum(len(each.data) for each in self._schemas.values()) + len(schema.data) > _MOST_BYTES:
             raise RegistryRefused(
                 f"{what}: all schemas have over {_MOST_BYTES} octets together: set another stream.subject"
@@ -207,6 +212,23 @@ class SchemaRegistry:
         if found is None:
             raise RegistryRefused(f"{what} refers to others in a circle: set stream.schema_file")
         return reference.name, found
+
+
+def schemas_of(settings: Settings) -> dict[int, PublicSchema] | None:
+    """Return the schemas that a stream's records may name now; None where they name none.
+
+    Raises
+    ------
+    ConfigurationError
+        One line, if the registry is away or refuses.
+    """
+    subject = settings.stream.registry_subject
+    if subject is None or settings.registry is None:
+        return None
+    try:
+        return SchemaRegistry(settings.registry, *subject).read({})
+    except (RegistryAway, RegistryRefused) as error:
+        raise ConfigurationError(str(error)) from None
 
 
 def read_latest(

@@ -6,18 +6,23 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from kafka.errors import KafkaError
 
-from streaming_pca.config.settings import KafkaSettings
-from streaming_pca.service.errors import SessionLost
+from streaming_pca.config.settings import KafkaSettings, RegistrySettings
+from streaming_pca.data.features.records import PublicSchema
+from streaming_pca.data.features.schemas import Subject
+from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.input import clock
-from streaming_pca.service.input.clock import Poller, event_writer
-from streaming_pca.service.input.end_offsets import EndOffsetPoller
+from streaming_pca.service.input.clock import Poller, decode_schemas, event_writer
+from streaming_pca.service.input.end_offsets import EndOffsetPoller, EndOffsets, OffsetFeed
+from streaming_pca.service.registry.client import RegistryAway, RegistryRefused
 
 
 def test_a_worker_that_does_not_read_holds_up_no_tick() -> None:
@@ -107,6 +112,87 @@ def test_slow_ticks_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         poller.set_topics({"topic": 1})
         assert ticks.acquire(timeout=120)
     assert not ended.is_set()
+
+
+class Registry:
+    """Registry that lists a new schema each time, and fails at some."""
+
+    faults: ClassVar[dict[int, Exception]] = {}
+    reads = 0
+
+    def __init__(self, settings: RegistrySettings, name: str, format_: str, message: str | None) -> None:
+        self.known: list[int] = []
+
+    def read(self, known: Mapping[int, PublicSchema]) -> dict[int, PublicSchema]:
+        number = Registry.reads = Registry.reads + 1
+        if number in self.faults:
+            raise self.faults[number]
+        return {**known, number: PublicSchema("avro", b"%d" % number)}
+
+
+def test_schemas_are_listed_on_an_interval_and_each_is_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = SimpleQueue[dict[str, Any]]()
+    monkeypatch.setattr(clock, "SchemaRegistry", Registry)
+    Registry.reads = 0
+    Registry.faults = {2: RegistryAway("away"), 3: RegistryRefused("refused"), 4: MemoryError()}
+    settings = RegistrySettings(url="http://127.0.0.1:1", seconds=0.1)
+    poller = Poller(KafkaSettings(), 0.1, 1.0, events.put, settings)
+    threading.Thread(target=poller._watch_schemas, args=(settings,), daemon=True).start()
+    poller.set_topics({}, [Subject("a", "avro")])
+    found = [events.get(timeout=120) for _ in range(5)]
+    assert all(event["subject"] == ("a", "avro", None) for event in found)
+    times = [event["at"] for event in found]
+    assert all(later - before > 0.09 for before, later in pairwise(times))
+    said = [{key: event[key] for key in event if key not in ("at", "subject")} for event in found]
+    assert said == [
+        {"schemas": {1: "MQ=="}},
+        {"failed": "away", "refused": False},
+        {"failed": "refused", "refused": True},
+        {"failed": "a bug in the clock: MemoryError", "refused": False},
+        {"schemas": {5: "NQ=="}},
+    ]
+    assert decode_schemas(Subject("a", "avro"), {"5": "NQ=="}) == {5: PublicSchema("avro", b"5")}
+
+
+def listing(at: float, **what: Any) -> dict[str, Any]:
+    return {"at": at, "subject": ["a", "avro", None], **what}
+
+
+def test_a_registry_that_fails_leaves_the_schemas_that_are_known(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    poller = EndOffsetPoller(KafkaSettings(), 0.1, 1.0)
+    feed = OffsetFeed("t", lambda: None, subject=Subject("a", "avro"))
+    feed.started = 0.0
+    poller._feeds.append(feed)
+    poller._list_schemas(listing(1, failed="away", refused=False))
+    assert isinstance(feed.unlisted, SessionLost)
+    poller._list_schemas(listing(2, failed="refused", refused=True))
+    assert isinstance(feed.unlisted, StreamRefused)
+    assert feed.listed_at == 0
+    poller._list_schemas(listing(3, schemas={"1": "MQ=="}))
+    assert feed.unlisted is None
+    first = feed.schemas
+    assert first == {1: PublicSchema("avro", b"1")}
+    feed.add(3.5, {0: 1}, 3.6)
+    for at in (4, 5):
+        poller._list_schemas(listing(at, failed="away", refused=False))
+    assert feed.next() == EndOffsets(3.5, {0: 1}, first)
+    listed_at = feed.listed_at
+    poller._list_schemas(listing(6, schemas={}))
+    assert feed.schemas is first
+    assert feed.listed_at >= listed_at
+    poller._list_schemas(listing(7, schemas={"2": "Mg=="}))
+    assert sorted(feed.schemas or {}) == [1, 2]
+    # A clock that was started anew sends all of them again.
+    newest = feed.schemas
+    poller._list_schemas(listing(8, schemas={"1": "MQ==", "2": "Mg=="}))
+    assert feed.schemas is newest
+    assert [record.message.split(" 'a'")[0] for record in caplog.records] == [
+        "subject",
+        "away: going on with the known schemas of subject",
+        "the schema registry answers again for subject",
+        "subject",
+    ]
 
 
 class Admin:

@@ -88,10 +88,14 @@ class AvroRecords:
         """Return the record of a payload, or raise an error of any kind."""
         if value[:1] == b"\0":
             try:
-                return self._decode(value, REGISTERED_BYTES)
+                return self.decode_registered(value)
             except Exception:
                 return self._decode(value, 0)
         return self._decode(value, 0)
+
+    def decode_registered(self, value: bytes) -> list[Any]:
+        """Return the record behind a schema's id, or raise an error of any kind."""
+        return self._decode(value, REGISTERED_BYTES)
 
     def _decode(self, value: bytes, at: int) -> list[Any]:
         out = self._empty.copy()

@@ -1,0 +1,137 @@
+"""Reader of records that name their schema: each is read by the version with which it was written."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from streaming_pca.data.features.avro.records import AvroRecords
+from streaming_pca.data.features.paths import Path
+from streaming_pca.data.features.protobuf_records import ProtobufRecords
+from streaming_pca.data.features.records import (
+    REGISTERED_BYTES,
+    PublicSchema,
+    SchemaFormat,
+    one_line,
+    tree_of,
+)
+from streaming_pca.data.payloads import MalformedPayload
+
+__all__ = ["RegisteredRecords", "Schemas", "Subject", "named_in_ledger", "records_of"]
+
+Schemas = Mapping[int, PublicSchema]
+"""Schemas of one subject by their ids, which are a registry's own and never change."""
+
+
+class Subject(NamedTuple):
+    """Name of a schema in a registry, under which its versions follow one another.
+
+    Attributes
+    ----------
+    name : str
+    format : {"avro", "protobuf"}
+    message : str or None
+        Full name of the records' message, of Protobuf; None for the first of its file.
+    """
+
+    name: str
+    format: SchemaFormat
+    message: str | None = None
+
+
+def named_in_ledger(schemas: Schemas) -> dict[str, Any]:
+    """Return how a reservation names schemas: their ids, and a digest of all of them.
+
+    Both are public. A batch that is finished later is decoded by exactly these.
+    """
+    ids = sorted(schemas)
+    digests = "".join(f"{number}:{schemas[number].digest}\n" for number in ids)
+    return {"ids": ids, "sha256": hashlib.sha256(digests.encode()).hexdigest()}
+
+
+def records_of(schema: PublicSchema, places: Sequence[Path]) -> AvroRecords | ProtobufRecords:
+    """Return the reader of a schema's records.
+
+    Raises
+    ------
+    ValueError
+        In one line, if the schema is none or cannot be bounded.
+    LibraryMissing
+    """
+    if schema.format == "avro":
+        return AvroRecords(schema.data, places)
+    return ProtobufRecords(schema.data, schema.message or "", places)
+
+
+class RegisteredRecords:
+    """Decoder of records in Confluent's wire format, by all versions of a schema.
+
+    Parameters
+    ----------
+    schemas : mapping of int to PublicSchema
+        Ids of one registry, and their schemas.
+    places : sequence of paths
+
+    Attributes
+    ----------
+    getters : list of callable
+    absent : tuple of paths
+        Places at which no version has a value.
+    lacking : dict of int to tuple of paths
+        Places at which a version has no value, by id; only versions that lack some.
+    unreadable : dict of int to str
+        Why the records of a version are null, by id.
+
+    Notes
+    -----
+    An id is looked up among those given and nowhere else: a request because of a record would tell of it.
+    Payloads without an id, or with another one, are null records. Nothing is guessed, so that a record
+    means what its producer wrote.
+
+    Raises
+    ------
+    ValueError
+        In one line, if no version can be read.
+    LibraryMissing
+    """
+
+    def __init__(self, schemas: Schemas, places: Sequence[Path]) -> None:
+        self._decoders: dict[bytes, Callable[[bytes], Any]] = {}
+        self.unreadable: dict[int, str] = {}
+        self.lacking: dict[int, tuple[Path, ...]] = {}
+        absent = set(places)
+        for number, schema in sorted(schemas.items()):
+            try:
+                records = records_of(schema, places)
+            except ValueError as error:
+                self.unreadable[number] = one_line(error)
+                continue
+            self._decoders[number.to_bytes(REGISTERED_BYTES, "big")] = records.decode_registered
+            if records.absent:
+                self.lacking[number] = records.absent
+            absent &= set(records.absent)
+        if not self._decoders:
+            faults = [f"schema {number}: {fault}" for number, fault in self.unreadable.items()]
+            raise ValueError(f"no version of the schema can be read: {'; '.join(faults) or 'there is none'}")
+        self.absent = tuple(place for place in places if place in absent)
+        # All readers have the same slots, since these follow from the places alone.
+        _, slots = tree_of(places)
+        self.getters: list[Callable[[Any], Any]] = [itemgetter(slot) for slot in slots]
+
+    def decode(self, value: bytes) -> list[Any]:
+        """Return the record of a payload, or raise an error of any kind."""
+        # A zero and the id are the id in five bytes.
+        decode = self._decoders.get(value[:REGISTERED_BYTES])
+        if decode is None:
+            raise MalformedPayload(self._fault(value))
+        found: list[Any] = decode(value)
+        return found
+
+    def _fault(self, value: bytes) -> str:
+        if value[:1] != b"\0" or len(value) < REGISTERED_BYTES:
+            return "it names no schema: it is not in the wire format of a registry"
+        number = int.from_bytes(value[:REGISTERED_BYTES], "big")
+        fault = self.unreadable.get(number, "it is not among the versions that the registry listed")
+        return f"its schema has the id {number}: {fault}"

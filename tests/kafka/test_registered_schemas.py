@@ -1,0 +1,191 @@
+"""Topics whose records name schemas of a registry: a real one, that gets new versions and goes away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streaming_pca.config.registry import RegistrySettings
+from streaming_pca.privacy.ledger.entries import Abandoned, Reserved
+from tests.cli.test_app import closed_port
+from tests.kafka.child import Strike
+from tests.kafka.stream import Child, Stream, check_books
+from tests.service.registry.apicurio import Apicurio
+from tests.service.registry.producers import Producer, record_type
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.kafka
+
+MakeStream = Callable[..., Stream]
+
+COUNT = 60
+"""Records of a batch."""
+NAMES = ("a", "b", "c")
+FEATURES: list[dict[str, Any]] = [{"name": name, "bounds": [-9, 9]} for name in NAMES]
+BATCHES: dict[str, Any] = {"options": {"n_records": 3 * COUNT, "n_batches": 3}, "partitions": 2}
+OLD = record_type("V", a="double", b="double", c="double")
+# As long as the old one: with the wrong schema its numbers would be other features' in silence.
+NEW = record_type("V", c="double", b="double", a="double")
+SHORT = record_type("V", a="double", b="double")
+
+
+class Scene:
+    """A stream of a registry's records, and one of the same rows as octets."""
+
+    def __init__(self, make_stream: MakeStream, apicurio: Apicurio, url: str | None = None) -> None:
+        self.stream = make_stream(dim=3, features=FEATURES, format="avro", **BATCHES)
+        self.move_to(apicurio, url)
+        settings = self.stream.settings.stream
+        self.plain = make_stream(
+            dim=3,
+            feature_names=NAMES,
+            bounds=settings.bounds,
+            scale=settings.scale,
+            dtype="float64",
+            **BATCHES,
+        )
+        self.rows = np.random.default_rng(0).normal(size=(3 * COUNT, 3)).clip(-9, 9)
+
+    def move_to(self, apicurio: Apicurio, url: str | None = None) -> None:
+        """Name a registry in the settings, and produce with it."""
+        self.producer = Producer(apicurio, self.stream.settings.stream.input)
+        registry = RegistrySettings(url=url or apicurio.url, seconds=0.5, timeout_seconds=2)
+        self.stream.settings = self.stream.settings.model_copy(update={"registry": registry})
+
+    def produce(self, batch: int, schema: Any) -> None:
+        """Write a batch's records as Confluent's producers do: the first one registers the schema."""
+        self.write(batch, self.encoded(batch, schema))
+
+    def encoded(self, batch: int, schema: Any) -> list[bytes]:
+        rows = self.rows[batch * COUNT : (batch + 1) * COUNT]
+        return [self.producer.avro(schema, dict(zip(NAMES, row.tolist(), strict=True))) for row in rows]
+
+    def write(self, batch: int, values: list[bytes]) -> None:
+        self.stream.produce(values, headers=[])
+        self.plain.produce([row.tobytes() for row in self.rows[batch * COUNT : (batch + 1) * COUNT]])
+
+    def wait_for_releases(self, count: int, worker: Child) -> None:
+        wait_for(
+            f"{count} releases",
+            lambda: len(self.stream.release_values()) >= count or worker.status() is not None,
+            seen=lambda: worker.log,
+        )
+        assert worker.status() is None, worker.log
+
+    def check(self) -> None:
+        """Compare with the stream of octets."""
+        self.plain.run(noise=False)
+        for each in (self.stream, self.plain):
+            check_books(each)
+        found, wanted = self.stream.releases(), self.plain.releases()
+        assert [r.batch for r in found] == [1, 2, 3]
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(one.components, other.components, atol=1e-6)
+
+    @property
+    def named(self) -> list[list[int]]:
+        """Ids in the reservations."""
+        return [entry.parameters["schemas"]["ids"] for entry in self.stream.own(Reserved)]
+
+
+@pytest.fixture
+def scene(make_stream: MakeStream, apicurio: Apicurio) -> Iterator[Scene]:
+    made = Scene(make_stream, apicurio)
+    with made.producer:
+        yield made
+
+
+def test_a_stream_reads_versions_that_come_while_it_runs(scene: Scene) -> None:
+    scene.produce(0, OLD)
+    worker = scene.stream.start(noise=False)
+    scene.wait_for_releases(1, worker)
+    # No record waits for the registry: each names a version that the next listing has.
+    scene.produce(1, NEW)
+    scene.produce(2, OLD)
+    assert worker.ends() == 0, worker.log
+    scene.check()
+    (first,) = scene.named[0]
+    assert scene.named[1:] == [sorted([first, scene.producer.register(NEW)])] * 2
+    assert "has new schemas" in worker.log
+
+
+def test_a_batch_that_is_finished_later_is_decoded_as_it_was_reserved(scene: Scene) -> None:
+    scene.produce(0, OLD)
+    struck = scene.stream.start(strike=Strike("reserve.4 commit"), noise=False)
+    assert struck.ends() != 0
+    # The ids of a batch are those that counted when it was cut.
+    scene.produce(1, NEW)
+    scene.produce(2, NEW)
+    worker = scene.stream.run(noise=False)
+    assert "finishing a batch that was reserved before" in worker.log
+    scene.check()
+    assert [len(ids) for ids in scene.named] == [1, 2, 2]
+    assert scene.stream.own(Abandoned) == []
+
+
+def test_a_batch_whose_schemas_are_gone_is_abandoned(scene: Scene) -> None:
+    scene.produce(0, OLD)
+    struck = scene.stream.start(strike=Strike("reserve.4 commit"), noise=False)
+    assert struck.ends() != 0
+    # A registry that has lost its data gives the first id to another schema.
+    with Apicurio() as other:
+        scene.move_to(other)
+        with scene.producer:
+            scene.produce(1, NEW)
+            scene.produce(2, NEW)
+            worker = scene.stream.start(noise=False)
+            scene.wait_for_releases(2, worker)
+    (abandoned,) = scene.stream.own(Abandoned)
+    assert abandoned.reason == "the schemas of its records are gone"
+    assert "batch 1 abandoned: the schemas of its records are gone" in worker.log
+
+
+def test_a_registry_that_does_not_answer_stops_no_stream(scene: Scene, apicurio: Apicurio) -> None:
+    scene.produce(0, OLD)
+    worker = scene.stream.start(noise=False)
+    scene.wait_for_releases(1, worker)
+    values = scene.encoded(1, OLD)
+    # It accepts connections, and is silent.
+    apicurio.pause()
+    try:
+        wait_for(
+            "a warning", lambda: "going on with the known schemas" in worker.log, seen=lambda: worker.log
+        )
+        scene.write(1, values)
+        scene.wait_for_releases(2, worker)
+    finally:
+        apicurio.proceed()
+    wait_for("its return", lambda: "the schema registry answers again" in worker.log, seen=lambda: worker.log)
+    scene.produce(2, NEW)
+    assert worker.ends() == 0, worker.log
+    scene.check()
+    assert [len(ids) for ids in scene.named] == [1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "line"),
+    [
+        ("away", 4, "does not answer (Connection refused)"),
+        ("empty", 2, "the registry has no subject"),
+        ("protobuf", 2, "is a schema of Protobuf"),
+        ("lacking", 2, "no value at 'c'"),
+    ],
+)
+def test_a_stream_without_schemas_learns_nothing_and_says_why(
+    fault: str, status: int, line: str, make_stream: MakeStream, apicurio: Apicurio
+) -> None:
+    scene = Scene(make_stream, apicurio, f"http://127.0.0.1:{closed_port()}" if fault == "away" else None)
+    with scene.producer as producer:
+        if fault == "protobuf":
+            producer.register('syntax = "proto3"; message V { double a = 1; }', "PROTOBUF")
+        elif fault == "lacking":
+            producer.register(SHORT)
+    scene.stream.produce([b"\0\0\0\0\1" + b"\0" * 24] * COUNT, headers=[])
+    worker = scene.stream.start(scene.stream.changed("worker", give_up_seconds=2))
+    assert worker.ends() == status, worker.log
+    assert line in worker.log
+    assert "Traceback" not in worker.log
+    assert scene.stream.own(Reserved) == []
