@@ -10,8 +10,6 @@ from fractions import Fraction
 
 from streaming_pca.privacy.calibration.multipliers import require_room
 
-__all__ = ["WHOLE", "Budget"]
-
 WHOLE = 1_000_000
 """Millionths of the whole budget: whole numbers, so shares add up exactly."""
 

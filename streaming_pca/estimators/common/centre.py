@@ -21,18 +21,6 @@ from streaming_pca.kernels.lattice import lattice_unit
 from streaming_pca.kernels.record_means import MEAN_RADIUS
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
 
-__all__ = [
-    "LATER_SHARE",
-    "MEAN_SHARE",
-    "RADIUS_SHARE",
-    "ROUNDS",
-    "coarse_to_fine",
-    "last_share",
-    "radius_share",
-    "refine",
-    "resolves_radius",
-]
-
 Vector = NDArray[np.float64]
 
 # Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").

@@ -18,8 +18,6 @@ from streaming_pca.data.records import Batch, Total
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.present import RunningShare, noisy_share
 
-__all__ = ["ClampedShare", "learn_clamped"]
-
 _PRECISION = 0.01
 """Wanted deviation of a batch's share: sight of narrow bounds against noise of everything else."""
 _LEAST, _MOST = 0.0002, 0.01

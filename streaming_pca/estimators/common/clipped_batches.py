@@ -16,8 +16,6 @@ from streaming_pca.kernels.lattice import MAX_RECORDS, RADIUS
 from streaming_pca.privacy.calibration.multipliers import gaussian_rho, least_multiplier
 from streaming_pca.privacy.parameters import Charge, PrivacyParameters
 
-__all__ = ["BatchCosts", "ClippedBatches", "GrowingBatches", "clipped_plan", "norm_range"]
-
 
 class GrowingBatches(Options):
     """Settings of batches that grow to a limit, or add up to a known number."""

@@ -48,19 +48,6 @@ from streaming_pca.kernels.records_view import RecordsView
 from streaming_pca.kernels.residuals import frobenius_norm, residual_norms, sum_residuals
 from streaming_pca.kernels.threads import shared_out
 
-__all__ = [
-    "ROWS",
-    "SQRT2_UP",
-    "block_residual_norms",
-    "block_sensitivity",
-    "block_sum",
-    "check_count",
-    "covariance_sensitivity",
-    "covariance_sum",
-    "covariance_unit",
-    "record_norms",
-]
-
 Matrix = NDArray[np.float64]
 Integers = NDArray[np.int64]
 

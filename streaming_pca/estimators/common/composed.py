@@ -28,8 +28,6 @@ from streaming_pca.estimators.common.forgetting import batch_doubt, kept_share
 from streaming_pca.estimators.common.present import PresentShare, learn_present
 from streaming_pca.estimators.private_mean import PrivateMean
 
-__all__ = ["RESTART_RATIO", "ComposedEstimator", "ComposedState"]
-
 Vector = NDArray[np.float64]
 
 

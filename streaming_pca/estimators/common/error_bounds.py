@@ -14,14 +14,6 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "FAILURE",
-    "angle_bound_of_block",
-    "angle_bound_of_covariance",
-    "explained_ratio",
-    "mean_noise_along",
-]
-
 Matrix = NDArray[np.float64]
 
 FAILURE = 0.05

@@ -8,8 +8,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["HalfLife", "batch_doubt", "kept_share", "process_noise"]
-
 HalfLife = float | Literal["auto"] | None
 """Records after which a batch counts half; "auto" to estimate drift; None to forget nothing."""
 

@@ -17,18 +17,6 @@ from streaming_pca.data.records import RecordValues
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
 
-__all__ = [
-    "BELOW_MEDIAN",
-    "BINS",
-    "NormCounts",
-    "NormDistribution",
-    "Tail",
-    "norm_shares",
-    "private_norm_counts",
-    "private_norm_distribution",
-    "private_quantile_radius",
-]
-
 Vector = NDArray[np.float64]
 
 # Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").

@@ -19,8 +19,6 @@ from streaming_pca.privacy.mechanisms import gaussian_on_vector
 
 Vector = NDArray[np.float64]
 
-__all__ = ["PresentShare", "RunningShare", "learn_present", "noisy_share", "present_share"]
-
 _PRECISION = 0.004
 """Wanted deviation of a batch's share: error of the variances against noise of everything else."""
 _LEAST, _MOST = 0.0005, 0.01

@@ -22,16 +22,6 @@ from streaming_pca.kernels.records_view import RecordsView
 from streaming_pca.kernels.residuals import frobenius_norm
 from streaming_pca.kernels.threads import shared_out, thread_count, together
 
-__all__ = [
-    "NO_CENTRE",
-    "FactorProducts",
-    "FactorResidualNorms",
-    "MatrixProducts",
-    "MatrixResidualNorms",
-    "check_columns",
-    "room_of",
-]
-
 Matrix = NDArray[np.float64]
 
 _SHARE = 2**17

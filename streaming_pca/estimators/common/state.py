@@ -16,9 +16,6 @@ from numpy.typing import NDArray
 from streaming_pca.estimators.base import Estimator, State
 from streaming_pca.privacy.randomness import utility_generator
 
-__all__ = ["decode_fitting_state", "decode_state", "encode_state", "state_values"]
-
-
 S = TypeVar("S")
 
 _STORED_NAMES = {"product": "image", "products": "images"}

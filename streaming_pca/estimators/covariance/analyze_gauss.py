@@ -17,8 +17,6 @@ from streaming_pca.estimators.covariance.release import covariance_subspace
 from streaming_pca.estimators.covariance.state import CovarianceEstimate
 from streaming_pca.estimators.covariance.update import CovarianceUpdate
 
-__all__ = ["AnalyzeGauss", "AnalyzeGaussOptions", "AnalyzeGaussState"]
-
 
 class AnalyzeGaussOptions(ClippedBatches):
     """Settings of :class:`AnalyzeGauss`."""

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.covariance.state import CovarianceEstimate
 
-__all__ = ["clip_angle", "dominant_feature"]
-
 Matrix = NDArray[np.float64]
 
 _DEVIATIONS = 2.0

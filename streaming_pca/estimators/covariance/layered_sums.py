@@ -38,8 +38,6 @@ from streaming_pca.kernels.lattice import BLOCK, MATRIX_RADIUS, RADIUS, LatticeS
 from streaming_pca.kernels.records_view import RecordsView
 from streaming_pca.kernels.threads import shared_out
 
-__all__ = ["Coordinates"]
-
 Matrix = NDArray[np.float64]
 Integers = NDArray[np.int64]
 

@@ -32,14 +32,6 @@ from streaming_pca.privacy.mechanisms import (
 from streaming_pca.privacy.noise import grid_exponent
 from streaming_pca.privacy.parameters import PrivacyParameters
 
-__all__ = [
-    "GapBounds",
-    "OutputPerturbation",
-    "OutputPerturbationOptions",
-    "OutputPerturbationState",
-    "eigenpairs",
-]
-
 
 class GapBounds:
     """Public bounds for the sum of ``count`` records, in lattice units, rounded up.

@@ -18,14 +18,6 @@ from scipy.linalg import eigh
 
 from streaming_pca.privacy.randomness import utility_generator
 
-__all__ = [
-    "ONCE",
-    "Reading",
-    "leading_subspaces",
-    "read_radii",
-    "symmetric_noise",
-]
-
 Matrix = NDArray[np.float64]
 
 # Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").

@@ -19,8 +19,6 @@ from streaming_pca.estimators.covariance.variances import read_variances
 from streaming_pca.linalg.subspace import ritz_pairs
 from streaming_pca.privacy.randomness import utility_generator
 
-__all__ = ["covariance_subspace"]
-
 Matrix = NDArray[np.float64]
 
 _PAIRS, _GUARDS = 40, 4

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from streaming_pca.estimators.common.norm_distribution import NormCounts
 from streaming_pca.linalg.packed import pack_symmetric, packed_size, unpack_symmetric
 
-__all__ = ["MAX_COVARIANCE_DIM", "SLOTS", "CovarianceEstimate"]
-
 Matrix = NDArray[np.float64]
 
 MAX_COVARIANCE_DIM = 512

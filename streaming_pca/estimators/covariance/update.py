@@ -41,16 +41,6 @@ from streaming_pca.estimators.covariance.state import SLOTS, CovarianceEstimate
 from streaming_pca.kernels.lattice import LatticeSum
 from streaming_pca.privacy.mechanisms import gaussian_on_symmetric
 
-__all__ = [
-    "FIRST_LOOK",
-    "LATER_LOOK",
-    "LATER_NORMS",
-    "CovarianceUpdate",
-    "Look",
-    "direction_weights",
-    "rank_of_radius",
-]
-
 Matrix = NDArray[np.float64]
 
 # Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").

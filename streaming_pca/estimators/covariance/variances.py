@@ -17,8 +17,6 @@ from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.norm_distribution import BELOW_MEDIAN, Tail
 from streaming_pca.estimators.covariance.state import CovarianceEstimate
 
-__all__ = ["Variances", "read_variances"]
-
 Matrix = NDArray[np.float64]
 
 # Set on thirteen sets, and judged on others (docs/explanation/default-estimator.md, "Constants").
