@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import Batch
-from streaming_pca.estimators.base import EstimatorInfo, Plan, Subspace
+from streaming_pca.estimators.base import EstimatorInfo, Subspace
 from streaming_pca.estimators.block.block import (
     QUANTILE,
     BlockEstimate,
@@ -19,7 +19,7 @@ from streaming_pca.estimators.block.block import (
 )
 from streaming_pca.estimators.block.total_variance import TotalVariance
 from streaming_pca.estimators.common.budget import Budget
-from streaming_pca.estimators.common.clipped_batches import ClippedBatches, clipped_plan
+from streaming_pca.estimators.common.clipped_batches import ClippedBatches
 from streaming_pca.estimators.common.composed import ComposedEstimator, ComposedState
 from streaming_pca.estimators.covariance.radius_choice import Reading
 from streaming_pca.estimators.covariance.release import covariance_subspace
@@ -125,10 +125,8 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
             return "covariance"
         return "block" if self.preprocessing.output_dim > MAX_COVARIANCE_DIM else None
 
-    def _plan(self, state: AdaptiveState) -> Plan:
-        """Plan a batch with one budget, which serves either route."""
-        own = {"route": self.options.route}
-        return clipped_plan("adaptive", state, self.preprocessing, self.options, self.costs, own)
+    def _own_parameters(self, state: AdaptiveState) -> dict[str, Any]:
+        return {"route": self.options.route}
 
     def _learn(
         self, state: AdaptiveState, preprocessing: Preprocessing, batch: Batch, budget: Budget
@@ -144,15 +142,8 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
             clipped = learner.at_fixed_radius()
         else:
             clipped = learner.by_either(self.fixed_route is None)
-        new = AdaptiveState(
-            state.batch + 1,
-            state.records + len(batch),
-            learner.route,
-            learner.covariance,
-            learner.block,
-            learner.total,
-        )
-        return new, clipped
+        new = replace(state, route=learner.route, covariance=learner.covariance)
+        return replace(new, block=learner.block, total=learner.total), clipped
 
     def _release(self, state: AdaptiveState) -> Subspace:
         """Return the release of the route that learnt last."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,12 @@ from pydantic import Field
 
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import Batch, RecordKind
-from streaming_pca.estimators.base import EstimatorInfo, Plan, Subspace
+from streaming_pca.estimators.base import EstimatorInfo, Subspace
 from streaming_pca.estimators.block.total_variance import TotalVariance, learn_total
 from streaming_pca.estimators.block.variances import measure_variances, relative_tail, take_shares
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.centre import resolves_radius
-from streaming_pca.estimators.common.clipped_batches import ClippedBatches, clipped_plan
+from streaming_pca.estimators.common.clipped_batches import ClippedBatches
 from streaming_pca.estimators.common.clipped_sums import block_residual_norms, block_sum
 from streaming_pca.estimators.common.composed import ComposedEstimator, ComposedState
 from streaming_pca.estimators.common.error_bounds import angle_bound_of_block, mean_noise_along
@@ -545,10 +545,8 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
         block = BlockEstimate.start(basis)
         return BlockState(0, 0, block, TotalVariance())
 
-    def _plan(self, state: BlockState) -> Plan:
-        """Plan a batch of rounds and of the total, with one budget."""
-        own = {"columns": state.block.basis.shape[1]}
-        return clipped_plan("block", state, self.preprocessing, self.options, self.costs, own)
+    def _own_parameters(self, state: BlockState) -> dict[str, Any]:
+        return {"columns": state.block.basis.shape[1]}
 
     def _learn(
         self, state: BlockState, preprocessing: Preprocessing, batch: Batch, budget: Budget
@@ -562,7 +560,7 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
             columns, preprocessing, multiplier, self.norm_range, state.present.latest_share, self.k
         )
         block, total, clipped = learn_block(update, state.block, state.total, batch, budget, self.options)
-        return BlockState(state.batch + 1, state.records + len(batch), block, total), clipped
+        return replace(state, block=block, total=total), clipped
 
     def _release(self, state: BlockState) -> Subspace:
         """Return leading Ritz vectors of the basis."""

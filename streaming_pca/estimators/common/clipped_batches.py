@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.estimators.base import Options, Plan, State
+from streaming_pca.estimators.base import Options
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.kernels.lattice import MAX_RECORDS, RADIUS
 from streaming_pca.privacy.calibration.multipliers import gaussian_rho, least_multiplier
@@ -162,52 +160,3 @@ class BatchCosts:
     def least(self, granularity: int) -> int:
         """Return the least records of a batch: with fewer a radius could not be resolved."""
         return math.ceil(max(400, 200 * self.multiplier) / granularity) * granularity
-
-
-def norm_range(preprocessing: Preprocessing, options: ClippedBatches) -> tuple[float, float]:
-    """Return the public range of the records' norms (of |x|^2 for vectors)."""
-    bound = preprocessing.largest_squared_norm
-    if bound is None:
-        return options.radius_range
-    high = min(max(bound, LEAST_RADIUS * 2.0**30), GREATEST_RADIUS)
-    return high * 2.0**-30, high
-
-
-def clipped_plan(
-    mechanism: str,
-    state: State,
-    preprocessing: Preprocessing,
-    options: ClippedBatches,
-    costs: BatchCosts,
-    own: Mapping[str, Any],
-) -> Plan:
-    """Plan the next batch of an estimator whose mechanisms share one budget.
-
-    Parameters
-    ----------
-    mechanism : str
-        Name in the reservation.
-    state : State
-    preprocessing : Preprocessing
-    options : ClippedBatches
-    costs : BatchCosts
-    own : mapping
-        Further parameters of the mechanisms.
-    """
-    granularity = preprocessing.granularity
-    wanted = options.count(state.batch, state.records)
-    if options.n_records is None and not options.model_fields_set & {"first_batch", "max_batch"}:
-        # By default a batch has at least the records that a radius needs.
-        wanted = max(wanted, costs.least(granularity))
-    count = preprocessing.whole_count(wanted)
-    parameters = {
-        "mechanism": mechanism,
-        "clip_quantile": options.clip_quantile,
-        "clip_radius": options.clip_radius,
-        "radius_range": list(norm_range(preprocessing, options)),
-        "half_life": options.half_life,
-        "n_records": options.n_records,
-        **own,
-        "sigma_over_sensitivity": costs.multiplier,
-    }
-    return Plan(count, min(costs.least(granularity), count), granularity, costs.charge, parameters)

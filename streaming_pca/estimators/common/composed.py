@@ -6,14 +6,14 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import Batch
-from streaming_pca.estimators.base import Estimator, State, Subspace
+from streaming_pca.estimators.base import Estimator, Plan, State, Subspace
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.centre import (
     LATER_SHARE,
@@ -23,7 +23,12 @@ from streaming_pca.estimators.common.centre import (
     resolves_radius,
 )
 from streaming_pca.estimators.common.clamped import ClampedShare, learn_clamped
-from streaming_pca.estimators.common.clipped_batches import BatchCosts, ClippedBatches, norm_range
+from streaming_pca.estimators.common.clipped_batches import (
+    GREATEST_RADIUS,
+    LEAST_RADIUS,
+    BatchCosts,
+    ClippedBatches,
+)
 from streaming_pca.estimators.common.forgetting import batch_doubt, kept_share
 from streaming_pca.estimators.common.present import PresentShare, learn_present
 from streaming_pca.estimators.private_mean import PrivateMean
@@ -78,8 +83,37 @@ class ComposedEstimator(Estimator[S, O]):
 
     @cached_property
     def norm_range(self) -> tuple[float, float]:
-        """Public range of the records' norms."""
-        return norm_range(self.preprocessing, self.options)
+        """Public range of the records' norms (of |x|^2 for vectors)."""
+        bound = self.preprocessing.largest_squared_norm
+        if bound is None:
+            return self.options.radius_range
+        high = min(max(bound, LEAST_RADIUS * 2.0**30), GREATEST_RADIUS)
+        return high * 2.0**-30, high
+
+    def _plan(self, state: S) -> Plan:
+        """Plan a batch, whose mechanisms all share one budget."""
+        options, granularity = self.options, self.preprocessing.granularity
+        least = self.costs.least(granularity)
+        wanted = options.count(state.batch, state.records)
+        if options.n_records is None and not options.model_fields_set & {"first_batch", "max_batch"}:
+            # By default a batch has at least the records that a radius needs.
+            wanted = max(wanted, least)
+        count = self.preprocessing.whole_count(wanted)
+        parameters = {
+            "mechanism": self.info.id,
+            "clip_quantile": options.clip_quantile,
+            "clip_radius": options.clip_radius,
+            "radius_range": list(self.norm_range),
+            "half_life": options.half_life,
+            "n_records": options.n_records,
+            **self._own_parameters(state),
+            "sigma_over_sensitivity": self.costs.multiplier,
+        }
+        return Plan(count, min(least, count), granularity, self.costs.charge, parameters)
+
+    def _own_parameters(self, state: S) -> dict[str, Any]:
+        """Return further parameters for the reservation."""
+        return {}
 
     def _update(self, state: S, batch: Batch) -> tuple[S, int]:
         budget = self.costs.budget()
@@ -90,23 +124,14 @@ class ComposedEstimator(Estimator[S, O]):
         kept = kept_share(self.options.half_life, len(batch) / units)
         present = learn_present(known, batch, units > 1, budget, kept)
         clamped = learn_clamped(clamped, batch, self.preprocessing, budget, kept)
-        state = replace(state, present=present)
-        if self.preprocessing.centering != "auto":
-            new, clipped = self._learn(state, self.preprocessing, batch, budget)
-            return replace(new, present=present, clamped=clamped), clipped
-        centred = self._centred(state, batch, budget)
-        anchor = PrivateMean.start_of(self.preprocessing) if centred.anchor is None else centred.anchor
-        new, clipped = self._learn(state, self.preprocessing.about(anchor), batch, budget)
-        return replace(
-            new,
-            mean=centred.mean,
-            mean_weight=centred.mean_weight,
-            mean_noise=centred.mean_noise,
-            mean_doubt=centred.mean_doubt,
-            anchor=centred.anchor,
-            present=present,
-            clamped=clamped,
-        ), clipped
+        state = replace(state, present=present, clamped=clamped, counts=None)
+        preprocessing = self.preprocessing
+        if preprocessing.centering == "auto":
+            state = self._centred(state, batch, budget)
+            start = PrivateMean.start_of(preprocessing)
+            preprocessing = preprocessing.about(start if state.anchor is None else state.anchor)
+        new, clipped = self._learn(state, preprocessing, batch, budget)
+        return replace(new, batch=state.batch + 1, records=state.records + len(batch)), clipped
 
     def release(self, state: S) -> Subspace:
         """Return the current subspace, in doubt where bounds change many records: post-processing."""
@@ -117,17 +142,14 @@ class ComposedEstimator(Estimator[S, O]):
 
     def _restarts(self, state: S, batch: Batch) -> bool:
         """Return whether to forget earlier batches: if they had few records to find a radius by."""
-        known = 0 < state.records
-        return known and self.options.clip_radius is None and len(batch) >= RESTART_RATIO * state.records
+        is_short = 0 < RESTART_RATIO * state.records <= len(batch)
+        return is_short and self.options.clip_radius is None
 
     @abstractmethod
     def _learn(self, state: S, preprocessing: Preprocessing, batch: Batch, budget: Budget) -> tuple[S, int]:
         """Learn from records about their centre, with the rest of the budget.
 
-        Returns
-        -------
-        S, int
-            The next state, and the number of clipped records.
+        Returns the state with new estimates, and the number of clipped records; the caller counts the batch.
         """
 
     def _centred(self, state: S, batch: Batch, budget: Budget) -> S:

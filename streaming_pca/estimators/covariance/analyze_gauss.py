@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import Batch
-from streaming_pca.estimators.base import EstimatorInfo, Plan, Subspace
+from streaming_pca.estimators.base import EstimatorInfo, Subspace
 from streaming_pca.estimators.common.budget import Budget
-from streaming_pca.estimators.common.clipped_batches import ClippedBatches, clipped_plan
+from streaming_pca.estimators.common.clipped_batches import ClippedBatches
 from streaming_pca.estimators.common.composed import ComposedEstimator, ComposedState
 from streaming_pca.estimators.covariance.release import covariance_subspace
 from streaming_pca.estimators.covariance.state import CovarianceEstimate
@@ -78,10 +78,6 @@ class AnalyzeGauss(ComposedEstimator[AnalyzeGaussState, AnalyzeGaussOptions]):
         estimate = CovarianceEstimate.empty(self.preprocessing.output_dim)
         return AnalyzeGaussState(0, 0, estimate)
 
-    def _plan(self, state: AnalyzeGaussState) -> Plan:
-        """Plan counts of norms, looks and the sum, with one budget."""
-        return clipped_plan("analyze-gauss", state, self.preprocessing, self.options, self.costs, {})
-
     def _learn(
         self, state: AnalyzeGaussState, preprocessing: Preprocessing, batch: Batch, budget: Budget
     ) -> tuple[AnalyzeGaussState, int]:
@@ -103,7 +99,7 @@ class AnalyzeGauss(ComposedEstimator[AnalyzeGaussState, AnalyzeGaussOptions]):
             estimate, clipped = update.learn(estimate, batch, budget, future)
         else:
             estimate, clipped = update.at_fixed_radius(estimate, batch, budget, options)
-        return AnalyzeGaussState(state.batch + 1, state.records + len(batch), estimate), clipped
+        return replace(state, covariance=estimate), clipped
 
     def _release(self, state: AnalyzeGaussState) -> Subspace:
         """Return leading eigenvectors of the (centred) noisy covariance."""
