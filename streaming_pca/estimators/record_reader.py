@@ -28,14 +28,21 @@ def worth_a_thread(read: RecordsView, rows_of_a_record: int) -> int:
 
 
 def added_up(
-    read: RecordsView, part: Callable[[int, int], NDArray[np.int64]], shape: tuple[int, ...], step: int
+    read: RecordsView,
+    part: Callable[[int, int], NDArray[np.int64]],
+    shape: tuple[int, ...],
+    step: int = 1,
+    least: int | None = None,
 ) -> NDArray[np.int64]:
     """Add the integers of ``part(first, last)`` over ranges of records, with threads.
 
-    ``step`` is the number of delivered records that stay together.
+    ``step`` is the number of delivered records that stay together, ``least`` how many are worth a thread.
     """
-    parts = shared_out(len(read.begins), part, step, worth_a_thread(read, read.longest))
-    return np.asarray(sum(parts, np.zeros(shape, dtype=np.int64)))
+    total = np.zeros(shape, dtype=np.int64)
+    least = worth_a_thread(read, read.longest) if least is None else least
+    for one in shared_out(len(read.begins), part, step, least):
+        total += one
+    return total
 
 
 class RecordReader:

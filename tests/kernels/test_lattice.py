@@ -151,7 +151,7 @@ def test_any_number_of_threads_gives_the_same_sum(p: Preprocessing, monkeypatch:
     parts: list[int] = []
     asked: list[int] = []
 
-    def counted(*args: Any, shared_out: Any = product_kernels.shared_out, **kwargs: Any) -> Any:
+    def counted(*args: Any, shared_out: Any = record_reader.shared_out, **kwargs: Any) -> Any:
         found = shared_out(*args, **kwargs)
         parts.append(len(found))
         return found
@@ -176,8 +176,6 @@ def test_any_number_of_threads_gives_the_same_sum(p: Preprocessing, monkeypatch:
     monkeypatch.setattr(record_reader, "_LEAST_ENTRIES", 1)
     monkeypatch.setattr(product_kernels, "_SHARE", 1)
     monkeypatch.setattr(chunks, "MOST_RECORDS", 8)
-    monkeypatch.setattr(product_kernels, "shared_out", counted)
-    monkeypatch.setattr(clipped_sums, "shared_out", counted)
     monkeypatch.setattr(record_reader, "shared_out", counted)
     monkeypatch.setattr(product_kernels, "together", all_at_once)
     for n in (1, 2, 3, 7):

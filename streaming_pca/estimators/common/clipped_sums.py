@@ -17,7 +17,6 @@ integer of the vector that a kernel sums.
 from __future__ import annotations
 
 import math
-from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +31,7 @@ from streaming_pca.estimators.common.residual_sums import (
     MatrixResidualNorms,
     check_columns,
 )
-from streaming_pca.estimators.record_reader import NormKernel, RecordReader, worth_a_thread
+from streaming_pca.estimators.record_reader import NormKernel, RecordReader, added_up
 from streaming_pca.kernels.blas import dsyrk_address
 from streaming_pca.kernels.clipping import quantise_records, record_squared_norms
 from streaming_pca.kernels.factor_rows import factor_squared_norms, sum_factors
@@ -46,7 +45,6 @@ from streaming_pca.kernels.lattice import (
 )
 from streaming_pca.kernels.records_view import RecordsView
 from streaming_pca.kernels.residuals import frobenius_norm, residual_norms, sum_residuals
-from streaming_pca.kernels.threads import shared_out
 
 Matrix = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -128,7 +126,7 @@ class _ResidualNorms:
     def __init__(self, kind: RecordKind, preprocessing: Preprocessing, basis: Matrix, centre: Matrix) -> None:
         self.preprocessing, self.basis, self.centre = preprocessing, basis, centre
         self.of_matrices = kind is RecordKind.MATRIX
-        self.products: NormKernel
+        self.products: FactorResidualNorms | MatrixResidualNorms
         if self.of_matrices:
             self.products = MatrixResidualNorms(preprocessing, basis, centre)
         else:
@@ -138,6 +136,8 @@ class _ResidualNorms:
     def __call__(self, block: ArrayBatch) -> Matrix:
         norms = self.products(block)
         unknown = norms < 0
+        with np.errstate(all="ignore"):
+            norms *= self.products.unit
         if unknown.any():
             # Residuals of these records are too small beside the centre for rounded products.
             few = block.only(np.repeat(unknown, self.preprocessing.units))
@@ -158,7 +158,8 @@ def block_residual_norms(
 
     Each number is a function of its record alone, computed in a fixed order.
     """
-    basis, centre = _checked(basis, centre)
+    basis = _checked_basis(basis)
+    centre = _checked_centre(centre, basis)
     return batch.map(_ResidualNorms(batch.kind, preprocessing, basis, centre))
 
 
@@ -195,26 +196,20 @@ class _FactorCovariance:
         self.shape: tuple[int, ...] = (self.dim * self.dim + 1,)
 
     def __call__(self, batch: ArrayBatch) -> Integers:
-        read = self.records.read(batch)
-        least = worth_a_thread(read, read.longest) if self.shape[0] <= _MOST_TOTAL else len(read.begins)
-        parts = shared_out(
-            len(read.begins), lambda first, last: self._part(read, first, last), self.records.step, least
-        )
-        out = np.zeros(self.shape, dtype=np.int64)
-        lower = out[:-1].reshape(self.dim, self.dim)
-        for total, clipped in parts:
-            lower += total
-            out[-1] += clipped
+        read, d = self.records.read(batch), self.dim
+
+        def part(first: int, last: int) -> Integers:
+            room, rounded = np.empty((read.longest, d)), np.empty((max(ROWS, read.longest), d))
+            exact, out = np.zeros((d, d)), np.zeros(self.shape, dtype=np.int64)
+            how, dsyrk, total = self.records.how, dsyrk_address(), out[:-1].reshape(d, d)
+            out[-1] = sum_factors(read, first, last, how, self.per_unit, dsyrk, room, rounded, exact, total)
+            return out
+
+        least = None if self.shape[0] <= _MOST_TOTAL else len(read.begins)
+        out = added_up(read, part, self.shape, self.records.step, least)
+        lower = out[:-1].reshape(d, d)
         lower += np.tril(lower, -1).T
         return out
-
-    def _part(self, read: RecordsView, first: int, last: int) -> tuple[Integers, int]:
-        d = self.dim
-        room, rounded = np.empty((read.longest, d)), np.empty((max(ROWS, read.longest), d))
-        exact, total = np.zeros((d, d)), np.zeros((d, d), dtype=np.int64)
-        how, dsyrk = self.records.how, dsyrk_address()
-        clipped = sum_factors(read, first, last, how, self.per_unit, dsyrk, room, rounded, exact, total)
-        return total, clipped
 
 
 class _MatrixSum:
@@ -263,17 +258,9 @@ class _TightBlock:
     limit = 2**10
     whole = False
 
-    def __init__(
-        self,
-        preprocessing: Preprocessing,
-        basis: Matrix,
-        per_unit: float,
-        centre: Matrix,
-    ) -> None:
-        self.preprocessing, self.per_unit = preprocessing, per_unit
-        self.basis = np.ascontiguousarray(basis, dtype=np.float64)
+    def __init__(self, preprocessing: Preprocessing, basis: Matrix, per_unit: float, centre: Matrix) -> None:
+        self.preprocessing, self.per_unit, self.basis, self.centre = preprocessing, per_unit, basis, centre
         self.shape: tuple[int, ...] = (basis.size + 1,)
-        self.centre = centre
 
     def __call__(self, block: ArrayBatch) -> Integers:
         starts, rows = transformed(self.preprocessing, block)
@@ -318,41 +305,34 @@ def block_sum(
     ValueError
         If the centre is not finite or not of the basis' shape.
     """
-    unit = lattice_unit(radius, _block_radius(preprocessing.kind))
-    kernel = _block_kernel(preprocessing, basis, 1 / unit, centre, radius)
-    sensitivity = block_sensitivity(preprocessing.kind)
-    return _summed(batch, kernel, basis.shape, unit, sensitivity, kernel.centre)
-
-
-def _block_kernel(
-    preprocessing: Preprocessing,
-    basis: Matrix,
-    per_unit: float,
-    centre: Matrix | None,
-    radius: float,
-) -> FactorProducts | MatrixProducts | _TightBlock:
-    """Choose the kernel by kind, R and |C|, never by a record."""
-    basis, centre = _checked(basis, centre)
+    kind = preprocessing.kind
+    unit = lattice_unit(radius, _block_radius(kind))
+    basis, per_unit = _checked_basis(basis), 1 / unit
+    kernel: FactorProducts | MatrixProducts | _TightBlock
+    # By kind, R and |C|, never by a record.
+    if centre is not None:
+        centre = _checked_centre(centre, basis)
     if centre is not None and radius < _TIGHT * frobenius_norm(centre):
-        return _TightBlock(preprocessing, basis, per_unit, centre)
-    if preprocessing.kind is RecordKind.MATRIX:
-        return MatrixProducts(preprocessing, basis, per_unit, centre)
-    return FactorProducts(preprocessing, basis, per_unit, centre, radius)
+        kernel = _TightBlock(preprocessing, basis, per_unit, centre)
+    elif kind is RecordKind.MATRIX:
+        kernel = MatrixProducts(preprocessing, basis, per_unit, centre)
+    else:
+        kernel = FactorProducts(preprocessing, basis, per_unit, centre, radius)
+    return _summed(batch, kernel, basis.shape, unit, block_sensitivity(kind), kernel.centre)
 
 
-@overload
-def _checked(basis: Matrix, centre: Matrix) -> tuple[Matrix, Matrix]: ...
-@overload
-def _checked(basis: Matrix, centre: Matrix | None) -> tuple[Matrix, Matrix | None]: ...
-def _checked(basis: Matrix, centre: Matrix | None) -> tuple[Matrix, Matrix | None]:
-    """Check basis and centre, whose shapes kernels trust; far too long columns would exceed exact sums."""
+def _checked_basis(basis: Matrix) -> Matrix:
+    """Check a basis: far too long columns would exceed exact sums."""
     basis = np.ascontiguousarray(basis, dtype=np.float64)
     check_columns(basis)
-    if centre is None:
-        return basis, None
+    return basis
+
+
+def _checked_centre(centre: Matrix, basis: Matrix) -> Matrix:
+    """Check a centre, whose shape kernels trust."""
     if centre.shape != basis.shape or not np.all(np.isfinite(centre)):
         raise ValueError(f"the centre must be finite, of the basis' shape {basis.shape}")
-    return basis, np.ascontiguousarray(centre, dtype=np.float64)
+    return np.ascontiguousarray(centre, dtype=np.float64)
 
 
 def _summed(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.estimators.record_reader import NormKernel, RecordReader, worth_a_thread
+from streaming_pca.estimators.record_reader import NormKernel, RecordReader, added_up, worth_a_thread
 from streaming_pca.kernels.blas import dgemm_address
 from streaming_pca.kernels.block.bounds import Centre
 from streaming_pca.kernels.block.chunks import MOST_RECORDS, Chunk, chunk_rows, grid, new_chunk
@@ -20,9 +19,10 @@ from streaming_pca.kernels.block.sums import new_counter, sum_products
 from streaming_pca.kernels.lattice import quantise_centre
 from streaming_pca.kernels.records_view import RecordsView
 from streaming_pca.kernels.residuals import frobenius_norm
-from streaming_pca.kernels.threads import shared_out, thread_count, together
+from streaming_pca.kernels.threads import thread_count, together
 
 Matrix = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 _SHARE = 2**17
 """Entries that a thread takes at once."""
@@ -50,33 +50,14 @@ def check_columns(basis: Matrix) -> None:
         raise ValueError("the basis must be finite and have orthonormal columns")
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """Columns B to multiply by, and the centre expressed in them."""
-
-    rounded: Matrix
-    centre: Centre
-    lattice_centre: Matrix | None = None
-    """C', integers near 2**20 C."""
-
-
-def _columns(basis: Matrix) -> _Columns:
-    return _Columns(grid(basis), NO_CENTRE)
-
-
-def _columns_about(basis: Matrix, centre: Matrix, leave_out: float = 0.0) -> _Columns:
+def _columns_about(basis: Matrix, centre: Matrix, leave_out: float = 0.0) -> tuple[Matrix, Centre, Matrix]:
     """Extend Q to columns B for the centre, and bound |C' - B M|.
 
     The centre is a part Q M and a part D outside the basis. Where D is near a matrix of rank
     at most 2, C = B M takes as many columns; else all columns of D are multiplied.
 
-    Parameters
-    ----------
-    basis : (d, k) float64
-    centre : (d, k) float64
-        C in units of R.
-    leave_out : float
-        Norm of a part of D that C' may leave out, in units of R, besides rounding.
+    C is in units of R. ``leave_out`` is the norm of a part of D that C' may leave out besides rounding.
+    Returned are B, the centre in its terms, and C', whole numbers near 2**20 C.
     """
     k = basis.shape[1]
     inside = basis.T @ centre
@@ -106,13 +87,13 @@ def _columns_about(basis: Matrix, centre: Matrix, leave_out: float = 0.0) -> _Co
     error = np.sqrt(max(spread, 0.0)) + 2.0**-50 * (len(columns) + len(mix)) * per_column
     # Rounded up by more than any order of summation can lose.
     squared = float(np.vdot(lattice_centre, lattice_centre)) * (1 + (lattice_centre.size + 8) * 2.0**-52)
-    return _Columns(columns, Centre(np.ascontiguousarray(mix), squared, float(error)), lattice_centre)
+    return columns, Centre(np.ascontiguousarray(mix), squared, float(error)), lattice_centre
 
 
 _own = threading.local()
 
 
-def room_of(columns: Matrix, k: int, longest: int) -> tuple[Chunk, Matrix, NDArray[np.int64]]:
+def room_of(columns: Matrix, k: int, longest: int) -> tuple[Chunk, Matrix, Integers]:
     """Return this thread's buffers, which it keeps for the next sum of the same shape.
 
     New memory costs a small sum as much as its products. The buffers hold at most 256 rows of
@@ -122,7 +103,7 @@ def room_of(columns: Matrix, k: int, longest: int) -> tuple[Chunk, Matrix, NDArr
     rows = chunk_rows(d, longest)
     key = (d, count, k, rows, longest)
     if getattr(_own, "key", None) == key:
-        kept: tuple[Chunk, Matrix, NDArray[np.int64]] = _own.room
+        kept: tuple[Chunk, Matrix, Integers] = _own.room
         kept[1][:] = 0.0
         kept[2][:] = 0
         return kept
@@ -150,18 +131,15 @@ class FactorProducts:
         self.per_unit = per_unit
         self.basis_shape = basis.shape
         self.shape: tuple[int, ...] = (basis.size + 1,)
+        self.columns, self.of_centre = grid(basis), NO_CENTRE
         self.centre: Matrix | None = None
-        self.lattice_centre: NDArray[np.int64] | None = None
-        if centre is None:
-            columns = _columns(basis)
-        else:
-            columns = _columns_about(basis, centre / radius, _LEFT_OUT)
-            assert columns.lattice_centre is not None
-            self.centre = np.ldexp(np.ascontiguousarray(columns.lattice_centre), -20) * radius
-            self.lattice_centre = columns.lattice_centre.astype(np.int64)
-        self.columns, self.of_centre = columns.rounded, columns.centre
+        self.lattice_centre: Integers | None = None
+        if centre is not None:
+            self.columns, self.of_centre, near = _columns_about(basis, centre / radius, _LEFT_OUT)
+            self.centre = np.ldexp(np.ascontiguousarray(near), -20) * radius
+            self.lattice_centre = near.astype(np.int64)
 
-    def __call__(self, batch: ArrayBatch) -> NDArray[np.int64]:
+    def __call__(self, batch: ArrayBatch) -> Integers:
         read = self.records.read(batch)
         counter, share = new_counter(), self._share(read)
         threads = min(len(read.begins) // worth_a_thread(read, read.longest), thread_count())
@@ -183,9 +161,7 @@ class FactorProducts:
         wanted = _SHARE // (len(self.columns) * read.longest)
         return max(-(-wanted // rows), 1) * rows * self.records.step
 
-    def _part(
-        self, read: RecordsView, counter: NDArray[np.int64], share: int
-    ) -> tuple[NDArray[np.int64], int, int]:
+    def _part(self, read: RecordsView, counter: Integers, share: int) -> tuple[Integers, int, int]:
         chunk, exact, total = room_of(self.columns, self.basis_shape[1], read.longest)
         clipped, weights = sum_products(
             read,
@@ -211,47 +187,19 @@ def _scale_of(centre: Matrix) -> float:
 
 
 class FactorResidualNorms(NormKernel):
-    """|A Q - C|_F of every factor; -1 where rounded directions are too coarse."""
+    """|A Q - C|_F/unit of every factor; -1 where rounded directions are too coarse."""
 
     def __init__(self, preprocessing: Preprocessing, basis: Matrix, centre: Matrix) -> None:
         super().__init__(RecordReader(preprocessing, basis))
-        self.scale = _scale_of(centre)
-        self.columns, self.k = _columns_about(basis, centre / self.scale), basis.shape[1]
-        self.per_unit = 2.0**40 / self.scale
+        scale = _scale_of(centre)
+        self.columns, self.of_centre, _ = _columns_about(basis, centre / scale)
+        self.k, self.per_unit, self.unit = basis.shape[1], 2.0**40 / scale, scale * 2.0**-40
 
     def fill(self, read: RecordsView, first: int, last: int, out: Matrix) -> None:
-        """Write the norms in lattice units."""
-        columns, centre = self.columns.rounded, self.columns.centre
-        chunk, _, _ = room_of(columns, self.k, read.longest)
-        how, dgemm = self.records.how, dgemm_address()
-        product_sizes(read, first, last, how, columns, centre, self.per_unit, dgemm, chunk, out)
-
-    def __call__(self, block: ArrayBatch) -> Matrix:
-        norms = super().__call__(block)
-        with np.errstate(all="ignore"):
-            return np.where(norms < 0, norms, norms * (self.scale * 2.0**-40))
-
-
-class _MatrixWork:
-    """Inputs and buffers of the kernel of symmetric matrices."""
-
-    def __init__(
-        self, preprocessing: Preprocessing, basis: Matrix, per_unit: float, centre: Matrix | None
-    ) -> None:
-        self.records = RecordReader(preprocessing, basis)
-        self.columns = grid(basis, MATRIX_GRID)
-        self.per_unit = per_unit
-        self.centre = np.zeros((0, 0)) if centre is None else np.ascontiguousarray(centre * per_unit)
-
-    def run(self, read: RecordsView, first: int, last: int, norms: Matrix) -> tuple[NDArray[np.int64], int]:
-        """Return totals (d, k) and the number of clipped records.
-
-        If ``norms`` has room for them, it writes the norms there instead, in lattice units.
-        """
-        total = np.zeros(self.columns.shape, dtype=np.int64)
-        columns, centre, dgemm = self.columns, self.centre, dgemm_address()
-        clipped = sum_matrix_products(read, first, last, columns, centre, self.per_unit, dgemm, total, norms)
-        return total, clipped
+        """Write the norms."""
+        chunk, _, _ = room_of(self.columns, self.k, read.longest)
+        how, columns, dgemm = self.records.how, self.columns, dgemm_address()
+        product_sizes(read, first, last, how, columns, self.of_centre, self.per_unit, dgemm, chunk, out)
 
 
 class MatrixProducts:
@@ -262,40 +210,35 @@ class MatrixProducts:
     def __init__(
         self, preprocessing: Preprocessing, basis: Matrix, per_unit: float, centre: Matrix | None = None
     ) -> None:
-        self.work = _MatrixWork(preprocessing, basis, per_unit, centre)
-        self.whole = self.work.records.whole
-        self.basis_shape = basis.shape
+        self.records = RecordReader(preprocessing, basis)
+        self.whole = self.records.whole
+        self.columns, self.per_unit, self.centre = grid(basis, MATRIX_GRID), per_unit, centre
         self.shape: tuple[int, ...] = (basis.size + 1,)
-        self.centre = centre
+        self._in_units = np.zeros((0, 0)) if centre is None else np.ascontiguousarray(centre * per_unit)
 
-    def __call__(self, batch: ArrayBatch) -> NDArray[np.int64]:
-        read = self.work.records.read(batch)
-        parts = shared_out(
-            len(batch),
-            lambda first, last: self.work.run(read, first, last, np.zeros(0)),
-            least=worth_a_thread(read, batch.dim),
-        )
+    def __call__(self, batch: ArrayBatch) -> Integers:
+        read = self.records.read(batch)
+        return added_up(read, lambda first, last: self.part(read, first, last, np.zeros(0)), self.shape)
+
+    def part(self, read: RecordsView, first: int, last: int, norms: Matrix) -> Integers:
+        """Sum some records; with room in ``norms``, write their norms in lattice units there instead."""
         out = np.zeros(self.shape, dtype=np.int64)
-        total = out[:-1].reshape(self.basis_shape)
-        for part, clipped in parts:
-            total += part
-            out[-1] += clipped
+        total, columns, dgemm = out[:-1].reshape(self.columns.shape), self.columns, dgemm_address()
+        out[-1] = sum_matrix_products(
+            read, first, last, columns, self._in_units, self.per_unit, dgemm, total, norms
+        )
         return out
 
 
 class MatrixResidualNorms(NormKernel):
-    """|A Q - C|_F of every symmetric matrix; -1 where rounded products are too coarse."""
+    """|A Q - C|_F/unit of every symmetric matrix; -1 where rounded products are too coarse."""
 
     def __init__(self, preprocessing: Preprocessing, basis: Matrix, centre: Matrix) -> None:
-        self.scale = _scale_of(centre)
-        self._matrices = _MatrixWork(preprocessing, basis, 2.0**26 / self.scale, centre)
-        super().__init__(self._matrices.records)
+        scale = _scale_of(centre)
+        self.unit = scale * 2.0**-26
+        self._products = MatrixProducts(preprocessing, basis, 2.0**26 / scale, centre)
+        super().__init__(self._products.records)
 
     def fill(self, read: RecordsView, first: int, last: int, out: Matrix) -> None:
-        """Write the norms in lattice units."""
-        self._matrices.run(read, first, last, out)
-
-    def __call__(self, block: ArrayBatch) -> Matrix:
-        norms = super().__call__(block)
-        with np.errstate(all="ignore"):
-            return np.where(norms < 0, norms, norms * (self.scale * 2.0**-26))
+        """Write the norms."""
+        self._products.part(read, first, last, out)
