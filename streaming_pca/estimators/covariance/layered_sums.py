@@ -118,17 +118,13 @@ class Coordinates:
             for i, layer in reversed(list(enumerate(layers))):
                 total, unit = totals[i], lattice_unit(float(depths[layer]), MATRIX_RADIUS)
                 if kind is not RecordKind.MATRIX:
-                    total = _symmetric(total + beyond)
+                    total = total + beyond
+                    total += np.tril(total, -1).T
                     unit = covariance_unit(RecordKind.FACTOR, float(depths[layer]))
                 found.append(LatticeSum(total, unit, covariance_sensitivity(kind), int(clipped[i])))
             if kind is not RecordKind.MATRIX:
                 beyond = beyond + totals[-1]
         return found[::-1]
-
-
-def _symmetric(lower: Integers) -> Integers:
-    """Complete a lower triangle."""
-    return lower + np.tril(lower, -1).T
 
 
 class _TurnedNorms(NormKernel):
@@ -144,23 +140,52 @@ class _TurnedNorms(NormKernel):
         turned_squared_norms(read, first, last, self.records.how, self.turn, room, out)
 
 
-class _ScaledFactors:
-    """Part of the kernels that sum factors with a lattice scale for each."""
+class _FactorLayers:
+    """Lower triangles of consecutive layers, with the clipped records of each.
+
+    After the layers come the terms that every lower layer gets besides, then the clipped records.
+
+    It reads the records with a norm between the radii of one of these layers; the last layers of all also
+    read those beyond the largest radius. Records beyond other layers are for the caller to add.
+    """
 
     limit = BLOCK
     # Scaled rows are held a few at a time, so blocks would save no memory.
     whole = True
 
-    def __init__(self, preprocessing: Preprocessing, turn: Matrix) -> None:
-        self.preprocessing, self.dim, self.turn = preprocessing, preprocessing.output_dim, turn
-        self.records = RecordReader(preprocessing)
+    def __init__(self, preprocessing: Preprocessing, turn: Matrix, edges: Matrix, layers: range) -> None:
+        self.records, self.dim, self.turn = RecordReader(preprocessing), preprocessing.output_dim, turn
+        self.edges, self.layers = edges, layers
+        self.shape: tuple[int, ...] = ((len(layers) + 1) * self.dim**2 + len(layers),)
 
-    def _add_scaled(self, read: RecordsView, chosen: Integers, per_units: Matrix, total: Integers) -> None:
-        """Add the lower triangle of chosen records to ``total``.
+    def __call__(self, batch: ArrayBatch, norms: Matrix) -> Integers:
+        read = self.records.read(batch)
+        edges, n = self.edges, len(self.layers)
+        shell = np.searchsorted(edges, norms, side="left")
+        out = np.zeros(self.shape, dtype=np.int64)
+        totals, clipped = out[:-n].reshape(n + 1, self.dim, self.dim), out[-n:]
+        beyond = totals[n]
+        if self.layers.stop == len(edges):
+            self._add(read, np.flatnonzero((shell == len(edges)) & (norms > 0)), math.inf, beyond)
+        for i, layer in reversed(list(enumerate(self.layers))):
+            chosen = np.flatnonzero((shell == layer) & (norms > 0))
+            below = edges[layer - 1] if layer else 0.0
+            with np.errstate(all="ignore"):
+                left = np.sqrt(np.maximum(1 - below / norms[chosen], 0.0))
+            totals[i] += beyond
+            depth = float(edges[layer] - below)
+            self._add(read, chosen, left / lattice_unit(math.sqrt(depth), RADIUS), totals[i])
+            clipped[i] = np.count_nonzero(norms > edges[layer])
+            if layer:
+                self._add(read, chosen, math.inf, beyond)
+        return out
 
-        ``per_units`` has one lattice scale for each chosen record.
+    def _add(self, read: RecordsView, chosen: Integers, per_unit: float | Matrix, total: Integers) -> None:
+        """Add the lower triangle of chosen records to ``total``, each with its own lattice scale.
+
+        An infinite scale normalises a record to the lattice's radius.
         """
-        d = self.dim
+        d, per_units = self.dim, np.full(len(chosen), per_unit)
 
         def part(first: int, last: int) -> Integers:
             room, rounded = np.empty((read.longest, d)), np.empty((max(ROWS, read.longest), d))
@@ -174,49 +199,6 @@ class _ScaledFactors:
         least = worth_a_thread(read, read.longest) if d <= 2**10 else max(len(chosen), 1)
         for lower in shared_out(len(chosen), part, 1, least):
             total += lower
-
-
-class _FactorLayers(_ScaledFactors):
-    """Lower triangles of consecutive layers, with the clipped records of each.
-
-    After the layers come the terms that every lower layer gets besides, then the clipped records.
-
-    It reads the records with a norm between the radii of one of these layers; the last layers of all also
-    read those beyond the largest radius. Records beyond other layers are for the caller to add.
-    """
-
-    def __init__(self, preprocessing: Preprocessing, turn: Matrix, edges: Matrix, layers: range) -> None:
-        super().__init__(preprocessing, turn)
-        self.edges, self.layers = edges, layers
-        self.shape: tuple[int, ...] = ((len(layers) + 1) * self.dim**2 + len(layers),)
-
-    def __call__(self, batch: ArrayBatch, norms: Matrix) -> Integers:
-        read = self.records.read(batch)
-        edges, first, n = self.edges, self.layers.start, len(self.layers)
-        shell = np.searchsorted(edges, norms, side="left")
-        out = np.zeros(self.shape, dtype=np.int64)
-        totals, clipped = out[:-n].reshape(n + 1, self.dim, self.dim), out[-n:]
-        beyond = totals[n]
-        if self.layers.stop == len(edges):
-            self._add_whole(read, np.flatnonzero((shell == len(edges)) & (norms > 0)), beyond)
-        for layer in reversed(self.layers):
-            chosen = np.flatnonzero((shell == layer) & (norms > 0))
-            below = edges[layer - 1] if layer else 0.0
-            with np.errstate(all="ignore"):
-                left = np.sqrt(np.maximum(1 - below / norms[chosen], 0.0))
-            depth = float(edges[layer] - below)
-            scales = left / lattice_unit(math.sqrt(depth), RADIUS)
-            total = totals[layer - first]
-            total += beyond
-            self._add_scaled(read, chosen, scales, total)
-            clipped[layer - first] = np.count_nonzero(norms > edges[layer])
-            if layer:
-                self._add_whole(read, chosen, beyond)
-        return out
-
-    def _add_whole(self, read: RecordsView, chosen: Integers, total: Integers) -> None:
-        """Add chosen records normalised to the lattice's radius."""
-        self._add_scaled(read, chosen, np.full(len(chosen), math.inf), total)
 
 
 class _MatrixLayers:
