@@ -21,8 +21,6 @@ S = TypeVar("S")
 _STORED_NAMES = {"product": "image", "products": "images"}
 """Stored names of renamed fields: names in stored states never change."""
 _FIELD_NAMES = {stored: name for name, stored in _STORED_NAMES.items()}
-_FORGOTTEN = {"kept"}
-"""Names in earlier versions' states that nothing needs now."""
 
 
 def state_values(state: Any) -> dict[str, Any]:
@@ -86,8 +84,6 @@ def _build_state(kind: type[S], values: Mapping[str, Any]) -> S:
     found: dict[str, Any] = {}
     inner: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
-        if name in _FORGOTTEN:
-            continue
         outer, dot, rest = name.partition(".")
         outer = _FIELD_NAMES.get(outer, outer)
         if dot:
@@ -98,9 +94,6 @@ def _build_state(kind: type[S], values: Mapping[str, Any]) -> S:
             raise ValueError(f"{name} of the state is a single value")
         is_hex = isinstance(value, str) and float in (hint, *get_args(hint))
         found[outer] = _float_of(value) if is_hex else value
-    # Earlier versions stored other fields.
-    if of_stored := getattr(kind, "of_stored", None):
-        found = of_stored(found)
     # A name that the dataclass does not have is refused by its constructor.
     return kind(**found, **{name: _build_state(hints[name], fields) for name, fields in inner.items()})
 

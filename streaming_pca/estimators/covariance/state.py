@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,35 +95,6 @@ class CovarianceEstimate:
         layers = np.zeros((SLOTS, packed_size(dim) if dim else 0))
         sizes, centre = NormCounts.empty(), np.zeros(dim)
         return cls(small, layers, small, np.eye(dim), np.ones(dim), small, small, small, centre, sizes)
-
-    @staticmethod
-    def of_stored(values: dict[str, Any]) -> dict[str, Any]:
-        """Return stored values as fields: earlier versions stored moments, whose noise was not of layers."""
-        if "moments" not in values:
-            return values
-        moments, noise, radii = (np.asarray(values[name]) for name in ("moments", "noise", "radii"))
-        doubts, records, largest = np.asarray(values["doubt"]), values["records"], values["largest"]
-        square = (SLOTS, SLOTS)
-        if not (noise.shape == doubts.shape == square and radii.shape == (SLOTS,) and moments.ndim == 2):
-            raise ValueError("arrays of the state have other shapes than any version's")
-        if not (len(moments) == SLOTS and isinstance(records, float) and isinstance(largest, float)):
-            raise ValueError("moments and records of the state are not of any version")
-        used, chosen = int(np.count_nonzero(radii)), values["chosen"]
-        layers, by_layer, doubt = np.zeros_like(moments), np.zeros(SLOTS), UNKNOWN
-        if used and not (isinstance(chosen, int) and 0 <= chosen < used and radii[chosen] > 0):
-            raise ValueError(f"the state releases radius {chosen} of {used}")
-        if used:
-            layers[:used] = np.diff(moments[:used], axis=0, prepend=0.0)
-            # Where a smaller radius has more noise than the released one, it counts as having as much.
-            own = np.diagonal(noise)[:used].copy()
-            own[: chosen + 1] = np.minimum(own[: chosen + 1], own[chosen])
-            by_layer[:used] = np.diff(np.maximum.accumulate(own), prepend=0.0)
-        if used and records > 0 and largest > 0:
-            # It was the variance of noise alone, times the records of a batch.
-            of_noise = float(doubts[chosen, chosen]) / largest / max(float(radii[chosen]) ** 2, 1e-300)
-            doubt = of_noise + 1 / (len(np.atleast_1d(values["weights"])) ** 2 * records)
-        kept = {name: value for name, value in values.items() if name != "moments"}
-        return {**kept, "layers": layers, "noise": by_layer, "doubt": min(doubt, UNKNOWN)}
 
     @property
     def used(self) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import math
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -153,86 +151,6 @@ def test_batches_weigh_as_in_other_layers_at_a_new_radius() -> None:
     estimate = on_grid(2).with_layers(symmetric(rng, 2), noise[:2], 1.0).extended_to(4.0)
     shown = estimate.with_layers(np.stack([np.eye(D)] * 3), noise, 1.0)
     np.testing.assert_allclose(np.diag(shown.moment(2) - shown.moment(1)), 0.5)
-
-
-# States of earlier versions, which stored moments with a covariance of their noise.
-
-
-def stored_earlier(data: bytes, records: float, batch: float) -> bytes:
-    """Bytes of a state as an earlier version wrote them, of batches of so many records, all of them looks."""
-    with np.load(io.BytesIO(data)) as archive:
-        values = {name: archive[name] for name in archive.files}
-    plain = json.loads(values.pop("__plain__").tobytes())
-    used = int(np.count_nonzero(values["covariance.radii"]))
-    layers = values.pop("covariance.layers")
-    moments, square = np.zeros_like(layers), np.zeros((SLOTS, SLOTS))
-    moments[:used] = np.cumsum(layers[:used], axis=0)
-    known = np.cumsum(values.pop("covariance.noise")[:used])
-    square[:used, :used] = np.minimum.outer(known, known)
-    values |= {"covariance.moments": moments, "covariance.noise": square, "covariance.doubt": square * batch}
-    del plain["covariance.doubt"]
-    plain |= {"covariance.records": records.hex(), "covariance.largest": batch.hex()}
-    header = np.frombuffer(json.dumps(plain).encode(), dtype=np.uint8)
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, __plain__=header, **values)
-    return buffer.getvalue()
-
-
-@pytest.mark.parametrize("name", ["adaptive", "analyze-gauss"])
-def test_a_state_of_an_earlier_version_goes_on(name: str) -> None:
-    """From its bytes: the same release, and the next batch weighs as in a new state of as many batches."""
-    estimator = make(name, epsilon=8.0)
-    batches = [records(estimator, 2000, i) for i in range(4)]
-    state: Any = run(estimator, batches)
-    found: Any = decode_fitting_state(estimator, stored_earlier(encode_state(state), 8000.0, 2000.0))
-    old, new = state.covariance, found.covariance
-    np.testing.assert_allclose(new.layers, old.layers, atol=1e-9)
-    np.testing.assert_allclose(new.noise, old.noise, rtol=1e-9)
-    assert 0.5 * old.doubt < new.doubt < 2 * old.doubt
-    np.testing.assert_allclose(
-        np.abs(estimator.release(found).components), np.abs(estimator.release(state).components), atol=1e-6
-    )
-    after: Any = estimator.update(found, pack(estimator, records(estimator, 2000, 9)))
-    after.covariance.check()
-    # Before any record, too.
-    fresh = estimator.init(utility_generator(0))
-    decode_fitting_state(estimator, stored_earlier(encode_state(fresh), 0.0, 0.0))
-
-
-def test_where_a_sum_had_left_less_noise_the_released_moment_keeps_its_own() -> None:
-    used = 4
-    estimate = replace(learnt(history(3, used, 1), used), chosen=2, records=50.0, largest=50.0)
-    square = np.zeros((SLOTS, SLOTS))
-    square[:used, :used] = estimate.noise_of_moments()
-    square[2, 2] = square[0, 0] / 2
-    moments = np.cumsum(estimate.layers, axis=0)
-    stored = {"radii": estimate.radii, "moments": moments, "noise": square, "doubt": square}
-    kept = {"records": 50.0, "largest": 50.0, "chosen": 2, "weights": np.ones(D)}
-    found = CovarianceEstimate.of_stored({**stored, **kept})
-    assert found["noise"].min() >= 0
-    assert found["noise"][:3].sum() == pytest.approx(square[2, 2])
-    assert found["noise"][:4].sum() == pytest.approx(square[3, 3])
-
-
-EARLIER_AND_HOSTILE: dict[str, Any] = {
-    "a small doubt": ("doubt", np.zeros((2, 2))),
-    "deep noise": ("noise", np.zeros((SLOTS, SLOTS, 2))),
-    "radii of no length": ("radii", np.float64(1.0)),
-    "few moments": ("moments", np.zeros((2, 6))),
-    "records of text": ("records", "many"),
-    "a radius that is not there": ("chosen", -99),
-}
-
-
-@pytest.mark.parametrize("what", EARLIER_AND_HOSTILE)
-def test_a_hostile_state_of_an_earlier_version_is_refused(what: str) -> None:
-    square = np.eye(SLOTS)
-    values = {"radii": np.arange(1.0, SLOTS + 1), "moments": np.zeros((SLOTS, 6)), "noise": square}
-    values |= {"doubt": square, "records": 9.0, "largest": 9.0, "chosen": 0, "weights": np.ones(D)}
-    CovarianceEstimate.of_stored(values)
-    name, value = EARLIER_AND_HOSTILE[what]
-    with pytest.raises((ValueError, TypeError)):
-        CovarianceEstimate.of_stored({**values, name: value})
 
 
 # Coordinates.
