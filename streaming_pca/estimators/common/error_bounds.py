@@ -26,9 +26,7 @@ _QUARTER_ARC = math.sqrt(math.pi / 2) * (math.pi / 2 + math.sqrt(2)) / (2 * math
 """E sup <g, e> over the unit vectors e of a quadrant of the plane: by its hull's perimeter (Cauchy)."""
 
 
-def angle_bound_of_covariance(
-    values: Matrix, k: int, sigma_diagonal: float, *, other: float = 0.0, failure: float = FAILURE
-) -> float:
+def angle_bound_of_covariance(values: Matrix, k: int, sigma_diagonal: float, *, other: float = 0.0) -> float:
     """Bound the angle between a symmetric matrix's leading subspaces with and without noise.
 
     Parameters
@@ -42,8 +40,6 @@ def angle_bound_of_covariance(
         s on the diagonal and s/sqrt(2) off it. Units of ``values``.
     other : float
         Bound on |E|_2, of any further perturbation E, random or not.
-    failure : float
-        Probability with which the bound may fail.
 
     Returns
     -------
@@ -54,7 +50,7 @@ def angle_bound_of_covariance(
     -----
     With g = a_k - a_{k+1}, the *noisy* gap, and
 
-        r = sqrt(2) s (E|g_{d-k}| + E|g_k| + 0.6 + sqrt(2 ln(1/failure))) + 2 |E|_2,
+        r = sqrt(2) s (E|g_{d-k}| + E|g_k| + 0.6 + sqrt(2 ln(1/0.05))) + 2 |E|_2,
 
     g_m standard normal in R^m (so E|g_m| <= sqrt(m)): the bound is
     arcsin(r/g)/2 where g > r, and pi/2 otherwise.
@@ -64,7 +60,7 @@ def angle_bound_of_covariance(
     if k == d:
         return 0.0
     gap = float(values[k - 1]) - float(values[k])
-    width = _length(d - k) + _length(k) + _QUARTER_ARC + _tail(failure)
+    width = _length(d - k) + _length(k) + _QUARTER_ARC + _tail(FAILURE)
     reach = math.sqrt(2) * sigma_diagonal * width + 2 * other
     # The comparison is false for NaNs and after overflow: then the bound is pi/2.
     return math.asin(reach / gap) / 2 if reach < gap < math.inf else _SAYS_NOTHING
