@@ -8,10 +8,17 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+import numpy as np
+from numpy.typing import NDArray
+
 from streaming_pca.privacy.calibration.multipliers import require_room
+from streaming_pca.privacy.mechanisms import gaussian_on_vector
 
 WHOLE = 1_000_000
 """Millionths of the whole budget: whole numbers, so shares add up exactly."""
+
+_GRAIN = 2**10
+"""Lattice units of one record: noise of less than a record is not rounded away."""
 
 
 class Budget:
@@ -43,10 +50,7 @@ class Budget:
     def take(self, share: float) -> float:
         """Spend a share, and return the multiplier of a Gaussian of that cost, rounded up.
 
-        Parameters
-        ----------
-        share : float
-            In (0, 1]; rounded down to millionths, at least one.
+        The share, in (0, 1], is rounded down to millionths, at least one.
 
         Raises
         ------
@@ -97,3 +101,21 @@ def multiplier_of(squared: Fraction, share: Fraction) -> float:
     while Fraction(root) ** 2 < wanted:
         root = math.nextafter(root, math.inf)
     return root
+
+
+def noisy_counts(
+    exact: NDArray[np.int64], multiplier: float, sensitivity: float, budget: Budget
+) -> tuple[NDArray[np.float64], float]:
+    """Add Gaussian noise to counts; returns them and its standard deviation, in records."""
+    sigma = budget.sigma(multiplier, sensitivity * _GRAIN)
+    noisy = gaussian_on_vector(exact * _GRAIN, sigma)
+    return np.asarray(noisy, dtype=np.float64) / _GRAIN, sigma / _GRAIN
+
+
+def noisy_count(exact: int, share: float, budget: Budget) -> tuple[float, float]:
+    """Count records with Gaussian noise, for a share; returns the count and its standard deviation.
+
+    Adjacency: replace-one. Released: the number, of sensitivity 1.
+    """
+    noisy, deviation = noisy_counts(np.array([exact], dtype=np.int64), budget.take(share), 1.0, budget)
+    return float(noisy[0]), deviation

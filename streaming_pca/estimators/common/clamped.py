@@ -43,15 +43,6 @@ def learn_clamped(
 ) -> ClampedShare:
     """Add a batch's noisy count of records that bounds change; without bounds nothing is spent.
 
-    Parameters
-    ----------
-    known : ClampedShare
-    batch : Batch
-    preprocessing : Preprocessing
-    budget : Budget
-    kept : float
-        Part of their weight that earlier batches keep.
-
     Notes
     -----
     Adjacency: replace-one. Released: the number of records (pairs) with a value beyond the public bounds,
@@ -62,7 +53,7 @@ def learn_clamped(
         return known
     exact = int(batch.map(_Outside(preprocessing)).sum(Total())[0])
     part = min(max((budget.multiplier / (_PRECISION * count)) ** 2, _LEAST), _MOST)
-    return ClampedShare(*known.averaged(*noisy_share(exact, count, part, budget), count, kept))
+    return known.averaged(*noisy_share(exact, count, part, budget), count, kept)
 
 
 class _Outside:

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.records import RecordValues
-from streaming_pca.estimators.common.budget import Budget
-from streaming_pca.privacy.mechanisms import gaussian_on_vector
+from streaming_pca.estimators.common.budget import Budget, noisy_count, noisy_counts
 
 Vector = NDArray[np.float64]
 
@@ -52,30 +51,20 @@ _MOST_SURE = 0.25
 _LEAST_PRESENT = 0.02
 """Least share of records that are not null, which later divides."""
 
-_GRAIN = 2**10
-"""Lattice units of one record: noise of less than a record is not rounded away."""
-
 _UP = 1 + 2.0**-50
 """Factor that rounds sqrt(2) up."""
 
 
 @dataclass(frozen=True)
 class NormDistribution:
-    """Distribution of norms from the median up, read off private counts.
-
-    Attributes
-    ----------
-    radii : (c,) float64, increasing
-        The first is the median norm of the records that are not null.
-    above : (c,) float64, decreasing
-        Share of all records, null ones included, with a norm above each radius.
-    present : float
-        Share of the records that are not null (of norm 0).
-    """
+    """Distribution of norms from the median up, read off private counts."""
 
     radii: Vector
+    """(c,) increasing; the first is the median norm of the records that are not null."""
     above: Vector
+    """(c,) decreasing share of all records, null ones included, with a norm above each radius."""
     present: float
+    """Share of the records that are not null (of norm 0)."""
 
     def quantile(self, q: float) -> float:
         """Return the least radius that holds a share q >= 0.5 of non-null records."""
@@ -88,7 +77,9 @@ class NormDistribution:
 
     def excess(self, radius: float | Vector) -> Vector:
         """Compute E (norm - radius)+, the mean norm that a clip cuts off."""
-        return self._integral(self.above, radius)
+        steps = np.diff(self.radii) * (self.above[1:] + self.above[:-1]) / 2
+        beyond = np.concatenate([np.cumsum(steps[::-1])[::-1], [0.0]])
+        return np.asarray(np.interp(radius, self.radii, beyond))
 
     def squared_excess(self, radius: float) -> float:
         """Compute E ((norm - radius)+)^2."""
@@ -100,44 +91,24 @@ class NormDistribution:
         shares = -np.diff(np.append(self.above, 0.0))
         return float(1 - self.above[0] + np.sum(shares * np.minimum(1.0, radius / self.radii)))
 
-    def _integral(self, values: Vector, radius: float | Vector) -> Vector:
-        steps = np.diff(self.radii) * (values[1:] + values[:-1]) / 2
-        beyond = np.concatenate([np.cumsum(steps[::-1])[::-1], [0.0]])
-        return np.asarray(np.interp(radius, self.radii, beyond))
-
 
 @dataclass(frozen=True)
 class Tail:
-    """Mean norm that clips cut off, and how well it is known.
-
-    Attributes
-    ----------
-    excess : (l,) float64
-        E (norm - R)+ of each radius, over records that are not null.
-    variance : (l,) float64
-        Variance of its error, from the counts' noise and the width of the bins.
-    hidden : float
-        Deviation of what all radii have in common: norms beyond the last filled bin.
-    """
+    """Mean norm that clips cut off, and how well it is known."""
 
     excess: Vector
+    """(l,) E (norm - R)+ of each radius, over records that are not null."""
     variance: Vector
+    """(l,) variance of its error, from the counts' noise and the width of the bins."""
     hidden: float
+    """Deviation of what all radii have in common: norms beyond the last filled bin."""
 
 
 def norm_shares(count: int, multiplier: float, part: float = 1.0) -> tuple[float, float]:
     """Return shares of a batch's budget for the norms' median and tail.
 
-    Within limits, a count is off by some 1/90 (median) or 1/500 (tail) of the records.
-
-    Parameters
-    ----------
-    count : int
-        Records.
-    multiplier : float
-        Noise multiplier of the whole batch.
-    part : float
-        Factor on the limits: below 1 where norms were counted before.
+    Within limits, a count is off by some 1/90 (median) or 1/500 (tail) of the records. ``multiplier`` is
+    the whole batch's; ``part``, a factor on the limits, is below 1 where norms were counted before.
     """
     precision = 2 * max(count, 1) / multiplier
 
@@ -193,11 +164,9 @@ def private_quantile_radius(
 
     def above(place: int) -> float:
         nonlocal least
-        exact = np.array([counted(place)], dtype=np.int64)
-        sigma = budget.sigma(budget.take(share / queries), float(_GRAIN))
-        least = min(sure * sigma / _GRAIN / count, _MOST_SURE)
-        noisy = gaussian_on_vector(exact * _GRAIN, sigma)
-        return float(noisy[0]) / _GRAIN / count
+        noisy, deviation = noisy_count(counted(place), share / queries, budget)
+        least = min(sure * deviation / count, _MOST_SURE)
+        return noisy / count
 
     present = min(max(above(0), _LEAST_PRESENT), 1.0)
     first, last = 0, steps
@@ -219,27 +188,18 @@ def _grid(low: float, high: float) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class NormCounts:
-    """Noisy counts of norms, of one batch or of several together.
-
-    Attributes
-    ----------
-    median : float
-        Median norm of the first batch's records that are not null; 0 before any batch.
-    present : float
-        Share of the records that are not null.
-    counts : (BINS,) float64
-        Noisy numbers of records in the bins from the median up.
-    variance : float
-        Variance of each count's noise.
-    records : float
-        Records of these batches.
-    """
+    """Noisy counts of norms, of one batch or of several together."""
 
     median: float
+    """Median norm of the first batch's records that are not null; 0 before any batch."""
     present: float
+    """Share of the records that are not null."""
     counts: Vector
+    """(BINS,) noisy numbers of records in the bins from the median up."""
     variance: float
+    """Variance of each count's noise."""
     records: float
+    """Records of these batches."""
 
     @classmethod
     def empty(cls) -> NormCounts:
@@ -273,12 +233,8 @@ class NormCounts:
     def tail(self, radii: Vector, excess: Vector, present: float) -> Tail:
         """Judge what the counts tell about the excess at some radii: post-processing.
 
-        Parameters
-        ----------
-        radii, excess : (l,) float64
-            Radii, and :meth:`NormDistribution.excess` there.
-        present : float
-            Share of all records that are not null.
+        ``excess`` is :meth:`NormDistribution.excess` at the radii, ``present`` the share of records that
+        are not null.
         """
         excess = excess / present
         records = self.records * present
@@ -335,14 +291,8 @@ def private_norm_counts(
 ) -> NormCounts:
     """Add a batch's counts to earlier ones.
 
-    Parameters
-    ----------
-    known : NormCounts
-        Counts of earlier batches; the first batch finds the median.
-    norms, low, high, budget
-        As for :func:`private_quantile_radius`.
-    shares : (float, float)
-        Shares of the budget for the median and for the tail.
+    The first batch finds the median (:func:`private_quantile_radius`). ``shares`` of the budget are for the
+    median and for the tail.
 
     Notes
     -----
@@ -358,10 +308,10 @@ def private_norm_counts(
     edges = known.median * 2.0**_TAIL
     exact = norms.histogram(np.append(edges, np.inf))
     multiplier = budget.take(shares[1])
-    noisy = gaussian_on_vector(exact * _GRAIN, budget.sigma(multiplier, math.sqrt(2) * _GRAIN * _UP))
+    noisy, _ = noisy_counts(exact, multiplier, math.sqrt(2) * _UP, budget)
     return replace(
         known,
-        counts=known.counts + np.asarray(noisy, dtype=np.float64) / _GRAIN,
+        counts=known.counts + noisy,
         variance=known.variance + 2 * multiplier**2,
         records=known.records + len(norms),
     )

@@ -6,16 +6,15 @@ A null record is 0 in a sum: a moment over all records is smaller by this share.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.records import Batch, Total
-from streaming_pca.estimators.common.budget import Budget
-from streaming_pca.privacy.mechanisms import gaussian_on_vector
+from streaming_pca.estimators.common.budget import Budget, noisy_count
 
 Vector = NDArray[np.float64]
 
@@ -27,29 +26,20 @@ _SEEN = 2.0
 """Deviations below 1 from which on null records are seen: noise alone rescales no variance."""
 _SMALLEST = 0.02
 """Least share that anything is divided by."""
-_GRAIN = 2**10
-"""Lattice units of one record: noise of less than a record is not rounded away."""
 
 
 @dataclass(frozen=True)
 class RunningShare:
-    """Running share of the records of one sort, by noisy counts.
-
-    Attributes
-    ----------
-    value : float
-        Noisy mean over the batches; it can be below 0 and above 1.
-    noise : float
-        Variance of its noise.
-    weight : float
-        Records behind it; 0 where nothing was counted.
-    """
+    """Running share of the records of one sort, by noisy counts."""
 
     sort: ClassVar[str]
 
     value: float = 0.0
+    """Noisy mean over the batches; it can be below 0 and above 1."""
     noise: float = 0.0
+    """Variance of its noise."""
     weight: float = 0.0
+    """Records behind it; 0 where nothing was counted."""
 
     def check(self) -> None:
         """Check that a batch could have left these values.
@@ -61,30 +51,26 @@ class RunningShare:
         if not (math.isfinite(self.value) and 0 <= self.noise < math.inf and 0 <= self.weight < math.inf):
             raise ValueError(f"noise and weight of the state's {self.sort} records must not be below 0")
 
-    def averaged(
-        self, latest: float, deviation: float, count: float, kept: float
-    ) -> tuple[float, float, float]:
-        """Average the noisy share of ``count`` more records in; returns value, noise and weight."""
+    def averaged(self, latest: float, deviation: float, count: float, kept: float) -> Self:
+        """Average the noisy share of ``count`` more records in.
+
+        ``kept`` is the part of their weight that earlier batches keep.
+        """
         weight = kept * self.weight + count
         gain = count / weight
         noise = (1 - gain) ** 2 * self.noise + (gain * deviation) ** 2
-        return self.value + gain * (latest - self.value), noise, weight
+        return replace(self, value=self.value + gain * (latest - self.value), noise=noise, weight=weight)
 
 
 @dataclass(frozen=True)
 class PresentShare(RunningShare):
-    """Running share of the records that are not null: 1 before any batch.
-
-    Attributes
-    ----------
-    latest : float
-        Noisy share of the last batch alone.
-    """
+    """Running share of the records that are not null: 1 before any batch."""
 
     sort: ClassVar[str] = "present"
 
     value: float = 1.0
     latest: float = 1.0
+    """Noisy share of the last batch alone."""
 
     def check(self) -> None:
         """Check that a batch could have left these values; as :meth:`RunningShare.check`."""
@@ -116,17 +102,9 @@ def present_share(count: int, multiplier: float) -> float:
 
 
 def noisy_share(exact: int, count: int, part: float, budget: Budget) -> tuple[float, float]:
-    """Measure a share of ``count`` records by a noisy count.
-
-    Adjacency: replace-one. Released: the number with Gaussian noise, of sensitivity 1.
-
-    Returns
-    -------
-    share, deviation : float
-    """
-    sigma = budget.sigma(budget.take(part), float(_GRAIN))
-    noisy = float(gaussian_on_vector(np.array([exact * _GRAIN], dtype=np.int64), sigma)[0])
-    return noisy / _GRAIN / count, sigma / _GRAIN / count
+    """Measure a share of ``count`` records, and its standard deviation, by a noisy count."""
+    noisy, deviation = noisy_count(exact, part, budget)
+    return noisy / count, deviation / count
 
 
 def learn_present(
@@ -134,17 +112,8 @@ def learn_present(
 ) -> PresentShare:
     """Add a batch's noisy count of records that are not null.
 
-    Of a batch that is publicly complete the number is known, and nothing is spent.
-
-    Parameters
-    ----------
-    known : PresentShare
-    batch : Batch
-    pairs : bool
-        Whether two records in a row are one, null if either is.
-    budget : Budget
-    kept : float
-        Part of their weight that earlier batches keep.
+    Of a batch that is publicly complete the number is known, and nothing is spent. With ``pairs`` two
+    records in a row are one, null if either is.
 
     Notes
     -----
@@ -154,11 +123,11 @@ def learn_present(
     count = len(batch) // (2 if pairs else 1)
     if not count:
         return known
-    if batch.complete:
-        return PresentShare(*known.averaged(1.0, 0.0, count, kept))
-    present = int(batch.map(_WholePairs()).sum(Total())[0]) if pairs else count - batch.null_count()
-    latest, deviation = noisy_share(present, count, present_share(count, budget.multiplier), budget)
-    return PresentShare(*known.averaged(latest, deviation, count, kept), latest)
+    latest, deviation = 1.0, 0.0
+    if not batch.complete:
+        present = int(batch.map(_WholePairs()).sum(Total())[0]) if pairs else count - batch.null_count()
+        latest, deviation = noisy_share(present, count, present_share(count, budget.multiplier), budget)
+    return replace(known.averaged(latest, deviation, count, kept), latest=latest)
 
 
 class _WholePairs:

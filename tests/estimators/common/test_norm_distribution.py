@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayValues
+from streaming_pca.estimators.common import budget as budget_module
 from streaming_pca.estimators.common import norm_distribution as module
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.norm_distribution import (
@@ -56,7 +57,7 @@ def counts(sizes: Floats, answers: list[NDArray[np.int64]] | None = None) -> lis
         return answer.copy()
 
     with pytest.MonkeyPatch.context() as patch, replace_noise_sampler(SeededSampler(0)):
-        patch.setattr(module, "gaussian_on_vector", call)
+        patch.setattr(budget_module, "gaussian_on_vector", call)
         private_norm_distribution(ArrayValues(sizes), LOW, HIGH, Budget(Z, 1.0), SHARES)
     return seen
 
@@ -114,7 +115,7 @@ def test_a_replaced_record_moves_a_count_by_one_and_the_histogram_by_one_bin_for
     neighbour[place % len(values)] = new
     one = counts(sizes)
     other = counts(neighbour, [answer for _, _, answer in one])
-    grain = module._GRAIN
+    grain = budget_module._GRAIN
     budget = Budget(Z, 1.0)
     for (a, sigma, _), (b, again, _) in zip(one, other, strict=True):
         assert sigma == again
