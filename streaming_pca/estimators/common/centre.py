@@ -69,15 +69,6 @@ def resolves_radius(count: int, multiplier: float) -> bool:
     return count >= _LEAST * multiplier
 
 
-def _clip_quantile(dim: int, count: int, multiplier: float, share: float) -> float:
-    """Return the quantile of |x - c| that becomes the radius.
-
-    Noise in the mean is about 2 sqrt(d)/(n mu) radii long, and what is cut off at most as many radii as
-    the share of the records beyond, where the counts tell so small a share.
-    """
-    return 1 - min(_CUT * 2 * math.sqrt(dim / share) * multiplier / max(count, 1), _MOST_CUT)
-
-
 def coarse_to_fine(
     batch: Batch,
     preprocessing: Preprocessing,
@@ -87,34 +78,11 @@ def coarse_to_fine(
     last: float,
     present: float = 1.0,
 ) -> tuple[Vector, bool, float]:
-    """Find the mean of a first batch.
+    """Find the mean of a first batch by rounds of :func:`refine`.
 
-    Parameters
-    ----------
-    batch : Batch
-    preprocessing : Preprocessing
-    start : (d,) float64
-        Centre of the first round; public.
-    radii : (float, float)
-        Public range of the radius of |S (x - c)|, S the scale.
-    budget : Budget
-    last : float
-        Share of the last round's mean.
-    present : float
-        Share of the records that are not null, an earlier answer; a null record adds 0.
-
-    Returns
-    -------
-    mean : (d,) float64
-        In units of the data.
-    seen : bool
-        True if any round saw more than its noise.
-    variance : float
-        Noise variance of the last round, as of :func:`refine`.
-
-    Notes
-    -----
-    See :func:`refine` for what is released.
+    The first round is about the public ``start``, (d,); ``last`` is the share of the last one's mean. It
+    returns the mean in units of the data, whether any round saw more than its noise, and the last one's
+    noise variance.
     """
     centre, known, noise = start, False, 0.0
     for _ in range(ROUNDS):
@@ -139,11 +107,16 @@ def refine(
 
     Parameters
     ----------
-    batch, preprocessing, radii, budget, present
-        As for :func:`coarse_to_fine`.
+    batch : Batch
+    preprocessing : Preprocessing
     centre : (d,) float64
+    radii : (float, float)
+        Public range of the radius of |S (x - c)|, S the scale.
+    budget : Budget
     share : float
         Share of the mean; its radius costs :func:`radius_share` besides.
+    present : float
+        Share of the records that are not null, an earlier answer; a null record adds 0.
 
     Returns
     -------
@@ -166,7 +139,9 @@ def refine(
     about = preprocessing.about(centre)
     norms = batch.map(MeanNorms(about))
     shared = radius_share(len(norms), budget.multiplier)
-    quantile = _clip_quantile(len(centre), len(norms), budget.multiplier, share)
+    # Noise is 2 sqrt(d/share)/(n mu) radii long; a clip moves the mean by as many as its share at most.
+    cut = _CUT * 2 * math.sqrt(len(centre) / share) * budget.multiplier / max(len(norms), 1)
+    quantile = 1 - min(cut, _MOST_CUT)
     radius, _ = private_quantile_radius(norms, *radii, quantile, budget, shared, _SURE)
     sigma = budget.sigma(budget.take(share), 2.0 * MEAN_RADIUS)
     noisy = gaussian_on_vector(clipped_mean_sum(batch, about, radius), sigma)

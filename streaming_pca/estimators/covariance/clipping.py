@@ -31,16 +31,9 @@ def clip_angle(
 ) -> float:
     """Estimate how far clips have turned the k leading directions at most.
 
-    Parameters
-    ----------
-    estimate : CovarianceEstimate
-    values, vectors : (d,) and (d, d) float64
-        Of the released moment, decreasing; eigenvectors are columns.
-    k : int
-    present : float
-        Share of the records that are not null.
-    kind : RecordKind
-        What is cut off of matrices has no sign: it may lower the leading directions, too.
+    ``values`` and ``vectors`` (columns) are the released moment's, decreasing; ``present`` is the share of
+    the records that are not null. What is cut off of matrices has no sign: it may lower the leading
+    directions, too.
 
     Returns
     -------
@@ -89,16 +82,8 @@ def clip_angle(
 def dominant_feature(estimate: CovarianceEstimate) -> int | None:
     """Return the feature that has most of what the largest records show, if one has.
 
-    Its values alone exceed the radius: its unit decides what is clipped, and how much noise all others get.
-
-    Parameters
-    ----------
-    estimate : CovarianceEstimate
-
-    Returns
-    -------
-    int or None
-        Feature of more than half of the layers' trace above the chosen radius, beyond their noise.
+    It has more than half of the layers' trace above the chosen radius, beyond their noise. Its values alone
+    exceed the radius: its unit decides what is clipped, and how much noise all others get.
     """
     used, last = estimate.used, estimate.used - 1
     if used < 2:

@@ -36,46 +36,29 @@ from streaming_pca.privacy.parameters import PrivacyParameters
 class GapBounds:
     """Public bounds for the sum of ``count`` records, in lattice units, rounded up.
 
+    ``count`` is of transformed records, null ones included. Float errors are bounded for ``at_most`` records,
+    if these are more: then their bounds do not vary with the batch.
     Proof: docs/explanation/proofs/output-perturbation.md.
-
-    Parameters
-    ----------
-    kind : RecordKind
-    dim : int
-    count : int
-        Transformed records, null ones included.
-    at_most : int, optional
-        Number of records for which float errors are bounded, if larger than ``count``:
-        then these bounds do not vary with the batch.
-
-    Attributes
-    ----------
-    reach : float
-        Largest possible eigengap of the sum.
-    eta : float
-        Bound on the effect of float errors on the sum, in Frobenius norm.
-    relative : float
-        u_d: bound on their effect on a projector.
-    sum : float
-        G: sensitivity of the sum, float errors included.
-    gap : float
-        Sensitivity of the eigengap, rounded to an integer.
-    gap_slack : float
-        Largest excess of that integer over the eigengap of the sum as floats see it.
     """
 
-    def __init__(self, kind: RecordKind, dim: int, count: int, at_most: int | None = None) -> None:
+    def __init__(self, kind: RecordKind, dim: int, count: int, at_most: int = 0) -> None:
         of_factors = kind is RecordKind.FACTOR
         radius = float(RADIUS) ** 2 if of_factors else float(MATRIX_RADIUS)
         self.relative = 256.0 * dim**2 * 2.0**-53
+        """u_d: bound on the effect of float errors on a projector."""
         # A gap of indefinite matrices is two eigenvalues of one norm.
         self.reach = count * radius * (1.0 if of_factors else SQRT2_UP)
-        self.eta = self.relative * max(count, at_most or 0) * radius
+        """Largest possible eigengap of the sum."""
+        self.eta = self.relative * max(count, at_most) * radius
+        """Bound on the effect of float errors on the sum, in Frobenius norm."""
         self.exact = covariance_sensitivity(kind)
         self.sum = (self.exact + 2 * self.eta) * (1 + 1e-15)
+        """G: sensitivity of the sum, float errors included."""
         # One eta for two differences of eigenvalues, one unit for rounding them.
         self.gap = (SQRT2_UP * self.sum + self.eta + 1) * (1 + 1e-15)
+        """Sensitivity of the eigengap, rounded to an integer."""
         self.gap_slack = self.eta + 1
+        """Largest excess of that integer over the eigengap of the sum as floats see it."""
 
     def inner(self, k: int) -> float:
         """Return the sensitivity of V^T X V, rounded to integers, for k orthonormal float columns."""
@@ -165,10 +148,9 @@ class OutputPerturbationState(State):
 
 @dataclass(frozen=True)
 class _Multipliers:
-    """Noise scales over sensitivities, and the epsilon of Laplace noise."""
+    """Noise scales over sensitivities."""
 
     gap: float
-    gap_epsilon: float
     projector: float
     variances: float | None
 
@@ -261,7 +243,7 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
         }
         multipliers = [z.projector, z.projector if z.variances is None else z.variances]
         if options.gap_noise == "laplace":
-            parameters["gap_epsilon"] = z.gap_epsilon
+            parameters["gap_epsilon"] = pure_epsilon(z.gap)
         else:
             parameters["gap_sigma_over_sensitivity"] = z.gap
             multipliers.append(z.gap)
@@ -299,11 +281,11 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
         options = self.options
         if self.k == self.dim:
             # Only the variances are measured; the plan names the projector's multiplier in any case.
-            return _Multipliers(whole, pure_epsilon(whole), whole, whole if options.variance_share else None)
+            return _Multipliers(whole, whole, whole if options.variance_share else None)
         gap = whole / math.sqrt(options.gap_share)
         rest = 1 - options.gap_share - options.variance_share
         variances = whole / math.sqrt(options.variance_share) if options.variance_share else None
-        return _Multipliers(gap, pure_epsilon(gap), whole / math.sqrt(rest), variances)
+        return _Multipliers(gap, whole / math.sqrt(rest), variances)
 
     @property
     def _most(self) -> float:
@@ -332,7 +314,7 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
         """Return scale and 1 - delta_1 quantile of the gap's noise, in lattice units."""
         failure, z = self._failure, self._multipliers
         if self.options.gap_noise == "laplace":
-            scale = laplace_scale(bounds.gap, z.gap_epsilon)
+            scale = laplace_scale(bounds.gap, pure_epsilon(z.gap))
             # P(N > q) = exp(-(q + 1)/scale)/(1 + exp(-1/scale)).
             far = scale * (-math.log(failure) - math.log1p(math.exp(-1 / scale)))
             return scale, max(math.ceil(far * (1 + 1e-12)), 0)

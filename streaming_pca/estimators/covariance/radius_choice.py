@@ -44,31 +44,22 @@ _WHOLE = 40
 
 @dataclass(frozen=True)
 class Reading:
-    """Noise, bias and denoised spectrum at each radius.
-
-    Attributes
-    ----------
-    noise, bias : (l,) float64
-        Expected squares of the error |U U^T - V V^T|_F.
-    agreement : (l,) float64
-        Agreement, 0 to 1, of the leading subspaces of two estimates of twice the noise.
-    eigenvectors : (l, d, d) float64
-        Eigenvectors of the moments, leading first.
-    values : (l, d) float64
-        Eigenvalues less the noise's contribution; 0 where they do not rise above it.
-    level : (l,) float64
-        Median eigenvalue, which ``values`` count from.
-    own : (l,) float64
-        Expected squares of the errors of these moments themselves.
-    """
+    """Noise, bias and denoised spectrum at each radius."""
 
     noise: Matrix
+    """(l,) expected squares of the error |U U^T - V V^T|_F from noise."""
     bias: Matrix
+    """(l,) expected squares of the error from clipping."""
     agreement: Matrix
+    """(l,) agreement, 0 to 1, of the leading subspaces of two estimates of twice the noise."""
     eigenvectors: Matrix
+    """(l, d, d) eigenvectors of the moments, leading first."""
     values: Matrix
+    """(l, d) eigenvalues less the noise's contribution; 0 where they do not rise above it."""
     level: Matrix
+    """(l,) median eigenvalue, which ``values`` count from."""
     own: Matrix
+    """(l,) expected squares of the errors of these moments themselves."""
 
     @property
     def best(self) -> int:
@@ -120,18 +111,9 @@ def symmetric_noise(rng: np.random.Generator, count: int, dim: int) -> Matrix:
 
 
 def leading_subspaces(matrices: Matrix, k: int, starts: Matrix) -> Matrix:
-    """Compute leading eigenvectors by subspace iteration from nearby ones.
+    """Compute (m, d, k) leading eigenvectors of symmetric (m, d, d) matrices by subspace iteration.
 
-    Parameters
-    ----------
-    matrices : (m, d, d) float64, symmetric
-    k : int
-    starts : (m, d, k + some) float64
-        Orthonormal columns to start from.
-
-    Returns
-    -------
-    (m, d, k) float64
+    It starts from nearby orthonormal columns, (m, d, k + some).
     """
     d = matrices.shape[-1]
     if d <= _WHOLE:

@@ -37,18 +37,9 @@ def covariance_subspace(
 ) -> Subspace:
     """Compute the release, leading eigenvectors of the noisy covariance: post-processing.
 
-    Parameters
-    ----------
-    estimate : CovarianceEstimate
-    preprocessing : Preprocessing
-    k : int
-    present : PresentShare
-        Its error is a part of every variance's.
-    mean : (d,) float64, optional
-        Present mean of the records. The sums were taken about the centre c; about
-        the mean they are less by (mean - c)(mean - c)^T.
-    mean_noise : float, optional
-        Noise variance of each coordinate of the mean: its error e adds e e^T.
+    The sums were taken about the centre c; about the records' ``mean`` they are less by
+    (mean - c)(mean - c)^T. ``mean_noise`` is the noise variance of each of its coordinates: the mean's
+    error e adds e e^T. The error of the share of present records is a part of every variance's.
     """
     moment, offset = estimate.released_moment(), None
     dim = len(moment)

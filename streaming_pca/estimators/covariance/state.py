@@ -38,55 +38,41 @@ class CovarianceEstimate:
     independent noise, a look all of them and a sum those up to its radius, and each layer is
     averaged by itself, so no two layers share noise. Batches weigh by their sizes alone.
 
-    Attributes
-    ----------
-    radii : (SLOTS,) float64
-        Increasing radii, then zeros.
-    layers : (SLOTS, d' (d' + 1)/2) float64
-        Packed mean layers, along ``basis``.
-    noise : (SLOTS,) float64
-        Variance of the noise on a layer's diagonal; half of it off the diagonal. The noise of
-        entry ij has sqrt(u_i u_j) times the deviation.
-    basis : (d', d') float64
-        Orthonormal columns: the coordinates.
-    weights : (d',) float64
-        u: records are clipped in coordinates x_i/sqrt(u_i). All 1 without weights.
-    excess, squared_excess : (SLOTS,) float64
-        E (norm - R)+ and E ((norm - R)+)^2 of each radius.
-    above : (SLOTS,) float64
-        Share, of the records that are not null, of norms above each radius.
-    centre : (d',) float64
-        Mean of the centres that the sums were taken about, by their weights.
-    sizes : NormCounts
-        Counts of norms in the coordinates.
-    records, looked : float
-        Records behind the estimate that are not null, in all and at the last look at all radii.
-    largest : float
-        The same of the largest batch.
-    looks : int
-        Looks at all radii so far.
-    chosen : int
-        Index of the released radius.
-    doubt : float
-        Variance over a squared radius, of all batches together, by which the next one is weighed.
     """
 
     radii: Matrix
+    """(SLOTS,) increasing radii, then zeros."""
     layers: Matrix
+    """(SLOTS, d' (d' + 1)/2) packed mean layers, along ``basis``."""
     noise: Matrix
+    """(SLOTS,) variance of the noise on a layer's diagonal; half of it off the diagonal. The noise of
+    entry ij has sqrt(u_i u_j) times the deviation."""
     basis: Matrix
+    """(d', d') orthonormal columns: the coordinates."""
     weights: Matrix
+    """(d',) u: records are clipped in coordinates x_i/sqrt(u_i). All 1 without weights."""
     excess: Matrix
+    """(SLOTS,) E (norm - R)+ of each radius."""
     squared_excess: Matrix
+    """(SLOTS,) E ((norm - R)+)^2 of each radius."""
     above: Matrix
+    """(SLOTS,) share, of the records that are not null, of norms above each radius."""
     centre: Matrix
+    """(d',) mean of the centres that the sums were taken about, by their weights."""
     sizes: NormCounts
+    """Counts of norms in the coordinates."""
     records: float = 0.0
+    """Records behind the estimate; null ones are left out here and below."""
     looked: float = 0.0
+    """Records at the last look at all radii."""
     largest: float = 0.0
+    """Records of the largest batch."""
     looks: int = 0
+    """Looks at all radii so far."""
     chosen: int = 0
+    """Index of the released radius."""
     doubt: float = UNKNOWN
+    """Variance over a squared radius, of all batches together, by which the next one is weighed."""
 
     @classmethod
     def empty(cls, dim: int) -> CovarianceEstimate:
@@ -166,35 +152,29 @@ class CovarianceEstimate:
 
     def at_radius(self, radius: float) -> CovarianceEstimate:
         """Reduce the estimate to one radius, in the records' own coordinates."""
-        one = CovarianceEstimate.empty(len(self.weights)).on_grid(np.array([radius]))
         if self.used < 2:
-            return replace(self, radii=one.radii)
+            return self.on_grid(np.array([radius]))
+        one = CovarianceEstimate.empty(len(self.weights)).on_grid(np.array([radius]))
         share = float(np.mean(np.outer(self.weights, self.weights)))
-        one.layers[0] = pack_symmetric(self.released_moment())
-        one.noise[0] = self.released_noise * share
-        return replace(one, centre=self.centre, records=self.records, doubt=self.doubt)
+        layers, noise = np.zeros_like(self.layers), np.zeros(SLOTS)
+        layers[0], noise[0] = pack_symmetric(self.released_moment()), self.released_noise * share
+        one = replace(one, centre=self.centre, records=self.records, doubt=self.doubt)
+        return replace(one, layers=layers, noise=noise)
 
     def on_grid(self, radii: Matrix) -> CovarianceEstimate:
-        """Set the radii of an empty estimate; its layers are not known yet."""
+        """Set the radii of an estimate that has none, or one instead of one."""
         grid = np.zeros(SLOTS)
         grid[: len(radii)] = radii
-        return replace(self, radii=grid, noise=np.zeros(SLOTS), layers=self.layers.copy())
+        return replace(self, radii=grid)
 
     def gain(self, doubt: float) -> float:
         """Return the weight that a batch of this variance has in the new mean."""
         return self.doubt / (self.doubt + doubt)
 
     def with_layers(self, layers: Matrix, noise: Matrix, doubt: float) -> CovarianceEstimate:
-        """Average a batch's layers into the estimate.
+        """Average a batch's (used, d', d') mean layers into the estimate.
 
-        Parameters
-        ----------
-        layers : (used, d', d') float64
-            Means over the batch's records.
-        noise : (used,) float64
-            Variances of their noise on a diagonal.
-        doubt : float
-            Variance of a batch of this size, over a squared radius.
+        ``noise`` has the variances of their noise on a diagonal; ``doubt`` is :func:`batch_doubt`.
         """
         used, gain = self.used, self.gain(doubt)
         seen = np.stack([pack_symmetric(layer) for layer in layers])

@@ -79,24 +79,17 @@ _ITERATIONS = 80
 
 @dataclass(frozen=True)
 class Look:
-    """A batch's look at all radii.
-
-    Attributes
-    ----------
-    reading : Reading
-    exact : list of LatticeSum
-        Its layers, as secret as the records: fresh noise measures those of the sum once more.
-    before : CovarianceEstimate
-        Estimate without this batch, at the same radii.
-    layers, noise : (l, d', d') and (l,) float64
-        Its measurements.
-    """
+    """A batch's look at all radii."""
 
     reading: Reading
     exact: list[LatticeSum]
+    """Its layers, as secret as the records: fresh noise measures those of the sum once more."""
     before: CovarianceEstimate
+    """Estimate without this batch, at the same radii."""
     layers: Matrix
+    """(l, d', d') its measurements."""
     noise: Matrix
+    """(l,) variances of their noise."""
 
 
 class CovarianceUpdate:
@@ -116,7 +109,7 @@ class CovarianceUpdate:
     weighted : bool
         True to allow weights of directions.
     present : float
-        Share of the batch's records that are not null: what is summed counts as a mean over these.
+        Share of the batch's records that are not null: sums count as means over these.
     """
 
     def __init__(
@@ -130,29 +123,15 @@ class CovarianceUpdate:
         present: float = 1.0,
     ) -> None:
         self.preprocessing, self.multiplier, self.norm_range = preprocessing, multiplier, norm_range
-        self.half_life = half_life
-        self.present = present
-        self.k = k
+        self.k, self.half_life, self.present = k, half_life, present
         self.weighted = weighted and preprocessing.kind is RecordKind.FACTOR and k < preprocessing.output_dim
 
     def learn(
         self, estimate: CovarianceEstimate, batch: Batch, budget: Budget, future: float
     ) -> tuple[CovarianceEstimate, int]:
-        """Run all steps on one batch.
+        """Run all steps on one batch; returns the number of records that the sum's clip changed, too.
 
-        Parameters
-        ----------
-        estimate : CovarianceEstimate
-        batch : Batch
-        budget : Budget
-            Rest of the batch's budget.
-        future : float
-            Records expected after this batch.
-
-        Returns
-        -------
-        CovarianceEstimate, int
-            The last is the number of records that the sum's clip changed.
+        ``future`` is the number of records expected after this batch.
         """
         estimate, look = self.look(estimate, batch, budget, future)
         if look is not None and not estimate.records:
@@ -193,8 +172,8 @@ class CovarianceUpdate:
                 sizes = private_norm_counts(sizes, norms, *self.norm_range, budget, shares)
                 found = sizes.distribution(self.norm_range[1])
                 radius = found.quantile(options.clip_quantile)
-        at = estimate.at_radius(radius) if estimate.used else estimate.on_grid(np.array([radius]))
-        return self.sum(self._with_norms(replace(at, sizes=sizes), found), batch, budget)
+        estimate = replace(estimate.at_radius(radius), sizes=sizes)
+        return self.sum(self._with_norms(estimate, found), batch, budget)
 
     def _count(self, batch: Batch) -> float:
         """Return the number of records of a batch that are not null, one at least."""
@@ -468,10 +447,8 @@ def direction_weights(variances: Matrix, values: Matrix, k: int, noise: float) -
 
     Returns
     -------
-    weights : (d,) float64
-        Of geometric mean 1.
-    gain : float
-        Factor on the expected squared error, to first order; 1 for equal weights.
+    (d,) float64, float
+        Weights of geometric mean 1, and the factor on the expected squared error, to first order.
     """
     gaps = np.maximum(values[:k, None] - values[None, k:], noise)
     costs = 1 / (gaps / gaps.min()) ** 2

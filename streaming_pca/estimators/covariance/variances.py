@@ -34,14 +34,7 @@ _LEAST_KEPT = 0.1
 
 @dataclass(frozen=True)
 class Variances:
-    """Variances along directions, and standard errors from noise and clips.
-
-    Attributes
-    ----------
-    along, errors : (k,) float64
-    total, total_error : float
-        Of all d features together.
-    """
+    """Variances along k directions, and in all, with standard errors from noise and clips."""
 
     along: Matrix
     errors: Matrix
@@ -59,18 +52,9 @@ def read_variances(
 ) -> Variances:
     """Estimate variances along released directions, and the total.
 
-    Parameters
-    ----------
-    estimate : CovarianceEstimate
-    components : (k, d) float64
-        Orthonormal rows: the leading eigenvectors of the released moment.
-    values : (d,) float64
-        All its eigenvalues, about the mean.
-    offset : (d,) float64 or None
-        From the centre of the sums to the mean.
-    present : float
-        Share of the records that are not null.
-    kind : RecordKind
+    ``components`` (k, d) are the leading eigenvectors of the released moment, ``values`` (d,) all its
+    eigenvalues, about the mean; ``offset`` (d,) leads from the centre of the sums to the mean; ``present`` is
+    the share of the records that are not null.
     """
     turned = components @ estimate.basis
     slots = [estimate.moment(slot) for slot in range(estimate.used)]
