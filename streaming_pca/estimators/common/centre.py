@@ -107,12 +107,9 @@ def refine(
 
     Parameters
     ----------
-    batch : Batch
-    preprocessing : Preprocessing
     centre : (d,) float64
     radii : (float, float)
         Public range of the radius of |S (x - c)|, S the scale.
-    budget : Budget
     share : float
         Share of the mean; its radius costs :func:`radius_share` besides.
     present : float

@@ -129,16 +129,8 @@ class BatchCosts:
 
     The mechanisms share the budget of that Gaussian
     (:class:`~streaming_pca.estimators.common.budget.Budget`). A user may enter c batches:
-    each is mu-GDP, with the mu of which c compose to (epsilon, delta).
-
-    Parameters
-    ----------
-    privacy : PrivacyParameters
-
-    Attributes
-    ----------
-    multiplier : float
-        Noise scale over sensitivity of that Gaussian: the least that (epsilon, delta) allows.
+    each is mu-GDP, with the mu of which c compose to (epsilon, delta). ``multiplier`` is the noise scale
+    over the sensitivity of that Gaussian: the least that (epsilon, delta) allows.
     """
 
     def __init__(self, privacy: PrivacyParameters) -> None:

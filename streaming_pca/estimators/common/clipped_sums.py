@@ -163,8 +163,8 @@ def block_residual_norms(
     return batch.map(_ResidualNorms(batch.kind, preprocessing, basis, centre))
 
 
-def check_count(count: int) -> int:
-    """Check that a batch is small enough for exact sums; returns its count of records.
+def check_count(count: int) -> None:
+    """Check that a batch is small enough for exact sums.
 
     Raises
     ------
@@ -172,7 +172,6 @@ def check_count(count: int) -> int:
     """
     if count > MAX_RECORDS:
         raise ValueError(f"a batch may hold {MAX_RECORDS} records at most: lower max_batch")
-    return count
 
 
 def _vector(total: NDArray[np.floating] | Integers, clipped: int) -> Integers:
@@ -231,18 +230,9 @@ class _MatrixSum:
 
 
 def covariance_sum(batch: Batch, preprocessing: Preprocessing, radius: float) -> LatticeSum:
-    """Sum clipped matrices exactly on the lattice.
+    """Sum clipped matrices exactly on the lattice, to a (d, d) symmetric total.
 
-    Parameters
-    ----------
-    batch : Batch
-    preprocessing : Preprocessing
-    radius : float
-        Clip radius of the trace (factors) or the Frobenius norm (matrices).
-
-    Returns
-    -------
-    LatticeSum of a (d, d) symmetric total
+    The clip radius is of the trace (factors) or the Frobenius norm (matrices).
     """
     unit = covariance_unit(preprocessing.kind, radius)
     kernel: _FactorCovariance | _MatrixSum = _MatrixSum(preprocessing, 1 / unit)
@@ -281,8 +271,6 @@ def block_sum(
 
     Parameters
     ----------
-    batch : Batch
-    preprocessing : Preprocessing
     basis : (d, k) float64, orthonormal columns
         Rounded to 2**-30 (2**-26 for matrices); where R is below 0.05 |C|_F it is used as it is.
     radius : float

@@ -116,16 +116,14 @@ class ComposedEstimator(Estimator[S, O]):
         return {}
 
     def _update(self, state: S, batch: Batch) -> tuple[S, int]:
-        budget = self.costs.budget()
-        known, clamped = state.present, state.clamped
+        budget, preprocessing = self.costs.budget(), self.preprocessing
+        present, clamped = state.present, state.clamped
         if self._restarts(state, batch):
-            known, clamped = PresentShare(), ClampedShare()
-        units = self.preprocessing.units
-        kept = kept_share(self.options.half_life, len(batch) / units)
-        present = learn_present(known, batch, units > 1, budget, kept)
-        clamped = learn_clamped(clamped, batch, self.preprocessing, budget, kept)
+            present, clamped = PresentShare(), ClampedShare()
+        kept = kept_share(self.options.half_life, len(batch) / preprocessing.units)
+        present = learn_present(present, batch, preprocessing.units > 1, budget, kept)
+        clamped = learn_clamped(clamped, batch, preprocessing, budget, kept)
         state = replace(state, present=present, clamped=clamped, counts=None)
-        preprocessing = self.preprocessing
         if preprocessing.centering == "auto":
             state = self._centred(state, batch, budget)
             start = PrivateMean.start_of(preprocessing)
@@ -163,31 +161,25 @@ class ComposedEstimator(Estimator[S, O]):
         low, high = self.norm_range
         radii = (math.sqrt(low), math.sqrt(high))
         lower, upper = PrivateMean.limits_of(self.preprocessing)
-        count, multiplier = len(batch), self.costs.multiplier
+        count, multiplier, here = len(batch), self.costs.multiplier, state.present.latest_share
         if not resolves_radius(count, multiplier):
             return state
         # A mean over the records that are there, like the sums that it corrects.
-        present = count * state.present.latest_share
+        present = count * here
+        own = batch_doubt(self.preprocessing.output_dim, max(present, 1.0), multiplier)
         if present >= RESTART_RATIO * state.mean_weight:
             last = last_share(self.dim, count, multiplier)
-            found, known, noise = coarse_to_fine(
-                batch, self.preprocessing, start, radii, budget, last, state.present.latest_share
-            )
+            found, known, noise = coarse_to_fine(batch, self.preprocessing, start, radii, budget, last, here)
             # A mean that noise hides is where it was looked for, which need not be 0.
             mean = np.clip(found, lower, upper) if known or start.any() else None
-            doubt = batch_doubt(self.preprocessing.output_dim, max(present, 1.0), multiplier)
-            return replace(
-                state, mean=mean, mean_weight=present, mean_noise=noise, anchor=mean, mean_doubt=doubt
-            )
+            state = replace(state, mean=mean, mean_weight=present, mean_noise=noise)
+            return replace(state, anchor=mean, mean_doubt=own)
         if not _refines(state.batch):
             return state
         anchor = start if state.anchor is None else state.anchor
         before = anchor if state.mean is None else state.mean
-        step, seen, fresh = refine(
-            batch, self.preprocessing, anchor, radii, budget, LATER_SHARE, state.present.latest_share
-        )
+        step, seen, fresh = refine(batch, self.preprocessing, anchor, radii, budget, LATER_SHARE, here)
         weight, known_noise = state.mean_weight + present, state.mean_noise or 0.0
-        own = batch_doubt(self.preprocessing.output_dim, max(present, 1.0), multiplier)
         earlier = state.mean_doubt / kept_share(self.options.half_life, present)
         share = earlier / (earlier + own) if earlier else present / weight
         state = replace(state, mean_doubt=share * own)

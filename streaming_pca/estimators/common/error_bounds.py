@@ -123,16 +123,8 @@ def mean_noise_along(variances: Matrix, dim: int, noise: float | None) -> Matrix
 def explained_ratio(explained_variance: Matrix, total_variance: float) -> Matrix | None:
     """Compute shares of the total variance, for positive semidefinite records.
 
-    Parameters
-    ----------
-    explained_variance : (k,) float64, at least 0
-    total_variance : float
-
-    Returns
-    -------
-    (k,) float64 or None
-        At least 0, with a sum of at most 1: noise can put the variances above the
-        total, and then their own sum is the divisor. None where all is 0 or overflowed.
+    They are at least 0, with a sum of at most 1: noise can put the variances above the
+    total, and then their own sum is the divisor. None where all is 0 or overflowed.
     """
     with np.errstate(all="ignore"):
         whole = max(total_variance, float(np.sum(explained_variance)))

@@ -28,19 +28,10 @@ def kept_share(half_life: HalfLife, count: float) -> float:
 def process_noise(innovation: NDArray[np.float64], expected: float) -> float:
     """Estimate the variance of an entry's movement beyond noise.
 
-    Parameters
-    ----------
-    innovation : array of n numbers
-        A new private estimate less the mean of the earlier ones.
-    expected : float
-        Variance of an entry of ``innovation`` from noise alone.
-
-    Returns
-    -------
-    float
-        The mean square less ``expected``; 0 unless it exceeds ``expected`` by 5
-        standard deviations, of sqrt(2/n) times ``expected`` each. A Kalman filter adds
-        it to the variance of its state.
+    ``innovation`` holds n numbers, a new private estimate less the mean of the earlier ones; ``expected``
+    is the variance of an entry from noise alone. The result is their mean square less ``expected``, but
+    0 unless it exceeds that by 5 standard deviations, of sqrt(2/n) times ``expected`` each. A Kalman filter
+    adds it to the variance of its state.
     """
     square = float(np.mean(innovation**2)) if innovation.size else 0.0
     if not square > expected * (1 + _SIGNIFICANT * math.sqrt(2 / max(innovation.size, 1))):

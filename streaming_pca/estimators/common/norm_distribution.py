@@ -135,8 +135,6 @@ def private_quantile_radius(
         One number a record, a function of that record alone; 0 for null records.
     low, high : float
         Public range of the quantile.
-    quantile : float
-    budget : Budget
     share : float
         Share of the budget for all counts together.
     sure : float

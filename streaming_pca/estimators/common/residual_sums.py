@@ -163,18 +163,9 @@ class FactorProducts:
 
     def _part(self, read: RecordsView, counter: Integers, share: int) -> tuple[Integers, int, int]:
         chunk, exact, total = room_of(self.columns, self.basis_shape[1], read.longest)
+        how, columns, centre, dgemm = self.records.how, self.columns, self.of_centre, dgemm_address()
         clipped, weights = sum_products(
-            read,
-            counter,
-            share,
-            self.records.how,
-            self.columns,
-            self.of_centre,
-            self.per_unit,
-            dgemm_address(),
-            chunk,
-            exact,
-            total,
+            read, counter, share, how, columns, centre, self.per_unit, dgemm, chunk, exact, total
         )
         # The sums are copied out, as this thread uses its buffers again.
         return total.copy(), clipped, weights

@@ -106,16 +106,10 @@ def _float_of(text: str) -> float:
 
 
 def decode_fitting_state(estimator: Estimator[Any, Any], data: bytes) -> State:
-    """Decode a state that this estimator can continue from.
+    """Decode the bytes of :func:`encode_state` to a state that this estimator can continue from.
 
     Options are no part of a stream's privacy contract, so a state can be older than the
     present options, some of which decide its shapes.
-
-    Parameters
-    ----------
-    estimator : Estimator
-    data : bytes
-        Bytes of :func:`~streaming_pca.estimators.common.state.encode_state`.
 
     Raises
     ------

@@ -77,19 +77,9 @@ class Coordinates:
         return batch.map(_TurnedNorms(self.preprocessing, self.turn))
 
     def layers(self, batch: Batch, radii: Sequence[float], norms: RecordValues) -> list[LatticeSum]:
-        """Sum all layers exactly.
+        """Sum all layers exactly, for increasing radii and the :meth:`norms` of this batch.
 
-        Parameters
-        ----------
-        batch : Batch
-        radii : sequence of float, increasing
-        norms : RecordValues
-            Result of :meth:`norms` for this batch.
-
-        Returns
-        -------
-        list of LatticeSum
-            Of a layer ``clipped`` are the records with a norm above its radius.
+        Of a layer ``clipped`` are the records with a norm above its radius.
 
         Raises
         ------

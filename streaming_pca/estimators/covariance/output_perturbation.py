@@ -331,14 +331,8 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
         count = len(batch) // self.preprocessing.units
         bounds = self._bounds(count)
         mean_unit = covariance_unit(self.kind, self.options.clip_radius) / max(count, 1)
-        new = replace(
-            state,
-            batch=state.batch + 1,
-            records=state.records + len(batch),
-            outcome=Outcome.LEARNT.value,
-            gap=None,
-            sensitivity=None,
-        )
+        new = replace(state, batch=state.batch + 1, records=state.records + len(batch))
+        new = replace(new, outcome=Outcome.LEARNT.value, gap=None, sensitivity=None)
         if self.k < self.dim:
             values, vectors = eigenpairs(exact.total)
             projector = vectors[:, : self.k] @ vectors[:, : self.k].T
@@ -346,21 +340,14 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
             new = replace(new, gap=noisy * mean_unit)
             delta = bounds.projector_distance(lower)
             if not delta <= self._most:
-                short = count < self._needed
-                outcome = Outcome.TOO_FEW if short else Outcome.NO_GAP
+                outcome = Outcome.TOO_FEW if count < self._needed else Outcome.NO_GAP
                 return replace(new, outcome=outcome.value), exact.clipped
             released = self._noisy_projector(projector, delta)
             weight = delta**-2
             precision = state.precision + weight
             average = state.projector + (released - state.projector) * (weight / precision)
             _, basis = ritz_pairs(average, self.k)
-            new = replace(
-                new,
-                projector=average,
-                precision=precision,
-                basis=basis,
-                sensitivity=delta,
-            )
+            new = replace(new, projector=average, precision=precision, basis=basis, sensitivity=delta)
         inner = self._noisy_variances(exact.total, new.basis, bounds)
         if inner is not None:
             new = replace(new, inner=inner * mean_unit)

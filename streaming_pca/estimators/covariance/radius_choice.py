@@ -149,7 +149,6 @@ def read_radii(
         Covariance of the noise on their diagonals.
     weights : (d,) float64
         The noise of entry ij has sqrt(w_i w_j) times the deviation.
-    k : int
     final_variance : (l,) float64
         Variance on the diagonal after all records to come.
     excess, squared_excess : (l,) float64

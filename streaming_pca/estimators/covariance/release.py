@@ -68,9 +68,8 @@ def covariance_subspace(
     is_covered = bound + turned < math.pi / 2
     variances, total = found.along, found.total
     order = np.argsort(-variances, kind="stable")
-    errors, total_error = found.errors, found.total_error
-    errors = np.hypot(errors, mean_noise_along(variances, dim, mean_noise))
-    total_error = math.hypot(total_error, dim * (mean_noise or 0.0))
+    errors = np.hypot(found.errors, mean_noise_along(variances, dim, mean_noise))
+    total_error = math.hypot(found.total_error, dim * (mean_noise or 0.0))
     finite = math.isfinite(total) and math.isfinite(total_error) and bool(np.isfinite(errors).all())
     # The trace of indefinite matrices is no variance.
     is_total = finite and preprocessing.kind is RecordKind.FACTOR
