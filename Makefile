@@ -75,7 +75,7 @@ security: $(VENV)/lint.stamp
 LOCK := $(BIN)/uv pip compile --quiet --upgrade --universal --fork-strategy fewest \
 	--python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command "make lock"
 lock: $(VENV)/deploy-test.stamp
-	$(LOCK) pyproject.toml --extra dashboard --extra otel --output-file deploy/requirements/service.txt
+	$(LOCK) pyproject.toml --extra dashboard --extra otel --extra avro --extra protobuf --output-file deploy/requirements/service.txt
 	$(LOCK) deploy/requirements/build.in --output-file deploy/requirements/build.txt
 	$(LOCK) --no-deps deploy/requirements/flights.in --output-file deploy/requirements/flights.txt
 

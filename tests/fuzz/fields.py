@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from streaming_pca.data.codec import Format
+from streaming_pca.data.codec import FORMATS, Format, PayloadCodec
 from streaming_pca.data.features.avro.records import AvroRecords
 from streaming_pca.data.features.protobuf_records import ProtobufRecords
+from streaming_pca.data.features.reading import FieldReader
+from streaming_pca.data.features.registered import Registered, public_schema
+from streaming_pca.data.features.schemas import RegisteredRecords
 from streaming_pca.data.judging import judge_message
 from tests.data.features.formats import (
     AVRO_SCHEMA,
     ENCODERS,
+    FEATURES,
     GOOD,
     PROTOBUF_SCHEMA,
+    SCHEMAS,
     Message,
     as_arrow,
     codec_of,
     ipc,
 )
+from tests.data.features.registered import framed, schema_of
 from tests.fuzz.records import check_line
 from tests.fuzz.target import MIB, Broken, target
 
@@ -120,6 +127,61 @@ def _arrow_seeds() -> Sequence[bytes]:
 def arrow_fields(data: bytes) -> None:
     """Decode Arrow streams with named columns."""
     check_beside_good("arrow", data)
+
+
+def _registered_reader(format_: Literal["avro", "protobuf"]) -> Any:
+    schemas = {1: SCHEMAS[format_], 2: schema_of(AVRO_SCHEMA) if format_ == "avro" else SCHEMAS[format_]}
+    fields = FieldReader(FEATURES, None, None, schemas)
+    return PayloadCodec(fields.map.dim, content_type=FORMATS[format_], fields=fields)
+
+
+REGISTERED = _registered_reader("avro"), _registered_reader("protobuf")
+
+
+def _registered_seeds() -> Sequence[bytes]:
+    avro, protobuf = framed(1, ENCODERS["avro"](GOOD)), framed(2, b"\x02\x06" + ENCODERS["protobuf"](GOOD))
+    indexes = framed(1, b"\xfe\xff\xff\xff\x0f")
+    return [bytes([i]) + each for each in (avro, protobuf, framed(3, b""), indexes, b"\0") for i in (0, 1)]
+
+
+@target("registered-records", _registered_seeds, times=64)
+def registered_records(data: bytes) -> None:
+    """Decode records that name a schema; the first byte chooses the format."""
+    if not data:
+        return
+    reader, value = REGISTERED[data[0] % 2], data[1:]
+    rows, lengths, _ = reader.decode_all([Message(value)])
+    if int(lengths[0]) > 1 or not np.isfinite(rows).all():
+        raise Broken("a record is no row")
+    if lengths[0] and not (value[0] == 0 and int.from_bytes(value[1:5], "big") in (1, 2)):
+        raise Broken("a record was read that names no known schema")
+    check_line(judge_message(reader, Message(value)).reason or "none")
+
+
+def _joined_seeds() -> Sequence[bytes]:
+    parts = ({"type": "enum", "name": "s.E", "symbols": ["A"]}, {"type": "record", "name": "R", "fields": []})
+    user = {
+        "type": "record",
+        "name": "V",
+        "fields": [{"name": "e", "type": "s.E"}, {"name": "r", "type": "R"}],
+    }
+    texts = b"\0".join(json.dumps(each).encode() for each in (user, *parts))
+    files = b"\0".join([base64.b64encode(PROTOBUF_SCHEMA)] * 2)
+    return [b"\0" + texts, b"\1" + files, b"\0" + b"[" * 50_000, b"\1CgA="]
+
+
+@target("registered-schemas", _joined_seeds, times=256)
+def registered_schemas(data: bytes) -> None:
+    """Join a schema with those behind it, a zero between; the first byte chooses the format."""
+    if not data:
+        return
+    format_: Literal["avro", "protobuf"] = "protobuf" if data[0] % 2 else "avro"
+    root, *parts = data[1:].decode("utf-8", "replace").split("\0")[:8]
+    references = tuple((f"r{i}", Registered(each)) for i, each in enumerate(parts))
+    try:
+        RegisteredRecords({1: public_schema(format_, Registered(root, references), None)}, PLACES)
+    except ValueError as error:
+        check_line(str(error))
 
 
 PLACES = [("spent",), ("items", "1", "price"), ("before", "x", "0"), ("behind",)]

