@@ -224,6 +224,8 @@ class StreamDetail(StreamSummary):
     """Most batches in which one user counts, if the unit is the user."""
     feature_names: list[str] | None = None
     """Names of the features, if the stream has them."""
+    fields: list[int] | None = None
+    """Number of the record's field behind each feature, if records have named fields."""
     kind: Literal["subspace", "tensor"] = "subspace"
     """Kind of the components."""
 

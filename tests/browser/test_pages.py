@@ -73,6 +73,22 @@ def test_the_streams_page_shows_each_stream_at_a_glance(
     assert "\n" not in reason
 
 
+def test_features_of_one_field_stand_together_among_the_loadings(visit: Visit) -> None:
+    visit.go("/")
+    # Strongest first: feature 3, then 1, 0 and 2; of the fields the first has features 0 and 3.
+    components = [[0.3, 0.5, 0.2, 0.8]]
+    drawn = visit.page.evaluate(
+        """async ([components, fields]) => {
+            const { loadings } = await import("/assets/js/plots.js");
+            const release = { dim: 4, components, feature_names: ["a.0", "b=x", "b=y", "a.1"] };
+            const { traces, layout, rows } = loadings({ release, most: 4, fields }, {});
+            return { rows: rows(), names: layout.yaxis.ticktext, lines: layout.shapes.map(({ y0 }) => y0) };
+        }""",
+        [components, [0, 1, 1, 0]],
+    )
+    assert drawn == {"rows": [0, 3, 1, 2], "names": ["a.0", "a.1", "b=x", "b=y"], "lines": [1.5]}
+
+
 def test_a_stream_leads_to_its_page_and_back(visit: Visit, running: RunningStream) -> None:
     visit.go("/")
     visit.page.get_by_role("link", name=running.name, exact=True).click()

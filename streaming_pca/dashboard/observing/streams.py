@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from streaming_pca.admin.standing import Standings
-from streaming_pca.config.settings import Settings
+from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.dashboard.models import Lag, LastRelease, Leader, StreamDetail, StreamSummary
 from streaming_pca.dashboard.observing.health import Facts, LagWatch, judge
 from streaming_pca.dashboard.observing.ledgers import LedgerView, batches_of
@@ -120,6 +120,7 @@ class StreamState:
                 stream.contributions_per_user if stream.privacy_unit == "user" else None
             ),
             "feature_names": None if names is None else list(names),
+            "fields": _fields_of(stream),
             "kind": self._info.releases,
         }
 
@@ -216,6 +217,13 @@ class StreamState:
 def _last_release(point: Point) -> LastRelease:
     said = point.summary().model_dump(exclude={"offset"})
     return LastRelease(**said)
+
+
+def _fields_of(stream: StreamSettings) -> list[int] | None:
+    """Return the number of the record's field behind each feature."""
+    if stream.features is None:
+        return None
+    return [number for number, field in enumerate(stream.features) for _ in field.columns]
 
 
 def _time(created: str) -> datetime:

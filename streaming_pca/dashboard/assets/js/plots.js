@@ -57,10 +57,19 @@ function strongest(release, most, components = release.components) {
   return norms.map((norm, f) => [norm, f]).sort((a, b) => b[0] - a[0] || a[1] - b[1]).slice(0, most).map(([, f]) => f);
 }
 
+/** Order features so that those of one field follow one another, in the record's order. */
+function together(features, fields) {
+  const order = new Map();
+  features.forEach((f) => { if (!order.has(fields[f])) order.set(fields[f], order.size); });
+  return [...features].sort((a, b) => order.get(fields[a]) - order.get(fields[b]) || a - b);
+}
+
 /** Heat map of the loadings of the features that have the largest. */
-export function loadings({ release, most }, colours) {
+export function loadings({ release, most, fields }, colours) {
   if (!release) return { empty: "There is no release yet: loadings appear with the first one." };
-  const features = strongest(release, most);
+  const grouped = fields?.length === release.dim;
+  const features = grouped ? together(strongest(release, most), fields) : strongest(release, most);
+  const ends = grouped ? features.map((f, i) => (i && fields[f] !== fields[features[i - 1]] ? i - 0.5 : null)).filter((end) => end !== null) : [];
   const components = release.components.map((_, i) => i);
   const z = features.map((f) => release.components.map((c) => c[f]));
   const largest = Math.max(...z.flat().map(Math.abs), 1e-12);
@@ -80,6 +89,8 @@ export function loadings({ release, most }, colours) {
     }],
     layout: {
       margin: { l: 40, r: 8, t: 8, b: 48 },
+      // A line between two fields, where one of them has several features.
+      shapes: ends.length < features.length - 1 ? ends.map((y) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: colours.faint, width: 2 } })) : [],
       xaxis: { title: { text: "Component" }, tickmode: "linear", dtick: Math.max(1, Math.ceil(components.length / 16)), showgrid: false, zeroline: false },
       yaxis: { autorange: "reversed", tickmode: "array", tickvals: features.map((_, i) => i), ticktext: features.map((f) => plain(nameOf(release, f), 20)), showgrid: false, zeroline: false },
     },

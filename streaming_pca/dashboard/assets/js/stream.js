@@ -45,13 +45,13 @@ export function open(main, name) {
     const heat = figure({
       id: "loadings", title: "Loadings", tall: true, control,
       caption: "Weight of each feature in each component, with its sign. The sign of a whole component means nothing.",
-      load: failing(async () => ({ release: await latest(), most: state.most })), build: plots.loadings,
+      load: failing(async () => ({ release: await latest(), most: state.most, fields: detail.fields })), build: plots.loadings,
       height: ({ size }) => `${Math.max(34, 6 + 1.4 * size)}rem`,
     });
     state.drawn = [
       figure({
         id: "scree", title: tensor ? "Weights" : "Explained variance",
-        caption: tensor ? "Weight of each component of the last release." : "Variance of each component of the last release. Error bars: one standard error, from the noise alone. Percentages: share of the total variance.",
+        caption: tensor ? "Weight of each component of the last release." : "Variance of each component of the last release. Error bars: one standard error, of the noise and of what clips cut off. Percentages: share of the total variance.",
         load: failing(async () => ({ history: await history(), release: tensor ? await latest() : null })), build: plots.scree,
       }),
       figure({
