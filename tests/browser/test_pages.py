@@ -79,7 +79,8 @@ def test_features_of_one_field_stand_together_among_the_loadings(visit: Visit) -
     components = [[0.3, 0.5, 0.2, 0.8]]
     drawn = visit.page.evaluate(
         """async ([components, fields]) => {
-            const { loadings } = await import("/assets/js/plots.js");
+            const main = document.querySelector("script[type=module]").src;
+            const { loadings } = await import(new URL("plots.js", main).href);
             const release = { dim: 4, components, feature_names: ["a.0", "b=x", "b=y", "a.1"] };
             const { traces, layout, rows } = loadings({ release, most: 4, fields }, {});
             return { rows: rows(), names: layout.yaxis.ticktext, lines: layout.shapes.map(({ y0 }) => y0) };
