@@ -35,6 +35,8 @@ FAULTS = [
     ("VerificationOverdue", "", "stuck"),
 ]
 LATER = {"BrokerSlow", "WorkerDown", "NoLeader"}
+# Its quarter of an hour is no duration of the rule: alerts_test.yml alone shows that it fires.
+ELSEWHERE = {"SchemasStale"}
 
 
 @pytest.fixture(scope="module")
@@ -147,4 +149,4 @@ def test_alerts_fire_on_the_end_of_a_worker(watched: Watched) -> None:
 
 def test_every_alert_has_a_fault() -> None:
     (group,) = yaml.safe_load((RULES / "alerts.yml").read_text())["groups"]
-    assert sorted(rule["alert"] for rule in group["rules"]) == sorted([*LATER, *(f[0] for f in FAULTS)])
+    assert sorted(rule["alert"] for rule in group["rules"]) == sorted([*LATER, *ELSEWHERE, *(f[0] for f in FAULTS)])
