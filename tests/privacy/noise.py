@@ -9,10 +9,10 @@ chance less than once in 10**5.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from streaming_pca.privacy.mechanisms.laplace import add
 
@@ -69,16 +69,24 @@ class SeededSampler:
         return self.rng().permutation(n).astype(np.int64)
 
 
+def distribution_of_sum(n: int, law: str) -> Any:
+    """Distribution of the sum of n squared normal, or absolute Laplace, draws of scale 1."""
+    # A second, which every process of workers would spend for the samplers alone.
+    from scipy import stats
+
+    return stats.chi2(n) if law == "gaussian" else stats.gamma(n)
+
+
 def acceptance(n: int, law: str) -> tuple[float, float]:
     """Where the sum of n squared normal, or absolute Laplace, draws of scale 1 lies."""
-    distribution = stats.chi2(n) if law == "gaussian" else stats.gamma(n)
+    distribution = distribution_of_sum(n, law)
     return float(distribution.ppf(LEVEL / 2)), float(distribution.isf(LEVEL / 2))
 
 
 def missed(n: int, law: str, factor: float) -> float:
     """Probability that noise of ``factor`` times the scale is accepted."""
     low, high = acceptance(n, law)
-    distribution = stats.chi2(n) if law == "gaussian" else stats.gamma(n)
+    distribution = distribution_of_sum(n, law)
     by = factor**2 if law == "gaussian" else factor
     return float(distribution.cdf(high / by) - distribution.cdf(low / by))
 
