@@ -14,6 +14,8 @@ from pathlib import Path
 from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.jars import KafkaUnavailable
 
+_OPTIONS = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
+
 
 def archive_options(java: str, jars: Path, options: Sequence[str]) -> tuple[str, ...]:
     """Return the options with the archive of this Java and these jars; the first call makes it.
@@ -27,7 +29,9 @@ def archive_options(java: str, jars: Path, options: Sequence[str]) -> tuple[str,
     options : sequence of str
         Further options of Java.
     """
-    version = subprocess.run([java, "-version"], capture_output=True, check=False).stderr
+    # Java also tells of options that the environment has, which differ from test to test.
+    plain = {name: value for name, value in os.environ.items() if name not in _OPTIONS}
+    version = subprocess.run([java, "-version"], capture_output=True, check=False, env=plain).stderr
     names = "\n".join(sorted(path.name for path in jars.glob("*.jar"))).encode()
     archive = jars.parent / f"{jars.name}-{sha256(version + names).hexdigest()[:16]}.jsa"
     with suppress(OSError, KafkaUnavailable), archive.with_suffix(".lock").open("w") as lock:
