@@ -28,7 +28,6 @@ from streaming_pca.service.errors import NotPermitted
 from streaming_pca.service.kafka import credentials, failed_connects, large_reads, tls
 from streaming_pca.service.kafka.diagnosis import diagnose
 from streaming_pca.service.kafka.inflating import MOST_RECORD_BYTES
-from streaming_pca.service.kafka.record_blocks import BlockReader
 from streaming_pca.service.kafka.record_readers import InflatingReader, RecordReader, use_reader
 from streaming_pca.service.kafka.refusals import missing_permission
 from streaming_pca.service.kafka.slow_fetches import shrink_on_timeout
@@ -208,7 +207,12 @@ def _consumer(
 
     try:
         consumer = KafkaConsumer(**configs, kafka_client=client)
-        reader = BlockReader if blocks else RecordReader if io == "records" else InflatingReader
+        reader: type[RecordReader] = RecordReader if io == "records" else InflatingReader
+        if blocks:
+            # With numpy, which a clock does without.
+            from streaming_pca.service.kafka.record_blocks import BlockReader
+
+            reader = BlockReader
         use_reader(consumer._fetcher, reader, most_bytes)
         shrink_on_timeout(consumer._fetcher, configs["request_timeout_ms"])
         return consumer

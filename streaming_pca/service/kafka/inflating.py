@@ -22,11 +22,9 @@ from typing import Any, Protocol
 
 import cramjam
 import lz4.frame
-import numpy as np
 import zstandard
 from kafka.record.util import encode_varint
 
-from streaming_pca.kernels.plain_records import whole_records
 from streaming_pca.service.kafka.record_batches import MalformedRecord, bodies, count_of, read_body, varint
 
 __all__ = ["MOST_INFLATED", "MOST_RECORD_BYTES", "Piece", "inflate", "most_record_bytes"]
@@ -291,6 +289,11 @@ class _Records:
     def _count(self) -> tuple[int, int]:
         if not self._buffer:
             return 0, 0
+        # Imported where records are read: a clock, which each worker starts, does without.
+        import numpy as np
+
+        from streaming_pca.kernels.plain_records import whole_records
+
         view = np.frombuffer(self._buffer, np.uint8)
         view.flags.writeable = False
         count, end = whole_records(view, min(self._left, _PIECE_RECORDS), self._most)
