@@ -134,7 +134,8 @@ def _codec(
             raise ConfigurationError(f"--{option} is given by --config: leave out one of them")
         settings = load_settings(config, stream)
         key = user_key if settings.stream.privacy_unit == "user" else None
-        return build_codec(settings.stream, key, schemas_of(settings)), settings.stream.feature_names
+        schemas = schemas_of(settings.registry, settings.stream.registry_subject)
+        return build_codec(settings.stream, key, schemas), settings.stream.feature_names
     if stream is not None:
         raise ConfigurationError("--stream needs --config FILE")
     if "dim" not in own:

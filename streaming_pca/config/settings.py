@@ -34,9 +34,8 @@ from streaming_pca.data.codec import FORMATS, OCTETS, Format, MediaType
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.paths import Path, path_of
 from streaming_pca.data.features.reading import FieldReader
-from streaming_pca.data.features.records import SCHEMA_FORMATS, LibraryMissing, PublicSchema
+from streaming_pca.data.features.records import SCHEMA_FORMATS, LibraryMissing, PublicSchema, Subject
 from streaming_pca.data.features.row_map import check_places
-from streaming_pca.data.features.schemas import Subject
 from streaming_pca.data.preprocessing import Numbers, Preprocessing, present_centering
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator, check_private, no_guarantee

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from streaming_pca.data.arrow import find_pyarrow, rows_of_arrow
 from streaming_pca.data.features.reading import MOST_OBJECT_BYTES, FieldReader
-from streaming_pca.data.features.records import ARROW, AVRO, JSON, PROTOBUF
-from streaming_pca.data.features.schemas import Schemas
+from streaming_pca.data.features.records import ARROW, AVRO, JSON, PROTOBUF, Schemas
 from streaming_pca.data.payloads import MalformedPayload, rows_of_json, rows_of_npy
 from streaming_pca.data.records import RecordKind, is_symmetric
 from streaming_pca.local.promise import KIND_HEADER, PROMISE_HEADER, REPORT_KIND

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 from streaming_pca.config.settings import Settings
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.codec import PayloadCodec
-from streaming_pca.data.features.schemas import Schemas, named_in_ledger
+from streaming_pca.data.features.records import Schemas
+from streaming_pca.data.features.schemas import named_in_ledger
 from streaming_pca.data.release import Release
 from streaming_pca.estimators.base import Plan, State
 from streaming_pca.privacy.ledger.entries import Reserved

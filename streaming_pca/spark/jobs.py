@@ -27,7 +27,7 @@ from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.config.spark import SparkSettings
 from streaming_pca.data.array_batch import ArrayBatch
-from streaming_pca.data.features.schemas import Schemas
+from streaming_pca.data.features.records import Schemas
 from streaming_pca.service.errors import RecordsLost, SessionLost, StreamRefused
 from streaming_pca.spark.cache import folder_of
 from streaming_pca.spark.gathering import Fetch, gathered, on_parts

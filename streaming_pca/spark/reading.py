@@ -25,7 +25,7 @@ from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.codec import PayloadCodec
-from streaming_pca.data.features.schemas import Schemas
+from streaming_pca.data.features.records import Schemas
 from streaming_pca.kernels.threads import use_threads
 from streaming_pca.service.errors import RecordsLost, SessionLost
 from streaming_pca.service.input.partition_reader import PartitionReader

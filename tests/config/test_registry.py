@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from streaming_pca.config.loading import load_settings
 from streaming_pca.config.settings import ConfigurationError, RegistrySettings
-from streaming_pca.data.features.schemas import Subject
+from streaming_pca.data.features.records import Subject
 from tests.cli.command import call
 from tests.config.test_settings import GOOD
 from tests.security.needles import secret

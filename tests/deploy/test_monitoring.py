@@ -149,4 +149,6 @@ def test_alerts_fire_on_the_end_of_a_worker(watched: Watched) -> None:
 
 def test_every_alert_has_a_fault() -> None:
     (group,) = yaml.safe_load((RULES / "alerts.yml").read_text())["groups"]
-    assert sorted(rule["alert"] for rule in group["rules"]) == sorted([*LATER, *ELSEWHERE, *(f[0] for f in FAULTS)])
+    assert sorted(rule["alert"] for rule in group["rules"]) == sorted(
+        [*LATER, *ELSEWHERE, *(f[0] for f in FAULTS)]
+    )

@@ -21,10 +21,11 @@ from streaming_pca.data.features.records import (
     REGISTERED_BYTES,
     PublicSchema,
     Records,
+    Schemas,
     one_line,
 )
 from streaming_pca.data.features.row_map import RowMap, check_places
-from streaming_pca.data.features.schemas import RegisteredRecords, Schemas, records_of
+from streaming_pca.data.features.schemas import RegisteredRecords, records_of
 from streaming_pca.data.payloads import MalformedPayload, depth_of, split_values
 
 __all__ = ["MOST_OBJECT_BYTES", "FieldReader"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from streaming_pca.data.features.paths import Path
 
@@ -21,6 +21,8 @@ __all__ = [
     "PublicSchema",
     "Records",
     "SchemaFormat",
+    "Schemas",
+    "Subject",
     "library",
     "one_line",
     "tree_of",
@@ -83,6 +85,26 @@ class PublicSchema:
     def digest(self) -> str:
         """SHA-256 of the schema, by which a stream's contract knows it."""
         return hashlib.sha256(self.data).hexdigest()
+
+
+Schemas = Mapping[int, PublicSchema]
+"""Schemas of one subject by their ids, which are a registry's own and never change."""
+
+
+class Subject(NamedTuple):
+    """Name of a schema in a registry, under which its versions follow one another.
+
+    Attributes
+    ----------
+    name : str
+    format : {"avro", "protobuf"}
+    message : str or None
+        Full name of the records' message, of Protobuf; None for the first of its file.
+    """
+
+    name: str
+    format: SchemaFormat
+    message: str | None = None
 
 
 class Records(Protocol):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from streaming_pca.data.features.avro.records import AvroRecords
 from streaming_pca.data.features.paths import Path
@@ -13,32 +13,13 @@ from streaming_pca.data.features.protobuf_records import ProtobufRecords
 from streaming_pca.data.features.records import (
     REGISTERED_BYTES,
     PublicSchema,
-    SchemaFormat,
+    Schemas,
     one_line,
     tree_of,
 )
 from streaming_pca.data.payloads import MalformedPayload
 
-__all__ = ["RegisteredRecords", "Schemas", "Subject", "named_in_ledger", "records_of"]
-
-Schemas = Mapping[int, PublicSchema]
-"""Schemas of one subject by their ids, which are a registry's own and never change."""
-
-
-class Subject(NamedTuple):
-    """Name of a schema in a registry, under which its versions follow one another.
-
-    Attributes
-    ----------
-    name : str
-    format : {"avro", "protobuf"}
-    message : str or None
-        Full name of the records' message, of Protobuf; None for the first of its file.
-    """
-
-    name: str
-    format: SchemaFormat
-    message: str | None = None
+__all__ = ["RegisteredRecords", "named_in_ledger", "records_of"]
 
 
 def named_in_ledger(schemas: Schemas) -> dict[str, Any]:

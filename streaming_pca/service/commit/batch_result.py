@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from streaming_pca.config.settings import StreamSettings
-from streaming_pca.data.features.schemas import Schemas, named_in_ledger
+from streaming_pca.data.features.records import Schemas
+from streaming_pca.data.features.schemas import named_in_ledger
 from streaming_pca.data.release import Release
 from streaming_pca.estimators.base import Plan, State
 from streaming_pca.estimators.common.state import encode_state

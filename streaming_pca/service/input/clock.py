@@ -34,8 +34,7 @@ from kafka.errors import KafkaError
 
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.registry import RegistrySettings
-from streaming_pca.data.features.records import PublicSchema
-from streaming_pca.data.features.schemas import Schemas, Subject
+from streaming_pca.data.features.records import PublicSchema, Schemas, Subject
 from streaming_pca.service.kafka.clients import (
     BrokerUnreachable,
     admin_client,

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.registry import RegistrySettings
-from streaming_pca.data.features.schemas import Schemas, Subject
+from streaming_pca.data.features.records import Schemas, Subject
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.input.clock import decode_schemas, settings_line
 

@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from streaming_pca.config.settings import ConfigurationError, StreamSettings
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.features.reading import FieldReader
-from streaming_pca.data.features.records import LibraryMissing
-from streaming_pca.data.features.schemas import Schemas
+from streaming_pca.data.features.records import LibraryMissing, Schemas
 from streaming_pca.data.records import Batch
 from streaming_pca.estimators.base import Plan
 from streaming_pca.privacy.ledger.entries import OffsetRange

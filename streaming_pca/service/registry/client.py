@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from streaming_pca.config.kafka import ClearText, ConfigurationError
-from streaming_pca.config.settings import RegistrySettings
+from streaming_pca.config.registry import RegistrySettings
 
 __all__ = ["NotThere", "RegistryAway", "RegistryClient", "RegistryRefused"]
 

@@ -10,8 +10,9 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from streaming_pca.config.settings import ConfigurationError, RegistrySettings, Settings
-from streaming_pca.data.features.records import PublicSchema, SchemaFormat
+from streaming_pca.config.kafka import ConfigurationError
+from streaming_pca.config.registry import RegistrySettings
+from streaming_pca.data.features.records import PublicSchema, SchemaFormat, Subject
 from streaming_pca.data.features.registered import Registered, public_schema
 from streaming_pca.service.registry.client import NotThere, RegistryAway, RegistryClient, RegistryRefused
 
@@ -214,7 +215,7 @@ class SchemaRegistry:
         return reference.name, found
 
 
-def schemas_of(settings: Settings) -> dict[int, PublicSchema] | None:
+def schemas_of(settings: RegistrySettings | None, subject: Subject | None) -> dict[int, PublicSchema] | None:
     """Return the schemas that a stream's records may name now; None where they name none.
 
     Raises
@@ -222,11 +223,10 @@ def schemas_of(settings: Settings) -> dict[int, PublicSchema] | None:
     ConfigurationError
         One line, if the registry is away or refuses.
     """
-    subject = settings.stream.registry_subject
-    if subject is None or settings.registry is None:
+    if subject is None or settings is None:
         return None
     try:
-        return SchemaRegistry(settings.registry, *subject).read({})
+        return SchemaRegistry(settings, *subject).read({})
     except (RegistryAway, RegistryRefused) as error:
         raise ConfigurationError(str(error)) from None
 

@@ -17,8 +17,7 @@ import pytest
 from kafka.errors import KafkaError
 
 from streaming_pca.config.settings import KafkaSettings, RegistrySettings
-from streaming_pca.data.features.records import PublicSchema
-from streaming_pca.data.features.schemas import Subject
+from streaming_pca.data.features.records import PublicSchema, Subject
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.input import clock
 from streaming_pca.service.input.clock import Poller, decode_schemas, event_writer

@@ -15,8 +15,7 @@ from streaming_pca.config.settings import KafkaSettings, StreamSettings
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.reading import FieldReader
-from streaming_pca.data.features.records import AVRO
-from streaming_pca.data.features.schemas import Schemas, Subject
+from streaming_pca.data.features.records import AVRO, Schemas, Subject
 from streaming_pca.service.input import partition_reader as reader_module
 from streaming_pca.service.input.end_offsets import EndOffsets, OffsetFeed
 from streaming_pca.service.input.partition_reader import PartitionReader
