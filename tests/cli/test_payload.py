@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +14,9 @@ import numpy as np
 import pytest
 
 from tests.cli.command import call
+from tests.cli.test_app import closed_port
+from tests.service.registry.apicurio import Apicurio
+from tests.service.registry.producers import Producer, record_type
 
 JSON = '{"x": [1, 2, 3]}'
 LOOKS = "it looks like JSON, but no header content-type says so"
@@ -142,3 +147,32 @@ def test_arguments_that_are_not_utf8_are_the_octets_that_they_are(
     done = call(capfd, "payload", "check", file, "--dim", 3, option, "dtype=\udcff")
     assert done.returncode == (0 if option == "--key" else 1), done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_payload_that_names_a_schema_is_read_by_what_the_registry_lists(
+    capfd: pytest.CaptureFixture[str],
+    apicurio: Apicurio,
+    unique_name: Callable[[str], str],
+    tmp_path: Path,
+) -> None:
+    topic, config = unique_name("visits"), tmp_path / "stream.toml"
+
+    def check(value: bytes, url: str) -> subprocess.CompletedProcess[str]:
+        config.write_text(
+            f'[registry]\nurl = "{url}"\n[stream]\nname = "s"\ninput = "{topic}"\nformat = "avro"\nrank = 1\n'
+            'epsilon = 1.0\ndelta = 1e-6\n[[stream.features]]\nname = "a"\nbounds = [0, 9]\n'
+        )
+        return call(capfd, "payload", "check", payload(tmp_path, value), "--config", config)
+
+    with Producer(apicurio, topic) as producer:
+        value = producer.avro(record_type("V", a="double"), {"a": 1.5})
+    told = check(value, apicurio.url)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout.startswith("a record: 1 row")
+    told = check(b"\0\0\xff\xff\xff" + value[5:], apicurio.url)
+    assert (told.returncode, told.stderr) == (1, "")
+    assert "has the id 16777215: it is not among the versions that the registry listed" in told.stdout
+    url = f"http://127.0.0.1:{closed_port()}"
+    told = check(value, url)
+    assert (told.returncode, told.stdout) == (2, "")
+    assert told.stderr == f"error: registry.url = '{url}' does not answer (Connection refused)\n"
