@@ -20,6 +20,7 @@ from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 from kafka.errors import KafkaTimeoutError
 
+from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.config.settings import Settings
 from streaming_pca.service.kafka.clients import plain_producer, transactional_producer
 from streaming_pca.service.kafka.transaction import Transaction, discard
@@ -32,6 +33,8 @@ from tests.kafka.conftest import MakeStream
 from tests.kafka.projecting import Projecting, publish, run, written
 from tests.kafka.stream import Stream, read_all
 from tests.service.contract import check_messages
+from tests.service.registry.apicurio import Apicurio
+from tests.service.registry.producers import Producer, record_type
 from tests.waiting import LIMIT, wait_for
 
 D, K = 5, 2
@@ -398,6 +401,54 @@ def test_a_worker_waits_for_the_first_release(make_stream: MakeStream, start: An
     assert "ending the process; the next one goes on" in hanging.log
     assert run(stream.settings, output) == 0
     assert len(written(stream, output, 1)) == 4
+
+
+def test_records_are_projected_by_the_schemas_that_they_name(
+    make_stream: MakeStream, start: Any, apicurio: Apicurio
+) -> None:
+    names = ("a", "b", "c")
+    features = [{"name": name, "bounds": [-9, 9]} for name in names]
+    stream = make_stream("registered", partitions=2, dim=3, features=features, format="avro")
+    registry = RegistrySettings(url=apicurio.url, timeout_seconds=1)
+    stream.settings = stream.settings.model_copy(update={"registry": registry})
+    old = record_type("V", **dict.fromkeys(names, "double"))
+    new = record_type("V", **dict.fromkeys(reversed(names), "double"))
+    release, output = publish(stream, 1), f"{stream.settings.stream.name}-out"
+    x = np.random.default_rng(0).normal(size=(40, 3)).clip(-9, 9)
+
+    def encoded(rows: np.ndarray[Any, Any], schema: Any) -> list[bytes]:
+        return [producer.avro(schema, dict(zip(names, row, strict=True))) for row in rows.tolist()]
+
+    def wait_for_projections(count: int) -> None:
+        wait_for(
+            f"{count} projections", lambda: len(written(stream, output, 2)) == count, seen=lambda: child.log
+        )
+
+    with Producer(apicurio, stream.settings.stream.input) as producer:
+        stream.produce(encoded(x[:10], old), headers=[])
+        child = start(stream, ProjectionOptions(output, create=True))
+        wait_for_projections(10)
+        known = encoded(x[10:30], old)
+        # Registered, but the worker has read no record with it.
+        unknown = encoded(x[30:], new)
+        apicurio.pause()
+        try:
+            for i in range(0, 20, 2):
+                stream.produce(known[i : i + 2], headers=[])
+            wait_for_projections(30)
+            stream.produce(unknown, headers=[])
+            child.says("recovering from the committed positions: registry.url")
+            assert len(written(stream, output, 2)) == 30
+        finally:
+            apicurio.proceed()
+        wait_for_projections(40)
+    assert child.log.count("going on with the schemas that are known") == 1
+    child.signal(signal.SIGTERM)
+    assert child.ends() == 0, child.log
+    found = sorted(written(stream, output, 2), key=lambda each: (each.source[1], each.source[0]))
+    np.testing.assert_allclose(
+        np.vstack([each.rows(K) for each in found]), release.transform(x), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_a_producer_is_discarded_with_what_it_has_not_sent(make_stream: MakeStream) -> None:
