@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.privacy.ledger.entries import Abandoned, Reserved
 from tests.cli.test_app import closed_port
+from tests.data.features.formats import message_type
 from tests.kafka.child import Strike
 from tests.kafka.stream import Child, Stream, check_books
 from tests.service.registry.apicurio import Apicurio
-from tests.service.registry.producers import Producer, record_type
+from tests.service.registry.producers import Producer, id_of, record_type
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.kafka
@@ -163,6 +165,43 @@ def test_a_registry_that_does_not_answer_stops_no_stream(scene: Scene, apicurio:
     assert worker.ends() == 0, worker.log
     scene.check()
     assert [len(ids) for ids in scene.named] == [1, 1, 2]
+
+
+def test_protobuf_and_the_users_that_a_field_of_it_names(
+    make_stream: MakeStream, apicurio: Apicurio, unique_name: Callable[[str], str]
+) -> None:
+    users: dict[str, Any] = {"dim": 2, "privacy_unit": "user", "partitions": 2}
+    features = [{"name": name, "bounds": [-9, 9]} for name in "ab"]
+    named = make_stream(format="protobuf", features=features, user_field="who", **users)
+    named.settings = named.settings.model_copy(update={"registry": RegistrySettings(url=apicurio.url)})
+    settings = named.settings.stream
+    keyed = make_stream(
+        feature_names=("a", "b"), bounds=settings.bounds, scale=settings.scale, dtype="float64", **users
+    )
+    stem = unique_name("f").replace("-", "")
+    file = descriptor_pb2.FileDescriptorProto(name=f"{stem}.proto", package=stem, syntax="proto3")
+    message_type(file, "Visit", [("b", 1), ("who", 9), ("a", 1)])
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    visit = message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{stem}.Visit"))
+    rows = np.random.default_rng(0).normal(size=(300, 2)).clip(-9, 9)
+    # Of two records of one user in a batch one counts.
+    names = [f"u{i // 2}" for i in range(300)]
+    with Producer(apicurio, settings.input) as producer:
+        values = [
+            producer.protobuf(visit(a=a, b=b, who=who))
+            for (a, b), who in zip(rows.tolist(), names, strict=True)
+        ]
+    named._send(((b"the key", value, ()) for value in values), None)
+    keyed.produce_keyed([(who.encode(), row.tobytes()) for who, row in zip(names, rows, strict=True)])
+    for each in (named, keyed):
+        each.run(noise=False)
+        check_books(each)
+    for one, other in zip(named.releases(), keyed.releases(), strict=True):
+        np.testing.assert_allclose(one.components, other.components, atol=1e-6)
+    first = named.own(Reserved)[0]
+    assert first.promise["user_field"] == ["who"]
+    assert first.parameters["schemas"]["ids"] == [id_of(values[0])]
 
 
 @pytest.mark.parametrize(
