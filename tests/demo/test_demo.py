@@ -143,9 +143,11 @@ def test_on_a_broker_of_ones_own_the_printed_lines_show_the_stream(
 def test_a_first_demo_says_that_it_compiles_and_stops_when_told(tmp_path: Path) -> None:
     cache, cwd = tmp_path / "numba", tmp_path / "cwd"
     cwd.mkdir()
-    with demo(cwd, NUMBA_CACHE_DIR=str(cache), TMPDIR=str(tmp_path)) as process:
+    # So wide that the words are in one line: the display of progress has them too, at its end.
+    with demo(cwd, NUMBA_CACHE_DIR=str(cache), TMPDIR=str(tmp_path), COLUMNS="120") as process:
         assert process.stderr is not None
         assert any("compiling kernels (first run)" in line for line in process.stderr)
+        wait_for("the compiler", lambda: [each for each in psutil.process_iter() if compiles(each, cache)])
         process.send_signal(signal.SIGINT)
         _, err = told(process)
     assert process.returncode != 0
@@ -153,6 +155,14 @@ def test_a_first_demo_says_that_it_compiles_and_stops_when_told(tmp_path: Path) 
     assert not [each.pid for each in psutil.process_iter() if cache_of(each) == str(cache)]
     assert list(cwd.iterdir()) == []
     assert {path.name for path in tmp_path.iterdir()} == {"numba", "cwd"}
+
+
+def compiles(process: psutil.Process, cache: Path) -> bool:
+    try:
+        command = process.cmdline()
+    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        return False
+    return "streaming_pca.estimators.kernel_cache" in command and cache_of(process) == str(cache)
 
 
 def cache_of(process: psutil.Process) -> str | None:
