@@ -24,6 +24,7 @@ import pyspark
 
 from streaming_pca.dev.jars import find_java
 from streaming_pca.dev.processes import Child
+from tests.spark.java import IN_CLUSTER
 from tests.waiting import wait_for
 
 __all__ = ["Process", "SparkCluster", "descendants", "processes", "python_workers"]
@@ -34,7 +35,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _SPARK = Path(pyspark.__path__[0])
 _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 # Kept small, and without the interfaces that a test does not look at.
-_DAEMON = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.master.rest.enabled=false"
+_DAEMON = f"{IN_CLUSTER} -Dspark.master.rest.enabled=false"
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ class SparkCluster:
         return passed | {
             "JAVA_HOME": str(java.resolve().parents[1]),
             "SPARK_HOME": str(_SPARK),
-            "SPARK_CONF_DIR": str(self.directory),  # none of this machine's own
+            "SPARK_CONF_DIR": str(self.directory / "none"),  # none of this machine's own
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_PUBLIC_DNS": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(self.directory / "scratch"),
@@ -175,13 +176,6 @@ class SparkCluster:
 
     def _start(self, environment: Mapping[str, str]) -> None:
         (self.directory / "scratch").mkdir()
-        shown = (
-            "rootLogger.level = WARN\nrootLogger.appenderRef.out.ref = OUT\n"
-            "logger.deploy.name = org.apache.spark.deploy\nlogger.deploy.level = INFO\n"
-            "appender.out.type = Console\nappender.out.name = OUT\n"
-            "appender.out.layout.type = PatternLayout\nappender.out.layout.pattern = %d %p %c{1} %m%n\n"
-        )
-        (self.directory / "log4j2.properties").write_text(shown)
         ports = ("--port", "0", "--webui-port", "0")
         master = self._run("master", environment, "deploy.master.Master", "--host", "127.0.0.1", *ports)
         self.url = self._from_log(master, r"Starting Spark master at (spark://\S+)")

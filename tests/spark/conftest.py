@@ -17,6 +17,7 @@ from streaming_pca.dev.jars import KafkaUnavailable, find_java
 from streaming_pca.spark.session import start_spark, stop_spark
 from tests.conftest import NoBroker
 from tests.spark.cluster import SparkCluster
+from tests.spark.java import JAVA, make_archive
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,6 +32,19 @@ def spark_java() -> str:
         if os.environ.get("REQUIRE_SPARK", "") not in ("", "0"):
             pytest.fail(f"REQUIRE_SPARK is set, but {unavailable}", pytrace=False)
         raise NoBroker("spark", unavailable.reason, unavailable.detail) from None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def spark_classes(request: pytest.FixtureRequest) -> None:
+    """Archive of Spark's classes, which pays for more than the one test of `make test`."""
+    if request.config.option.scope != "test":
+        make_archive()
+
+
+@pytest.fixture(autouse=True)
+def short_lived_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every session start with the archive, and without the compiler that is slow at first."""
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", JAVA)
 
 
 class LocalSession:

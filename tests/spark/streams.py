@@ -18,13 +18,12 @@ from tests.kafka.stream import Child, Stream, check_books
 from tests.spark import driver
 from tests.spark.cluster import Process, descendants
 from tests.spark.driver import Hold
+from tests.spark.java import IN_CLUSTER, JAVA
 from tests.waiting import LIMIT, wait_for
 
 T = TypeVar("T")
 
-# Processes that live for a minute spend most of it in the better one of Java's compilers.
-_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-LOCAL: dict[str, Any] = {"master": "local[2,4]", "conf": {"spark.driver.extraJavaOptions": _JAVA}}
+LOCAL: dict[str, Any] = {"master": "local[2,4]", "conf": {"spark.driver.extraJavaOptions": JAVA}}
 """Spark in the driver's own process, which tries a task up to four times, as a cluster does."""
 SHORT: dict[str, Any] = {
     "partitions": 2,
@@ -39,11 +38,11 @@ SHORT: dict[str, Any] = {
 
 def on_cluster(url: str) -> dict[str, Any]:
     """Spark's settings for a standalone cluster of this machine."""
-    names = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
+    java = {"spark.driver.extraJavaOptions": JAVA, "spark.executor.extraJavaOptions": IN_CLUSTER}
     loopback = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     conf = {"spark.ui.enabled": False, "spark.executor.memory": "512m", **loopback}
     conf["spark.pyspark.python"] = sys.executable
-    return {"master": url, "conf": dict.fromkeys(names, _JAVA) | conf}
+    return {"master": url, "conf": java | conf}
 
 
 class Runner(Child):
