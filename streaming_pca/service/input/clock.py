@@ -6,9 +6,9 @@ interpreter with code that sees records (docs/explanation/batch-boundaries.md).
 
 Run as ``python -m streaming_pca.service.input.clock``. The first line on its standard input holds
 the settings; each later line holds the topics to read from then on, each with the number of its
-partitions as far as it is known, and the subjects whose schemas their records name. Each line on its
-standard output is a tick's end offsets, the topics' ids, a subject's schemas, or a failure. It ends with
-its input, however the worker ended.
+partitions as far as it is known, the subjects whose schemas their records name, and whether a session
+waits for these. Each line on its standard output is a tick's end offsets, the topics' ids, a subject's
+schemas, or a failure. It ends with its input, however the worker ended.
 
 A topic that is deleted and created again can have the same end offsets, so ids are read as often,
 by a thread of their own: a slow answer must not delay a tick. Another thread lists the schemas.
@@ -115,18 +115,22 @@ class Poller:
         self._steps = 0
         self._lock = threading.Lock()
 
-    def set_topics(self, topics: dict[str, int], subjects: Collection[Subject] = ()) -> None:
+    def set_topics(
+        self, topics: dict[str, int], subjects: Collection[Subject] = (), list_now: bool = False
+    ) -> None:
         """Read these topics, with at least these numbers of partitions, and subjects from now on.
 
-        May be called from any thread.
+        Subjects are listed immediately where one is new, or if asked for. May be called from any thread.
         """
         with self._lock:
-            if set(subjects) - set(self._subjects):
-                self._new_subjects.set()
+            list_now = list_now or not set(subjects) <= set(self._subjects)
             self._subjects = tuple(subjects)
             self._partitions = {t: max(n, self._partitions.get(t, 0)) for t, n in topics.items()}
             self._silent_since = {t: since for t, since in self._silent_since.items() if t in topics}
             self._ids = {}
+        if list_now:
+            # Only now: the thread that it wakes looks at the subjects once.
+            self._new_subjects.set()
 
     def run(self) -> None:
         """Tick for ever."""
@@ -355,7 +359,8 @@ def event_writer(out: IO[bytes], on_closed: Callable[[], object]) -> SendEvent:
 def _read_topics(poller: Poller, lines: IO[bytes]) -> None:
     for line in lines:
         wanted = json.loads(line)
-        poller.set_topics(wanted["topics"], [Subject(*each) for each in wanted["subjects"]])
+        subjects = [Subject(*each) for each in wanted["subjects"]]
+        poller.set_topics(wanted["topics"], subjects, wanted["list_now"])
     _end()
 
 

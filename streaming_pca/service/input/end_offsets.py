@@ -282,7 +282,8 @@ class EndOffsetPoller:
             # Partitions are numbered from 0.
             known = max(partitions, default=-1) + 1
             self._partitions[topic] = max(self._partitions.get(topic, 0), known)
-            self._send_topics()
+            # Its ticks would otherwise wait for the interval, where another feed has the same subject.
+            self._send_topics(list_now=subject is not None)
         return feed
 
     def close_feed(self, feed: OffsetFeed) -> None:
@@ -312,9 +313,9 @@ class EndOffsetPoller:
         self._write(self._settings_line)
         threading.Thread(target=self._read, args=(self._process,), name="end-offsets", daemon=True).start()
 
-    def _send_topics(self) -> None:
+    def _send_topics(self, list_now: bool = False) -> None:
         subjects = sorted({f.subject for f in self._feeds if f.subject is not None}, key=str)
-        wanted = {"topics": self._partitions, "subjects": subjects}
+        wanted = {"topics": self._partitions, "subjects": subjects, "list_now": list_now}
         self._write(json.dumps(wanted).encode() + b"\n")
 
     def _write(self, line: bytes) -> None:
@@ -429,11 +430,16 @@ def _lines(out: IO[bytes]) -> Iterator[bytes]:
     """Yield whole lines as they come, until the pipe ends or stays silent."""
     poll = select.poll()
     poll.register(out, select.POLLIN)
-    rest = b""
+    # In parts: a line with a registry's schemas can have many MiB.
+    parts: list[bytes] = []
     # Twice: after a standstill of this process there is something to read now.
     while poll.poll(_SILENCE_SECONDS * 1000) or poll.poll(1000):
         data = os.read(out.fileno(), 2**16)
         if not data:
             return  # the process ended within a line
-        *lines, rest = (rest + data).split(b"\n")
-        yield from filter(None, lines)
+        *ends, rest = data.split(b"\n")
+        for end in ends:
+            line, parts = b"".join([*parts, end]), []
+            if line:
+                yield line
+        parts.append(rest)

@@ -21,8 +21,10 @@ from streaming_pca.data.features.records import PublicSchema, Subject
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.input import clock
 from streaming_pca.service.input.clock import Poller, decode_schemas, event_writer
-from streaming_pca.service.input.end_offsets import EndOffsetPoller, EndOffsets, OffsetFeed
+from streaming_pca.service.input.end_offsets import EndOffsetPoller, EndOffsets, OffsetFeed, _lines
 from streaming_pca.service.registry.client import RegistryAway, RegistryRefused
+from tests.service.registry.faults import FaultyServer, answer
+from tests.waiting import wait_for
 
 
 def test_a_worker_that_does_not_read_holds_up_no_tick() -> None:
@@ -46,6 +48,26 @@ def test_a_worker_that_does_not_read_holds_up_no_tick() -> None:
     assert read[-1].startswith(b'{"at": 4999,')
     # It says something every second, and so notices.
     assert gone.wait(120)
+
+
+def test_a_line_of_many_schemas_costs_its_length_alone() -> None:
+    """Searched again for its end with each 64 KiB, a line of 40 MiB took 21 s, and held up all ticks."""
+    length = 2**25
+    back, forth = os.pipe()
+    with os.fdopen(back, "rb") as out:
+
+        def write() -> None:
+            with os.fdopen(forth, "wb") as lines:
+                lines.write(b"\n\nbefore\n" + b"x" * length + b"\nafter\n\n cut")
+
+        threading.Thread(target=write, daemon=True).start()
+        began = time.thread_time()
+        assert [(len(line), line[:6]) for line in _lines(out)] == [
+            (6, b"before"),
+            (length, b"xxxxxx"),
+            (5, b"after"),
+        ]
+    assert time.thread_time() - began < 3
 
 
 def test_a_process_that_is_killed_while_it_writes_fails_its_feeds(
@@ -152,6 +174,35 @@ def test_schemas_are_listed_on_an_interval_and_each_is_sent_once(monkeypatch: py
         {"schemas": {5: "NQ=="}},
     ]
     assert decode_schemas(Subject("a", "avro"), {"5": "NQ=="}) == {5: PublicSchema("avro", b"5")}
+
+
+def test_a_subject_is_there_before_the_thread_that_lists_it_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other way round a quick thread listed the old ones, and waited for an interval."""
+    poller, seen = Poller(KafkaSettings(), 0.1, 1.0, lambda _: None), []
+    monkeypatch.setattr(poller._new_subjects, "set", lambda: seen.append(poller._subjects))
+    subject = Subject("a", "avro")
+    poller.set_topics({}, [subject])
+    poller.set_topics({}, [subject])
+    poller.set_topics({}, [subject], list_now=True)
+    assert seen == [(subject,), (subject,)]
+
+
+def test_no_feed_waits_for_the_interval_of_another_one_of_its_subject() -> None:
+    def give(handler: Any) -> None:
+        is_list = handler.path.partition("?")[0].endswith("/versions")
+        answer([1] if is_list else {"id": 7, "schema": '"double"'})(handler)
+
+    kafka = KafkaSettings(bootstrap_servers="127.0.0.1:1")
+    with FaultyServer(give) as server:
+        registry = RegistrySettings(url=server.url, seconds=3600)
+        poller = EndOffsetPoller(kafka, 0.1, 1.0, registry=registry)
+        subject = Subject("a", "avro")
+        try:
+            for topic in "xyz":
+                feed = poller.open_feed(topic, [0], lambda: None, subject=subject)
+                wait_for("its schemas", lambda feed=feed: feed.schemas is not None)
+        finally:
+            poller.close()
 
 
 def listing(at: float, **what: Any) -> dict[str, Any]:
