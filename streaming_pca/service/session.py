@@ -182,24 +182,25 @@ class Session:
         self._feed = self._poller.open_feed(
             self._stream.input, self._topics.partitions, self._notify, self._topics.topic_id, self._subject
         )
-        if self._subject is not None:
-            await self._wait_for_schemas(self._feed)
-        self._codec = self._codec_of(self._feed.schemas)
-        if not self._codec.arrow:
-            self._log.info("pyarrow is not installed: Arrow payloads are null records")
         checkpoint = takeover.checkpoint
         state: State = (
             self._estimator.init(utility_generator(self._stream.seed))
             if checkpoint is None
             else decode_admitted_state(self._stream, self._estimator, checkpoint.state)
         )
+        if self._subject is not None and not await self._wait_for_schemas(self._feed):
+            # A reserved batch is the next session's.
+            return state
+        self._codec = await self._make_codec(self._feed.schemas)
+        if not self._codec.arrow:
+            self._log.info("pyarrow is not installed: Arrow payloads are null records")
         if takeover.recovery.action is Action.RESUME:
             with trace.child("batch") as span:
                 state = await self._resume(state, takeover, span)
         return state
 
-    async def _wait_for_schemas(self, feed: OffsetFeed) -> None:
-        """Wait until a registry has listed the schemas that records name.
+    async def _wait_for_schemas(self, feed: OffsetFeed) -> bool:
+        """Wait until a registry has listed the schemas that records name; False when interrupted.
 
         Without any of them every record would be null, and charged.
         """
@@ -210,6 +211,11 @@ class Session:
             if feed.unlisted is not None:
                 raise feed.unlisted
             await first_of(self._wakeup, seconds=_STATUS_POLL_SECONDS)
+        return feed.schemas is not None
+
+    async def _make_codec(self, schemas: Schemas | None) -> PayloadCodec:
+        """Return the decoder, made in a thread: many MiB of schemas take seconds to compile."""
+        return await self._executors.call(Pool.RECORDS, "reading schemas", self._codec_of, schemas)
 
     def _codec_of(self, schemas: Schemas | None) -> PayloadCodec:
         """Return the decoder that reads by a registry's schemas; log which are unreadable."""
@@ -429,7 +435,7 @@ class Session:
             found |= await self._executors.call(
                 Pool.COMMITS, "asking the schema registry", self._read_schemas, missing
             )
-        return self._codec_of(found) if named_in_ledger(found) == named else None
+        return await self._make_codec(found) if named_in_ledger(found) == named else None
 
     def _read_schemas(self, ids: Sequence[int]) -> Schemas:
         assert self._subject is not None, "a batch names schemas"

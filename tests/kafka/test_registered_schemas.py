@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -228,3 +229,24 @@ def test_a_stream_without_schemas_learns_nothing_and_says_why(
     assert line in worker.log
     assert "Traceback" not in worker.log
     assert scene.stream.own(Reserved) == []
+
+
+@pytest.mark.parametrize("reserved", [False, True])
+def test_a_worker_that_waits_for_a_silent_registry_stops_in_order(
+    scene: Scene, apicurio: Apicurio, reserved: bool
+) -> None:
+    scene.produce(0, OLD)
+    if reserved:
+        assert scene.stream.start(strike=Strike("reserve.4 commit"), noise=False).ends() != 0
+    slow = scene.stream.settings.registry.model_copy(update={"timeout_seconds": 60})
+    apicurio.pause()
+    try:
+        worker = scene.stream.start(scene.stream.settings.model_copy(update={"registry": slow}), noise=False)
+        worker.says("leading stream")
+        worker.signal(signal.SIGTERM)
+        assert worker.ends(30) == 0, worker.log
+    finally:
+        apicurio.proceed()
+    assert "ERROR" not in worker.log
+    assert scene.stream.own(Abandoned) == []
+    assert len(scene.stream.own(Reserved)) == reserved
