@@ -81,7 +81,7 @@ class SchemaRegistry:
     def read(self, known: Mapping[int, PublicSchema]) -> dict[int, PublicSchema]:
         """Return the known schemas and those of all versions, also of softly deleted ones.
 
-        Versions that were read before are not asked for in full.
+        Of the versions that were read before only the newest is asked for again.
 
         Raises
         ------
@@ -105,24 +105,31 @@ class SchemaRegistry:
                 f"subject {self._subject!r} has {len(versions)} versions, of {_MOST_VERSIONS} at most: "
                 "delete old ones permanently, or name another stream.subject"
             )
-        # A version that was deleted permanently may come back as another schema.
         self._versions = {
             version: self._versions[version] for version in versions if version in self._versions
         }
+        # The newest known one shows whether versions were deleted permanently, and their numbers given again.
+        newest = max(self._versions, default=0)
+        if newest and self._id_of(newest) != self._versions[newest]:
+            self._versions = {}
         for version in sorted(set(versions) - self._versions.keys()):
-            try:
-                answer = self._version(self._subject, version)
-            except NotThere:
-                # It was deleted between the two requests.
-                continue
-            if answer.id is None:
-                raise self._client.no_registry()
-            self._take(answer.id, answer, f"version {version} of subject {self._subject!r}")
-            self._versions[version] = answer.id
+            if (id_ := self._id_of(version)) is not None:
+                self._versions[version] = id_
         found = {**known, **{id_: self._schemas[id_] for id_ in self._versions.values()}}
         if found and found.keys() <= self._faults.keys():
             raise RegistryRefused(self._faults[min(found)])
         return found
+
+    def _id_of(self, version: int) -> int | None:
+        """Take a version's schema and return its id; None if it was deleted since it was listed."""
+        try:
+            answer = self._version(self._subject, version)
+        except NotThere:
+            return None
+        if answer.id is None:
+            raise self._client.no_registry()
+        self._take(answer.id, answer, f"version {version} of subject {self._subject!r}")
+        return answer.id
 
     def read_ids(self, ids: Iterable[int]) -> dict[int, PublicSchema]:
         """Return the schemas of some ids, for a batch that was begun with them; without ids that are gone.

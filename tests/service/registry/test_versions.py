@@ -15,6 +15,7 @@ from streaming_pca.service.registry.client import RegistryRefused
 from streaming_pca.service.registry.registry import SchemaRegistry
 from tests.data.features.formats import in_avro, message_type
 from tests.service.registry.apicurio import Apicurio
+from tests.service.registry.faults import FaultyServer, answer
 from tests.service.registry.producers import Producer, id_of, record_type, row_of, settings_of
 
 ONE = record_type("shop.Visit", a="double")
@@ -65,11 +66,11 @@ def test_all_versions_of_avro_are_read_and_only_new_ones_in_full(
     assert set(both) == {id_of(first), id_of(second)}
     assert both[id_of(first)] is known[id_of(first)]
     assert row_of(both[id_of(second)], second) == [2.5, 3.5]
-    assert [path.partition("?")[0].rpartition("/")[2] for path in requests] == ["versions", "2"]
+    assert [path.partition("?")[0].rpartition("/")[2] for path in requests] == ["versions", "1", "2"]
 
     requests.clear()
     assert registry.read(both) == both
-    assert len(requests) == 1
+    assert len(requests) == 2
 
 
 def test_softly_deleted_versions_are_read_too(apicurio: Apicurio, producer: Producer) -> None:
@@ -94,6 +95,49 @@ def test_a_version_that_comes_back_as_another_schema_is_read_again(
     assert first != other
     # What was read stays known, as its records may still be on the topic.
     assert set(registry.read(known)) == {first, other}
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_a_number_that_is_given_again_between_two_reads_is_read_again(
+    apicurio: Apicurio, producer: Producer, more: bool
+) -> None:
+    kept, registry = producer.register(ONE), registry_of(apicurio, producer)
+    gone = producer.register(TWO)
+    known = registry.read({})
+    assert set(known) == {kept, gone}
+    producer.client.set_compatibility(producer.subject, "NONE")
+    producer.client.delete_version(producer.subject, 2)
+    producer.client.delete_version(producer.subject, 2, permanent=True)
+    new = [producer.register(record_type("shop.Visit", a="double", c="string"))]
+    # The number of the one that was deleted, by the registry's own count.
+    assert producer.client.get_latest_version(producer.subject).version in (2, 3)
+    if more:
+        new.append(producer.register(record_type("shop.Visit", a="double", d="string")))
+    assert set(registry.read(known)) == {kept, gone, *new}
+
+
+def test_numbers_that_are_given_again_are_asked_for_again() -> None:
+    """All versions, and what was known stays so: its records may still be on the topic."""
+    text = '"double"'
+    given = {1: 11, 2: 12}
+
+    def give(handler: Any) -> None:
+        last = handler.path.partition("?")[0].rpartition("/")[2]
+        answer(sorted(given) if last == "versions" else {"id": given[int(last)], "schema": text})(handler)
+
+    with FaultyServer(give) as server:
+        registry = SchemaRegistry(settings_of(server.url), "s", "avro")
+        known = registry.read({})
+        # Version 2, and then both, with a third one after them.
+        for changed, ids in (({1: 11, 2: 22}, {22}), ({1: 31, 2: 32, 3: 33}, {31, 32, 33})):
+            given.clear()
+            given.update(changed)
+            known = registry.read(known)
+            assert ids <= known.keys()
+        assert set(known) == {11, 12, 22, 31, 32, 33}
+        count = len(server.requests)
+        assert registry.read(known) == known
+        assert len(server.requests) == count + 2
 
 
 def test_a_resumed_batch_reads_its_schemas_by_their_ids(
