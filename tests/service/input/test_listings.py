@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,6 +73,23 @@ def test_new_schemas_are_new_end_offsets_even_where_no_record_came() -> None:
     for event in [("tick", 1, {0: 5}), ("list", 2, FIRST), ("tick", 3, {0: 5}), ("list", 4, BOTH)]:
         tell(feed, event)
     assert drain(feed) == [EndOffsets(1, {0: 5}, FIRST), EndOffsets(3, {0: 5}, BOTH)]
+
+
+def test_an_hour_of_ticks_without_a_listing_takes_little_memory() -> None:
+    """A dictionary for each of 100 partitions' ends would take 130 MB."""
+    feed, ticks, partitions = feed_of(), 1800, 100
+    tracemalloc.start()
+    try:
+        for at in range(1, ticks + 1):
+            tell(feed, ("tick", at, {p: 1000 * at + p for p in range(partitions)}))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held / ticks < 8 * partitions + 500
+    tell(feed, ("list", ticks + 1, FIRST))
+    found = drain(feed)
+    assert [each.time for each in found] == list(range(1, ticks + 1))
+    assert found[-1].ends == {p: 1000 * ticks + p for p in range(partitions)}
 
 
 def test_a_feed_without_a_subject_holds_nothing_back() -> None:
