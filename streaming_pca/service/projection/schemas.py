@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -44,35 +46,44 @@ class FollowingCodec:
     def __init__(self, stream: StreamSettings, registry: RegistrySettings | None) -> None:
         self._stream = stream
         self._registry: SchemaRegistry | None = None
-        self._away = False
+        self._fault: SessionLost | StreamRefused | None = None
+        self._ask_at = -math.inf
         subject = stream.registry_subject
         if subject is None:
             self.codec = build_codec(stream, None)
             return
         assert registry is not None, "settings with a subject have a registry"
-        self._registry = SchemaRegistry(registry, *subject)
+        self._registry, self._pause = SchemaRegistry(registry, *subject), registry.timeout_seconds
         self.codec = self._listed({})
 
     def follow(self, polled: Mapping[Any, Iterable[Any]]) -> PayloadCodec:
         """Return the codec of messages that were read just now.
 
         The registry is asked after they were read, since a schema is registered before its first record.
-        Where it is away, records wait only if they name a schema that is not known.
+        Where it fails, records wait only if they name a schema that is not known, and it is left alone for
+        as long as a request may take: otherwise each poll would wait for a silent one.
         """
         if self._registry is None or not any(polled.values()):
             return self.codec
-        try:
-            self.codec = self._listed(self.codec.schemas or {})
-            self._away = False
-        except SessionLost as error:
-            known = {number.to_bytes(REGISTERED_BYTES, "big") for number in self.codec.schemas or ()}
-            names = {bytes((m.value or b"")[:REGISTERED_BYTES]) for each in polled.values() for m in each}
-            if any(len(name) == REGISTERED_BYTES and name[0] == 0 for name in names - known):
-                raise
-            if not self._away:
-                self._away = True
-                log.warning("%s: going on with the schemas that are known", error)
+        is_new = False
+        if time.monotonic() >= self._ask_at:
+            try:
+                self.codec, self._fault = self._listed(self.codec.schemas or {}), None
+            except (SessionLost, StreamRefused) as error:
+                is_new, self._fault = self._fault is None, error.with_traceback(None)
+                self._ask_at = time.monotonic() + self._pause
+        if self._fault is not None:
+            if self._has_unknown(polled):
+                raise type(self._fault)(str(self._fault))
+            if is_new:
+                log.warning("%s: going on with the schemas that are known", self._fault)
         return self.codec
+
+    def _has_unknown(self, polled: Mapping[Any, Iterable[Any]]) -> bool:
+        """Return whether a message names a schema that is not known."""
+        known = {number.to_bytes(REGISTERED_BYTES, "big") for number in self.codec.schemas or ()}
+        names = {bytes((m.value or b"")[:REGISTERED_BYTES]) for each in polled.values() for m in each}
+        return any(len(name) == REGISTERED_BYTES and name[0] == 0 for name in names - known)
 
     def _listed(self, known: Mapping[int, Any]) -> PayloadCodec:
         assert self._registry is not None, "there is a subject"
