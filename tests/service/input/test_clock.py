@@ -205,6 +205,22 @@ def test_no_feed_waits_for_the_interval_of_another_one_of_its_subject() -> None:
             poller.close()
 
 
+def test_a_silent_registry_holds_up_no_subject_for_another() -> None:
+    """One after the other, sixteen subjects waited for sixteen time limits."""
+    events, server = SimpleQueue[dict[str, Any]](), list[FaultyServer]()
+    with FaultyServer(lambda _: server[0].over.wait(60) and None) as silent:
+        server.append(silent)
+        settings = RegistrySettings(url=silent.url, seconds=3600, timeout_seconds=1)
+        poller = Poller(KafkaSettings(), 0.1, 1.0, events.put, settings)
+        poller.set_topics({}, [Subject(f"s{i}", "avro") for i in range(16)])
+        began = time.monotonic()
+        threading.Thread(target=poller._watch_schemas, args=(settings,), daemon=True).start()
+        found = [events.get(timeout=120) for _ in range(16)]
+        assert time.monotonic() - began < 8
+    assert {event["subject"][0] for event in found} == {f"s{i}" for i in range(16)}
+    assert all(event["failed"].endswith("(timed out)") for event in found)
+
+
 def listing(at: float, **what: Any) -> dict[str, Any]:
     return {"at": at, "subject": ["a", "avro", None], **what}
 
