@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -229,6 +231,73 @@ def test_a_stream_without_schemas_learns_nothing_and_says_why(
     assert line in worker.log
     assert "Traceback" not in worker.log
     assert scene.stream.own(Reserved) == []
+
+
+def test_a_clock_that_is_killed_while_versions_come_is_followed_by_one_that_knows_them(scene: Scene) -> None:
+    scene.produce(0, OLD)
+    worker = scene.stream.start(noise=False)
+    scene.wait_for_releases(1, worker)
+    (before,) = clocks_of(worker)
+    os.kill(before, signal.SIGKILL)
+    scene.produce(1, NEW)
+    scene.wait_for_releases(2, worker)
+    assert clocks_of(worker) not in ([], [before])
+    scene.produce(2, OLD)
+    assert worker.ends() == 0, worker.log
+    scene.check()
+    assert [len(ids) for ids in scene.named] == [1, 2, 2]
+
+
+def clocks_of(worker: Child) -> list[int]:
+    """Return the clock's process, by the command line that any user may read."""
+    found = []
+    for pid in Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split():
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"streaming_pca.service.input.clock" in command:
+            found.append(int(pid))
+    return found
+
+
+def test_two_streams_of_one_subject_read_two_messages_of_it(
+    make_stream: MakeStream, apicurio: Apicurio, unique_name: Callable[[str], str]
+) -> None:
+    stem = unique_name("f").replace("-", "")
+    file = descriptor_pb2.FileDescriptorProto(name=f"{stem}.proto", package=stem, syntax="proto3")
+    message_type(file, "Visit", [("a", 1), ("b", 1)])
+    message_type(file, "Sale", [("b", 1), ("a", 1)])
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    how: dict[str, Any] = {"dim": 2, "partitions": 1, "format": "protobuf"}
+    how["features"] = [{"name": name, "bounds": [-9, 9]} for name in "ab"]
+    first = make_stream(message=f"{stem}.Visit", cap=("2", "1e-5"), **how)
+    topic = first.settings.stream.input
+    second = make_stream(message=f"{stem}.Sale", input=topic, cap=None, **how)
+    registry = {"registry": RegistrySettings(url=apicurio.url, seconds=0.5)}
+    group = {"worker": first.settings.worker}
+    rows = np.random.default_rng(0).normal(size=(300, 2)).clip(-9, 9)
+    with Producer(apicurio, topic) as producer:
+        kinds = [
+            message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{stem}.{name}"))
+            for name in ("Visit", "Sale")
+        ]
+        values = [producer.protobuf(kinds[i % 2](a=a, b=b)) for i, (a, b) in enumerate(rows.tolist())]
+    first.produce(values, headers=[])
+    both = [each.settings.model_copy(update=registry | group) for each in (first, second)]
+    worker = Child(both, first.directory / "both", noise=False)
+    first.children.append(worker)
+    assert worker.ends() == 0, worker.log
+    assert worker.log.count("has new schemas: ids") == 2
+    # Records of the other message are null, and are as many.
+    for start, each in enumerate((first, second)):
+        plain = make_stream(feature_names=("a", "b"), dim=2, partitions=1, dtype="float64")
+        settings = each.settings.stream
+        plain.settings = plain.changed("stream", bounds=settings.bounds, scale=settings.scale)
+        values = [b""] * 300
+        values[start::2] = [row.tobytes() for row in rows[start::2]]
+        plain.produce(values)
+        plain.run(noise=False)
+        for one, other in zip(each.releases(), plain.releases(), strict=True):
+            np.testing.assert_allclose(one.components, other.components, atol=1e-6)
 
 
 @pytest.mark.parametrize("reserved", [False, True])

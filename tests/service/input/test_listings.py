@@ -18,6 +18,7 @@ from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.reading import FieldReader
 from streaming_pca.data.features.records import AVRO, Schemas, Subject
 from streaming_pca.service.input import partition_reader as reader_module
+from streaming_pca.service.input.cut import BatchCutter
 from streaming_pca.service.input.end_offsets import EndOffsets, OffsetFeed
 from streaming_pca.service.input.partition_reader import PartitionReader
 from streaming_pca.service.input.source import CutBatch, Source
@@ -133,6 +134,49 @@ def test_no_delay_of_an_answer_changes_what_is_valid_at_a_tick(
     assert found + drain(feed) == expected
 
 
+@given(schedules, st.integers(1, 4), st.integers(1, 6), st.data())
+def test_no_delay_changes_where_and_by_what_a_late_batch_is_cut(
+    steps: Sequence[tuple[str, int]], planned: int, wait: int, data: st.DataObject
+) -> None:
+    end, versions = 0, [dict(FIRST)]
+    ticks: list[Event] = []
+    listings: list[Event] = []
+    for at, (kind, more) in enumerate(steps, 1):
+        if kind == "tick":
+            end += more
+            ticks.append((kind, at, {0: end}))
+        else:
+            if more == 0:
+                versions.append({**versions[-1], 100 + at: FIRST[1]})
+            listings.append((kind, at, versions[-1]))
+
+    def batches(slowly: bool) -> list[tuple[float, int, Schemas | None]]:
+        feed, taken, found = feed_of(), 0, []
+        cutter, left = BatchCutter(feed, float(wait)), (list(ticks), list(listings))
+        looked: list[EndOffsets] = []
+
+        def quotas_at(ends: EndOffsets, late: bool) -> list[int] | None:
+            looked[:] = [ends]
+            there = ends.ends[0] - taken
+            return [there if late else planned] if there >= (1 if late else planned) else None
+
+        while left[0] or left[1]:
+            from_ticks = data.draw(st.booleans()) if slowly and left[0] and left[1] else bool(left[0])
+            tell(feed, left[0 if from_ticks else 1].pop(0))
+            while (not slowly and not left[0] and not left[1]) or (slowly and data.draw(st.booleans())):
+                quotas = cutter.next_quotas(quotas_at)
+                if quotas is None:
+                    break
+                taken += quotas[0]
+                found.append((cutter._last_cut, quotas[0], looked[0].schemas))
+        while slowly and (quotas := cutter.next_quotas(quotas_at)) is not None:
+            taken += quotas[0]
+            found.append((cutter._last_cut, quotas[0], looked[0].schemas))
+        return found
+
+    assert batches(slowly=True) == batches(slowly=False)
+
+
 def records(count: int, change: int) -> list[Message]:
     """Records of the old schema, and from one on of either."""
     made = []
@@ -151,8 +195,9 @@ def codec_of(schemas: Schemas | None) -> PayloadCodec:
 
 @pytest.mark.parametrize("ahead", [0.0, 1.0])
 @pytest.mark.parametrize("cut_first", [True, False])
+@pytest.mark.parametrize(("granularity", "skip"), [(1, False), (2, True)])
 def test_a_record_is_decoded_by_the_schemas_of_the_tick_that_cuts_it(
-    ahead: float, cut_first: bool, monkeypatch: pytest.MonkeyPatch
+    ahead: float, cut_first: bool, granularity: int, skip: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = Log({0: records(60, 30), 1: records(60, 30)})
     made: list[Schemas | None] = []
@@ -163,22 +208,22 @@ def test_a_record_is_decoded_by_the_schemas_of_the_tick_that_cuts_it(
     monkeypatch.setattr(reader_module, "first_offsets", lambda _, tps, __: dict.fromkeys(tps, 0))
     stream = StreamSettings(name="s", input="t", dim=1, rank=1, epsilon=1, delta=1e-6)
     feed = feed_of()
-    reader = PartitionReader(KafkaSettings(), stream, codec_of(FIRST), 2, False, feed.check)
+    reader = PartitionReader(KafkaSettings(), stream, codec_of(FIRST), 2, skip, feed.check)
 
     def make(schemas: Schemas | None) -> PayloadCodec:
         made.append(schemas)
         return codec_of(schemas)
 
-    source = Source(reader, "t", [0, 1], {}, {}, feed, False, None, ahead, FIRST, make)
+    source = Source(reader, "t", [0, 1], {}, {}, feed, skip, None, ahead, FIRST, make)
     taken: list[CutBatch] = []
 
     def take() -> None:
-        source.set_plan(plan(40))
+        source.set_plan(plan(40, granularity))
         while (cut := source.poll()) is not None:
             taken.append(cut)
             while source.read_ahead():
                 pass
-            source.set_plan(plan(40))
+            source.set_plan(plan(40, granularity))
 
     # The first tick knows the old schema alone, though records of the new one are there already.
     tell(feed, ("tick", 1, {0: 40, 1: 40}))
