@@ -17,6 +17,8 @@ _NAMED = ("record", "error", "enum", "fixed")
 _NO_SPACE = "_"
 """Namespace of names that have none: they could not be used within another one."""
 _ROOT = "registered.proto"
+_SHOWN = 200
+"""Characters of a name in a message."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class _Avro:
         if "fields" in type_:
             made["fields"] = [each | {"type": self._take(each["type"], space)} for each in type_["fields"]]
         if self._definitions.setdefault(full, made) != made:
-            raise ValueError(f"two of the schemas define {full!r}")
+            raise ValueError(f"two of the schemas define {full[:_SHOWN]!r}")
         return full
 
     def _resolved(self, name: str, space: str) -> str:
@@ -148,7 +150,7 @@ def _file_set(registered: Registered) -> bytes:
     for name, each in _in_order(registered):
         data = _descriptor(each.text)
         if files.setdefault(name or _ROOT, data) != data:
-            raise ValueError(f"two of the schemas have the name {name or _ROOT!r}")
+            raise ValueError(f"two of the schemas have the name {(name or _ROOT)[:_SHOWN]!r}")
     # Of a field that is there twice, the last counts.
     return b"".join(_sized(data + _sized(name.encode())) for name, data in files.items())
 

@@ -21,6 +21,9 @@ from streaming_pca.data.payloads import MalformedPayload
 
 __all__ = ["RegisteredRecords", "named_in_ledger", "records_of"]
 
+_SHOWN = 3
+"""Schemas whose faults a message names."""
+
 
 def named_in_ledger(schemas: Schemas) -> dict[str, Any]:
     """Return how a reservation names schemas: their ids, and a digest of all of them.
@@ -95,6 +98,8 @@ class RegisteredRecords:
             absent &= set(records.absent)
         if not self._decoders:
             faults = [f"schema {number}: {fault}" for number, fault in self.unreadable.items()]
+            if len(faults) > _SHOWN:
+                faults[_SHOWN:] = [f"and {len(faults) - _SHOWN} more"]
             raise ValueError(f"no version of the schema can be read: {'; '.join(faults) or 'there is none'}")
         self.absent = tuple(place for place in places if place in absent)
         # All readers have the same slots, since these follow from the places alone.

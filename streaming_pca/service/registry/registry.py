@@ -26,6 +26,8 @@ _MOST_BYTES = 2**26
 _MOST_REFERENCES = 200
 """Most schemas to which one refers, by way of others too."""
 _DEEPEST = 32
+_SHOWN = 200
+"""Characters of a subject in a message."""
 _MOST_LIST = 2**20
 """Most bytes of a list of versions."""
 _DELETED, _SERIALIZED = {"deleted": "true"}, {"format": "serialized"}
@@ -50,6 +52,10 @@ class _Version(msgspec.Struct, rename="camel"):
     # Confluent's registry names the type of all schemas but Avro's.
     schema_type: str | None = None
     references: list[_Reference] | None = None
+
+
+class _Unusable(Exception):
+    """Reason why a schema cannot be used, whenever it is asked for; one line."""
 
 
 class SchemaRegistry:
@@ -178,10 +184,11 @@ class SchemaRegistry:
             return
         try:
             schema = public_schema(self._format, self._registered(answer, what, 0), self._message)
-        except (RegistryRefused, ValueError) as error:
-            # As it is: its records are null, and those of other versions are read.
+        except (_Unusable, ValueError) as error:
+            # As it is: its records are null, and those of other versions are read. A registry that refuses a
+            # request for a reference is another matter: it passes.
             schema = PublicSchema(self._format, answer.schema.encode("utf-8", "replace"), self._message)
-            self._faults[id_] = str(error) if isinstance(error, RegistryRefused) else f"{what}: {error}"
+            self._faults[id_] = str(error) if isinstance(error, _Unusable) else f"{what}: {error}"
         if sum(len(each.data) for each in self._schemas.values()) + len(schema.data) > _MOST_BYTES:
             raise RegistryRefused(
                 f"{what}: all schemas have over {_MOST_BYTES} octets together: set another stream.subject"
@@ -191,14 +198,12 @@ class SchemaRegistry:
     def _registered(self, answer: _Version, what: str, deep: int) -> Registered:
         type_ = answer.schema_type or "AVRO"
         if type_ != _TYPES[self._format]:
-            raise RegistryRefused(
+            raise _Unusable(
                 f"{what} is a schema of {_WORDS.get(type_, 'another type')}, and stream.format is "
                 f'"{self._format}": correct it, or stream.subject'
             )
         if deep == _DEEPEST:
-            raise RegistryRefused(
-                f"{what} refers to others more than {_DEEPEST} deep: set stream.schema_file"
-            )
+            raise _Unusable(f"{what} refers to others more than {_DEEPEST} deep: set stream.schema_file")
         references = answer.references or ()
         return Registered(answer.schema, tuple(self._reference(each, what, deep) for each in references))
 
@@ -206,19 +211,19 @@ class SchemaRegistry:
         place = subject, version = reference.subject, reference.version
         if place not in self._references:
             if len(self._references) == _MOST_REFERENCES:
-                raise RegistryRefused(f"{what} refers to more than {_MOST_REFERENCES} others")
+                raise _Unusable(f"{what} refers to more than {_MOST_REFERENCES} others")
             self._references[place] = None
             try:
                 answer = self._version(subject, version)
             except NotThere:
-                raise RegistryRefused(
-                    f"{what} refers to version {version} of subject {subject!r}, which the registry lacks: "
-                    "register it, or set stream.schema_file"
+                raise _Unusable(
+                    f"{what} refers to version {version} of subject {subject[:_SHOWN]!r}, which the registry "
+                    "lacks: register it, or set stream.schema_file"
                 ) from None
             self._references[place] = self._registered(answer, what, deep + 1)
         found = self._references[place]
         if found is None:
-            raise RegistryRefused(f"{what} refers to others in a circle: set stream.schema_file")
+            raise _Unusable(f"{what} refers to others in a circle: set stream.schema_file")
         return reference.name, found
 
 

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from streaming_pca.data.features.feature import Feature
+from streaming_pca.data.features.reading import FieldReader
+from streaming_pca.data.features.records import PublicSchema
 from streaming_pca.service.registry.client import RegistryAway, RegistryRefused
 from streaming_pca.service.registry.registry import SchemaRegistry
 from tests.security.needles import secret
@@ -199,3 +202,39 @@ def test_schemas_that_are_too_large_together_are_refused() -> None:
 
     with FaultyServer(answer([1, 2, 3, 4, 5]), large) as server:
         assert "all schemas have over" in failure_of(server, RegistryRefused)
+
+
+@pytest.mark.parametrize("status", [401, 403, 302, 418])
+def test_a_refused_request_for_a_reference_is_no_fault_of_the_schema(status: int) -> None:
+    """Where a token had just expired, the records of a good schema were null until a restart."""
+    root = {
+        "id": 7,
+        "schema": json.dumps({"type": "record", "name": "V", "fields": [{"name": "p", "type": "P"}]}),
+    }
+    part = {"id": 8, "schema": json.dumps({"type": "record", "name": "P", "fields": []})}
+    root["references"] = [{"name": "P", "subject": "part", "version": 1}]
+    with FaultyServer(
+        answer([1]), answer(root), answer(b"", status), answer([1]), answer(root), answer(part)
+    ) as server:
+        registry = SchemaRegistry(settings_of(server.url), "s", "avro")
+        with pytest.raises(RegistryRefused):
+            registry.read({})
+        (schema,) = registry.read({}).values()
+    assert b'"name": "_.P"' in schema.data
+
+
+def test_no_message_has_the_length_of_a_name() -> None:
+    name = "n" * MIB
+    parts = [
+        {"type": "record", "name": name, "fields": fields} for fields in ([], [{"name": "a", "type": "int"}])
+    ]
+    root, part = ({"id": 7, "schema": json.dumps(each)} for each in parts)
+    root["references"] = [{"name": "P", "subject": "part", "version": 1}]
+    with FaultyServer(answer([1]), answer(root), answer(part)) as server:
+        text = failure_of(server, RegistryRefused)
+    assert "two of the schemas define" in text
+    assert len(text) < 500
+    schemas = {number: PublicSchema("avro", b'"unknown"') for number in range(1, 1000)}
+    with pytest.raises(ValueError, match="no version of the schema can be read") as failed:
+        FieldReader([Feature(name="a")], None, None, schemas)
+    assert str(failed.value).endswith("; and 996 more")
