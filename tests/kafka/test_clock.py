@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from kafka import KafkaAdminClient
 
-from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.config.settings import KafkaSettings, RegistrySettings
 from streaming_pca.service.errors import SessionLost
 from streaming_pca.service.input.clock import settings_line
 from streaming_pca.service.input.end_offsets import EndOffsetPoller, EndOffsets, OffsetFeed
@@ -127,7 +127,7 @@ def ignores_sigterm(pid: int) -> bool:
     return bool(ignored >> (signal.SIGTERM - 1) & 1)
 
 
-def test_the_password_reaches_it_by_its_input() -> None:
+def test_passwords_reach_it_by_its_input() -> None:
     settings = KafkaSettings(
         security_protocol="SASL_PLAINTEXT",
         sasl_mechanism="PLAIN",
@@ -135,3 +135,6 @@ def test_the_password_reaches_it_by_its_input() -> None:
         sasl_password=secret("clock"),  # type: ignore[arg-type]
     )
     assert secret("clock").encode() in settings_line(settings, TICK, 1.0)
+    registry = RegistrySettings(url="https://a.example", username="u", password=secret("registry"))  # type: ignore[arg-type]
+    assert secret("registry").encode() in settings_line(KafkaSettings(), TICK, 1.0, registry)
+    assert secret("registry") not in f"{registry!r} {registry} {registry.model_dump(mode='json')}"

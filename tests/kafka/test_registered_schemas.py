@@ -300,6 +300,28 @@ def test_two_streams_of_one_subject_read_two_messages_of_it(
             np.testing.assert_allclose(one.components, other.components, atol=1e-6)
 
 
+def test_a_new_leader_charges_nothing_before_the_registry_answers(scene: Scene, apicurio: Apicurio) -> None:
+    scene.produce(0, OLD)
+    first = scene.stream.start(noise=False)
+    scene.wait_for_releases(1, first)
+    values = scene.encoded(1, OLD)
+    apicurio.pause()
+    try:
+        first.signal(signal.SIGTERM)
+        assert first.ends() == 0, first.log
+        scene.write(1, values)
+        second = scene.stream.start(noise=False)
+        second.says("does not answer (timed out)")
+        assert len(scene.stream.own(Reserved)) == 1
+    finally:
+        apicurio.proceed()
+    scene.wait_for_releases(2, second)
+    scene.produce(2, NEW)
+    assert second.ends() == 0, second.log
+    scene.check()
+    assert [len(ids) for ids in scene.named] == [1, 1, 2]
+
+
 @pytest.mark.parametrize("reserved", [False, True])
 def test_a_worker_that_waits_for_a_silent_registry_stops_in_order(
     scene: Scene, apicurio: Apicurio, reserved: bool
