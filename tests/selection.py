@@ -48,6 +48,7 @@ MIXED = (
     "tests/cli/test_app.py",
     "tests/cli/test_config.py",
     "tests/cli/test_dashboard.py",
+    "tests/cli/test_payload.py",
     "tests/cli/test_status.py",
     "tests/cli/test_watch.py",
     "tests/client/test_producer.py",

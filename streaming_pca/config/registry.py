@@ -29,8 +29,8 @@ class RegistrySettings(Section):
     """File that holds a bearer token, in place of a user name; read every `seconds`."""
     ssl_cafile: Path | None = None
     """PEM file of the registry's certificate authorities; if not set, the system's are trusted."""
-    seconds: float = Field(default=2.0, ge=0.1, le=3600)
-    """Interval between reads of a subject's versions, in seconds; no record causes a request."""
+    seconds: float = Field(default=2.0, ge=0.1, le=60)
+    """Interval between reads of a subject's versions, in seconds; a batch is cut up to this much later."""
     timeout_seconds: float = Field(default=10.0, ge=0.1, le=60)
     """Longest time for one request with its answer, in seconds."""
 

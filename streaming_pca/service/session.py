@@ -188,13 +188,17 @@ class Session:
             if checkpoint is None
             else decode_admitted_state(self._stream, self._estimator, checkpoint.state)
         )
+        is_resumed = takeover.recovery.action is Action.RESUME
+        if takeover.standing is JobStatus.PAUSED and not is_resumed:
+            # It reads nothing.
+            return state
         if self._subject is not None and not await self._wait_for_schemas(self._feed):
             # A reserved batch is the next session's.
             return state
         self._codec = await self._make_codec(self._feed.schemas)
         if not self._codec.arrow:
             self._log.info("pyarrow is not installed: Arrow payloads are null records")
-        if takeover.recovery.action is Action.RESUME:
+        if is_resumed:
             with trace.child("batch") as span:
                 state = await self._resume(state, takeover, span)
         return state
