@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -198,7 +199,10 @@ def _part_of(item: pytest.Item) -> str:
     if kind_of(item) in ("pure", "docs"):
         return "pure"
     if not item.nodeid.startswith(MIXED):
-        raise pytest.UsageError(f"{item.nodeid} waits for a program: add its file to MIXED in {__file__}")
+        line = f"{item.nodeid} waits for a program: add its file to MIXED in {__file__}"
+        # A process of pytest-xdist ends without a word of its error.
+        os.write(2, f"{line}\n".encode())
+        raise pytest.UsageError(line)
     return "waiting"
 
 
