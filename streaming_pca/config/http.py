@@ -5,12 +5,10 @@ from __future__ import annotations
 import ipaddress
 import re
 from pathlib import Path
-from typing import Any
 
-from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
-from streaming_pca.config.kafka import ConfigurationError, Section
-from streaming_pca.estimators.problems import refuse_boolean
+from streaming_pca.config.kafka import ConfigurationError, StrictSection
 
 __all__ = [
     "MIN_TOKEN",
@@ -76,7 +74,7 @@ def unusable(setting: str, file: Path, reason: str) -> ConfigurationError:
     return ConfigurationError(f"http.{setting}: {file}: {reason}")
 
 
-class HttpSettings(Section):
+class HttpSettings(StrictSection):
     """HTTP server of metrics and health, and perhaps of the API and the dashboard.
 
     On another address than loopback it needs a token, or certificates of its clients.
@@ -119,11 +117,6 @@ class HttpSettings(Section):
     hold, so turn them on only where the readers of the metrics may know that."""
     requests_per_second: float = Field(default=50.0, gt=0)
     """Requests a second that one client address may make for long; twice as many at once."""
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _refuse_boolean(cls, value: Any, info: ValidationInfo) -> Any:
-        return refuse_boolean(value, cls.model_fields[str(info.field_name)].annotation)
 
     @field_validator("token", "metrics_token")
     @classmethod

@@ -7,12 +7,30 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-__all__ = ["ClearText", "ConfigurationError", "KafkaSettings", "Section", "check_https", "secret_of"]
+from streaming_pca.estimators.problems import refuse_boolean
+
+__all__ = [
+    "ClearText",
+    "ConfigurationError",
+    "KafkaSettings",
+    "Section",
+    "StrictSection",
+    "check_https",
+    "secret_of",
+]
 
 
 _ADDRESS = re.compile(r"([A-Za-z_]+://)?(\[[0-9A-Fa-f:.%]+\]|[^\s\[\]:/]+)(:[0-9]{1,5})?")
@@ -97,6 +115,15 @@ def secret_of(setting: str, path: Path) -> str:
     if not content:
         raise ConfigurationError(f"{setting}: {path}: {reason}")
     return ClearText(content)
+
+
+class StrictSection(Section):
+    """Table whose numbers are no booleans, which Python takes for 0 and 1."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_boolean(cls, value: Any, info: ValidationInfo) -> Any:
+        return refuse_boolean(value, cls.model_fields[str(info.field_name)].annotation)
 
 
 class KafkaSettings(Section):

@@ -31,7 +31,13 @@ from streaming_pca.config.problems import (
     unknown_line,
     value_problems,
 )
-from streaming_pca.config.settings import ConfigurationError, RegistrySettings, Settings, StreamSettings
+from streaming_pca.config.settings import (
+    ConfigurationError,
+    RegistrySettings,
+    Settings,
+    StreamSettings,
+    subject_name,
+)
 from streaming_pca.estimators.problems import problems_of
 
 __all__ = ["load_registry", "load_settings", "load_streams", "load_together", "registry_of"]
@@ -124,7 +130,7 @@ def load_registry(path: Path, stream: str | None = None) -> tuple[RegistrySettin
     subject, topic = known[0].get("subject"), known[0].get("input")
     if not isinstance(subject or topic, str):
         raise ConfigurationError(f"{path}: stream.input: must be set")
-    return settings, str(subject or f"{topic}-value")
+    return settings, subject_name(subject or None, topic)
 
 
 def registry_of(table: Mapping[str, Any], path: Path | None = None) -> RegistrySettings:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
-from streaming_pca.config.kafka import ClearText, Section, check_https, secret_of
-from streaming_pca.estimators.problems import refuse_boolean
+from streaming_pca.config.kafka import ClearText, StrictSection, check_https, secret_of
 
 __all__ = ["RegistrySettings"]
 
 
-class RegistrySettings(Section):
+class RegistrySettings(StrictSection):
     """Schema registry, for streams of Avro or Protobuf without a file of their schema."""
 
     url: str
@@ -33,11 +31,6 @@ class RegistrySettings(Section):
     """Interval between reads of a subject's versions, in seconds; a batch is cut up to this much later."""
     timeout_seconds: float = Field(default=10.0, ge=0.1, le=60)
     """Longest time for one request with its answer, in seconds."""
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _refuse_boolean(cls, value: Any, info: ValidationInfo) -> Any:
-        return refuse_boolean(value, cls.model_fields[str(info.field_name)].annotation)
 
     @field_validator("url")
     @classmethod

@@ -19,7 +19,6 @@ from pydantic import (
     Field,
     PrivateAttr,
     ValidationError,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -27,7 +26,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from streaming_pca.config.features import read_schema, with_features
 from streaming_pca.config.http import HttpSettings
-from streaming_pca.config.kafka import ConfigurationError, KafkaSettings, Section
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings, Section, StrictSection
 from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.config.spark import SparkSettings
 from streaming_pca.data.codec import FORMATS, OCTETS, Format, MediaType
@@ -40,7 +39,7 @@ from streaming_pca.data.preprocessing import Numbers, Preprocessing, present_cen
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator, check_private, no_guarantee
 from streaming_pca.estimators.diagnostics import MAX_SHARE
-from streaming_pca.estimators.problems import lines_of, options_lines, refuse_boolean
+from streaming_pca.estimators.problems import lines_of, options_lines
 from streaming_pca.estimators.registry import find
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.local.promise import promise_header
@@ -62,6 +61,7 @@ __all__ = [
     "WorkerSettings",
     "check_collector",
     "check_registry",
+    "subject_name",
 ]
 
 ENV_PREFIX = "STREAMING_PCA_"
@@ -70,14 +70,7 @@ _MAX_LEDGER_ITEMS = 16
 TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,200}")
 
 
-class _Section(Section):
-    @field_validator("*", mode="before")
-    @classmethod
-    def _refuse_boolean(cls, value: Any, info: ValidationInfo) -> Any:
-        return refuse_boolean(value, cls.model_fields[str(info.field_name)].annotation)
-
-
-class WorkerSettings(_Section):
+class WorkerSettings(StrictSection):
     """Operation of the worker; no part of the privacy contract."""
 
     group: str = Field(default="streaming-pca", pattern=r"^[A-Za-z0-9._-]{1,200}$")
@@ -116,7 +109,7 @@ class LogSettings(Section):
     """Lowest severity that is logged."""
 
 
-class TraceSettings(_Section):
+class TraceSettings(StrictSection):
     """Traces of the worker by OpenTelemetry; they need the extra `otel`."""
 
     enabled: bool = False
@@ -149,7 +142,7 @@ def check_collector(url: str) -> None:
         )
 
 
-class StreamSettings(_Section):
+class StreamSettings(StrictSection):
     """Stream: its input, its privacy guarantee, and its estimator."""
 
     name: str
@@ -434,8 +427,7 @@ class StreamSettings(_Section):
         """Subject of the records' schemas in the registry; None where it has none of them."""
         if self.format not in SCHEMA_FORMATS or self.schema_file is not None:
             return None
-        name = f"{self.input}-value" if self.subject is None else self.subject
-        return Subject(name, SCHEMA_FORMATS[self.format], self.message)
+        return Subject(subject_name(self.subject, self.input), SCHEMA_FORMATS[self.format], self.message)
 
     @property
     def fields(self) -> FieldReader | None:
@@ -512,6 +504,11 @@ def _digest(value: list[Any]) -> dict[str, Any]:
     """Return the length and the digest of a list."""
     text = json.dumps(value, separators=(",", ":"))
     return {"length": len(value), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def subject_name(subject: str | None, topic: str) -> str:
+    """Return the subject of a topic's values, which serializers name after the topic."""
+    return f"{topic}-value" if subject is None else subject
 
 
 def check_registry(stream: StreamSettings, registry: RegistrySettings | None) -> None:

@@ -38,7 +38,6 @@ from streaming_pca.service.input.session_input import Input
 from streaming_pca.service.input.source import CutBatch, build_codec
 from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import StreamMetrics
-from streaming_pca.service.registry.client import RegistryAway, RegistryRefused
 from streaming_pca.service.registry.registry import SchemaRegistry
 from streaming_pca.service.topics.find import Topics, input_topic_id
 from streaming_pca.service.tracing import Span, StreamTraces
@@ -444,12 +443,7 @@ class Session:
     def _read_schemas(self, ids: Sequence[int]) -> Schemas:
         assert self._subject is not None, "a batch names schemas"
         assert self._settings.registry is not None, "settings with a subject have a registry"
-        try:
-            return SchemaRegistry(self._settings.registry, *self._subject).read_ids(ids)
-        except RegistryAway as error:
-            raise SessionLost(str(error)) from None
-        except RegistryRefused as error:
-            raise StreamRefused(str(error)) from None
+        return SchemaRegistry(self._settings.registry, *self._subject).read_ids(ids)
 
     async def _complete_batch(self, state: State, reserved: Reserved, cut: CutBatch, trace: Span) -> State:
         """Compute the batch's one result, commit it and publish it."""

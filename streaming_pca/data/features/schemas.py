@@ -46,7 +46,7 @@ def records_of(schema: PublicSchema, places: Sequence[Path]) -> AvroRecords | Pr
     """
     if schema.format == "avro":
         return AvroRecords(schema.data, places)
-    return ProtobufRecords(schema.data, schema.message or "", places)
+    return ProtobufRecords(schema.data, schema.message, places)
 
 
 class RegisteredRecords:

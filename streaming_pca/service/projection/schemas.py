@@ -12,7 +12,6 @@ from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.features.records import REGISTERED_BYTES
-from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.input.source import build_codec
 from streaming_pca.service.registry.client import RegistryAway, RegistryRefused
 from streaming_pca.service.registry.registry import SchemaRegistry
@@ -37,16 +36,13 @@ class FollowingCodec:
 
     Raises
     ------
-    SessionLost
-        If the registry does not answer.
-    StreamRefused
-        If it refuses.
+    RegistryAway, RegistryRefused
     """
 
     def __init__(self, stream: StreamSettings, registry: RegistrySettings | None) -> None:
         self._stream = stream
         self._registry: SchemaRegistry | None = None
-        self._fault: SessionLost | StreamRefused | None = None
+        self._fault: RegistryAway | RegistryRefused | None = None
         self._ask_at = -math.inf
         subject = stream.registry_subject
         if subject is None:
@@ -69,7 +65,7 @@ class FollowingCodec:
         if time.monotonic() >= self._ask_at:
             try:
                 self.codec, self._fault = self._listed(self.codec.schemas or {}), None
-            except (SessionLost, StreamRefused) as error:
+            except (RegistryAway, RegistryRefused) as error:
                 is_new, self._fault = self._fault is None, error.with_traceback(None)
                 self._ask_at = time.monotonic() + self._pause
         if self._fault is not None:
@@ -87,12 +83,7 @@ class FollowingCodec:
 
     def _listed(self, known: Mapping[int, Any]) -> PayloadCodec:
         assert self._registry is not None, "there is a subject"
-        try:
-            found = self._registry.read(known)
-        except RegistryAway as error:
-            raise SessionLost(str(error)) from None
-        except RegistryRefused as error:
-            raise StreamRefused(str(error)) from None
+        found = self._registry.read(known)
         return (
             self.codec if known and found.keys() == known.keys() else build_codec(self._stream, None, found)
         )

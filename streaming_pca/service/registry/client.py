@@ -21,6 +21,7 @@ import msgspec
 
 from streaming_pca.config.kafka import ClearText, ConfigurationError
 from streaming_pca.config.registry import RegistrySettings
+from streaming_pca.service.errors import SessionLost, StreamRefused
 
 __all__ = ["NotThere", "RegistryAway", "RegistryClient", "RegistryRefused"]
 
@@ -38,11 +39,11 @@ class _Error(msgspec.Struct):
     error_code: int = 0
 
 
-class RegistryAway(Exception):
+class RegistryAway(SessionLost):
     """Failure of the registry that may pass: ask again later. One line."""
 
 
-class RegistryRefused(Exception):
+class RegistryRefused(StreamRefused):
     """Failure of the registry that needs a change; one line that names the setting."""
 
 

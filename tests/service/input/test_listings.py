@@ -99,13 +99,8 @@ def test_a_feed_without_a_subject_holds_nothing_back() -> None:
     assert drain(feed) == [EndOffsets(1, {0: 5}, None)]
 
 
-schedules = st.lists(st.tuples(st.sampled_from(["tick", "list"]), st.integers(0, 3)), max_size=30)
-
-
-@given(schedules, st.data())
-def test_no_delay_of_an_answer_changes_what_is_valid_at_a_tick(
-    steps: Sequence[tuple[str, int]], data: st.DataObject
-) -> None:
+def events_of(steps: Sequence[tuple[str, int]]) -> tuple[list[Event], list[Event]]:
+    """Ticks, and listings, of which some have a new schema; a step takes a second."""
     end, versions = 0, [dict(FIRST)]
     ticks: list[Event] = []
     listings: list[Event] = []
@@ -117,6 +112,17 @@ def test_no_delay_of_an_answer_changes_what_is_valid_at_a_tick(
             if more == 0:
                 versions.append({**versions[-1], 100 + at: FIRST[1]})
             listings.append((kind, at, versions[-1]))
+    return ticks, listings
+
+
+schedules = st.lists(st.tuples(st.sampled_from(["tick", "list"]), st.integers(0, 3)), max_size=30)
+
+
+@given(schedules, st.data())
+def test_no_delay_of_an_answer_changes_what_is_valid_at_a_tick(
+    steps: Sequence[tuple[str, int]], data: st.DataObject
+) -> None:
+    ticks, listings = events_of(steps)
     expected = []
     for _, at, ends in ticks:
         valid = next((what for _, began, what in listings if began >= at + 0.5), None)
@@ -138,17 +144,7 @@ def test_no_delay_of_an_answer_changes_what_is_valid_at_a_tick(
 def test_no_delay_changes_where_and_by_what_a_late_batch_is_cut(
     steps: Sequence[tuple[str, int]], planned: int, wait: int, data: st.DataObject
 ) -> None:
-    end, versions = 0, [dict(FIRST)]
-    ticks: list[Event] = []
-    listings: list[Event] = []
-    for at, (kind, more) in enumerate(steps, 1):
-        if kind == "tick":
-            end += more
-            ticks.append((kind, at, {0: end}))
-        else:
-            if more == 0:
-                versions.append({**versions[-1], 100 + at: FIRST[1]})
-            listings.append((kind, at, versions[-1]))
+    ticks, listings = events_of(steps)
 
     def batches(slowly: bool) -> list[tuple[float, int, Schemas | None]]:
         feed, taken, found = feed_of(), 0, []
