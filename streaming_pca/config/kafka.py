@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from streaming_pca.estimators.problems import refuse_boolean
+from streaming_pca.validation import refuse_boolean
 
 __all__ = [
     "ClearText",

@@ -38,7 +38,7 @@ from streaming_pca.config.settings import (
     StreamSettings,
     subject_name,
 )
-from streaming_pca.estimators.problems import problems_of
+from streaming_pca.validation import problems_of
 
 __all__ = ["load_registry", "load_settings", "load_streams", "load_together", "registry_of"]
 

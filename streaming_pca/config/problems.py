@@ -29,8 +29,8 @@ from streaming_pca.config.settings import (
     check_registry,
     parse_options,
 )
-from streaming_pca.estimators.problems import meant, model_of, nearest, options_problems, problems_of
 from streaming_pca.estimators.registry import ESTIMATORS
+from streaming_pca.validation import meant, model_of, nearest, options_problems, problems_of
 
 __all__ = [
     "Place",

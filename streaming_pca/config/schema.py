@@ -23,8 +23,8 @@ from pydantic.fields import FieldInfo
 from streaming_pca.config.environment import OPTIONS, SECRETS, STREAMS_VARIABLE, variable_of
 from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.data.features.feature import Feature
-from streaming_pca.estimators.problems import model_of
 from streaming_pca.estimators.registry import ESTIMATORS
+from streaming_pca.validation import model_of
 
 __all__ = ["Setting", "every_setting", "file_schema", "settings_markdown"]
 

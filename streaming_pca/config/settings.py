@@ -39,12 +39,12 @@ from streaming_pca.data.preprocessing import Numbers, Preprocessing, present_cen
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator, check_private, no_guarantee
 from streaming_pca.estimators.diagnostics import MAX_SHARE
-from streaming_pca.estimators.problems import lines_of, options_lines
 from streaming_pca.estimators.registry import find
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.local.promise import promise_header
 from streaming_pca.privacy.ledger.entries import Cap
 from streaming_pca.privacy.parameters import PrivacyParameters
+from streaming_pca.validation import lines_of, options_lines
 
 __all__ = [
     "ENV_PREFIX",

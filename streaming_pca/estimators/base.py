@@ -17,10 +17,10 @@ from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import Batch, RecordKind
 from streaming_pca.estimators.diagnostics import Diagnostics
 from streaming_pca.estimators.private_mean import LARGEST_SHARE, PrivateMean
-from streaming_pca.estimators.problems import refuse_boolean
 from streaming_pca.linalg.subspace import stable_signs
 from streaming_pca.privacy.noise import NOISE_LAW
 from streaming_pca.privacy.parameters import Charge, PrivacyParameters
+from streaming_pca.validation import refuse_boolean
 
 __all__ = ["Estimator", "EstimatorInfo", "Options", "Outcome", "Plan", "State", "Subspace"]
 

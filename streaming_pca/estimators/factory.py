@@ -17,11 +17,11 @@ from pydantic import ValidationError
 from streaming_pca.data.preprocessing import Preprocessing, present_centering
 from streaming_pca.estimators.base import Estimator, check_private, no_guarantee
 from streaming_pca.estimators.doubts import DoubtfulResultWarning
-from streaming_pca.estimators.problems import lines_of, options_lines
 from streaming_pca.estimators.registry import find
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.privacy.parameters import PrivacyParameters, doubt_of_delta
 from streaming_pca.privacy.randomness import utility_generator
+from streaming_pca.validation import lines_of, options_lines
 
 __all__ = [
     "MAX_FEATURES",

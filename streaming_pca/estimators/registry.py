@@ -8,10 +8,10 @@ from streaming_pca.estimators.base import Estimator
 from streaming_pca.estimators.local.gaussian import LocalGaussianPCA
 from streaming_pca.estimators.local.sparse import SparseLocalPCA
 from streaming_pca.estimators.oja.oja import OjaPCA
-from streaming_pca.estimators.problems import meant, nearest
 from streaming_pca.estimators.tadadpo import WARM_STARTS, TadaDPO
 from streaming_pca.estimators.tensor.online import OnlineTensorPower
 from streaming_pca.estimators.tensor.private import PrivateTensorPower
+from streaming_pca.validation import meant, nearest
 
 __all__ = ["ESTIMATORS", "find"]
 

@@ -22,9 +22,9 @@ from streaming_pca.estimators.oja.k_dp_pca import DPPCA, KDPPCA
 from streaming_pca.estimators.oja.private_oja import PrivateOja
 from streaming_pca.estimators.power.adaptive_power import AdaptivePowerMethod
 from streaming_pca.estimators.power.noisy_power import NoisyPowerMethod
-from streaming_pca.estimators.problems import options_lines
 from streaming_pca.linalg.subspace import orthonormalise
 from streaming_pca.privacy.parameters import PrivacyParameters
+from streaming_pca.validation import options_lines
 
 __all__ = ["WARM_STARTS", "TadaDPO", "TadaDPOOptions", "TadaDPOState"]
 

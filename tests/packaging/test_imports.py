@@ -42,7 +42,7 @@ LAYERS = """
     estimators.oja, estimators.covariance, estimators.block, estimators.local, estimators.tensor
     estimators.common
     estimators.base
-    estimators.private_mean, estimators.diagnostics, estimators.problems
+    estimators.private_mean, estimators.diagnostics
     estimators.record_reader
     data
     local
@@ -50,7 +50,7 @@ LAYERS = """
     privacy.mechanisms
     privacy.calibration
     privacy.parameters + privacy.randomness + privacy.noise + privacy.errors
-    kernels
+    kernels, validation
     linalg
 """
 
