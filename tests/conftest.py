@@ -33,7 +33,8 @@ from tests.java_archive import archive_options
 from tests.security.needles import is_secret
 from tests.security.whole_run import WholeRun
 from tests.selection import PROFILES, add_options, is_unread, load_profile, select
-from tests.service.registry.apicurio import Apicurio, RegistryUnavailable
+from tests.service.registry.apicurio import Apicurio
+from tests.service.registry.archives import RegistryUnavailable
 
 # pytest-xdist sets it for its workers, and a console that is made meanwhile keeps that width.
 os.environ.pop("COLUMNS", None)

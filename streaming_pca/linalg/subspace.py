@@ -8,6 +8,7 @@ from scipy.linalg import LinAlgError, eigh
 from scipy.linalg.lapack import dgeqrf, dorgqr
 
 __all__ = [
+    "fixed_signs",
     "leading_eigenpairs",
     "orthonormalise",
     "principal_angle",
@@ -54,7 +55,16 @@ def project_symmetric(y: Matrix, basis: Matrix) -> Matrix:
 def ritz_pairs(matrix: Matrix, k: int) -> tuple[Matrix, Matrix]:
     """Return the k largest eigenvalues (k,), decreasing, and their eigenvectors (d, k)."""
     values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
-    return values[::-1][:k].copy(), np.ascontiguousarray(vectors[:, ::-1][:, :k])
+    return values[::-1][:k].copy(), fixed_signs(np.ascontiguousarray(vectors[:, ::-1][:, :k]))
+
+
+def fixed_signs(vectors: Matrix) -> Matrix:
+    """Return columns (..., d, k) whose largest entry is positive.
+
+    LAPACK gives eigenvectors either sign: which one can depend on where its workspace lies in memory.
+    """
+    largest = np.argmax(np.abs(vectors), axis=-2, keepdims=True)
+    return np.asarray(np.where(np.take_along_axis(vectors, largest, axis=-2) < 0, -vectors, vectors))
 
 
 def stable_signs(components: Matrix, previous: Matrix | None) -> Matrix:

@@ -102,7 +102,7 @@ def test_a_plane_that_a_large_mean_has_spoilt_is_not_passed_off_as_good(d: int) 
 def test_a_mean_that_leads_is_suspected_where_none_is_looked_for() -> None:
     pca = PrivatePCA(2, centering="none")
     assert "direction of a mean" in warned(pca, records(50_000, mean=10.0))
-    assert pca.doubts_ == ("mean-unknown",)
+    assert "mean-unknown" in pca.doubts_
     # Zeros say that there is nothing to look for.
     assert quietly(pca.set_params(centering=np.zeros(D)), records(50_000, mean=10.0)).doubts_ == ()
 

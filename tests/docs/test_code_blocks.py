@@ -30,6 +30,7 @@ from kafka import KafkaAdminClient
 from streaming_pca.cli.app import app
 from streaming_pca.config.schema import file_schema
 from tests.docs.pages import PAGES, Block, blocks, name_of
+from tests.docs.test_recipes import kafkajs, need
 from tests.waiting import wait_for
 
 NOT_RUN = {
@@ -178,6 +179,9 @@ def test_the_page_runs_as_printed_on_a_broker(
         script = script.replace(_REGISTRY, request.getfixturevalue("apicurio").url)
     for other in ("9465", "9470"):
         script = script.replace(other, str(_free_port()))
+    if "node " in script:
+        need("node")
+        (tmp_path / "node_modules").symlink_to(kafkajs())
     with KafkaAdminClient(bootstrap_servers=kafka_bootstrap) as admin:
         left = _topics_of(script, admin)
         assert not left, f"an earlier run left topics on this broker: {left}"

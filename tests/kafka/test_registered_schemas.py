@@ -19,6 +19,7 @@ from tests.data.features.formats import message_type
 from tests.kafka.child import Strike
 from tests.kafka.stream import Child, Stream, check_books
 from tests.service.registry.apicurio import Apicurio
+from tests.service.registry.java_producer import produce_avro
 from tests.service.registry.producers import Producer, id_of, record_type
 from tests.waiting import wait_for
 
@@ -115,6 +116,19 @@ def test_a_stream_reads_versions_that_come_while_it_runs(scene: Scene) -> None:
     (first,) = scene.named[0]
     assert scene.named[1:] == [sorted([first, scene.producer.register(NEW)])] * 2
     assert "has new schemas" in worker.log
+
+
+def test_confluents_java_producer_writes_what_a_stream_reads(
+    scene: Scene, apicurio: Apicurio, tmp_path: Path
+) -> None:
+    broker, topic = str(scene.stream.settings.kafka.bootstrap_servers), scene.stream.settings.stream.input
+    for schema, rows in ((OLD, scene.rows[:COUNT]), (NEW, scene.rows[COUNT:, ::-1])):
+        produce_avro(tmp_path, broker, apicurio.url, topic, schema, rows)
+    scene.plain.produce([row.tobytes() for row in scene.rows])
+    scene.stream.run(noise=False)
+    scene.check()
+    client, subject = scene.producer.client, scene.producer.subject
+    assert scene.named[-1] == [client.get_version(subject, version).schema_id for version in (1, 2)]
 
 
 def test_a_batch_that_is_finished_later_is_decoded_as_it_was_reserved(scene: Scene) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import eigh
 
+from streaming_pca.linalg.subspace import fixed_signs
 from streaming_pca.privacy.randomness import utility_generator
 
 Matrix = NDArray[np.float64]
@@ -160,7 +161,8 @@ def read_radii(
     """
     radii, d = len(moments), moments.shape[-1]
     pairs = [eigh(moment, check_finite=False) for moment in moments]
-    vectors = np.stack([v[:, ::-1] for _, v in pairs])
+    # Later records are measured in these directions: with other signs the same noise would turn others.
+    vectors = fixed_signs(np.stack([v[:, ::-1] for _, v in pairs]))
     raw = np.stack([w[::-1] for w, _ in pairs])
     level = np.median(raw, axis=1) if d > 4 else np.zeros(radii)
     spread = np.sqrt(np.diagonal(noise) / 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from streaming_pca import PrivatePCA
+from streaming_pca.estimators.covariance import radius_choice
 from streaming_pca.estimators.covariance.update import direction_weights
 from streaming_pca.linalg.subspace import ritz_pairs, subspace_error
 from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
@@ -126,3 +128,37 @@ def test_weights_that_hide_what_the_first_look_saw_are_not_taken() -> None:
             pca = PrivatePCA(2, epsilon=2.0, centering="none").fit(x)
         errors.append(subspace_error(pca.components_, ritz_pairs(x.T @ x, 2)[1].T))
     assert np.sqrt(np.mean(np.square(errors))) < 0.3
+
+
+@pytest.mark.parametrize("estimator", ["adaptive", "block", "analyze-gauss"])
+def test_the_signs_that_lapack_gives_eigenvectors_change_nothing(
+    estimator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They can depend on where a workspace lies in memory, and with fixed noise a fit has one result."""
+    x = utility_generator(7).standard_normal((20_000, 20)) * np.linspace(5, 1, 20) + 10.0
+    rng = utility_generator(0)
+    flips = 0
+
+    def flipped(solve: Any) -> Any:
+        def eigh(*args: Any, **how: Any) -> Any:
+            nonlocal flips
+            values, vectors = solve(*args, **how)
+            signs = rng.choice([-1.0, 1.0], size=vectors.shape[-1])
+            flips += int((signs < 0).sum())
+            return values, vectors * signs
+
+        return eigh
+
+    def fitted() -> PrivatePCA:
+        with warnings.catch_warnings(), replace_noise_sampler(SeededSampler()):
+            warnings.simplefilter("ignore")
+            return PrivatePCA(2, estimator=estimator, centering="none", random_state=0).fit(x)
+
+    plain = fitted()
+    monkeypatch.setattr(radius_choice, "eigh", flipped(radius_choice.eigh))
+    monkeypatch.setattr(np.linalg, "eigh", flipped(np.linalg.eigh))
+    for _ in range(5):
+        again = fitted()
+        np.testing.assert_array_equal(again.components_, plain.components_)
+        assert again.doubts_ == plain.doubts_
+    assert flips

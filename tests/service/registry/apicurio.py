@@ -1,86 +1,42 @@
 """Apicurio Registry from Maven Central, which answers as Confluent's registry does.
 
-Its archive is fetched once by Maven, which does not find the parent of its description: a folder with a
-description that has none stands before Maven Central.
+Its archive is fetched once a machine.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-import shutil
 import signal
 import subprocess
 import tarfile
 import tempfile
 import time
 import urllib.request
-from hashlib import sha256
 from pathlib import Path
 
 from streaming_pca.dev.jars import find_java
 from streaming_pca.dev.processes import free_port
+from tests.service.registry.archives import CACHE, RegistryUnavailable, download, fetching
 
 VERSION = "3.0.9"
 API = "/apis/ccompat/v7"
 _SHA256 = "2b28181501a20cbf6efcd77f9b7153908fc01f3d3a7c32024c0bd9e1b04c8a43"
-_GROUP, _ARTIFACT = "io.apicurio", "apicurio-registry-app"
-_NAME = f"{_ARTIFACT}-{VERSION}"
-_POM = '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>{}</project>'
+_RUNNER = f"apicurio-registry-app-{VERSION}-runner.jar"
 _OPTIONS = ("-XX:TieredStopAtLevel=1", "-Xmx512m", "-Dquarkus.http.host=127.0.0.1")
-_FETCH_SECONDS = 300
 _START_SECONDS = 120
-
-
-class RegistryUnavailable(Exception):
-    """Reason why no registry can be started here."""
 
 
 def fetch() -> Path:
     """Return the folder of the registry's jars, fetched if this machine does not have them."""
-    folder = Path.home() / ".cache" / "streaming-pca" / f"apicurio-{VERSION}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-                archive, unpacked = _download(Path(scratch)), Path(scratch, "unpacked")
-                if sha256(archive.read_bytes()).hexdigest() != _SHA256:
-                    raise RegistryUnavailable(f"{archive.name} is not the archive that is known")
-                with tarfile.open(archive) as members:
-                    members.extractall(unpacked, filter="data")
-                unpacked.rename(folder)
+    folder = CACHE / f"apicurio-{VERSION}"
+    with fetching(folder) as scratch:
+        if scratch is not None:
+            name = "io.apicurio", "apicurio-registry-app", VERSION, "tar.gz", "all"
+            archive, unpacked = download(scratch, name, _SHA256), scratch / "unpacked"
+            with tarfile.open(archive) as members:
+                members.extractall(unpacked, filter="data")
+            unpacked.rename(folder)
     return folder
-
-
-def _download(scratch: Path) -> Path:
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise RegistryUnavailable("no Maven found: install maven, which fetches the registry once")
-    name = "<groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>"
-    described = scratch / "described" / _GROUP.replace(".", "/") / _ARTIFACT / VERSION
-    described.mkdir(parents=True)
-    (described / f"{_NAME}.pom").write_text(_POM.format(name.format(_GROUP, _ARTIFACT, VERSION)))
-    url = (scratch / "described").as_uri()
-    (scratch / "pom.xml").write_text(
-        _POM.format(
-            f"{name.format('streaming-pca', 'registry-for-tests', '1')}<packaging>pom</packaging>"
-            f"<repositories><repository><id>described</id><url>{url}</url></repository></repositories>"
-        )
-    )
-    # A repository of its own: what another run was told of the description is kept there.
-    command = [maven, "-B", "-q", "-C", "dependency:copy", f"-Dmaven.repo.local={scratch / 'maven'}"]
-    command += [f"-Dartifact={_GROUP}:{_ARTIFACT}:{VERSION}:tar.gz:all", f"-DoutputDirectory={scratch}"]
-    try:
-        done = subprocess.run(
-            command, cwd=scratch, capture_output=True, text=True, check=False, timeout=_FETCH_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        raise RegistryUnavailable(f"Maven did not fetch the registry within {_FETCH_SECONDS} s") from None
-    archive = scratch / f"{_NAME}-all.tar.gz"
-    if not archive.exists():
-        raise RegistryUnavailable(f"Maven could not fetch the registry:\n{done.stdout[-2000:]}")
-    return archive
 
 
 class Apicurio:
@@ -100,7 +56,7 @@ class Apicurio:
         jars, java = fetch(), find_java()
         self.port = free_port()
         log = Path(self._folder.name, "log")
-        command = [java, *_OPTIONS, f"-Dquarkus.http.port={self.port}", "-jar", f"{jars / _NAME}-runner.jar"]
+        command = [java, *_OPTIONS, f"-Dquarkus.http.port={self.port}", "-jar", str(jars / _RUNNER)]
         with log.open("wb") as out:
             self._process = subprocess.Popen(
                 command,
