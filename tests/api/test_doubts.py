@@ -100,11 +100,13 @@ def test_a_plane_that_a_large_mean_has_spoilt_is_not_passed_off_as_good(d: int) 
 
 
 def test_a_mean_that_leads_is_suspected_where_none_is_looked_for() -> None:
+    # A mean of 10 is clipped, which most noise shows as another doubt; with 5 none of 12 seeds does.
+    x = records(50_000, mean=5.0)
     pca = PrivatePCA(2, centering="none")
-    assert "direction of a mean" in warned(pca, records(50_000, mean=10.0))
-    assert "mean-unknown" in pca.doubts_
+    assert "direction of a mean" in warned(pca, x)
+    assert pca.doubts_ == ("mean-unknown",)
     # Zeros say that there is nothing to look for.
-    assert quietly(pca.set_params(centering=np.zeros(D)), records(50_000, mean=10.0)).doubts_ == ()
+    assert quietly(pca.set_params(centering=np.zeros(D)), x).doubts_ == ()
 
 
 def test_every_call_that_learns_warns_once_and_loading_does_not(tmp_path: Path) -> None:
