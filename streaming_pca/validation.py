@@ -9,18 +9,6 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-__all__ = [
-    "Problem",
-    "lines_of",
-    "meant",
-    "model_of",
-    "nearest",
-    "options_lines",
-    "options_problems",
-    "problems_of",
-    "refuse_boolean",
-]
-
 Problem = tuple[tuple[str, ...], str]
 """Place of a setting in its table, and the description of what is wrong with it."""
 

@@ -15,8 +15,9 @@ import numpy as np
 from kafka import TopicPartition
 from numpy.typing import NDArray
 
+from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.loading import load_settings
-from streaming_pca.config.settings import KafkaSettings, Settings
+from streaming_pca.config.settings import Settings
 from streaming_pca.data.release import Release
 from streaming_pca.dev.cluster import KafkaServer
 from streaming_pca.dev.jars import KafkaUnavailable, fetch_jars, find_java

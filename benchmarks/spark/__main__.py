@@ -31,7 +31,7 @@ from benchmarks.spark.streams import Case, fill
 from benchmarks.spark.tables import print_tables
 from benchmarks.timing.command import Parser, whole
 from benchmarks.timing.conditions import machine
-from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.config.kafka import KafkaSettings
 
 __all__ = ["main"]
 

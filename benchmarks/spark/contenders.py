@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from benchmarks.kafka.running_worker import ONE_BLAS_THREAD
 from benchmarks.spark.streams import PARTITIONS, Case
-from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.spark import SparkSettings
 from streaming_pca.data.records import Batch
 from streaming_pca.estimators.base import Estimator, State

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from benchmarks.kafka.running_worker import ONE_BLAS_THREAD, draw_records, usage
 from benchmarks.spark.streams import ROWS, Case
-from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.config.spark import SparkSettings
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.codec import PayloadCodec

@@ -9,7 +9,8 @@ from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 
 from benchmarks.kafka.running_worker import draw_records
-from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.service.kafka.clients import plain_producer
 
 __all__ = ["PARTITIONS", "ROWS", "Case", "fill"]

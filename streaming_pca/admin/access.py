@@ -24,22 +24,12 @@ from kafka.admin import (
 )
 from kafka.errors import ClusterAuthorizationFailedError, KafkaError, SecurityDisabledError
 
-from streaming_pca.config.settings import ConfigurationError, KafkaSettings, Settings
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+from streaming_pca.config.settings import Settings
 from streaming_pca.service.commit.verification import topic_id_of
 from streaming_pca.service.errors import NotPermitted, TopicError
 from streaming_pca.service.kafka.clients import admin_client, broker_failed
 from streaming_pca.service.topics.output import check_output_name, group_of_projections
-
-__all__ = [
-    "ROLES",
-    "Permission",
-    "Role",
-    "apply_permissions",
-    "as_options",
-    "permissions",
-    "principal_of",
-    "topic_ids",
-]
 
 Role = Literal["producer", "reader", "dashboard", "auditor", "projector", "worker", "operator"]
 ROLES: tuple[Role, ...] = get_args(Role)

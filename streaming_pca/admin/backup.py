@@ -29,24 +29,13 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from streaming_pca import __version__
-from streaming_pca.admin.ledger import topic_id_of
-from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.ledger.verify import check_states, verify_log
 from streaming_pca.service.commit.log_reader import whole_log
 from streaming_pca.service.commit.snapshot import read_snapshot, replay
 from streaming_pca.service.commit.state_topic import summarise
-
-__all__ = [
-    "Backup",
-    "BackupError",
-    "BackupNotVerified",
-    "export_backup",
-    "read_backup",
-    "take_backup",
-    "verified_ledger",
-    "write_backup",
-]
+from streaming_pca.service.commit.verification import topic_id_of
 
 _LARGEST_MANIFEST = 64 * 2**20
 _MOST_UNFOLDED = 100

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from kafka import TopicPartition
 from kafka.errors import KafkaError
 
-from streaming_pca.config.settings import TOPIC_NAME, ConfigurationError, KafkaSettings
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+from streaming_pca.config.settings import TOPIC_NAME
 from streaming_pca.privacy.ledger.entries import Charged, OffsetSpan, Opened
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.ledger_writer import LedgerWriter, check_reason, group_of_charges, trace_of
@@ -22,8 +23,6 @@ from streaming_pca.service.errors import NotPermitted, SessionLost, StreamRefuse
 from streaming_pca.service.kafka.clients import reading_consumer
 from streaming_pca.service.kafka.refusals import in_one_line
 from streaming_pca.service.topics.find import describe_topics
-
-__all__ = ["ChargeVoid", "ChargeWriter", "Done", "charge_records"]
 
 
 class ChargeVoid(StreamRefused):

@@ -9,7 +9,7 @@ from typing import Any
 from kafka import TopicPartition
 from kafka.errors import KafkaError
 
-from streaming_pca.config.settings import ConfigurationError, KafkaSettings
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.privacy.ledger.cap import approximate, left_of, within_cap
 from streaming_pca.privacy.ledger.entries import (
     Abandoned,
@@ -25,22 +25,10 @@ from streaming_pca.privacy.ledger.entries import (
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.log_reader import LedgerLog, Replayed
-from streaming_pca.service.commit.verification import topic_id_of, verify_ledger
+from streaming_pca.service.commit.verification import topic_id_of
 from streaming_pca.service.errors import SessionLost, TopicError
 from streaming_pca.service.kafka.clients import last_offsets, reading_consumer
 from streaming_pca.service.kafka.refusals import in_one_line
-
-__all__ = [
-    "describe_charge",
-    "describe_ledger",
-    "describe_left",
-    "describe_record",
-    "describe_spent",
-    "read_ledger",
-    "require_record",
-    "topic_id_of",
-    "verify_ledger",
-]
 
 
 def read_ledger(kafka: KafkaSettings, topic: str) -> Ledger:

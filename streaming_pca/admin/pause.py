@@ -13,16 +13,15 @@ import logging
 from dataclasses import dataclass
 from typing import cast
 
-from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.privacy.ledger.entries import Paused, Resumed, Retired, decode_entry, encode_entry
-from streaming_pca.privacy.ledger.ledger import JobStatus
+from streaming_pca.privacy.ledger.protocol import JobStatus
 from streaming_pca.service.commit.checkpoint import CheckpointWriter
 from streaming_pca.service.commit.ledger_writer import check_reason, trace_of
 from streaming_pca.service.commit.recovery import Action
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.topics.find import find_topics
-
-__all__ = ["Change", "LifecycleWriter", "pause", "resume", "retire"]
 
 log = logging.getLogger(__name__)
 

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from streaming_pca.client.encoding import ContentType, encoder_of, headers_of
 from streaming_pca.client.sending import Outgoing, Produced, send_messages
-from streaming_pca.config.settings import ConfigurationError, KafkaSettings, StreamSettings
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.features.paths import path_of
 from streaming_pca.data.features.reading import FieldReader
-from streaming_pca.data.files import RecordFile, RecordFileError
+from streaming_pca.data.files import RecordFile
 from streaming_pca.data.records import RecordKind
+from streaming_pca.data.tables import RecordFileError
 from streaming_pca.privacy.randomness import utility_generator
-
-__all__ = ["RecordFileError", "arrange", "arrange_features", "send_objects", "send_records"]
 
 _REPORT_EVERY = 1000
 _BLOCK_ENTRIES = 2**20

@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 from streaming_pca.admin.produce import arrange_features
 from streaming_pca.client.producer import charged_report
 from streaming_pca.client.sending import Outgoing, Produced, send_messages
-from streaming_pca.config.settings import ConfigurationError, KafkaSettings, StreamSettings
-from streaming_pca.data.files import RecordFile, RecordFileError
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+from streaming_pca.config.settings import StreamSettings
+from streaming_pca.data.files import RecordFile
 from streaming_pca.data.records import RecordKind
+from streaming_pca.data.tables import RecordFileError
 from streaming_pca.linalg.packed import packed_size
 from streaming_pca.local.accountant import AlreadySpent, LocalAccountant
 from streaming_pca.local.gaussian import LocalGaussian
 from streaming_pca.local.promise import report_headers
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES
-
-__all__ = ["arrange_vectors", "mechanism_of", "send_reports", "users_of", "without_spent"]
 
 _BLOCK_ENTRIES = 2**20
 """Numbers of a file held in memory at once."""

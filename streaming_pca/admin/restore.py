@@ -48,7 +48,8 @@ from streaming_pca.admin.backup import (
     read_backup,
     verified_ledger,
 )
-from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.release import Release
 from streaming_pca.privacy.ledger.entries import Opened, Released, decode_entry
 from streaming_pca.privacy.ledger.ledger import Ledger
@@ -75,8 +76,6 @@ from streaming_pca.service.topics.find import (
     state_topic,
     written_topics,
 )
-
-__all__ = ["Restored", "import_backup"]
 
 _BYTES_A_SECOND = 2 * 2**20
 """Assumed speed of writing: far less than a broker on the same continent takes."""

@@ -19,11 +19,10 @@ from kafka.errors import (
 )
 
 from streaming_pca.admin.ledger import describe_charge, describe_left
-from streaming_pca.config.settings import KafkaSettings, Settings, StreamSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
 from streaming_pca.service.kafka.clients import first_offsets, last_offsets
-
-__all__ = ["Standings", "ask_standings", "describe_charges", "once_led", "partitions_of"]
 
 T = TypeVar("T")
 Offsets = dict[TopicPartition, int]

@@ -9,19 +9,18 @@ from typing import Any
 from kafka import KafkaAdminClient, KafkaConsumer
 from kafka.errors import KafkaError
 
-from streaming_pca.admin.ledger import topic_id_of
 from streaming_pca.admin.standing import Standings, ask_standings, describe_charges, partitions_of
 from streaming_pca.admin.watch import last_release
-from streaming_pca.config.settings import KafkaSettings, Settings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import Settings
 from streaming_pca.data.release import Release
 from streaming_pca.estimators.doubts import resolved_components
 from streaming_pca.privacy.ledger.entries import encode_entry
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.service.commit.log_reader import LedgerLog
+from streaming_pca.service.commit.verification import topic_id_of
 from streaming_pca.service.errors import StreamRefused, TopicError
 from streaming_pca.service.kafka.clients import admin_client, broker_failed, reading_consumer
-
-__all__ = ["describe_status"]
 
 
 def describe_status(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from streaming_pca.admin.ledger import read_ledger
-from streaming_pca.config.settings import ConfigurationError, Settings
+from streaming_pca.config.kafka import ConfigurationError
+from streaming_pca.config.settings import Settings
 from streaming_pca.privacy.ledger.entries import Cap, Opened
 from streaming_pca.privacy.parameters import format_number
 from streaming_pca.service.commit.admission import check_admission, check_room
@@ -14,8 +15,6 @@ from streaming_pca.service.commit.checkpoint import open_ledger
 from streaming_pca.service.commit.state_topic import check_input
 from streaming_pca.service.errors import NotPermitted
 from streaming_pca.service.topics.find import create_topics, describe_topics, find_topics
-
-__all__ = ["check_streams", "create_with_cap"]
 
 
 def create_with_cap(

@@ -13,8 +13,6 @@ from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.data.release import Release
 from streaming_pca.linalg.subspace import orthonormalise, principal_angles
 
-__all__ = ["FollowedRelease", "NotARelease", "angles_between", "basis_of", "follow_releases", "last_release"]
-
 
 @dataclass(frozen=True)
 class FollowedRelease:

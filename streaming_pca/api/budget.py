@@ -18,15 +18,6 @@ from streaming_pca.privacy.ledger.cap import left_of, within_cap
 from streaming_pca.privacy.ledger.entries import Cap
 from streaming_pca.privacy.parameters import Charge, parse_rational
 
-__all__ = [
-    "BudgetAccountant",
-    "BudgetError",
-    "accountants_of",
-    "active_accountants",
-    "charge_all",
-    "float_at_most",
-]
-
 _RULE = "basic"
 """Rule by which the ledger adds charges unless its topic names another: epsilons and deltas add up."""
 

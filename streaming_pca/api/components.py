@@ -14,8 +14,6 @@ from streaming_pca.estimators.base import Estimator, State, Subspace
 from streaming_pca.estimators.covariance.state import MAX_COVARIANCE_DIM
 from streaming_pca.estimators.covariance.update import rank_of_radius
 
-__all__ = ["configured_components", "is_share", "of_rank", "release_of"]
-
 _SPECTRAL: Mapping[str, Mapping[str, Any]] = {"adaptive": {"route": "covariance"}, "analyze-gauss": {}}
 """Estimators with a noisy spectrum of all features, and the options with which they always have it."""
 

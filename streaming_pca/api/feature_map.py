@@ -18,8 +18,6 @@ from streaming_pca.data.features.frames import column_names, column_of, rows_of_
 from streaming_pca.data.features.row_map import RowMap
 from streaming_pca.validation import lines_of
 
-__all__ = ["FeatureMap", "row_map_of"]
-
 _TIME_PARTS = ("hour", "weekday", "month")
 """Parts of a time that :meth:`FeatureMap.from_frame` takes."""
 
@@ -82,8 +80,8 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         ValueError
             A line for each problem, or if the stream has no features.
         """
+        from streaming_pca.config.kafka import ConfigurationError
         from streaming_pca.config.loading import load_settings
-        from streaming_pca.config.settings import ConfigurationError
 
         try:
             features = load_settings(Path(path), stream).stream.features

@@ -13,9 +13,6 @@ from streaming_pca.data.projection import centre_of
 from streaming_pca.estimators.base import Subspace
 from streaming_pca.estimators.common.error_bounds import explained_ratio
 
-__all__ = ["ATTRIBUTES", "fitted_attributes"]
-
-
 ATTRIBUTES = (
     "components_",
     "explained_variance_",

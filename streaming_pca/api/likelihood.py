@@ -10,8 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from streaming_pca.data.projection import Projection
 
-__all__ = ["GaussianModel", "noise_variance"]
-
 Matrix = NDArray[np.float64]
 
 

@@ -15,8 +15,6 @@ from streaming_pca.data.features.row_map import RowMap
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.release import Release
 
-__all__ = ["MappedModel", "features_of_plain", "parameters_of_map", "plain_features"]
-
 
 class MappedModel(SubspaceModel):
     """Model whose X may be a table, by its parameters ``features`` and ``bounds``."""

@@ -17,8 +17,6 @@ from streaming_pca.api.budget import float_at_most
 from streaming_pca.estimators.base import Estimator, State, Subspace
 from streaming_pca.estimators.common.state import decode_fitting_state, encode_state
 
-__all__ = ["ModelFileError", "decode_model_state", "read_model", "write_model"]
-
 _FORMAT = "streaming_pca.PrivatePCA"
 _VERSION = 3
 """Version of files with features; others are still written as version 1 or 2."""

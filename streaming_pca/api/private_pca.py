@@ -58,8 +58,6 @@ from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.privacy.errors import require_count
 from streaming_pca.privacy.parameters import Charge
 
-__all__ = ["DEFAULT_ESTIMATOR", "PrivatePCA"]
-
 DEFAULT_ESTIMATOR = "adaptive"
 
 _MECHANISM_FREE = ("random_state", "whiten", "accountant")

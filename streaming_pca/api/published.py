@@ -18,8 +18,6 @@ from streaming_pca.data.release import ACCURACY, Release
 from streaming_pca.estimators.base import Subspace
 from streaming_pca.privacy.parameters import Charge
 
-__all__ = ["attributes_of_release", "charge_of_release", "parameters_of_release", "read_release"]
-
 Settings = Mapping[str, Any]
 
 

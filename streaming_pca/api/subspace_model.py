@@ -20,8 +20,6 @@ from streaming_pca.data.projection import Projection
 from streaming_pca.data.sparse import SparseBatch
 from streaming_pca.linalg.beside import refuse_meaning_beside
 
-__all__ = ["Rows", "SubspaceModel", "rows_of_record"]
-
 Rows = Any
 """Array of rows, or a CSR matrix or array."""
 

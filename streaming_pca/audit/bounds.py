@@ -22,24 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv, expit, ndtr, ndtri
 
-__all__ = [
-    "REFUTED_AT",
-    "REPORTED_AT",
-    "AuditError",
-    "Case",
-    "Claim",
-    "Finding",
-    "Separation",
-    "audit",
-    "check_trials",
-    "epsilon_bound",
-    "error_limit",
-    "least_trials",
-    "mu_bound",
-    "mu_of_pure",
-    "repeated",
-]
-
 Scores = NDArray[np.float64]
 
 REPORTED_AT = 0.05

@@ -16,8 +16,6 @@ from streaming_pca.audit.sums import SUM_CASES
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.privacy.errors import ParameterError
 
-__all__ = ["ESTIMATOR_CASES", "estimator_cases", "find_cases"]
-
 ESTIMATOR_CASES = SUM_CASES | COMPOSED_CASES
 """Trials by estimator id and case name; a private estimator that is missing fails a test."""
 

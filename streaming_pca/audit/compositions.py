@@ -48,8 +48,6 @@ from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Outcome
 from streaming_pca.linalg.tensors import Whitening
 
-__all__ = ["COMPOSED_CASES"]
-
 _BATCH = 8
 """Records of a batch."""
 

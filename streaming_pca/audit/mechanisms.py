@@ -42,8 +42,6 @@ from streaming_pca.privacy.mechanisms import (
 )
 from streaming_pca.privacy.mechanisms.quantile import counts_at_most
 
-__all__ = ["LOCAL_CASES", "MECHANISM_CASES", "mechanism_cases", "replayed"]
-
 Integers = NDArray[np.int64]
 TrialAt = Callable[[float, float], Trial]
 """``trial(epsilon, delta)``: the trial of a mechanism at a claim."""

@@ -17,21 +17,6 @@ from streaming_pca.estimators.base import Estimator
 from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.privacy.randomness import utility_generator
 
-__all__ = [
-    "HUGE",
-    "AnyEstimator",
-    "Cut",
-    "Matrix",
-    "Record",
-    "Target",
-    "Trial",
-    "TrialOf",
-    "by_count",
-    "first_state",
-    "neighbours",
-    "one_batch",
-]
-
 Matrix = NDArray[np.float64]
 Record = Matrix | None
 AnyEstimator = Estimator[Any, Any]

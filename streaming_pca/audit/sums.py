@@ -48,8 +48,6 @@ from streaming_pca.estimators.common.centre import most_share
 from streaming_pca.estimators.common.clipped_batches import BatchCosts
 from streaming_pca.privacy.parameters import parse_rational
 
-__all__ = ["SUM_CASES", "oja_answer", "unreachable"]
-
 _BATCH = 8
 """Records of a batch."""
 

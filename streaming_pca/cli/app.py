@@ -110,9 +110,9 @@ def _hide_types_of_flags(command: Any) -> None:
 def _status_of(error: Exception) -> int | None:
     """Return the exit status of an error that a user can correct; None for a bug."""
     from streaming_pca.admin.backup import BackupError
-    from streaming_pca.admin.produce import RecordFileError
     from streaming_pca.audit.bounds import AuditError
-    from streaming_pca.config.settings import ConfigurationError
+    from streaming_pca.config.kafka import ConfigurationError
+    from streaming_pca.data.tables import RecordFileError
     from streaming_pca.demo.broker import EmbeddedBrokerUnavailable
     from streaming_pca.dev.jars import KafkaUnavailable
     from streaming_pca.local.accountant import AccountantError, AlreadySpent

@@ -132,7 +132,7 @@ def import_backup(
 
 def _one_input(config: Path, stream: str | None) -> list[Settings]:
     """Load the streams that read one input topic: the named stream's, or the file's only one."""
-    from streaming_pca.config.settings import ConfigurationError
+    from streaming_pca.config.kafka import ConfigurationError
 
     everything = streams_of(config, None)
     inputs = {s.stream.input for s in (everything if stream is None else streams_of(config, stream))}

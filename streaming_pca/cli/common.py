@@ -21,7 +21,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from streaming_pca.service.protection import protect_process
 
 if TYPE_CHECKING:
-    from streaming_pca.config.settings import KafkaSettings, Settings, WorkerSettings
+    from streaming_pca.config.kafka import KafkaSettings
+    from streaming_pca.config.settings import Settings, WorkerSettings
 
 out = Console()
 err = Console(stderr=True)
@@ -120,7 +121,7 @@ def connection_to(bootstrap: str | None) -> KafkaSettings:
     """Return the settings of a connection without a file."""
     from pydantic import ValidationError
 
-    from streaming_pca.config.settings import ConfigurationError, KafkaSettings
+    from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 
     try:
         return KafkaSettings(bootstrap_servers="localhost:9092" if bootstrap is None else bootstrap)
@@ -155,7 +156,7 @@ def ledger_of(
     config: Path | None, input_topic: str | None, bootstrap: str | None
 ) -> tuple[KafkaSettings, str]:
     """Return the connection and the input topic that the options of a command name."""
-    from streaming_pca.config.settings import ConfigurationError
+    from streaming_pca.config.kafka import ConfigurationError
 
     if config is not None:
         found = streams_of(config, None)

@@ -121,9 +121,9 @@ def config_schema(
     [dim]Examples: streaming-pca config schema > streaming-pca.schema.json
     streaming-pca config schema asyncapi --config stream.toml > asyncapi.json[/]
     """
+    from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.config.loading import load_settings
     from streaming_pca.config.schema import file_schema
-    from streaming_pca.config.settings import ConfigurationError
     from streaming_pca.data.schemas import ledger_schema, release_schema
     from streaming_pca.service.topics.asyncapi import asyncapi_document, stream_payload_schema
 

@@ -56,7 +56,7 @@ def dev_kafka(
 
     streaming-pca dev kafka --nodes 3 --port 19092 --data kafka-data[/]
     """
-    from streaming_pca.config.settings import ConfigurationError
+    from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.dev.cluster import KafkaCluster
     from streaming_pca.dev.jars import KAFKA, fetch_jars, find_java
 

@@ -110,7 +110,7 @@ def ledger_verify(
     [dim]Examples: streaming-pca ledger verify --config stream.toml[/]
     [dim]          streaming-pca ledger verify --config stream.toml --no-states[/]
     """
-    from streaming_pca.admin.ledger import verify_ledger
+    from streaming_pca.service.commit.verification import verify_ledger
 
     report = verify_ledger(*ledger_of(config, input_topic, bootstrap), states=states)
     facts = report.to_json()
@@ -223,7 +223,7 @@ def ledger_charge(
     """
     from streaming_pca.admin.charge import ChargeVoid, charge_records
     from streaming_pca.admin.ledger import describe_charge, describe_left
-    from streaming_pca.privacy.ledger.ledger import BudgetExceeded
+    from streaming_pca.privacy.ledger.cap import BudgetExceeded
 
     spans = _spans(everything, ranges or [], partition, start, end)
     charge = _charge(epsilon, delta, rho)
@@ -249,7 +249,7 @@ def ledger_charge(
 
 
 def _charge(epsilon: str, delta: str, rho: str | None) -> Charge:
-    from streaming_pca.config.settings import ConfigurationError
+    from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.privacy.parameters import Charge, parse_rational
 
     parts = {}
@@ -265,7 +265,7 @@ def _spans(
     everything: bool, ranges: list[str], partition: int | None, start: int | None, end: int | None
 ) -> list[OffsetSpan] | None:
     """Return the ranges that the options name; None for all records."""
-    from streaming_pca.config.settings import ConfigurationError
+    from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.privacy.ledger.entries import OffsetSpan
 
     one = (partition, start, end)

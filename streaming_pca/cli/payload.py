@@ -119,8 +119,8 @@ def _codec(
     config: Path | None, stream: str | None, own: dict[str, Any]
 ) -> tuple[PayloadCodec, Sequence[str] | None]:
     """Return the decoder of the stream that the options name, and its features' names."""
+    from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.config.loading import load_settings
-    from streaming_pca.config.settings import ConfigurationError
     from streaming_pca.data.codec import PayloadCodec
     from streaming_pca.data.records import RecordKind
     from streaming_pca.service.input.source import build_codec
@@ -155,7 +155,7 @@ def _codec(
 
 
 def _headers(content_type: str | None, named: Sequence[str]) -> list[tuple[str, bytes]]:
-    from streaming_pca.config.settings import ConfigurationError
+    from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.data.codec import FORMATS
 
     headers = []
@@ -171,7 +171,7 @@ def _headers(content_type: str | None, named: Sequence[str]) -> list[tuple[str, 
 
 
 def _read(file: str) -> bytes:
-    from streaming_pca.config.settings import ConfigurationError
+    from streaming_pca.config.kafka import ConfigurationError
 
     try:
         return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
@@ -395,6 +395,6 @@ def features_check(
 
 
 def _wrong(text: str) -> Exception:
-    from streaming_pca.config.settings import ConfigurationError
+    from streaming_pca.config.kafka import ConfigurationError
 
     return ConfigurationError(text)

@@ -69,7 +69,7 @@ def plan(
 
     streaming-pca plan --config stream.toml --records 1000000 --json[/]
     """
-    from streaming_pca.config.settings import ConfigurationError
+    from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.estimators.forecast.batches import planned_batches
     from streaming_pca.estimators.forecast.forecast import forecast
     from streaming_pca.estimators.forecast.result import as_json as facts_of

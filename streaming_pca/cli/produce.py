@@ -165,8 +165,8 @@ def produce(
 --local-radius 5 --key person --local-accountant spent.sqlite[/]
     """
     from streaming_pca.admin.produce import arrange, send_records
+    from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.config.loading import load_settings
-    from streaming_pca.config.settings import ConfigurationError
     from streaming_pca.data.files import ColumnChoice, open_records
 
     settings = load_settings(config, stream)
@@ -214,7 +214,7 @@ def _produce_objects(
     settings: Settings, file: Path, key: str | None, shuffle: int | None, rate: float | None, as_json: bool
 ) -> None:
     from streaming_pca.admin.produce import send_objects
-    from streaming_pca.config.settings import ConfigurationError
+    from streaming_pca.config.kafka import ConfigurationError
 
     if settings.stream.features is None:
         raise ConfigurationError(f"{file}: objects need [[stream.features]], which say what their fields are")
@@ -296,7 +296,7 @@ def _produce_reports(
     as_json: bool,
 ) -> None:
     from streaming_pca.admin.produce_reports import arrange_vectors, mechanism_of, send_reports
-    from streaming_pca.config.settings import ConfigurationError
+    from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.data.files import open_records
     from streaming_pca.local.accountant import LocalAccountant
 

@@ -70,8 +70,8 @@ def stream_retire(
     [dim]Example: streaming-pca stream retire --config stream.toml --yes --reason "study is over"[/]
     """
     from streaming_pca.admin.pause import retire
+    from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.config.loading import load_settings
-    from streaming_pca.config.settings import ConfigurationError
 
     settings = load_settings(config, stream)
     if not yes:

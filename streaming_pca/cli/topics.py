@@ -52,7 +52,7 @@ def topics_create(
     [dim]Example: streaming-pca topics create --config stream.toml --cap 1,1e-6[/]
     """
     from streaming_pca.admin.topics import create_with_cap
-    from streaming_pca.config.settings import ConfigurationError
+    from streaming_pca.config.kafka import ConfigurationError
 
     if budget_filter not in ("basic", "zcdp"):
         raise ConfigurationError(f"--filter must be basic or zcdp, not {budget_filter!r}")
@@ -154,7 +154,7 @@ def topics_acls(
 def _cap(text: str) -> Cap:
     from pydantic import ValidationError
 
-    from streaming_pca.config.settings import ConfigurationError
+    from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.privacy.ledger.entries import Cap
 
     parts = text.split(",")

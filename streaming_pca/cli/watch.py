@@ -31,8 +31,9 @@ from streaming_pca.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from streaming_pca.admin.watch import FollowedRelease, NotARelease
-    from streaming_pca.config.settings import KafkaSettings
+    from streaming_pca.admin.watch import FollowedRelease
+    from streaming_pca.client.releases import NotARelease
+    from streaming_pca.config.kafka import KafkaSettings
     from streaming_pca.data.release import Release
 
 _HEAD = ("batch", "records", "angle", "created", "explained variance")
@@ -95,7 +96,7 @@ def _show(
     timeout: float | None,
 ) -> bool:
     """Print releases until the end; return False if the next one did not come in time."""
-    from streaming_pca.admin.watch import NotARelease
+    from streaming_pca.client.releases import NotARelease
 
     shown = 0
     since = time.monotonic()
@@ -124,8 +125,8 @@ def _show(
 def _topic_of(
     config: Path | None, stream: str | None, releases: str | None, bootstrap: str | None
 ) -> tuple[KafkaSettings, str]:
+    from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.config.loading import load_settings
-    from streaming_pca.config.settings import ConfigurationError
 
     if config is not None:
         if releases is not None or bootstrap is not None:

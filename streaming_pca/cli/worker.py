@@ -144,8 +144,8 @@ def project(
 
     streaming-pca project --config stream.toml --output visits.projected --format json --until-end[/]
     """
+    from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.config.loading import load_settings, load_streams
-    from streaming_pca.config.settings import ConfigurationError
     from streaming_pca.service.logs import configure_logging
     from streaming_pca.service.projection.encoding import FORMATS
     from streaming_pca.service.projection.worker import ProjectionOptions, run_projection

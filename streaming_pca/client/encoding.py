@@ -15,8 +15,6 @@ from streaming_pca.data.arrow import ArrowMissing, need_pyarrow, stream_of_rows
 from streaming_pca.data.codec import FORMATS
 from streaming_pca.local.promise import KIND_HEADER
 
-__all__ = ["ContentType", "Dtype", "encoder_of", "headers_of"]
-
 ContentType = Literal["octets", "npy", "json", "arrow"]
 Dtype = Literal["float32", "float64"]
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from streaming_pca.local.accountant import LocalAccountant
     from streaming_pca.local.gaussian import LocalGaussian
 
-__all__ = ["Producer", "charged_report"]
-
 Key = bytes | str
 Records = ArrayLike | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 

@@ -33,16 +33,6 @@ from streaming_pca.service.kafka.refusals import missing_permission
 if TYPE_CHECKING:
     from streaming_pca.config.settings import Settings
 
-__all__ = [
-    "NotARelease",
-    "ReleaseReader",
-    "Releases",
-    "UnreadableRelease",
-    "follow",
-    "latest",
-    "read_release",
-]
-
 _POLL_MS = 200
 _SILENCE_SECONDS = 10.0
 """Time without messages after which the broker is probed: polling a dead one is silent."""

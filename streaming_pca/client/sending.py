@@ -20,8 +20,6 @@ from streaming_pca.service.kafka.clients import (
 )
 from streaming_pca.service.kafka.refusals import in_one_line
 
-__all__ = ["DeliveryError", "Headers", "Outgoing", "Produced", "Sender", "send_messages"]
-
 _MAX_UNSENT = 50_000
 _MAX_UNSENT_BYTES = 2 * MAX_MESSAGE_BYTES
 _FLUSH_SECONDS = 60

@@ -17,15 +17,6 @@ from streaming_pca.estimators.common.state import state_values
 from streaming_pca.privacy.parameters import doubt_of_delta, format_number, format_rational
 from streaming_pca.privacy.randomness import utility_generator
 
-__all__ = [
-    "EffectiveSetting",
-    "describe_guarantee",
-    "describe_stream",
-    "doubts_of_settings",
-    "process_settings",
-    "stream_settings",
-]
-
 # Bounds of the memory of a stream.
 _BLOCKS_BYTES = 128 * 2**20
 """Four temporaries of a kernel."""

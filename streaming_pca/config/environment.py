@@ -8,21 +8,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from streaming_pca.config.settings import ENV_PREFIX, ConfigurationError, Settings
-
-__all__ = [
-    "NO_SETTINGS",
-    "OPTIONS",
-    "SECRETS",
-    "SPARK_CONF",
-    "STREAMS_VARIABLE",
-    "check_environment",
-    "deciding_variable",
-    "environment_streams",
-    "unknown_variables",
-    "variable_of",
-    "variables_below",
-]
+from streaming_pca.config.kafka import ConfigurationError
+from streaming_pca.config.settings import ENV_PREFIX, Settings
 
 STREAMS_VARIABLE = f"{ENV_PREFIX}STREAMS"
 OPTIONS = ("stream", "options")

@@ -13,8 +13,6 @@ from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.records import SCHEMA_FORMATS, PublicSchema
 from streaming_pca.data.features.row_map import RowMap
 
-__all__ = ["read_schema", "with_features"]
-
 _FEATURES = TypeAdapter(tuple[Feature, ...])
 
 

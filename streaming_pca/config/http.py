@@ -10,17 +10,6 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from streaming_pca.config.kafka import ConfigurationError, StrictSection
 
-__all__ = [
-    "MIN_TOKEN",
-    "HttpSettings",
-    "check_access",
-    "check_files",
-    "check_token",
-    "is_loopback",
-    "read_token",
-    "unusable",
-]
-
 MIN_TOKEN = 16
 """Fewest characters of a token."""
 _MAX_FILE = 4096

@@ -22,17 +22,6 @@ from pydantic import (
 
 from streaming_pca.validation import refuse_boolean
 
-__all__ = [
-    "ClearText",
-    "ConfigurationError",
-    "KafkaSettings",
-    "Section",
-    "StrictSection",
-    "check_https",
-    "secret_of",
-]
-
-
 _ADDRESS = re.compile(r"([A-Za-z_]+://)?(\[[0-9A-Fa-f:.%]+\]|[^\s\[\]:/]+)(:[0-9]{1,5})?")
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 _GRANT = (

@@ -22,6 +22,7 @@ from streaming_pca.config.environment import (
     variable_of,
     variables_below,
 )
+from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.problems import (
     Place,
     Tables,
@@ -31,16 +32,9 @@ from streaming_pca.config.problems import (
     unknown_line,
     value_problems,
 )
-from streaming_pca.config.settings import (
-    ConfigurationError,
-    RegistrySettings,
-    Settings,
-    StreamSettings,
-    subject_name,
-)
+from streaming_pca.config.registry import RegistrySettings
+from streaming_pca.config.settings import Settings, StreamSettings, subject_name
 from streaming_pca.validation import problems_of
-
-__all__ = ["load_registry", "load_settings", "load_streams", "load_together", "registry_of"]
 
 
 def load_settings(path: Path, stream: str | None = None) -> Settings:

@@ -21,26 +21,11 @@ from streaming_pca.config.environment import (
     unknown_variables,
     variable_of,
 )
+from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.config.schema import every_setting
-from streaming_pca.config.settings import (
-    RegistrySettings,
-    Settings,
-    StreamSettings,
-    check_registry,
-    parse_options,
-)
+from streaming_pca.config.settings import Settings, StreamSettings, check_registry, parse_options
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.validation import meant, model_of, nearest, options_problems, problems_of
-
-__all__ = [
-    "Place",
-    "Tables",
-    "environment_tables",
-    "read_written",
-    "take_unknown",
-    "unknown_line",
-    "value_problems",
-]
 
 Place = tuple[str, ...]
 Tables = dict[str, Any]

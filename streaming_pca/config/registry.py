@@ -8,8 +8,6 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from streaming_pca.config.kafka import ClearText, StrictSection, check_https, secret_of
 
-__all__ = ["RegistrySettings"]
-
 
 class RegistrySettings(StrictSection):
     """Schema registry, for streams of Avro or Protobuf without a file of their schema."""

@@ -26,8 +26,6 @@ from streaming_pca.data.features.feature import Feature
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.validation import model_of
 
-__all__ = ["Setting", "every_setting", "file_schema", "settings_markdown"]
-
 _WORDS: dict[Any, str] = {
     int: "integer",
     float: "number",

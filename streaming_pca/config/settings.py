@@ -46,24 +46,6 @@ from streaming_pca.privacy.ledger.entries import Cap
 from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.validation import lines_of, options_lines
 
-__all__ = [
-    "ENV_PREFIX",
-    "TOPIC_NAME",
-    "ConfigurationError",
-    "HttpSettings",
-    "KafkaSettings",
-    "LogSettings",
-    "RegistrySettings",
-    "Settings",
-    "SparkSettings",
-    "StreamSettings",
-    "TraceSettings",
-    "WorkerSettings",
-    "check_collector",
-    "check_registry",
-    "subject_name",
-]
-
 ENV_PREFIX = "STREAMING_PCA_"
 _MAX_LEDGER_ITEMS = 16
 """Longest array that the privacy contract holds itself; of a longer one it holds the digest."""

@@ -11,8 +11,6 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, field_serializer, f
 from streaming_pca.config.kafka import Section
 from streaming_pca.validation import refuse_boolean
 
-__all__ = ["SparkSettings", "check_master"]
-
 _MIB = 2**20
 _HOMES = {"spark.master": "master", "spark.app.name": "app_name", "spark.submit.deployMode": None}
 """Settings of Spark that are not part of ``conf``, with the setting to use instead."""

@@ -10,8 +10,6 @@ import math
 from streaming_pca.dashboard.models import StreamDetail
 from streaming_pca.privacy.parameters import format_number
 
-__all__ = ["guarantee_in_words"]
-
 _NOTHING = (
     "NOT private: the releases of this stream guarantee nothing.",
     "They can reveal single records. Use them only where every reader may see the records themselves.",

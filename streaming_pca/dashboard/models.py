@@ -10,34 +10,6 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = [
-    "Batches",
-    "Budget",
-    "Charge",
-    "Connection",
-    "EntryPage",
-    "Event",
-    "Health",
-    "History",
-    "JobSummary",
-    "Lag",
-    "LastRelease",
-    "Leader",
-    "LedgerEntryRow",
-    "LedgerPage",
-    "LedgerSummary",
-    "OffsetRangeRow",
-    "Overview",
-    "Problem",
-    "RecordCharge",
-    "ReleasePage",
-    "ReleaseSummary",
-    "StreamDetail",
-    "StreamPage",
-    "StreamSummary",
-    "Verification",
-]
-
 
 class _Answer(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

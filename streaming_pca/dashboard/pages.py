@@ -22,8 +22,6 @@ from starlette.routing import BaseRoute, Route
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
-__all__ = ["CONTENT_SECURITY_POLICY", "SECURITY_HEADERS", "page_routes"]
-
 CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'none'",

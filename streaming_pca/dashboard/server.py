@@ -12,8 +12,6 @@ from streaming_pca.dashboard.site import make_site
 from streaming_pca.service.http.server import HttpServer
 from streaming_pca.service.signals import stop_on_signals
 
-__all__ = ["run_dashboard"]
-
 
 def run_dashboard(
     settings: Sequence[Settings], host: str, port: int, on_listening: Callable[[str], None]

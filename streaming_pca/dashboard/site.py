@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 from starlette.routing import BaseRoute, Mount
 
-from streaming_pca.config.settings import ConfigurationError, Settings
+from streaming_pca.config.kafka import ConfigurationError
+from streaming_pca.config.settings import Settings
 from streaming_pca.service.http.server import Site
 
 if TYPE_CHECKING:
     from streaming_pca.dashboard.observing.observer import Observer
-
-__all__ = ["check_extra", "make_site"]
 
 _NEEDED = ("fastapi", "sse-starlette", "plotly")
 

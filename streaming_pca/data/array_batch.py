@@ -24,8 +24,6 @@ from streaming_pca.kernels.lattice import BLOCK
 from streaming_pca.kernels.threads import shared_out, thread_count
 from streaming_pca.linalg.packed import dim_of_packed
 
-__all__ = ["ArrayBatch", "ArrayValues", "array_of", "blocks_of"]
-
 T = TypeVar("T")
 
 _BLOCK_ENTRIES = 2**20

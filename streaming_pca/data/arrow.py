@@ -12,19 +12,6 @@ from numpy.typing import NDArray
 
 from streaming_pca.data.payloads import MalformedPayload
 
-__all__ = [
-    "NUMBER_TYPES",
-    "ArrowMissing",
-    "find_pyarrow",
-    "is_big_endian",
-    "is_compressed",
-    "need_pyarrow",
-    "read_stream",
-    "rows_of_arrow",
-    "stream_of_rows",
-    "valid_bits",
-]
-
 NUMBER_TYPES = {
     **{
         f"{sign}int{8 * size}": np.dtype(f"<{sign or 'i'}{size}")

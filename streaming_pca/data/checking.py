@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from streaming_pca.data.codec import JSON, PayloadCodec
+from streaming_pca.data.codec import PayloadCodec
+from streaming_pca.data.features.records import JSON
 from streaming_pca.data.judging import judge_message
-
-__all__ = ["FeatureReport", "MapReport", "check_records"]
 
 
 @dataclass

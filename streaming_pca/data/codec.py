@@ -18,22 +18,6 @@ from streaming_pca.data.records import RecordKind, is_symmetric
 from streaming_pca.local.promise import KIND_HEADER, PROMISE_HEADER, REPORT_KIND
 from streaming_pca.privacy.users.table import hash_users
 
-__all__ = [
-    "ARROW",
-    "AVRO",
-    "CONTENT_TYPES",
-    "FORMATS",
-    "JSON",
-    "OCTETS",
-    "PROTOBUF",
-    "Decoded",
-    "Format",
-    "MediaType",
-    "Message",
-    "PayloadCodec",
-    "PrivacyUnit",
-]
-
 MediaType = Literal[
     "application/octet-stream",
     "application/x-npy",

@@ -26,8 +26,6 @@ from streaming_pca.data.tables import (
     rows_of_lists,
 )
 
-__all__ = ["ColumnChoice", "RecordFile", "RecordFileError", "open_records"]
-
 Numbers = NDArray[Any]
 
 

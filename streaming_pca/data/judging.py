@@ -13,8 +13,6 @@ from streaming_pca.data.codec import FORMATS, OCTETS, Format, Message, PayloadCo
 from streaming_pca.data.payloads import MalformedPayload
 from streaming_pca.data.records import RecordKind, is_symmetric
 
-__all__ = ["Verdict", "judge_message"]
-
 _MOST_NAMED = 5
 """Null rows that are named, where each row is a record."""
 _MARKS: tuple[tuple[bytes, str, Format], ...] = (

@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MalformedPayload", "depth_of", "rows_of_json", "rows_of_npy", "split_values"]
-
 
 class MalformedPayload(ValueError):
     """Error of a payload whose structure cannot be read; its record is null without a report."""

@@ -17,8 +17,6 @@ from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.records import RecordKind
 from streaming_pca.kernels.public_map import PublicMap
 
-__all__ = ["Preprocessing", "present_centering", "transformed"]
-
 
 def _listed(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value

@@ -10,8 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from streaming_pca.linalg.beside import refuse_meaning_beside
 
-__all__ = ["Projection", "centre_of", "checked_rows"]
-
 Floats = NDArray[np.float64]
 Rows = NDArray[np.floating]
 

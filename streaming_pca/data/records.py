@@ -21,18 +21,6 @@ if TYPE_CHECKING:
     from streaming_pca.data.array_batch import ArrayBatch
     from streaming_pca.kernels.coordinates import BinCounts
 
-__all__ = [
-    "Batch",
-    "BinKernel",
-    "MapKernel",
-    "RecordKind",
-    "RecordValues",
-    "SumKernel",
-    "ValueKernel",
-    "evenly_spread",
-    "is_symmetric",
-]
-
 Vector = NDArray[np.float64]
 Integers = NDArray[np.int64]
 T = TypeVar("T")

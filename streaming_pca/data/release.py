@@ -13,8 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from streaming_pca.data.projection import Projection, centre_of, checked_rows
 
-__all__ = ["ACCURACY", "COUNTS", "LONGEST_ARRAY", "SINCE", "ArrayDigest", "Release", "published_setting"]
-
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Word = Annotated[str, Field(pattern=r"^[a-z][a-z-]{0,63}$")]

@@ -14,8 +14,6 @@ from streaming_pca.data.features.paths import Path, is_index
 from streaming_pca.data.release import SINCE, Release
 from streaming_pca.privacy.ledger.entries import LedgerEntry
 
-__all__ = ["MESSAGE_SCHEMAS", "ledger_schema", "objects_schema", "payload_schema", "release_schema"]
-
 Schema = dict[str, Any]
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -10,8 +10,6 @@ import numpy as np
 
 from streaming_pca.data.array_batch import ArrayBatch
 
-__all__ = ["SparseBatch"]
-
 
 @dataclass(frozen=True)
 class SparseBatch(ArrayBatch):

@@ -14,18 +14,6 @@ from numpy.typing import NDArray
 
 from streaming_pca.data.arrow import need_pyarrow
 
-__all__ = [
-    "BLOCK_ENTRIES",
-    "IpcFile",
-    "ParquetFile",
-    "ParquetFolder",
-    "RecordFileError",
-    "length_of_lists",
-    "rows_of_columns",
-    "rows_of_lists",
-    "schema_of_file",
-]
-
 Numbers = NDArray[Any]
 BLOCK_ENTRIES = 2**16
 """Numbers of a Parquet file that are decoded at once; a column of lists counts as one number a row."""

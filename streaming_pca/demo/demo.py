@@ -22,7 +22,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextCol
 from rich.table import Table
 from rich.text import Text
 
-from streaming_pca.admin.ledger import verify_ledger
 from streaming_pca.admin.produce import send_records
 from streaming_pca.config.loading import load_settings
 from streaming_pca.config.settings import Settings
@@ -34,10 +33,9 @@ from streaming_pca.estimators.kernel_cache import COMPILING, FIRST, are_cached, 
 from streaming_pca.linalg.subspace import subspace_error
 from streaming_pca.privacy.ledger.entries import Cap, Opened
 from streaming_pca.service.commit.checkpoint import open_ledger
+from streaming_pca.service.commit.verification import verify_ledger
 from streaming_pca.service.kafka.clients import reading_consumer
 from streaming_pca.service.topics.find import create_topics, find_topics
-
-__all__ = ["DemoFailed", "run_demo"]
 
 # Enough batches to show a falling error, at sqrt(6) times the noise of one batch.
 _N_BATCHES = 6

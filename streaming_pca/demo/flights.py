@@ -42,24 +42,6 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "BOUND",
-    "CARRIERS",
-    "DESTINATIONS",
-    "FEATURE_NAMES",
-    "FLIGHT_COLUMNS",
-    "N_FEATURES",
-    "N_RECORDS",
-    "ORIGINS",
-    "WEATHER_COLUMNS",
-    "Column",
-    "Flights",
-    "exact_subspace",
-    "load",
-    "main",
-    "random_error",
-]
-
 
 class Column(NamedTuple):
     """Numeric column and the public constants that standardise it.

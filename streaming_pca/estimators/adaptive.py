@@ -27,8 +27,6 @@ from streaming_pca.estimators.covariance.state import MAX_COVARIANCE_DIM, Covari
 from streaming_pca.estimators.covariance.update import CovarianceUpdate
 from streaming_pca.linalg.subspace import orthonormalise
 
-__all__ = ["AdaptiveOptions", "AdaptivePCA", "AdaptiveState"]
-
 # Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").
 _TO_BLOCK, _TO_COVARIANCE = 0.16, 0.3
 """Ratio R_b/R_c below which the block route is taken, and above which it is left: a hysteresis."""

@@ -22,8 +22,6 @@ from streaming_pca.privacy.noise import NOISE_LAW
 from streaming_pca.privacy.parameters import Charge, PrivacyParameters
 from streaming_pca.validation import refuse_boolean
 
-__all__ = ["Estimator", "EstimatorInfo", "Options", "Outcome", "Plan", "State", "Subspace"]
-
 
 class Outcome(StrEnum):
     """Outcome of the last batch: an output of its mechanisms, which are charged in every case."""

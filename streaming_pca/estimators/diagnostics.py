@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from streaming_pca.privacy.mechanisms import laplace_on_vector
 from streaming_pca.privacy.parameters import Charge, PrivacyParameters, format_rational, parse_rational
 
-__all__ = ["MAX_SHARE", "Diagnostics"]
-
 MAX_SHARE = 0.5
 """Largest share of epsilon: more than half of it for diagnostics is a mistake."""
 

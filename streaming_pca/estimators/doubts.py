@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from streaming_pca.data.release import Release
     from streaming_pca.estimators.base import Subspace
 
-__all__ = ["Doubt", "DoubtfulResultWarning", "describe_doubts", "doubts", "remedies", "resolved_components"]
-
 _RIGHT_ANGLE = math.pi / 2
 _STANDARD_ERRORS = 2.0
 """Standard errors above 0 from which on a variance is told from noise."""

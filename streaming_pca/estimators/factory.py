@@ -23,15 +23,6 @@ from streaming_pca.privacy.parameters import PrivacyParameters, doubt_of_delta
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.validation import lines_of, options_lines
 
-__all__ = [
-    "MAX_FEATURES",
-    "changed_parameters",
-    "configure",
-    "records_to_take",
-    "usable_records",
-    "utility_generator_of",
-]
-
 MAX_FEATURES = 2**13
 """Largest dimension for which products of quantised records are exact; the limit of streams too."""
 

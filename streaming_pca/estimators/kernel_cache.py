@@ -39,17 +39,6 @@ from streaming_pca.kernels.plain_records import (
     whole_records,
 )
 
-__all__ = [
-    "COMPILING",
-    "FIRST",
-    "are_cached",
-    "compile_apart",
-    "compile_kernels",
-    "compile_reading",
-    "needs_first_alone",
-    "stop",
-]
-
 COMPILING = "compiling kernels (first run)"
 """Words for a display."""
 FIRST = "first"

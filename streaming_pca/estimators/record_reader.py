@@ -14,8 +14,6 @@ from streaming_pca.kernels.public_map import NO_MAP
 from streaming_pca.kernels.records_view import RecordsView, records_view
 from streaming_pca.kernels.threads import shared_out
 
-__all__ = ["NormKernel", "RecordReader", "added_up", "worth_a_thread"]
-
 Vector = NDArray[np.float64]
 
 _LEAST_ENTRIES = 2**18

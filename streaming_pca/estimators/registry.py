@@ -13,8 +13,6 @@ from streaming_pca.estimators.tensor.online import OnlineTensorPower
 from streaming_pca.estimators.tensor.private import PrivateTensorPower
 from streaming_pca.validation import meant, nearest
 
-__all__ = ["ESTIMATORS", "find"]
-
 _OTHERS: tuple[type[Estimator[Any, Any]], ...] = (
     LocalGaussianPCA,
     OjaPCA,

@@ -26,9 +26,6 @@ from streaming_pca.linalg.subspace import orthonormalise
 from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.validation import options_lines
 
-__all__ = ["WARM_STARTS", "TadaDPO", "TadaDPOOptions", "TadaDPOState"]
-
-
 WARM_STARTS: dict[str, type[Estimator[Any, Any]]] = {
     e.info.id: e
     for e in (

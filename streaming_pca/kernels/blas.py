@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from streaming_pca.kernels import Intrinsic, njit
 
-__all__ = ["add_gram", "add_product", "data_of", "dgemm_address", "dsyrk_address", "intrinsic", "multiply"]
-
 Builder: TypeAlias = Any
 Value: TypeAlias = Any
 

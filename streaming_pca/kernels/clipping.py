@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from streaming_pca.kernels import njit
 from streaming_pca.kernels.rounding import clip_and_round
 
-__all__ = ["quantise_records", "record_squared_norms"]
-
 
 @njit(cache=True, nogil=True)
 def quantise_records(

@@ -18,17 +18,6 @@ from numpy.typing import NDArray
 from streaming_pca.kernels import njit
 from streaming_pca.kernels.products import record_product, transposed_times
 
-__all__ = [
-    "COORDINATE_RADIUS",
-    "NOWHERE",
-    "BinCounts",
-    "bin_coordinates",
-    "count_bins",
-    "products",
-    "sum_clamped",
-    "top_eigenvalue",
-]
-
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 

@@ -12,15 +12,6 @@ from streaming_pca.kernels.public_map import PublicMap, map_pair, map_row
 from streaming_pca.kernels.records_view import RecordsView
 from streaming_pca.kernels.rounding import are_finite, clip_and_round, sum_of_squares
 
-__all__ = [
-    "factor_squared_norms",
-    "load_factor",
-    "round_factors",
-    "sum_factors",
-    "sum_scaled_factors",
-    "turned_squared_norms",
-]
-
 Floats = NDArray[np.float64]
 
 _RADIUS = float(RADIUS)

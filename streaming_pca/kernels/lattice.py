@@ -16,17 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "BLOCK",
-    "MATRIX_RADIUS",
-    "MAX_RECORDS",
-    "RADIUS",
-    "LatticeSum",
-    "lattice_unit",
-    "quantise_basis",
-    "quantise_centre",
-]
-
 RADIUS = 2**20
 """Largest Frobenius norm, in lattice units, of a quantised factor."""
 

@@ -13,9 +13,6 @@ from numpy.typing import NDArray
 
 from streaming_pca.kernels import njit
 
-__all__ = ["DELTA", "END", "HEADERS", "KEY", "KEY_BYTES", "PARTS", "START", "VALUE", "VALUE_BYTES"]
-__all__ += ["LEAST_RECORD_BYTES", "copy_rows", "find_records", "whole_records"]
-
 START, END, DELTA, KEY, KEY_BYTES, VALUE, VALUE_BYTES, HEADERS = range(8)
 """Columns of :func:`find_records`: places in the batch's bytes, and numbers of bytes, below 0 for None.
 

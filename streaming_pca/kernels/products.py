@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from streaming_pca.kernels import njit
 from streaming_pca.kernels.rounding import erase
 
-__all__ = ["record_product", "times", "transposed_times"]
-
 Floats = NDArray[np.float64]
 
 

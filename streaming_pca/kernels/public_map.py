@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from streaming_pca.kernels import njit
 
-__all__ = ["NO_MAP", "PublicMap", "map_pair", "map_row"]
-
 Floats = NDArray[np.float64]
 
 

@@ -19,9 +19,6 @@ from streaming_pca.kernels.public_map import PublicMap
 from streaming_pca.kernels.records_view import RecordsView
 from streaming_pca.kernels.rounding import are_finite, clip_and_round, erase, sum_of_squares
 
-__all__ = ["MEAN_RADIUS", "add_reports", "record_mean_norms", "sum_record_means"]
-
-
 MEAN_RADIUS = 2**40
 """Largest norm, in lattice units, of a quantised mean."""
 

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from streaming_pca.kernels import njit
 
-__all__ = ["RecordsView", "records_view"]
-
 
 class RecordsView(NamedTuple):
     """Checked records, made by :func:`records_view`.

@@ -19,8 +19,6 @@ from streaming_pca.kernels.lattice import MATRIX_RADIUS, RADIUS
 from streaming_pca.kernels.products import record_product
 from streaming_pca.kernels.rounding import NO_EXPONENT, clip_and_round, erase, exponent, scale_down
 
-__all__ = ["frobenius_norm", "residual_norms", "sum_residuals"]
-
 _BLOCK_RADIUS = float(RADIUS) ** 2
 _MATRIX_RADIUS = float(MATRIX_RADIUS)
 

@@ -16,22 +16,6 @@ from numpy.typing import NDArray
 
 from streaming_pca.kernels import njit
 
-__all__ = [
-    "COUNTED_AS_CLIPPED",
-    "LEAST_SQUARE",
-    "MOST_SQUARE",
-    "NO_EXPONENT",
-    "are_finite",
-    "clip_and_round",
-    "erase",
-    "exponent",
-    "guard",
-    "round_scaled",
-    "scale_down",
-    "squared_bound",
-    "sum_of_squares",
-]
-
 LEAST_SQUARE, MOST_SQUARE = 2.0**-900, 2.0**900
 """Range of sums of squares without harmful underflow or overflow."""
 

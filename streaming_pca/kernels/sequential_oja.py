@@ -15,8 +15,6 @@ from streaming_pca.kernels import njit
 from streaming_pca.kernels.products import record_product
 from streaming_pca.kernels.rounding import NO_EXPONENT, clip_and_round, exponent, scale_down
 
-__all__ = ["MESSAGE_RADIUS", "count_clipped_messages", "move_by_message", "oja_message", "oja_steps"]
-
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 

@@ -20,8 +20,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-__all__ = ["limited_threads", "shared_out", "thread_count", "together", "use_threads"]
-
 Result = TypeVar("Result")
 
 _MOST = 8

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["refuse_meaning_beside"]
-
 
 def refuse_meaning_beside(X: Any, name: str = "X") -> None:
     """Refuse arrays whose masks or units would be lost.

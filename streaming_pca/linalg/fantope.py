@@ -17,17 +17,6 @@ from numpy.typing import NDArray
 
 from streaming_pca.linalg.subspace import leading_eigenpairs
 
-__all__ = [
-    "FantopeIterate",
-    "FantopeSolution",
-    "fantope_projection",
-    "fantope_weights",
-    "features_in_play",
-    "noise_penalty",
-    "soft_threshold",
-    "sparse_subspace",
-]
-
 Matrix = NDArray[np.float64]
 Indices = NDArray[np.int64]
 

@@ -11,8 +11,6 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["dim_of_packed", "pack_symmetric", "packed_size", "unpack_symmetric"]
-
 Number = TypeVar("Number", bound=np.generic)
 
 

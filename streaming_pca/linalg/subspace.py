@@ -7,18 +7,6 @@ from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, eigh
 from scipy.linalg.lapack import dgeqrf, dorgqr
 
-__all__ = [
-    "fixed_signs",
-    "leading_eigenpairs",
-    "orthonormalise",
-    "principal_angle",
-    "principal_angles",
-    "project_symmetric",
-    "ritz_pairs",
-    "stable_signs",
-    "subspace_error",
-]
-
 Matrix = NDArray[np.float64]
 
 _LAPACK_BLOCK = 32

@@ -36,23 +36,6 @@ from numpy.typing import NDArray
 
 from streaming_pca.linalg.subspace import ritz_pairs
 
-__all__ = [
-    "Whitening",
-    "deflated",
-    "enough_restarts",
-    "enough_steps",
-    "normalised",
-    "product_values",
-    "products_of_rows",
-    "products_of_tensor",
-    "random_starts",
-    "robust_tensor_power",
-    "sum_of_cubes",
-    "symmetrised",
-    "unwhitened",
-    "whitening_of",
-]
-
 Floats = NDArray[np.float64]
 
 

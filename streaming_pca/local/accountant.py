@@ -15,8 +15,6 @@ from pathlib import Path
 from streaming_pca.privacy.errors import ParameterError, require_open_unit, require_positive
 from streaming_pca.privacy.randomness import secret_salt
 
-__all__ = ["AccountantError", "AlreadySpent", "LocalAccountant"]
-
 _APPLICATION = 0x6C706361
 _making = threading.Lock()
 _VERSION = 1

@@ -15,8 +15,6 @@ from streaming_pca.privacy.calibration.multipliers import lattice_sigma
 from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.privacy.mechanisms.gaussian import gaussian_on_vector
 
-__all__ = ["MAX_DIM", "LocalGaussian", "noise_sigma", "unit_ball_integers"]
-
 MAX_DIM: Final = 2**13
 """Largest number of features of a record."""
 

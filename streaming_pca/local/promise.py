@@ -6,8 +6,6 @@ from typing import Final
 
 from streaming_pca.privacy.errors import require_open_unit, require_positive
 
-__all__ = ["KIND_HEADER", "PROMISE_HEADER", "REPORT_KIND", "promise_header", "report_headers"]
-
 KIND_HEADER: Final = "record-kind"
 """Name of the header of every report; its value is :data:`REPORT_KIND`."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["CalibrationError", "ParameterError", "require_count", "require_open_unit", "require_positive"]
-
 
 class ParameterError(ValueError):
     """Parameter of a mechanism, a calibration or an accountant that is out of its range.

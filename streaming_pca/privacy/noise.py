@@ -32,8 +32,6 @@ from numpy.typing import NDArray
 
 from streaming_pca.privacy.errors import ParameterError, require_positive
 
-__all__ = ["GREATEST_SIGMA", "LARGEST_TOTAL", "NOISE_LAW", "grid_exponent", "rounded_gaussian"]
-
 NOISE_LAW = "rounded-gaussian"
 """Name of the law in reservations and states; those without a name had discrete Gaussians."""
 

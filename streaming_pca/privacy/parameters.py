@@ -21,18 +21,6 @@ from pydantic import (
 
 from streaming_pca.privacy.errors import ParameterError
 
-__all__ = [
-    "Adjacency",
-    "Charge",
-    "PrivacyParameters",
-    "Rational",
-    "doubt_of_delta",
-    "format_number",
-    "format_rational",
-    "parse_rational",
-]
-
-
 _MOST = 10**12
 _LARGE_DELTA = 1e-3
 _HUGE_EXPONENT = re.compile(r"[eE][+-]?[0-9]{4}")

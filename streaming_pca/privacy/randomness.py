@@ -20,14 +20,6 @@ from numpy.typing import NDArray
 
 from streaming_pca.privacy.noise import rounded_gaussian
 
-__all__ = [
-    "NoiseSampler",
-    "noise_sampler",
-    "replace_noise_sampler",
-    "secret_salt",
-    "utility_generator",
-]
-
 
 class NoiseSampler(Protocol):
     """Samplers of noise on integers, and of secret orders."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
-__all__ = ["DeadlineExceeded", "NotPermitted", "RecordsLost", "SessionLost", "StreamRefused", "TopicError"]
-
 _NOT_PERMITTED = 29
 """Kafka's error code of a topic that this user may not use."""
 

@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 
 from streaming_pca.service.errors import DeadlineExceeded
 
-__all__ = ["Executors", "Pool", "first_of"]
-
 T = TypeVar("T")
 
 

@@ -17,8 +17,6 @@ from pythonjsonlogger.json import JsonFormatter
 from streaming_pca.config.settings import LogSettings
 from streaming_pca.service.protection import traceback_text
 
-__all__ = ["StreamLog", "configure_logging", "trace_id"]
-
 _FIELDS = ("stream", "job", "batch")
 
 trace_id: ContextVar[str | None] = ContextVar("trace_id", default=None)

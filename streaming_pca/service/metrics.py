@@ -33,8 +33,6 @@ from streaming_pca.estimators.base import Outcome
 from streaming_pca.privacy.ledger.cap import left_of
 from streaming_pca.privacy.ledger.ledger import Ledger
 
-__all__ = ["Metrics", "StreamMetrics"]
-
 _SECONDS = (0.1, 0.3, 1, 3, 10, 30, 100, 300)
 _BROKER_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 

@@ -22,8 +22,6 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-__all__ = ["protect_process", "refuse_core_files", "traceback_text", "withheld_messages"]
-
 log = logging.getLogger(__name__)
 
 _PR_SET_DUMPABLE = 4

@@ -21,7 +21,7 @@ from streaming_pca.data.features.schemas import named_in_ledger
 from streaming_pca.data.release import Release
 from streaming_pca.estimators.base import Plan, State
 from streaming_pca.privacy.ledger.entries import Reserved
-from streaming_pca.privacy.ledger.ledger import JobStatus
+from streaming_pca.privacy.ledger.protocol import JobStatus
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.service.commit.admission import decode_admitted_state
 from streaming_pca.service.commit.batch_result import compute_batch, parameters_of
@@ -41,8 +41,6 @@ from streaming_pca.service.metrics import StreamMetrics
 from streaming_pca.service.registry.registry import SchemaRegistry
 from streaming_pca.service.topics.find import Topics, input_topic_id
 from streaming_pca.service.tracing import Span, StreamTraces
-
-__all__ = ["Session"]
 
 T = TypeVar("T")
 

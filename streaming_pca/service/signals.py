@@ -7,8 +7,6 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["stop_on_signals"]
-
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 

@@ -26,10 +26,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import Span, StatusCode, set_span_in_context
 
-from streaming_pca.config.settings import ConfigurationError, TraceSettings, check_collector
+from streaming_pca.config.kafka import ConfigurationError
+from streaming_pca.config.settings import TraceSettings, check_collector
 from streaming_pca.privacy.randomness import secret_salt
-
-__all__ = ["SpanExport"]
 
 log = logging.getLogger(__name__)
 

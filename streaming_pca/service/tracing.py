@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 from kafka.errors import KafkaError
 
-from streaming_pca.config.settings import ConfigurationError, StreamSettings, TraceSettings
+from streaming_pca.config.kafka import ConfigurationError
+from streaming_pca.config.settings import StreamSettings, TraceSettings
+from streaming_pca.privacy.ledger.cap import BudgetExceeded
 from streaming_pca.privacy.ledger.entries import Reserved
-from streaming_pca.privacy.ledger.ledger import BudgetExceeded
 from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 from streaming_pca.service.logs import trace_id
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span as OtelSpan
 
     from streaming_pca.service.span_export import SpanExport
-
-__all__ = ["NO_SPAN", "Span", "StreamTraces", "Tracing"]
 
 _MILLISECOND = 1_000_000
 """Resolution of times, in nanoseconds."""

@@ -14,12 +14,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.executors import first_of
 from streaming_pca.service.input.clock import settings_line
 from streaming_pca.service.metrics import StreamMetrics
-
-__all__ = ["Verifier"]
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,8 @@ import uvloop
 from kafka.errors import KafkaError
 
 from streaming_pca.config.effective import doubts_of_settings
-from streaming_pca.config.settings import ConfigurationError, Settings
+from streaming_pca.config.kafka import ConfigurationError
+from streaming_pca.config.settings import Settings
 from streaming_pca.estimators.kernel_cache import (
     COMPILING,
     FIRST,
@@ -34,7 +35,7 @@ from streaming_pca.estimators.kernel_cache import (
 from streaming_pca.kernels import load_compiler
 from streaming_pca.kernels.threads import use_threads
 from streaming_pca.privacy.errors import ParameterError
-from streaming_pca.privacy.ledger.ledger import BudgetExceeded
+from streaming_pca.privacy.ledger.cap import BudgetExceeded
 from streaming_pca.service.commit.checkpoint import BudgetExceededByAnother
 from streaming_pca.service.commit.release import Progress
 from streaming_pca.service.commit.standby import StandbyCheck
@@ -53,8 +54,6 @@ from streaming_pca.service.signals import stop_on_signals
 from streaming_pca.service.topics.find import Topics, find_topics
 from streaming_pca.service.tracing import Tracing
 from streaming_pca.service.verification import Verifier
-
-__all__ = ["Worker", "run_worker"]
 
 log = logging.getLogger(__name__)
 

@@ -36,8 +36,6 @@ from streaming_pca.spark.operations import (
 )
 from streaming_pca.spark.segments import Layout, Order
 
-__all__ = ["SparkBatch", "SparkValues"]
-
 T = TypeVar("T")
 Integers = NDArray[np.int64]
 

@@ -25,8 +25,6 @@ from numpy.typing import NDArray
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.records import RecordKind
 
-__all__ = ["CachedRows", "RowCache", "Shelf", "ValueCache", "folder_of"]
-
 _ALIGNED = 64
 """Octets by which arrays begin in a file."""
 _LENGTH = struct.Struct("<q")

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 
 from pyspark.sql import SparkSession
 
-from streaming_pca.config.settings import KafkaSettings, Settings, StreamSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.config.spark import SparkSettings
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.service.commit.release import Progress
@@ -22,8 +23,6 @@ from streaming_pca.service.worker import run_worker
 from streaming_pca.spark.jobs import Cluster
 from streaming_pca.spark.reader import ClusterReader
 from streaming_pca.spark.session import start_spark, stop_spark, watch_spark
-
-__all__ = ["ClusterReaders", "run_spark"]
 
 log = logging.getLogger(__name__)
 

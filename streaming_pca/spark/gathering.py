@@ -23,8 +23,6 @@ from streaming_pca.spark.reading import Feed, Part, Reading, changed, chosen, nu
 from streaming_pca.spark.segments import Range, Segment
 from streaming_pca.spark.tasks import answer_rows, guarded
 
-__all__ = ["Fetch", "gathered", "on_parts"]
-
 
 @dataclass(frozen=True)
 class Fetch:

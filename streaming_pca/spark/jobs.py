@@ -48,8 +48,6 @@ from streaming_pca.spark.tasks import (
     load,
 )
 
-__all__ = ["Cluster", "Loaded"]
-
 T = TypeVar("T")
 
 _TASKS = 3

@@ -18,20 +18,6 @@ from streaming_pca.data.records import BinKernel, MapKernel, SumKernel, ValueKer
 from streaming_pca.kernels.coordinates import BinCounts
 from streaming_pca.spark.segments import Order
 
-__all__ = [
-    "BinTally",
-    "Mapped",
-    "Operation",
-    "RecordSum",
-    "Records",
-    "Share",
-    "Total",
-    "UserHashes",
-    "ValueSum",
-    "bin_counts",
-    "user_hashes",
-]
-
 Integers = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
 Values = NDArray[np.float64]

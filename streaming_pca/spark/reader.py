@@ -16,7 +16,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.service.errors import RecordsLost, SessionLost
 from streaming_pca.service.input.end_offsets import Offsets
@@ -24,8 +25,6 @@ from streaming_pca.service.input.partition_reader import PartitionReader
 from streaming_pca.spark.batch import SparkBatch
 from streaming_pca.spark.jobs import Cluster
 from streaming_pca.spark.segments import Layout, Range, Strip
-
-__all__ = ["ClusterReader"]
 
 MakeCluster = Callable[[KafkaSettings, StreamSettings, PayloadCodec], Cluster]
 

@@ -33,21 +33,6 @@ from streaming_pca.service.input.source import build_codec
 from streaming_pca.spark.cache import RowCache, Shelf, ValueCache, folder_of
 from streaming_pca.spark.segments import Range, packed_structure
 
-__all__ = [
-    "Feed",
-    "Part",
-    "Piece",
-    "Reading",
-    "Refused",
-    "Structure",
-    "changed",
-    "chosen",
-    "numbered",
-    "parts_of",
-    "range_of",
-    "whole_pairs",
-]
-
 Hashes = NDArray[np.uint64]
 Part = tuple[int, ArrayBatch, "Hashes | None"]
 """Consecutive records of a segment: the place of the first in it, the records, and their users."""

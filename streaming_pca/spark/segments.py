@@ -16,8 +16,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Layout", "Order", "Range", "Segment", "Strip", "packed_structure", "runs_of", "segment_of"]
-
 Integers = NDArray[np.int64]
 
 

@@ -26,15 +26,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from weakref import WeakSet
 
-from streaming_pca.config.settings import ConfigurationError
+from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.spark import SparkSettings, check_master
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
-
-__all__ = ["JAVA", "check_extra", "start_spark", "stop_spark", "watch_spark"]
 
 log = logging.getLogger(__name__)
 

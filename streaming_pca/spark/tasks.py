@@ -39,21 +39,6 @@ from streaming_pca.spark.reading import (
 )
 from streaming_pca.spark.segments import Range
 
-__all__ = [
-    "ANSWER",
-    "HANDLE",
-    "TaskFailed",
-    "Work",
-    "add",
-    "add_chunk",
-    "answer_rows",
-    "compute",
-    "digest",
-    "drop",
-    "guarded",
-    "load",
-]
-
 T = TypeVar("T")
 
 HANDLE = (

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from streaming_pca.admin.access import ROLES, Permission, as_options, permissions, principal_of
-from streaming_pca.config.settings import ConfigurationError, KafkaSettings, Settings, StreamSettings
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+from streaming_pca.config.settings import Settings, StreamSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 IDS = {"traffic": "Jj9Yx1Q"}

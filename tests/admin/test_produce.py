@@ -19,9 +19,12 @@ from kafka.admin import NewTopic
 
 from streaming_pca.admin.produce import arrange, send_records
 from streaming_pca.client.encoding import encoder_of
-from streaming_pca.config.settings import ConfigurationError, KafkaSettings, StreamSettings
-from streaming_pca.data.codec import ARROW, JSON, NPY, OCTETS, PayloadCodec
-from streaming_pca.data.files import RecordFile, RecordFileError, open_records
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+from streaming_pca.config.settings import StreamSettings
+from streaming_pca.data.codec import NPY, OCTETS, PayloadCodec
+from streaming_pca.data.features.records import ARROW, JSON
+from streaming_pca.data.files import RecordFile, open_records
+from streaming_pca.data.tables import RecordFileError
 from streaming_pca.service.errors import TopicError
 from streaming_pca.service.kafka.clients import admin_client
 from tests.cli.command import call

@@ -23,10 +23,12 @@ from streaming_pca.admin.produce_reports import (
 )
 from streaming_pca.client import sending
 from streaming_pca.client.sending import Outgoing, Produced
-from streaming_pca.config.settings import ConfigurationError, KafkaSettings, StreamSettings
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.codec import PayloadCodec
-from streaming_pca.data.files import RecordFile, RecordFileError
+from streaming_pca.data.files import RecordFile
 from streaming_pca.data.records import RecordKind
+from streaming_pca.data.tables import RecordFileError
 from streaming_pca.linalg.packed import pack_symmetric, packed_size
 from streaming_pca.local import AlreadySpent, LocalAccountant, LocalGaussian
 from streaming_pca.privacy.randomness import replace_noise_sampler

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from kafka import KafkaProducer
 
-from streaming_pca.admin.watch import FollowedRelease, NotARelease, follow_releases, last_release
+from streaming_pca.admin.watch import FollowedRelease, follow_releases, last_release
 from streaming_pca.cli.common import out
 from streaming_pca.cli.plan import explained_text
 from streaming_pca.client import releases as following
-from streaming_pca.client.releases import read_release
-from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.client.releases import NotARelease, read_release
+from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.data.release import Release
 from streaming_pca.demo.broker import EmbeddedBroker
 from streaming_pca.service.errors import TopicError

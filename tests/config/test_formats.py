@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from streaming_pca.config.settings import ConfigurationError, StreamSettings
+from streaming_pca.config.kafka import ConfigurationError
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.service.commit.admission import check_admission
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.service.input.source import build_codec

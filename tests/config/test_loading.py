@@ -11,9 +11,10 @@ import pytest
 from pydantic import SecretStr
 
 from streaming_pca.config.environment import variable_of
+from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.loading import load_settings, load_streams
 from streaming_pca.config.schema import Setting, every_setting
-from streaming_pca.config.settings import ConfigurationError, Settings
+from streaming_pca.config.settings import Settings
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.dev.jars import CACHE_VARIABLE
 from tests.config.test_settings import GOOD

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.loading import load_streams, load_together
-from streaming_pca.config.settings import ConfigurationError, KafkaSettings
 from tests.cli.command import call
 from tests.config.test_loading import SEVERAL
 from tests.config.test_settings import GOOD

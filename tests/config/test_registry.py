@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.loading import load_settings
-from streaming_pca.config.settings import ConfigurationError, RegistrySettings
+from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.data.features.records import Subject
 from tests.cli.command import call
 from tests.config.test_settings import GOOD

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from streaming_pca.api import PrivatePCA
+from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.loading import load_settings
-from streaming_pca.config.settings import ConfigurationError
 from streaming_pca.privacy.parameters import Charge
 
 GOOD = """

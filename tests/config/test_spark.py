@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
+from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.loading import load_settings, load_together
 from streaming_pca.config.schema import file_schema
-from streaming_pca.config.settings import ConfigurationError
 from streaming_pca.config.spark import SparkSettings
 from tests.cli.command import call
 from tests.config.test_settings import GOOD

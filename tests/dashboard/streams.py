@@ -18,13 +18,9 @@ from typing import Any
 import numpy as np
 from kafka import KafkaAdminClient
 
-from streaming_pca.config.settings import (
-    HttpSettings,
-    KafkaSettings,
-    Settings,
-    StreamSettings,
-    WorkerSettings,
-)
+from streaming_pca.config.http import HttpSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import Settings, StreamSettings, WorkerSettings
 from streaming_pca.data.release import Release
 from streaming_pca.privacy.ledger.entries import (
     Cap,

@@ -23,7 +23,8 @@ from streaming_pca.data.arrow import (
     rows_of_arrow,
     stream_of_rows,
 )
-from streaming_pca.data.codec import ARROW, PayloadCodec
+from streaming_pca.data.codec import PayloadCodec
+from streaming_pca.data.features.records import ARROW
 from streaming_pca.data.payloads import MalformedPayload
 from streaming_pca.data.records import RecordKind
 from tests.data.test_codec import Message, message

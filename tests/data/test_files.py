@@ -12,7 +12,8 @@ import pytest
 
 from streaming_pca.admin.produce import arrange
 from streaming_pca.config.settings import StreamSettings
-from streaming_pca.data.files import ColumnChoice, RecordFile, RecordFileError, open_records
+from streaming_pca.data.files import ColumnChoice, RecordFile, open_records
+from streaming_pca.data.tables import RecordFileError
 from tests.cli.command import call
 from tests.cli.test_app import write_config
 

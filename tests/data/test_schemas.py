@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from jsonschema import Draft202012Validator
 
 import streaming_pca
-from streaming_pca.data.codec import JSON, PayloadCodec
+from streaming_pca.data.codec import PayloadCodec
+from streaming_pca.data.features.records import JSON
 from streaming_pca.data.records import RecordKind
 from streaming_pca.data.release import Release
 from streaming_pca.data.schemas import MESSAGE_SCHEMAS, payload_schema

@@ -16,7 +16,8 @@ import trustme
 from kafka.admin import UserScramCredentialUpsertion
 
 from streaming_pca.admin.access import ROLES, Role, apply_permissions, permissions, topic_ids
-from streaming_pca.config.settings import KafkaSettings, Settings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import Settings
 from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.jars import KafkaUnavailable
 from streaming_pca.service.kafka.clients import admin_client

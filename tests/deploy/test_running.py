@@ -17,7 +17,7 @@ import yaml
 from kafka.admin import ConfigResource
 
 from streaming_pca.client.releases import follow
-from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.data.release import Release
 from streaming_pca.service.kafka.clients import admin_client
 from tests import waiting

@@ -11,8 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.loading import load_streams
-from streaming_pca.config.settings import ConfigurationError, KafkaSettings, Settings, StreamSettings
+from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.dashboard.observing.observer import Observer
 from tests.dashboard.api.conftest import ApiSite
 from tests.fuzz.records import check_line

@@ -22,9 +22,10 @@ from kafka.record.memory_records import MemoryRecords
 from streaming_pca.client.encoding import encoder_of
 from streaming_pca.data.arrow import stream_of_rows
 from streaming_pca.data.codec import CONTENT_TYPES, PayloadCodec
-from streaming_pca.data.files import RecordFileError, open_records
+from streaming_pca.data.files import open_records
 from streaming_pca.data.judging import judge_message
 from streaming_pca.data.records import RecordKind
+from streaming_pca.data.tables import RecordFileError
 from streaming_pca.local.promise import promise_header, report_headers
 from streaming_pca.privacy.users.table import hash_users
 from streaming_pca.service.input.buffer import PartitionBuffer, RecordBuffer

@@ -23,13 +23,9 @@ from kafka.admin import ConfigResource
 from numpy.typing import NDArray
 
 from streaming_pca.api import DEFAULT_ESTIMATOR
-from streaming_pca.config.settings import (
-    HttpSettings,
-    KafkaSettings,
-    Settings,
-    StreamSettings,
-    WorkerSettings,
-)
+from streaming_pca.config.http import HttpSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import Settings, StreamSettings, WorkerSettings
 from streaming_pca.data.release import Release
 from streaming_pca.estimators.registry import find
 from streaming_pca.privacy.ledger.entries import (
@@ -44,7 +40,8 @@ from streaming_pca.privacy.ledger.entries import (
     Started,
     decode_entry,
 )
-from streaming_pca.privacy.ledger.ledger import BatchStatus, Ledger
+from streaming_pca.privacy.ledger.ledger import Ledger
+from streaming_pca.privacy.ledger.protocol import BatchStatus
 from streaming_pca.privacy.ledger.verify import verify_log
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.checkpoint import open_ledger

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from kafka import KafkaAdminClient
 
-from streaming_pca.config.settings import KafkaSettings, RegistrySettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.service.errors import SessionLost
 from streaming_pca.service.input.clock import settings_line
 from streaming_pca.service.input.end_offsets import EndOffsetPoller, EndOffsets, OffsetFeed

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pytest
 from kafka import KafkaAdminClient
 
-from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.election import Election
 from tests.waiting import LIMIT, wait_for
 

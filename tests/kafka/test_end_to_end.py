@@ -17,7 +17,8 @@ from kafka.admin import ConfigResource, NewTopic
 from kafka.errors import KafkaError
 
 from streaming_pca.api import DEFAULT_ESTIMATOR
-from streaming_pca.config.settings import KafkaSettings, Settings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import Settings
 from streaming_pca.dev.processes import free_port
 from streaming_pca.privacy.ledger.entries import Abandoned, OffsetRange, Reserved
 from tests.kafka.stream import OCTETS, Child, Stream, check_books, ranges_of

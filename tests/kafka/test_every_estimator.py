@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streaming_pca.admin.ledger import describe_ledger, describe_spent, verify_ledger
+from streaming_pca.admin.ledger import describe_ledger, describe_spent
 from streaming_pca.admin.status import describe_status
 from streaming_pca.data.release import Release
 from streaming_pca.estimators.base import Outcome
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.privacy.ledger.entries import Reserved
 from streaming_pca.privacy.parameters import Charge
+from streaming_pca.service.commit.verification import verify_ledger
 from tests.cli.command import call
 from tests.kafka.stream import Child, Stream, check_books, have_released
 from tests.waiting import wait_for

@@ -9,11 +9,12 @@ from contextlib import closing
 
 import pytest
 
-from streaming_pca.admin.ledger import describe_ledger, verify_ledger
+from streaming_pca.admin.ledger import describe_ledger
 from streaming_pca.admin.pause import pause, resume
 from streaming_pca.admin.status import describe_status
 from streaming_pca.admin.topics import check_streams
 from streaming_pca.privacy.ledger.entries import OffsetPosition, Reserved, Started, encode_entry
+from streaming_pca.service.commit.verification import verify_ledger
 from streaming_pca.service.kafka.clients import plain_producer
 from tests.kafka.child import Strike
 from tests.kafka.stream import Stream, check_books, ranges_of

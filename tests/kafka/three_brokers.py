@@ -16,10 +16,11 @@ from typing import Any, Self
 
 from kafka import KafkaAdminClient
 
-from streaming_pca.admin.ledger import verify_ledger
-from streaming_pca.config.settings import KafkaSettings, Settings, StreamSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.processes import Child as Process
+from streaming_pca.service.commit.verification import verify_ledger
 from streaming_pca.service.topics.find import create_topics
 from tests.kafka.child import Strike
 from tests.kafka.faults import chaos_check, chaos_worker

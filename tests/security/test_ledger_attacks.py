@@ -36,8 +36,9 @@ from streaming_pca.privacy.ledger.entries import (
     encode_entry,
     entry_hash,
 )
-from streaming_pca.privacy.ledger.ledger import BatchStatus, Ledger
+from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.ledger.mechanism_costs import UnknownCost, least_rho
+from streaming_pca.privacy.ledger.protocol import BatchStatus
 from streaming_pca.privacy.ledger.verify import verify_log
 from streaming_pca.privacy.parameters import Charge, parse_rational
 from streaming_pca.service.commit.checkpoint_format import Checkpoint, encode_checkpoint

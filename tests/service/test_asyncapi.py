@@ -13,7 +13,8 @@ from jsonschema import Draft7Validator, Draft202012Validator
 
 import streaming_pca
 from streaming_pca.client.encoding import ContentType, encoder_of, headers_of
-from streaming_pca.config.settings import ConfigurationError, KafkaSettings, StreamSettings
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.judging import judge_message
 from streaming_pca.data.schemas import payload_schema

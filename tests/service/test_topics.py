@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.estimators.base import Subspace
 from streaming_pca.estimators.common.state import encode_state

@@ -20,7 +20,8 @@ import pytest
 from kafka.errors import KafkaTimeoutError
 from pydantic import ValidationError
 
-from streaming_pca.config.settings import ConfigurationError, LogSettings, StreamSettings, TraceSettings
+from streaming_pca.config.kafka import ConfigurationError
+from streaming_pca.config.settings import LogSettings, StreamSettings, TraceSettings
 from streaming_pca.privacy.ledger.entries import OffsetRange, Reserved
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service import span_export

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
-from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service import verification
 from streaming_pca.service.metrics import Metrics
 from streaming_pca.service.verification import Verifier

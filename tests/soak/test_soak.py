@@ -21,10 +21,10 @@ import pytest
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource
 
-from streaming_pca.admin.ledger import verify_ledger
 from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.processes import Child as Process
 from streaming_pca.privacy.ledger.entries import Committed, Released
+from streaming_pca.service.commit.verification import verify_ledger
 from tests.kafka.admin.test_operations import get, of, samples
 from tests.kafka.stream import Child, Stream
 from tests.soak.producer import Pace

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from streaming_pca.admin.ledger import verify_ledger
 from streaming_pca.config.settings import Settings
 from streaming_pca.privacy.ledger.entries import LedgerEntry, Reserved
+from streaming_pca.service.commit.verification import verify_ledger
 from tests.kafka.stream import Child, Stream, check_books
 from tests.spark import driver
 from tests.spark.cluster import Process, descendants

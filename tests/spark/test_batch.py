@@ -13,7 +13,8 @@ from kafka.admin import NewTopic
 from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
-from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.config.spark import SparkSettings
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.service.errors import SessionLost

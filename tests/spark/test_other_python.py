@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.config.spark import SparkSettings
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.spark.jobs import Cluster

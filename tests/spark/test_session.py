@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from streaming_pca.config.settings import ConfigurationError
+from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.spark import SparkSettings
 from streaming_pca.spark.session import start_spark, stop_spark
 

@@ -15,7 +15,8 @@ from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import NewTopic
 from numpy.typing import NDArray
 
-from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.service.errors import RecordsLost, SessionLost
 from streaming_pca.spark.operations import Mapped, RecordSum, Share, ValueSum

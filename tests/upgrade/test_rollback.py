@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from streaming_pca.admin.ledger import verify_ledger
 from streaming_pca.config.loading import load_settings
+from streaming_pca.service.commit.verification import verify_ledger
 from tests.upgrade.program import Program, end, messages_of, produce, status_of, until
 from tests.upgrade.streams import BATCH, write_config
 

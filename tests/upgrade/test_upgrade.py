@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from kafka import KafkaAdminClient
 
-from streaming_pca.admin.ledger import describe_spent, verify_ledger
+from streaming_pca.admin.ledger import describe_spent
 from streaming_pca.config.loading import load_settings
 from streaming_pca.privacy.ledger.entries import Abandoned, Reserved
+from streaming_pca.service.commit.verification import verify_ledger
 from streaming_pca.service.topics.find import find_topics
 from tests.kafka.stream import Stream, check_books
 from tests.upgrade.program import Program, end, messages_of, produce, status_of, until

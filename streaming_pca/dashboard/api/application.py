@@ -22,8 +22,6 @@ from streaming_pca.dashboard.api.streams import add_streams
 if TYPE_CHECKING:
     from streaming_pca.dashboard.observing.observer import Observer
 
-__all__ = ["make_api", "openapi_document"]
-
 _BROKER_SECONDS = 15.0
 _MEMORY_SECONDS = 10.0
 _PLAN_SECONDS = 10.0

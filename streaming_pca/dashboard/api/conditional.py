@@ -9,8 +9,6 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["HEAD", "HeadAnswers", "answer", "answer_bytes", "next_link"]
-
 HEAD = "streaming_pca.head"
 """Key of a request's scope: whether it asks for the headers alone."""
 

@@ -10,8 +10,6 @@ from streaming_pca.dashboard.api.asking import Asker
 if TYPE_CHECKING:
     from streaming_pca.dashboard.observing.observer import Observer
 
-__all__ = ["Context"]
-
 
 @dataclass(frozen=True)
 class Context:

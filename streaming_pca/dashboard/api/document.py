@@ -10,8 +10,6 @@ from fastapi.openapi.utils import get_openapi
 
 from streaming_pca.dashboard.models import Event, Problem
 
-__all__ = ["document_of"]
-
 _PROBLEMS = {
     "401": ("Unauthorized", "The token is missing or wrong."),
     "403": ("Forbidden", "The page of another origin asks."),

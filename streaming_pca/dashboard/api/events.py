@@ -15,8 +15,6 @@ from streaming_pca.dashboard.api.conditional import HEAD
 from streaming_pca.dashboard.api.context import Context
 from streaming_pca.dashboard.models import Event
 
-__all__ = ["PING_SECONDS", "Mailbox", "add_events"]
-
 PING_SECONDS = 15
 _RETRY_MS = 3000
 _SEND_SECONDS = 30.0

@@ -11,8 +11,6 @@ from streaming_pca.dashboard.models import EntryPage, LedgerPage, LedgerSummary,
 from streaming_pca.dashboard.observing.errors import UnknownLedger
 from streaming_pca.service.errors import TopicError
 
-__all__ = ["add_ledgers"]
-
 
 def add_ledgers(app: FastAPI, context: Context) -> None:
     """Add the routes of ledgers."""

@@ -6,8 +6,6 @@ from typing import Annotated
 
 from fastapi import Path, Query
 
-__all__ = ["Batch", "Before", "Input", "Job", "Limit", "Name", "Offset", "Partition"]
-
 _NAME = r"^[A-Za-z0-9._-]{1,200}$"
 _MOST = 2**63 - 1
 

@@ -15,8 +15,6 @@ from streaming_pca.estimators.forecast.forecast import forecast
 from streaming_pca.estimators.forecast.result import as_json
 from streaming_pca.privacy.errors import ParameterError
 
-__all__ = ["Plan", "PlanShares", "PlanTarget", "add_planning"]
-
 
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

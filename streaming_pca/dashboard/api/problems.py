@@ -25,8 +25,6 @@ from streaming_pca.service.errors import TopicError
 from streaming_pca.service.http.access import problem
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 
-__all__ = ["RETRY_SECONDS", "NotReady", "StrictRoute", "add_problems"]
-
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 5

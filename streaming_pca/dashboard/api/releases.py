@@ -16,8 +16,6 @@ from streaming_pca.dashboard.api.problems import NotReady
 from streaming_pca.dashboard.observing.errors import UnknownRelease
 from streaming_pca.data.release import ArrayDigest, Release
 
-__all__ = ["NPZ", "add_releases", "npz_of"]
-
 NPZ = "application/octet-stream"
 """Media type of NumPy's archives: none of their own is registered."""
 _RESPONSES: dict[int | str, dict[str, Any]] = {

@@ -14,8 +14,6 @@ from streaming_pca.dashboard.guarantee import guarantee_in_words
 from streaming_pca.dashboard.models import Budget, History, ReleasePage, StreamDetail, StreamPage
 from streaming_pca.dashboard.observing.errors import UnknownLedger
 
-__all__ = ["add_streams"]
-
 After = Annotated[
     str | None,
     Query(description="Only names behind this one: `next` of the page before.", max_length=200),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["UnknownLedger", "UnknownRecord", "UnknownRelease", "UnknownStream"]
-
 
 class _Unknown(LookupError):
     def __str__(self) -> str:

@@ -9,8 +9,6 @@ from datetime import UTC, datetime
 
 from streaming_pca.dashboard.models import Connection, Event
 
-__all__ = ["ConnectionState", "Listeners", "now_in_words"]
-
 Listener = Callable[[Event], None]
 _log = logging.getLogger(__name__)
 

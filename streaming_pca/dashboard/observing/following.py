@@ -14,8 +14,6 @@ from streaming_pca.dashboard.observing.standing import TopicTable
 if TYPE_CHECKING:
     from streaming_pca.dashboard.observing.observer import Observer
 
-__all__ = ["follow_topics"]
-
 _IDLE_SECONDS = 0.2
 _PROBE_SECONDS = 3.0
 """Interval at which the ends of topics are asked for: polling a dead broker is silent."""

@@ -9,8 +9,6 @@ from typing import Literal
 from streaming_pca.dashboard.models import Health
 from streaming_pca.estimators.doubts import describe_doubts
 
-__all__ = ["Facts", "LagWatch", "judge"]
-
 Level = Literal["ok", "warning", "problem", "unknown"]
 
 MANY_NULL = 0.5

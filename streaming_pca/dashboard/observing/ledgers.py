@@ -31,8 +31,6 @@ from streaming_pca.privacy.parameters import Charge, format_number, parse_ration
 from streaming_pca.service.commit.log_reader import LedgerReplay, Replayed, lost_entries
 from streaming_pca.service.errors import StreamRefused, TopicError
 
-__all__ = ["LedgerView"]
-
 RANGES_PER_ROW = 8
 _LONGEST_TEXT = 500
 _INTERNED = 1000

@@ -26,8 +26,6 @@ from streaming_pca.service.kafka.clients import (
 )
 from streaming_pca.service.kafka.refusals import missing_permission
 
-__all__ = ["Message", "TopicsLost", "TopicsReader", "in_words"]
-
 _PATH = re.compile(r"""(?<![\w/])['"]?/[^\s'",:;()]+['"]?""")
 _POLL_MS = 200
 _FETCH_BYTES = 4 * 2**20

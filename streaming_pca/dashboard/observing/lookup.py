@@ -17,8 +17,6 @@ from streaming_pca.data.release import Release
 from streaming_pca.service.errors import TopicError
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 
-__all__ = ["ReleaseLookup"]
-
 _WAIT_SECONDS = 10.0
 
 

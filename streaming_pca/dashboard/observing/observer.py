@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from kafka.errors import KafkaError
 
 from streaming_pca.admin.ledger import require_record
-from streaming_pca.config.settings import ConfigurationError, KafkaSettings, Settings
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+from streaming_pca.config.settings import Settings
 from streaming_pca.dashboard.models import (
     EntryPage,
     Event,
@@ -41,8 +42,6 @@ from streaming_pca.dashboard.observing.verification import Verifications
 from streaming_pca.data.release import Release
 from streaming_pca.service.errors import SessionLost, TopicError
 from streaming_pca.service.kafka.clients import BrokerUnreachable
-
-__all__ = ["Observer"]
 
 _log = logging.getLogger(__name__)
 

@@ -22,8 +22,6 @@ from streaming_pca.data.release import Release
 from streaming_pca.estimators.common.error_bounds import explained_ratio
 from streaming_pca.estimators.doubts import resolved_components
 
-__all__ = ["Point", "ReleaseHistory"]
-
 Vector = NDArray[np.float64]
 
 MOST_NUMBERS = 2**20

@@ -20,8 +20,6 @@ from streaming_pca.service.kafka.clients import admin_client, reading_consumer
 if TYPE_CHECKING:
     from streaming_pca.dashboard.observing.observer import Observer
 
-__all__ = ["TopicTable", "ask_for_standings"]
-
 _ROUND_SECONDS = 2.0
 _MISSING = 3
 """Kafka's error code of a topic that is not there."""

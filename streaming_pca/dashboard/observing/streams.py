@@ -15,11 +15,10 @@ from streaming_pca.dashboard.observing.health import Facts, LagWatch, judge
 from streaming_pca.dashboard.observing.ledgers import LedgerView, batches_of
 from streaming_pca.dashboard.observing.releases import Point, ReleaseHistory
 from streaming_pca.privacy.ledger.cap import BudgetExceeded, within_cap
-from streaming_pca.privacy.ledger.ledger import BatchStatus, JobLedger, Ledger
+from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
+from streaming_pca.privacy.ledger.protocol import BatchStatus
 from streaming_pca.privacy.ledger.spend_map import SpendMap
 from streaming_pca.privacy.parameters import Charge, parse_rational
-
-__all__ = ["StreamState"]
 
 _INTERVALS = 10
 """Intervals between releases of which the median is the usual one."""

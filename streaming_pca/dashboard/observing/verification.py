@@ -11,8 +11,6 @@ from streaming_pca.dashboard.observing.events import now_in_words
 from streaming_pca.dashboard.observing.logs import in_words
 from streaming_pca.service.commit.verification import FAILURES, verify_ledger
 
-__all__ = ["Verifications"]
-
 _MOST_PROBLEMS = 100
 
 

@@ -20,8 +20,6 @@ from streaming_pca.data.features.paths import NOTHING, Path, is_index
 from streaming_pca.data.features.times import day_of, moment_of
 from streaming_pca.data.payloads import MalformedPayload
 
-__all__ = ["ArrowRecords"]
-
 Rows = NDArray[np.int64]
 """Places of values in an array, -1 where one is missing."""
 

@@ -15,8 +15,6 @@ from streaming_pca.data.features.numbers import TRANSFORMS, Transform, number_of
 from streaming_pca.data.features.paths import Path, path_of
 from streaming_pca.data.features.times import PERIODS, Part, TimeUnit, seconds_of
 
-__all__ = ["OTHER", "Feature", "category_of"]
-
 OTHER = "other"
 """Name of the column, and of the stand-in, of values outside a vocabulary."""
 

@@ -13,8 +13,6 @@ from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.paths import find
 from streaming_pca.data.features.row_map import RowMap
 
-__all__ = ["column_names", "column_of", "rows_of_table", "values_of"]
-
 
 def column_names(table: Any) -> list[str] | None:
     """Return the names of a table's columns; None for a list of records, and for an array."""

@@ -10,8 +10,6 @@ import msgspec
 
 from streaming_pca.data.features.paths import Path, find, is_index
 
-__all__ = ["JsonObjects"]
-
 _Getter = Callable[[Any], Any]
 
 

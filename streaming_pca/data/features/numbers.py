@@ -10,8 +10,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-__all__ = ["TRANSFORMS", "Transform", "number_of", "quotient"]
-
 Transform = Literal["none", "log1p", "sqrt", "logit"]
 
 _NUMBER = re.compile(r"[ \t]*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?[ \t]*", re.ASCII)

@@ -6,8 +6,6 @@ from typing import Annotated, Any
 
 from annotated_types import MinLen
 
-__all__ = ["NOTHING", "Path", "find", "is_index", "path_of"]
-
 Path = Annotated[tuple[Annotated[str, MinLen(1)], ...], MinLen(1)]
 
 NOTHING = object()

@@ -17,8 +17,6 @@ from streaming_pca.data.features.records import REGISTERED_BYTES, Node, library,
 from streaming_pca.data.features.times import moment_of
 from streaming_pca.data.payloads import MalformedPayload
 
-__all__ = ["ProtobufRecords", "message_type"]
-
 Parse = Callable[[bytes], Any]
 Fill = Callable[[Any, list[Any]], None]
 """Takes a message and the slots to fill."""

@@ -28,8 +28,6 @@ from streaming_pca.data.features.row_map import RowMap, check_places
 from streaming_pca.data.features.schemas import RegisteredRecords, records_of
 from streaming_pca.data.payloads import MalformedPayload, depth_of, split_values
 
-__all__ = ["MOST_OBJECT_BYTES", "FieldReader"]
-
 MOST_OBJECT_BYTES = 2**20
 """Longest text of one record."""
 

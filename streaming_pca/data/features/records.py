@@ -9,25 +9,6 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from streaming_pca.data.features.paths import Path
 
-__all__ = [
-    "ARROW",
-    "AVRO",
-    "JSON",
-    "PROTOBUF",
-    "REGISTERED_BYTES",
-    "SCHEMA_FORMATS",
-    "LibraryMissing",
-    "Node",
-    "PublicSchema",
-    "Records",
-    "SchemaFormat",
-    "Schemas",
-    "Subject",
-    "library",
-    "one_line",
-    "tree_of",
-]
-
 JSON: Final = "application/json"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 AVRO: Final = "application/avro"

@@ -10,8 +10,6 @@ from typing import Any
 
 from streaming_pca.data.features.records import PublicSchema, SchemaFormat
 
-__all__ = ["Registered", "public_schema"]
-
 _PRIMITIVE = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 _NAMED = ("record", "error", "enum", "fixed")
 _NO_SPACE = "_"

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.paths import Path, is_index
 
-__all__ = ["RowMap", "check_places"]
-
 
 def check_places(places: Sequence[Path]) -> None:
     """Raise ValueError where a field would have to be a value and an object."""

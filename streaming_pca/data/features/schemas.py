@@ -19,8 +19,6 @@ from streaming_pca.data.features.records import (
 )
 from streaming_pca.data.payloads import MalformedPayload
 
-__all__ = ["RegisteredRecords", "named_in_ledger", "records_of"]
-
 _SHOWN = 3
 """Schemas whose faults a message names."""
 

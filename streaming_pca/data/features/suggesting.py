@@ -8,15 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "Suggestion",
-    "fields_of_arrow",
-    "fields_of_avro",
-    "fields_of_json_schema",
-    "fields_of_protobuf",
-    "toml_of",
-]
-
 _DEEPEST = 8
 _NUMBERS = ("int", "long", "float", "double")
 _NO_BOUNDS = "bounds = []  # least and largest"

@@ -10,8 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["PERIODS", "Part", "TimeUnit", "day_of", "moment_of", "seconds_of"]
-
 Part = Literal["hour", "weekday", "day", "month"]
 TimeUnit = Literal["s", "ms", "us"]
 

@@ -34,17 +34,6 @@ from streaming_pca.estimators.common.present import PresentShare
 from streaming_pca.linalg.subspace import orthonormalise, project_symmetric, ritz_pairs
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
 
-__all__ = [
-    "BlockEstimate",
-    "BlockOptions",
-    "BlockPCA",
-    "BlockState",
-    "BlockUpdate",
-    "block_subspace",
-    "learn_block",
-    "round_shares",
-]
-
 Matrix = NDArray[np.float64]
 
 # Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").

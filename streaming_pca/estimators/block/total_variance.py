@@ -20,8 +20,6 @@ from streaming_pca.estimators.common.norm_distribution import (
 from streaming_pca.kernels.block.energies import LAYER
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
 
-__all__ = ["TOTAL_LATTICE", "TotalVariance", "learn_total"]
-
 TOTAL_LATTICE = LAYER
 """Largest term: fine enough that rounding costs next to nothing; 2**22 terms fit int64."""
 

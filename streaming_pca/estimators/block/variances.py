@@ -25,8 +25,6 @@ from streaming_pca.kernels.block.chunks import grid
 from streaming_pca.kernels.block.energies import LAYER, add_layers
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
 
-__all__ = ["VARIANCES_SHARE", "measure_variances", "relative_tail", "take_shares"]
-
 Matrix = NDArray[np.float64]
 
 # Set on synthetic data (docs/explanation/default-estimator.md, "Constants").

@@ -14,8 +14,6 @@ from streaming_pca.estimators.covariance.update import FIRST_LOOK, LATER_LOOK, L
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.privacy.errors import ParameterError, require_count
 
-__all__ = ["MOST_RECORDS", "Shares", "checked_batches", "planned_batches"]
-
 MOST_RECORDS = 10**10
 _MOST_BATCHES = 10_000
 

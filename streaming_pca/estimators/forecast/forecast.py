@@ -23,8 +23,6 @@ from streaming_pca.privacy.calibration.multipliers import gaussian_rho, least_mu
 from streaming_pca.privacy.errors import ParameterError, require_count, require_positive
 from streaming_pca.privacy.parameters import PrivacyParameters, doubt_of_delta
 
-__all__ = ["forecast", "forecast_of"]
-
 _MOST_DIM = 2**13
 
 

@@ -11,8 +11,6 @@ from streaming_pca.estimators.forecast.batches import Shares
 from streaming_pca.privacy.errors import ParameterError, require_positive
 from streaming_pca.privacy.parameters import Charge
 
-__all__ = ["TARGETS", "Forecast", "Route", "as_json", "describe"]
-
 TARGETS = (0.05, 0.10, 0.30)
 """Relative errors for which a forecast names the needed eigengap."""
 

@@ -20,8 +20,6 @@ from streaming_pca.linalg.packed import packed_size, unpack_symmetric
 from streaming_pca.local import noise_sigma
 from streaming_pca.privacy.parameters import Charge
 
-__all__ = ["LocalEstimator", "LocalOptions", "LocalState", "errors_along"]
-
 Matrix = NDArray[np.float64]
 
 _MOST_REPORTS = 4096

@@ -14,8 +14,6 @@ from streaming_pca.estimators.local.base import LocalEstimator, LocalOptions, Lo
 from streaming_pca.linalg.packed import packed_size
 from streaming_pca.linalg.subspace import leading_eigenpairs
 
-__all__ = ["LocalGaussianOptions", "LocalGaussianPCA", "LocalGaussianState"]
-
 
 class LocalGaussianOptions(LocalOptions):
     """Settings of :class:`LocalGaussianPCA`."""

@@ -15,8 +15,6 @@ from streaming_pca.linalg.fantope import FantopeIterate, noise_penalty, sparse_s
 from streaming_pca.linalg.packed import pack_symmetric, packed_size, unpack_symmetric
 from streaming_pca.linalg.subspace import leading_eigenpairs, ritz_pairs
 
-__all__ = ["SparseLocalOptions", "SparseLocalPCA", "SparseLocalState"]
-
 _MOST_STORED = 512
 """Most features of a stored start: more would make the state much larger."""
 _LEAST_WEIGHT = 10.0

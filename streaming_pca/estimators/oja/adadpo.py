@@ -16,8 +16,6 @@ from streaming_pca.estimators.oja.options import AdaptiveMeanOptions
 from streaming_pca.estimators.oja.truncated_mean import AdaptiveMean, least_records
 from streaming_pca.linalg.subspace import project_symmetric
 
-__all__ = ["AdaDPO", "AdaDPOOptions", "AdaDPOState"]
-
 
 class AdaDPOOptions(AdaptiveMeanOptions):
     """Settings of :class:`AdaDPO`: the inputs of [DunglerSanyal2026, Alg. 2]."""

@@ -15,8 +15,6 @@ from streaming_pca.estimators.base import Estimator, Options, Outcome, State, Su
 from streaming_pca.estimators.oja.options import LearningRates
 from streaming_pca.linalg.subspace import orthonormalise
 
-__all__ = ["ComponentRates", "Deflation", "DeflationState", "Learnt"]
-
 Floats = NDArray[np.float64]
 
 _VANISHED = 1e-6

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from streaming_pca.estimators.base import Estimator, Options, State, Subspace
 from streaming_pca.linalg.subspace import orthonormalise, ritz_pairs
 
-__all__ = ["IterateEstimator", "IterateState", "oja_step"]
-
 Floats = NDArray[np.float64]
 
 

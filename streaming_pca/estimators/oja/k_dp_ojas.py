@@ -24,8 +24,6 @@ from streaming_pca.privacy.calibration.multipliers import gaussian_rho
 from streaming_pca.privacy.calibration.shuffling import shuffled_sigma
 from streaming_pca.privacy.mechanisms import gaussian_on_message, secret_permutation
 
-__all__ = ["DPOjas", "DPOjasOptions"]
-
 Floats = NDArray[np.float64]
 
 

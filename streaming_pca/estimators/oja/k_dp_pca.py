@@ -15,8 +15,6 @@ from streaming_pca.estimators.oja.deflation import ComponentRates, Deflation, De
 from streaming_pca.estimators.oja.options import AdaptiveMeanOptions
 from streaming_pca.estimators.oja.truncated_mean import AdaptiveMean, least_records
 
-__all__ = ["DPPCA", "KDPPCA", "KDPPCAOptions"]
-
 
 class KDPPCAOptions(AdaptiveMeanOptions, ComponentRates):
     """Settings of :class:`KDPPCA`: the inputs of [DunglerSanyal2025, Algs. 1 and 2]."""

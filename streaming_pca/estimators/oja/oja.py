@@ -17,8 +17,6 @@ from streaming_pca.kernels.lattice import BLOCK, MAX_RECORDS
 from streaming_pca.kernels.sequential_oja import oja_steps
 from streaming_pca.privacy.parameters import Charge
 
-__all__ = ["OjaOptions", "OjaPCA"]
-
 _LARGEST = 1e150
 """Bound of the Rayleigh quotients: keeps their eigenvalues finite."""
 

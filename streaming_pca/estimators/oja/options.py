@@ -10,8 +10,6 @@ from pydantic import Field, model_validator
 from streaming_pca.estimators.base import Options
 from streaming_pca.kernels.lattice import MAX_RECORDS
 
-__all__ = ["AdaptiveMeanOptions", "LearningRates"]
-
 
 class LearningRates(Options):
     """Schedule of the learning rate eta_t, t from 1.

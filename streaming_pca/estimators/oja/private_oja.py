@@ -16,8 +16,6 @@ from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.privacy.calibration.multipliers import gaussian_rho, lattice_sigma, textbook_multiplier
 from streaming_pca.privacy.mechanisms import gaussian_on_symmetric_space
 
-__all__ = ["PrivateOja", "PrivateOjaOptions"]
-
 
 class PrivateOjaOptions(LearningRates):
     """Settings of :class:`PrivateOja`: the inputs of [DunglerSanyal2026, Alg. 1]."""

@@ -76,8 +76,6 @@ from streaming_pca.privacy.mechanisms import (
 )
 from streaming_pca.privacy.parameters import PrivacyParameters
 
-__all__ = ["AdaptiveMean", "MeanFound", "least_records"]
-
 Floats = NDArray[np.float64]
 
 _EIGENVALUE_STEPS = 60

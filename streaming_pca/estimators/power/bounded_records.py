@@ -28,8 +28,6 @@ from streaming_pca.kernels import njit
 from streaming_pca.kernels.lattice import BLOCK
 from streaming_pca.kernels.rounding import COUNTED_AS_CLIPPED, NO_EXPONENT, exponent, scale_down
 
-__all__ = ["BoundedRecords", "scale_records"]
-
 Floats = NDArray[np.float64]
 
 

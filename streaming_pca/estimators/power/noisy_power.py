@@ -20,8 +20,6 @@ from streaming_pca.linalg.subspace import orthonormalise, ritz_pairs
 from streaming_pca.privacy.calibration.multipliers import gaussian_rho, lattice_sigma
 from streaming_pca.privacy.mechanisms import gaussian_on_symmetric_space
 
-__all__ = ["NoisyPowerMethod", "NoisyPowerOptions", "NoisyPowerState"]
-
 Matrix = NDArray[np.float64]
 
 

@@ -21,8 +21,6 @@ from streaming_pca.linalg.tensors import Whitening, unwhitened, whitening_of
 from streaming_pca.privacy.calibration.multipliers import gaussian_rho, lattice_sigma, least_multiplier
 from streaming_pca.privacy.mechanisms import gaussian_on_symmetric, gaussian_on_vector
 
-__all__ = ["PrivateTensorOptions", "PrivateTensorPower", "PrivateTensorState"]
-
 
 class PrivateTensorOptions(TensorOptions):
     """Settings of :class:`PrivateTensorPower`."""

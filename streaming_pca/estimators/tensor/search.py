@@ -43,9 +43,6 @@ from streaming_pca.linalg.tensors import (
 )
 from streaming_pca.privacy.randomness import utility_generator
 
-__all__ = ["TensorOptions", "TensorSearch", "tensor_of"]
-
-
 Matrix = NDArray[np.float64]
 
 _LARGEST = 1e150

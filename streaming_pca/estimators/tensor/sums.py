@@ -33,8 +33,6 @@ from streaming_pca.kernels.lattice import BLOCK, MAX_RECORDS, RADIUS, LatticeSum
 from streaming_pca.kernels.rounding import clip_and_round
 from streaming_pca.linalg.tensors import Whitening
 
-__all__ = ["PRODUCT_SENSITIVITY", "Space", "joint_radius", "product_sum"]
-
 Matrix = NDArray[np.float64]
 
 PRODUCT_SENSITIVITY = 2.0 * RADIUS**2

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from streaming_pca.kernels import njit
 from streaming_pca.kernels.lattice import RADIUS
 
-__all__ = ["COUNTED_AS_CLIPPED", "MOST_PRODUCT", "WEIGHT", "Centre", "is_within", "scaled_down"]
-
 Floats = NDArray[np.float64]
 
 WEIGHT = 2.0**20

@@ -32,17 +32,6 @@ from streaming_pca.kernels.rounding import (
     sum_of_squares,
 )
 
-__all__ = [
-    "MOST_RECORDS",
-    "Chunk",
-    "chunk_rows",
-    "fill_chunk",
-    "grid",
-    "new_chunk",
-    "product_squared",
-    "rough_squared",
-]
-
 Floats = NDArray[np.float64]
 
 MOST_RECORDS = 2**8

@@ -15,8 +15,6 @@ from streaming_pca.kernels.block.chunks import Chunk, fill_chunk
 from streaming_pca.kernels.public_map import PublicMap
 from streaming_pca.kernels.records_view import RecordsView
 
-__all__ = ["LAYER", "add_layers"]
-
 LAYER = 2**40
 """Largest term: fine enough that rounding costs next to nothing; 2**22 terms fit int64."""
 

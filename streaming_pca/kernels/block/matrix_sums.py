@@ -28,8 +28,6 @@ from streaming_pca.kernels.rounding import (
     sum_of_squares,
 )
 
-__all__ = ["CANCELLED", "MATRIX_GRID", "sum_matrix_products"]
-
 Floats = NDArray[np.float64]
 
 MATRIX_GRID = 26

@@ -13,8 +13,6 @@ from streaming_pca.kernels.block.chunks import Chunk, fill_chunk, rough_squared
 from streaming_pca.kernels.public_map import PublicMap
 from streaming_pca.kernels.records_view import RecordsView
 
-__all__ = ["product_sizes"]
-
 Floats = NDArray[np.float64]
 
 _CANCELLED = 2.0**-10

@@ -23,8 +23,6 @@ from streaming_pca.kernels.public_map import PublicMap
 from streaming_pca.kernels.records_view import RecordsView
 from streaming_pca.kernels.rounding import erase
 
-__all__ = ["new_counter", "next_chunk", "sum_products"]
-
 Floats = NDArray[np.float64]
 
 

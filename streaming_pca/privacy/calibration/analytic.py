@@ -22,8 +22,6 @@ from streaming_pca.privacy.errors import (
     require_positive,
 )
 
-__all__ = ["gaussian_delta", "gaussian_multiplier", "greatest_rho", "pure_epsilon"]
-
 _GREATEST_EPSILON = 1e12
 """Largest epsilon of a charge; further out, arguments outgrow the evaluations."""
 

@@ -13,7 +13,7 @@ import math
 from fractions import Fraction
 from functools import lru_cache
 
-from streaming_pca.privacy.calibration.analytic import gaussian_delta, gaussian_multiplier, pure_epsilon
+from streaming_pca.privacy.calibration.analytic import gaussian_multiplier
 from streaming_pca.privacy.errors import (
     CalibrationError,
     require_count,
@@ -21,18 +21,6 @@ from streaming_pca.privacy.errors import (
     require_positive,
 )
 from streaming_pca.privacy.noise import GREATEST_SIGMA
-
-__all__ = [
-    "CalibrationError",
-    "gaussian_delta",
-    "gaussian_multiplier",
-    "gaussian_rho",
-    "lattice_sigma",
-    "least_multiplier",
-    "pure_epsilon",
-    "require_room",
-    "textbook_multiplier",
-]
 
 
 def textbook_multiplier(epsilon: float, delta: float) -> float:

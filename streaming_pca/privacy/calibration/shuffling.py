@@ -41,8 +41,6 @@ from streaming_pca.privacy.errors import (
     require_positive,
 )
 
-__all__ = ["blanket_delta", "is_shuffle_private", "shuffled_multiplier", "shuffled_sigma"]
-
 Floats = NDArray[np.float64]
 
 _BLANKET_SHARE = 0.2

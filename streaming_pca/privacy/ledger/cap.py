@@ -32,8 +32,6 @@ from typing import Self
 from streaming_pca.privacy.ledger.entries import Cap, OffsetSpan, Opened
 from streaming_pca.privacy.parameters import Charge, format_number, format_rational
 
-__all__ = ["BudgetExceeded", "approximate", "left_of", "within_cap"]
-
 _LONGEST = 60
 
 

@@ -15,29 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from streaming_pca.privacy.parameters import Charge, Rational
 
-__all__ = [
-    "Abandoned",
-    "Cap",
-    "Charged",
-    "Committed",
-    "LedgerEntry",
-    "MalformedEntry",
-    "OffsetPosition",
-    "OffsetRange",
-    "OffsetSpan",
-    "Opened",
-    "Paused",
-    "Released",
-    "Reserved",
-    "Resumed",
-    "Retired",
-    "Started",
-    "decode_entry",
-    "encode_entry",
-    "entry_hash",
-]
-
-
 _OFFSET_LIMIT = 2**63
 """Bound of Kafka's offsets and of batch numbers."""
 

@@ -33,11 +33,9 @@ from streaming_pca.privacy.ledger.entries import (
     Reserved,
     entry_hash,
 )
-from streaming_pca.privacy.ledger.protocol import BatchStatus, JobProgress, JobStatus, check_entry
+from streaming_pca.privacy.ledger.protocol import JobProgress, check_entry
 from streaming_pca.privacy.ledger.spend_map import SpendMap, largest_charge
 from streaming_pca.privacy.parameters import Charge
-
-__all__ = ["BatchStatus", "BudgetExceeded", "JobLedger", "JobStatus", "Ledger", "Verdict", "within_cap"]
 
 
 @dataclass(frozen=True)

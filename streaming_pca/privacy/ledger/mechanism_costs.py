@@ -50,8 +50,6 @@ from typing import Any
 from streaming_pca.privacy.calibration.analytic import gaussian_multiplier, greatest_rho, pure_epsilon
 from streaming_pca.privacy.parameters import format_number, parse_rational
 
-__all__ = ["TOLERANCE", "UnknownCost", "check_mechanisms", "is_of_reports", "least_rho"]
-
 TOLERANCE = Fraction(1, 10**12)
 """Relative slack of every comparison; roundings of honest writers are below 1e-14."""
 

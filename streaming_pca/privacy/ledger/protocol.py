@@ -60,8 +60,6 @@ from streaming_pca.privacy.ledger.mechanism_costs import (
 )
 from streaming_pca.privacy.parameters import Charge, parse_rational
 
-__all__ = ["BatchStatus", "JobProgress", "JobStatus", "check_entry"]
-
 _LARGEST_SHOWN = Fraction(10**300)
 _UNITS = ("message", "row", "user")
 

@@ -9,8 +9,6 @@ from operator import or_
 
 from streaming_pca.privacy.parameters import Charge
 
-__all__ = ["SpendMap", "largest_charge"]
-
 
 class SpendMap:
     """Piecewise constant map from offsets to charges.

@@ -23,16 +23,6 @@ from streaming_pca.privacy.ledger.protocol import JobProgress
 from streaming_pca.privacy.ledger.verify_replay import Job, Replay, shown
 from streaming_pca.privacy.parameters import format_number, parse_rational
 
-__all__ = [
-    "Report",
-    "StoredRelease",
-    "StoredState",
-    "check_releases",
-    "check_states",
-    "summarise_release",
-    "verify_log",
-]
-
 
 @dataclass(frozen=True)
 class Report:

@@ -27,9 +27,6 @@ from streaming_pca.privacy.ledger.entries import (
 from streaming_pca.privacy.ledger.protocol import BatchStatus, JobProgress, check_entry
 from streaming_pca.privacy.parameters import Charge
 
-__all__ = ["Job", "LargestCharges", "Replay", "Total", "log_bounds", "shown", "sweep", "upper"]
-
-
 _NOTHING = Charge(epsilon=0, delta=0, rho=0)
 
 

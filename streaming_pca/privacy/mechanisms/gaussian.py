@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from streaming_pca.privacy.errors import ParameterError, require_positive
 from streaming_pca.privacy.randomness import noise_sampler
 
-__all__ = ["gaussian_on_symmetric", "gaussian_on_symmetric_space", "gaussian_on_vector", "require_integers"]
-
 
 def require_integers(name: str, values: NDArray[np.int64]) -> None:
     """Refuse an array of anything but int64: rounding is the caller's to do, and to account for."""

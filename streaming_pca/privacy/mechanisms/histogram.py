@@ -15,14 +15,6 @@ from streaming_pca.privacy.errors import ParameterError, require_count, require_
 from streaming_pca.privacy.mechanisms.gaussian import gaussian_on_vector, require_integers
 from streaming_pca.privacy.mechanisms.laplace import laplace_on_vector, laplace_scale
 
-__all__ = [
-    "gaussian_histogram",
-    "gaussian_histogram_argmax",
-    "laplace_histogram",
-    "stability_histogram",
-    "stability_threshold",
-]
-
 Key = TypeVar("Key", int, str, bytes, tuple[int, ...])
 
 

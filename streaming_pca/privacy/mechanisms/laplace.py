@@ -19,8 +19,6 @@ from streaming_pca.privacy.mechanisms.gaussian import require_integers
 from streaming_pca.privacy.noise import LARGEST_TOTAL
 from streaming_pca.privacy.randomness import noise_sampler
 
-__all__ = ["add", "laplace_on_vector", "laplace_scale"]
-
 _ENDS = np.iinfo(np.int64)
 
 

@@ -16,8 +16,6 @@ from streaming_pca.privacy.mechanisms.histogram import stability_threshold
 from streaming_pca.privacy.mechanisms.laplace import laplace_on_vector, laplace_scale
 from streaming_pca.privacy.noise import grid_exponent
 
-__all__ = ["Modes", "gaussian_modes", "gaussian_modes_threshold", "stability_modes"]
-
 
 @dataclass(frozen=True)
 class Modes:

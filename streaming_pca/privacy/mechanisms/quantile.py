@@ -11,8 +11,6 @@ from streaming_pca.privacy.errors import ParameterError, require_open_unit
 from streaming_pca.privacy.mechanisms.laplace import laplace_scale
 from streaming_pca.privacy.randomness import noise_sampler
 
-__all__ = ["counts_at_most", "private_quantile"]
-
 
 def counts_at_most(values: NDArray[np.float64], candidates: NDArray[np.float64]) -> NDArray[np.int64]:
     """Count the values that are at most each candidate; NaN is above every candidate."""

@@ -13,8 +13,6 @@ from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.privacy.mechanisms.gaussian import gaussian_on_vector, require_integers
 from streaming_pca.privacy.randomness import noise_sampler
 
-__all__ = ["gaussian_on_message", "secret_permutation"]
-
 
 def secret_permutation(places: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the places in a uniformly random order, from the operating system's generator.

@@ -6,8 +6,6 @@ from streaming_pca.privacy.errors import ParameterError, require_count
 from streaming_pca.privacy.mechanisms.laplace import laplace_scale
 from streaming_pca.privacy.randomness import noise_sampler
 
-__all__ = ["AboveThreshold", "AlreadyFired"]
-
 
 class AlreadyFired(RuntimeError):
     """Query of an AboveThreshold that has answered "above" before."""

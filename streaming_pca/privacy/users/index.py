@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from streaming_pca.privacy.users.table import SHARDS
-
-__all__ = ["Part", "UserIndex"]
+from streaming_pca.privacy.users.shard import SHARDS
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,6 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MAX_COUNT", "SHARDS", "MalformedUsers", "UserShard", "partition_by_shard", "shards_of"]
-
 SHARDS = 64
 """Parts of a table, by the top six bits of a hash: each grows, and is stored, as a whole."""
 

@@ -44,8 +44,6 @@ from streaming_pca.privacy.users.shard import (
     shards_of,
 )
 
-__all__ = ["SHARDS", "Admission", "MalformedUsers", "UserTable", "hash_users"]
-
 _SECRET_BYTES = 32
 _HASH_BYTES = 16
 _NOBODY = bytes(_HASH_BYTES)

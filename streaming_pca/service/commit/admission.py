@@ -6,21 +6,20 @@ from typing import Any, Literal
 
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.arrow import find_pyarrow
-from streaming_pca.data.codec import ARROW, FORMATS, OCTETS
-from streaming_pca.data.features.records import LibraryMissing
+from streaming_pca.data.codec import FORMATS, OCTETS
+from streaming_pca.data.features.records import ARROW, LibraryMissing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator, State
 from streaming_pca.estimators.common.state import decode_fitting_state
 from streaming_pca.privacy.errors import ParameterError
-from streaming_pca.privacy.ledger.cap import within_cap
+from streaming_pca.privacy.ledger.cap import BudgetExceeded, within_cap
 from streaming_pca.privacy.ledger.entries import Cap, Opened
-from streaming_pca.privacy.ledger.ledger import BudgetExceeded, JobLedger, JobStatus, Ledger
+from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
+from streaming_pca.privacy.ledger.protocol import JobStatus
 from streaming_pca.privacy.noise import NOISE_LAW
 from streaming_pca.privacy.parameters import Charge, format_number
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.service.errors import StreamRefused
-
-__all__ = ["check_admission", "check_opened", "check_room", "decode_admitted_state"]
 
 
 def check_opened(stream: StreamSettings, ledger: Ledger) -> None:

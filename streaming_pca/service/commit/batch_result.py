@@ -15,8 +15,6 @@ from streaming_pca.service.commit.release import make_release
 from streaming_pca.service.commit.user_log import Step, UserLog
 from streaming_pca.service.input.source import CutBatch
 
-__all__ = ["BatchResult", "compute_batch", "parameters_of"]
-
 
 @dataclass(frozen=True)
 class BatchResult:

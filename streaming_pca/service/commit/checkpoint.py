@@ -20,8 +20,10 @@ from typing import Any, NoReturn, cast
 
 from kafka.errors import KafkaError
 
-from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.release import Release
+from streaming_pca.privacy.ledger.cap import BudgetExceeded
 from streaming_pca.privacy.ledger.entries import (
     Abandoned,
     Committed,
@@ -34,7 +36,7 @@ from streaming_pca.privacy.ledger.entries import (
     decode_entry,
     encode_entry,
 )
-from streaming_pca.privacy.ledger.ledger import BudgetExceeded, JobStatus
+from streaming_pca.privacy.ledger.protocol import JobStatus
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.randomness import secret_salt
 from streaming_pca.service.commit.admission import check_admission, check_opened
@@ -49,8 +51,6 @@ from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.kafka.clients import transactional_producer
 from streaming_pca.service.kafka.refusals import in_one_line
 from streaming_pca.service.kafka.transaction import Transaction, discard
-
-__all__ = ["BudgetExceededByAnother", "CheckpointWriter", "TakenOver", "open_ledger"]
 
 _RELEASES_TAIL = 32
 """Offsets from the end in which the last release is searched; a publication takes two."""

@@ -10,8 +10,6 @@ from typing import Any
 
 from streaming_pca.privacy.users.index import UserIndex
 
-__all__ = ["Checkpoint", "MalformedCheckpoint", "decode_checkpoint", "encode_checkpoint"]
-
 _VERSION = 1
 
 

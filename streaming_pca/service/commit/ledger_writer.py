@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
 
-from streaming_pca.config.settings import ConfigurationError, KafkaSettings
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.privacy.ledger.entries import LedgerEntry, encode_entry, entry_hash
 from streaming_pca.privacy.ledger.ledger import Verdict
 from streaming_pca.service.commit.log_reader import LedgerLog
@@ -20,8 +20,6 @@ from streaming_pca.service.errors import SessionLost
 from streaming_pca.service.kafka.clients import transactional_producer
 from streaming_pca.service.kafka.refusals import in_one_line
 from streaming_pca.service.kafka.transaction import Sent, Transaction, discard
-
-__all__ = ["LedgerWriter", "check_reason", "group_of_charges", "trace_of"]
 
 _REASON_LENGTH = 500
 

@@ -10,23 +10,12 @@ from typing import Any
 from kafka import TopicPartition
 from kafka.errors import KafkaError
 
-from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.privacy.ledger.entries import LedgerEntry, MalformedEntry, decode_entry
 from streaming_pca.privacy.ledger.ledger import Ledger, Verdict
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.kafka.clients import reading_consumer
 from streaming_pca.service.kafka.refusals import in_one_line
-
-__all__ = [
-    "EndReader",
-    "LedgerLog",
-    "LedgerReplay",
-    "LogReader",
-    "Replayed",
-    "high_watermark",
-    "lost_entries",
-    "whole_log",
-]
 
 _POLL_MS = 10
 """Short, because a poll that meets only a transaction's marker waits for all of it."""

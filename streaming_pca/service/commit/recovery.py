@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from streaming_pca.privacy.ledger.ledger import BatchStatus, JobLedger
-
-__all__ = ["Action", "LedgerMismatch", "Recovery", "recover"]
+from streaming_pca.privacy.ledger.ledger import JobLedger
+from streaming_pca.privacy.ledger.protocol import BatchStatus
 
 
 class LedgerMismatch(Exception):

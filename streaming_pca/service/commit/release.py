@@ -15,8 +15,6 @@ from streaming_pca.data.release import ACCURACY, Release, published_setting
 from streaming_pca.estimators.base import Subspace
 from streaming_pca.estimators.doubts import Doubt, doubts
 
-__all__ = ["Progress", "make_release"]
-
 
 @dataclass(frozen=True)
 class Progress:

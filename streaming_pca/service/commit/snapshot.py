@@ -13,15 +13,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.privacy.ledger.entries import MalformedEntry, decode_entry
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.service.commit.log_reader import LogReader, high_watermark
 from streaming_pca.service.commit.state_topic import PATIENCE_SECONDS, FoundState, find_state
 from streaming_pca.service.errors import NotPermitted, SessionLost
 from streaming_pca.service.topics.find import describe_topics
-
-__all__ = ["Snapshot", "existing_topics", "read_messages", "read_snapshot", "read_topic", "replay"]
 
 _ATTEMPTS = 20
 

@@ -5,14 +5,13 @@ Otherwise a standby with other settings than the leader's would be refused at fa
 
 from __future__ import annotations
 
-from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.service.commit.admission import check_admission, decode_admitted_state
 from streaming_pca.service.commit.checkpoint_format import MalformedCheckpoint, decode_checkpoint
 from streaming_pca.service.commit.log_reader import LedgerLog
 from streaming_pca.service.commit.state_topic import check_input, find_state
 from streaming_pca.service.errors import StreamRefused
-
-__all__ = ["StandbyCheck"]
 
 _SLICE = 5000
 """Offsets read at a time: about a second, which a take-over may have to wait."""

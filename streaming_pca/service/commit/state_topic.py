@@ -15,7 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.privacy.ledger.verify import StoredState
 from streaming_pca.privacy.users.index import UserIndex
 from streaming_pca.service.commit.checkpoint_format import Checkpoint, MalformedCheckpoint, decode_checkpoint
@@ -23,18 +24,6 @@ from streaming_pca.service.commit.log_reader import LogReader, high_watermark
 from streaming_pca.service.commit.user_log import MalformedUserLog, UserLog, check_parts
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.service.kafka.transaction import Transaction
-
-__all__ = [
-    "PATIENCE_SECONDS",
-    "FoundState",
-    "PartChunks",
-    "StateReader",
-    "check_input",
-    "find_state",
-    "is_part",
-    "send_state",
-    "summarise",
-]
 
 _CHUNK_BYTES = 512 * 1024
 _PARTS = b"users."

@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from streaming_pca.privacy.randomness import secret_salt
 from streaming_pca.privacy.users.index import Part, UserIndex
-from streaming_pca.privacy.users.table import SHARDS, Admission, UserTable
-
-__all__ = ["MalformedUserLog", "Step", "UserLog", "check_parts"]
+from streaming_pca.privacy.users.shard import SHARDS
+from streaming_pca.privacy.users.table import Admission, UserTable
 
 _LITTLE = np.dtype("<u8")
 

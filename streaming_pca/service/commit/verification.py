@@ -46,8 +46,6 @@ from streaming_pca.service.errors import NotPermitted, SessionLost, StreamRefuse
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 from streaming_pca.service.topics.find import describe_topics
 
-__all__ = ["FAILURES", "topic_id_of", "verify_ledger"]
-
 FAILURES = (
     BrokerUnreachable,
     ConfigurationError,

@@ -17,9 +17,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from streaming_pca.config.http import HttpSettings, is_loopback, read_token, unusable
-from streaming_pca.config.settings import ConfigurationError
-
-__all__ = ["Access", "Token", "make_tokens", "problem"]
+from streaming_pca.config.kafka import ConfigurationError
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from streaming_pca.service.http.access import problem
 
-__all__ = ["EVENTS", "MAX_BODY", "MAX_HEADERS", "EventStreams", "LimitedProtocol", "RateLimit", "SizeLimit"]
-
 EVENTS = "/v1/events"
 MAX_BODY = 16 * 1024
 """Most bytes of a request's body."""

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from streaming_pca.config.http import HttpSettings, check_access, check_files, is_loopback
-from streaming_pca.config.settings import ConfigurationError
+from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.service.http.access import AUTHORIZED, Access, make_tokens
 from streaming_pca.service.http.limits import (
@@ -30,8 +30,6 @@ from streaming_pca.service.http.limits import (
     RateLimit,
     SizeLimit,
 )
-
-__all__ = ["HttpServer", "Site"]
 
 log = logging.getLogger(__name__)
 

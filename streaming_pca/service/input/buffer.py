@@ -20,8 +20,6 @@ from streaming_pca.data.records import RecordKind
 from streaming_pca.service.input.plain_payloads import PlainPayloads
 from streaming_pca.service.kafka.record_blocks import RecordBlock
 
-__all__ = ["Chunk", "PartitionBuffer", "RecordBuffer", "RowStore", "batch_of", "interleave", "row_places"]
-
 _PIECE_BYTES = 2**20
 """Bytes decoded at a time, which stay in the nearer caches on their way to the store."""
 

@@ -46,8 +46,6 @@ from streaming_pca.service.protection import protect_process, withheld_messages
 from streaming_pca.service.registry.client import RegistryAway, RegistryRefused
 from streaming_pca.service.registry.registry import SchemaRegistry
 
-__all__ = ["Poller", "decode_schemas", "event_writer", "settings_line"]
-
 _SINGLE_TOPIC_MS = 2000
 _HEARTBEAT_SECONDS = 1.0
 _LISTED_AT_ONCE = 8

@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 
 from streaming_pca.service.input.end_offsets import EndOffsets, OffsetFeed
 
-__all__ = ["BatchCutter", "round_robin_quota"]
-
 Quotas = list[int]
 """Units that each partition gives to a batch, in the order of the partitions."""
 

@@ -24,8 +24,6 @@ from streaming_pca.data.features.records import Schemas, Subject
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.input.clock import decode_schemas, settings_line
 
-__all__ = ["EndOffsetPoller", "EndOffsets", "OffsetFeed", "Offsets"]
-
 log = logging.getLogger(__name__)
 
 Offsets = dict[int, int]

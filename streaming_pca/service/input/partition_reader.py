@@ -11,7 +11,8 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError, LogTruncationError, OffsetOutOfRangeError
 from numpy.typing import NDArray
 
-from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.service.errors import RecordsLost, SessionLost
@@ -27,8 +28,6 @@ from streaming_pca.service.kafka.clients import (
 )
 from streaming_pca.service.kafka.inflating import most_record_bytes
 from streaming_pca.service.kafka.record_readers import UnreadableBatch
-
-__all__ = ["PartitionReader"]
 
 _FETCH_BYTES = 4 * 2**20
 """Bytes fetched ahead by all partitions together, 1 MiB each at least.

@@ -16,8 +16,6 @@ from streaming_pca.service.kafka.record_blocks import RecordBlock
 if TYPE_CHECKING:
     from streaming_pca.service.input.buffer import RowStore
 
-__all__ = ["PlainPayloads"]
-
 _WORDS: dict[str, Any] = {"float32": np.uint32, "float64": np.uint64}
 
 

@@ -14,13 +14,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.records import Batch
 from streaming_pca.service.errors import RecordsLost, SessionLost
 from streaming_pca.service.input.end_offsets import Offsets
-
-__all__ = ["Buffered", "Reader", "ReaderFactory", "deleted", "read_to", "tail_lost"]
 
 _STALL_SECONDS = 60.0
 """Time limit for the arrival of records that existed once."""

@@ -12,7 +12,8 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.estimators.base import Plan
 from streaming_pca.privacy.ledger.entries import OffsetRange
@@ -22,8 +23,6 @@ from streaming_pca.service.input.end_offsets import OffsetFeed, Offsets
 from streaming_pca.service.input.reader import ReaderFactory
 from streaming_pca.service.input.source import CodecMaker, CutBatch, Source
 from streaming_pca.service.kafka.clients import BrokerUnreachable
-
-__all__ = ["Input", "ReadAhead"]
 
 T = TypeVar("T")
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.config.settings import ConfigurationError, StreamSettings
+from streaming_pca.config.kafka import ConfigurationError
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.features.reading import FieldReader
 from streaming_pca.data.features.records import LibraryMissing, Schemas
@@ -31,8 +32,6 @@ from streaming_pca.service.errors import RecordsLost, SessionLost
 from streaming_pca.service.input.cut import BatchCutter, round_robin_quota
 from streaming_pca.service.input.end_offsets import EndOffsets, OffsetFeed, Offsets
 from streaming_pca.service.input.reader import Reader, deleted, read_to, tail_lost
-
-__all__ = ["CutBatch", "Source", "build_codec"]
 
 _READ_AHEAD_BYTES, _READ_AHEAD_MESSAGES = 2**24, 2**14
 """Read ahead however small a batch is, until the first of the two is reached."""

@@ -33,20 +33,6 @@ from streaming_pca.service.kafka.refusals import missing_permission
 from streaming_pca.service.kafka.slow_fetches import shrink_on_timeout
 from streaming_pca.service.kafka.transaction import TransactionalClient, delivery_timeout_ms
 
-__all__ = [
-    "BrokerUnreachable",
-    "admin_client",
-    "broker_failed",
-    "close_reader",
-    "first_offsets",
-    "group_consumer",
-    "last_offsets",
-    "plain_producer",
-    "reading_consumer",
-    "seek",
-    "transactional_producer",
-]
-
 credentials.install()
 failed_connects.install()
 large_reads.install()

@@ -26,8 +26,6 @@ from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 
-__all__ = ["TokenRefused", "install", "sasl_options"]
-
 log = logging.getLogger(__name__)
 
 _GRANT_SECONDS = 10.0

@@ -26,8 +26,6 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.service.kafka.credentials import TokenRefused, sasl_options
 
-__all__ = ["Diagnosis", "diagnose"]
-
 _SECONDS = 5.0
 """Time limit of a diagnosis; all servers are examined at the same time."""
 _STEP_SECONDS = 2.0

@@ -12,8 +12,6 @@ from typing import Any
 
 from kafka.net.inet import KafkaNetSocket
 
-__all__ = ["install"]
-
 
 async def _connect(
     self: Any, net: Any, address: Sequence[Any], socket_options: Sequence[Any] = (), timeout_at: Any = None

@@ -27,8 +27,6 @@ from kafka.record.util import encode_varint
 
 from streaming_pca.service.kafka.record_batches import MalformedRecord, bodies, count_of, read_body, varint
 
-__all__ = ["MOST_INFLATED", "MOST_RECORD_BYTES", "Piece", "inflate", "most_record_bytes"]
-
 MOST_INFLATED = 64 * 2**20
 """Inflated bytes that a reader holds at most, where records are of :data:`MOST_RECORD_BYTES`."""
 MOST_RECORD_BYTES = 16 * 2**20

@@ -12,8 +12,6 @@ from kafka.errors import KafkaConnectionError
 from kafka.net.transport import KafkaTCPTransport
 from kafka.protocol.frame import KafkaBytes
 
-__all__ = ["PIECE_BYTES", "KeySelector", "install"]
-
 PIECE_BYTES = 2**18
 _LEAST_SHARED_BYTES = 2**16
 

@@ -22,8 +22,6 @@ from typing import Any, NamedTuple
 
 from kafka.errors import CorruptRecordError
 
-__all__ = ["MalformedRecord", "Record", "bodies", "count_of", "parse_batch", "read_body", "varint"]
-
 _FormatError = (IndexError, ValueError)
 _MOST_HEADERS = 1000
 """Limit above which a record is null.

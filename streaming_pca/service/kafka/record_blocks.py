@@ -30,8 +30,6 @@ from streaming_pca.kernels.plain_records import (
 from streaming_pca.service.kafka.record_batches import Record, count_of, parse_batch, read_body
 from streaming_pca.service.kafka.record_readers import RecordReader
 
-__all__ = ["BlockReader", "RecordBlock"]
-
 _LEAST_RECORDS = 12
 _LEAST_BYTES = 2**12
 """A batch of fewer records and fewer bytes takes less time record by record."""

@@ -16,8 +16,6 @@ from kafka.errors import CorruptRecordError, KafkaError
 from streaming_pca.service.kafka.inflating import MOST_RECORD_BYTES, inflate
 from streaming_pca.service.kafka.record_batches import Record, parse_batch
 
-__all__ = ["InflatingReader", "RecordReader", "UnreadableBatch", "use_reader"]
-
 _POLL_BYTES = 2**23
 
 

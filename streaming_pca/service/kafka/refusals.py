@@ -13,8 +13,6 @@ from kafka.errors import (
 
 from streaming_pca.service.errors import NotPermitted
 
-__all__ = ["in_one_line", "missing_permission"]
-
 _MOST = 200
 """Most characters of a client's text."""
 _RESOURCES: dict[type[Exception], tuple[str, str]] = {

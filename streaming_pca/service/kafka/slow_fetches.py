@@ -15,8 +15,6 @@ from typing import Any
 from kafka.consumer.fetcher import Fetcher
 from kafka.errors import RequestTimedOutError
 
-__all__ = ["LEAST_FETCH_BYTES", "shrink_on_timeout"]
-
 log = logging.getLogger(__name__)
 
 LEAST_FETCH_BYTES = 64 * 1024

@@ -13,8 +13,6 @@ from typing import Any
 from kafka.errors import KafkaConnectionError
 from kafka.net.transport import KafkaSSLTransport
 
-__all__ = ["install"]
-
 _HANDSHAKE_SECONDS = 5.0
 
 

@@ -20,8 +20,6 @@ from kafka.structs import ConsumerGroupMetadata
 
 from streaming_pca.config.kafka import KafkaSettings
 
-__all__ = ["Sent", "Transaction", "TransactionalClient", "delivery_timeout_ms", "discard"]
-
 _CLEANUP_MS = 10_000
 """Interval at which a broker looks for timed-out transactions, by default."""
 _SLACK_MS = 1_000

@@ -15,10 +15,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.data.codec import JSON, OCTETS, Message, PayloadCodec
+from streaming_pca.data.codec import OCTETS, Message, PayloadCodec
+from streaming_pca.data.features.records import JSON
 from streaming_pca.data.projection import Projection
-
-__all__ = ["FORMATS", "Encoder", "Format", "Placed", "headers_of", "project"]
 
 Format = Literal["octets", "json"]
 FORMATS: tuple[Format, ...] = ("octets", "json")

@@ -8,13 +8,12 @@ from typing import Any
 from kafka import TopicPartition
 from kafka.errors import KafkaError, OffsetOutOfRangeError
 
-from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.projection import Projection
 from streaming_pca.data.release import ArrayDigest, Release, published_setting
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.kafka.clients import first_offsets, last_offsets, reading_consumer
-
-__all__ = ["LatestRelease", "projection_of"]
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,6 @@ from kafka.structs import ConsumerGroupMetadata
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.kafka.clients import group_consumer
 
-__all__ = ["Assignment", "Membership"]
-
 _JOIN_MS = 300
 
 

@@ -21,8 +21,9 @@ from typing import Any
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError, KafkaTimeoutError, OffsetOutOfRangeError
 
+from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.registry import RegistrySettings
-from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.projection import Projection
 from streaming_pca.service.errors import RecordsLost, SessionLost, StreamRefused
 from streaming_pca.service.kafka.clients import (
@@ -42,8 +43,6 @@ from streaming_pca.service.projection.membership import Assignment, Membership
 from streaming_pca.service.projection.schemas import FollowingCodec
 from streaming_pca.service.topics.output import Output
 from streaming_pca.service.topics.sizes import MOST_KEY_BYTES
-
-__all__ = ["Projector"]
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,6 @@ from streaming_pca.service.input.source import build_codec
 from streaming_pca.service.registry.client import RegistryAway, RegistryRefused
 from streaming_pca.service.registry.registry import SchemaRegistry
 
-__all__ = ["FollowingCodec"]
-
 log = logging.getLogger(__name__)
 
 

@@ -20,7 +20,8 @@ import uvloop
 from kafka.errors import KafkaError
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
-from streaming_pca.config.settings import ConfigurationError, Settings
+from streaming_pca.config.kafka import ConfigurationError
+from streaming_pca.config.settings import Settings
 from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused, TopicError
 from streaming_pca.service.executors import Executors, Pool, first_of
 from streaming_pca.service.http.server import HttpServer
@@ -29,8 +30,6 @@ from streaming_pca.service.projection.encoding import Encoder, Format
 from streaming_pca.service.projection.projector import Projector
 from streaming_pca.service.signals import stop_on_signals
 from streaming_pca.service.topics.output import Output, check_stream, find_output
-
-__all__ = ["ProjectionMetrics", "ProjectionOptions", "ProjectionWorker", "run_projection"]
 
 log = logging.getLogger(__name__)
 

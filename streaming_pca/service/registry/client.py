@@ -23,8 +23,6 @@ from streaming_pca.config.kafka import ClearText, ConfigurationError
 from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.service.errors import SessionLost, StreamRefused
 
-__all__ = ["NotThere", "RegistryAway", "RegistryClient", "RegistryRefused"]
-
 _MOST_BYTES = 2**25
 """Most bytes of an answer: the largest schema that is read, in base64 and more."""
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"

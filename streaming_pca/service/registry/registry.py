@@ -16,8 +16,6 @@ from streaming_pca.data.features.records import PublicSchema, SchemaFormat, Subj
 from streaming_pca.data.features.registered import Registered, public_schema
 from streaming_pca.service.registry.client import NotThere, RegistryAway, RegistryClient, RegistryRefused
 
-__all__ = ["SchemaRegistry", "read_latest"]
-
 _TYPES: Final[dict[SchemaFormat, str]] = {"avro": "AVRO", "protobuf": "PROTOBUF"}
 _WORDS = {"AVRO": "Avro", "PROTOBUF": "Protobuf", "JSON": "JSON Schema"}
 _MOST_VERSIONS = 1000

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from typing import Any
 
-from streaming_pca.config.settings import ConfigurationError, KafkaSettings, StreamSettings
-from streaming_pca.data.codec import ARROW, AVRO, JSON, NPY, OCTETS, PROTOBUF
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+from streaming_pca.config.settings import StreamSettings
+from streaming_pca.data.codec import NPY, OCTETS
+from streaming_pca.data.features.records import ARROW, AVRO, JSON, PROTOBUF
 from streaming_pca.data.records import RecordKind
 from streaming_pca.data.schemas import ledger_schema, objects_schema, payload_schema, release_schema
 from streaming_pca.local.promise import KIND_HEADER, PROMISE_HEADER
 from streaming_pca.service.topics.checks import required_configs
-
-__all__ = ["asyncapi_document", "stream_payload_schema"]
 
 Schema = dict[str, Any]
 

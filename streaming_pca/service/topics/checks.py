@@ -11,7 +11,8 @@ from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import ConfigResource, OffsetSpec
 from kafka.errors import KafkaError
 
-from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.service.kafka.clients import MOST_MESSAGE_BYTES
 from streaming_pca.service.topics.sizes import (
     MESSAGE_OVERHEAD,
@@ -19,9 +20,6 @@ from streaming_pca.service.topics.sizes import (
     record_bytes,
     release_bytes,
 )
-
-__all__ = ["Finding", "Problem", "broker_settings", "find_facts", "find_problems", "replica_problems"]
-__all__ += ["required_configs"]
 
 _RANGE_BYTES = 128
 """Upper bound of the bytes that a ledger entry spends on one partition."""

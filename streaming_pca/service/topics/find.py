@@ -16,7 +16,8 @@ from kafka.errors import (
     for_code,
 )
 
-from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.service.errors import NotPermitted, TopicError
 from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES, admin_client, broker_failed
 from streaming_pca.service.topics.checks import (
@@ -35,21 +36,6 @@ from streaming_pca.service.topics.sizes import (
     state_topic_config,
     whole_mib,
 )
-
-__all__ = [
-    "Topics",
-    "check_topics",
-    "create_topics",
-    "describe_input",
-    "describe_topics",
-    "durable",
-    "ensure_topics",
-    "find_topics",
-    "input_topic_id",
-    "releases_topic",
-    "state_topic",
-    "written_topics",
-]
 
 log = logging.getLogger(__name__)
 

@@ -11,20 +11,14 @@ from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, NewTopic
 from kafka.errors import KafkaError
 
-from streaming_pca.config.settings import (
-    TOPIC_NAME,
-    ConfigurationError,
-    KafkaSettings,
-    StreamSettings,
-)
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+from streaming_pca.config.settings import TOPIC_NAME, StreamSettings
 from streaming_pca.data.records import RecordKind
 from streaming_pca.service.errors import NotPermitted, TopicError
 from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES, admin_client, broker_failed
 from streaming_pca.service.topics.checks import Problem, find_problems, required_configs
 from streaming_pca.service.topics.find import describe_topics, durable, ensure_topics
 from streaming_pca.service.topics.sizes import MESSAGE_OVERHEAD, projection_bytes, whole_mib
-
-__all__ = ["Output", "check_output_name", "check_stream", "find_output", "group_of_projections"]
 
 log = logging.getLogger(__name__)
 

@@ -18,22 +18,8 @@ from streaming_pca.estimators.base import Outcome, Subspace
 from streaming_pca.estimators.common.state import encode_state
 from streaming_pca.estimators.doubts import Doubt
 from streaming_pca.privacy.randomness import utility_generator
-from streaming_pca.privacy.users.table import SHARDS
+from streaming_pca.privacy.users.shard import SHARDS
 from streaming_pca.service.commit.release import make_release
-
-__all__ = [
-    "LEDGER_BYTES_A_BATCH",
-    "MESSAGE_OVERHEAD",
-    "MOST_KEY_BYTES",
-    "commit_bytes",
-    "projection_bytes",
-    "record_bytes",
-    "release_bytes",
-    "state_bound",
-    "state_topic_config",
-    "table_bytes",
-    "whole_mib",
-]
 
 _MIB = 2**20
 _DIRTY_RATIO = 0.5

@@ -12,7 +12,7 @@ import uuid
 
 from starlette.routing import BaseRoute, Mount
 
-from streaming_pca.config.settings import HttpSettings
+from streaming_pca.config.http import HttpSettings
 from streaming_pca.dashboard.api.application import make_api
 from streaming_pca.dashboard.observing.observer import Observer
 from streaming_pca.dashboard.pages import page_routes

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from streaming_pca.data.codec import JSON, OCTETS, PayloadCodec, PrivacyUnit
+from streaming_pca.data.codec import OCTETS, PayloadCodec, PrivacyUnit
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.reading import MOST_OBJECT_BYTES, FieldReader
+from streaming_pca.data.features.records import JSON
 from streaming_pca.data.features.row_map import RowMap
 from streaming_pca.data.judging import judge_message
 from streaming_pca.privacy.users.table import hash_users

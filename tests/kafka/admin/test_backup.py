@@ -22,7 +22,7 @@ from streaming_pca.admin.charge import charge_records
 from streaming_pca.admin.restore import import_backup
 from streaming_pca.config.settings import Settings
 from streaming_pca.privacy.ledger.entries import Released, Reserved
-from streaming_pca.privacy.ledger.ledger import BatchStatus
+from streaming_pca.privacy.ledger.protocol import BatchStatus
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.kafka.transaction import Transaction
 from tests.cli.command import call

@@ -20,13 +20,15 @@ from typer.testing import CliRunner
 
 from streaming_pca.admin import charge as charging
 from streaming_pca.admin.charge import ChargeVoid, ChargeWriter, charge_records
-from streaming_pca.admin.ledger import describe_spent, verify_ledger
+from streaming_pca.admin.ledger import describe_spent
 from streaming_pca.cli import ledger
-from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.privacy.ledger.cap import BudgetExceeded
 from streaming_pca.privacy.ledger.entries import Charged, OffsetRange, OffsetSpan, Reserved
-from streaming_pca.privacy.ledger.ledger import BudgetExceeded, Ledger
+from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.checkpoint import CheckpointWriter, open_ledger
+from streaming_pca.service.commit.verification import verify_ledger
 from streaming_pca.service.errors import SessionLost
 from streaming_pca.service.kafka.clients import transactional_producer
 from tests.kafka.stream import Stream

@@ -20,11 +20,11 @@ from kafka.errors import KafkaTimeoutError
 from typer.testing import CliRunner
 
 from streaming_pca.admin import pause as lifecycle
-from streaming_pca.admin.ledger import verify_ledger
 from streaming_pca.admin.pause import Change, LifecycleWriter, pause, resume, retire
 from streaming_pca.cli import ledger as ledger_command
 from streaming_pca.cli import stream as stream_command
-from streaming_pca.config.settings import ConfigurationError, Settings, StreamSettings
+from streaming_pca.config.kafka import ConfigurationError
+from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.estimators.base import State, Subspace
 from streaming_pca.privacy.ledger.entries import (
     Abandoned,
@@ -36,7 +36,7 @@ from streaming_pca.privacy.ledger.entries import (
     Resumed,
     Retired,
 )
-from streaming_pca.privacy.ledger.ledger import JobStatus
+from streaming_pca.privacy.ledger.protocol import JobStatus
 from streaming_pca.privacy.ledger.verify import Report
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit import log_reader, snapshot, state_topic
@@ -46,6 +46,7 @@ from streaming_pca.service.commit.checkpoint import CheckpointWriter
 from streaming_pca.service.commit.log_reader import LogReader
 from streaming_pca.service.commit.recovery import Action
 from streaming_pca.service.commit.release import make_release
+from streaming_pca.service.commit.verification import verify_ledger
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.kafka.clients import plain_producer
 from tests.kafka.child import Strike, install

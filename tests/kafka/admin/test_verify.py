@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from kafka import KafkaAdminClient
 
-from streaming_pca.admin.ledger import verify_ledger
 from streaming_pca.privacy.ledger.verify import Report
 from streaming_pca.service.commit import snapshot, verification
 from streaming_pca.service.commit.state_topic import is_part
+from streaming_pca.service.commit.verification import verify_ledger
 from streaming_pca.service.kafka.clients import plain_producer
 from streaming_pca.service.topics.find import create_topics
 from tests.kafka.admin.test_pause import Leader

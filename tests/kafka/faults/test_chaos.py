@@ -23,9 +23,10 @@ from typing import Any
 
 import pytest
 
-from streaming_pca.admin.ledger import verify_ledger
-from streaming_pca.config.settings import KafkaSettings, Settings, StreamSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.dev.cluster import KafkaCluster
+from streaming_pca.service.commit.verification import verify_ledger
 from streaming_pca.service.topics.find import create_topics
 from tests.kafka.faults import chaos_check
 from tests.kafka.faults.chaos import Done, Slot, produce, strike_brokers

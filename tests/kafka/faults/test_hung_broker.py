@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 from kafka.admin import NewTopic
 
-from streaming_pca.config.settings import KafkaSettings, StreamSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.privacy.ledger.entries import Committed, Released
 from streaming_pca.service.commit import checkpoint

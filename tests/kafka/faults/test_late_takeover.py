@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.commit import checkpoint
 from streaming_pca.service.commit.checkpoint import CheckpointWriter
 from streaming_pca.service.errors import SessionLost

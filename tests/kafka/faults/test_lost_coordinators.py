@@ -9,9 +9,9 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.admin import ConfigResource
 
-from streaming_pca.admin.ledger import verify_ledger
 from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.privacy.ledger.entries import Abandoned, Reserved
+from streaming_pca.service.commit.verification import verify_ledger
 from tests.kafka.child import Strike
 from tests.kafka.stream import check_books
 from tests.kafka.three_brokers import PARTITIONS, Trial, coordinator, hold

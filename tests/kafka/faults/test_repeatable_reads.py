@@ -12,7 +12,7 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.admin import NewTopic
 
-from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.service.kafka.clients import reading_consumer, seek
 from tests.kafka.faults import chaos_check

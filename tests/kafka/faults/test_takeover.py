@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from streaming_pca.privacy.ledger.entries import Abandoned, Committed, Reserved
-from streaming_pca.privacy.ledger.ledger import BatchStatus
+from streaming_pca.privacy.ledger.protocol import BatchStatus
 from streaming_pca.service.kafka.clients import plain_producer
 from tests.kafka.child import Strike
 from tests.kafka.stream import Child, Stream, all_at_once, check_books, ranges_of

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from kafka.admin import UserScramCredentialUpsertion
 
-from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.processes import free_port
 from streaming_pca.service.kafka.clients import admin_client

@@ -9,7 +9,8 @@ from typing import Any
 from streaming_pca.admin.access import apply_permissions, permissions, topic_ids
 from streaming_pca.admin.topics import create_with_cap
 from streaming_pca.client.sending import Outgoing, send_messages
-from streaming_pca.config.settings import KafkaSettings, Settings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import Settings
 from streaming_pca.privacy.ledger.entries import Cap
 from tests.kafka.security.secured import Secured
 from tests.kafka.stream import OCTETS, Stream

@@ -27,18 +27,20 @@ from kafka.admin import (
 from kafka.errors import KafkaError
 
 from streaming_pca.admin.access import ROLES, apply_permissions, permissions
-from streaming_pca.admin.ledger import describe_ledger, verify_ledger
+from streaming_pca.admin.ledger import describe_ledger
 from streaming_pca.admin.pause import pause, resume
 from streaming_pca.admin.status import describe_status
 from streaming_pca.admin.topics import create_with_cap
 from streaming_pca.admin.watch import last_release
-from streaming_pca.config.settings import KafkaSettings, Settings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import Settings
 from streaming_pca.dashboard.observing.observer import Observer
 from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.jars import find_java
 from streaming_pca.privacy.ledger.entries import Cap
 from streaming_pca.service.commit.log_reader import LogReader
 from streaming_pca.service.commit.snapshot import existing_topics
+from streaming_pca.service.commit.verification import verify_ledger
 from streaming_pca.service.election import Election
 from streaming_pca.service.errors import NotPermitted, SessionLost, TopicError
 from streaming_pca.service.kafka.clients import (

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from kafka.admin import UserScramCredentialUpsertion
 
-from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.jars import KafkaUnavailable, find_java
 from streaming_pca.dev.processes import free_port

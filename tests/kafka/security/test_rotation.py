@@ -18,7 +18,7 @@ import pytest
 import trustme
 from kafka.admin import ConfigResource, NewTopic
 
-from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.service.kafka.clients import admin_client, transactional_producer
 from streaming_pca.service.kafka.transaction import Transaction, discard

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from streaming_pca.config.settings import ConfigurationError, KafkaSettings
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.service.kafka.clients import BrokerUnreachable, admin_client
 from streaming_pca.service.kafka.diagnosis import diagnose

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streaming_pca.admin.ledger import describe_spent, verify_ledger
+from streaming_pca.admin.ledger import describe_spent
 from streaming_pca.data.release import Release
 from streaming_pca.linalg.packed import packed_size
 from streaming_pca.linalg.subspace import principal_angle
@@ -20,6 +20,7 @@ from streaming_pca.local import LocalGaussian, noise_sigma, report_headers
 from streaming_pca.privacy.ledger.entries import Reserved
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.randomness import utility_generator
+from streaming_pca.service.commit.verification import verify_ledger
 from tests.cli.command import call
 from tests.kafka.stream import OCTETS, Child, Stream, check_books
 from tests.waiting import LIMIT, wait_for

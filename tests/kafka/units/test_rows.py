@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from streaming_pca.data.arrow import stream_of_rows
-from streaming_pca.data.codec import ARROW, JSON, NPY, OCTETS
+from streaming_pca.data.codec import NPY, OCTETS
+from streaming_pca.data.features.records import ARROW, JSON
 from streaming_pca.privacy.ledger.entries import Reserved
 from streaming_pca.privacy.ledger.verify import verify_log
 from tests.data.test_codec import npy

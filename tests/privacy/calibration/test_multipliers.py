@@ -11,16 +11,9 @@ import mpmath
 import pytest
 from dp_accounting import get_sigma_gaussian
 
-from streaming_pca.privacy.calibration.multipliers import (
-    CalibrationError,
-    gaussian_delta,
-    gaussian_multiplier,
-    gaussian_rho,
-    lattice_sigma,
-    pure_epsilon,
-    textbook_multiplier,
-)
-from streaming_pca.privacy.errors import ParameterError
+from streaming_pca.privacy.calibration.analytic import gaussian_delta, gaussian_multiplier, pure_epsilon
+from streaming_pca.privacy.calibration.multipliers import gaussian_rho, lattice_sigma, textbook_multiplier
+from streaming_pca.privacy.errors import CalibrationError, ParameterError
 
 EPSILONS = [1e-6, 1e-3, 0.1, 0.5, 1.0, 3.0, 10.0, 30.0, 100.0]
 DELTAS = [1e-300, 1e-100, 1e-15, 1e-9, 1e-6, 1e-2, 0.3, 0.5]

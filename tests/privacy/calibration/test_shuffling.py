@@ -10,18 +10,14 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from streaming_pca.privacy.calibration.multipliers import (
-    CalibrationError,
-    gaussian_delta,
-    gaussian_multiplier,
-)
+from streaming_pca.privacy.calibration.analytic import gaussian_delta, gaussian_multiplier
 from streaming_pca.privacy.calibration.shuffling import (
     blanket_delta,
     is_shuffle_private,
     shuffled_multiplier,
     shuffled_sigma,
 )
-from streaming_pca.privacy.errors import ParameterError
+from streaming_pca.privacy.errors import CalibrationError, ParameterError
 from streaming_pca.privacy.mechanisms.shuffled import gaussian_on_message, secret_permutation
 from streaming_pca.privacy.randomness import noise_sampler, replace_noise_sampler
 from tests.privacy.noise import FACTORS, MISS, ScriptedSampler, has_scale, missed

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streaming_pca.privacy.ledger.cap import BudgetExceeded, within_cap
 from streaming_pca.privacy.ledger.entries import (
     Abandoned,
     Cap,
@@ -32,15 +33,8 @@ from streaming_pca.privacy.ledger.entries import (
     encode_entry,
     entry_hash,
 )
-from streaming_pca.privacy.ledger.ledger import (
-    BatchStatus,
-    BudgetExceeded,
-    JobLedger,
-    JobStatus,
-    Ledger,
-    Verdict,
-    within_cap,
-)
+from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger, Verdict
+from streaming_pca.privacy.ledger.protocol import BatchStatus, JobStatus
 from streaming_pca.privacy.parameters import Charge
 
 ONE = Charge(epsilon=1, delta="1e-6")

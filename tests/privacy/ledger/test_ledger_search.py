@@ -47,7 +47,8 @@ from streaming_pca.privacy.ledger.entries import (
     encode_entry,
     entry_hash,
 )
-from streaming_pca.privacy.ledger.ledger import BatchStatus, JobLedger, JobStatus, Ledger, Verdict
+from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger, Verdict
+from streaming_pca.privacy.ledger.protocol import BatchStatus, JobStatus
 from streaming_pca.privacy.ledger.spend_map import SpendMap
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.recovery import Action, LedgerMismatch, Recovery, recover

@@ -8,7 +8,7 @@ import pytest
 from kafka.errors import KafkaConnectionError
 from kafka.producer.transaction_manager import TransactionalRequestResult
 
-from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.commit.ledger_writer import LedgerWriter
 from streaming_pca.service.errors import SessionLost
 from tests.waiting import LIMIT

@@ -16,7 +16,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from streaming_pca.config.http import HttpSettings, check_access, is_loopback
-from streaming_pca.config.settings import ConfigurationError
+from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.service.http import access
 from tests.service.http.running import OTHER, TOKEN, Running, serving
 from tests.waiting import LIMIT

@@ -10,7 +10,7 @@ import pytest
 import trustme
 from pydantic import SecretStr
 
-from streaming_pca.config.settings import ConfigurationError
+from streaming_pca.config.kafka import ConfigurationError
 from tests.service.http.running import TOKEN, Running, serving
 
 

@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 import pytest
 from kafka.errors import KafkaError
 
-from streaming_pca.config.settings import KafkaSettings, RegistrySettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.data.features.records import PublicSchema, Subject
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.input import clock

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from kafka.record.default_records import DefaultRecordBatch
 
-from streaming_pca.data.codec import FORMATS, JSON, OCTETS, PayloadCodec
+from streaming_pca.data.codec import FORMATS, OCTETS, PayloadCodec
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.reading import FieldReader
-from streaming_pca.data.features.records import PublicSchema
+from streaming_pca.data.features.records import JSON, PublicSchema
 from streaming_pca.data.records import RecordKind
 from streaming_pca.service.input.buffer import PartitionBuffer, RecordBuffer
 from streaming_pca.service.kafka.record_blocks import RecordBlock

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streaming_pca.config.settings import ConfigurationError, KafkaSettings
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.service.kafka import clients
 from streaming_pca.service.kafka.clients import first_offsets
 from tests.cli.test_app import closed_port

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kafka.errors import KafkaTimeoutError
 
-from streaming_pca.config.settings import KafkaSettings
+from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.kafka.transaction import Transaction, delivery_timeout_ms
 
 SETTINGS = KafkaSettings(request_timeout_ms=1000)

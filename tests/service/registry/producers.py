@@ -14,7 +14,7 @@ from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2
 
-from streaming_pca.config.settings import RegistrySettings
+from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.reading import FieldReader
 from streaming_pca.data.features.records import AVRO, PROTOBUF, PublicSchema

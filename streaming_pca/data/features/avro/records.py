@@ -30,8 +30,6 @@ from streaming_pca.data.features.paths import NOTHING, Path, is_index
 from streaming_pca.data.features.records import REGISTERED_BYTES, Node, one_line, tree_of
 from streaming_pca.data.payloads import MalformedPayload
 
-__all__ = ["AvroRecords"]
-
 Skip = Callable[[bytes, int, int], int]
 """Takes a payload, a place in it and a depth; returns the place behind a value."""
 Read = Callable[[bytes, int, list[Any]], int]

@@ -9,8 +9,6 @@ from typing import Any
 
 from streaming_pca.data.features.records import library, one_line
 
-__all__ = ["AvroSchema", "kind_of"]
-
 _MOST_BYTES = 2**22
 _DEEPEST = 64
 """Most types within one another, where a definition is written."""

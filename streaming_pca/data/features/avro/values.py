@@ -12,20 +12,6 @@ from streaming_pca.data.features.numbers import quotient
 from streaming_pca.data.features.times import day_of, moment_of
 from streaming_pca.data.payloads import MalformedPayload
 
-__all__ = [
-    "PLAIN",
-    "Value",
-    "block",
-    "choice",
-    "double",
-    "logical",
-    "long",
-    "single",
-    "sized",
-    "skip_long",
-    "skip_sized",
-]
-
 Value = Callable[[bytes, int], tuple[Any, int]]
 """Takes a payload and a place in it; returns the value there, and the place behind it."""
 
