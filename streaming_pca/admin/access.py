@@ -55,7 +55,6 @@ class Permission:
         "topic", "group", "transactional-id" or "cluster".
     operations : tuple of str
         In Kafka's words.
-    name : str
     prefixed : bool
         True if it holds for all names that begin so.
     """
@@ -95,8 +94,6 @@ def permissions(
 
     Parameters
     ----------
-    role : Role
-    streams : sequence of Settings
     output : str, optional
         Topic of projections, of a projector.
     ids : dict of topic to its id

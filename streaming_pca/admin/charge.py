@@ -35,7 +35,6 @@ class Done:
 
     Attributes
     ----------
-    entry : Charged
     offset : int
         Of the entry in the ledger topic.
     spent : Charge
@@ -62,7 +61,6 @@ def charge_records(
 
     Parameters
     ----------
-    kafka : KafkaSettings
     topic : str
         The input topic.
     job : str

@@ -35,8 +35,6 @@ class Change:
 
     Attributes
     ----------
-    stream : str
-    standing : JobStatus
     changed : bool
         False where the stream had this status already.
     batch : int

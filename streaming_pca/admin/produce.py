@@ -59,8 +59,6 @@ def arrange(
 
     Parameters
     ----------
-    records : RecordFile
-    stream : StreamSettings
     rows_per_message : int
         Above 1 only where each row is a record, or with ``factors``.
     factors : bool
@@ -196,10 +194,8 @@ def send_objects(
 
     Parameters
     ----------
-    kafka : KafkaSettings
     stream : StreamSettings
         With features: what its worker would make null is counted as not finite.
-    path : Path
     key : str, optional
         Path of the field that is each message's key.
     shuffle, rate, progress

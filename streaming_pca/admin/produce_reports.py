@@ -42,7 +42,6 @@ def mechanism_of(
 
     Parameters
     ----------
-    stream : StreamSettings
     epsilon, delta : float, optional
         The producer's privacy parameters; by default the stream's.
     radius : float

@@ -96,7 +96,6 @@ class Restored:
 
     Attributes
     ----------
-    backup : Backup
     created : tuple of str
         Topics that were missing.
     entries : int
@@ -133,7 +132,6 @@ def import_backup(
 
     Parameters
     ----------
-    kafka : KafkaSettings
     streams : sequence of StreamSettings
         Configured streams that read the backup's input topic; one at least.
     path : Path

@@ -95,11 +95,8 @@ def ask_standings(
 
     Parameters
     ----------
-    kafka : KafkaSettings
-    admin : KafkaAdminClient
     consumer : KafkaConsumer
         Read_committed, so that it ends where workers end. It is given the inputs.
-    all_settings : sequence of Settings
     partitions : mapping of topic to partitions
         Of the input topics that exist.
 

@@ -30,7 +30,6 @@ def create_with_cap(
     ----------
     streams : sequence of Settings
         One at least.
-    cap : Cap
     rule : {"basic", "zcdp"}
         Composition by which charges on a record add up.
     partitions, replication : int

@@ -20,7 +20,6 @@ class FollowedRelease:
 
     Attributes
     ----------
-    release : Release
     principal_angle : float or None
         Largest principal angle to the previous release, in radians; None for the first
         release of the topic, and where the two have different dimensions.
@@ -37,7 +36,6 @@ def follow_releases(
 
     Parameters
     ----------
-    kafka : KafkaSettings
     topic : str
         The releases topic.
     from_beginning : bool

@@ -47,7 +47,6 @@ class Claim:
 
     Attributes
     ----------
-    epsilon, delta : float
     mu : float
         inf: no mu is claimed.
     """
@@ -67,7 +66,6 @@ class Case:
         The subject, and behind a slash the name of the neighbours.
     subject : str
         Id of an estimator, or name of a mechanism.
-    claim : Claim
     sample : callable
         ``sample(second, n)``: scores of n independent runs on the first or on
         the second neighbour.
@@ -141,8 +139,6 @@ class Finding:
 
     Attributes
     ----------
-    id : str
-    claim : Claim
     trials : int
         Runs on each of the two neighbours.
     for_epsilon, for_mu : Separation
@@ -209,7 +205,6 @@ def audit(case: Case, trials: int, advance: Callable[[int], None] = lambda n: No
 
     Parameters
     ----------
-    case : Case
     trials : int
         Runs on each neighbour; one half finds thresholds, the other judges them.
     advance : callable

@@ -29,7 +29,6 @@ def estimator_cases(
     ----------
     estimator_type : type
         Its cases are found by its info's id.
-    epsilon, delta : float
     cut : callable
         ``cut(stream, count)``: the end of the next batch.
 

@@ -40,8 +40,6 @@ class Target:
 
     Attributes
     ----------
-    type : type
-    epsilon, delta : float
     cut : callable
         ``cut(stream, count)``: the end of the next batch; tests replace it by a wrong one.
     """

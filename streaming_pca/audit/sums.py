@@ -67,7 +67,6 @@ class Setup:
 
     Attributes
     ----------
-    dim, k : int
     options : callable
         ``options(count)``: options for batches of ``count`` records.
     worst : callable

@@ -54,7 +54,6 @@ def stream_settings(settings: Settings, number: int) -> list[EffectiveSetting]:
 
     Parameters
     ----------
-    settings : Settings
     number : int
         Place of the stream in the file, from 0.
     """
@@ -70,8 +69,6 @@ def _effective(model: BaseModel, path: tuple[str, ...], own: Any = None) -> list
 
     Parameters
     ----------
-    model : BaseModel
-    path : tuple of str
     own : dict, optional
         Values of this model in ``STREAMING_PCA_STREAMS``.
     """

@@ -35,7 +35,6 @@ def read_token(setting: str, file: Path) -> str:
     ----------
     setting : str
         Setting that names the file, for messages.
-    file : Path
 
     Raises
     ------

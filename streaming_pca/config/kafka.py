@@ -35,12 +35,7 @@ _GRANT = (
 
 
 class ConfigurationError(Exception):
-    """Error of wrong settings; each line of the message names one of them.
-
-    Attributes
-    ----------
-    lines : tuple of str
-    """
+    """Error of wrong settings; each line of the message names one of them."""
 
     def __init__(self, *lines: str) -> None:
         super().__init__("\n".join(lines))

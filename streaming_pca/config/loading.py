@@ -42,7 +42,6 @@ def load_settings(path: Path, stream: str | None = None) -> Settings:
 
     Parameters
     ----------
-    path : Path
     stream : str, optional
         Name of the stream; needed if the file holds several.
 
@@ -102,7 +101,6 @@ def load_registry(path: Path, stream: str | None = None) -> tuple[RegistrySettin
 
     Parameters
     ----------
-    path : Path
     stream : str, optional
         Name of the stream; needed if the file holds several.
 
@@ -132,7 +130,6 @@ def registry_of(table: Mapping[str, Any], path: Path | None = None) -> RegistryS
 
     Parameters
     ----------
-    table : mapping
     path : Path, optional
         File of the table, over which the environment takes precedence; without it the table is of options.
 
@@ -159,7 +156,6 @@ def load_together(paths: Sequence[Path], ignored: Collection[str] = ()) -> tuple
 
     Parameters
     ----------
-    paths : sequence of Path
     ignored : collection of str
         Sections that the process does not read, and which may therefore differ.
 
@@ -328,14 +324,12 @@ def _label(path: Path, where: str, own: Tables, values: Tables, merged: Tables, 
 
     Parameters
     ----------
-    path : Path
     where : str
         Table of the stream: "stream", or "streams[2]".
     own : dict
         The stream's own table in ``[[streams]]``; empty if there is no such list.
     values, merged : dict
         Sections of the file, and with the environment's over them.
-    place : tuple of str
     """
     is_option = place[:2] == OPTIONS and len(place) > 2
     decided = deciding_variable(place)

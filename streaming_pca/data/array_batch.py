@@ -91,7 +91,6 @@ class ArrayBatch(Batch):
         Rows of all records, one after the other; for reports (n, d (d + 1)/2), one row a record.
     starts : (m + 1,) int64
         Record i is ``rows[starts[i]:starts[i + 1]]``; the null record has no rows.
-    kind : RecordKind
     begins : (m,) int64, optional
         First rows of records that were selected from others and share their rows: record i has as
         many rows as ``starts`` tells, from ``rows[begins[i]]`` on. :meth:`packed` removes it.

@@ -55,12 +55,6 @@ def rows_of_arrow(pyarrow: Any, value: bytes, dim: int, most_rows: int) -> NDArr
     is read from its own place in Arrow's buffers, so no row's numbers depend
     on another row.
 
-    Parameters
-    ----------
-    pyarrow : module
-    value : bytes
-    dim, most_rows : int
-
     Returns
     -------
     (n, dim) float32 or float64
@@ -84,8 +78,6 @@ def read_stream(pyarrow: Any, value: bytes, columns: int, most_rows: int) -> Ite
 
     Parameters
     ----------
-    pyarrow : module
-    value : bytes
     columns : int
         Columns that are read: they bound the metadata.
     most_rows : int
@@ -245,7 +237,6 @@ def stream_of_rows(pyarrow: Any, rows: NDArray[np.floating]) -> bytes:
 
     Parameters
     ----------
-    pyarrow : module
     rows : (n, d)
     """
     lists = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(rows.reshape(-1)), rows.shape[1])

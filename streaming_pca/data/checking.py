@@ -25,7 +25,6 @@ class FeatureReport:
 
     Attributes
     ----------
-    name : str
     missing : int
         Records that lack the field, with or without a stand-in.
     refused : int
@@ -46,10 +45,8 @@ class MapReport:
 
     Attributes
     ----------
-    records, null : int
     unread : int
         Null records that are no object of these fields.
-    features : list of FeatureReport
     reasons : list of (int, str)
         Places of the first null records, from 0, with the reason.
     """

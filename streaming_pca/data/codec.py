@@ -88,8 +88,6 @@ class PayloadCodec:
 
     Attributes
     ----------
-    dim : int
-    kind : RecordKind
     dtype : {"float32", "float64"}
         Number type of octet streams without a header ``dtype``.
     max_rows : int
@@ -176,7 +174,6 @@ class PayloadCodec:
 
         Parameters
         ----------
-        message : Message
         faults : dict of row to str, optional
             Receives why a row of JSON is no row of numbers, and therefore of NaNs.
 

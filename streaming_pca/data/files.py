@@ -137,7 +137,6 @@ class RecordFile:
     parts : callable or None
         Iterates over all rows in order, in pieces of any size; None if ``array``
         does not load the file.
-    feature_names : tuple of str or None
     columns : tuple of int or None
         Column of each feature; None if features are in the file's order.
     row_keys : callable or None

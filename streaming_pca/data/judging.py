@@ -61,8 +61,6 @@ def judge_message(codec: PayloadCodec, message: Message, names: Sequence[str] | 
 
     Parameters
     ----------
-    codec : PayloadCodec
-    message : Message
     names : sequence of str, optional
         Names of the features.
 

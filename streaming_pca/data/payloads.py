@@ -79,8 +79,6 @@ def rows_of_json(
 
     Parameters
     ----------
-    value : bytes
-    dim, most_rows : int
     faults : dict of row to str, optional
         Receives why a row is of NaNs.
 

@@ -42,7 +42,6 @@ class Preprocessing(BaseModel):
     ----------
     dim : int
         Number d of features.
-    kind : RecordKind
     centering : {"auto", "pairs", "none"} or vector of length d
         "auto" subtracts a mean that the estimator finds with a part of its
         budget (:mod:`streaming_pca.estimators.common.centre`, or

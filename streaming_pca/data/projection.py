@@ -111,7 +111,6 @@ def checked_rows(X: Any, width: int, columns: str) -> Rows:
     Parameters
     ----------
     X : (m, width) or (m, r, width) numbers
-    width : int
     columns : str
         Name of the columns in error messages.
 

@@ -137,7 +137,6 @@ def objects_schema(features: Sequence[Feature], most: int, user_field: Path | No
 
     Parameters
     ----------
-    features : sequence of Feature
     most : int
         Largest number of objects in a list.
     user_field : path, optional

@@ -93,8 +93,6 @@ def run_demo(
 
     Parameters
     ----------
-    rank : int
-    epsilon, delta : float
     plot : Path or None
         PNG file to write; no other file stays.
     bootstrap : str or None

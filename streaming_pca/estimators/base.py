@@ -167,10 +167,8 @@ class EstimatorInfo:
         Paper, by its key in ``docs/references.md``, and algorithm.
     adjacency : str
         Neighbouring relation of the privacy guarantee; "none" without a guarantee.
-    private : bool
     needs : str
         Requirements on the stream or on the data.
-    summary : str
     local : bool
         True where producers privatise: records are reports
         (:attr:`RecordKind.LOCAL`), and batches are charged nothing.
@@ -225,8 +223,6 @@ class Estimator(ABC, Generic[S, O]):
         Features, and the rank of the subspace; 1 <= k <= dim.
     privacy : PrivacyParameters
         Privacy guarantee of the stream as a whole.
-    preprocessing : Preprocessing
-    options : Options
     diagnostics_share : float
         Share of epsilon for noisy counts of null and clipped records; 0 for none.
 
@@ -234,7 +230,6 @@ class Estimator(ABC, Generic[S, O]):
     ----------
     privacy : PrivacyParameters
         Bound on the cost of the estimator's own mechanisms: the guarantee less the share.
-    diagnostics : Diagnostics or None
     private_mean : PrivateMean or None
         Mechanism that finds the centre on a share of each batch, where ``centering =
         "auto"`` and the estimator does not find it itself.

@@ -235,7 +235,6 @@ def describe_doubts(ids: Sequence[str], resolved: int | None, rank: int, feature
         Ids of doubts; an unknown id is shown as it is.
     resolved : int or None
         As :func:`resolved_components`.
-    rank : int
     feature : object, optional
         Name of the dominant feature, or its number.
     """
@@ -257,7 +256,6 @@ def remedies(found: Sequence[Doubt], preprocessing: Preprocessing | None = None,
 
     Parameters
     ----------
-    found : sequence of Doubt
     preprocessing : Preprocessing, optional
         Of the estimator: bounds and a centre that are set are not named.
     rank : int

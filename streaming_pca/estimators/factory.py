@@ -114,8 +114,6 @@ def usable_records(shape: tuple[int, ...], estimator: Estimator[Any, Any], is_fi
 
     Parameters
     ----------
-    shape : tuple of int
-    estimator : Estimator
     is_first : bool
         False for a later batch of a model, which need not have as many rows as components.
 

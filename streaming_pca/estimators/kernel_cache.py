@@ -51,12 +51,7 @@ _DTYPES = (np.float32, np.float64)
 
 
 def needs_first_alone(stream: Any) -> bool:
-    """Return whether a stream's first batches need no kernels but those of :data:`FIRST`.
-
-    Parameters
-    ----------
-    stream : StreamSettings
-    """
+    """Return whether a stream's first batches need no kernels but those of :data:`FIRST`."""
     by_covariance = stream.estimator in ("adaptive", "analyze-gauss") and stream.dim <= MAX_COVARIANCE_DIM
     return bool(by_covariance and stream.record_kind is RecordKind.FACTOR and stream.dtype == "float32")
 

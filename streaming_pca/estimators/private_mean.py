@@ -123,7 +123,6 @@ def clipped_mean_sum(batch: Batch, preprocessing: Preprocessing, radius: float) 
 
     Parameters
     ----------
-    batch : Batch
     preprocessing : Preprocessing
         With a centre.
     radius : float
@@ -231,7 +230,6 @@ class PrivateMean:
             Running mean, in units of the data; None at first.
         weight : float
             Records behind it.
-        share : Batch
 
         Returns
         -------

@@ -48,7 +48,6 @@ class RecordReader:
 
     Parameters
     ----------
-    preprocessing : Preprocessing
     basis : (d', k) float64, optional
         Checked to have a row for each feature after ``preprocessing``.
 
@@ -98,7 +97,6 @@ class NormKernel(ABC):
 
     Parameters
     ----------
-    records : RecordReader
     work : int
         Operations for each entry of a record.
     """

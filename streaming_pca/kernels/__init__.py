@@ -40,7 +40,6 @@ class Kernel:
 
     Parameters
     ----------
-    function : callable
     options : dict
         Arguments of ``numba.njit``.
     """

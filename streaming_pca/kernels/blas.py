@@ -138,7 +138,6 @@ def add_gram(dsyrk: int, rows: NDArray[Any], count: int, total: NDArray[Any]) ->
     dsyrk : int
         :func:`dsyrk_address`.
     rows : (n, d) float64, in C order
-    count : int
     total : (d, d) float64, in C order
         Entries above the diagonal stay unchanged.
     """
@@ -171,10 +170,8 @@ def add_product(
 
     Parameters
     ----------
-    dgemm : int
     rows : (n, d) float64, in C order, n at least 1
     of_rows : (n, k) float64, in C order
-    kept : float
     total : (d, k) float64, in C order
     """
     n, d = rows.shape

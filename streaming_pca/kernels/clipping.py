@@ -31,7 +31,6 @@ def quantise_records(
     starts : (m + 1,) int64
     per_unit : float
         Lattice units per unit of the data; inf normalises every record to ``radius``.
-    radius : float
     out : (n, d) float64
         Integer values, |out of record i|_F <= ``radius``. So a factor's matrix out^T out is
         positive semidefinite with trace at most its square. Equal entries round equally:

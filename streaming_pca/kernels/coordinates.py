@@ -145,7 +145,6 @@ def top_eigenvalue(columns: Floats, start: Floats, steps: int) -> float:
         Rows g.
     start : (d,) float64
         Public start of the power steps.
-    steps : int
 
     Returns
     -------
@@ -189,7 +188,6 @@ class BinCounts:
 
     Attributes
     ----------
-    histograms : int
     owners, keys, counts : (b,) int64
         Histogram, bin, and number of records, sorted by histogram and bin. Each record is in one bin of
         each histogram at most.

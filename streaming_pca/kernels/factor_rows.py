@@ -41,10 +41,8 @@ def round_factors(
 
     Parameters
     ----------
-    read : RecordsView
     first, last : int
         Records; of pairs, whole ones.
-    how : PublicMap
     per_unit : float
         Lattice units per unit of the mapped data; inf normalises every record to RADIUS.
     room : (r, d) float64

@@ -51,10 +51,8 @@ def record_mean_norms(
 
     Parameters
     ----------
-    read : RecordsView
     first, last : int
         Records.
-    how : PublicMap
     room : (r, d) float64
         Scratch for the longest record.
     out : (last - first,) float64

@@ -168,7 +168,6 @@ def move_by_message(iterate: Floats, removed: Floats, message: Integers, unit: f
         With its noise.
     unit : float
         Value of one lattice unit.
-    rate : float
     """
     d = iterate.shape[0]
     seen = 0.0

@@ -227,7 +227,6 @@ def shared_out(
 
     Parameters
     ----------
-    total : int
     work : callable
         Should release the interpreter's lock.
     granularity : int

@@ -61,7 +61,6 @@ class FantopeSolution(FantopeIterate):
     ----------
     feasible : (m, m) float64
         X: in the Fantope.
-    iterations : int
     converged : bool
         True if both residuals fell below the tolerance before the iterations ended.
     gap : float
@@ -94,7 +93,6 @@ def noise_penalty(dim: int, sigma: float, failure: float = 0.05) -> float:
         d.
     sigma : float
         Standard deviation of each of the d(d+1)/2 entries.
-    failure : float
 
     Returns
     -------
@@ -159,8 +157,6 @@ def features_in_play(matrix: Matrix, k: int, penalty: float) -> Indices:
     ----------
     matrix : (d, d) float64
         S, symmetric.
-    k : int
-    penalty : float
 
     Notes
     -----
@@ -190,7 +186,6 @@ def sparse_subspace(
     ----------
     matrix : (d, d) float64
         S, symmetric and finite.
-    k : int
     penalty : float
         At least 0, in units of S. lambda in the paper.
     start : FantopeIterate, optional
@@ -199,7 +194,6 @@ def sparse_subspace(
     tolerance : float
         Ends the iteration where |X - Y|_F <= tolerance sqrt(k) and the step times the
         change of Y, |.|_F, is at most tolerance sqrt(k) |S|_2.
-    max_iterations : int
 
     Notes
     -----

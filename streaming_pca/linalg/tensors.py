@@ -232,7 +232,6 @@ def whitening_of(moment: Floats, k: int, floor: float) -> Whitening:
     ----------
     moment : (d, d) float64, symmetric
         May be noisy, and so indefinite.
-    k : int
     floor : float, above 0
         Smaller eigenvalues are set to it: eigenvalues that noise has made small would
         blow up W, and the third moment's noise with it.
@@ -254,7 +253,6 @@ def unwhitened(whitening: Whitening, weights: Floats, components: Floats) -> tup
 
     Parameters
     ----------
-    whitening : Whitening
     weights : (k,) float64
     components : (k, k) float64
         In rows.

@@ -209,7 +209,6 @@ def doubt_of_delta(delta: float, records: int | None = None) -> str | None:
 
     Parameters
     ----------
-    delta : float
     records : int, optional
         Number of all records, where it is known.
     """

@@ -47,7 +47,6 @@ class Election(ConsumerRebalanceListener):  # type: ignore[misc]
 
     Parameters
     ----------
-    kafka : KafkaSettings
     group : str
         The same for all processes that may lead any of these streams.
     topics : iterable of str

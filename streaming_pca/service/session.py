@@ -62,18 +62,12 @@ class Session:
 
     Parameters
     ----------
-    settings : Settings
     topics : Topics
         Found anew for every session: a topic that was created again is other data.
-    executors : Executors
-    poller : EndOffsetPoller
-    metrics : StreamMetrics
-    log : StreamLog
     on_release : callable, optional
         Called with every release after it was published.
     make_reader : ReaderFactory
         What reads the input: by default this process.
-    traces : StreamTraces, optional
     """
 
     def __init__(

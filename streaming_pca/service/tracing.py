@@ -80,7 +80,6 @@ class Span:
 
         Parameters
         ----------
-        name : str
         secret_errors : bool
             True for a step on records, where even the type of an error may tell of them.
         """
@@ -160,7 +159,6 @@ class StreamTraces:
     ----------
     export : SpanExport or None
         None records nothing.
-    stream : StreamSettings
     """
 
     def __init__(self, export: SpanExport | None, stream: StreamSettings) -> None:
@@ -189,10 +187,6 @@ class StreamTraces:
 
 class Tracing:
     """Traces of a process.
-
-    Parameters
-    ----------
-    settings : TraceSettings
 
     Raises
     ------

@@ -36,7 +36,6 @@ class Verifier:
 
     Parameters
     ----------
-    kafka : KafkaSettings
     shown : mapping of input topic to StreamMetrics
         Streams that read the topic, in whose metrics the result is shown.
     interval : float

@@ -105,13 +105,7 @@ def _status_of(error: BaseException) -> int | None:
 
 
 class _Stream:
-    """One stream of the process: standing by, leading, or ended.
-
-    Parameters
-    ----------
-    worker : Worker
-    settings : Settings
-    """
+    """One stream of the process: standing by, leading, or ended."""
 
     def __init__(self, worker: Worker, settings: Settings) -> None:
         self.settings = settings
@@ -539,7 +533,6 @@ def run_worker(
         One for each stream.
     on_release : callable, optional
         Called with every release after it was published.
-    make_reader : ReaderFactory
     site : Site, optional
         Site that the HTTP server shows beside metrics and health.
 

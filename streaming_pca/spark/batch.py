@@ -46,7 +46,6 @@ class SparkBatch(Batch):
 
     Attributes
     ----------
-    cluster : Cluster
     layout : Layout
         Of the whole batch.
     low, high : int
@@ -189,13 +188,7 @@ class SparkBatch(Batch):
 
 @dataclass(frozen=True)
 class SparkValues(RecordValues):
-    """Values of a batch's records, computed on the executors for the first sum over them.
-
-    Attributes
-    ----------
-    batch : SparkBatch
-    mapped : Mapped
-    """
+    """Values of a batch's records, computed on the executors for the first sum over them."""
 
     batch: SparkBatch
     mapped: Mapped

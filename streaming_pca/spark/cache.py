@@ -38,7 +38,6 @@ class Shelf:
     ----------
     name : str
         Unique name of the segment, which the file repeats.
-    host : str
     path : str
         Path of the file, as long as its process lives; "" where nothing was kept.
     """
@@ -95,7 +94,6 @@ class RowCache:
 
     Parameters
     ----------
-    folder : str
     limit : int
         Octets of all files.
     """
@@ -208,7 +206,6 @@ class ValueCache:
 
     Parameters
     ----------
-    session : str
     limit : int
         Octets of this process's files; more values are computed again for each sum.
     """

@@ -28,13 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class ClusterReaders:
-    """Maker of readers on one Spark application.
-
-    Parameters
-    ----------
-    spark : SparkSession
-    settings : SparkSettings
-    """
+    """Maker of readers on one Spark application."""
 
     def __init__(self, spark: SparkSession, settings: SparkSettings) -> None:
         self._spark, self._settings = spark, settings
@@ -75,7 +69,6 @@ def run_spark(
     ----------
     settings : sequence of Settings
         One for each stream.
-    spark_settings : SparkSettings
     master : str, optional
         Cluster to run on; overrides the settings.
     on_release : callable, optional

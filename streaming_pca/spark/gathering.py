@@ -30,7 +30,6 @@ class Fetch:
 
     Attributes
     ----------
-    share : Share
     shelf : Shelf
         Where the whole segment may be kept.
     messages : Range

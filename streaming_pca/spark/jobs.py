@@ -70,7 +70,6 @@ class Loaded:
 
     Attributes
     ----------
-    segment : Segment
     digest : str
         Of its structure.
     size : int
@@ -102,10 +101,6 @@ class Cluster:
 
     Parameters
     ----------
-    spark : SparkSession
-    settings : SparkSettings
-    kafka, stream : settings
-    user_key : bytes or None
     schemas : mapping of int to PublicSchema, optional
         Schemas of a registry that records name.
 
@@ -242,7 +237,6 @@ class Cluster:
 
         Parameters
         ----------
-        operation : Operation
         shares : mapping of segment to shares
         size : int
             Integers of the sum, or about that.

@@ -77,7 +77,6 @@ class Records:
 
     Attributes
     ----------
-    batch : ArrayBatch
     places : (m,) int64 or None
         Their places in the batch, where these were asked for.
     users : (m, 2) uint64 or None
@@ -99,13 +98,7 @@ class Records:
 
 @dataclass(frozen=True)
 class Mapped:
-    """Kernel of values, under a name that no other has in this session.
-
-    Attributes
-    ----------
-    name : str
-    kernel : MapKernel
-    """
+    """Kernel of values, under a name that no other has in this session."""
 
     name: str
     kernel: MapKernel
@@ -140,7 +133,6 @@ class RecordSum:
 
     Attributes
     ----------
-    kernel : SumKernel
     maps : sequence of Mapped
         Their values are the kernel's further arguments.
     """
@@ -179,13 +171,7 @@ def chunked(total: Integers, width: int) -> dict[int, bytes]:
 
 @dataclass(frozen=True)
 class ValueSum:
-    """Sum of a kernel over values.
-
-    Attributes
-    ----------
-    kernel : ValueKernel
-    maps : sequence of Mapped
-    """
+    """Sum of a kernel over values."""
 
     kernel: ValueKernel
     maps: Sequence[Mapped]

@@ -53,7 +53,6 @@ class Wanted:
 
     Attributes
     ----------
-    numbers : frozenset of int
     newest : int
         Number of the newest segment that was known: nothing is said of later ones.
     """
@@ -75,7 +74,6 @@ class Feed:
     ----------
     kafka, stream : settings
         With the password in them.
-    user_key : bytes or None
     session : str
         Name of the driver's session as leader.
     cache_bytes : int
@@ -84,7 +82,6 @@ class Feed:
         Threads of a task.
     schemas : mapping of int to PublicSchema, or None
         Schemas of a registry that records name.
-    version : str
     wanted : Wanted or None
         As the driver knew it when it made the job.
     """
@@ -115,7 +112,6 @@ class Piece:
 
     Attributes
     ----------
-    batch : ArrayBatch
     offsets : (m,) int64
     rows : (m,) int64
         Rows of each message.
@@ -131,12 +127,7 @@ class Piece:
 
 
 class Reading:
-    """Reader and cache of one Python worker, which outlive its tasks.
-
-    Parameters
-    ----------
-    feed : Feed
-    """
+    """Reader and cache of one Python worker, which outlive its tasks."""
 
     _open: ClassVar[dict[str, Reading]] = {}
 

@@ -54,7 +54,6 @@ class Segment:
 
     Attributes
     ----------
-    range : Range
     count : int
         Messages in it.
     run_index, run_offset : (r,) int64
@@ -142,7 +141,6 @@ class Strip:
 
     Attributes
     ----------
-    segment : Segment
     first, last : int
         Messages; the last is not included.
     """
@@ -165,7 +163,6 @@ class Order:
     ----------
     counts : (p,) int64
         Messages of each partition, multiples of ``granularity``.
-    granularity : int
     """
 
     counts: Integers
@@ -209,7 +206,6 @@ class Layout:
     ----------
     strips : sequence of sequence of Strip
         Strips of each partition, in the order of the partitions.
-    granularity : int
     """
 
     def __init__(self, strips: Sequence[Sequence[Strip]], granularity: int) -> None:

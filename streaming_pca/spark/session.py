@@ -94,7 +94,6 @@ def start_spark(settings: SparkSettings, master: str | None = None) -> SparkSess
 
     Parameters
     ----------
-    settings : SparkSettings
     master : str, optional
         Cluster to run on; overrides the settings.
 
@@ -148,7 +147,6 @@ def watch_spark(spark: SparkSession, on_end: Callable[[str], None]) -> None:
 
     Parameters
     ----------
-    spark : SparkSession
     on_end : callable
         Called once, with the reason.
     """
@@ -453,7 +451,6 @@ class _Relay(threading.Thread):
     ----------
     lines : deque of str
         Last lines, while the process starts.
-    starting : bool
     """
 
     def __init__(self, descriptor: int) -> None:

@@ -163,7 +163,6 @@ class Work:
     ----------
     structure : str
         Digest of the structure that the batch was cut by.
-    shares : sequence of Share
     """
 
     structure: str
@@ -177,8 +176,6 @@ def compute(
 
     Parameters
     ----------
-    feed : Feed
-    operation : Operation
     work : mapping of segment to Work
     width : int
         Integers of a chunk of a sum; 0 for one chunk.

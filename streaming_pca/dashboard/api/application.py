@@ -35,7 +35,6 @@ def make_api(observer: Observer, *, broker_seconds: float = _BROKER_SECONDS) -> 
 
     Parameters
     ----------
-    observer : Observer
     broker_seconds : float
         Longest time for an answer that needs the broker.
     """

@@ -18,8 +18,6 @@ def answer(request: Request, model: BaseModel, next: tuple[str, str | int | None
 
     Parameters
     ----------
-    request : Request
-    model : BaseModel
     next : tuple, optional
         Parameter of a page and its value for the next one.
     """

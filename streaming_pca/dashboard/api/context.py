@@ -17,7 +17,6 @@ class Context:
 
     Attributes
     ----------
-    observer : Observer
     memory : Asker
         Of answers from memory: they wait for a lock at most.
     broker : Asker

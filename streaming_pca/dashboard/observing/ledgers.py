@@ -72,7 +72,6 @@ class LedgerView:
 
     Parameters
     ----------
-    input : str
     most : int
         Rows to hold.
 

@@ -84,7 +84,6 @@ class ReleaseHistory:
 
     Parameters
     ----------
-    stream : StreamSettings
     most : int
         Releases to hold; fewer of a rank so high that they would be more than ``MOST_NUMBERS`` numbers.
 

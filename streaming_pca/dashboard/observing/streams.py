@@ -29,13 +29,11 @@ class StreamState:
 
     Parameters
     ----------
-    settings : Settings
     most : int
         Releases to hold.
 
     Attributes
     ----------
-    releases : ReleaseHistory
     problem : str or None
         Topics that are missing or cannot be read.
     """

@@ -19,7 +19,6 @@ class Verifications:
 
     Parameters
     ----------
-    kafka : KafkaSettings
     changed : callable
         Called with an input topic when its verification has begun or ended.
     """

@@ -32,13 +32,11 @@ class ArrowRecords:
 
     Parameters
     ----------
-    pyarrow : module
     places : sequence of (path, names)
         Place of each field, and names that a column of its values may have.
 
     Attributes
     ----------
-    getters : list of callable
     absent : tuple of paths
         Empty: each payload has its own schema.
     """
@@ -55,7 +53,6 @@ class ArrowRecords:
 
         Parameters
         ----------
-        value : bytes
         most : int
             Most records.
         """

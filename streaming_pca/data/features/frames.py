@@ -49,7 +49,6 @@ def values_of(table: Any, features: Sequence[Feature]) -> list[Any]:
     table : data frame of pandas or polars, Arrow table, mapping of columns, or list of records
         A record is a mapping, whose fields may be nested. A column has the name of the field's place,
         or of its feature.
-    features : sequence of Feature
 
     Raises
     ------

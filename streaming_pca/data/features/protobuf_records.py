@@ -52,11 +52,9 @@ class ProtobufRecords:
         Set of file descriptors, as ``protoc --descriptor_set_out`` writes it.
     message : str or None
         Full name of the message; without it, the first one of the last file.
-    places : sequence of paths
 
     Attributes
     ----------
-    getters : list of callable
     absent : tuple of paths
         Places at which the message has no value.
 

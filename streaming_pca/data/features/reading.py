@@ -43,7 +43,6 @@ class FieldReader:
 
     Parameters
     ----------
-    features : sequence of Feature
     user_field : path, optional
         Place of the user's name, a text or a whole number, where the message key is not the user.
     schema : PublicSchema, optional
@@ -53,10 +52,7 @@ class FieldReader:
 
     Attributes
     ----------
-    map : RowMap
-    user_field : path or None
     schemas : mapping of int to PublicSchema, or None
-    registered : RegisteredRecords or None
 
     Raises
     ------

@@ -77,7 +77,6 @@ class Subject(NamedTuple):
 
     Attributes
     ----------
-    name : str
     format : {"avro", "protobuf"}
     message : str or None
         Full name of the records' message, of Protobuf; None for the first of its file.

@@ -30,13 +30,8 @@ _SHOWN = 40
 class RowMap:
     """Map of records to rows of ``dim`` numbers; each row is a function of its record alone.
 
-    Parameters
-    ----------
-    features : sequence of Feature
-
     Attributes
     ----------
-    features : tuple of Feature
     names : tuple of str
         Names of the columns.
     bounds : (lower, upper) or None

@@ -54,11 +54,9 @@ class RegisteredRecords:
     ----------
     schemas : mapping of int to PublicSchema
         Ids of one registry, and their schemas.
-    places : sequence of paths
 
     Attributes
     ----------
-    getters : list of callable
     absent : tuple of paths
         Places at which no version has a value.
     lacking : dict of int to tuple of paths

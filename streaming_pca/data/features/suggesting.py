@@ -19,7 +19,6 @@ class Suggestion:
 
     Attributes
     ----------
-    path : tuple of str
     kind : {"number", "boolean", "category", "time", "list", "text", "other"}
         Texts and others become no feature by themselves.
     words : tuple of str
@@ -162,13 +161,7 @@ def _avro_fields(
 
 
 def fields_of_arrow(schema: Any, pyarrow: Any) -> list[Suggestion]:
-    """Return the fields of an Arrow schema, with those of structs.
-
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-    pyarrow : module
-    """
+    """Return the fields of an Arrow schema, with those of structs."""
     return [each for own in schema for each in _arrow_fields(own, pyarrow.types, ())]
 
 
@@ -203,12 +196,7 @@ _PROTOBUF_WRAPPERS = tuple(
 
 
 def fields_of_protobuf(message: Any) -> list[Suggestion]:
-    """Return the fields of a Protobuf message, with those of the messages in it.
-
-    Parameters
-    ----------
-    message : google.protobuf.descriptor.Descriptor
-    """
+    """Return the fields of a Protobuf message, with those of the messages in it."""
     return list(_protobuf_fields(message, (), False, (message.full_name,)))
 
 

@@ -133,7 +133,6 @@ class BlockUpdate:
     ----------
     k : int
         Columns of the basis.
-    preprocessing : Preprocessing
     multiplier : float
         Noise multiplier of a whole batch.
     norm_range : (float, float)
@@ -176,11 +175,8 @@ class BlockUpdate:
 
         Parameters
         ----------
-        estimate : BlockEstimate
-        batch : Batch
         quantile : float
             Quantile of the residual norms that becomes the radius.
-        budget : Budget
         part : float
             Factor on the limits of the counts' shares, see :func:`norm_shares`.
 
@@ -327,8 +323,6 @@ def block_subspace(
 
     Parameters
     ----------
-    estimate : BlockEstimate
-    total : TotalVariance
     k : int
         At most the basis' columns.
     present : PresentShare
@@ -428,13 +422,8 @@ def learn_block(
 
     Parameters
     ----------
-    update : BlockUpdate
     estimate : BlockEstimate
         A start has several rounds, a later estimate one.
-    total : TotalVariance
-    batch : Batch
-    budget : Budget
-    options : ClippedBatches
     quantile : float
         Quantile of the residual norms, where ``options`` set none.
 

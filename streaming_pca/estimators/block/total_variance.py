@@ -38,7 +38,6 @@ class TotalVariance:
 
     Attributes
     ----------
-    value : float
     noise : float
         Variance of the value's noise.
     weight : float
@@ -96,10 +95,6 @@ def learn_total(
 
     Parameters
     ----------
-    known : TotalVariance
-    batch : Batch
-    preprocessing : Preprocessing
-    budget : Budget
     multiplier : float
         Noise multiplier of the whole batch.
     norm_range : (float, float)

@@ -52,7 +52,6 @@ class Coordinates:
 
     Parameters
     ----------
-    preprocessing : Preprocessing
     turn : (d', d') float64, optional
         Public, such as an earlier private output. None for the records' own coordinates,
         the only ones of symmetric records of kind "matrix".

@@ -51,7 +51,6 @@ class Shares:
 
         Parameters
         ----------
-        dim : int
         sizes : sequence of int
             Records of each batch.
         multiplier : float
@@ -80,7 +79,6 @@ def planned_batches(records: int, options: GrowingBatches | None = None) -> tupl
 
     Parameters
     ----------
-    records : int
     options : GrowingBatches, optional
         By default those of an endless stream: 4,096 records, growing by 1.6 up to 131,072.
 
@@ -107,7 +105,6 @@ def checked_batches(records: int, batches: int | Sequence[int], per_row: int) ->
 
     Parameters
     ----------
-    records : int
     batches : int or sequence of int
         A number of equal batches, or the records of each.
     per_row : int

@@ -150,10 +150,8 @@ def forecast_of(
     ----------
     estimator : Estimator
         The default or one of its two routes.
-    records : int
     batches : int, optional
         Number of equal batches; by default the batches of its options.
-    tail : float
 
     Raises
     ------

@@ -33,7 +33,6 @@ class Forecast:
 
     Attributes
     ----------
-    dim, rank, records : int
     epsilon, delta : float
         Privacy guarantee of the estimator's mechanisms together.
     contributions : int
@@ -44,7 +43,6 @@ class Forecast:
         With "block" the noise is an upper bound.
     batches : tuple of int
         Records of each.
-    shares : Shares
     multiplier, mu : float
         Noise over sensitivity of one batch with a share of 1, and its inverse,
         the cost of a batch in Gaussian DP.
@@ -153,7 +151,6 @@ def describe(forecast: Forecast, gap: float | None = None) -> str:
 
     Parameters
     ----------
-    forecast : Forecast
     gap : float, optional
         Eigengap, as a share of the total variance, whose error is added.
     """

@@ -51,7 +51,6 @@ class Learnt:
         Of any length; None if nothing is learnt. It is ignored if it is not finite.
     value : float
         Private Ritz value of the iterate; meaningless if nothing is learnt.
-    outcome : Outcome
     clipped : int
         Records that a clip changed: exact, and as secret as a record.
     scale : float or None
@@ -208,7 +207,6 @@ def orthonormalise_from(basis: Floats, first: int) -> None:
         The columns before ``first`` are orthonormal. A column of which almost nothing is
         left is replaced by the coordinate of which most is left, projected: at least
         1 - j/d of its squared length, because these shares add up to d - j at column j.
-    first : int
     """
     d, k = basis.shape
     for j in range(first, k):

@@ -52,7 +52,6 @@ def oja_step(basis: Floats, gradient: Floats, rate: float) -> tuple[Floats, Floa
         Q, orthonormal columns.
     gradient : (d, k) float64
         Estimate of A Q, projected on S_Q = {Y : Q^T Y symmetric}.
-    rate : float
 
     Returns
     -------

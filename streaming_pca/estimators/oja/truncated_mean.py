@@ -100,7 +100,6 @@ class MeanFound:
 
     Attributes
     ----------
-    outcome : Outcome
     mean : (d, k) float64 or None
         Noisy, not yet projected; None if nothing is learnt.
     scale : float or None
@@ -192,7 +191,6 @@ class AdaptiveMean:
         ----------
         batch : Batch
             Of any length.
-        preprocessing : Preprocessing
         basis : (d, k) float64
         removed : (d, c) float64
             Orthonormal columns to project out of the products.
@@ -249,8 +247,6 @@ class AdaptiveMean:
 
         Parameters
         ----------
-        part : Batch
-        preprocessing : Preprocessing
         basis : (d, k) float64
         removed : (d, c) float64
             Projected out of the products' rows.

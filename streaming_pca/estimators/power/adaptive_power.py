@@ -283,7 +283,6 @@ def _product(rows: Floats, of_matrices: bool, x: Floats, across: Floats, out: Fl
     ----------
     rows : (r, d) float64
         A itself, or F with A = F^T F; none of a null record, whose product is 0.
-    of_matrices : bool
     x : (d,) float64
     across : (c, d) float64
         U^T, with P = I - U U^T.

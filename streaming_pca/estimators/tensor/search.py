@@ -124,7 +124,6 @@ class TensorSearch:
             T(I, u, u) of each, of fresh records.
         steps : int
             R.
-        window : int
         """
         return self._refined(products, window) if self.is_complete else self._searched(products, steps)
 

@@ -54,7 +54,6 @@ class Space:
 
     Parameters
     ----------
-    preprocessing : Preprocessing
     clip_radius : float
         R, in units of the records.
     whitening : Whitening, optional
@@ -141,7 +140,6 @@ def product_sum(batch: Batch, space: Space, candidates: Matrix) -> LatticeSum:
     ----------
     batch : Batch
         Records of more rows count as null.
-    space : Space
     candidates : (n, L) float64, unit columns
         Public, or an earlier output; rounded to multiples of 2**-20.
 

@@ -74,7 +74,6 @@ def scaled_down(
         r k, the numbers of the product.
     n : float
         d k + r k.
-    centre : Centre
     """
     whole = WEIGHT if centre.mix.size > 0 else 0.0
     size = math.sqrt(product_squared)

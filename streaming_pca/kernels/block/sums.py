@@ -137,15 +137,12 @@ def sum_products(
 
     Parameters
     ----------
-    read : RecordsView
     counter : (1,) int64
         Shared by all threads of this sum: records taken so far.
     share : int
         Records to take at once; even for pairs.
-    how : PublicMap
     columns : (d, c) float64
         B, on a grid of 2**-30; the first k are Q.
-    centre : Centre
     per_unit : float
         Lattice units per squared unit of the data.
     dgemm : int

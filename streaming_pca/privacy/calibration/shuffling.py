@@ -219,7 +219,6 @@ def is_shuffle_private(epsilon: float, delta: float, multiplier: float, messages
 
     Parameters
     ----------
-    epsilon, delta : float
     multiplier : float
         Noise standard deviation over the sensitivity 2 b of one message.
     messages : int
@@ -302,7 +301,6 @@ def shuffled_sigma(
 
     Parameters
     ----------
-    epsilon, delta : float
     messages : int
         Records in the order, at least.
     sensitivity : float

@@ -42,14 +42,8 @@ class BudgetExceeded(Exception):
     ----------
     where : OffsetSpan or None
         Records that would be above the cap; None for every record, read or not.
-    asked, spent : Charge
     opened : Opened
         Holds the cap and the rule.
-
-    Attributes
-    ----------
-    asked, spent : Charge
-    cap : Cap
     """
 
     def __init__(self, where: OffsetSpan | None, asked: Charge, spent: Charge, opened: Opened) -> None:
@@ -93,7 +87,6 @@ def within_cap(spent: Charge, cap: Cap, rule: str) -> bool:
     ----------
     spent : Charge
         Sum of the charges by basic composition; its ``rho`` is the sum of rhos.
-    cap : Cap
     rule : {"basic", "zcdp"}
 
     Notes

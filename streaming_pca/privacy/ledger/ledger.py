@@ -95,7 +95,6 @@ class Ledger:
 
     Attributes
     ----------
-    opened : Opened or None
     jobs : dict of str to JobLedger
     spend : dict of partition to SpendMap
         Charges by all jobs together of the records in their ranges.

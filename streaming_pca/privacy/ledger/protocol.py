@@ -100,7 +100,6 @@ class JobProgress:
         Start of the job's next batch.
     started : bool
         True after STARTED, which counts once.
-    standing : JobStatus
     charges : int
         Number of CHARGED entries that count; a job that has any has no batches.
     """
@@ -154,7 +153,6 @@ def check_entry(entry: LedgerEntry, job: JobProgress, jobs: Mapping[str, JobProg
     ----------
     entry : LedgerEntry
         Not OPENED; its ``previous`` continues the job's chain.
-    job : JobProgress
     jobs : dict of str to JobProgress
         All jobs of the ledger, with or without this one.
     """

@@ -136,7 +136,6 @@ class UserShard:
 
         Parameters
         ----------
-        limit : int
         users : (m, 2) uint64
         rows : (r,) int64
             Rows of this shard, in the batch's order.

@@ -221,7 +221,6 @@ class UserTable:
         Parameters
         ----------
         shard : int in [0, SHARDS)
-        data : bytes
 
         Raises
         ------

@@ -143,7 +143,6 @@ def check_room(stream: StreamSettings, cap: Cap, rule: Literal["basic", "zcdp"])
 
     Parameters
     ----------
-    stream : StreamSettings
     cap : Cap
         Of the ledger, which may be about to be opened.
     rule : {"basic", "zcdp"}

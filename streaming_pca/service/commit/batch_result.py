@@ -22,7 +22,6 @@ class BatchResult:
 
     Attributes
     ----------
-    state : State
     data : bytes
         The state's encoding.
     release : bytes

@@ -75,7 +75,6 @@ class CheckpointWriter(LedgerWriter):
 
     Parameters
     ----------
-    kafka, stream : settings
     topic_id : str
         The input topic's id.
     """

@@ -23,7 +23,6 @@ class Checkpoint:
 
     Attributes
     ----------
-    topic_id, stream : str
     batch : int
         Number of the batch in the ledger.
     positions : dict of partition to offset

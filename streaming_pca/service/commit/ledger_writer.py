@@ -49,11 +49,8 @@ class LedgerWriter:
 
     Parameters
     ----------
-    kafka : KafkaSettings
-    ledger_topic : str
     topic_id : str
         The input topic's id.
-    job : str
     """
 
     def __init__(self, kafka: KafkaSettings, ledger_topic: str, topic_id: str, job: str) -> None:

@@ -148,7 +148,6 @@ class LedgerReplay:
     ----------
     topic : str
         The ledger topic.
-    ledger : Ledger
     entries : int
         Number of entries replayed, void ones included.
     """

@@ -36,8 +36,6 @@ def make_release(
 
     Parameters
     ----------
-    stream : StreamSettings
-    subspace : Subspace
     batch : int
         The ledger's batch number.
     records : int

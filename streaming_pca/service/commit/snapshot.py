@@ -51,7 +51,6 @@ def read_snapshot(
 
     Parameters
     ----------
-    kafka : KafkaSettings
     reader : LogReader
         Of the ledger topic, at its start.
     topic_id : str

@@ -28,7 +28,6 @@ class StandbyCheck:
 
     Parameters
     ----------
-    kafka, stream : settings
     topic_id : str
         The input topic's id.
     """

@@ -97,7 +97,6 @@ class StateReader:
 
     Parameters
     ----------
-    kafka, stream : settings
     topic_id : str
         The input topic's present id: a state of another life is refused.
     """

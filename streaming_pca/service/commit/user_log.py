@@ -64,7 +64,6 @@ class UserLog:
         Secret with which messages' keys are hashed. Drawn anew until the first commit
         carries it. Until then the table is empty, and equality of keys within one batch
         does not depend on the secret.
-    table : UserTable
     index : UserIndex or None
         Index of the last commit; None before the first.
     """

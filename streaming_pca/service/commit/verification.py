@@ -74,7 +74,6 @@ def verify_ledger(kafka: KafkaSettings, topic: str, *, states: bool = True) -> R
 
     Parameters
     ----------
-    kafka : KafkaSettings
     topic : str
         Input topic.
     states : bool

@@ -60,7 +60,6 @@ class Token:
     ----------
     name : str
         Name of the setting, for messages.
-    secret : SecretStr or None
     file : Path or None
         File in place of the secret.
 
@@ -148,8 +147,6 @@ class Access:
     Parameters
     ----------
     app : ASGI application
-    settings : HttpSettings
-    token, metrics_token : Token or None
     """
 
     def __init__(

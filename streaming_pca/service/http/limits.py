@@ -216,7 +216,6 @@ class RateLimit:
     Parameters
     ----------
     app : ASGI application
-    per_second : float
     clock : callable
         Seconds that never go back.
     """

@@ -76,7 +76,6 @@ class HttpServer:
 
     Parameters
     ----------
-    settings : HttpSettings
     metrics : Exposition, optional
         Without it there is no ``/metrics``.
     roles : callable
@@ -84,7 +83,6 @@ class HttpServer:
         "standby", "paused", "ended".
     refusals : callable
         Returns the streams that this process may not run as configured, with the reasons.
-    site : Site, optional
 
     Raises
     ------

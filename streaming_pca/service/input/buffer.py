@@ -240,10 +240,6 @@ class RecordBuffer:
 
     Two stores alternate: a batch shares the rows of one, while later messages fill the
     other. Both keep their memory.
-
-    Parameters
-    ----------
-    codec : PayloadCodec
     """
 
     def __init__(self, codec: PayloadCodec) -> None:
@@ -462,8 +458,6 @@ def batch_of(rows: NDArray[np.floating], messages: Chunk, kind: RecordKind, by_r
     Parameters
     ----------
     rows : (n, width)
-    messages : Chunk
-    kind : RecordKind
     by_row : bool
         Whether each row is a record (a row of NaNs a null record), rather than each message.
     """

@@ -84,7 +84,6 @@ class Poller:
 
     Parameters
     ----------
-    kafka : KafkaSettings
     tick, partitions_every : float
         Seconds between ticks, and between searches for new partitions.
     send : callable
@@ -94,7 +93,6 @@ class Poller:
         seconds}``, the time of a tick's requests; ``{"at": time, "subject": subject, "schemas": {id: octets
         in base64}}`` with those not sent before, or ``"failed": reason, "refused": bool`` in their place.
         Times are of the monotonic clock, which processes share.
-    registry : RegistrySettings, optional
     """
 
     def __init__(

@@ -23,7 +23,6 @@ class BatchCutter:
 
     Parameters
     ----------
-    feed : OffsetFeed
     max_wait : float or None
         Seconds of the clock that ticks.
     """
@@ -97,7 +96,6 @@ def round_robin_quota(
         Units of each partition that are known so far.
     complete : sequence of bool
         Whether a partition has no more units than that below the end offsets.
-    units : int
 
     Returns
     -------

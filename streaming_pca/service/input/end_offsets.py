@@ -67,7 +67,6 @@ class OffsetFeed:
 
     Parameters
     ----------
-    topic : str
     notify : callable
         Called from the poller's thread when there may be something new.
     topic_id : str, optional
@@ -235,7 +234,6 @@ class EndOffsetPoller:
 
     Parameters
     ----------
-    kafka : KafkaSettings
     tick, partitions_every : float
         Seconds between ticks, and between searches for new partitions.
     on_answer : callable, optional

@@ -45,8 +45,6 @@ class PartitionReader:
 
     Parameters
     ----------
-    kafka, stream : settings
-    codec : PayloadCodec
     partitions : int
         Number of partitions that share the bytes fetched ahead.
     skip_lost : bool

@@ -20,12 +20,7 @@ _WORDS: dict[str, Any] = {"float32": np.uint32, "float64": np.uint64}
 
 
 class PlainPayloads:
-    """Copies of plain payloads, with what :meth:`~streaming_pca.data.codec.PayloadCodec.decode_many` finds.
-
-    Parameters
-    ----------
-    codec : PayloadCodec
-    """
+    """Copies of plain payloads, as ``PayloadCodec.decode_many`` would decode them."""
 
     def __init__(self, codec: PayloadCodec) -> None:
         self._codec = codec

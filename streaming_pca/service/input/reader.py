@@ -143,8 +143,6 @@ class ReaderFactory(Protocol):
 
         Parameters
         ----------
-        kafka, stream : settings
-        codec : PayloadCodec
         partitions : int
             Number of partitions that it will read, or about that: they share the bytes fetched ahead.
         skip_lost : bool

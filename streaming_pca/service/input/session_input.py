@@ -76,8 +76,6 @@ class Input:
 
     Parameters
     ----------
-    kafka, stream : settings
-    executors : Executors
     wakeup : asyncio.Event
         Set when there may be something to read, or reason to stop.
     read_ahead : float

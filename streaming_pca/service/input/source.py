@@ -48,7 +48,6 @@ def build_codec(
 
     Parameters
     ----------
-    stream : StreamSettings
     user_key : bytes or None
         Key of the hashes of users, where they are the unit of privacy.
     schemas : mapping of int to PublicSchema, optional
@@ -102,7 +101,6 @@ class Source:
     ----------
     reader : Reader
         Reader without partitions; closed with this source.
-    topic : str
     partitions : sequence of int
         The partitions known now.
     positions : dict of partition to offset

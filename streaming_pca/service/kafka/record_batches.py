@@ -41,8 +41,6 @@ class Record(NamedTuple):
 
     Attributes
     ----------
-    offset : int
-    key, value : bytes or None
     headers : sequence of (str, bytes or None)
     leader_epoch : int
         Epoch of the partition's leader that took it: the same offset under another epoch may be another

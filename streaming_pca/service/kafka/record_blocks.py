@@ -55,7 +55,6 @@ class RecordBlock:
     offsets : (m,) int64
     offset : int
         Last offset of the batch's records, wanted or not.
-    leader_epoch : int
     """
 
     __slots__ = ("data", "leader_epoch", "offset", "offsets", "parts")

@@ -27,7 +27,6 @@ def missing_permission(error: BaseException, operation: str) -> NotPermitted | N
 
     Parameters
     ----------
-    error : BaseException
     operation : str
         Operation on a topic that was tried, in Kafka's words: the broker names the topic only.
     """

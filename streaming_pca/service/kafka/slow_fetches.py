@@ -54,7 +54,6 @@ def shrink_on_timeout(fetcher: Fetcher, request_timeout_ms: int) -> None:
     ----------
     fetcher : Fetcher
         The consumer's own.
-    request_timeout_ms : int
     """
     handle = fetcher._handle_fetch_error
 

@@ -74,9 +74,6 @@ def project(
     ----------
     codec : PayloadCodec
         Of the stream; where rows are records, a null row stays in its place.
-    projection : Projection
-    encoder : Encoder
-    messages : sequence of Message
 
     Returns
     -------

@@ -27,8 +27,6 @@ class LatestRelease:
 
     Parameters
     ----------
-    kafka : KafkaSettings
-    stream : StreamSettings
     batch : int, optional
         Batch of the release to use instead.
 

@@ -28,7 +28,6 @@ class Assignment:
 
     Attributes
     ----------
-    partitions : tuple of int
     member : ConsumerGroupMetadata
         Of that generation, by which brokers fence later.
     """
@@ -69,8 +68,6 @@ class Membership(ConsumerRebalanceListener):  # type: ignore[misc]
 
     Parameters
     ----------
-    kafka : KafkaSettings
-    group, topic : str
     partitions : sequence of int
         Partitions that the topic has now.
     """

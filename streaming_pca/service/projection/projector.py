@@ -62,10 +62,6 @@ class Projector:
 
     Parameters
     ----------
-    kafka : KafkaSettings
-    stream : StreamSettings
-    output : Output
-    encoder : Encoder
     release_batch : int, optional
         Batch of the one release to project with; by default the newest is followed.
     on_commit : callable, optional

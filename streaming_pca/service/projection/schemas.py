@@ -24,13 +24,8 @@ class FollowingCodec:
 
     Parameters
     ----------
-    stream : StreamSettings
     registry : RegistrySettings or None
         None where a stream's records name no schema.
-
-    Attributes
-    ----------
-    codec : PayloadCodec
 
     Raises
     ------

@@ -47,7 +47,6 @@ class ProjectionOptions:
 
     Attributes
     ----------
-    output : str
     format : {"octets", "json"}
     release_batch : int or None
         Batch of the one release to project with.
@@ -68,12 +67,7 @@ class ProjectionOptions:
 
 
 class ProjectionMetrics:
-    """Metrics of a projecting worker: public quantities only.
-
-    Parameters
-    ----------
-    stream : str
-    """
+    """Metrics of a projecting worker: public quantities only."""
 
     def __init__(self, stream: str) -> None:
         self._registry, self._stream = CollectorRegistry(), stream
@@ -113,13 +107,7 @@ class ProjectionMetrics:
 
 
 class ProjectionWorker:
-    """Worker of one stream's projections.
-
-    Parameters
-    ----------
-    settings : Settings
-    options : ProjectionOptions
-    """
+    """Worker of one stream's projections."""
 
     def __init__(self, settings: Settings, options: ProjectionOptions) -> None:
         self._settings, self._options = settings, options

@@ -60,12 +60,7 @@ class NotThere(Exception):
 
 
 class RegistryClient:
-    """Client of one registry; each request has a connection of its own.
-
-    Parameters
-    ----------
-    settings : RegistrySettings
-    """
+    """Client of one registry; each request has a connection of its own."""
 
     def __init__(self, settings: RegistrySettings) -> None:
         self._settings = settings

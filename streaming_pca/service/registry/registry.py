@@ -61,8 +61,6 @@ class SchemaRegistry:
 
     Parameters
     ----------
-    settings : RegistrySettings
-    subject : str
     format : {"avro", "protobuf"}
     message : str, optional
         Full name of the Protobuf message; by default the first one of each schema.

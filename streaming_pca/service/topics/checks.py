@@ -37,7 +37,6 @@ class Problem:
         "topic 'NAME'" or "broker ID".
     key : str
         The setting; "" where the topic is missing.
-    found, wanted : str
     fix : str
         A command, or what to change.
     fatal : bool
@@ -86,12 +85,10 @@ class _Rule:
 
     Attributes
     ----------
-    key, wanted : str
     reason : str
         Appended to the wanted value in the problem's line.
     refused : str
         Where given, a value is wrong only if it contains this; a setting that is not shown is right.
-    fatal : bool
     """
 
     key: str
@@ -163,8 +160,6 @@ def find_problems(
 
     Parameters
     ----------
-    admin : KafkaAdminClient
-    kafka, stream : settings
     described : dict of role to dict
         The broker's description of each topic that exists.
     """

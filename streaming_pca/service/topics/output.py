@@ -33,16 +33,7 @@ def group_of_projections(stream: str, output: str) -> str:
 
 @dataclass(frozen=True)
 class Output:
-    """Topic of a stream's projections, and the input that they are of.
-
-    Attributes
-    ----------
-    topic : str
-    partitions : int
-    stream : str
-    input_id : str
-    input_partitions : tuple of int
-    """
+    """Topic of a stream's projections, and the input that they are of."""
 
     topic: str
     partitions: int
@@ -106,8 +97,6 @@ def find_output(kafka: KafkaSettings, stream: StreamSettings, output: str, creat
 
     Parameters
     ----------
-    kafka, stream : settings
-    output : str
     create : bool
         Create a missing topic with the input's partitions, replicas and retention.
 

@@ -155,7 +155,6 @@ def state_bound(commit: int, commits_an_hour: float = 3600, table: int = 0) -> i
     ----------
     commit : int
         :func:`commit_bytes`.
-    commits_an_hour : float
     table : int
         :func:`table_bytes`, where the user is the unit of privacy.
     """

@@ -46,11 +46,9 @@ class AvroRecords:
     ----------
     data : bytes
         The writer's schema.
-    places : sequence of paths
 
     Attributes
     ----------
-    getters : list of callable
     absent : tuple of paths
         Places at which the schema has no value.
 
