@@ -1,7 +1,7 @@
-"""A worker in a process of its own, which can be told to strike itself at a numbered step.
+"""Worker process that can strike itself at a numbered step.
 
-Only the child is patched: production code has no hook. Run by :class:`tests.kafka.stream.Child`
-through a fork server that is warm (warm_child.py), so that a child starts in milliseconds.
+Only the child is patched: production code has no hook. :class:`tests.kafka.stream.Child` forks it from
+a warm server (warm_child.py), so that a child starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.privacy.noise import ScriptedSampler
 
 @dataclass(frozen=True)
 class Strike:
-    """What the child does to itself, and when.
+    """Action of the child against itself, and its moment.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Strike:
         Name of a step of ``CheckpointWriter``.
     when : {"before", "after"}
     nth : int
-        At which time that the step is reached, from 1.
+        Occurrence of the step, from 1.
     what : str
         "SIGKILL", "SIGSTOP", "SIGTERM", or "wait": sleep until a file named ``go`` appears.
     """
@@ -56,13 +56,13 @@ class Strike:
     what: str = "SIGKILL"
 
     def hit(self, directory: Path) -> None:
-        """Leave a mark, then do it."""
+        """Create the file ``struck``, then act."""
         (directory / "struck").touch()
         if self.what == "wait":
             while not (directory / "go").exists():
                 time.sleep(0.02)
         else:
-            # A signal to the process is taken by its main thread, and until then this one would run on.
+            # The main thread takes a signal to the process, and this thread would keep running until then.
             signal.pthread_kill(threading.get_ident(), getattr(signal, self.what))
 
 
@@ -97,13 +97,13 @@ def main(
     lost_batches: int = 0,
     collector: bool = True,
 ) -> None:
-    """Run a worker; its log and its peak memory go to files of ``directory``."""
+    """Run a worker, with its log and its peak memory in files of ``directory``."""
     if not collector:
         gc.disable()
     log = os.open(Path(directory, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    # For a test that waits in vain (Child.ends).
+    # Show the stacks when a test waits in vain (Child.ends).
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
@@ -124,7 +124,7 @@ def main(
 
 
 def shrink_fetches(fetch_bytes: int) -> None:
-    """Let every poll of the input bring a few records only."""
+    """Limit every poll of the input to a few records."""
     original = clients.reading_consumer
 
     def reading_consumer(*args: Any, **kwargs: Any) -> Any:
@@ -134,7 +134,7 @@ def shrink_fetches(fetch_bytes: int) -> None:
 
 
 def break_assembly(telltale: str) -> None:
-    """Let putting a batch together fail with a text that would tell of its records."""
+    """Make the assembly of a batch fail with a text that would reveal its records."""
 
     def interleave(*args: Any) -> Any:
         raise MemoryError(telltale)
@@ -143,13 +143,13 @@ def break_assembly(telltale: str) -> None:
 
 
 class LazyReader(PartitionReader):
-    """Reader that reads nothing before a batch needs it."""
+    """Reader that reads only when a batch needs records."""
 
     ahead = False
 
 
 def lose(times: int) -> None:
-    """Let the records of a batch get lost while it is computed, the first times."""
+    """Lose the records of a batch during its computation, the first ``times`` times."""
     original, left = session.compute_batch, [times]
 
     def compute_batch(*args: Any) -> Any:
@@ -162,7 +162,7 @@ def lose(times: int) -> None:
 
 
 def peak_memory() -> int:
-    """Largest resident size of this process so far, in bytes."""
+    """Return the largest resident size of this process so far, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

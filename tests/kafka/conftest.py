@@ -21,7 +21,7 @@ def make_stream(
     tmp_path: Path,
     session_ms: int,
 ) -> Iterator[MakeStream]:
-    """Make streams; their children are ended with the test."""
+    """Make streams, and end their children after the test."""
     made: list[Stream] = []
 
     def make(stem: str = "s", **how: Any) -> Stream:

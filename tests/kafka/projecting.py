@@ -1,4 +1,4 @@
-"""Streams whose records are projected, for the tests: releases by hand, workers, and what they wrote."""
+"""Projected streams for the tests: hand-made releases, workers and their output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["Projecting", "Projection", "publish", "run", "written"]
 
 
 class Projecting(Child):
-    """Projecting worker in a process of its own."""
+    """Projecting worker in its own process."""
 
     def __init__(
         self, settings: Settings, options: ProjectionOptions, directory: Path, strike: Strike | None = None
@@ -39,7 +39,7 @@ class Projecting(Child):
 def main(
     settings: list[dict[str, Any]], directory: str, options: ProjectionOptions, strike: Strike | None
 ) -> None:
-    """Run a worker that may strike itself at a named step; its log goes to a file."""
+    """Run a worker that may strike itself at a named step, and log to a file."""
     log = os.open(Path(directory, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -81,12 +81,12 @@ def publish(stream: Stream, batch: int, seed: int | None = None, **changes: Any)
 
 
 def run(settings: Settings, output: str, **options: Any) -> int:
-    """Project to the end of the input, in this process."""
+    """Project to the end of the input in this process."""
     return run_projection(settings, ProjectionOptions(output, **({"until_end": True} | options)))
 
 
 class Projection:
-    """Message of the output, as a foreign client reads it."""
+    """Output message, as another client reads it."""
 
     def __init__(self, message: Message) -> None:
         self.headers = {name: value.decode() for name, value in message.headers()}

@@ -1,4 +1,4 @@
-"""A stream on a real broker for the tests: its topics, its records, its workers, what it wrote."""
+"""A stream on a real broker for the tests: topics, records, workers and output."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ Vectors = NDArray[np.floating]
 
 OCTETS = [("content-type", b"application/octet-stream")]
 
-# Processes look after one another's exit status, which is read once: threads must not race for it.
+# Processes poll one another's exit status, which can be read only once: threads must not race for it.
 _one_at_a_time = threading.Lock()
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.kafka.warm_child"])
@@ -77,7 +77,7 @@ def start_fork_server() -> None:
 
 
 def all_at_once(function: Callable[..., None], cases: Iterable[tuple[Any, ...]]) -> None:
-    """Run all cases, each a stream and more, at the same time: they wait most of it."""
+    """Run all cases at the same time, since they mostly wait; a case is a stream and other arguments."""
     cases = list(cases)
     with ThreadPoolExecutor(len(cases)) as pool:
         futures = [pool.submit(function, *case) for case in cases]
@@ -88,7 +88,7 @@ def all_at_once(function: Callable[..., None], cases: Iterable[tuple[Any, ...]])
 
 
 def session_timeout_ms(bootstrap: str) -> int:
-    """The shortest session that the broker allows, but 2 s at least."""
+    """Return the shortest session timeout that the broker allows, but at least 2 s."""
     with KafkaAdminClient(bootstrap_servers=bootstrap) as admin:
         resource = ConfigResource("broker", "1")
         try:
@@ -100,15 +100,15 @@ def session_timeout_ms(bootstrap: str) -> int:
 
 
 def have_released(streams: Iterable[Stream], batches: int = 1) -> bool:
-    """Whether each stream has released that many batches.
+    """Return whether each stream has released at least ``batches`` batches.
 
-    Asked of the topics: a session that is lost behind the commit of a release has no line in a log.
+    Read the topics: a session that is lost after the commit of a release leaves no line in the log.
     """
     return all(len(stream.release_values()) >= batches for stream in streams)
 
 
 class Child:
-    """A worker process, its log and its marks in a directory of its own."""
+    """Worker process, with its log and its mark files in its own directory."""
 
     def __init__(
         self,
@@ -150,13 +150,13 @@ class Child:
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     def _log_and_stacks(self) -> str:
-        """The log, and what each thread does now."""
+        """Return the log and the current stack of each thread."""
         self.signal(signal.SIGUSR1)
         time.sleep(1)
         return self.log
 
     def ends(self, seconds: float = LIMIT) -> int:
-        """Its exit status, once it has ended; a signal's number below zero."""
+        """Wait for the end, and return the exit status; a signal's number is negative."""
         wait_for("the worker's end", lambda: self.status() is not None, seconds, self._log_and_stacks)
         status = self.status()
         assert status is not None
@@ -167,7 +167,7 @@ class Child:
             return self._process.exitcode
 
     def says(self, text: str, seconds: float = LIMIT) -> None:
-        """Wait until the log has a text."""
+        """Wait until the log contains a text."""
         wait_for(
             f"{text!r} in the log",
             lambda: text in self.log or self.status() is not None,
@@ -184,7 +184,7 @@ class Child:
 
 @dataclass
 class Stream:
-    """One stream of the tests.
+    """Stream of the tests.
 
     Attributes
     ----------
@@ -192,7 +192,7 @@ class Stream:
     topic_id : str
     partitions : int
     directory : Path
-        Of its children.
+        Parent of its children's directories.
     """
 
     settings: Settings
@@ -229,14 +229,14 @@ class Stream:
         } | stream
         if "growth" in find(base.get("estimator", DEFAULT_ESTIMATOR)).options_type.model_fields:
             base["options"] = {"growth": 1.0, **base["options"]}
-        # A group of its own: a worker of another test that was killed must not hold up this election.
+        # Its own group: a killed worker of another test must not delay this election.
         manners = {"group": f"workers-{name}", "tick_seconds": 0.05, "stop_when_done": True}
-        # `Settings(...)` goes through the environment. Threads make streams, and pytest changes it meanwhile.
+        # `Settings(...)` reads the environment, which pytest may change while threads make streams.
         settings = Settings.model_construct(
             kafka=KafkaSettings(
                 bootstrap_servers=bootstrap,
                 session_timeout_ms=session_ms,
-                # A single broker is there, however busy. Of several the first may have been struck.
+                # A single broker is there, however busy; of several, the first may have been struck.
                 bootstrap_timeout_ms=5000 if "," in bootstrap else int(LIMIT * 1000),
                 request_timeout_ms=10_000 if "," in bootstrap else 30_000,
             ),
@@ -253,7 +253,7 @@ class Stream:
         return made
 
     def find(self) -> None:
-        """Look up the input topic's id."""
+        """Look up the id of the input topic."""
         self.topic_id = find_topics(self.settings.kafka, self.settings.stream).topic_id
 
     def open(self, cap: tuple[str, str]) -> None:
@@ -265,7 +265,7 @@ class Stream:
         open_ledger(self.settings.kafka, entry, self.settings.stream.ledger_topic)
 
     def changed(self, section: str = "stream", **changes: Any) -> Settings:
-        """These settings with some of one section changed."""
+        """Return these settings with changes in one section."""
         before = getattr(self.settings, section)
         after = type(before)(**(before.model_dump(mode="json") | changes))
         return self.settings.model_copy(update={section: after})
@@ -273,7 +273,7 @@ class Stream:
     # -- records -----------------------------------------------------------
 
     def vectors(self, count: int, seed: int = 0) -> Vectors:
-        """Records with a few strong directions."""
+        """Return records with a few strong directions."""
         d = self.settings.stream.dim
         x = np.random.default_rng(seed).standard_normal((count, d))
         x *= np.geomspace(4, 0.5, d)
@@ -287,7 +287,7 @@ class Stream:
         to: Callable[[int], int] | None = None,
         headers: Sequence[tuple[str, bytes]] = OCTETS,
     ) -> None:
-        """Write records, in order, to the partitions that ``to`` names (round-robin)."""
+        """Write records, in order, to the partitions that ``to`` returns (round-robin by default)."""
         self.send(((value, headers) for value in values), to)
 
     def send(
@@ -295,7 +295,7 @@ class Stream:
         records: Iterable[tuple[bytes, Sequence[tuple[str, bytes]]]],
         to: Callable[[int], int] | None = None,
     ) -> None:
-        """The same, for values with headers."""
+        """Write records with individual headers, in order."""
         self._send(((None, value, headers) for value, headers in records), to)
 
     def _send(
@@ -328,7 +328,7 @@ class Stream:
         self.produce((row.tobytes() for row in x), to)
 
     def transactional(self) -> KafkaProducer:
-        """A producer of records in transactions."""
+        """Return a producer of records in transactions."""
         producer = KafkaProducer(
             bootstrap_servers=self.settings.kafka.bootstrap_servers,
             transactional_id=f"records-{self.settings.stream.name}",
@@ -346,7 +346,7 @@ class Stream:
         return made
 
     def run(self, settings: Settings | None = None, seconds: float = LIMIT, **how: Any) -> Child:
-        """Run a worker to its end, which must be a good one."""
+        """Run a worker until it ends successfully."""
         made = self.start(settings, **how)
         assert made.ends(seconds) == 0, made.log
         return made
@@ -355,22 +355,22 @@ class Stream:
         for each in self.children:
             each.destroy()
 
-    # -- what was written --------------------------------------------------
+    # -- output ------------------------------------------------------------
 
     def messages(self, topic: str) -> list[Any]:
         return read_all(self.settings.kafka, topic)
 
     def entries(self) -> list[LedgerEntry]:
-        """The ledger, as its readers see it."""
+        """Return the ledger's entries, as its readers see them."""
         return [decode_entry(m.value) for m in self.messages(self.settings.stream.ledger_topic)]
 
     def own(self, kind: type[T], entries: Iterable[LedgerEntry] | None = None) -> list[T]:
-        """This stream's entries of a kind."""
+        """Return this stream's entries of a kind."""
         entries, name = self.entries() if entries is None else entries, self.settings.stream.name
         return [e for e in entries if isinstance(e, kind) and getattr(e, "job", None) == name]
 
     def replay(self, entries: Iterable[LedgerEntry] | None = None) -> Ledger:
-        """The ledger, of whose entries none may be void."""
+        """Replay the ledger, and require that no entry is void."""
         ledger = Ledger(self.topic_id)
         for entry in self.entries() if entries is None else entries:
             verdict = ledger.apply(entry)
@@ -384,7 +384,7 @@ class Stream:
         return [Release.from_bytes(value) for value in self.release_values()]
 
     def checkpoints(self, messages: Iterable[Any] | None = None) -> list[tuple[Checkpoint, str]]:
-        """The states that were committed and are all there yet, with their digests."""
+        """Return the committed states whose chunks all remain, with their digests."""
         chunks: dict[bytes, list[bytes]] = {}
         found = []
         for m in self.messages(self.settings.stream.state_topic) if messages is None else messages:
@@ -407,14 +407,14 @@ class Stream:
         }
 
     def input_offsets(self) -> dict[int, list[int]]:
-        """Offsets of the committed records, by partition."""
+        """Return the offsets of the committed records, by partition."""
         found: dict[int, list[int]] = {p: [] for p in range(self.partitions)}
         for m in read_all(self.settings.kafka, self.settings.stream.input, range(self.partitions)):
             found[m.partition].append(m.offset)
         return found
 
     def delete_before(self, offsets: Mapping[int, int]) -> None:
-        """Do what retention does."""
+        """Delete records, as retention does."""
         with KafkaAdminClient(bootstrap_servers=self.settings.kafka.bootstrap_servers) as admin:
             admin.delete_records(
                 {TopicPartition(self.settings.stream.input, p): o for p, o in offsets.items()}
@@ -422,7 +422,7 @@ class Stream:
 
 
 def read_all(kafka: KafkaSettings, topic: str, partitions: Iterable[int] = (0,)) -> list[Any]:
-    """All messages of a topic, read_committed, in offset order by partition."""
+    """Return all messages of a topic, read_committed, in offset order by partition."""
     tps = [TopicPartition(topic, p) for p in partitions]
     found: list[Any] = []
     with KafkaConsumer(
@@ -442,7 +442,7 @@ def read_all(kafka: KafkaSettings, topic: str, partitions: Iterable[int] = (0,))
 
 
 def _is_read(consumer: KafkaConsumer, tp: TopicPartition, end: int, found: list[Any]) -> bool:
-    """Take what a poll finds, unless all is read."""
+    """Read one poll's messages, and return whether the end is reached."""
     if consumer.position(tp) < end:
         for messages in consumer.poll(200).values():
             found += messages
@@ -450,13 +450,12 @@ def _is_read(consumer: KafkaConsumer, tp: TopicPartition, end: int, found: list[
 
 
 def check_books(stream: Stream) -> None:
-    """The claims that must hold whatever happened, once no batch is open.
+    """Check the claims that must always hold once no batch is open.
 
     Every record from the stream's start to the committed position is in exactly one committed or
-    abandoned batch and charged once; the releases topic holds exactly one
-    release for each committed batch, the one that its state carries; ledger,
-    state and group offsets agree. All that was written is as the AsyncAPI document
-    and the JSON schemas say.
+    abandoned batch and charged once; the releases topic holds exactly one release for each committed
+    batch, the release in its state; ledger, state and group offsets agree. All messages conform to the
+    AsyncAPI document and the JSON schemas.
     """
     settings = stream.settings.stream
     messages = stream.messages(settings.ledger_topic)
@@ -470,7 +469,7 @@ def check_books(stream: Stream) -> None:
     committed = {e.batch: e for e in stream.own(Committed, entries)}
     abandoned = {e.batch: e for e in stream.own(Abandoned, entries)}
     released = stream.own(Released, entries)
-    # Opened by one entry; every batch has two more, a committed one three.
+    # Each batch has an opening entry and one more; a committed batch has a third.
     of_batches = [e for e in stream.own(object, entries) if hasattr(e, "batch")]
     assert len(of_batches) == len(reserved) * 2 + len(committed)
     assert sorted(e.batch for e in released) == sorted(committed)
@@ -481,7 +480,7 @@ def check_books(stream: Stream) -> None:
     positions = states[max(states)][0].positions if states else {}
     if states:
         assert max(states) == max(committed)
-    for batch, (_, digest) in states.items():  # compaction may have taken older ones
+    for batch, (_, digest) in states.items():  # compaction may have deleted older states
         assert committed[batch].state_digest == digest
 
     in_batches: dict[int, dict[tuple[int, int], Charge]] = {}
@@ -497,7 +496,7 @@ def check_books(stream: Stream) -> None:
             charges = [charge for (start, end), charge in ranges.items() if start <= offset < end]
             assert len(charges) == (begins.get(p, 0) <= offset < below), (p, offset)
             if stream.settings.stream.privacy_unit == "user":
-                # Those of users can be anywhere: every record bears the charge.
+                # Users' records can be anywhere: every record bears the charge.
                 charges = [next(iter(reserved.values())).charge]
             spent = job.spent(p, offset)
             assert spent == charges[0] if charges else spent.epsilon == 0
@@ -529,5 +528,5 @@ def check_books(stream: Stream) -> None:
 
 
 def ranges_of(stream: Stream) -> list[tuple[OffsetRange, ...]]:
-    """The ranges of all batches, in order."""
+    """Return the ranges of all batches, in order."""
     return [e.ranges for e in stream.own(Reserved)]

@@ -1,4 +1,4 @@
-"""Batches that close early, partitions that are added, rows as records."""
+"""Test batches that close early, added partitions, and rows as records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_max_wait_closes_a_batch_that_is_not_full(make_stream: MakeStream) -> No
     child = stream.start()
     child.says("leading")
     stream.produce_vectors(stream.vectors(399))
-    # 400 records are the fewest that `adaptive` has a use for: with one less it waits on.
+    # `adaptive` needs at least 400 records: with 399 it keeps waiting.
     time.sleep(4)
     assert stream.own(Reserved) == []
     stream.produce_vectors(stream.vectors(101, seed=1))
@@ -51,7 +51,7 @@ def test_a_new_partition_is_read_from_a_batch_boundary_on(make_stream: MakeStrea
         admin.create_partitions({stream.settings.stream.input: NewPartitions(2)})
     stream.partitions = 2
     child.says("has 2 partitions now")
-    # Only to the new partition: the old one has half a batch, and would wait for ever.
+    # Only to the new partition: half a batch waits in the old one, and would wait for ever.
     stream.produce_vectors(stream.vectors(150, seed=1), to=lambda i: 1)
     child.says("batch 3 released")
     stop(stream)

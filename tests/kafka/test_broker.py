@@ -1,4 +1,4 @@
-"""The brokers the other tests stand on do what those tests take for granted."""
+"""Test that the brokers behave as the other tests assume."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def create(bootstrap: str, topic: str, **configs: str) -> TopicPartition:
 
 
 def read(bootstrap: str, partition: TopicPartition, count: int, isolation: str) -> list[bytes]:
-    """Return values from the beginning: at least `count` of them, and what comes in half a second more."""
+    """Return at least `count` values from the beginning, and more that arrive within half a second."""
     with KafkaConsumer(bootstrap_servers=bootstrap, isolation_level=isolation) as consumer:
         consumer.assign([partition])
         consumer.seek_to_beginning()

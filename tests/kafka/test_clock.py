@@ -1,4 +1,4 @@
-"""The clock reads the ends of partitions in a process of its own, and what ends it is noticed."""
+"""Test that the clock reads end offsets in its own process, and that its failures are noticed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def opened(clock: EndOffsetPoller, stream: Stream, partitions: int = 2) -> Offse
 
 
 def taken(feed: OffsetFeed, ends: dict[int, int]) -> EndOffsets:
-    """The first end offsets that show these ends."""
+    """Return the first end offsets equal to ``ends``."""
 
     def probe() -> EndOffsets | None:
         found = feed.next()
@@ -112,7 +112,7 @@ def test_it_ends_with_the_worker_however_that_ended() -> None:
     assert process.stdout is not None
     process.stdin.write(settings_line(KafkaSettings(bootstrap_servers="127.0.0.1:1"), TICK, 1.0))
     process.stdin.flush()
-    # Signals are for the worker; what ends the clock is the end of its input.
+    # Signals are meant for the worker; the clock ends when its input ends.
     wait_for("its handlers", lambda: ignores_sigterm(process.pid))
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Compressed topics: what librdkafka and Java's client write is read as what is not compressed."""
+"""Compressed topics of librdkafka and Java's client read the same as uncompressed topics."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def keep_compressed(bootstrap: str, topic: str) -> None:
 
 
 def produce(stream: Stream, codec: str, values: list[bytes]) -> None:
-    """Write records to the one partition, in batches of some hundred."""
+    """Write records to the only partition, in batches of about a hundred."""
     bootstrap = stream.settings.kafka.bootstrap_servers
     keep_compressed(bootstrap, stream.settings.stream.input)
     how = {"bootstrap.servers": bootstrap, "compression.type": codec, "linger.ms": 50, "batch.size": 20_000}
@@ -58,7 +58,7 @@ def produce(stream: Stream, codec: str, values: list[bytes]) -> None:
 
 
 def codecs_of(kafka: KafkaSettings, topic: str) -> set[int]:
-    """Codecs of a partition's batches, as they are stored."""
+    """Return the codecs of a partition's batches, as stored."""
     found: set[int] = set()
     with closing(reading_consumer(kafka, io="records")) as consumer:
         parse = RecordReader._parse
@@ -79,7 +79,7 @@ def codecs_of(kafka: KafkaSettings, topic: str) -> set[int]:
 
 
 def rows_of(stream: Stream, count: int) -> tuple[bytes, bytes]:
-    """Rows and lengths of a partition's records, as a worker reads them."""
+    """Return the rows and lengths of a partition's records, as a worker reads them."""
     settings = stream.settings
     codec = build_codec(settings.stream, None)
     with closing(PartitionReader(settings.kafka, settings.stream, codec, 1, False, lambda: None)) as reader:
@@ -93,7 +93,7 @@ def rows_of(stream: Stream, count: int) -> tuple[bytes, bytes]:
 def test_a_stream_learns_the_same_from_every_codec(
     make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The tests' own reader is the client's, whose snappy is one more package.
+    # The tests' own reader is the client's, and its snappy needs another package.
     snappy = SimpleNamespace(decompress=cramjam.snappy.decompress_raw)
     monkeypatch.setattr("kafka.codec.snappy", snappy)
     how: dict[str, Any] = {
@@ -185,7 +185,7 @@ public class Codecs {
 
 @pytest.fixture(scope="module")
 def java(tmp_path_factory: pytest.TempPathFactory, kafka_bootstrap: str) -> Callable[..., str]:
-    """Runs the program with topics to write and batches to read."""
+    """Return a function that runs the program with topics to write and batches to read."""
     if shutil.which("javac") is None:
         pytest.skip("no JDK: install openjdk-17-jdk-headless")
     source = tmp_path_factory.mktemp("java") / "Codecs.java"
@@ -247,7 +247,7 @@ def read_all(kafka: KafkaSettings, topic: str, blocks: bool, count: int) -> list
 
 
 def frames(data: bytes, more: bytes) -> Iterator[tuple[str, int, bytes, int]]:
-    """Compressed bytes of 20 records, and of 20 more, with a name and how many are counted."""
+    """Yield compressed bytes of 20 or 40 records: case name, codec, bytes and record count."""
     for name, (number, encode) in CODECS.items():
         one, two = encode(data), encode(more)
         yield f"{name} whole", number, one, 20
@@ -259,7 +259,7 @@ def frames(data: bytes, more: bytes) -> Iterator[tuple[str, int, bytes, int]]:
 
 
 def test_frames_are_read_as_far_as_java_reads_them(java: Callable[..., str]) -> None:
-    """Records that Java reads are read; behind an error here are nulls where Java stops."""
+    """Records that Java reads are read; records after an error are nulls where Java stops."""
     records = [hostile.record(b"value %d " % i * 9, i, key=b"k%d" % i) for i in range(40)]
     cases = list(frames(b"".join(records[:20]), b"".join(records[20:])))
     batches = [hostile.batch([data], count=count, attributes=number) for _, number, data, count in cases]
@@ -278,7 +278,7 @@ def test_frames_are_read_as_far_as_java_reads_them(java: Callable[..., str]) -> 
             tuple(part) for part in theirs
         ], name
         read = sum(r.value is not None for r in ours)
-        # What Java refuses as a whole is a break; it reads ahead, and may stop some records before it.
+        # Batches that Java rejects are broken here too; it reads ahead, and may stop some records earlier.
         assert (read == count) == (end == "end"), name
         whole += end == "end"
     assert 8 <= whole < len(cases)

@@ -1,8 +1,8 @@
-"""Members of the election that come to stand for more streams: a stream has one leader in a group.
+"""A stream keeps one leader in a group when members become candidates for more streams.
 
-kafka-python 3.0.12 knows that it must rejoin as long as what it has subscribed to differs from what it
-last sent; once that is sent, and the answer takes longer than one poll, it forgets the answer. Such a
-member sends no heartbeat again, keeps what it was assigned before, and polls without a pause.
+kafka-python 3.0.12 knows that it must rejoin as long as its subscription differs from the last one it
+sent. After sending, if the answer takes longer than one poll, it forgets the answer. Such a member
+sends no more heartbeats, keeps its old assignment, and polls without a pause.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SESSION_MS = 2000
 
 
 class Member:
-    """A candidate whose election is polled by a thread of its own, as in a worker."""
+    """Candidate with a polling thread of its own, as in a worker."""
 
     def __init__(self, bootstrap: str, group: str, topics: list[str]) -> None:
         self.won: frozenset[str] = frozenset()
@@ -58,13 +58,13 @@ def test_two_members_never_lead_one_stream_for_long(kafka_bootstrap: str, unique
     second = None
     try:
         wait_for("the first to lead", steadily(lambda: first.won == set(topics)), seen=lambda: str(first.won))
-        # As a worker does that finds the topics of its streams one after the other.
+        # Like a worker that discovers its streams' topics one by one.
         second = Member(kafka_bootstrap, group, topics[:1])
         wait_for("the second to lead", steadily(lambda: bool(second.won)), seen=lambda: str(second.won))
         second.stand_for(topics)
-        # Long enough for a member that is silent to be replaced, and for the rest to settle.
+        # Long enough to replace a silent member, and for the others to settle.
         time.sleep(3 * SESSION_MS / 1000)
-        # A member that polls and is silent never learns better, however long it is given.
+        # A member that polls without heartbeats never recovers, however long the test waits.
         wait_for(
             "one leader of each",
             steadily(lambda: sorted([*first.won, *second.won]) == sorted(topics)),
@@ -77,7 +77,7 @@ def test_two_members_never_lead_one_stream_for_long(kafka_bootstrap: str, unique
 
 
 def steadily(holds: Callable[[], bool]) -> Callable[[], bool]:
-    """Return a probe that is true once something has held for a second."""
+    """Return a probe that is true once ``holds`` has been true for a second."""
     since: float | None = None
 
     def probe() -> bool:

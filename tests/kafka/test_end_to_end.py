@@ -1,4 +1,4 @@
-"""Records in, private subspaces out; and everything that must be refused on the way."""
+"""Records go in and private subspaces come out; invalid input and settings are refused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MATRICES = {"record_kind": "matrix", "centering": "none"}
 
 
 def refusal(child: Child, status: int) -> str:
-    """The one line that a refused worker says; there is no traceback."""
+    """Return the only error line of a refused worker, whose log has no traceback."""
     assert child.ends() == status, child.log
     assert "Traceback" not in child.log, child.log
     errors = [line for line in child.log.splitlines() if " ERROR " in line]
@@ -47,12 +47,12 @@ def refusal(child: Child, status: int) -> str:
 
 
 def run_at_once(*streams: Stream) -> None:
-    """Run a worker without noise on each."""
+    """Run a worker without noise on each stream, all at the same time."""
     workers = [stream.start(noise=False) for stream in streams]
     assert [w.ends() for w in workers] == [0] * len(workers)
 
 
-# -- what works ------------------------------------------------------------
+# -- successful runs -------------------------------------------------------
 
 
 def test_vectors_become_one_release_a_batch(make_stream: MakeStream) -> None:
@@ -64,7 +64,7 @@ def test_vectors_become_one_release_a_batch(make_stream: MakeStream) -> None:
     assert [(r.batch, r.records) for r in releases] == [(1, 100), (2, 200), (3, 300)]
     assert {(r.stream, r.epsilon, r.delta) for r in releases} == {(stream.settings.stream.name, 1.0, 1e-6)}
     assert {r.estimator for r in releases} == {DEFAULT_ESTIMATOR}
-    # Batches of a hundred records show no mean.
+    # Batches of a hundred records reveal no mean.
     assert [r.mean for r in releases] == [None] * 3
 
 
@@ -84,7 +84,7 @@ def test_an_endless_stream_runs_until_it_is_told_to_stop(make_stream: MakeStream
 
 def test_factors_are_records_of_several_rows(make_stream: MakeStream) -> None:
     centre, scale = [0.5, -0.5, 0.0, 0.25, 0.0], [1.0, 0.75, 1.0, 0.5, 1.0]
-    # With a public radius it learns from every record; `adaptive` parts with some for its choice.
+    # With a public radius it learns from every record; `adaptive` spends some on choosing a radius.
     stream = make_stream(
         estimator="analyze-gauss",
         options={"n_records": 60, "n_batches": 2, "clip_radius": 400.0},
@@ -102,7 +102,7 @@ def test_factors_are_records_of_several_rows(make_stream: MakeStream) -> None:
     exact = np.linalg.svd(centred, full_matrices=False)[2][:2]
     found = np.array(release.components)
     assert np.linalg.norm(found.T @ found - exact.T @ exact) < 1e-3
-    # A consumer needs nothing but the release to project records as the estimator read them.
+    # The release alone lets a consumer project records as the estimator read them.
     coordinates = release.transform(rows.astype(float)).reshape(-1, 2)
     np.testing.assert_allclose(coordinates, centred @ found.T, rtol=1e-12, atol=1e-12)
     assert np.linalg.norm(centred - coordinates @ found) < 1.01 * np.linalg.norm(
@@ -146,7 +146,7 @@ def test_all_content_types_mean_the_same_record(make_stream: MakeStream) -> None
 
 
 def test_json_whose_header_is_missing_is_noticed_and_can_be_the_default(make_stream: MakeStream) -> None:
-    """2,200 such messages became null records once, and one noisy gauge was all that said so."""
+    """2,200 such messages once became null records, and only one noisy gauge showed it."""
     how: dict[str, Any] = {"options": {"n_records": 4400, "n_batches": 1}, "partitions": 1}
     unread = make_stream(**how)
     read = make_stream(**how, format="json")
@@ -155,7 +155,7 @@ def test_json_whose_header_is_missing_is_noticed_and_can_be_the_default(make_str
         stream.produce(values, headers=())
     run_at_once(unread, read)
     counts = [stream.releases()[0].counts for stream in (unread, read)]
-    # The deviation of the noise is 141 records: six of them come once in 1e4 times.
+    # The noise has a standard deviation of 141 records; six of them are exceeded about once in 1e4 runs.
     assert counts[0]["null_records"] > 3520
     assert abs(counts[1]["null_records"]) < 880
     warning = "% of its records are null: `streaming-pca payload check` says why"
@@ -180,7 +180,7 @@ def test_the_second_leader_goes_on_where_the_first_stopped(make_stream: MakeStre
     first.signal(15)
     assert first.ends() == 0
     done = len(stream.releases())
-    # Not earlier: the first would learn from all of them if its signal came late.
+    # Not earlier: the first worker would learn from all of them if its signal came late.
     stream.produce_vectors(x[200:])
     second = stream.start()
     second.says("batch 4 released")
@@ -249,7 +249,7 @@ def test_malformed_records_keep_their_places(make_stream: MakeStream) -> None:
     x = malformed.vectors(64)
     for stream, bad in ((malformed, list(MALFORMED.values()) * 2), (null, [(b"", [])] * 32)):
         good = iter(x)
-        # Every third record, which is one of each partition in turn.
+        # Every third record is malformed, on each partition in turn.
         stream.send(
             ((bad[i // 3] if i % 3 == 0 else (next(good).tobytes(), OCTETS)) for i in range(96)),
             lambda i: (i + i // 3) % 3,
@@ -277,7 +277,7 @@ def test_skewed_partitions_give_what_they_have(make_stream: MakeStream) -> None:
     stream.produce_vectors(x, lambda i: 0 if i < 150 else (1 if i < 195 else 2))
     stream.run()
     check_books(stream)
-    # Round-robin: 5 of the poor one, then the other two take turns.
+    # Round-robin: 5 from the sparse partition, then the other two alternate.
     assert ranges_of(stream)[0] == (
         OffsetRange(partition=0, start=0, end=50, count=50),
         OffsetRange(partition=1, start=0, end=45, count=45),
@@ -298,7 +298,7 @@ def test_what_a_batch_holds_does_not_depend_on_sizes(make_stream: MakeStream) ->
     small, large, thin = (make_stream(**how) for _ in range(3))
     x = small.vectors(240)
     small.produce_vectors(x)
-    # The same vectors, in payloads a hundred times as large in one partition.
+    # The same vectors, but in one partition the payloads are a hundred times as large.
     text = {"content-type": b"application/json"}
     padded = [json.dumps({"x": [float(v) for v in row]}).encode() + b" " * 4000 for row in x]
     large.produce_vectors(x[np.arange(240) % 3 != 1], lambda i: (0, 2)[i % 2])
@@ -318,7 +318,7 @@ def test_what_a_batch_holds_does_not_depend_on_sizes(make_stream: MakeStream) ->
 
 def test_pairs_come_from_one_partition(make_stream: MakeStream) -> None:
     stream = make_stream(centering="pairs", options={"n_records": 60, "n_batches": 2, "clip_radius": 400.0})
-    # Partitions are far apart, pairs within one are not: a mixed pair would show.
+    # Partitions are far apart and records within one are close: a pair across partitions would show.
     centres = np.array([[0.0], [1000.0], [-1000.0]], dtype="<f4") * np.eye(5, dtype="<f4")[0]
     x = stream.vectors(60) + centres[np.arange(60) % 3]
     stream.produce_vectors(x)
@@ -328,7 +328,7 @@ def test_pairs_come_from_one_partition(make_stream: MakeStream) -> None:
     assert stream.releases()[-1].explained_variance[0] < 100
 
 
-# -- what is refused -------------------------------------------------------
+# -- refused runs ----------------------------------------------------------
 
 
 def test_a_second_job_is_refused_by_the_cap(make_stream: MakeStream) -> None:
@@ -367,7 +367,7 @@ def test_of_two_jobs_at_once_the_log_decides(make_stream: MakeStream) -> None:
 
 
 def first_ledger(stream: Stream) -> Any:
-    """Replay that allows void entries."""
+    """Replay the ledger, allowing void entries."""
     from streaming_pca.privacy.ledger.ledger import Ledger
 
     ledger = Ledger(stream.topic_id)
@@ -398,12 +398,12 @@ def test_a_changed_promise_is_refused(make_stream: MakeStream) -> None:
         assert f"stream.{setting} is" in line
         assert "set it back, or choose a new stream.name" in line
     assert stream.entries() == before
-    # What is not promised may change.
+    # Settings outside the contract may change.
     assert stream.run(stream.changed("worker", tick_seconds=0.1))
 
 
 def test_a_state_of_other_options_is_refused_before_a_batch_is_reserved(make_stream: MakeStream) -> None:
-    """What is charged comes from the options, what is released from the state: they must be of one shape."""
+    """Charges come from the options and releases from the state: both must have the same shape."""
     options = {"clip_l2": 10.0, "batch_size": 100, "oversampling": 2}
     stream = make_stream(estimator="noisy-power", centering="none", options=options)
     stream.produce_vectors(stream.vectors(100))
@@ -489,7 +489,7 @@ def test_a_topic_kept_in_the_wrong_way_is_named(
 
 
 def recreate(stream: Stream) -> None:
-    """Delete the input topic and create it again, under the same name."""
+    """Delete the input topic, and create it again under the same name."""
     name = stream.settings.stream.input
     with KafkaAdminClient(bootstrap_servers=stream.settings.kafka.bootstrap_servers) as admin:
         admin.delete_topics([name])
@@ -545,7 +545,7 @@ def test_a_ledger_that_lost_entries_is_refused(make_stream: MakeStream) -> None:
 
 
 def test_a_failing_estimator_gives_no_answer_and_no_explanation(make_stream: MakeStream) -> None:
-    # A step so long that the iterate overflows and no eigenvectors can be found.
+    # A step so long that the iterate overflows and the eigendecomposition fails.
     oja = {**OJA, "options": OJA["options"] | {"learning_rate": 1e200, "offset": 0.0, "clip_radius": 1e200}}
     stream = make_stream(**oja)
     stream.produce_vectors(stream.vectors(250) * 100)

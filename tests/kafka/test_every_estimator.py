@@ -1,6 +1,6 @@
-"""Every estimator runs in the service: records in, releases out, charged, through a take-over.
+"""Every estimator runs in the service, is charged, and survives a take-over.
 
-All are streams of one process and of one input topic. Its cap is infinite, for one of them is not private.
+All streams share a process and an input topic. Its cap is infinite, since some estimators are not private.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.waiting import wait_for
 DIM, RANK = 6, 2
 BATCH = 200
 NOT_PRIVATE: dict[str, Any] = {"private": False, "epsilon": math.inf, "delta": math.inf}
-# At epsilon 1 these want batches of thousands.
+# At epsilon 1 these need batches of thousands.
 FIRM: dict[str, Any] = {"epsilon": 10.0, "delta": 1e-3}
 LOOSE: dict[str, Any] = {"epsilon": 100.0, "delta": 1e-3}
 RANGED: dict[str, Any] = {"batch_size": BATCH, "range_constant": 100.0}
@@ -53,23 +53,23 @@ TABLE: dict[str, dict[str, Any]] = {
     "tensor-online": {"options": {"batch_size": BATCH, "steps": 1}, **NOT_PRIVATE},
     "tensor-private": {"options": {"batch_size": BATCH, "steps": 1, "clip_radius": 10.0}},
 }
-"""Settings of a stream, by the id of its estimator: all batches have ``BATCH`` records."""
+"""Settings of a stream, by the id of its estimator; all batches have ``BATCH`` records."""
 
 NO_OUTCOMES = {"adaptive", "analyze-gauss", "block", "oja", "private-oja", "tensor-online", "tensor-private"}
 """The others may learn nothing from a batch. With these settings each learns from four or five of five."""
 
 FIRST, LATER = 2, 3
-"""Batches whose records are there when the first worker leads, and that come when it is gone."""
+"""Numbers of batches whose records exist when the first worker leads, and arrive after its end."""
 
 
 def test_every_estimator_is_in_the_table() -> None:
-    # Those of reports are in test_local_model: one topic has no two kinds of records.
+    # Estimators of reports are tested in test_local_model: a topic has only one kind of record.
     assert {name for name, estimator in ESTIMATORS.items() if not estimator.info.local} == TABLE.keys()
 
 
 @pytest.fixture
 def streams(kafka_bootstrap: str, unique_name: Callable[[str], str], tmp_path: Path) -> list[Stream]:
-    """One for each estimator, all of the first one's input."""
+    """Make a stream for each estimator, all on the input of the first."""
     made: list[Stream] = []
     group = unique_name("workers")
     for name in TABLE:
@@ -140,7 +140,7 @@ def test_every_estimator_runs_through_a_take_over(
 
 
 def check_stream(stream: Stream, before: list[bytes], spent: dict[str, dict[str, str]]) -> None:
-    """What it published and what that cost; ``before`` was published before the take-over."""
+    """Check a stream's releases and their cost; ``before`` was published before the take-over."""
     settings = stream.settings.stream
     values = stream.release_values()
     assert values[: len(before)] == before
@@ -151,7 +151,7 @@ def check_stream(stream: Stream, before: list[bytes], spent: dict[str, dict[str,
         components = np.array(release.components)
         gram = components @ components.T
         tensor = settings.build_estimator().info.releases == "tensor"
-        # Noise decides whether a feature seems to dominate; only then a release has fields of version 7.
+        # Noise decides whether a feature seems dominant; only then does a release use fields of version 7.
         version = 6 if release.dominant_feature is None else 7
         assert (release.kind, release.version) == ("tensor" if tensor else "subspace", version)
         np.testing.assert_allclose(
@@ -164,7 +164,7 @@ def check_stream(stream: Stream, before: list[bytes], spent: dict[str, dict[str,
     if settings.estimator in NO_OUTCOMES:
         assert outcomes == [None] * len(releases)
     else:
-        # Once at least: that does not hang on the noise.
+        # At least once: that does not depend on the noise.
         assert "learnt" in outcomes
     charges = {e.charge for e in stream.own(Reserved)}
     if not settings.private:
@@ -172,7 +172,7 @@ def check_stream(stream: Stream, before: list[bytes], spent: dict[str, dict[str,
         assert spent[settings.name] == {"epsilon": "inf", "delta": "inf"}
         assert (releases[-1].epsilon, releases[-1].delta) == (None, None)
         assert json.loads(values[-1])["epsilon"] is None
-        # Nothing is hidden by noise: five batches show the two strong directions of six.
+        # Without noise, five batches reveal the two strong directions of six.
         if settings.estimator == "oja":
             assert np.linalg.norm(np.array(releases[-1].components)[:, :2]) > 1.3
     else:
@@ -183,7 +183,7 @@ def check_stream(stream: Stream, before: list[bytes], spent: dict[str, dict[str,
 
 
 def check_commands(streams: list[Stream], directory: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """What the command line makes of an infinite charge is valid JSON, and text."""
+    """Check that commands print an infinite charge as valid JSON and as text."""
     kafka, topic = streams[0].settings.kafka, streams[0].settings.stream.input
     entries = describe_ledger(kafka, topic)["entries"]
     assert {"inf"} < {entry["epsilon"] for entry in entries if entry["kind"] == "RESERVED"}

@@ -1,4 +1,4 @@
-"""Topics that a later version has written stop a worker in one line, before anything is published."""
+"""Topics written by a later version stop a worker with one line, before it publishes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BATCHES = {"options": {"n_records": 200, "n_batches": 2}}
 
 
 def refusal(stream: Stream) -> str:
-    """Run a worker on records that wait, and return the line that it ends with."""
+    """Run a worker on waiting records, and return the line with which it ends."""
     topics = (stream.settings.stream.ledger_topic, stream.settings.stream.releases_topic)
     before = [[m.value for m in stream.messages(topic)] for topic in topics]
     stream.produce_vectors(stream.vectors(200))

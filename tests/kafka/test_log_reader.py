@@ -1,4 +1,4 @@
-"""A log is read to its end however long that takes, and a standstill is not."""
+"""A log is read to its end, however long that takes; a standstill ends the reading."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENCE = 1.0
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Give the reader a clock that a test moves."""
+    """Give the reader a clock that the test moves."""
     seconds = [0.0]
     monkeypatch.setattr(log_reader, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
     return seconds

@@ -1,4 +1,4 @@
-"""Many streams in one process: one election, one clock, few threads."""
+"""Many streams in one process share one election, one clock and few threads."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.waiting import wait_for
 
 STREAMS = 50
 MOST_THREADS = 72
-"""Sixty, and those of the admin clients that streams have for a moment, as many as exchange at once."""
+"""60, and those of streams' short-lived admin clients, as many as can exchange at the same time."""
 MOST_DESCRIPTORS = 1000
 
 
 def make_streams(bootstrap: str, names: list[str], directory: Path, **how: Any) -> list[Stream]:
-    """Streams of one process: they share an election."""
+    """Make streams of one process, which share an election."""
     worker = {"group": f"group-{names[0]}", "stop_when_done": True, **how.pop("worker", {})}
 
     def make(name: str) -> Stream:
@@ -48,7 +48,7 @@ def test_fifty_streams_in_one_process(kafka_bootstrap: str, unique_name: Any, tm
     )
     for stream in streams:
         stream.produce_vectors(stream.vectors(60))
-    # As in production, watched over HTTP.
+    # Watched over HTTP, as in production.
     child = Child([s.changed("http", enabled=True, port=0) for s in streams], tmp_path / "worker")
     process = psutil.Process(child.pid)
     threads = descriptors = 0
@@ -108,7 +108,7 @@ def test_all_streams_of_a_killed_process_are_taken_over(
     settings = [s.settings for s in streams]
     children = [Child(settings, tmp_path / "a"), Child(settings, tmp_path / "b")]
     try:
-        # Two processes share the streams; whichever leads which.
+        # Two processes share the streams, in any distribution.
         wait_for(
             "leaders",
             lambda: all(any(f"leading stream {n}" in c.log for c in children) for n in names),
@@ -124,7 +124,7 @@ def test_all_streams_of_a_killed_process_are_taken_over(
         os.kill(children[0].pid, signal.SIGKILL)
         for stream in streams:
             stream.produce_vectors(stream.vectors(200, seed=1))
-        # Done streams are left, so the other one ends when all six are.
+        # A process leaves finished streams, so the other one ends when all six are finished.
         assert children[1].ends() == 0, children[1].log
     finally:
         for child in children:

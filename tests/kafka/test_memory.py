@@ -19,14 +19,14 @@ ROWS = 8
 BATCH_ROWS = 102_400
 PARTITIONS = 2
 BATCH = BATCH_ROWS * DIM * 4
-"""Decoded rows keep their number type: float32."""
+"""Bytes of a batch: decoded rows keep their number type, float32."""
 
 
 def peak(make_stream: Callable[..., Stream], batch_records: int, n_batches: int, lost: int) -> int:
-    """Peak resident size of a worker that learns from that many batches of factors.
+    """Return the peak resident size of a worker that learns from ``n_batches`` batches of factors.
 
     It loses its first ``lost`` sessions, each with a batch in memory, and has no cyclic collector:
-    memory that only this would free shows every time, and not only where a session was lost by chance.
+    memory that only the collector would free shows in every run, not only after a chance loss.
     """
     records = batch_records * n_batches
     stream = make_stream(
@@ -45,17 +45,17 @@ def peak(make_stream: Callable[..., Stream], batch_records: int, n_batches: int,
 
 
 def test_memory_is_bounded_by_two_batches_and_the_state(make_stream: Callable[..., Stream]) -> None:
-    """Peak resident size over that of a worker with tiny batches, at the same dimension.
+    """Compare peak resident size with a worker on tiny batches of the same dimension.
 
     allowed = 2 batches + state + blocks + fetches, where
 
-    - 2 batches: the one that is learnt from, and the next one, which is gathered meanwhile
+    - 2 batches: the batch being learnt from, and the next one, being gathered at the same time
       (``rows * dim * itemsize`` each, and 16 bytes a row for indices);
     - state: d' x d' float64, in the baseline too, so it is counted once for safety;
     - blocks: four temporaries of ``_BLOCK_ENTRIES`` float64 in a kernel (transformed
-      rows, lattice points, and what preprocessing and the product hold), in each of its threads;
-    - fetches: six times ``_FETCH_BYTES`` (on the wire, received, the answer's field, its record
-      batches, their values, and what of them is beyond the batch).
+      rows, lattice points, and temporaries of preprocessing and of the product), in each of its threads;
+    - fetches: six times ``_FETCH_BYTES`` (on the wire, received, the response's field, its record
+      batches, their values, and the part of them beyond the batch).
     """
     baseline = peak(make_stream, 64, 2, lost=0)
     used = peak(make_stream, BATCH_ROWS // ROWS, 3, lost=2) - baseline
@@ -65,5 +65,5 @@ def test_memory_is_bounded_by_two_batches_and_the_state(make_stream: Callable[..
     fetches = 6 * _FETCH_BYTES
     allowed = batches + state + blocks + fetches
     print(f"{used / 2**20:.0f} MiB over {baseline / 2**20:.0f}; {allowed / 2**20:.0f} allowed")
-    # At least one batch must be there at all: else this measures the wrong process.
+    # It must hold at least one batch: otherwise this measures the wrong process.
     assert BATCH < used < allowed
