@@ -1,4 +1,4 @@
-"""Kernels that all processes of a test run share: compiled once, into numba's cache."""
+"""Compile kernels once for all processes of a test run, into numba's cache."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _started: list[subprocess.Popen[bytes]] = []
 
 
 def compile_ahead() -> None:
-    """Begin to compile, while the processes of the run still collect its tests.
+    """Start compiling while the processes of the run still collect its tests.
 
-    The compiler inherits the lock, which ends with it.
+    The compiler inherits the lock, and its end releases it.
     """
     with open(__file__) as file, suppress(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -30,7 +30,7 @@ def compile_ahead() -> None:
 
 
 def wait_until_compiled() -> None:
-    """Wait until all kernels are in the cache; the first process that finds one missing compiles it."""
+    """Wait until all kernels are in the cache; the first process that misses a kernel compiles them."""
     from streaming_pca.data.records import RecordKind
     from streaming_pca.estimators.kernel_cache import are_cached
 

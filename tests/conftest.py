@@ -1,10 +1,10 @@
-"""Brokers for the tests, and a plain word at the end when there was none.
+"""Brokers for the tests, and a notice at the end when tests were skipped without one.
 
-`kafka_bootstrap` is Apache Kafka: the broker KAFKA_BOOTSTRAP names, or one that all processes of a run share.
+`kafka_bootstrap` is Apache Kafka: the broker in KAFKA_BOOTSTRAP, or one shared by all processes of a run.
 `make_cluster` starts nodes that a test may strike.
 `apicurio` is a schema registry.
-`broker_bootstrap` is the same as the first, or the embedded broker where Apache Kafka cannot be had.
-With REQUIRE_KAFKA=1 a missing Apache Kafka fails these tests; otherwise it skips them. The same holds of
+`broker_bootstrap` is the same as the first, or the embedded broker where Apache Kafka is not available.
+With REQUIRE_KAFKA=1 a missing Apache Kafka fails these tests; otherwise it skips them. The same holds for
 REQUIRE_SPARK (tests/spark), REQUIRE_BROWSER (tests/browser) and REQUIRE_REGISTRY (`apicurio`).
 """
 
@@ -36,10 +36,10 @@ from tests.selection import PROFILES, add_options, is_unread, load_profile, sele
 from tests.service.registry.apicurio import Apicurio
 from tests.service.registry.archives import RegistryUnavailable
 
-# pytest-xdist sets it for its workers, and a console that is made meanwhile keeps that width.
+# pytest-xdist sets it for its workers, and a console created under it keeps that width.
 os.environ.pop("COLUMNS", None)
 
-# `make soak` names it; the other profiles are those of scopes.
+# `make soak` uses it; the other profiles belong to scopes.
 settings.register_profile("soak", max_examples=1000, deadline=None)
 for _scope, _examples in PROFILES.items():
     settings.register_profile(_scope, max_examples=_examples, deadline=None)
@@ -57,17 +57,17 @@ _SERVER, _ADDRESS = pytest.StashKey[ExitStack](), pytest.StashKey[str]()
 _INSTALLATION: pytest.StashKey[tuple[str, Path] | KafkaUnavailable] = pytest.StashKey()
 _NO_BROKER = "no broker"
 _TO_LOOK_AT = "to look at"
-"""Property of a test that has written something for people: a file or a folder."""
+"""Property of a test that has written a file or a folder for people to look at."""
 _skipped: Counter[tuple[str, str]] = Counter()
 _to_look_at: list[str] = []
 
 
 SHORT_LIVED = ("-XX:TieredStopAtLevel=1",)
-"""Options of a Java that is done before its best compiler would pay: a node starts with a third less work."""
+"""Options of a Java that ends before its best compiler would pay: a node starts with a third less work."""
 _CHAOS_TIMEOUT = 600
-"""Seconds that a test may take beside the chaos loop, or the soak: start, drain and check."""
+"""Seconds of a test in addition to the chaos loop or the soak: start, drain and check."""
 _LENGTHS = {"chaos_seconds", "soak_seconds"}
-"""Fixtures that say how long a test runs."""
+"""Fixtures with the duration of a test."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -80,14 +80,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Keep secrets out of the names of tests."""
+    """Keep secrets out of test names."""
     return argname if isinstance(val, str) and is_secret(val) else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
     load_profile(config)
     config.pluginmanager.register(Durations(config))
-    # Its workers send all that tests print to the process that shows the results.
+    # Workers of pytest-xdist send all output of tests to the process that shows the results.
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(WholeRun(config))
 
@@ -98,24 +98,24 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.fixture(scope="session")
 def chaos_seconds(request: pytest.FixtureRequest) -> float:
-    """How long the faults of the chaos loop last."""
+    """Return the duration of the chaos loop's faults."""
     return float(request.config.getoption("--chaos-seconds"))
 
 
 @pytest.fixture(scope="session")
 def chaos_seed(request: pytest.FixtureRequest) -> int:
-    """Seed of the chaos loop's schedule."""
+    """Return the seed of the chaos loop's schedule."""
     return int(request.config.getoption("--chaos-seed"))
 
 
 @pytest.fixture(scope="session")
 def soak_seconds(request: pytest.FixtureRequest) -> float:
-    """How long the soak runs at full speed."""
+    """Return the duration of the soak at full speed."""
     return float(request.config.getoption("--soak-seconds"))
 
 
 class NoBroker(pytest.skip.Exception):
-    """A test is skipped because the broker, or another program, that it needs cannot be had."""
+    """Skip of a test whose broker, or another program, is not available."""
 
     def __init__(self, kind: str, reason: str, detail: str) -> None:
         super().__init__(f"no {kind}: {reason}. {detail}".strip())
@@ -129,9 +129,9 @@ def kafka_is_required() -> bool:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Any:
-    """Exclude what collection makes from garbage collection: a million objects, none of them garbage.
+    """Exclude objects made by collection from garbage collection: a million, none of them garbage.
 
-    Their search again and again is a fifth of collection's work, and more of that of a test which collects.
+    Searching them repeatedly is a fifth of collection's work, and more in a test that collects garbage.
     """
     gc.disable()
     try:
@@ -156,7 +156,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    # In the process that starts those of pytest-xdist, before they would each do the same.
+    # In the process that starts pytest-xdist's workers, before each of them would do the same.
     config = session.config
     starts_workers = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
     if not starts_workers or config.option.collectonly:
@@ -168,7 +168,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     found = installation()
     if is_whole and not isinstance(found, KafkaUnavailable):
-        # It outlives the rest by far, so its best compiler pays.
+        # It far outlives other nodes, so its best compiler pays.
         options = archive_options(*found, ())
         server = config.stash[_SERVER] = ExitStack()
         config.stash[_ADDRESS] = server.enter_context(KafkaServer(*found, options=options)).bootstrap
@@ -176,7 +176,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Give the address of the run's broker to a process of pytest-xdist."""
+    """Give the address of the run's broker to a worker of pytest-xdist."""
     node.workerinput[_BROKER] = node.config.stash.get(_ADDRESS, None)
 
 
@@ -187,7 +187,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    # Maven may take minutes the first time: before any test, where no test's timeout counts them.
+    # Maven may take minutes the first time: run it before any test, outside the tests' timeouts.
     wanted = any(_BROKERS.keys() & set(getattr(item, "fixturenames", ())) for item in session.items)
     if wanted and not session.config.option.collectonly and not os.environ.get(_NAMED):
         session.config.stash[_INSTALLATION] = installation()
@@ -202,7 +202,7 @@ def installation() -> tuple[str, Path] | KafkaUnavailable:
 
 @pytest.fixture(scope="session")
 def kafka_installation(request: pytest.FixtureRequest) -> tuple[str, Path]:
-    """A Java, and the directory of Kafka's jars."""
+    """Return the `java` command and the directory of Kafka's jars."""
     found = request.config.stash.get(_INSTALLATION, None) or installation()
     if isinstance(found, KafkaUnavailable):
         raise _no_kafka(found)
@@ -211,9 +211,9 @@ def kafka_installation(request: pytest.FixtureRequest) -> tuple[str, Path]:
 
 @pytest.fixture(scope="session")
 def apache_kafka(request: pytest.FixtureRequest) -> Iterator[str | KafkaUnavailable]:
-    """The bootstrap address of Apache Kafka, or why there is none."""
+    """Yield the bootstrap address of Apache Kafka, or the reason why it is not available."""
     if named := os.environ.get(_NAMED):
-        # Named by hand and silent is a mistake to show, not a reason to skip.
+        # A broker that is set by hand but does not answer is a mistake to report, not a reason to skip.
         if cluster_id(named, timeout=10) is None:
             pytest.fail(f"KAFKA_BOOTSTRAP={named} does not answer: start it, or unset the variable")
         yield named
@@ -236,7 +236,7 @@ def apache_kafka(request: pytest.FixtureRequest) -> Iterator[str | KafkaUnavaila
 
 @pytest.fixture(scope="session")
 def kafka_bootstrap(apache_kafka: str | KafkaUnavailable) -> str:
-    """Address of an Apache Kafka, with real transactions."""
+    """Return the address of an Apache Kafka, with real transactions."""
     if isinstance(apache_kafka, KafkaUnavailable):
         raise _no_kafka(apache_kafka)
     return apache_kafka
@@ -244,7 +244,7 @@ def kafka_bootstrap(apache_kafka: str | KafkaUnavailable) -> str:
 
 @pytest.fixture(scope="session")
 def session_ms(kafka_bootstrap: str) -> int:
-    """The shortest session of group members that the broker allows."""
+    """Return the shortest session timeout that the broker allows for group members."""
     # Here and below: only tests with workers import the service.
     from tests.kafka.stream import session_timeout_ms
 
@@ -253,7 +253,7 @@ def session_ms(kafka_bootstrap: str) -> int:
 
 @pytest.fixture(scope="session")
 def fork_server() -> None:
-    """Server of children with compiled kernels: no test waits for the compiler within its own limits."""
+    """Start a server of children with compiled kernels, so that no test's time limit includes compiling."""
     from tests.kafka.stream import start_fork_server
 
     start_fork_server()
@@ -273,13 +273,13 @@ def start_cluster(stack: ExitStack, config: pytest.Config, **how: Any) -> KafkaC
 
 @pytest.fixture(scope="module")
 def make_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[..., KafkaCluster]]:
-    """Start clusters of Apache Kafka whose nodes a module may strike, whatever KAFKA_BOOTSTRAP names."""
+    """Start clusters of Apache Kafka whose nodes a module may strike, regardless of KAFKA_BOOTSTRAP."""
     with ExitStack() as stack:
         yield partial(start_cluster, stack, request.config)
 
 
 def _no_kafka(unavailable: KafkaUnavailable) -> BaseException:
-    """Return what a test without Apache Kafka ends with."""
+    """Return the exception that ends a test without Apache Kafka."""
     if kafka_is_required():
         return pytest.fail.Exception(f"REQUIRE_KAFKA is set, but {unavailable}", pytrace=False)
     return NoBroker("kafka", unavailable.reason, f"{unavailable.detail}; or name one by KAFKA_BOOTSTRAP")
@@ -287,7 +287,7 @@ def _no_kafka(unavailable: KafkaUnavailable) -> BaseException:
 
 @pytest.fixture(scope="session")
 def embedded_bootstrap() -> Iterator[str]:
-    """Address of an embedded broker."""
+    """Yield the address of an embedded broker."""
     broker = EmbeddedBroker()
     try:
         broker.start()
@@ -299,7 +299,7 @@ def embedded_bootstrap() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def broker_bootstrap(apache_kafka: str | KafkaUnavailable, request: pytest.FixtureRequest) -> str:
-    """Address of Apache Kafka, or of an embedded broker where there is none."""
+    """Return the address of Apache Kafka or, if not available, of an embedded broker."""
     if isinstance(apache_kafka, str):
         return apache_kafka
     if kafka_is_required():
@@ -310,7 +310,7 @@ def broker_bootstrap(apache_kafka: str | KafkaUnavailable, request: pytest.Fixtu
 
 @pytest.fixture(scope="session")
 def apicurio() -> Iterator[Apicurio]:
-    """A schema registry, which all tests of a run share."""
+    """Yield a schema registry, shared by all tests of a run."""
     with ExitStack() as stack:
         try:
             registry = stack.enter_context(Apicurio())
@@ -323,13 +323,13 @@ def apicurio() -> Iterator[Apicurio]:
 
 @pytest.fixture(scope="session")
 def unique_name() -> Callable[[str], str]:
-    """Make names of topics, streams and groups that no other test has."""
+    """Return a maker of names for topics, streams and groups, unique to each test."""
     return lambda stem="test": f"{stem}-{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    """Only what nothing refers to any more is freed, not what a circle holds."""
+    """Free only objects without references: reference cycles stay."""
     gc.collect()
     gc.disable()
     yield

@@ -1,9 +1,11 @@
-"""Plugin that measures a run: seconds of each test and each fixture, by kind of test, and what failed.
+"""Plugin that measures the seconds of each test and fixture, by kind, and records failures.
 
 The process that shows the results writes `build/durations/SCOPE-PART.csv`, and prints each kind's sum and the
-ten longest tests. `python -m tests.durations` records the tests of these files in `tests/durations.csv`, by
-which later runs are ordered. Failures stay in `build/durations/SCOPE-PART.failed`: `make` shows those of the
-first part again below the second, where a log that is cut still has them.
+ten longest tests. `python -m tests.durations` records the tests of these files in `tests/durations.csv`,
+which
+orders later runs. Failures stay in `build/durations/SCOPE-PART.failed`: `make` shows the first part's
+failures
+again below the second part, so that a truncated log still has them.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ from tests.selection import RECORDED, ROOT, kind_of, read_recorded
 _FIXTURES, _KIND = "fixtures", "kind"
 FOLDER = ROOT / "build" / "durations"
 _LEAST = 0.2
-"""Seconds: tests that take less are not recorded."""
+"""Seconds: shorter tests are not recorded."""
 _SHOWN = 10
 FAILURES = pytest.StashKey[list[str]]()
-"""Why a run fails, in its configuration: other plugins may add to it until the session has finished."""
+"""Reasons why a run fails, in its configuration; other plugins may add to them until the session's end."""
 
 
 class Durations:
-    """Plugin of every process of a run; the one that shows the results reports."""
+    """Plugin of every process of a run; the process that shows the results reports."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._file = FOLDER / f"{config.option.scope}-{config.option.part}.csv"
@@ -38,7 +40,7 @@ class Durations:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Any:
-        """Time a fixture, without those that it asks for (they come before)."""
+        """Time a fixture, without the fixtures that it requests (they run before it)."""
         began = time.perf_counter()
         try:
             return (yield)
@@ -47,14 +49,14 @@ class Durations:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Any:
-        """Send kind and fixtures with a report to the process that shows it."""
+        """Add kind and fixtures to the report that goes to the process which shows it."""
         report = yield
         report.user_properties += [(_KIND, kind_of(item)), (_FIXTURES, self._fixtures)]
         self._fixtures = []
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add up."""
+        """Add up durations, and collect failures."""
         said = dict(report.user_properties)
         kind = str(said.get(_KIND, "pure"))
         # pytest-xdist adds the name of the group.
@@ -89,7 +91,7 @@ class Durations:
 
 
 def record() -> None:
-    """Write the seconds of the last runs' tests to the file by which runs are ordered; others stay in it."""
+    """Record the seconds of the last runs' tests; keep the other tests of the file."""
     seconds = read_recorded()
     for path in sorted(FOLDER.glob("*.csv")):
         with path.open(newline="") as file:

@@ -1,4 +1,4 @@
-"""Archive of Kafka's classes for Java: a node that reads it starts with less than half of the work."""
+"""Archive of Kafka's classes for Java, which more than halves the work of a node's start."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _OPTIONS = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
 
 
 def archive_options(java: str, jars: Path, options: Sequence[str]) -> tuple[str, ...]:
-    """Return the options with the archive of this Java and these jars; the first call makes it.
+    """Return the options with the archive of this Java and these jars; make it if missing.
 
     Parameters
     ----------
     java : str
         The `java` command.
     jars : Path
-        Directory of Kafka's jars. The archive is kept next to it, if that can be written.
+        Directory of Kafka's jars. The archive is stored next to it, if the parent is writable.
     options : sequence of str
         Further options of Java.
     """
-    # Java also tells of options that the environment has, which differ from test to test.
+    # Java also prints the options of the environment, which differ from test to test.
     plain = {name: value for name, value in os.environ.items() if name not in _OPTIONS}
     version = subprocess.run([java, "-version"], capture_output=True, check=False, env=plain).stderr
     names = "\n".join(sorted(path.name for path in jars.glob("*.jar"))).encode()
@@ -38,7 +38,7 @@ def archive_options(java: str, jars: Path, options: Sequence[str]) -> tuple[str,
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not archive.exists():
             _make(java, jars, archive, options)
-    # Java does without an archive that it cannot use, in silence.
+    # Java silently ignores an archive that it cannot use.
     return (
         (*options, f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off")
         if archive.exists()
@@ -47,7 +47,7 @@ def archive_options(java: str, jars: Path, options: Sequence[str]) -> tuple[str,
 
 
 def _make(java: str, jars: Path, archive: Path, options: Sequence[str]) -> None:
-    """Run one node, which writes the classes that it has loaded when it ends."""
+    """Run one node, which writes its loaded classes to the archive when it ends."""
     written = archive.with_suffix(".new")
     with tempfile.TemporaryDirectory() as data:
         how = {"nodes": 1, "replication": 1, "in_sync": 1, "more": "", "directory": Path(data)}

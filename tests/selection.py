@@ -1,10 +1,10 @@
-"""Which tests a run takes, in which order, and in which groups.
+"""Selection of a run's tests, and their order and groups.
 
 A run has a scope and a part. The scope `test` is library, service and one smoke test of each extra; `rest` is
-everything else, and further examples for Hypothesis; `all` is both. The part `pure` holds tests
-that are bound by the processor, `waiting` those that wait for brokers and other programs: the two want
-different numbers of processes. `make` runs each part of a scope by itself. Recorded seconds decide the order,
-and which tests are too long for `test`; a new test is taken as a short one.
+everything else, and further examples for Hypothesis; `all` is both. The part `pure` holds tests bound by the
+processor, `waiting` tests that wait for brokers and other programs: the two need different numbers of
+processes. `make` runs each part of a scope separately. Recorded seconds decide the order, and which tests are
+too long for `test`; a new test counts as short.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDED = ROOT / "tests" / "durations.csv"
-"""Seconds of the tests of an earlier run: `python -m tests.durations` writes it."""
+"""Seconds of the tests of an earlier run, written by `python -m tests.durations`."""
 
 KINDS = (
     ("browser", {"browser"}, "tests/browser/"),
@@ -32,7 +32,7 @@ KINDS = (
     ("registry", {"apicurio"}, "tests/service/registry/"),
     ("docs", set[str](), "tests/docs/"),
 )
-"""Kinds of tests by what they need: fixtures, or the folder that they are in. All others are pure."""
+"""Kinds of tests by their needs: fixtures, or their folder. All others are pure."""
 
 WAITING = tuple(
     f"tests/{name}/"
@@ -58,7 +58,7 @@ MIXED = (
     "tests/docs/test_recipes.py",
     "tests/service/kafka/test_record_batches.py",
 )
-"""Files with tests of both parts, by their kinds."""
+"""Files with tests of both parts, separated by their kinds."""
 
 REST = (
     "tests/audit/test_cases.py",
@@ -97,7 +97,7 @@ REST = (
     "tests/spark/",
     "tests/upgrade/",
 )
-"""Files and folders that `make test` leaves out, but for the tests that it keeps."""
+"""Files and folders that `make test` omits, except the tests in `KEPT`."""
 KEPT = {
     "tests/dashboard/api/test_answers.py::test_streams_are_listed_by_name_with_their_numbers": "dashboard",
     "tests/demo/test_demo.py::test_the_demo_learns_the_flights_and_explains_itself": "demo",
@@ -115,7 +115,8 @@ KEPT = {
     "test_hostile_records_are_null_in_their_places_within_bounded_memory": "hostile record",
 }
 """Tests that `make test` keeps, however long they take: one of each extra, and of each kind of fault that is
-not too long. Disks, clocks, links, coordinators, hung brokers and lost tails are struck in `rest`."""
+not too long. Faults of disks, clocks, links and coordinators, hung brokers and lost tails are in `rest`.
+"""
 
 SHARED = {
     "three_brokers": "tests/kafka/clusters",
@@ -123,15 +124,15 @@ SHARED = {
     "spark": "tests/spark/session",
     "apicurio": "tests/registry",
 }
-"""Fixtures of a session that are dear, and the group of tests that share one."""
+"""Expensive session fixtures, and the group of tests that share each."""
 
 LONG = {"pure": 0.6, "waiting": 6.0}
-"""Recorded seconds from which a test is left to `rest`, by part."""
+"""Recorded seconds, by part, from which a test is left to `rest`."""
 FAST = 0.2
-"""Recorded seconds up to which a test is one of the fast ones."""
+"""Largest recorded seconds of a fast test."""
 
 PROFILES = {"test": 30, "rest": 70, "all": 100}
-"""Examples of a Hypothesis test that sets no number itself, by scope: what `rest` adds to `test` is `all`."""
+"""Examples of a Hypothesis test that sets no number itself, by scope: `test` and `rest` add up to `all`."""
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -143,19 +144,19 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def load_profile(config: pytest.Config) -> None:
-    """Let Hypothesis take the examples of the scope, unless the command names a profile."""
+    """Load the scope's Hypothesis profile, unless the command names another."""
     if config.getoption("--hypothesis-profile") is None:
         settings.load_profile(config.option.scope)
 
 
 def kind_of(item: pytest.Item) -> str:
-    """Return what a test needs most: its kind."""
+    """Return a test's kind, by its most expensive need."""
     names = set(getattr(item, "fixturenames", ()))
     return next((kind for kind, of, path in KINDS if of & names or item.nodeid.startswith(path)), "pure")
 
 
 def is_unread(path: Path, config: pytest.Config) -> bool:
-    """Return whether the run has no test in a file or folder, so that nothing of it need be imported."""
+    """Return whether a file or folder has no test of the run, and need not be imported."""
     if not path.is_relative_to(ROOT / "tests"):
         return False
     name = path.relative_to(ROOT).as_posix() + "/" * path.is_dir()
@@ -172,7 +173,7 @@ def is_unread(path: Path, config: pytest.Config) -> bool:
 
 
 def _is_in(item: pytest.Item, scope: str, seconds: float) -> bool:
-    """Return whether a test belongs to a scope; the longest ones belong to `rest`."""
+    """Return whether a test belongs to a scope; the longest tests belong to `rest`."""
     is_left_out = item.nodeid.partition("[")[0] not in KEPT and (
         item.nodeid.startswith(REST)
         or item.get_closest_marker("rest") is not None
@@ -184,7 +185,7 @@ def _is_in(item: pytest.Item, scope: str, seconds: float) -> bool:
 
 
 def _takes_examples(item: pytest.Item) -> bool:
-    """Return whether it is a Hypothesis test whose profile says how many examples it takes."""
+    """Return whether a test is a Hypothesis test whose profile sets the number of examples."""
     function = getattr(item, "obj", None)
     if not getattr(function, "is_hypothesis_test", False):
         return False
@@ -193,14 +194,14 @@ def _takes_examples(item: pytest.Item) -> bool:
 
 
 def _part_of(item: pytest.Item) -> str:
-    """Return the part of a test; raises UsageError if its file is not known to have waiting tests."""
+    """Return the part of a test; raise UsageError for a waiting test outside the known files."""
     if item.nodeid.startswith(WAITING):
         return "waiting"
     if kind_of(item) in ("pure", "docs"):
         return "pure"
     if not item.nodeid.startswith(MIXED):
         line = f"{item.nodeid} waits for a program: add its file to MIXED in {__file__}"
-        # A process of pytest-xdist ends without a word of its error.
+        # A process of pytest-xdist ends without reporting its error.
         os.write(2, f"{line}\n".encode())
         raise pytest.UsageError(line)
     return "waiting"
@@ -212,13 +213,13 @@ def _group_of(item: pytest.Item) -> str | None:
         return str(mark.args[0])
     names = getattr(item, "fixturenames", ())
     if "make_cluster" in names and item.nodeid.startswith(("tests/kafka/faults/", "tests/kafka/security/")):
-        # One after another: more brokers at a time than cores take longer together.
+        # One after another: with more brokers than cores at the same time, all take longer.
         return "tests/kafka/clusters" if "/faults/" in item.nodeid else "tests/kafka/secured"
     if shared := next((group for name, group in SHARED.items() if name in names), None):
         return shared
     fixtures = getattr(item, "_fixtureinfo", None)
     found = fixtures.name2fixturedefs.values() if fixtures is not None else ()
-    # Autouse fixtures of xunit style are of each module.
+    # Autouse fixtures of xunit style exist in every module.
     if any(
         f.scope in ("module", "class") and not f.argname.startswith("_xunit") for each in found for f in each
     ):
@@ -248,7 +249,7 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
         group = _group_of(item)
         if group is not None:
             item.add_marker(pytest.mark.xdist_group(group))
-        # Pure tests stay together by file; where the part is waiting, each group is a unit of its own.
+        # Pure tests stay together by file; in the part `waiting`, each test or group is a unit.
         place = group or (item.nodeid if part == "waiting" else item.nodeid.partition("::")[0])
         places[item] = place
         seconds[place] += recorded.get(item.nodeid, 0.0)
@@ -256,7 +257,7 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def read_recorded() -> dict[str, float]:
-    """Return the recorded seconds of tests; short ones are not recorded."""
+    """Return the recorded seconds of tests; short tests are not recorded."""
     if not RECORDED.exists():
         return {}
     with RECORDED.open(newline="") as file:

@@ -1,4 +1,4 @@
-"""Every test belongs to one scope and one part, and only what a run takes is read."""
+"""Every test belongs to one scope and one part; files without a test of the run stay unread."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_longest_groups_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tests_of_a_group_run_in_one_process(tmp_path: Path) -> None:
-    """Versions of pytest and pytest-xdist that do not fit each other ignore groups in silence."""
+    """Incompatible versions of pytest and pytest-xdist would silently ignore groups."""
     (tmp_path / "test_groups.py").write_text(
         "import os, pytest\n"
         "@pytest.mark.xdist_group('one')\n"

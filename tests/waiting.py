@@ -1,4 +1,4 @@
-"""Wait for what a thread, a process or a broker does, with one limit for all tests."""
+"""Wait for a thread, a process or a broker, with one limit for all tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 LIMIT = 120.0
-"""Seconds that nothing should take on a machine that is busy with other tests and compilers."""
+"""Upper limit in seconds for anything on a machine that is busy with other tests and compilers."""
 
 
 def wait_for(
@@ -19,7 +19,7 @@ def wait_for(
     seen: Callable[[], str] = str,
     pause: float = 0.05,
 ) -> T:
-    """Return what a probe returns once it is true; fail with what was seen when that takes too long."""
+    """Return the probe's first true value; on timeout, fail with the output of ``seen``."""
     deadline = time.monotonic() + seconds
     while not (found := probe()):
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}\n{seen()}"

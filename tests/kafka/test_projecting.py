@@ -1,4 +1,4 @@
-"""Projections of a stream's records, on Apache Kafka: each exactly once, with the release that is said."""
+"""Each record is projected exactly once, with the release named in its message, on Apache Kafka."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ D, K = 5, 2
 
 @pytest.fixture
 def start(tmp_path: Path) -> Any:
-    """Start projecting workers, which end with the test."""
+    """Start projecting workers, and end them after the test."""
     made: list[Projecting] = []
 
     def begin(
@@ -61,7 +61,7 @@ def start(tmp_path: Path) -> Any:
 
 
 def _transactional(stream: Stream, x: np.ndarray[Any, Any]) -> None:
-    """Write records, in a transaction that is aborted and in one that is committed."""
+    """Write records in a transaction that is aborted, and in another that is committed."""
     with closing(stream.transactional()) as producer:
         for commit, rows in ((False, -x), (True, x)):
             producer.begin_transaction()
@@ -116,7 +116,7 @@ def test_every_message_has_the_projection_that_its_release_computes(
 
     check_messages(stream.settings.stream, {"projections": read_all(stream.settings.kafka, output, (0, 1))})
 
-    # Again: nothing is new. Then only what is new, with a newer release, as JSON.
+    # A second run finds nothing new. A third projects only new records, with a newer release, as JSON.
     assert run(stream.settings, output) == 0
     newer = publish(stream, 2)
     stream.produce_vectors(x[:2])
@@ -155,14 +155,14 @@ def test_workers_that_are_killed_or_suspended_neither_lose_nor_repeat(
         wait_for(what, produced_and, seen=lambda: child.log)
 
     publish(stream, 1)
-    # Its transaction is open until it goes on, however long the others take to begin.
+    # Its transaction stays open until SIGCONT, however long the others take to start.
     patient = stream.changed("kafka", transaction_timeout_ms=120_000)
     slow = start(stream, options, Strike("sending the positions", nth=2, what="SIGSTOP"), settings=patient)
     produce_until("a stop before the commit", lambda: slow.has("struck"), slow)
     zombie = start(stream, options, Strike("sending the projections", nth=2, what="SIGSTOP"))
     short = stream.changed("kafka", transaction_timeout_ms=2000)
     killed = start(stream, options, Strike("sending the positions", nth=2), settings=short)
-    # Its positions may be committed yet: those that took its partitions must know.
+    # Its positions may still be committed: the workers that took its partitions must know them.
     wait_for("waiting", lambda: "waiting for the open" in zombie.log + killed.log, seen=lambda: slow.log)
     slow.signal(signal.SIGCONT)
     produce_until("a stop in a transaction", lambda: zombie.has("struck"), zombie)
@@ -171,7 +171,7 @@ def test_workers_that_are_killed_or_suspended_neither_lose_nor_repeat(
     produce(500)
     last = start(stream, ProjectionOptions(output, until_end=True))
     assert last.ends() == 0, last.log
-    # Its partitions were projected by others.
+    # Other workers have projected its partitions.
     zombie.signal(signal.SIGCONT)
     wait_for("the zombie's recovery", lambda: "recovering" in zombie.log, seen=lambda: zombie.log)
     produce(500)
@@ -203,7 +203,7 @@ def test_a_worker_begins_after_a_first_transaction_that_was_aborted(
     publish(stream, 1)
     stream.produce_vectors(stream.vectors(10))
     short = stream.changed("kafka", transaction_timeout_ms=2000)
-    # By then the projections are on the broker.
+    # By then the broker has the projections.
     strike = Strike("sending the positions")
     killed = start(stream, ProjectionOptions(output, create=True), strike, settings=short)
     wait_for("a death in a transaction", lambda: killed.has("struck"), seen=lambda: killed.log)
@@ -211,7 +211,7 @@ def test_a_worker_begins_after_a_first_transaction_that_was_aborted(
     assert len(written(stream, output, 2)) == 10
     assert "is empty" not in caplog.text
 
-    # An output that is made anew does not get what the old one had: that is said.
+    # A recreated output does not receive the old output's messages, and the log reports that.
     with KafkaAdminClient(bootstrap_servers=stream.settings.kafka.bootstrap_servers) as admin:
         admin.delete_topics([output])
         wait_for("its end", lambda: output not in {each["name"] for each in admin.describe_topics()})
@@ -230,7 +230,7 @@ def test_an_input_that_is_made_anew_meanwhile_is_not_read_on(make_stream: MakeSt
         admin.delete_topics([name])
         wait_for("its end", lambda: name not in {each["name"] for each in admin.describe_topics()})
     ensure_topics(stream.settings.kafka, [NewTopic(name, 1, 1)])
-    # Before the worker sees that its position is beyond the end.
+    # Before the worker notices that its position is beyond the end.
     stream.produce_vectors(stream.vectors(25))
     assert child.ends() == 2, child.log
     assert len(written(stream, output, 1)) == 10
@@ -322,7 +322,7 @@ def test_a_worker_that_cannot_project_says_why_in_one_line(
         caplog.clear()
         assert run(settings, output, **options) == 2
         errors = [r for r in caplog.records if r.levelname == "ERROR"]
-        # The client has a log of its own, which the command turns off.
+        # The client logs by itself, and the command turns that off.
         lines = [r.getMessage() for r in errors if r.name.startswith("streaming_pca")]
         assert len(lines) == 1, lines
         assert "\n" not in lines[0]
@@ -342,13 +342,13 @@ def test_a_worker_that_cannot_project_says_why_in_one_line(
     refused(stream.changed(record_kind="matrix", centering="none"), 'stream.record_kind = "matrix"')
     assert written(stream, output, 1) == []
 
-    # Kept for longer than the records: that is said, and no more.
+    # Longer retention than the input's is a warning, not an error.
     kept = f"{name}-kept"
     ensure_topics(settings.kafka, [NewTopic(kept, 1, 1, topic_configs={"retention.ms": "-1"})])
     assert run(settings, kept) == 0
     assert "retention.ms is -1, it should be 604800000, the input's" in caplog.text
 
-    # What was deleted before it was projected, and what the group has forgotten.
+    # Records deleted before projection, and positions that the group has forgotten.
     caplog.clear()
     assert run(settings, output) == 0
     assert "retention" not in caplog.text
@@ -375,7 +375,7 @@ def test_a_worker_waits_for_the_first_release(make_stream: MakeStream, start: An
     (address,) = re.findall(r"http://[\d.:]+", child.log)
     with urlopen(f"{address}/readyz", timeout=60) as answer:
         assert json.load(answer) == {"ready": True, "streams": {name: "waiting"}}
-    # Messages that are no release are passed over.
+    # Messages that are not releases are skipped.
     with closing(plain_producer(stream.settings.kafka)) as producer:
         producer.send(f"{name}.releases", b"{}", partition=0).get(LIMIT)
     publish(stream, 4)
@@ -391,7 +391,7 @@ def test_a_worker_waits_for_the_first_release(make_stream: MakeStream, start: An
     assert child.ends() == 0, child.log
     assert "Traceback" not in child.log
 
-    # An exchange that hangs ends the process.
+    # A hanging exchange ends the process.
     stream.produce_vectors(stream.vectors(1))
     hasty = stream.changed("worker", step_deadline_seconds=5).model_copy(
         update={"kafka": stream.changed("kafka", transaction_timeout_ms=2000).kafka}
@@ -429,7 +429,7 @@ def test_records_are_projected_by_the_schemas_that_they_name(
         child = start(stream, ProjectionOptions(output, create=True))
         wait_for_projections(10)
         known = encoded(x[10:30], old)
-        # Registered, but the worker has read no record with it.
+        # Registered, but the worker has not read a record with it.
         unknown = encoded(x[30:], new)
         apicurio.pause()
         try:

@@ -1,4 +1,4 @@
-"""One reader serves range after range, and a worker learns the same from whatever reads its input."""
+"""One reader serves range after range; a worker learns the same from any reader of its input."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.kafka.stream import Stream, check_books, ranges_of
 from tests.waiting import wait_for
 
 EACH = 3000
-"""Records of a partition: more than a poll brings."""
+"""Records of a partition: more than one poll returns."""
 
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The consumers that readers have opened."""
+    """Return the consumers that readers have opened."""
     made: list[Any] = []
 
     def counted(*args: Any, **kwargs: Any) -> Any:
@@ -47,7 +47,7 @@ def reader_of(stream: Stream, skip_lost: bool = False) -> PartitionReader:
 
 @pytest.fixture
 def filled(make_stream: MakeStream) -> Stream:
-    """Three partitions; each record's first number is its place."""
+    """Return a stream of three partitions; each record's first number is its place."""
     stream = make_stream(partitions=3)
     x = stream.vectors(3 * EACH)
     x[:, 0] = np.arange(len(x))
@@ -56,11 +56,11 @@ def filled(make_stream: MakeStream) -> Stream:
 
 
 class Known:
-    """What a caller of a consumer knows."""
+    """Object that a consumer's caller holds."""
 
 
 def test_a_poll_in_vain_keeps_nothing_of_its_caller(no_collector: None, make_stream: MakeStream) -> None:
-    """kafka-python's own would hold it until the collector comes: a batch that was cut, and its memory."""
+    """kafka-python itself would keep it until garbage collection: a cut batch, and its memory."""
 
     def poll(consumer: Any) -> weakref.ref[Known]:
         known = Known()
@@ -73,12 +73,12 @@ def test_a_poll_in_vain_keeps_nothing_of_its_caller(no_collector: None, make_str
         consumer.assign([partition])
         consumer.seek(partition, 0)
         known = [poll(consumer) for _ in range(20)]
-        # An error is let go by the client's thread, and by the fetch that the poll did not wait for.
+        # The client's thread, and the fetch that the poll did not wait for, release an error.
         wait_for("the end of what the polls knew", lambda: not any(each() for each in known))
 
 
 def test_a_closed_reader_keeps_nothing_that_it_has_read(no_collector: None, filled: Stream) -> None:
-    """What is decoded, and what the client has fetched beyond it."""
+    """Neither decoded records nor those that the client has fetched beyond them stay in memory."""
     reader = reader_of(filled)
     with closing(reader):
         reader.add({0: 0}, {})
@@ -96,7 +96,7 @@ def test_a_closed_reader_keeps_nothing_that_it_has_read(no_collector: None, fill
 
 
 def test_a_reader_knows_the_leader_of_its_topic_from_the_start(filled: Stream) -> None:
-    """Else each of the dozen that a take-over makes would wait a tenth of a second."""
+    """Otherwise each of the dozen consumers of a take-over would wait a tenth of a second."""
     kafka, topic = filled.settings.kafka, filled.settings.stream.input
     for topics in ((), (topic,)):
         with closing(reading_consumer(kafka, topics=topics)) as consumer:
@@ -105,7 +105,7 @@ def test_a_reader_knows_the_leader_of_its_topic_from_the_start(filled: Stream) -
 
 
 def read_range(reader: PartitionReader, stream: Stream, partition: int, start: int, end: int) -> list[float]:
-    """Read a range; return its records' first numbers."""
+    """Read a range, and return its records' first numbers."""
     reader.add({partition: start}, {})
     assert read_to(reader, stream.settings.stream.input, {partition: end}, lambda: False)
     batch, _ = reader.take([reader.buffers[partition].count_before(end)], 1)
@@ -117,7 +117,7 @@ def read_range(reader: PartitionReader, stream: Stream, partition: int, start: i
 
 
 def ranges() -> Iterator[tuple[int, int, int]]:
-    """Ranges in a wild order: backward, again, overlapping, and each behind its predecessor."""
+    """Yield ranges in mixed order: backward, repeated, overlapping, and each after its predecessor."""
     yield from [(0, 0, 10), (1, 2500, 2600), (1, 0, 2100), (1, 0, 2100), (2, 7, 8), (1, 100, 200)]
     yield from [(0, at, at + 500) for at in range(0, EACH, 500)]
     yield from [(at % 3, EACH - at - 100, EACH - at) for at in range(0, 1000, 100)]
@@ -130,7 +130,7 @@ def test_ranges_are_read_one_after_another_by_one_consumer(filled: Stream, opene
             found = read_range(reader, filled, partition, start, end)
             assert found == [3.0 * offset + partition for offset in range(start, end)]
             assert opened[0].assignment() == set()
-            # What was read beyond a range takes no memory for good.
+            # Records read beyond a range do not stay in memory.
             assert reader.buffers == {}
             assert reader.bytes == 0
         assert len(opened) == 1
@@ -171,7 +171,7 @@ def test_a_range_that_retention_has_taken_is_missed(
         reader.add({0: 20}, {})
         with pytest.raises(error, match="deleted"):
             read_to(reader, filled.settings.stream.input, {0: 60}, lambda: False)
-        # Another partition is not concerned, nor is the rest of this one.
+        # Other partitions, and the rest of this one, are not affected.
         reader.remove(0)
         assert read_range(reader, filled, 0, 50, 52) == [150.0, 153.0]
         assert read_range(reader, filled, 1, 0, 2) == [1.0, 4.0]
@@ -201,7 +201,7 @@ def test_a_batch_whose_records_get_lost_is_finished_under_its_charge(make_stream
     assert [w.ends() for w in workers] == [0, 0]
     check_books(struck)
     assert workers[1].log.count("session lost, recovering from the topics: an executor is gone") == 2
-    # The second time that it is lost it had been read for the first time by a successor.
+    # Before the second loss, a successor had read the batch for the first time.
     assert workers[1].log.count("finishing a batch that was reserved before") == 2
     assert len(struck.own(Reserved)) == 3
     assert struck.own(Abandoned) == []

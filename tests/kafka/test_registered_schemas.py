@@ -1,4 +1,4 @@
-"""Topics whose records name schemas of a registry: a real one, that gets new versions and goes away."""
+"""Streams read records with schemas of a real registry, which adds versions and fails."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ pytestmark = pytest.mark.kafka
 MakeStream = Callable[..., Stream]
 
 COUNT = 60
-"""Records of a batch."""
+"""Records per batch."""
 NAMES = ("a", "b", "c")
 FEATURES: list[dict[str, Any]] = [{"name": name, "bounds": [-9, 9]} for name in NAMES]
 BATCHES: dict[str, Any] = {"options": {"n_records": 3 * COUNT, "n_batches": 3}, "partitions": 2}
 OLD = record_type("V", a="double", b="double", c="double")
-# As long as the old one: with the wrong schema its numbers would be other features' in silence.
+# As long as OLD: with the wrong schema, its numbers would silently be read as other features.
 NEW = record_type("V", c="double", b="double", a="double")
 SHORT = record_type("V", a="double", b="double")
 
 
 class Scene:
-    """A stream of a registry's records, and one of the same rows as octets."""
+    """Stream of a registry's records, and a stream of the same rows as octets."""
 
     def __init__(self, make_stream: MakeStream, apicurio: Apicurio, url: str | None = None) -> None:
         self.stream = make_stream(dim=3, features=FEATURES, format="avro", **BATCHES)
@@ -56,13 +56,13 @@ class Scene:
         self.rows = np.random.default_rng(0).normal(size=(3 * COUNT, 3)).clip(-9, 9)
 
     def move_to(self, apicurio: Apicurio, url: str | None = None) -> None:
-        """Name a registry in the settings, and produce with it."""
+        """Set a registry in the settings, and produce with it."""
         self.producer = Producer(apicurio, self.stream.settings.stream.input)
         registry = RegistrySettings(url=url or apicurio.url, seconds=0.5, timeout_seconds=2)
         self.stream.settings = self.stream.settings.model_copy(update={"registry": registry})
 
     def produce(self, batch: int, schema: Any) -> None:
-        """Write a batch's records as Confluent's producers do: the first one registers the schema."""
+        """Write a batch's records as Confluent's producers do: the first record registers the schema."""
         self.write(batch, self.encoded(batch, schema))
 
     def encoded(self, batch: int, schema: Any) -> list[bytes]:
@@ -82,7 +82,7 @@ class Scene:
         assert worker.status() is None, worker.log
 
     def check(self) -> None:
-        """Compare with the stream of octets."""
+        """Compare the releases with those of the stream of octets."""
         self.plain.run(noise=False)
         for each in (self.stream, self.plain):
             check_books(each)
@@ -93,7 +93,7 @@ class Scene:
 
     @property
     def named(self) -> list[list[int]]:
-        """Ids in the reservations."""
+        """Return the schema ids in the reservations."""
         return [entry.parameters["schemas"]["ids"] for entry in self.stream.own(Reserved)]
 
 
@@ -108,7 +108,7 @@ def test_a_stream_reads_versions_that_come_while_it_runs(scene: Scene) -> None:
     scene.produce(0, OLD)
     worker = scene.stream.start(noise=False)
     scene.wait_for_releases(1, worker)
-    # No record waits for the registry: each names a version that the next listing has.
+    # No record waits for the registry: the next listing has each record's version.
     scene.produce(1, NEW)
     scene.produce(2, OLD)
     assert worker.ends() == 0, worker.log
@@ -135,7 +135,7 @@ def test_a_batch_that_is_finished_later_is_decoded_as_it_was_reserved(scene: Sce
     scene.produce(0, OLD)
     struck = scene.stream.start(strike=Strike("reserve.4 commit"), noise=False)
     assert struck.ends() != 0
-    # The ids of a batch are those that counted when it was cut.
+    # The ids of a batch are those valid when it was cut.
     scene.produce(1, NEW)
     scene.produce(2, NEW)
     worker = scene.stream.run(noise=False)
@@ -167,7 +167,7 @@ def test_a_registry_that_does_not_answer_stops_no_stream(scene: Scene, apicurio:
     worker = scene.stream.start(noise=False)
     scene.wait_for_releases(1, worker)
     values = scene.encoded(1, OLD)
-    # It accepts connections, and is silent.
+    # It accepts connections but does not answer.
     apicurio.pause()
     try:
         wait_for(
@@ -202,7 +202,7 @@ def test_protobuf_and_the_users_that_a_field_of_it_names(
     pool.Add(file)
     visit = message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{stem}.Visit"))
     rows = np.random.default_rng(0).normal(size=(300, 2)).clip(-9, 9)
-    # Of two records of one user in a batch one counts.
+    # Only one of a user's two records in a batch counts.
     names = [f"u{i // 2}" for i in range(300)]
     with Producer(apicurio, settings.input) as producer:
         values = [
@@ -263,7 +263,7 @@ def test_a_clock_that_is_killed_while_versions_come_is_followed_by_one_that_know
 
 
 def clocks_of(worker: Child) -> list[int]:
-    """Return the clock's process, by the command line that any user may read."""
+    """Return the processes of the clock, found by the command line that any user may read."""
     found = []
     for pid in Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split():
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -301,7 +301,7 @@ def test_two_streams_of_one_subject_read_two_messages_of_it(
     first.children.append(worker)
     assert worker.ends() == 0, worker.log
     assert worker.log.count("has new schemas: ids") == 2
-    # Records of the other message are null, and are as many.
+    # Records of the other message are null, and equally many.
     for start, each in enumerate((first, second)):
         plain = make_stream(feature_names=("a", "b"), dim=2, partitions=1, dtype="float64")
         settings = each.settings.stream

@@ -1,4 +1,4 @@
-"""A standby is refused for its settings while it stands by, not when it is needed."""
+"""A standby with wrong settings is refused while it stands by, not when it is needed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.kafka.stream import Child, Stream, check_books
 from tests.waiting import wait_for
 
 CAP = Cap(epsilon="1", delta="1e-6")
-"""Of the streams that are made here."""
+"""Cap of the streams in these tests."""
 ENDLESS: dict[str, Any] = {"stop_when_done": False}
 
 
 def start(stream: Stream, *settings: Settings) -> tuple[Child, str]:
-    """Start a worker of some streams; return it and the address of its readiness."""
+    """Start a worker of some streams; return it and the address of its readiness check."""
     watched = [
         s.model_copy(update={"http": s.http.model_copy(update={"enabled": True, "port": 0})})
         for s in settings
@@ -39,7 +39,7 @@ def start(stream: Stream, *settings: Settings) -> tuple[Child, str]:
 
 
 def wait_until_ready(address: str, **roles: str) -> None:
-    """Wait until a worker is ready in these roles; it must not say so in others."""
+    """Wait until a worker is ready in these roles; it must never be ready in others."""
 
     def ready() -> bool:
         status, text = get(address)
@@ -64,7 +64,7 @@ def test_a_standby_with_other_settings_ends_and_is_not_ready(make_stream: MakeSt
     name, group = stream.settings.stream.name, stream.settings.worker.group
     leader = stream.start()
     leader.says("leading stream")
-    # The stream has not begun: with either of these settings it could.
+    # The stream has not begun, and could begin with either of these settings.
     alike, at_alike = start(stream, stream.settings)
     other, at_other = start(stream, stream.changed(epsilon=0.5))
     for address in (at_alike, at_other):
@@ -76,12 +76,12 @@ def test_a_standby_with_other_settings_ends_and_is_not_ready(make_stream: MakeSt
     )
     assert other.ends() == 2
     assert_one_line(other, reason)
-    # Options may change, but not to those of which the state cannot be.
+    # Options may change, but not to values that the state cannot have.
     unfit, _ = start(stream, stream.changed(options=options | {"oversampling": 1}))
     assert unfit.ends() == 2
     assert_one_line(unfit, f"the state of stream {name!r} is of another release or of other stream.options")
 
-    # Now it has begun. The same beside another stream, which goes on; the process is never ready.
+    # Now it has begun. The same next to another stream, which continues; the process is never ready.
     beside = make_stream(worker=ENDLESS | {"group": group})
     both, at_both = start(beside, stream.changed(epsilon=0.5), beside.settings)
     both.says(f"leading stream {beside.settings.stream.name}")
@@ -98,7 +98,7 @@ def test_a_standby_with_other_settings_ends_and_is_not_ready(make_stream: MakeSt
     assert both.ends() == 2
     assert_one_line(both, reason)
 
-    # And a standby that agrees takes over.
+    # A standby whose settings agree takes over.
     wait_until_ready(at_alike, **{name: "standby"})
     leader.signal(signal.SIGTERM)
     assert leader.ends() == 0
@@ -118,7 +118,7 @@ def test_a_stream_that_has_begun_on_another_input_is_refused(make_stream: MakeSt
     assert mistaken.ends() == 2
     reason = "is of another input topic than the present"
     assert_one_line(mistaken, reason)
-    # Nor are topics created for it.
+    # No topics are created for it either.
     nowhere = stream.changed(input=f"{other.settings.stream.input}-nowhere")
     with pytest.raises(StreamRefused, match=reason):
         create_with_cap([nowhere], CAP, "basic", 1, 1)

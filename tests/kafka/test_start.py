@@ -1,4 +1,4 @@
-"""A second stream on a used topic begins behind what the first has spent, and nowhere else after a crash."""
+"""A second stream on a used topic begins after the spent records, also after a crash."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOW = {"partitions": 2, "options": {"n_records": 60, "n_batches": 1}}
 
 
 def second_on(first: Stream, make_stream: MakeStream, **how: object) -> Stream:
-    """Another stream on the input of a first, whose ledger is open."""
+    """Make another stream on the input of a first, whose ledger is open."""
     return make_stream("second", input=first.settings.stream.input, cap=None, **HOW | how)
 
 
@@ -46,7 +46,7 @@ def test_a_stream_on_spent_records_is_told_of_the_way_out_and_takes_it(
     refused = stuck.start()
     assert refused.ends() == 3
     assert 'stream.start = "latest" begins it behind the records that are there now' in refused.log
-    # The remedy as it is told: the same stream, which has reserved nothing.
+    # The remedy from the message: the same stream, which has not reserved a batch.
     worker = stuck.start(stuck.changed(start="latest"))
     worker.says("the stream begins at the latest records")
     stuck.produce_vectors(stuck.vectors(60, seed=1))
@@ -58,7 +58,7 @@ def test_a_stream_on_spent_records_is_told_of_the_way_out_and_takes_it(
     check_books(first)
     assert check_streams([first.settings]) == []
     assert check_streams([stuck.changed(start="latest")]) == [stuck.settings.stream.name]
-    # Both settings are the same stream now: it has begun.
+    # Now that it has begun, both settings give the same stream.
     for start in ("earliest", "latest"):
         assert stuck.run(stuck.changed(start=start)).status() == 0
     assert len(stuck.own(Started)) == len(stuck.own(Reserved)) == 1
@@ -80,14 +80,14 @@ def test_a_kill_before_the_first_commit_neither_skips_nor_rereads(
     worker = stream.start(strike=Strike(strike))
     if strike.startswith(("reserve", "commit")):
         worker.says("the stream begins at the latest records")
-        # To one partition only: the other is in no reservation, and must not be read from its first record.
+        # To one partition only: the other has no reservation, and must not be read from its first record.
         stream.produce_vectors(stream.vectors(60, seed=1), to=lambda i: 0)
     assert worker.ends() == -signal.SIGKILL, worker.log
     begun = bool(stream.own(Started))
-    # STARTED was not committed where the kill came before: then the next worker begins anew.
+    # If the kill came before STARTED was committed, the next worker begins again.
     assert begun == (strike != "start.2 STARTED")
     if strike == "start.4 read back":
-        # They come while no worker runs, and are not left out.
+        # They arrive while no worker runs, and are not skipped.
         stream.produce_vectors(stream.vectors(60, seed=1), to=lambda i: 0)
     worker = stream.start(stream.changed(start="earliest") if begun else None)
     if not begun:
@@ -100,7 +100,7 @@ def test_a_kill_before_the_first_commit_neither_skips_nor_rereads(
     }
     check_books(stream)
     (facts,) = describe_status([stream.settings])
-    assert facts["lag"]["total"] <= 1  # the marker of a transaction, perhaps
+    assert facts["lag"]["total"] <= 1  # possibly the marker of a transaction
     assert json.loads(stream.release_values()[0])["batch_records"] == 60
 
 
@@ -145,7 +145,7 @@ def test_a_start_that_another_writer_was_faster_with_leaves_the_chain_whole(make
     stream.produce_vectors(stream.vectors(40))
     worker = stream.start(strike=Strike("start.1 begin", when="before", what="wait"))
     wait_for("the strike", lambda: worker.has("struck"), seen=lambda: worker.log)
-    # An import writes without a fence, after it has fenced the workers of before.
+    # An import writes without a fence, after fencing the earlier workers.
     earlier = Started(
         topic_id=stream.topic_id,
         job=stream.settings.stream.name,

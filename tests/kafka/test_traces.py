@@ -1,4 +1,4 @@
-"""Traces of real workers, as a collector sees them: public quantities, after the commit, and no more."""
+"""Traces of real workers contain only public quantities, and arrive after the commit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.service.collector import INSULT, Collector, Manner, SeenSpan, collect
 from tests.waiting import wait_for
 
 PLANTED = 271.828125
-"""Exact in every format: its bytes, and its digits, must not be in what is exported."""
+"""Exact in every format: neither its bytes nor its digits may be in exported data."""
 KEY = b"key-of-a-person"
 PARENT = "4bf92f3577b34da6a3ce929d0e0e4736"
 HEADERS = [*OCTETS, ("traceparent", f"00-{PARENT}-00f067aa0ba902b7-01".encode())]
@@ -31,7 +31,7 @@ OF_BATCH = {"batch", "planned", "resumed", "count", "ranges", "epsilon", "delta"
 
 
 def prompt(*arguments: Any, **how: Any) -> None:
-    """Run a worker whose spans leave at once; the library waits five seconds for more."""
+    """Run a worker whose spans leave immediately; the library would wait five seconds for more."""
     os.environ["OTEL_BSP_SCHEDULE_DELAY"] = "20"
     child.main(*arguments, **how)
 
@@ -47,7 +47,7 @@ def plant(stream: Stream) -> None:
 
 
 def check_contents(collector: Collector) -> None:
-    """Nothing of the records that :func:`plant` writes was exported."""
+    """Check that no data of the records which :func:`plant` writes was exported."""
     formats = ("<f4", ">f4", "<f8", ">f8")
     hidden = [np.array(PLANTED, kind).tobytes() for kind in formats]
     hidden += [b"271.8", KEY, PARENT.encode(), bytes.fromhex(PARENT)]
@@ -61,7 +61,7 @@ def attributes(span: SeenSpan) -> dict[str, Any]:
 
 
 def check_batches(stream: Stream, collector: Collector) -> None:
-    """The spans of all batches hold what the ledger says, in order."""
+    """Check that the spans of all batches agree with the ledger, in order."""
     messages = stream.messages(stream.settings.stream.ledger_topic)
     entries = [decode_entry(message.value) for message in messages]
     written = dict(zip(map(id, entries), (message.timestamp for message in messages), strict=True))
@@ -112,7 +112,7 @@ def test_each_batch_is_a_trace_of_public_quantities(make_stream: MakeStream) -> 
                 target=prompt,
                 strike=Strike("commit.1 begin", what="wait", when="before"),
             )
-            # Held between update and commit: spans leave after 20 ms, but for those of this batch.
+            # Stopped between update and commit: spans leave after 20 ms, except those of this batch.
             wait_for("the first commit", lambda: worker.has("struck"), seen=lambda: worker.log)
             wait_for("the take-over's trace", lambda: collector.named("lead"))
             time.sleep(0.5)
@@ -127,7 +127,7 @@ def test_each_batch_is_a_trace_of_public_quantities(make_stream: MakeStream) -> 
             assert attributes(lead)["leader_epoch"] >= 0
             assert [(s.name, s.attributes) for s in collector.children(lead)] == [("recover", {})]
             check_batches(stream, collector)
-            # No span besides, and an id for each trace.
+            # No other span, and an id for each trace.
             assert len(collector.spans) == 2 + 3 * 6
             assert len({s.trace for s in collector.spans}) == 4
             assert collector.resource.keys() >= {"service.name", "service.version"}
@@ -138,7 +138,7 @@ def test_each_batch_is_a_trace_of_public_quantities(make_stream: MakeStream) -> 
             shapes.append(kept)
 
     all_at_once(watch, [(make_stream(), True), (make_stream(), False)])
-    # The records of one are null: no name, attribute or number of spans tells.
+    # One stream's records are null: no name, attribute or number of spans reveals it.
     assert shapes[0] == shapes[1]
 
 
@@ -186,7 +186,7 @@ def test_a_take_over_is_a_trace_with_the_batch_that_it_finishes(make_stream: Mak
             (lead,) = collector.named("lead")
             _, batch = collector.children(lead)
             check_resumed(collector, batch, ["read", "abandon"])
-            # The batch that it waited for is not told.
+            # The batch that it waited for is not traced.
             assert collector.named("batch") == [batch]
 
     def check_resumed(collector: Collector, batch: SeenSpan, steps: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""A stream under load on three brokers: workers, producers, and a check of all that they left."""
+"""A stream under load on three brokers: workers, producers, and a check of their output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.waiting import LIMIT, wait_for
 MakeCluster = Callable[..., KafkaCluster]
 
 NEAR, FAR, BEHIND = "127.0.0.1", "127.0.0.2", "127.0.0.3"
-"""Where brokers listen for most clients; for those of a link, on its side; and for the link itself."""
+"""Addresses on which brokers listen: for most clients; for clients of a link, on their side; for the link."""
 
 PARTITIONS = 3
 DIM = 4
@@ -50,7 +50,7 @@ ENDLESS: dict[str, Any] = {
 
 
 class Program(Worker):
-    """A worker that is started as a program, with an environment of its own."""
+    """Worker started as a program, with its own environment."""
 
     def __init__(self, settings: Settings, directory: Path, env: Mapping[str, str]) -> None:
         directory.mkdir(parents=True)
@@ -74,16 +74,16 @@ class Program(Worker):
 
 
 class Trial:
-    """A stream with producers that keep on writing, and workers that a test strikes.
+    """Stream with producers that write continuously, and workers that a test strikes.
 
     Parameters
     ----------
     cluster : KafkaCluster
     directory : Path
     name : str
-        Of the stream.
+        Name of the stream.
     bootstrap : str, optional
-        Addresses of the brokers that workers know, if not the cluster's.
+        Addresses of the brokers for the workers, if not the cluster's.
     worker, kafka : mapping, optional
         Settings of these sections.
     stream : Any
@@ -106,14 +106,14 @@ class Trial:
         revive(cluster)
         made = KafkaSettings(bootstrap_servers=cluster.bootstrap)
         create_topics(made, StreamSettings(name=name, **how), PARTITIONS, replication=3)
-        # Else a broker that does not know of them yet may be asked for them.
+        # Otherwise a request for them may reach a broker that does not know them yet.
         cluster.wait_until_whole()
         self.stream = Stream.make(
             cluster.bootstrap,
             name,
             directory,
             partitions=PARTITIONS,
-            # To the last: a record that is charged twice is over it.
+            # Exactly one charge: a record that is charged twice exceeds it.
             cap=("1", "1e-6"),
             session_ms=6000,
             worker={"stop_when_done": False, "tick_seconds": 0.2} | dict(worker or {}),
@@ -144,7 +144,7 @@ class Trial:
     # -- parts -------------------------------------------------------------
 
     def produce(self, rate: float = 80.0, *, transactions: bool = True) -> None:
-        """Write records from now on: plain ones, and some in transactions."""
+        """Start producers, with and without transactions."""
         loads = [("plain", None), ("committed", f"{self.name}-t")]
         for name, identity in loads[: 1 + transactions]:
             load = Load(
@@ -154,7 +154,7 @@ class Trial:
             self._loads.append(self._pool.submit(produce, load, dice, self._over, self._directory, self.done))
 
     def stop_producing(self) -> None:
-        """End the producers; raises what they raised."""
+        """End the producers, and raise their errors."""
         self._over.set()
         loads, self._loads = self._loads, []
         for load in loads:
@@ -162,7 +162,7 @@ class Trial:
 
     @property
     def transactional_id(self) -> str:
-        """Of the leader."""
+        """Return the transactional id of the leader."""
         return f"streaming-pca.{self.stream.topic_id}.{self.name}"
 
     def start(
@@ -171,7 +171,7 @@ class Trial:
         settings: Settings | None = None,
         strike: Strike | None = None,
     ) -> Worker:
-        """Start a worker; as a program where it needs an environment."""
+        """Start a worker, as a program if it needs an environment."""
         directory = self._directory / f"worker-{len(self.workers)}"
         settings = settings or self.stream.settings
         made = Worker([settings], directory, strike) if env is None else Program(settings, directory, env)
@@ -189,10 +189,10 @@ class Trial:
         standby.says("standing by")
         return leader, standby
 
-    # -- what holds --------------------------------------------------------
+    # -- checks ------------------------------------------------------------
 
     def released(self) -> int:
-        """Number of releases that workers have announced."""
+        """Return the number of releases that workers have announced."""
         return sum(worker.log.count(" released, ") for worker in self.workers)
 
     def goes_on(self, more: int = 2, seconds: float = LIMIT) -> None:
@@ -201,11 +201,11 @@ class Trial:
         wait_for(f"{more} releases", lambda: self.released() >= before + more, seconds, self.logs)
 
     def logs(self) -> str:
-        """The ends of all workers' logs."""
+        """Return the ends of all workers' logs."""
         return "\n\n".join(worker.log[-3000:] for worker in self.workers)
 
     def end(self) -> Counts:
-        """Let the workers answer what there is, end them, and check everything."""
+        """Drain the stream, end the workers, and check everything."""
         self.drain()
         jobs = {self.stream.settings.stream.rank: self.name}
         found = chaos_worker.observed((worker.directory for worker in self.workers), jobs)
@@ -217,7 +217,7 @@ class Trial:
         return counts
 
     def drain(self) -> None:
-        """Let the workers answer what there is, and end them."""
+        """Let the workers learn from the remaining records, and end them."""
         self.stop_producing()
 
         def is_quiet() -> bool:
@@ -248,7 +248,10 @@ def revive(cluster: KafkaCluster) -> None:
 
 
 def coordinator(cluster: KafkaCluster, topic: str, identity: str) -> int:
-    """The node that coordinates a group or a transactional id: the leader of its partition of a topic."""
+    """Return the node that coordinates a group or a transactional id.
+
+    It is the leader of its partition of ``topic``.
+    """
     number = 0
     for letter in identity:
         number = (31 * number + ord(letter)) & 0xFFFFFFFF

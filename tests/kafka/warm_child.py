@@ -1,4 +1,4 @@
-"""Imported by the fork server alone: kernels are compiled where children need them, not at collection."""
+"""Only the fork server imports this module: it compiles kernels for children, not at collection."""
 
 from tests.kafka.child import warm_up
 
