@@ -1,4 +1,4 @@
-"""What a run of the tests says when Apache Kafka, or a browser, cannot be had."""
+"""A run of the tests reports that Apache Kafka, or a browser, is not available."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_required_browser_that_cannot_be_had_is_a_failure() -> None:
 )
 def test_soak_is_left_out_unless_it_is_named(markers: str, kept: int) -> None:
     def item(*marks: str) -> Any:
-        # A mock, for it is hashable as an item is.
+        # A mock, because it is hashable, like an item.
         made = MagicMock(nodeid="tests/x.py::test", fixturenames=(), _fixtureinfo=None)
         made.get_closest_marker = lambda name: name if name in marks else None
         return made

@@ -36,7 +36,7 @@ SIX = {"n_records": 600, "n_batches": 6}
 
 
 def config_of(*streams: Stream) -> Path:
-    """A file with the settings of streams, for the command line."""
+    """Write a configuration file with the settings of streams, for the command line."""
     first = streams[0].settings
     lines = ["[kafka]"]
     lines += [
@@ -76,7 +76,7 @@ def restore(capfd: Capture, stream: Stream, path: Path) -> dict[str, Any]:
 
 
 def refused(capfd: Capture, stream: Stream, path: Path, status: int, *told: str) -> None:
-    """An import is refused with one line, and nothing was written."""
+    """Check that an import is refused with one line, without any output."""
     done = call(capfd, "import", path, "--config", config_of(stream))
     assert done.returncode == status, done.stderr
     lines = done.stderr.splitlines()
@@ -88,7 +88,7 @@ def refused(capfd: Capture, stream: Stream, path: Path, status: int, *told: str)
 
 
 def run_batches(stream: Stream, count: int, settings: Settings | None = None) -> None:
-    """Let a worker learn some batches, the last of which is released, and end it."""
+    """Let a worker learn and release some batches, and end it."""
     before = len(stream.own(Released))
     worker = stream.start(settings)
     wait_for("the batches", lambda: len(stream.own(Released)) >= before + count)
@@ -121,7 +121,7 @@ def test_a_stream_goes_on_exactly_where_the_copy_ended(make_stream: MakeStream, 
     assert stream.checkpoints() == [(last, digest)]
     assert verified(capfd, stream)
 
-    # To import twice is to import once, also beside what has come since.
+    # A second import changes nothing, even after later batches.
     again = restore(capfd, stream, path)
     assert (again["entries_written"], again["states_written"], again["created"]) == (0, [], [])
     stream.produce_vectors(x[400:])
@@ -176,7 +176,7 @@ def test_the_states_of_all_streams_of_the_topic_are_in_the_copy(
     assert sorted(read_backup(path).states) == sorted(s.settings.stream.name for s in (one, two))
     delete(one, "ledger", "state")
     delete(two, "state")
-    facts = restore(capfd, one, path)  # whose file does not name the other
+    facts = restore(capfd, one, path)  # the first stream's file does not name the second
     assert two.settings.stream.state_topic in facts["created"]
     one.produce_vectors(one.vectors(300, seed=1))
     two.run()
@@ -199,7 +199,7 @@ def test_an_export_beside_a_running_worker_is_of_one_point_and_harms_nobody(
         lengths.append(len(copy.entries))
     assert worker.ends() == 0, worker.log
     assert " WARNING " not in worker.log, "it has lost its session"
-    # Else nothing was written meanwhile, and the test has shown nothing.
+    # Otherwise the worker wrote nothing during the exports, and the test proves nothing.
     assert len(set(lengths)) >= 3, lengths
     assert lengths == sorted(lengths)
     check_books(stream)
@@ -218,7 +218,7 @@ def test_an_old_copy_is_refused_for_what_is_known_elsewhere(make_stream: MakeStr
     refused(capfd, stream, old, 2, f"'{name}.releases' has a release of batch 2", "the backup is old")
     with KafkaAdminClient(bootstrap_servers=stream.settings.kafka.bootstrap_servers) as admin:
         assert stream.settings.stream.ledger_topic not in admin.list_topics(), "created before it was refused"
-    # The group's offsets tell where no release does.
+    # Without a release, the group's offsets reveal the later batch.
     delete(stream, "releases")
     refused(capfd, stream, old, 2, f"stream {name!r} has committed offset", "the backup is old")
 
@@ -235,7 +235,7 @@ def test_a_copy_that_does_not_know_a_stream_of_the_topic_is_refused(
     delete(one, "ledger", "state")
     told = f"stream {two.settings.stream.name!r} has committed offset"
     refused(capfd, one, old, 2, told, "the backup is old")
-    # Its state was lost as well: the releases topic still has its name.
+    # Its state is lost as well, but the releases topic still has its name.
     delete(two, "state")
     refused(capfd, one, old, 2, told, "the backup is old")
 
@@ -266,7 +266,7 @@ def test_an_old_copy_does_not_replace_a_newer_ledger_or_state(
     stream.run()
     new = export(capfd, stream, "new")
     entries, states = stream.entries(), stream.checkpoints()
-    # Only the state is lost: the old copy's is too old, the new one's is brought back.
+    # Only the state is lost: the old copy's is too old, the new copy's is restored.
     delete(stream, "state")
     refused(capfd, stream, old, 2, "is empty, the ledger goes on to batch 3, and the backup's state is older")
     facts = restore(capfd, stream, new)
@@ -277,7 +277,7 @@ def test_an_old_copy_does_not_replace_a_newer_ledger_or_state(
     facts = restore(capfd, stream, new)
     assert (facts["entries_written"], facts["states_written"]) == (len(entries), [])
     assert stream.entries() == entries
-    # Both are there, and the copy is behind.
+    # Both exist, and the copy is older.
     assert restore(capfd, stream, old)["newer_entries"] == 6
     assert stream.entries() == entries
     check_books(stream)
@@ -353,7 +353,7 @@ def test_a_ledger_of_another_history_is_left_alone(make_stream: MakeStream, capf
     stream.produce_vectors(stream.vectors(300))
     stream.run()
     path = export(capfd, stream)
-    # Whoever starts anew on records that were charged must have removed every trace.
+    # To start again on charged records, an operator must have removed every trace.
     forget(stream, "ledger", "state", "releases")
     call(capfd, "topics", "create", "--config", config_of(stream), "--cap", "1,1e-6")
     stream.run()
@@ -365,7 +365,7 @@ def test_a_ledger_of_another_history_is_left_alone(make_stream: MakeStream, capf
 
 
 def forget(stream: Stream, *roles: str) -> None:
-    """Delete topics, and what the stream's group has committed."""
+    """Delete topics, and the committed offsets of the stream's group."""
     delete(stream, *roles)
     with KafkaAdminClient(bootstrap_servers=stream.settings.kafka.bootstrap_servers) as admin:
         admin.delete_groups([stream.settings.stream.name])
@@ -384,7 +384,7 @@ def test_a_running_worker_loses_its_session_and_goes_on_from_the_copy(
     restore(capfd, stream, path)
     stream.produce_vectors(x[200:])
     assert worker.ends() == 0, worker.log
-    # By the fence, not because it saw that its entry is not where it was written.
+    # The fence ended the session, not an entry that is missing from its place.
     assert re.search(r"session lost.*(ProducerFenced|InvalidProducerEpoch)", worker.log), worker.log
     assert len(stream.own(Reserved)) == 6
     assert verified(capfd, stream)
@@ -392,13 +392,13 @@ def test_a_running_worker_loses_its_session_and_goes_on_from_the_copy(
 
 
 def killed_at(method: str, settings: dict[str, Any], path: str) -> None:
-    """Import, and die in the midst: the target of a process."""
+    """Import, and die in the middle: the target of a process."""
 
     def die(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def flushed(self: Transaction) -> None:
-        self._producer.flush(LIMIT)  # everything is on the broker, only the last word is missing
+        self._producer.flush(LIMIT)  # everything is on the broker; only the commit is missing
         die()
 
     setattr(Transaction, method, {"commit": flushed}.get(method, die))
@@ -472,7 +472,9 @@ def test_a_ledger_without_batches_has_a_copy_too(make_stream: MakeStream, capfd:
 def test_an_old_copy_is_refused_for_entries_that_leave_no_release(
     make_stream: MakeStream, capfd: Capture, what: str
 ) -> None:
-    """Without a trace outside the ledger, a cap could be passed, or a retired stream learn on."""
+    """Without a trace outside the ledger, a cap could be exceeded, or a retired stream could keep
+    learning.
+    """
     stream = make_stream(cap=("2", "1e-5"))
     kafka, settings = stream.settings.kafka, stream.settings.stream
     stream.produce_vectors(stream.vectors(100))

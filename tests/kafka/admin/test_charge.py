@@ -1,4 +1,4 @@
-"""Charges for releases made elsewhere: `ledger charge`, and what the other ledger commands say of them."""
+"""`ledger charge` charges for releases made elsewhere, and the other ledger commands show it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def charge(stream: Stream, **changes: Any) -> charging.Done:
 
 
 def ledger_of(stream: Stream) -> Ledger:
-    """The replay, void entries allowed."""
+    """Replay the ledger, allowing void entries."""
     replay = Ledger(stream.topic_id)
     for entry in stream.entries():
         replay.apply(entry)
@@ -61,13 +61,13 @@ def filled(make_stream: MakeStream, records: int = 30, **how: Any) -> Stream:
 
 
 def run(stream: Stream, *arguments: str) -> Any:
-    """A ledger command, as the command line calls it; exceptions are the caller's to map."""
+    """Run a ledger command as the command line does; the caller handles exceptions."""
     by_name = ["--input", stream.settings.stream.input]
     by_name += ["--bootstrap", stream.settings.kafka.bootstrap_servers]
     return CliRunner().invoke(ledger.app, [*arguments, *by_name], env={"COLUMNS": "200"})
 
 
-# -- what is charged -------------------------------------------------------
+# -- charges ---------------------------------------------------------------
 
 
 def test_all_records_are_those_that_are_on_the_topic_now(make_stream: MakeStream) -> None:
@@ -117,7 +117,7 @@ def test_a_charge_takes_from_what_a_stream_may_reserve(make_stream: MakeStream) 
         writer.close()
     with pytest.raises(BudgetExceeded, match="already charged epsilon 1,"):
         charge(stream)
-    # A refused charge is not in the ledger at all.
+    # The ledger does not contain the refused charge at all.
     assert [e.kind for e in stream.entries()] == ["OPENED", "CHARGED", "RESERVED"]
 
 
@@ -131,7 +131,7 @@ def test_of_two_charges_at_once_the_logs_order_decides(
 
     @contextmanager
     def step(self: ChargeWriter, name: str) -> Iterator[None]:
-        # The other one comes between our dry run and our commit.
+        # The other charge comes between our dry run and our commit.
         if name == "charge.6 begin" and self._job == "late":
             others.append(charge(stream, job="early", charge=large))
         with original(self, name):
@@ -148,7 +148,7 @@ def test_of_two_charges_at_once_the_logs_order_decides(
     assert (report.charges, report.void) == (1, 1)
 
 
-# -- what is refused, with nothing written ---------------------------------
+# -- refused charges, with nothing written ---------------------------------
 
 
 @pytest.mark.parametrize(
@@ -232,14 +232,14 @@ def test_a_zcdp_ledger_needs_rho_and_tells_the_rho_that_is_left(make_stream: Mak
     arguments = ("charge", "--job", "census", "--epsilon", "1/10", "--delta", "0", "--all", "--reason", "x")
     refused = run(stream, *arguments)
     assert "--rho must be given" in str(refused.exception)
-    # It would take nothing of this ledger's cap, whatever epsilon it names.
+    # Whatever its epsilon, it would use nothing of this ledger's cap.
     assert "--rho must be above 0" in str(run(stream, *arguments, "--rho", "0").exception)
     facts = json.loads(run(stream, *arguments, "--rho", "1/1000", "--json").stdout)
     assert facts["spent"] == {"epsilon": "1/10", "delta": "0", "rho": "1/1000"}
     left = facts["left"]["rho"]
     spent = describe_spent(stream.settings.kafka, stream.settings.stream.input, 0, 0)
     assert spent["left"] == {"rho": left}
-    # What is left can be charged, and no millionth of a millionth more.
+    # Everything left can be charged, but not a millionth of a millionth more.
     assert len(stream.own(object)) == 0
     more = run(stream, *arguments, "--rho", str(Fraction(left) + Fraction(1, 10**12)))
     assert more.exit_code == 3
@@ -326,7 +326,7 @@ def test_mistaken_options_are_one_line(arguments: tuple[str, ...], expected: str
 
 
 def before_step(monkeypatch: pytest.MonkeyPatch, wanted: str, event: Callable[[], object]) -> None:
-    """Let something happen as an owner begins a step."""
+    """Run ``event`` when an owner begins a step."""
     original = ChargeWriter._step
 
     @contextmanager
@@ -416,7 +416,7 @@ def test_a_kill_at_any_step_leaves_one_whole_charge_or_none(make_stream: MakeStr
         child.start()
         child.join(240)
         assert child.exitcode == -signal.SIGKILL, log.read_text()
-        # The fence of the second charge ends what the first left open.
+        # The fence of the second charge ends the first one's open transaction.
         charge(stream, job=job, charge=LITTLE, reason="the second")
         written = [e.reason for e in stream.entries() if isinstance(e, Charged) and e.job == job]
         assert written == ["the first"] * (number >= 8) + ["the second"]

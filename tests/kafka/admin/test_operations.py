@@ -1,4 +1,4 @@
-"""What operators see: metrics, health, log lines. Public quantities only."""
+"""Metrics, health and log lines for operators contain only public quantities."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WATCHED: dict[str, Any] = {"http": {"enabled": True, "port": 0}, "worker": {"sto
 
 
 def start(stream: Stream) -> tuple[Child, str]:
-    """A worker that is watched, and its address."""
+    """Start a watched worker, and return it and its address."""
     child = stream.start(stream.changed("http", **WATCHED["http"]))
     child.says("metrics and health on ")
     found = re.search(r"on (http://\S+)", child.log)
@@ -104,7 +104,7 @@ def test_no_metric_depends_on_what_records_hold(make_stream: MakeStream) -> None
             {
                 (key, tuple((k, v.replace(name, "NAME")) for k, v in labels)): value
                 for (key, labels), value in samples(address).items()
-                # How long things took, when and how often they were, and what has noise of its own.
+                # Without durations, times, counts of rebalances, and values with noise of their own.
                 if not re.search(
                     r"_seconds_(bucket|sum)|broker_request|_created$|timestamp|rebalances|_(null|clipped)_|"
                     r"total_variance|angle_bound",
@@ -118,9 +118,9 @@ def test_no_metric_depends_on_what_records_hold(make_stream: MakeStream) -> None
         assert not [key for key, _ in samples(address) if not key.startswith("streaming_pca_")]
         assert of(samples(address), "batch_counts_error", stream=name) == error
         for what in ("null", "clipped"):
-            # So much noise comes with probability e**-30.
+            # The noise exceeds this with probability e**-30.
             assert abs(of(samples(address), f"batch_{what}_records", stream=name)) < 100 + 30 * 2 / 0.02
-        # The log too, but for names, times and ports, and for whether the election came first.
+        # The log too, except for names, times, ports, and whether the election came first.
         lines = re.sub(r"\d{4}-\S+ \S+|:\d{4,5}\b", "", child.log).replace(name, "NAME").splitlines()
         logs.append([line for line in lines if "standing by" not in line and "leading" not in line])
         end(child)

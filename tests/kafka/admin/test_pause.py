@@ -1,4 +1,4 @@
-"""Pausing, resuming and retiring a stream beside its workers; and verifying what that leaves."""
+"""A stream can be paused, resumed and retired while its workers run, and then verified."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def change(stream: Stream, what: Callable[..., Change], reason: str = "a test") 
 
 
 def kinds(stream: Stream) -> list[str]:
-    """The stream's own entries, in order."""
+    """Return the kinds of the stream's own entries, in order."""
     return [e.kind for e in stream.own(object)]  # type: ignore[attr-defined]
 
 
 class Leader:
-    """A session as leader, step by step, without a worker around it."""
+    """Leader's session without a worker, driven step by step."""
 
     def __init__(self, stream: Stream, changed: StreamSettings | None = None) -> None:
         self.stream = changed or stream.settings.stream
@@ -92,7 +92,7 @@ class Leader:
         return self.writer.reserve(ranges, PARAMETERS, CHARGE)
 
     def commit(self, reserved: Reserved, version: bytes = b"6") -> bytes:
-        """Commit a release, perhaps as a later version would write it; return its bytes."""
+        """Commit a release, optionally as a later version would write it; return its bytes."""
         subspace = Subspace(np.eye(2, 5), np.ones(2), None)
         learnt = self.writer.log.ledger.job(self.stream.name).records_committed + reserved.count
         release = make_release(self.stream, subspace, reserved.batch, learnt)
@@ -157,7 +157,7 @@ def test_a_leader_that_finds_the_pause_as_it_reserves_recovers_and_is_not_refuse
     stream = make_stream(cap=("1/4", "1e-6"), epsilon=0.25)
     with Leader(stream) as leader:
         change(stream, pause)
-        # The cap would refuse it too, and end the worker: the pause comes first.
+        # The cap would refuse it too, and end the worker: the pause takes precedence.
         with pytest.raises(SessionLost, match="the stream is paused"):
             leader.reserve()
     assert kinds(stream) == ["PAUSED"]
@@ -249,13 +249,13 @@ def test_a_paused_stream_can_be_retired(make_stream: MakeStream) -> None:
     assert kinds(stream) == ["PAUSED", "RETIRED"]
 
 
-# -- what comes between ----------------------------------------------------
+# -- concurrent events -----------------------------------------------------
 
 
 def before_step(
     monkeypatch: pytest.MonkeyPatch, wanted: str, event: Callable[[], object], times: int = 1
 ) -> list[str]:
-    """Let something happen as an operator begins a step, a few times; returns when it did."""
+    """Run ``event`` when an operator begins a step, at most ``times`` times; return the step names."""
     original = LifecycleWriter._step
     happened: list[str] = []
 
@@ -320,7 +320,7 @@ STEPS = numbered_steps()
 
 
 def die_after(step: str, settings: dict[str, Any], directory: str, what: str) -> None:
-    """Change the standing, and kill this process after a step; run in a child."""
+    """Change the stream's status, and kill this process after a step; run in a child."""
     with Path(directory, "log").open("ab") as output:
         os.dup2(output.fileno(), 2)
     install(Strike(step, "after"), Path(directory))
@@ -371,7 +371,7 @@ def test_a_kill_at_any_step_of_a_retirement_leaves_the_rest_to_the_next(
     verified(stream)
 
 
-# -- beside workers --------------------------------------------------------
+# -- next to workers -------------------------------------------------------
 
 
 def test_workers_wait_while_paused_go_on_when_resumed_and_end_when_retired(make_stream: MakeStream) -> None:
@@ -380,7 +380,7 @@ def test_workers_wait_while_paused_go_on_when_resumed_and_end_when_retired(make_
     leader = stream.start()
     leader.says("batch 1 released")
     change(stream, pause)
-    # It waits for records, and looks now and then.
+    # It waits for records, and checks the ledger now and then.
     leader.says("paused")
     stream.produce_vectors(stream.vectors(40, seed=1))
     standby = stream.start()
@@ -491,7 +491,7 @@ def test_a_terminal_is_asked_before_a_stream_is_retired(
     assert len(stream.own(Retired)) == 1
 
 
-# -- verifying beside a writer ---------------------------------------------
+# -- verifying next to a writer --------------------------------------------
 
 
 def write_nonsense(stream: Stream) -> None:
@@ -529,7 +529,7 @@ def test_what_is_released_while_the_ledger_is_verified_is_judged_the_next_time(
         leader.commit(leader.reserve())
 
         def meanwhile(kafka: Any, topics: list[str]) -> set[str]:
-            # Between the ledger and the releases.
+            # Between reading the ledger and the releases.
             leader.writer.publish()
             write_nonsense(stream)
             return original(kafka, topics)

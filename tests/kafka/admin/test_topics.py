@@ -1,4 +1,4 @@
-"""How topics are made and checked, on a real broker."""
+"""Topics are created and checked on a real broker."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ COMPACTED = {"cleanup.policy": "compact", "max.message.bytes": str(2**20)}
 
 
 def log_bytes(kafka: KafkaSettings, topic: str) -> int:
-    """What the segments of a topic's one partition take on the broker's disk."""
+    """Return the size of a single-partition topic's segments on the broker's disk."""
     with closing(admin_client(kafka)) as admin:
         (broker,) = admin.describe_log_dirs({topic: [0]})
     return sum(
@@ -72,7 +72,7 @@ def stream_of(name: str, dim: int, **more: Any) -> StreamSettings:
 
 
 def write_states(kafka: KafkaSettings, topic: str, size: int, count: int) -> str:
-    """Commit states as a leader does; the digest of the last."""
+    """Commit states as a leader does, and return the digest of the last."""
     rng = np.random.default_rng(0)
     digest = ""
     with closing(transactional_producer(kafka, f"states-of-{topic}")) as producer:
@@ -120,7 +120,7 @@ def test_a_table_of_users_outlives_the_cleaner_within_the_stated_size(
     with closing(transactional_producer(kafka, f"states-of-{stream.name}")) as producer:
         producer.init_transactions()
         for n in range(1, count + 1):
-            # Some are new, others come back.
+            # Some users are new, others return.
             ids = rng.integers(0, 50 * n, batch).astype(np.uint64)
             users = np.stack([ids * np.uint64(0x9E3779B97F4A7C15), ids + np.uint64(1)], axis=1)
             step = log.step(users, log.admit(users).counted)
@@ -151,7 +151,7 @@ def test_a_state_topic_kept_in_the_brokers_way_grows_past_it(
     size, bound = 8 * 361**2, state_bound(commit_bytes(stream))
     count = 2 * bound // size
     write_states(kafka, stream.state_topic, size, count)
-    # Its one segment is active, and nobody cleans that.
+    # Its only segment is active, and the cleaner skips active segments.
     assert log_bytes(kafka, stream.state_topic) >= size * count
 
 
@@ -255,7 +255,7 @@ def test_the_check_names_each_setting_that_is_wrong_and_a_command_that_mends_it(
     good = call(capfd, "topics", "check", "--config", config)
     kept, last = good.stdout.splitlines()[:-1], good.stdout.splitlines()[-1]
     assert (good.returncode, last, good.stderr) == (0, "topics are as they must be", "")
-    # What may be anything is told, with its meaning.
+    # Settings that may have any value are listed with their meaning.
     starts = [
         f"topic {stream.input!r}: {key} is " for key in ("compression.type", "retention.ms", "max.message")
     ]
@@ -283,7 +283,7 @@ def test_the_check_names_each_setting_that_is_wrong_and_a_command_that_mends_it(
     assert text.stdout.splitlines()[-1] == "NOT as they must be"
     facts = {each["key"]: each["value"] for each in report["input"]}
     assert facts["compression.type"] == "uncompressed"
-    # A worker says the first of them, and does not start.
+    # A worker reports the first problem, and does not start.
     worker = call(capfd, "worker", "--config", config)
     assert worker.returncode == 2
     assert lines[0].removeprefix("error: ") in worker.stderr
@@ -295,7 +295,7 @@ def test_the_check_names_each_setting_that_is_wrong_and_a_command_that_mends_it(
 
 
 def apply(kafka: KafkaSettings, command: str) -> None:
-    """Do what a `kafka-configs --alter` line does."""
+    """Apply a `kafka-configs --alter` command."""
     match shlex.split(command):
         case [
             "kafka-configs", "--bootstrap-server", kafka.bootstrap_servers, "--alter",
@@ -360,7 +360,7 @@ def test_streams_of_one_file_are_created_and_checked_together(
     own = [f"{name}-{which}.{role}" for which in "ab" for role in ("state", "releases")]
     assert json.loads(made.stdout)["created"] == [f"{name}-in", f"{name}-in.ledger", *own]
     kafka = KafkaSettings(bootstrap_servers=kafka_bootstrap, bootstrap_timeout_ms=60_000)
-    # A bound that nothing reaches: the tests' broker deletes what is too old within seconds, and then
+    # A limit that is never reached: the tests' broker deletes expired records within seconds, and then
     # the ledger's lost beginning would be a second problem.
     set_configs(kafka, f"{name}-in.ledger", {"retention.bytes": "1073741824"})
     found = json.loads(call(capfd, "topics", "check", "--config", config, "--json").stdout)

@@ -1,4 +1,4 @@
-"""`ledger verify` reads the topics of states and releases too."""
+"""`ledger verify` also reads the topics of states and releases."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def delete(stream: Stream, topic: str) -> None:
 
 
 def rewrite(stream: Stream, topic: str, messages: Sequence[Any]) -> None:
-    """Make the topic anew, with these messages."""
+    """Recreate the topic with these messages."""
     delete(stream, topic)
     create_topics(stream.settings.kafka, stream.settings.stream, stream.partitions, 1)
     with closing(plain_producer(stream.settings.kafka)) as producer:
@@ -51,7 +51,7 @@ def rewrite(stream: Stream, topic: str, messages: Sequence[Any]) -> None:
 
 
 def led(stream: Stream, batches: int) -> None:
-    """BatchResult and release some batches."""
+    """Commit and release some batches."""
     with Leader(stream) as leader:
         for batch in range(batches):
             leader.commit(leader.reserve(5 * batch, 5 * batch + 5))
@@ -69,7 +69,7 @@ def test_a_lost_state_is_a_problem_and_what_to_do_is_told(make_stream: MakeStrea
     sound = verify(stream)
     assert (sound.ok, sound.states, sound.releases) == (True, 1, 2)
     states = stream.messages(topic)
-    # The dead stream: batch 2 was committed, and its state was lost on the way.
+    # The stream that died: batch 2 was committed, and its state was lost later.
     rewrite(stream, topic, [m for m in states if of_batch(m) == 1])
     line = only_problem(stream)
     assert "batch 2: the state differs from the one committed with batch 2" in line
@@ -85,7 +85,7 @@ def test_a_lost_state_is_a_problem_and_what_to_do_is_told(make_stream: MakeStrea
 
 
 def test_a_state_that_no_ledger_knows_is_a_problem(make_stream: MakeStream) -> None:
-    """A worker would go on from it, were the ledger not compared."""
+    """Without the comparison to the ledger, a worker would continue from it."""
     stream = make_stream()
     led(stream, 2)
     kept = stream.messages(stream.settings.stream.ledger_topic)[:4]
@@ -147,7 +147,7 @@ def test_a_job_of_charges_and_one_that_abandoned_all_have_no_state(make_stream: 
 def test_a_commit_while_the_states_are_read_is_no_problem(
     make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A later state lies behind the one that is sought, or in its place."""
+    """A later state follows the expected one, or has replaced it."""
     stream = make_stream()
     original = verification.existing_topics
     with Leader(stream) as leader:
@@ -162,7 +162,7 @@ def test_a_commit_while_the_states_are_read_is_no_problem(
             leader.writer.publish()
             return original(kafka, topics)
 
-        # Between the ledger and the states; then between these and the releases.
+        # First between the ledger and the states; then between the states and the releases.
         for module in (snapshot, verification):
             monkeypatch.setattr(module, "existing_topics", meanwhile)
             report = verify(stream)

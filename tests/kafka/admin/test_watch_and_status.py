@@ -1,4 +1,4 @@
-"""`watch` and `status` beside real workers."""
+"""`watch` and `status` agree with real workers."""
 
 from __future__ import annotations
 

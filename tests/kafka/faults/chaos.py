@@ -1,4 +1,4 @@
-"""Faults of the chaos loop: who is struck when, by a schedule that a seed decides."""
+"""Faults of the chaos loop, on a schedule drawn from a seed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GOOD_ENDS = {0, 4}
 
 
 class Worker(stream.Child):
-    """A worker process of the chaos loop."""
+    """Worker process of the chaos loop."""
 
     def __init__(self, settings: Sequence[Settings], directory: Path, strike: Strike | None = None) -> None:
         directory.mkdir(parents=True)
@@ -46,7 +46,7 @@ class Worker(stream.Child):
 
     @property
     def stacks(self) -> str:
-        """What SIGUSR1 has it write."""
+        """Return the stacks that the worker writes on SIGUSR1."""
         return (self.directory / chaos_worker.STACKS).read_text()
 
     def tree(self) -> list[int]:
@@ -57,7 +57,7 @@ class Worker(stream.Child):
         return []
 
     def signal_all(self, number: signal.Signals, pids: Sequence[int]) -> None:
-        """Send a signal to those of its processes that are still there."""
+        """Send a signal to each process that still exists."""
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -65,13 +65,13 @@ class Worker(stream.Child):
 
 @dataclass
 class Done:
-    """What has happened so far; threads add to it.
+    """Record of past events, to which threads add.
 
     Attributes
     ----------
     counts : Counter of str
     problems : list of str
-        What no fault excuses.
+        Events that no fault excuses.
     story : list of str
         Faults, with times.
     """
@@ -89,13 +89,13 @@ class Done:
             self.story.append(f"{time.monotonic() - self.started:7.2f} {what} {detail}".rstrip())
 
     def problem(self, what: str) -> None:
-        """Keep what must not happen."""
+        """Record an event that must not happen."""
         with self._lock:
             self.problems.append(what)
 
 
 class Slot:
-    """A place for one worker at a time, which is struck and replaced.
+    """Place for one worker at a time, which is struck and replaced.
 
     Parameters
     ----------
@@ -103,9 +103,9 @@ class Slot:
     dice : random.Random
         Draws the same numbers in the same order, whatever happens to the worker.
     settings : callable
-        Of the next worker, in a given election group.
+        Returns settings of the next worker, for a given election group.
     groups : sequence of str
-        Election groups, of which each worker is in one.
+        Election groups; each worker is in one of them.
     directory : Path
     done : Done
     """
@@ -137,7 +137,7 @@ class Slot:
         return self.worker
 
     def torment(self, over: threading.Event) -> None:
-        """Strike and replace workers until it is over; leaves one that runs."""
+        """Strike and replace workers until the end; leave a running worker."""
         dice = self._dice
         while True:
             pause, kind = dice.uniform(3.0, 12.0), dice.choices(("kill", "stop", "term"), (5, 6, 3))[0]
@@ -158,7 +158,7 @@ class Slot:
             self.start(group)
 
     def _watch(self, seconds: float, over: threading.Event) -> bool:
-        """Wait, with another worker for one that ends, as a supervisor does; True if it is over."""
+        """Wait, replacing a worker that ends, as a supervisor does; return whether the run is over."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if over.wait(0.2):
@@ -167,14 +167,14 @@ class Slot:
         return False
 
     def revive(self) -> None:
-        """Start another worker if this one has ended: one that finds a broker down at its start does."""
+        """Replace a worker that has ended, for example because a broker was down at its start."""
         if self.worker.status() is not None:
             self._ended()
             time.sleep(1)
             self.start(self._group)
 
     def _stop(self, seconds: float, whole: bool, over: threading.Event) -> None:
-        """Let a worker stand still, alone or with its helpers."""
+        """Suspend a worker, alone or with its helpers."""
         self._done.count("SIGSTOP", f"{self._name} for {seconds:.1f} s{' with helpers' if whole else ''}")
         worker = self.worker
         pids = worker.tree() if whole else [worker.pid]
@@ -183,7 +183,7 @@ class Slot:
         worker.signal_all(signal.SIGCONT, pids)
 
     def end(self) -> None:
-        """Tell the worker to stop, and wait until it has."""
+        """Stop the worker, and wait for its end."""
         self._done.count("SIGTERM", self._name)
         self.worker.signal_all(signal.SIGTERM, [self.worker.pid])
         try:
@@ -194,17 +194,17 @@ class Slot:
         self._ended()
 
     def _ended(self) -> None:
-        """Look at how a worker has ended that was not killed."""
+        """Check the end of a worker that was not killed."""
         worker, status = self.worker, self.worker.status()
         self._done.count(f"exit {status}", self._name)
-        # One that was told to stop before it could listen has done nothing, and said nothing.
+        # A worker stopped before it handles signals has done nothing and logged nothing.
         unheard = status == -signal.SIGTERM and not worker.log
         if not (status in GOOD_ENDS or unheard) or "Traceback" in worker.log:
             self._done.problem(f"{worker.directory.name} ended with {status}:\n{worker.log[-6000:]}")
 
 
 def strike_brokers(cluster: KafkaCluster, dice: random.Random, over: threading.Event, done: Done) -> None:
-    """Kill or stop one broker after the other; the next one once every replica is in sync again."""
+    """Kill or stop one broker after another, each once every replica is in sync again."""
     while True:
         pause, node = dice.uniform(3.0, 8.0), dice.choice(cluster.nodes)
         kind = dice.choice(("kill", "stop"))
@@ -226,7 +226,7 @@ def strike_brokers(cluster: KafkaCluster, dice: random.Random, over: threading.E
 
 
 def produce(load: Load, dice: random.Random, over: threading.Event, directory: Path, done: Done) -> None:
-    """Keep a producer running; a successor finishes what a dead one left open, or leaves it to time out."""
+    """Keep a producer running; a successor finishes a dead one's transaction, or leaves it to time out."""
     number = 0
     while not over.is_set():
         identity = load.transactional_id

@@ -1,7 +1,7 @@
-"""Independent check of what a run has left on its topics.
+"""Independent check of a run's topics.
 
 It reads the raw topics with confluent-kafka, decodes JSON and states by itself, and imports nothing
-of the package, whose readers could be wrong in the same way as its writers.
+from the package, whose readers could be wrong in the same way as its writers.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _NEXT = {
 
 
 class BooksAreWrong(AssertionError):
-    """A claim that does not hold."""
+    """Violation of a checked claim."""
 
 
 @dataclass(frozen=True)
 class Raw:
-    """A message as it is on a topic."""
+    """Message as stored on a topic."""
 
     offset: int
     key: bytes | None
@@ -60,12 +60,12 @@ class Raw:
 
 @dataclass(frozen=True)
 class Observed:
-    """A batch as an estimator saw it.
+    """Batch as seen by an estimator.
 
     Attributes
     ----------
     before : int
-        Records that the estimator had learnt from before.
+        Number of records that the estimator had learnt from earlier.
     rows : tuple of Rows
         Its records, in order.
     """
@@ -76,21 +76,21 @@ class Observed:
 
 @dataclass
 class Facts:
-    """Everything that is checked, as read.
+    """All data to be checked, as read.
 
     Attributes
     ----------
     records : dict of partition to list of Raw
         Committed records of the input.
     open_transactions : dict of str to tuple
-        Partitions whose last stable offset is below the end, and both.
+        Partitions whose last stable offset is below the end, with both offsets.
     ledger : list of Raw
     releases, states : dict of job to list of Raw
     offsets : dict of job to dict of partition to offset
-        Of the consumer groups.
+        Committed offsets of the consumer groups.
     observed : dict of job to list of Observed
     granularity : dict of job to int
-        Messages of a partition that stay together in a batch.
+        Number of a partition's messages that stay together in a batch.
     """
 
     records: dict[int, list[Raw]]
@@ -103,7 +103,7 @@ class Facts:
     granularity: dict[str, int]
 
     def copy(self) -> Facts:
-        """Return the same facts in containers of their own."""
+        """Return the same facts in separate containers."""
         return Facts(
             records={p: list(records) for p, records in self.records.items()},
             open_transactions=dict(self.open_transactions),
@@ -118,7 +118,7 @@ class Facts:
 
 @dataclass
 class Counts:
-    """What was checked."""
+    """Numbers of checked items."""
 
     records: int = 0
     null_records: int = 0
@@ -156,7 +156,7 @@ def _consumer(bootstrap: str, isolation: str, group: str = "chaos-check") -> Con
 
 
 def _ends(bootstrap: str, isolation: IsolationLevel, topics: Topics) -> dict[tuple[str, int], int]:
-    """Ends of partitions: last stable offsets where uncommitted records do not count."""
+    """Return end offsets of partitions; if uncommitted records do not count, last stable offsets."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
     asked = {TopicPartition(t, p): OffsetSpec.latest() for t, ps in topics.items() for p in ps}
     deadline = time.monotonic() + LIMIT
@@ -226,7 +226,7 @@ def read_facts(
     granularity: Mapping[str, int],
     observed: Mapping[str, list[Observed]],
 ) -> Facts:
-    """Read all topics of the jobs that ``granularity`` names."""
+    """Read all topics of the jobs in ``granularity``."""
     all_partitions = range(partitions)
     topics: dict[str, Sequence[int]] = {topic: all_partitions, f"{topic}.ledger": (0,)}
     for job in granularity:
@@ -246,7 +246,7 @@ def read_facts(
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a job has come: what its ledger ends with, and how many records are behind that."""
+    """Progress of a job: the kind and batch of its last ledger entry, and the number of later records."""
 
     last: str | None
     batch: int
@@ -254,7 +254,9 @@ class Progress:
 
 
 def progress(bootstrap: str, topic: str, partitions: int, jobs: Sequence[str]) -> dict[str, Progress]:
-    """Tell how far jobs have come; a partition with an open transaction counts as one with much left."""
+    """Return the progress of jobs; a partition with an open transaction counts as having many records
+    left.
+    """
     topics: dict[str, Sequence[int]] = {topic: range(partitions), f"{topic}.ledger": (0,)}
     messages = read(bootstrap, topics)
     waits = _open_transactions(bootstrap, topics)
@@ -272,22 +274,22 @@ def progress(bootstrap: str, topic: str, partitions: int, jobs: Sequence[str]) -
     return found
 
 
-# -- what records say of themselves ----------------------------------------
+# -- descriptions in records' keys -----------------------------------------
 
 
 def record_key(name: str, fate: str, kind: str, rows: Rows) -> bytes:
-    """Write what a record is into its key, which no stream of messages reads.
+    """Describe a record in its key, which a stream of messages does not read.
 
     Parameters
     ----------
     name : str
-        No other record's.
+        Unique name of the record.
     fate : str
-        What its producer means to do: "commit", "abort" or "die".
+        Intention of its producer: "commit", "abort" or "die".
     kind : str
-        Of its payload.
+        Kind of its payload.
     rows : Rows
-        What a decoder must make of it.
+        Expected result of decoding.
     """
     text = None if rows is None else base64.b64encode(rows).decode()
     return json.dumps({"name": name, "fate": fate, "kind": kind, "rows": text}).encode()
@@ -321,7 +323,7 @@ def _sha256(data: bytes | None) -> str:
 
 @dataclass
 class _Job:
-    """The entries of one job, by kind and batch."""
+    """Entries of one job, by kind and batch."""
 
     kinds: dict[str, dict[int, dict[str, Any]]]
     last: str | None
@@ -336,7 +338,7 @@ class _Job:
 
 
 def check(facts: Facts) -> Counts:
-    """Check all claims; raises :class:`BooksAreWrong` for the first that does not hold."""
+    """Check all claims; raise :class:`BooksAreWrong` for the first violation."""
     counts = Counts()
     _claim(not facts.open_transactions, f"transactions are open: {facts.open_transactions}")
     _check_records(facts, counts)
@@ -360,7 +362,7 @@ def check(facts: Facts) -> Counts:
 
 
 def _check_records(facts: Facts, counts: Counts) -> None:
-    """No record of an aborted transaction is read, and none twice."""
+    """Check that no record of an aborted transaction is read, and none twice."""
     names = set()
     for p, records in facts.records.items():
         for record in records:
@@ -374,10 +376,10 @@ def _check_records(facts: Facts, counts: Counts) -> None:
 
 
 def _check_chain(facts: Facts, job: str) -> _Job:
-    """Each entry names the hash of the job's one before; kinds follow in their only order.
+    """Check that each entry has the hash of the job's previous entry, and that kinds follow in order.
 
-    Every entry of a leader is written behind its fence, so each (batch, kind) is there once: one
-    that is there twice, or that counts for nothing, would be a write of a fenced leader.
+    A leader writes every entry under its fence, so each (batch, kind) is there once: a duplicate or a
+    void entry would be a write of a fenced leader.
     """
     kinds: dict[str, dict[int, dict[str, Any]]] = {
         kind: {} for kind in ("RESERVED", "COMMITTED", "ABANDONED", "RELEASED")
@@ -398,7 +400,7 @@ def _check_chain(facts: Facts, job: str) -> _Job:
 
 
 def _check_charges(opened: dict[str, Any], jobs: Mapping[str, _Job]) -> None:
-    """No record is charged more than the cap, by all jobs together."""
+    """Check that no record is charged more than the cap, by all jobs together."""
     cap = [Fraction(str(opened["cap"][name])) for name in ("epsilon", "delta")]
     steps: dict[int, dict[int, list[Fraction]]] = {}
     for job in jobs.values():
@@ -419,7 +421,9 @@ def _check_charges(opened: dict[str, Any], jobs: Mapping[str, _Job]) -> None:
 
 
 def _check_ranges(facts: Facts, name: str, job: _Job) -> None:
-    """Reservations tile each partition from its start on, and say how many committed records they hold."""
+    """Check that reservations tile each partition from its start, with the right counts of committed
+    records.
+    """
     ends = dict.fromkeys(facts.records, 0)
     offsets = {p: [record.offset for record in records] for p, records in facts.records.items()}
     times = {p: dict.fromkeys(of, 0) for p, of in offsets.items()}
@@ -439,7 +443,7 @@ def _check_ranges(facts: Facts, name: str, job: _Job) -> None:
 
 
 def _check_releases(facts: Facts, name: str, job: _Job) -> None:
-    """Each committed batch has one RELEASED and one release, in order, with the records so far."""
+    """Check that each committed batch has one RELEASED and one release, in order, with the records so far."""
     _claim(job.last in (None, "RELEASED", "ABANDONED"), f"{name}: the ledger ends with {job.last}")
     released = job.kinds["RELEASED"]
     _claim(list(released) == list(job.committed), f"{name}: RELEASED does not follow COMMITTED")
@@ -471,7 +475,7 @@ class _State:
 
 
 def _whole_states(messages: Sequence[Raw]) -> list[_State]:
-    """All states whose chunks are there; compaction may have taken some of older ones'."""
+    """Return all states whose chunks remain; compaction may have deleted chunks of older states."""
     chunks: dict[bytes, dict[int, bytes]] = {}
     found = []
     for m in messages:
@@ -489,7 +493,7 @@ def _whole_states(messages: Sequence[Raw]) -> list[_State]:
 
 
 def _check_states(facts: Facts, name: str, job: _Job, counts: Counts) -> None:
-    """Every state is a COMMITTED's, the last one the last's; positions are where its batch ended."""
+    """Check that states match COMMITTED entries, also the last, and positions match the ends of batches."""
     states = _whole_states(facts.states[name])
     counts.states += len(states)
     order = [state.batch for state in states]
@@ -521,7 +525,7 @@ def _check_states(facts: Facts, name: str, job: _Job, counts: Counts) -> None:
 
 
 def _check_observed(facts: Facts, name: str, job: _Job, counts: Counts) -> None:
-    """Whatever an estimator saw is its reservation's records, each in its place."""
+    """Check that an estimator saw exactly its reservation's records, each in its place."""
     by_start: dict[int, int] = {}
     before = 0
     for batch in job.committed:
@@ -550,7 +554,7 @@ def _check_observed(facts: Facts, name: str, job: _Job, counts: Counts) -> None:
 
 
 def _expected(facts: Facts, entry: dict[str, Any], granularity: int) -> list[Raw]:
-    """The records of a reservation, round-robin over its partitions in offset order."""
+    """Return the records of a reservation, round-robin over its partitions in offset order."""
     turns = []
     for r in sorted(entry["ranges"], key=lambda r: r["partition"]):
         inside = [m for m in facts.records[r["partition"]] if r["start"] <= m.offset < r["end"]]

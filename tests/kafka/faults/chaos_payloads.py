@@ -1,6 +1,6 @@
-"""Payloads of the chaos loop, good and bad, and what a decoder must make of each.
+"""Payloads of the chaos loop, good and bad, with the expected result of decoding each.
 
-Like :mod:`tests.kafka.faults.chaos_check` it imports nothing of the package.
+Like :mod:`tests.kafka.faults.chaos_check` it imports nothing from the package.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _arrow(rows: np.ndarray) -> bytes:
 
 # -- good ------------------------------------------------------------------
 
-# Odd headers make no record bad.
+# Odd headers do not make a record bad.
 GOOD: dict[str, Callable[[np.ndarray], Payload]] = {
     "plain": lambda x: (x.astype("<f4").tobytes(), []),
     "octets": lambda x: (x.astype("<f4").tobytes(), [("content-type", b"application/octet-stream")]),
@@ -58,7 +58,7 @@ GOOD: dict[str, Callable[[np.ndarray], Payload]] = {
 
 
 def good(kind: str, rows: np.ndarray) -> tuple[Payload, bytes]:
-    """Return a payload of rows (r, d), and what a decoder must make of it."""
+    """Return a payload of rows (r, d), and the expected result of decoding it."""
     single = kind in ("plain", "octets", "many headers", "huge header", "odd header names", "header twice")
     rows = rows.astype("<f4") if single else rows.astype("<f8")
     return GOOD[kind](rows), rows.astype("<f8").tobytes()
@@ -127,7 +127,7 @@ assert len(BAD) >= 30
 
 
 def draw(dice: random.Random, dim: int) -> tuple[Payload, str, bytes | None]:
-    """Draw a payload: value and headers, its kind, and what a decoder must make of it."""
+    """Draw a payload: value and headers, its kind, and the expected result of decoding it."""
     rows = np.array(
         [[dice.gauss(0, 2.0 / (1 + i)) for i in range(dim)] for _ in range(dice.choice((1, 1, 2)))]
     )
