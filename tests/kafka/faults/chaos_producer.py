@@ -1,7 +1,7 @@
-"""Producer of the chaos loop, a program: plain or transactional, until it is told to stop.
+"""Producer of the chaos loop, a program: plain or transactional, until it is stopped.
 
-Some transactions are aborted, and in the midst of some the program kills itself.
-Like :mod:`tests.kafka.faults.chaos_check` it imports nothing of the package.
+Some transactions are aborted, and in the middle of some the program kills itself.
+Like :mod:`tests.kafka.faults.chaos_check` it imports nothing from the package.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from tests.kafka.faults.chaos_payloads import draw
 _TRANSACTION_MS = 4000
 _RETRIES = 20
 REFUSED = 75
-"""Exit status after an error of Kafka: fenced, aborted or out of time, as faults make it."""
+"""Exit status after an error from Kafka that faults cause: fenced, aborted or out of time."""
 _stopping = False
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a producer writes.
+    """Options of a producer.
 
     Attributes
     ----------
     bootstrap, topic : str
     partitions, dim : int
     name : str
-        Begins the names of its records; no other producer's.
+        Prefix of its records' names, unique to this producer.
     seed : int
     transactional_id : str or None
         None for a plain producer.
     rate : float
-        Records a second, about.
+        Approximate number of records a second.
     """
 
     bootstrap: str
@@ -108,7 +108,7 @@ class _Writer:
         for _ in range(self._dice.randrange(1, 4)):
             self._write(fate, self._dice.randrange(1, 30))
         if self._dice.random() < 0.1:
-            time.sleep(self._dice.uniform(0.2, 1.5))  # holds the last stable offset
+            time.sleep(self._dice.uniform(0.2, 1.5))  # delays the last stable offset
         if fate == "die":
             self._producer.flush(5)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -140,6 +140,6 @@ if __name__ == "__main__":
     try:
         writer.run()
     except (KafkaException, TimeoutError) as error:
-        # Said by status: librdkafka's threads log lines after this one.
+        # The status reports it: librdkafka's threads log lines after this one.
         print(repr(error), file=sys.stderr, flush=True)
         sys.exit(REFUSED)

@@ -1,4 +1,4 @@
-"""Worker of the chaos loop: it writes down the records of every batch that its estimators see."""
+"""Worker of the chaos loop, which records every batch that its estimators see."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.kafka.faults.chaos_check import Observed
 
 _FILE = "observed"
 STACKS = "stacks"
-"""File that SIGUSR1 writes the stacks of all threads to."""
+"""File to which SIGUSR1 writes the stacks of all threads."""
 
 
 def main(settings: list[dict[str, Any]], directory: str, strike: child.Strike | None = None) -> None:
-    """Run a worker whose batches go to a file of ``directory``."""
+    """Run a worker that writes its batches to a file of ``directory``."""
     _write_down(Path(directory, _FILE))
     stacks = os.open(Path(directory, STACKS), os.O_WRONLY | os.O_CREAT)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
@@ -33,7 +33,7 @@ def main(settings: list[dict[str, Any]], directory: str, strike: child.Strike | 
 
 
 def _write_down(path: Path) -> None:
-    """Patch ``Estimator.update`` of this process; streams are told apart by their rank."""
+    """Patch ``Estimator.update`` of this process; a stream's rank identifies it."""
     original = Estimator.update
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
@@ -45,7 +45,7 @@ def _write_down(path: Path) -> None:
             for a, b in pairwise(starts)
         ]
         line = json.dumps({"rank": self.k, "before": state.records, "rows": texts})
-        # In one call, so that a kill leaves a whole line or a last one that has no end.
+        # In one call, so that a kill leaves a whole line, or a last line without its end.
         os.write(file, line.encode() + b"\n")
         return original(self, state, batch)
 
@@ -53,7 +53,7 @@ def _write_down(path: Path) -> None:
 
 
 def observed(directories: Iterable[Path], jobs: dict[int, str]) -> dict[str, list[Observed]]:
-    """Read what workers have written down, by job; ``jobs`` names them by their rank."""
+    """Read the batches that workers have recorded, by job; ``jobs`` maps ranks to jobs."""
     found: dict[str, list[Observed]] = {job: [] for job in jobs.values()}
     for directory in directories:
         path = directory / _FILE

@@ -1,4 +1,4 @@
-"""One cluster of three brokers for all tests of faults that strike neither a disk nor a clock."""
+"""One cluster of three brokers for all tests of faults, except of disks and clocks."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ listeners=PLAINTEXT://{near}:{{port}},FAR://{behind}:{first_digits}{{node}},CONT
 advertised.listeners=PLAINTEXT://{near}:{{port}},FAR://{far}:{{port}}
 listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,FAR:PLAINTEXT
 """
-"""The last digit of a port behind the link is the node's number: a broker has each port once."""
+"""The last digit of a port beyond the link is the node's number: a broker can use each port only once."""
 
 
 @pytest.fixture(scope="session")
 def first_digits() -> int:
-    """First digits of the ports behind the link."""
-    # Below the ports that Linux gives to connections.
+    """Return the first digits of the ports beyond the link."""
+    # Below Linux's ephemeral ports.
     return random.SystemRandom().randrange(1100, 3200)
 
 
 @pytest.fixture(scope="session")
 def three_brokers(request: pytest.FixtureRequest, first_digits: int) -> Iterator[KafkaCluster]:
-    """Three brokers with a second address each, that of the link (`test_slow_link.py`)."""
+    """Yield three brokers, each with a second address for the link (`test_slow_link.py`)."""
     listeners = LISTENERS.format(near=NEAR, far=FAR, behind=BEHIND, first_digits=first_digits)
     with ExitStack() as stack:
         yield start_cluster(stack, request.config, more=_CLUSTER_SETTINGS + listeners)

@@ -1,7 +1,7 @@
-"""Workers, brokers and producers are struck at random; then the raw topics are read by another client.
+"""Random faults of workers, brokers and producers leave topics that another client finds correct.
 
-The schedule follows from ``--chaos-seed`` as far as processes follow it; ``--chaos-seconds`` is how
-long it lasts. On a loaded machine it goes on until there was enough work, and enough faults.
+``--chaos-seed`` determines the schedule, as far as processes follow it; ``--chaos-seconds`` is its
+length. On a loaded machine the loop continues until there was enough work, and enough faults.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ pytestmark = [pytest.mark.kafka]
 PARTITIONS = 3
 DIM = 4
 CAP = ("3/2", "3e-6")
-"""Of both streams together, to the last: a record that is charged twice is over it."""
+"""Cap that the two streams use up together: a record that is charged twice exceeds it."""
 BATCHES = {2: 90, 3: 60}
-"""Of the two streams, by rank: records."""
+"""Records per batch of the two streams, by rank."""
 SESSION_MS = 3000
 QUIET_SECONDS = 300.0
 
 
 @dataclass
 class Run:
-    """A chaos run that is over."""
+    """Finished chaos run."""
 
     done: Done
     facts: Facts
@@ -62,7 +62,7 @@ class Run:
 
 
 def make_streams(cluster: KafkaCluster, directory: Path) -> list[Stream]:
-    """Two streams on one input, whose charges fill the cap."""
+    """Make two streams on one input, whose charges fill the cap."""
     kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap)
     promises = {2: {"epsilon": 1.0, "delta": 2e-6}, 3: {"epsilon": 0.5, "delta": 1e-6}}
     more = {2: {}, 3: {"centering": "pairs", "max_wait_seconds": 3.0}}
@@ -78,7 +78,7 @@ def make_streams(cluster: KafkaCluster, directory: Path) -> list[Stream]:
         }
         how |= promises[rank] | more[rank]
         create_topics(kafka, StreamSettings(name=f"chaos-{rank}", **how), PARTITIONS, replication=3)
-        # Else a broker that does not know of them yet may be asked for them.
+        # Otherwise a request for them may reach a broker that does not know them yet.
         cluster.wait_until_whole()
         made = Stream.make(
             cluster.bootstrap,
@@ -105,7 +105,7 @@ def run(
     chaos_seed: int,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Run]:
-    """A loop of faults, and what it left."""
+    """Run the loop of faults, and yield its results."""
     print(f"chaos: --chaos-seed {chaos_seed} --chaos-seconds {chaos_seconds:g}")
     directory = tmp_path_factory.mktemp("chaos")
     cluster = three_brokers
@@ -117,7 +117,8 @@ def run(
             f"worker-{i}",
             random.Random(f"{chaos_seed} worker {i}"),
             lambda group: in_group(streams, group),
-            # The third is half of the time in another election: then two lead, and fence each other.
+            # The third worker spends half of the time in another election: then two lead, and fence each
+            # other.
             ("chaos-a", "chaos-b") if i == 2 else ("chaos-a",),
             directory,
             done,
@@ -151,7 +152,7 @@ def run(
 
 
 def least(minutes: float) -> dict[str, float]:
-    """Return how often each must have happened, so that books in order mean something."""
+    """Return how often each event must have happened for the check to mean something."""
     found = {
         "batches under faults": 10 * minutes,
         "workers struck": 5 * minutes,
@@ -163,7 +164,7 @@ def least(minutes: float) -> dict[str, float]:
 
 
 def happened(done: Done) -> Counter[str]:
-    """Return the counts, with sums."""
+    """Return the counts, including sums."""
     counts = Counter(done.counts)
     counts["workers struck"] = counts["kill -9"] + counts["SIGSTOP"]
     counts["brokers struck"] = counts["broker kill -9"] + counts["broker SIGSTOP"]
@@ -179,7 +180,7 @@ def loop(
     directory: Path,
     done: Done,
 ) -> None:
-    """Start everything, and strike until the time is over and there was enough of each."""
+    """Start everything, and strike until the time is over and there was enough of each event."""
     over, struck_enough = threading.Event(), threading.Event()
     names = [stream.settings.stream.name for stream in streams]
 
@@ -200,7 +201,7 @@ def loop(
                 for load in loads
             ]
             first = slots[0].start("chaos-a")
-            # On a new machine kernels are compiled, and nothing else is worth striking meanwhile.
+            # A new machine compiles kernels first, and until then nothing else is worth striking.
             for released in ("batch 1 released, 90 records", "batch 1 released, 60 records"):
                 first.says(released, 240)
             slots[1].start("chaos-a")
@@ -209,7 +210,7 @@ def loop(
             strikes = [pool.submit(slot.torment, struck_enough) for slot in slots]
             dice = random.Random(f"{seed} brokers")
             strikes.append(pool.submit(strike_brokers, cluster, dice, struck_enough, done))
-            # Before its time only a thread that failed ends.
+            # Within the time, a thread ends only if it failed.
             wait(strikes, seconds, FIRST_COMPLETED)
             wait_for("enough work and faults", is_enough, seen=lambda: str(happened(done)), pause=1.0)
             struck_enough.set()
@@ -223,7 +224,7 @@ def loop(
 
 
 def drain(cluster: KafkaCluster, slots: list[Slot], streams: list[Stream], done: Done) -> None:
-    """Let the workers, now of one group, answer what there is; then end them."""
+    """Let the workers, now in one group, learn from the remaining records; then end them."""
     slots[2].end()
     slots[2].start("chaos-a")
     sizes = {s.settings.stream.name: s.settings.stream.options["batch_size"] for s in streams}
@@ -231,7 +232,7 @@ def drain(cluster: KafkaCluster, slots: list[Slot], streams: list[Stream], done:
     def is_quiet() -> bool:
         found = chaos_check.progress(cluster.bootstrap, "chaos", PARTITIONS, list(sizes))
         return all(
-            # Some records that fill no batch may be left over.
+            # Records that do not fill a batch may be left over.
             found[name].last in ("RELEASED", "ABANDONED") and found[name].left < size
             for name, size in sizes.items()
         )
@@ -249,7 +250,7 @@ def drain(cluster: KafkaCluster, slots: list[Slot], streams: list[Stream], done:
         time.sleep(1)
     done.count("quiet")
     for slot in slots:
-        # May say 4 of a stream that was given up while a broker was down.
+        # The status may be 4, for a stream that was given up while a broker was down.
         slot.end()
 
 
@@ -266,7 +267,7 @@ def test_nobody_ended_in_a_way_that_no_fault_excuses(run: Run) -> None:
 
 
 def test_there_was_work_and_there_were_faults(run: Run, chaos_seconds: float) -> None:
-    """A run of nothing would leave books in order, too."""
+    """A run without work would also leave correct books."""
     minutes, counts, done = chaos_seconds / 60, run.counts, happened(run.done)
     assert isinstance(counts, Counts)
     assert counts.records > 2000 * minutes
@@ -291,7 +292,7 @@ def test_the_check_shares_no_code_with_the_package() -> None:
         imported = {n.name for node in ast.walk(tree) if isinstance(node, ast.Import) for n in node.names}
         imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         others = {module for module in imported if module.partition(".")[0] not in allowed}
-        # It waits, and knows nothing of the package.
+        # It only waits, and knows nothing of the package.
         others -= {"tests.waiting"}
         assert others <= {f"tests.kafka.faults.{each}" for each in names}, others
         assert name != "chaos_check" or not others
@@ -301,7 +302,7 @@ Forgery = Callable[[Facts], None]
 
 
 def entries_of(facts: Facts, kind: str) -> list[int]:
-    """Places of a kind's entries in the ledger."""
+    """Return the places of a kind's entries in the ledger."""
     return [i for i, m in enumerate(facts.ledger) if json.loads(m.value or b"")["kind"] == kind]
 
 
@@ -319,7 +320,7 @@ def change_range(facts: Facts, **changes: int) -> None:
 
 
 def swap_two(messages: list[Raw]) -> None:
-    """Let two of the first records, that are not the same to a decoder, change their places."""
+    """Exchange the places of two early records that decode differently."""
     rows = [json.loads(message.key or b"")["rows"] for message in messages[:40]]
     i, j = [place for place, each in enumerate(rows) if each is not None][:2]
     a, b = messages[i], messages[j]
@@ -327,7 +328,7 @@ def swap_two(messages: list[Raw]) -> None:
 
 
 def chain_anew(facts: Facts) -> None:
-    """Mend the hashes of a forged ledger, as a forger would."""
+    """Recompute the hashes of a forged ledger, as a forger would."""
     heads: dict[str, str] = {}
     first = hashlib.sha256(facts.ledger[0].value or b"").hexdigest()
     for place, message in enumerate(facts.ledger[1:], 1):

@@ -1,7 +1,7 @@
-"""Clocks that jump by more than an hour, both ways: a worker's, its clock process's, a broker's.
+"""Clocks of workers, clock processes and brokers may jump by over an hour, both ways.
 
-A preloaded library of three functions gives each process the wall clock that a file of its own says. All
-other clocks and all waits stay as they are, as on a machine whose time is set; libfaketime 0.9.10 would
+A preloaded library of three functions gives each process the wall clock of its own file. All other
+clocks and all waits stay unchanged, as on a machine whose time is set; libfaketime 0.9.10 would
 change them.
 """
 
@@ -28,7 +28,7 @@ from tests.waiting import wait_for
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
 
 AHEAD, BEHIND = 3700, -3700
-"""Seconds: past the hour that many limits of brokers are."""
+"""Seconds: just over an hour, which is a common limit of brokers."""
 
 OFFSETS = """
 offsets.retention.minutes=30
@@ -84,7 +84,7 @@ time_t time(time_t *now)
 
 
 class Clocks:
-    """Wall clocks of processes, each a file."""
+    """Wall clocks of processes, each in a file."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True)
@@ -100,18 +100,18 @@ class Clocks:
         subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", self._library, source, "-ldl"], check=True)
 
     def env(self, name: str) -> Mapping[str, str]:
-        """Environment of a process that has a clock."""
+        """Return the environment of a process that uses a clock."""
         return {"LD_PRELOAD": str(self._library), "WALL_CLOCK": str(self._directory / name)}
 
     def set(self, name: str, seconds: int) -> None:
-        """Set a clock to so many seconds from the right time."""
+        """Set a clock this many seconds ahead of the right time."""
         file = self._directory / name
-        # In place: it is mapped into the processes' memory.
+        # In place, because processes have mapped it into memory.
         with file.open("r+b" if file.exists() else "wb") as clock:
             clock.write(struct.pack("=q", seconds))
 
     def java(self) -> str:
-        """Write a program that runs Java by the clock of the node in whose folder it is started."""
+        """Write a program that runs Java with the clock of the node whose folder it starts in."""
         for number in (1, 2, 3):
             self.set(f"node-{number}", 0)
         exports = [f'export {key}="{value}"' for key, value in self.env("node-${PWD##*/}").items()]
@@ -129,12 +129,12 @@ def clocks(tmp_path_factory: pytest.TempPathFactory) -> Clocks:
 
 @pytest.fixture(scope="module")
 def cluster(make_cluster: MakeCluster, clocks: Clocks) -> KafkaCluster:
-    """Three brokers, each with a clock."""
+    """Make three brokers, each with a clock."""
     return make_cluster(java=clocks.java(), more=_CLUSTER_SETTINGS + OFFSETS)
 
 
 def seen_by(trial: Trial) -> list[float]:
-    """Seconds that the releases' times are from the right time."""
+    """Return the differences of the releases' times from the right time, in seconds."""
     now = datetime.now(UTC)
     return [
         (datetime.fromisoformat(release.created) - now).total_seconds() for release in trial.stream.releases()
@@ -154,7 +154,7 @@ def test_workers_whose_clocks_jump_lead_on(
         (ticking,) = [
             each
             for each in psutil.Process(leader.pid).children()
-            # It leads a group of its own: a terminal's Ctrl-C is for the worker.
+            # It leads its own process group, because a terminal's Ctrl-C is for the worker.
             if os.getpgid(each.pid) == each.pid
         ]
         assert any("wall_clock" in each.path for each in ticking.memory_maps())
@@ -177,10 +177,10 @@ def test_workers_whose_clocks_jump_lead_on(
 def test_brokers_whose_clocks_jump_take_on(
     fork_server: None, cluster: KafkaCluster, clocks: Clocks, tmp_path: Path
 ) -> None:
-    """A broker whose clock went back is started again: its own timers may stand still for that hour.
+    """A broker whose clock went back is restarted: its own timers may stand still for that hour.
 
     Records come from a plain producer: a coordinator whose clock jumps times out open transactions, and
-    once every reader was given a record of one that librdkafka had aborted then.
+    once, every reader received a record of a transaction that librdkafka had then aborted.
     """
     with Trial(cluster, tmp_path, "broker") as trial:
         trial.lead_and_stand_by(transactions=False)
@@ -206,7 +206,7 @@ def test_brokers_whose_clocks_jump_take_on(
 def test_group_offsets_that_expire_change_nothing(
     fork_server: None, cluster: KafkaCluster, clocks: Clocks, tmp_path: Path
 ) -> None:
-    """An hour passes at once on all brokers, which keep offsets for half of it: the last test of the file."""
+    """All brokers jump an hour ahead, and keep offsets for half of that: the last test of the file."""
     with Trial(cluster, tmp_path, "expiry") as trial:
         trial.produce()
         first = trial.start()

@@ -1,6 +1,6 @@
-"""kill -9 after every numbered step, then a restart: nothing is lost, nothing is charged twice.
+"""A kill -9 after any numbered step, followed by a restart, neither loses nor double-charges.
 
-Before a step is after the one that precedes it: `make soak` kills there too.
+Before a step is the same moment as after the preceding step: `make soak` kills there too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SECONDS = 240
 
 
 def numbered_steps() -> list[str]:
-    """The names of all steps, from the source: a new one cannot be forgotten."""
+    """Return the names of all steps, read from the source so that new steps cannot be forgotten."""
     calls = [n for n in ast.walk(ast.parse(inspect.getsource(checkpoint))) if isinstance(n, ast.Call)]
     arguments = [n.args[0] for n in calls if isinstance(n.func, ast.Attribute) and n.func.attr == "_step"]
     names = [a.value for a in arguments if isinstance(a, ast.Constant)]
@@ -60,7 +60,7 @@ def outcomes(
     session_ms: int,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[tuple[str, str], Future[None]]]:
-    """All selected cases, a few at once: each waits most of its time for a dead member's session."""
+    """Run all selected cases, a few at a time: each mostly waits for a dead member's session."""
     directory = tmp_path_factory.mktemp("crashes")
     streams: list[Stream] = []
 
@@ -99,14 +99,14 @@ def test_a_kill_at_a_step_costs_nothing(
 
 
 def crash_and_restart(stream: Stream, step: str, when: Any) -> None:
-    """Kill a worker at a step (of its second batch), let another finish, and look at the books."""
+    """Kill a worker at a step (of its second batch), let another finish, and check the books."""
     stream.produce_vectors(stream.vectors(160))
     settings = stream.settings
     method = step.split(".")[0]
     if method == "start":
         settings = stream.changed(start="latest")
     if method in ("take_over", "abandon"):
-        # What a take-over finds is of interest: here, an open reservation.
+        # The take-over must have something to find: an open reservation.
         before = stream.start(strike=Strike("reserve.5 read back", "after", 2))
         assert before.ends() == -signal.SIGKILL, before.log
         if method == "abandon":
@@ -117,14 +117,14 @@ def crash_and_restart(stream: Stream, step: str, when: Any) -> None:
     at_crash = stream.entries()
     successor = stream.start(settings)
     if method == "start":
-        # Its records come once the beginning is fixed, by either worker.
+        # Its records arrive after either worker has fixed the beginning.
         wait_for("STARTED", lambda: stream.own(Started))
         stream.produce_vectors(stream.vectors(160, seed=1))
     assert successor.ends() == 0, successor.log
     check_books(stream)
     after = stream.entries()
     assert after[: len(at_crash)] == at_crash
-    # Three batches are answered; an abandoned one is not taken again.
+    # Three batches are learnt; an abandoned batch is not taken again.
     assert len(stream.own(Committed, after)) == 3
     assert len(stream.own(Abandoned, after)) == (method == "abandon")
     assert len(stream.own(Reserved, after)) == 3 + (method == "abandon")
@@ -143,7 +143,7 @@ def kill_again_and_again(stream: Stream, seed: int) -> None:
     for _ in range(5):
         worker = stream.start()
         worker.says("leading stream")
-        # A take-over takes about a second, a batch a fifth of one.
+        # A take-over takes about a second, a batch a fifth of a second.
         time.sleep(dice.uniform(0.2, 2.5))
         if worker.status() is None:
             worker.signal(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Disks that are full: of brokers, whose logs meet it in the midst of a write, and of a worker's machine."""
+"""Disks fill up: of brokers, in the middle of a write to their logs, and of a worker's machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
 
 SMALL_MIB, LARGE_MIB = 96, 512
 LEFT_KIB = 64
-"""Room on a disk that is nearly full: a second's records."""
+"""Free space on a nearly full disk: a second's records."""
 
 
 class Disk:
@@ -42,7 +42,7 @@ class Disk:
     def __init__(self, folder: Path, mib: int) -> None:
         folder.mkdir(parents=True)
         self.folder = folder
-        # A user who is not root is root in a namespace of users.
+        # In a user namespace, another user is root as well.
         self._kinds = ["-m"] if os.geteuid() == 0 else ["-U", "-m"]
         own = self._kinds if os.geteuid() == 0 else [*self._kinds, "-r"]
         mount = f'mount -t tmpfs -o size={mib}m full "$0" && echo mounted && exec sleep infinity'
@@ -65,7 +65,7 @@ class Disk:
 
     @property
     def enter(self) -> list[str]:
-        """Begin of a command that sees the disk."""
+        """Return the start of a command that sees the disk."""
         keep = [] if os.geteuid() == 0 else ["--preserve-credentials"]
         return ["nsenter", "-t", str(self._holder.pid), *self._kinds, *keep, "--"]
 
@@ -78,21 +78,21 @@ class Disk:
         return int(self.run("df", "--output=avail", str(self.folder)).split()[-1])
 
     def fill(self) -> None:
-        """Leave little room; a broker that takes some of it meanwhile is asked again."""
+        """Leave little free space; try again if a broker takes some of it first."""
         while (size := self.free_kib - LEFT_KIB) > 0:
             with suppress(subprocess.CalledProcessError):
                 self.run("fallocate", "-l", f"{size}KiB", str(self.folder / "other.bin"))
                 return
 
     def grow(self) -> None:
-        """Do what an operator does."""
+        """Enlarge and clear the disk, as an operator would."""
         self.run("mount", "-o", f"remount,size={LARGE_MIB}m", str(self.folder))
         self.run("rm", "-f", str(self.folder / "other.bin"))
 
 
 @pytest.fixture(scope="module")
 def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[int, Disk]]:
-    """Disks of the second and the third node."""
+    """Yield disks of the second and the third node."""
     folder = tmp_path_factory.mktemp("disks")
     with Disk(folder / "2", SMALL_MIB) as second, Disk(folder / "3", SMALL_MIB) as third:
         yield {2: second, 3: third}
@@ -102,7 +102,7 @@ def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[int, Dis
 def cluster(
     make_cluster: MakeCluster, disks: Mapping[int, Disk], tmp_path_factory: pytest.TempPathFactory
 ) -> KafkaCluster:
-    """Three brokers, two of which have a disk of their own for their logs."""
+    """Make three brokers, two of which have their own disks for their logs."""
     program = tmp_path_factory.mktemp("java") / "java"
     lines = ["#!/bin/sh", f'run="{shutil.which(find_java())}"', 'case "${PWD##*/}" in']
     for node, disk in disks.items():
@@ -115,7 +115,7 @@ def cluster(
 
 
 def has_ended(cluster: KafkaCluster, node: int) -> bool:
-    """Whether a node's process has ended by itself."""
+    """Return whether a node's process has ended by itself."""
     pid = cluster.pid(node)
     with suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
@@ -154,7 +154,7 @@ def test_a_broker_whose_disk_is_full_ends_and_the_stream_goes_on(
 def test_a_stream_goes_on_once_two_of_three_brokers_are_back(
     fork_server: None, cluster: KafkaCluster, disks: Mapping[int, Disk], tmp_path: Path
 ) -> None:
-    """One with a full disk, one that is down: nothing can be committed meanwhile, and workers wait."""
+    """With one disk full and one broker down, no commit is possible, and workers wait."""
     with Trial(cluster, tmp_path, "disks") as trial:
         trial.lead_and_stand_by()
         fill_until_it_ends(cluster, disks, 2)
@@ -181,7 +181,7 @@ print(out[0])
 
 @pytest.fixture
 def full(tmp_path: Path) -> Iterator[Disk]:
-    """A disk without any room."""
+    """Yield a disk without free space."""
     with Disk(tmp_path / "full", 1) as disk:
         disk.run("fallocate", "-l", f"{disk.free_kib}KiB", str(disk.folder / "other.bin"))
         assert disk.free_kib == 0
@@ -189,7 +189,7 @@ def full(tmp_path: Path) -> Iterator[Disk]:
 
 
 def test_a_kernel_that_cannot_be_kept_is_used(full: Disk) -> None:
-    """Else the first batch of a worker would fail, and stay charged."""
+    """Otherwise the first batch of a worker would fail, and stay charged."""
     command = ["env", f"NUMBA_CACHE_DIR={full.folder}", sys.executable, "-P", "-c", KERNEL]
     assert full.run(*command) == "3.0\n"
 

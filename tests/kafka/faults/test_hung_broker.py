@@ -1,8 +1,8 @@
-"""A broker that stands still while a worker commits: no commit may be half.
+"""A commit is never partial, even if a broker stands still while a worker commits.
 
-Three nodes. The topic that is struck has its only replica on the third, everything else (ledger,
-input, coordinators) is on the first two. kafka-python 3.0.12 fails a batch at its delivery timeout
-without putting the transaction into error, and a commit that does not look at it goes through.
+Three nodes. The only replica of the struck topic is on the third; everything else (ledger, input,
+coordinators) is on the first two. kafka-python 3.0.12 fails a batch at its delivery timeout without
+putting the transaction into error, and a commit that does not check this succeeds.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ REQUEST_MS = 1500
 TRANSACTION_MS = 5000
 STRUCK_NODE = 3
 STOP_SECONDS = max(2 * REQUEST_MS, TRANSACTION_MS + 10_000) / 1000 + 5
-"""Longer than a producer may try: it gave up after twice the request timeout once, and may do so
-10 s after the broker has aborted the transaction."""
+"""Longer than a producer retries: formerly up to twice the request timeout, now possibly until
+10 s after the broker has aborted the transaction.
+"""
 
 INTERNAL = {
     "cleanup.policy": "compact",
@@ -51,7 +52,7 @@ INTERNAL = {
 
 
 def step_called(method: str, name: str) -> str:
-    """Find a numbered step by its name: its number may change."""
+    """Return a numbered step by its name, since its number may change."""
     calls = [n for n in ast.walk(ast.parse(inspect.getsource(checkpoint))) if isinstance(n, ast.Call)]
     steps = [
         str(n.args[0].value)
@@ -66,7 +67,7 @@ def step_called(method: str, name: str) -> str:
 
 @dataclass
 class Struck:
-    """A stream whose worker waited at a step while the broker came to a standstill."""
+    """Stream whose worker waited at a step while the broker was stopped."""
 
     stream: Stream
     worker: Child
@@ -86,7 +87,7 @@ def placed(topic: NewTopic, *nodes: int) -> NewTopic:
 
 
 def make_stream(cluster: KafkaCluster, directory: Path, name: str, struck: str) -> Stream:
-    """Make a stream of which one topic alone is on the node that will stand still."""
+    """Make a stream with only one topic on the node that will stand still."""
     kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap)
     how: dict[str, Any] = {
         "input": f"in-{name}",
@@ -115,9 +116,9 @@ def make_stream(cluster: KafkaCluster, directory: Path, name: str, struck: str) 
 def struck(
     make_cluster: MakeCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Struck]]:
-    """Two streams, the broker of one's releases and of the other's state having stood still."""
+    """Yield two streams: the broker of one's releases, and of the other's state, has stood still."""
     cluster = make_cluster(replication=1, in_sync=1)
-    # Made by hand so that they are not on the node that stands still.
+    # Created explicitly, so that they are not on the node that stands still.
     ensure_topics(
         KafkaSettings(bootstrap_servers=cluster.bootstrap),
         [
@@ -159,7 +160,7 @@ def numbers_of(stream: Stream, kind: type[Any]) -> list[int]:
 
 
 def goes_on(struck: Struck) -> None:
-    """The worker, or the next one, answers what there is, and a third batch."""
+    """Wait until the worker, or the next one, has learnt two batches, and then a third."""
     stream, worker = struck.stream, struck.worker
     if worker.status() is None:
         wait_for(
@@ -183,7 +184,7 @@ def goes_on(struck: Struck) -> None:
 def test_no_release_is_lost_while_its_broker_stands_still(struck: dict[str, Struck]) -> None:
     stream, worker = struck["releases"].stream, struck["releases"].worker
     settle(worker)
-    # In this order: the worker may go on meanwhile.
+    # In this order, because the worker may be running.
     released = numbers_of(stream, Released)
     published = [json.loads(value)["batch"] for value in stream.release_values()]
     lost = sorted(set(released) - set(published))
@@ -195,7 +196,7 @@ def test_no_release_is_lost_while_its_broker_stands_still(struck: dict[str, Stru
 def test_no_state_is_lost_while_its_broker_stands_still(struck: dict[str, Struck]) -> None:
     stream, worker = struck["state"].stream, struck["state"].worker
     settle(worker)
-    # In this order: the worker may go on meanwhile.
+    # In this order, because the worker may be running.
     last = max(numbers_of(stream, Committed))
     states = [state.batch for state, _ in stream.checkpoints()]
     assert last in states, (
@@ -207,7 +208,7 @@ def test_no_state_is_lost_while_its_broker_stands_still(struck: dict[str, Struck
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_bootstrap_server_that_stands_still_is_passed_over(kafka_bootstrap: str, first: bool) -> None:
-    """kafka-python gives all of the time to one server, drawn at random."""
+    """kafka-python spends all of the time on one server, drawn at random."""
     with socket.create_server(("127.0.0.1", 0)) as mute:
         servers = [f"127.0.0.1:{mute.getsockname()[1]}", kafka_bootstrap]
         names = ",".join(servers if first else reversed(servers))
@@ -218,7 +219,7 @@ def test_a_bootstrap_server_that_stands_still_is_passed_over(kafka_bootstrap: st
 
 
 def settle(worker: Child) -> None:
-    """Wait until a worker has released, or has lost its session, or has ended."""
+    """Wait until a worker has released, has lost its session, or has ended."""
     words = ("batch 2 released", "session lost")
     wait_for(
         "what became of the batch",

@@ -1,6 +1,6 @@
-"""A worker that sleeps in the midst of its take-over, while its successor goes on.
+"""A worker sleeps in the middle of its take-over, while its successor continues.
 
-What it reads then is of two moments. It has been fenced, so it may not refuse the stream for that.
+It then reads data of two different moments. It has been fenced, so it must not refuse the stream for that.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_one_that_sleeps_while_it_takes_over_refuses_nothing(
     for worker in (sleeper, successor):
         if worker.status() is None:
             worker.signal(signal.SIGTERM)
-    # 4: told to stop while its lost session still ends. Not 2, which would be a refusal.
+    # 4: stopped while its lost session still ends. Not 2, which would be a refusal.
     assert sleeper.ends() in (0, 4), sleeper.log
     assert successor.ends() == 0
     check_books(stream)
@@ -64,7 +64,7 @@ def test_one_that_sleeps_while_it_takes_over_refuses_nothing(
 def test_a_state_newer_than_the_ledgers_end_is_no_reason_to_refuse(
     make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between reading the one end and the other a successor may commit."""
+    """A successor may commit between the reads of the two ends."""
     stream = make_stream(**ENDLESS)
     stream.produce_vectors(stream.vectors(40))
     run_until(stream, "batch 1 released")
@@ -82,7 +82,7 @@ def test_a_state_newer_than_the_ledgers_end_is_no_reason_to_refuse(
     monkeypatch.setattr(checkpoint, "high_watermark", high_watermark)
     writer = CheckpointWriter(stream.settings.kafka, stream.settings.stream, stream.topic_id)
     try:
-        # It has been fenced: whatever it finds, it is not for it to refuse the stream.
+        # It has been fenced, so it must not refuse the stream, whatever it finds.
         with suppress(SessionLost):
             writer.take_over()
     finally:
@@ -93,7 +93,7 @@ def test_a_state_newer_than_the_ledgers_end_is_no_reason_to_refuse(
 def test_one_that_sleeps_before_it_reserves_is_not_refused_for_what_its_successor_has_charged(
     make_stream: MakeStream,
 ) -> None:
-    """The records that it is about to reserve are charged already, by its own stream."""
+    """Its own stream has already charged the records that it is about to reserve."""
     stream = make_stream(**ENDLESS)
     stream.produce_vectors(stream.vectors(40))
     sleeper = stream.start(strike=Strike("reserve.1 dry run", "before", nth=2, what="SIGSTOP"))

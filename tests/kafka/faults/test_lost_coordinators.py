@@ -1,4 +1,4 @@
-"""Coordinators that are killed in the midst of a commit, and records that retention deletes unread."""
+"""Coordinators are killed in the middle of a commit, and retention deletes unread records."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ TRANSACTIONS, GROUPS = "__transaction_state", "__consumer_offsets"
 def test_a_coordinator_that_is_killed_during_a_commit_loses_nothing(
     fork_server: None, three_brokers: KafkaCluster, tmp_path: Path, steps: tuple[str, ...]
 ) -> None:
-    """Of the transaction, of the offsets in it, and of the election; each killed at a step that needs it.
+    """Coordinators of the transaction, its offsets and the election die, each at a step that needs it.
 
-    Records come from a plain producer: transactions of librdkafka that meet a coordinator's death can end
-    otherwise than it was told, so what is on the input would be in doubt.
+    Records come from a plain producer: if a coordinator dies, a transaction of librdkafka can end
+    differently from its reported result, and the contents of the input would be in doubt.
     """
     with Trial(three_brokers, tmp_path, f"coordinator-{'-'.join(steps)}") as trial:
         group = trial.stream.settings.worker.group
@@ -73,14 +73,14 @@ def test_a_coordinator_that_is_killed_during_a_commit_loses_nothing(
 
 
 def first_offsets(trial: Trial) -> dict[int, int]:
-    """The first offsets that are left of the input."""
+    """Return the first remaining offsets of the input."""
     partitions = [TopicPartition(trial.input, p) for p in range(PARTITIONS)]
     with KafkaConsumer(bootstrap_servers=trial.cluster.bootstrap) as consumer:
         return {tp.partition: offset for tp, offset in consumer.beginning_offsets(partitions).items()}
 
 
 def keep(trial: Trial, **configs: str) -> None:
-    """Set how the input is kept."""
+    """Change settings of the input topic."""
     changes = {name.replace("_", "."): value for name, value in configs.items()}
     with KafkaAdminClient(bootstrap_servers=trial.cluster.bootstrap) as admin:
         admin.alter_configs([ConfigResource("topic", trial.input, configs=changes)])
@@ -106,7 +106,7 @@ def test_retention_that_deletes_unread_records_abandons_a_batch_and_the_stream_g
         worker = trial.start()
         worker.says("batch 2 abandoned: records are gone; its charge stays")
         trial.goes_on()
-        # Longer than records are kept: the worker's next ones go, too, while it stands still.
+        # Longer than records are kept: the worker's next records are deleted too, while it is stopped.
         worker.signal_all(signal.SIGSTOP, worker.tree())
         before = first_offsets(trial)
         wait_for(

@@ -1,4 +1,4 @@
-"""An input that loses its records at the end: a disk that was replaced, under a worker and between two."""
+"""An input loses its last records with a replaced disk, during and between workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENDLESS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def node(make_cluster: MakeCluster) -> KafkaCluster:
-    """A cluster of one node, the only replica of everything."""
+    """Make a cluster of one node, with the only replica of everything."""
     return make_cluster(nodes=1, replication=1, in_sync=1)
 
 
@@ -43,7 +43,7 @@ def lose(cluster: KafkaCluster, *streams: Stream) -> None:
 def test_an_import_waits_for_the_first_coordinator_of_groups(
     node: KafkaCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The first test of this file, for only a broker that never had a group has no coordinator."""
+    """The first test of this file: only a broker that never had a group lacks a coordinator."""
     stream = Stream.make(node.bootstrap, "first", tmp_path, session_ms=6000, **ENDLESS)
     try:
         with KafkaAdminClient(bootstrap_servers=node.bootstrap) as admin:
@@ -59,7 +59,7 @@ def test_an_import_waits_for_the_first_coordinator_of_groups(
 def test_records_in_the_places_of_charged_ones_are_not_skipped_in_silence(
     node: KafkaCluster, tmp_path: Path
 ) -> None:
-    """Fewer records than before, more than before, and more while nobody looked."""
+    """Fewer records than before, more than before, and more while no worker ran."""
     watched, fewer, more, skipping = (
         Stream.make(node.bootstrap, name, tmp_path, session_ms=6000, **ENDLESS)
         for name in ("watched", "fewer", "more", "skipping")

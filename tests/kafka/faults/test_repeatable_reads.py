@@ -1,4 +1,4 @@
-"""What was read as committed stays so: transactions whose coordinator is killed at their end."""
+"""Records read as committed stay committed when coordinators die at transactions' ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Records = dict[int, bytes | None]
 
 
 class Reader(threading.Thread):
-    """The service's own reader of a partition, from its first record on, until it is told to end."""
+    """The service's own reader of a partition, from its first record until it is stopped."""
 
     def __init__(self, bootstrap: str, partition: int, over: threading.Event) -> None:
         super().__init__(daemon=True)
@@ -59,7 +59,7 @@ class Reader(threading.Thread):
 
 @contextmanager
 def readers(bootstrap: str) -> Iterator[list[Reader]]:
-    """A reader of each partition."""
+    """Start a reader of each partition, and end the readers afterwards."""
     over = threading.Event()
     made = [Reader(bootstrap, p, over) for p in range(PARTITIONS)]
     try:
@@ -71,20 +71,20 @@ def readers(bootstrap: str) -> Iterator[list[Reader]]:
 
 
 def reach(each: list[Reader], end: Mapping[int, int]) -> dict[int, Records]:
-    """What readers have found once they are at the ends."""
+    """Wait until readers reach the ends, and return the records they have found."""
     wait_for("readers at the ends", lambda: all(r.errors or r.position >= end[p] for p, r in enumerate(each)))
     assert not [error for r in each for error in r.errors]
     return {p: r.found for p, r in enumerate(each)}
 
 
 def other_client(bootstrap: str) -> dict[int, Records]:
-    """What librdkafka reads as committed."""
+    """Return the records that librdkafka reads as committed."""
     read = chaos_check.read(bootstrap, {TOPIC: range(PARTITIONS)})
     return {p: {raw.offset: raw.key for raw in read[TOPIC, p]} for p in range(PARTITIONS)}
 
 
 def keep_producing(cluster: KafkaCluster, directory: Path, over: threading.Event) -> list[threading.Thread]:
-    """Transactions of few records, which end often; producers that Kafka refuses have successors."""
+    """Start producers of short transactions, each with successors after a refusal by Kafka."""
     threads = []
     for i in range(PRODUCERS):
         load = Load(cluster.bootstrap, TOPIC, PARTITIONS, DIM, f"t{i}", i, f"t{i}", 300.0)
@@ -95,14 +95,14 @@ def keep_producing(cluster: KafkaCluster, directory: Path, over: threading.Event
 
 
 def ends(bootstrap: str, isolation: str) -> dict[int, int]:
-    """Where partitions end: at their last stable offsets for a reader of committed records."""
+    """Return the ends of partitions: for a reader of committed records, last stable offsets."""
     with KafkaConsumer(bootstrap_servers=bootstrap, isolation_level=isolation) as consumer:
         found = consumer.end_offsets([TopicPartition(TOPIC, p) for p in range(PARTITIONS)])
     return {tp.partition: offset for tp, offset in found.items()}
 
 
 def settled(bootstrap: str) -> dict[int, int]:
-    """Where partitions end once no transaction is open; those that were left open time out."""
+    """Return the ends of partitions once no transaction is open; open transactions time out."""
 
     def nothing_is_open() -> bool:
         return ends(bootstrap, "read_committed") == ends(bootstrap, "read_uncommitted")
@@ -114,7 +114,7 @@ def settled(bootstrap: str) -> dict[int, int]:
 def test_records_that_were_read_as_committed_are_read_again_later(
     three_brokers: KafkaCluster, tmp_path: Path
 ) -> None:
-    """By the service's reader while coordinators die, by it later, and by librdkafka: the same records."""
+    """The service's reader, while coordinators die and later, and librdkafka read the same records."""
     revive(three_brokers)
     with KafkaAdminClient(bootstrap_servers=three_brokers.bootstrap) as admin:
         admin.create_topics([NewTopic(name=TOPIC, num_partitions=PARTITIONS, replication_factor=3)])
@@ -126,7 +126,7 @@ def test_records_that_were_read_as_committed_are_read_again_later(
             for kill in range(KILLS):
                 enough = sum(len(r.found) for r in live) + 50
                 wait_for("records", lambda enough=enough: sum(len(r.found) for r in live) > enough)
-                # The node that ends a producer's transactions; it may lead a partition too.
+                # The coordinator of a producer's transactions; it may lead a partition too.
                 node = coordinator(three_brokers, "__transaction_state", f"t{kill % PRODUCERS}")
                 three_brokers.kill(node)
                 hold(2)

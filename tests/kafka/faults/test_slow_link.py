@@ -1,4 +1,4 @@
-"""A slow link between workers and brokers: little bandwidth, long ways, standstills in a message."""
+"""A slow link between workers and brokers has low bandwidth, delays, and stops mid-message."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Link:
     Parameters
     ----------
     ports : mapping of int to int
-        Ports on this side, and those of the brokers.
+        Ports on this side, mapped to ports of the brokers.
     """
 
     def __init__(self, ports: Mapping[int, int]) -> None:
         self.bytes_a_second = _UNLIMITED
         self.seconds = 0.0
-        """Time that bytes are on their way."""
+        """Delay of bytes on the link."""
         self._ports, self._free_at = ports, 0.0
         self._servers: list[asyncio.Server] = []
         self._moving = asyncio.Event()
@@ -70,14 +70,14 @@ class Link:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(LIMIT)
 
     def stop(self) -> None:
-        """Let everything stand still, also in the midst of messages; connections stay open."""
+        """Stop all traffic, also in the middle of messages; connections stay open."""
         self._loop.call_soon_threadsafe(self._moving.clear)
 
     def go_on(self) -> None:
         self._loop.call_soon_threadsafe(self._moving.set)
 
     def set(self, bytes_a_second: float = _UNLIMITED, seconds: float = 0.0) -> None:
-        """Set its bandwidth, of all connections together, and its length."""
+        """Set the bandwidth, shared by all connections, and the delay."""
         self.bytes_a_second, self.seconds = bytes_a_second, seconds
 
     async def _serve(self, client: asyncio.StreamReader, answer: asyncio.StreamWriter, port: int) -> None:
@@ -91,7 +91,7 @@ class Link:
             for each in (self._carry(client, request), self._carry(server, answer))
         ]
         try:
-            # One end that closes ends both ways, with what is under way.
+            # When one end closes, both directions end, and bytes in transit are dropped.
             with suppress(asyncio.CancelledError):
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -102,7 +102,7 @@ class Link:
                 writer.transport.abort()
 
     async def _carry(self, source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
-        """Carry bytes one way."""
+        """Carry bytes in one direction."""
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(256)
 
         async def deliver() -> None:
@@ -143,7 +143,7 @@ def link(three_brokers: KafkaCluster, first_digits: int) -> Iterator[Link]:
 
 
 def far(cluster: KafkaCluster) -> str:
-    """Addresses of the brokers on the other side of the link."""
+    """Return the addresses of the brokers across the link."""
     return cluster.bootstrap.replace(NEAR, FAR)
 
 
@@ -193,9 +193,9 @@ def test_a_leader_whose_link_stands_still_is_replaced_by_one_with_another(
 def test_a_fetch_that_takes_longer_than_a_request_may_is_made_smaller(
     fork_server: None, three_brokers: KafkaCluster, link: Link, tmp_path: Path
 ) -> None:
-    """A backlog of 5 MB behind a link that carries 1.6 MB in a request's time, for three partitions.
+    """A backlog of 5 MB waits across a link that carries 1.6 MB in a request's time, for three partitions.
 
-    A broker sends a producer's batch whole: no link is fast enough that cannot carry one of each partition.
+    A broker sends a producer's batch whole, so no link works that cannot carry one batch of each partition.
     """
     with Trial(
         three_brokers,

@@ -1,4 +1,4 @@
-"""Standbys, zombies, clean stops, and batches that cannot be finished any more."""
+"""Standbys, zombies and clean stops, and batches that can no longer be finished."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ ENDLESS: dict[str, Any] = {
 
 
 def written(stream: Stream) -> tuple[Any, ...]:
-    """All that a stream has written."""
+    """Return everything that a stream has written."""
     return stream.entries(), stream.release_values(), [d for _, d in stream.checkpoints()]
 
 
 def stopped_at(stream: Stream, *strike: Any) -> Child:
-    """Start a leader that stops itself at a step, and wait until it has."""
+    """Start a leader that stops itself at a step, and wait until it has stopped."""
     leader = stream.start(strike=Strike(*strike, what="SIGSTOP"))
     wait_for("the leader to stop itself", leader.is_stopped)
     return leader
@@ -48,7 +48,7 @@ def stopped_at(stream: Stream, *strike: Any) -> Child:
     "step", ["reserve.5 read back", pytest.param("commit.4 offsets", marks=pytest.mark.soak)]
 )
 def test_a_hot_standby_waits_for_the_session_alone(make_stream: MakeStream, step: str) -> None:
-    """Not for the transaction that the leader left open: fencing aborts it."""
+    """It does not wait for the leader's open transaction, because fencing aborts it."""
     stream = make_stream(**SHORT, session_ms=6000)  # the default
     stream.settings = stream.changed("kafka", transaction_timeout_ms=600_000)
     leader = stream.start(strike=Strike(step, "after", nth=2, what="wait"))
@@ -59,7 +59,7 @@ def test_a_hot_standby_waits_for_the_session_alone(make_stream: MakeStream, step
     wait_for("the step", lambda: leader.has("struck"))
     assert "leading" not in standby.log
     leader.signal(signal.SIGKILL)
-    # 8 s on an idle machine; a fifth of the transaction's time on any.
+    # 8 s on an idle machine; a fifth of the transaction timeout on any machine.
     standby.says("batch 2 released")
     assert standby.ends() == 0
     check_books(stream)
@@ -77,10 +77,10 @@ def test_a_joining_standby_takes_nothing_away(make_stream: MakeStream) -> None:
     leader.says("batch 2 released")
     assert "leading" not in standby.log
     assert "no longer" not in leader.log
-    # And when the leader leaves in order, nobody waits for its session to end.
+    # When the leader leaves properly, no standby waits for its session to end.
     leader.signal(signal.SIGTERM)
     assert leader.ends() == 0
-    standby.says("leading stream", 200)  # it hears of it by its next heartbeat, after 60 s at most
+    standby.says("leading stream", 200)  # its next heartbeat reports it, after 60 s at most
     standby.signal(signal.SIGTERM)
     assert standby.ends() == 0
     check_books(stream)
@@ -119,15 +119,15 @@ def leave_no_trace(stream: Stream, step: str, when: str) -> None:
     check_books(stream)
     before = written(stream)
     zombie.signal(signal.SIGCONT)
-    # Its transaction fails, it takes over in order, and finds that all is done.
+    # Its transaction fails, it takes over properly, and finds everything done.
     zombie.ends()
     assert "Traceback" not in zombie.log
     assert written(stream) == before
 
 
 def test_a_zombie_stands_by_while_its_successor_leads(make_stream: MakeStream) -> None:
-    # The default session: a machine that stands still for longer ends the successor's,
-    # too, and the zombie may then lead again before it knows that it did not.
+    # The default session timeout: if the machine stalls for longer, the successor's session ends too, and
+    # the zombie may lead again before it notices that it had lost the lead.
     stream = make_stream(**ENDLESS, session_ms=6000)
     stream.produce_vectors(stream.vectors(80))
     zombie = stopped_at(stream, "commit.5 commit", "before", 2)
@@ -188,7 +188,7 @@ def test_records_that_do_not_fill_a_batch_are_dropped_when_told_to_stop(make_str
 
 
 def left_open(stream: Stream) -> Reserved:
-    """Kill a leader that has just reserved its second batch."""
+    """Kill a leader right after it reserves its second batch."""
     leader = stream.start(strike=Strike("reserve.5 read back", "after", 2))
     assert leader.ends() == -signal.SIGKILL, leader.log
     return stream.own(Reserved)[-1]
@@ -217,7 +217,7 @@ def test_deleted_records_abandon_the_open_batch(make_stream: MakeStream, lost_re
 
 
 def expect_abandoned(stream: Stream, reserved: Reserved) -> None:
-    """The charge stays, and the stream went on behind the batch."""
+    """Check that the charge stays, and that the stream continued after the batch."""
     check_books(stream)
     assert [e.batch for e in stream.own(Abandoned)] == [2]
     assert [e.batch for e in stream.own(Committed)] == [1, 3, 4]
@@ -272,7 +272,7 @@ def test_a_position_that_retention_deleted_is_an_error_with_nothing_charged(
 
 
 def test_a_ledger_older_than_the_releases_is_refused(make_stream: MakeStream) -> None:
-    """Ledger and state rolled back together agree with each other; what was released does not."""
+    """If ledger and state are rolled back together, they agree, but the releases reveal it."""
     stream = make_stream(**ENDLESS)
     stream.produce_vectors(stream.vectors(60))
     worker = stream.start()

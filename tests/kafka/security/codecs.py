@@ -1,4 +1,4 @@
-"""Encoders of compressed record batches, by the formats that clients write."""
+"""Encoders of compressed record batches, in the formats that clients write."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ XERIAL = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
 
 
 def plain_snappy(data: bytes) -> bytes:
-    """One block, as librdkafka writes it."""
+    """Return one block, as librdkafka writes it."""
     return bytes(cramjam.snappy.compress_raw(data))
 
 
@@ -28,12 +28,12 @@ def blocks(data: bytes, size: int = 2**15) -> bytes:
 
 
 def xerial(data: bytes) -> bytes:
-    """Blocks behind a header, as Java writes them."""
+    """Return blocks after a header, as Java writes them."""
     return XERIAL + blocks(data)
 
 
 def zstd(data: bytes) -> bytes:
-    """A frame that does not tell its size, as of a stream."""
+    """Return a frame without its size, as from a stream."""
     made = zstandard.ZstdCompressor().compressobj()
     return made.compress(data) + made.flush()
 
@@ -49,7 +49,7 @@ CODECS: dict[str, tuple[int, Callable[[bytes], bytes]]] = {
 
 
 def compressed(codec: str, records: Iterable[bytes], **how: Any) -> bytes:
-    """A batch of records in a codec."""
+    """Return a batch of compressed records."""
     records = list(records)
     number, encode = CODECS[codec]
     how = {"count": len(records)} | how
@@ -58,7 +58,7 @@ def compressed(codec: str, records: Iterable[bytes], **how: Any) -> bytes:
 
 
 def bomb(codec: str, size: int, beside: bytes) -> bytes:
-    """Bytes that inflate to a record of zeros and another one, made without holding them."""
+    """Return bytes that inflate to a record of zeros and another record, without inflating them."""
     body, zeros = b"\0\0\0\x02k" + hostile.varint(size), bytes(2**20)
     head = hostile.varint(len(body) + size + 1) + body
     pieces = [head, *[zeros] * (size // len(zeros)), b"\0" + beside]

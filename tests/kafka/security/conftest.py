@@ -18,7 +18,7 @@ _ATTEMPTS = 3
 
 @pytest.fixture(scope="session")
 def kafka_tools() -> str:
-    """Class path of Kafka's tools, which are not among the broker's jars."""
+    """Return the class path of Kafka's tools, which are not among the broker's jars."""
     try:
         jars = fetch_jars()
         return f"{jars}/*:{_fetch_tools(jars.parent)}"

@@ -1,7 +1,7 @@
-"""The worker's command as a user without rights, with every log at its most talkative.
+"""The worker's command, run as an unprivileged user with every log at its most verbose level.
 
-It loads the compiled kernels as the user of the tests, whose cache another one cannot write, and then
-becomes the user whose number is the first argument. The rest of the command line is that of
+It loads the compiled kernels as the user of the tests, because another user cannot write that user's
+cache. Then it becomes the user whose number is the first argument. The remaining arguments are those of
 ``streaming-pca``. With BREAK set, computing a batch fails with a text of secrets and records.
 """
 
@@ -33,27 +33,27 @@ _TALKATIVE = (
 
 
 def configure_everything(settings: Any) -> None:
-    """Log as the settings say, and all that libraries have to say."""
+    """Log as configured, and everything that libraries log."""
     configure(settings)
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.DEBUG)
 
 
 def fail(*_: Any) -> Any:
-    """Fail as a library would that quotes what it cannot handle."""
+    """Fail like a library that quotes the value it cannot handle."""
     raise ValueError(f"{secret('of-a-bug')} could not be read: {np.array(ROW)}")
 
 
 if __name__ == "__main__":
     user, *command = sys.argv[1:]
     warm_up()
-    # It may read the kernels of the user of the tests, and need not keep any.
+    # It may read the kernels of the user of the tests, and does not need to store any.
     caching.InTreeCacheLocator.ensure_cache_path = lambda self: None
     if int(user):
         os.setgroups([])
         os.setgid(int(user))
         os.setuid(int(user))
-        # As after an exec, by which every ordinary process begins.
+        # As after an exec, with which every ordinary process starts.
         ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
     faulthandler.enable()
     configure, logs.configure_logging = logs.configure_logging, configure_everything

@@ -1,4 +1,4 @@
-"""A client of our own making: writes record batches byte by byte, and sends them as they are."""
+"""Hand-written client that builds record batches byte by byte, and sends them unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Header = tuple[bytes | None, bytes | None]
 
 
 def varint(value: int, size: int = 1) -> bytes:
-    """Zig-zag, in ``size`` bytes at least: overlong ones are the same number."""
+    """Encode in zig-zag, in at least ``size`` bytes: overlong encodings are the same number."""
     return unsigned((value << 1) ^ (value >> 63), size)
 
 
@@ -42,7 +42,7 @@ def record(
     body: bytes | None = None,
     length: int | None = None,
 ) -> bytes:
-    """One record of format 2; ``body`` or ``length`` replace what they would be."""
+    """Return one record of format 2; ``body`` or ``length`` replace the computed values."""
     if body is None:
         parts = [bytes([attributes]), varint(0), varint(delta), sized(key), sized(value)]
         parts += [varint(len(headers)), *(sized(part) for pair in headers for part in pair)]
@@ -59,7 +59,7 @@ def batch(
     attributes: int = 0,
     producer: tuple[int, int, int] = (-1, -1, -1),
 ) -> bytes:
-    """A batch of format 2, its checksum right."""
+    """Return a batch of format 2 with the right checksum."""
     records = list(records)
     count = len(records) if count is None else count
     last_delta = count - 1 if last_delta is None else last_delta
@@ -70,7 +70,10 @@ def batch(
 
 
 def send(bootstrap: str, topic: str, data: bytes, partition: int = 0) -> tuple[int, int]:
-    """Produce a batch by a request of version 7, as zstd needs; its error code and the base offset given."""
+    """Produce a batch, and return its error code and base offset.
+
+    The request has version 7, which zstd needs.
+    """
     name, client = topic.encode(), b"hostile"
     body = struct.pack(">hhih", 0, 7, 1, len(client)) + client
     body += struct.pack(">hhi", -1, -1, 10_000)

@@ -1,4 +1,4 @@
-"""A relay between clients and a port of a broker, which can hang up on all of them."""
+"""Relay between clients and a port of a broker, which can cut all connections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 
 
 class Relay:
-    """Relay of a loopback port; ``target`` is set before the first client comes."""
+    """Relay of a loopback port; set ``target`` before the first client connects."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -18,7 +18,7 @@ class Relay:
         self.accepted = 0
         """Number of connections so far."""
         self.drops: list[bool] = []
-        """Whether each of the next connections ends at its first byte."""
+        """Flags of the next connections: each true one ends at its first byte."""
         self._pairs: list[socket.socket] = []
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -57,7 +57,7 @@ class Relay:
         _end((source, sink))
 
     def hang_up(self, drops: Iterable[bool] = ()) -> None:
-        """End all present connections, and those of the next that ``drops`` names."""
+        """End all current connections; ``drops`` decides which of the next ones end as well."""
         with self._lock:
             pairs, self._pairs = self._pairs, []
             self.drops = list(drops)

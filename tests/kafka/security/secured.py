@@ -1,6 +1,6 @@
-"""An Apache Kafka that demands credentials: a listener for each way to show them, and an authorizer.
+"""An Apache Kafka that demands credentials: a listener for each kind, and an authorizer.
 
-The listener of all tests, without encryption or authentication, stays: its user is a super user.
+The unencrypted listener without authentication, which all tests have, stays: its user is a super user.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _encoded(data: bytes) -> str:
 
 
 class Issuer:
-    """An issuer of signed tokens, and the key set by which a broker checks them."""
+    """Issuer of signed tokens, and the key set with which a broker checks them."""
 
     def __init__(self, directory: Path) -> None:
         self._key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -87,7 +87,7 @@ class Issuer:
 
 @dataclass
 class Secured:
-    """A broker's addresses, and what a client needs for them."""
+    """Addresses of a broker, and credentials of its clients."""
 
     directory: Path
     issuer: Issuer
@@ -98,7 +98,7 @@ class Secured:
 
     @property
     def open_settings(self) -> KafkaSettings:
-        """Settings of the super user."""
+        """Return settings of the super user."""
         assert self.cluster is not None
         return KafkaSettings(bootstrap_servers=self.cluster.bootstrap)
 
@@ -106,7 +106,7 @@ class Secured:
         return f"localhost:{self.advertised.get(listener, self.ports[listener])}"
 
     def client(self, listener: str, user: str = "worker", **changes: Any) -> dict[str, Any]:
-        """Return the settings of a user's connection, its secrets in files."""
+        """Return the settings of a user's connection, with its secrets in files."""
         found = {
             "bootstrap_servers": self.address(listener),
             "bootstrap_timeout_ms": int(LIMIT * 1000),
@@ -129,7 +129,7 @@ class Secured:
         return KafkaSettings(**self.client(listener, user, **changes))
 
     def secret(self, name: str, content: str) -> Path:
-        """Write a file as secret stores do: whole, by a rename."""
+        """Write a file whole, by a rename, as secret stores do."""
         return write_whole(self.directory / f"secret.{name}", content)
 
     def certificate(self, user: str, authority: trustme.CA | None = None) -> Path:
@@ -138,7 +138,7 @@ class Secured:
         return write_whole(self.directory / f"{user}.pem", pem_of(made))
 
     def broker_certificate(self, authority: trustme.CA) -> trustme.LeafCert:
-        """Issue a certificate; a broker takes no other name than that of its first."""
+        """Issue a certificate; a broker accepts only the name of its first certificate."""
         return authority.issue_cert("localhost", organization_unit_name="broker")
 
     def set_password(self, user: str, password: str) -> None:
@@ -156,7 +156,7 @@ def write_whole(path: Path, content: str) -> Path:
 
 
 def pem_of(certificate: trustme.LeafCert) -> str:
-    """Return key and certificates; brokers take keys in PKCS 8 only."""
+    """Return key and certificates; brokers accept keys in PKCS 8 only."""
     key = serialization.load_pem_private_key(certificate.private_key_pem.bytes(), password=None)
     plain = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -182,7 +182,7 @@ def _server_settings(secured: Secured, more: Mapping[str, str]) -> str:
         "sasl.oauthbearer.expected.issuer": ISSUER,
         "sasl.oauthbearer.expected.audience": AUDIENCE,
         "sasl.oauthbearer.clock.skew.seconds": "1",
-        # Kafka 4.1 takes unsigned tokens without it.
+        # Without it, Kafka 4.1 accepts unsigned tokens.
         "sasl.oauthbearer.jwt.validator.class": f"{_OAUTH}.BrokerJwtValidator",
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "allow.everyone.if.no.acl.found": "false",
@@ -217,9 +217,9 @@ def start_secured(
     more: Mapping[str, str] | None = None,
     advertised: Mapping[str, int] | None = None,
 ) -> Secured:
-    """Start a broker with these listeners: each the name of a way, and perhaps an underscore and more.
+    """Start a broker with these listeners, each named by its kind and an optional suffix (KIND_SUFFIX).
 
-    Clients are referred to the ports that ``advertised`` names, if any, in place of the listeners' own.
+    Clients are referred to the ports in ``advertised``, if any, instead of the listeners' own ports.
     """
     secured = Secured(directory, Issuer(directory), trustme.CA())
     secured.ports = {name: free_port() for name in listeners}
@@ -246,7 +246,7 @@ def start_secured(
 def identity_provider(
     secured: Secured, life: float = 3600, certificate: trustme.LeafCert | None = None
 ) -> Iterator[_Provider]:
-    """Serve the client-credentials grant on a loopback port: tokens are for the client's name."""
+    """Serve the client-credentials grant on a loopback port; tokens are issued to the client's name."""
     provider = _Provider(secured, life, certificate)
     thread = threading.Thread(target=provider.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
@@ -273,7 +273,7 @@ class _Provider(http.server.ThreadingHTTPServer):
             self.url = self.url.replace("http:", "https:")
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a client that hangs up."""
+        """Ignore a client that hangs up."""
 
 
 class _Grants(http.server.BaseHTTPRequestHandler):
@@ -301,4 +301,4 @@ class _Grants(http.server.BaseHTTPRequestHandler):
         self.wfile.write(json.dumps({} if self.path == "/other" else answer).encode())
 
     def log_message(self, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""

@@ -1,4 +1,4 @@
-"""A stream on a broker that demands credentials: made, fed and read by users with settings of their own."""
+"""Streams on a broker that demands credentials, used by users with their own settings."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.kafka.security.secured import Secured
 from tests.kafka.stream import OCTETS, Stream
 
 BATCH = 100
-"""Records of a batch."""
+"""Records per batch."""
 
 
 def described(secured: Secured, name: str, directory: Path, batches: int = 2, **worker: Any) -> Stream:
-    """Describe a stream, as the super user sees it; nothing is created."""
+    """Describe a stream as the super user sees it, without creating anything."""
     options = {"growth": 1.0, "n_records": BATCH * batches, "n_batches": batches}
     return Stream.make(
         secured.open_settings.bootstrap_servers,
@@ -41,7 +41,7 @@ def as_user(stream: Stream, kafka: KafkaSettings) -> Settings:
 
 
 def grant(secured: Secured, stream: Stream, users: Sequence[str], output: str | None = None) -> None:
-    """Give users the permissions of the roles after which they are named."""
+    """Give each user the permissions of the role with the same name."""
     for user in users:
         ids = topic_ids(user, [as_user(stream, secured.open_settings)])
         wanted = permissions(user, [stream.settings], output if user == "projector" else None, ids)

@@ -1,4 +1,4 @@
-"""Roles on an Apache Kafka with its authorizer on: each may do what it is for; one line refuses the rest."""
+"""With Kafka's authorizer, each role may do its own work, and one line refuses the rest."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ USERS = (*ROLES, "stranger")
 
 @dataclass
 class Place:
-    """A stream with a release, and a user for each role and one without any."""
+    """Stream with a release, and a user for each role and one without a role."""
 
     secured: Secured
     stream: Stream
@@ -93,10 +93,10 @@ def place(
     found = Place(secured, stream, f"{stream.settings.stream.name}.out")
     grant(secured, stream, [role for role in ROLES if role != "worker"], found.output)
     create(stream, secured.settings("SCRAM", "operator"))
-    # Its permission names the topic's id.
+    # Its permission contains the topic's id.
     grant(secured, stream, ["worker"])
     feed(stream, secured.settings("SCRAM", "producer"), 3 * BATCH)
-    # A worker dies in a commit, and the next one takes over: with the permissions of its role and no other.
+    # A worker dies in a commit, and the next takes over, with only the permissions of its role.
     first = stream.start(found.of("worker"), strike=Strike("commit.5 commit", "before"))
     assert first.ends() < 0
     stream.run(found.of("worker"))
@@ -169,7 +169,7 @@ def fence(place: Place, settings: Settings) -> None:
 
 
 def fence_another(place: Place, settings: Settings) -> None:
-    """Take the transactional id that the leader of another stream on the topic would have."""
+    """Take the transactional id that another stream's leader on the topic would have."""
     identity = f"streaming-pca.{place.stream.topic_id}.{settings.stream.name}-other"
     with closing(transactional_producer(settings.kafka, identity)) as producer:
         producer.init_transactions()
@@ -250,7 +250,7 @@ TABLE: dict[Callable[[Place, Settings], None], set[str]] = {
     show_dashboard: _READERS,
     grant_more: set(),
 }
-"""Roles that may do each action; no other user may."""
+"""Roles that may perform each action; no other user may."""
 
 
 def _read(settings: Settings, topic: str) -> None:
@@ -260,7 +260,7 @@ def _read(settings: Settings, topic: str) -> None:
 
 
 def outcome(action: Callable[[Place, Settings], None], place: Place, user: str) -> str | None:
-    """Return the line that refuses an action; None where it is allowed."""
+    """Return the line that refuses an action, or None if it is allowed."""
     try:
         action(place, place.of(user))
     except (TopicError, SessionLost, BrokerUnreachable) as error:
@@ -279,7 +279,7 @@ def test_each_role_may_do_what_it_is_for_and_nothing_else(
     assert {user for user, line in found.items() if line is None} == TABLE[action], found
     for user, line in found.items():
         if line is not None:
-            # Brokers that show no topic's settings are allowed, so this line has words of its own.
+            # Brokers that do not show a topic's settings are allowed, so this line is worded differently.
             assert "no permission to " in line or "allow DescribeConfigs on it" in line, (user, line)
             assert len(line.splitlines()) == 1, (user, line)
 
@@ -287,14 +287,14 @@ def test_each_role_may_do_what_it_is_for_and_nothing_else(
 def test_a_projector_writes_its_output_and_others_may_not(place: Place) -> None:
     with pytest.raises(NotPermitted):
         find_output(place.of("reader").kafka, place.stream.settings.stream, place.output)
-    # The output is made by the one who makes topics.
+    # The user who creates topics creates the output too.
     find_output(place.secured.open_settings, place.stream.settings.stream, place.output, create=True)
     assert project(place.of("projector"), place.output) == 0
     assert len(read_all(place.secured.open_settings, place.output, (0, 1))) >= 3 * BATCH
 
 
 def other_admin(kafka: KafkaSettings) -> AdminClient:
-    """librdkafka's, whose errors name the right that is missing."""
+    """Return librdkafka's client, whose errors name the missing right."""
     options = {
         "bootstrap.servers": kafka.bootstrap_servers,
         "security.protocol": kafka.security_protocol,
@@ -311,7 +311,7 @@ def other_admin(kafka: KafkaSettings) -> AdminClient:
 
 
 def meddle(place: Place, kafka: KafkaSettings) -> list[KafkaErrorOfRd | None]:
-    """Delete records (none, which asks for the same right) and change a topic's settings."""
+    """Delete zero records (which needs the same right as deleting some), and change a topic's settings."""
     admin, stream = other_admin(kafka), place.stream.settings.stream
     entry = ConfigEntry("retention.ms", "-1", incremental_operation=AlterConfigOpType.SET)
     ledger = ConfigResource(ConfigResource.Type.TOPIC, stream.ledger_topic, incremental_configs=[entry])
@@ -326,7 +326,7 @@ def test_no_role_deletes_records_or_changes_a_topic(place: Place) -> None:
     refused = KafkaErrorOfRd.TOPIC_AUTHORIZATION_FAILED
     for user in USERS:
         deleted, changed = (error and error.code() for error in meddle(place, place.of(user).kafka))
-        # A user who may not describe a topic learns of no leader of its partitions.
+        # A user who may not describe a topic is not shown the leaders of its partitions.
         assert deleted in (refused, KafkaErrorOfRd._NOENT), (user, deleted)
         assert changed == refused, (user, changed)
     # Without an authorizer's refusal both succeed.
@@ -423,7 +423,7 @@ def programs(directory: Path, tools: str) -> Iterator[dict[str, str]]:
 
 
 def granted(secured: Secured, principal: str) -> set[tuple[str, str, bool, str]]:
-    """Return what a principal was granted."""
+    """Return the permissions of a principal."""
     everything = ResourcePatternFilter(ResourceType.ANY, None, ACLResourcePatternType.ANY)
     wanted = ACLFilter(principal, None, ACLOperation.ANY, ACLPermissionType.ANY, everything)
     with closing(admin_client(secured.open_settings)) as admin:

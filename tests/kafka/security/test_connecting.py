@@ -1,4 +1,4 @@
-"""A connection that fails names its cause and the setting to change: one Apache Kafka with many listeners."""
+"""A failed connection reports its cause and the setting to change, on every kind of listener."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def make_certificate(java: str, directory: Path, name: str, *more: str) -> None:
 
 
 def settings_of(listeners: Listeners) -> str:
-    """Return the broker's settings beside those of all brokers of the tests."""
+    """Return the broker's settings in addition to those of all brokers of the tests."""
     ports, directory = listeners.ports, listeners.certificates
     inner = "PLAINTEXT://127.0.0.1:{port}"
     advertised = {name: f"localhost:{port}" for name, port in ports.items()} | {"ASTRAY": f"{NOWHERE}:9092"}
@@ -138,9 +138,9 @@ def settings(server: str, **how: Any) -> KafkaSettings:
 
 
 def diagnosis(server: str, *, answers: bool = True, **how: Any) -> str:
-    """Return the line about a connection that fails.
+    """Return the line about a failed connection.
 
-    The client's own attempts are made in other processes: it leaves sockets to the collector, which warns.
+    Other processes make the client's own attempts: it leaves sockets to the garbage collector, which warns.
     """
     found = diagnose(settings(server, **how), server.split(","))
     assert found is not None
@@ -219,9 +219,9 @@ def test_an_address_at_which_no_broker_answers(listeners: Listeners) -> None:
     found = diagnosis(f"127.0.0.1:{port},{NOWHERE}:9092", answers=False)
     assert f"127.0.0.1:{port} refuses connections" in found
     assert f"the name {NOWHERE!r} cannot be resolved" in found
-    # Of several, the broker that answers and refuses these settings is the one to hear of.
+    # Of several brokers, the diagnosis is about the one that answers and refuses these settings.
     assert "asks for a password" in diagnosis(f"127.0.0.1:{port},{listeners.address('LOGIN')}")
-    # Nothing to complain of.
+    # No error to report.
     server = listeners.address("BOTH")
     assert diagnose(settings(server, **listeners.both()), [server], advertised=True) is None
 

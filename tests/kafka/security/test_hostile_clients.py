@@ -1,4 +1,4 @@
-"""Clients that write what no library would: nothing that a record says moves a position or ends a stream."""
+"""Records that no library would write neither move a position nor end a stream."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TWO: dict[str, Any] = {"partitions": 1, "options": {"n_records": 400, "n_batches
 
 
 def write(stream: Stream, records: list[bytes], partition: int = 0) -> int:
-    """Write a batch of our own; its base offset."""
+    """Write a hand-made batch, and return its base offset."""
     error, offset = hostile.send(
         stream.settings.kafka.bootstrap_servers,
         stream.settings.stream.input,
@@ -39,12 +39,12 @@ def write(stream: Stream, records: list[bytes], partition: int = 0) -> int:
 
 
 def ranges(stream: Stream) -> list[tuple[int, int, int]]:
-    """Of each batch, on partition 0."""
+    """Return each batch's range on partition 0, with its count."""
     return [(r.start, r.end, r.count) for e in stream.own(Reserved) for r in e.ranges]
 
 
 def test_a_position_is_none_that_a_record_names(make_stream: MakeStream) -> None:
-    """150 aborted records, 199 honest ones, and one that says that it comes 100 before itself."""
+    """150 aborted records, 199 honest records, and a record with an offset delta of -100."""
     stream = make_stream(**TWO)
     with closing(stream.transactional()) as producer:
         producer.begin_transaction()
@@ -64,7 +64,7 @@ def test_a_position_is_none_that_a_record_names(make_stream: MakeStream) -> None
 
 @pytest.mark.parametrize("deltas", [(0, 1, 10**6), (0, 1, 2**31 - 1), (0, 1, -50), (0, 0, 0)])
 def test_offsets_that_do_not_exist_are_not_charged(make_stream: MakeStream, deltas: tuple[int, ...]) -> None:
-    """The last records of a batch say where they would like to be."""
+    """The last records of a batch have forged offset deltas."""
     stream = make_stream(**TWO)
     x = stream.vectors(400)
     stream.produce_vectors(x[:197])
@@ -94,7 +94,7 @@ def test_what_a_client_cannot_parse_is_a_record_in_its_place(make_stream: MakeSt
 
 
 def test_a_key_counts_whatever_the_headers_are(make_stream: MakeStream) -> None:
-    """A user with a header that is no text in one message has counted with it, and does not again."""
+    """A user whose message has a header that is not text has counted, and does not count again."""
     stream = make_stream(
         partitions=1,
         privacy_unit="user",
@@ -116,7 +116,7 @@ def test_a_key_counts_whatever_the_headers_are(make_stream: MakeStream) -> None:
 
 
 def test_batches_that_inflate_to_any_size_are_null_records_in_bounded_memory(make_stream: MakeStream) -> None:
-    """Four records of 300 MiB, each with another one behind it in its batch, which counts."""
+    """Four records of 300 MiB are each followed in their batch by another record, which counts."""
     attacked, plain = make_stream(**TWO), make_stream(**TWO)
     name, bootstrap = attacked.settings.stream.input, attacked.settings.kafka.bootstrap_servers
     set_compression(bootstrap, name, "producer")
@@ -129,7 +129,7 @@ def test_batches_that_inflate_to_any_size_are_null_records_in_bounded_memory(mak
         data = bomb(codec, 300 * 2**20, beside)
         sent = hostile.batch([data], count=2, attributes=CODECS[codec][0])
         assert hostile.send(bootstrap, name, sent) == (0, 100 + 2 * i)
-    # What cannot be inflated does not pass the broker.
+    # The broker rejects data that cannot be inflated.
     broken = hostile.batch([b"not inflated"], count=2, attributes=4)
     assert hostile.send(bootstrap, name, broken)[0] != 0
     attacked.produce_vectors(x[108:])
@@ -149,7 +149,7 @@ def set_compression(bootstrap: str, topic: str, value: str) -> None:
         admin.alter_configs([ConfigResource("topic", topic, {"compression.type": value})])
 
 
-# -- retention, and topics that are made anew ------------------------------------------
+# -- retention, and recreated topics ---------------------------------------------------
 
 
 def test_a_crash_in_the_first_batch_beside_a_quiet_partition(make_stream: MakeStream) -> None:
@@ -165,7 +165,7 @@ def test_a_crash_in_the_first_batch_beside_a_quiet_partition(make_stream: MakeSt
 
 
 def test_an_input_that_is_made_anew_is_noticed_at_the_next_tick(make_stream: MakeStream) -> None:
-    """With the same end offset, and long before partitions are looked for."""
+    """It has the same end offset, and the next search for partitions is far away."""
     stream = make_stream(**TWO, worker={"partitions_seconds": 600.0})
     x = stream.vectors(400)
     stream.produce_vectors(x[:250])

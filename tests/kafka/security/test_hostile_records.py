@@ -1,4 +1,4 @@
-"""Records made to exhaust a worker: each is a null record in its place, and memory stays bounded."""
+"""Records made to exhaust a worker become null records in place, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.kafka]
 
 MakeStream = Callable[..., Stream]
 HUGE = 100_000_000
-"""Octets of the largest message: its answer is above the client's own limit of 100,000,000."""
+"""Octets of the largest message: its response exceeds the client's own limit of 100,000,000."""
 INVALID_RECORD = 87
 COUNT = 400
 TWO: dict[str, Any] = {"partitions": 1, "options": {"n_records": COUNT, "n_batches": 2}}
@@ -29,14 +29,14 @@ PLAIN = [(name.encode(), value) for name, value in OCTETS]
 
 
 def allow(stream: Stream, size: int) -> None:
-    """Raise the largest message of the input topic."""
+    """Raise the largest message size of the input topic."""
     with KafkaAdminClient(bootstrap_servers=stream.settings.kafka.bootstrap_servers) as admin:
         configs = {"max.message.bytes": str(size)}
         admin.alter_configs([ConfigResource("topic", stream.settings.stream.input, configs)])
 
 
 def write(stream: Stream, *records: bytes) -> int:
-    """Write records as they are, in one batch; return the broker's error."""
+    """Write records unchanged, in one batch, and return the broker's error."""
     kafka, name = stream.settings.kafka, stream.settings.stream.input
     error, _ = hostile.send(kafka.bootstrap_servers, name, hostile.batch(records))
     return error
@@ -47,7 +47,7 @@ def typed(content_type: str) -> list[hostile.Header]:
 
 
 def nulls(value: bytes) -> dict[str, bytes]:
-    """Records that are null, by name; ``value`` is a good record's."""
+    """Return records that are read as null, by name; ``value`` belongs to a good record."""
     shape = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1099511627776, 5), }\n"
     npy = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(shape)) + shape
     return {
@@ -74,19 +74,19 @@ def nulls(value: bytes) -> dict[str, bytes]:
 
 
 def refused(value: bytes) -> list[bytes]:
-    """Records that the broker itself refuses."""
+    """Return records that the broker itself refuses."""
     start = b"\0\0\0\x01"
     bodies = [b"", start + hostile.varint(2**30) + value, start + hostile.varint(-(2**31)) + value]
     return [hostile.record(None, body=body) for body in bodies]
 
 
 def results(stream: Stream) -> list[Any]:
-    """Numbers of all releases."""
+    """Return the numbers of all releases."""
     return [(r.components, r.explained_variance, r.mean) for r in stream.releases()]
 
 
 def test_hostile_records_are_null_in_their_places_within_bounded_memory(make_stream: MakeStream) -> None:
-    """A stream with plain null records in the same places has the same releases, and less memory."""
+    """A stream with plain null records in the same places has the same releases, and uses less memory."""
     attacked, plain = make_stream(**TWO), make_stream(**TWO)
     allow(attacked, HUGE + 2**20)
     x = attacked.vectors(COUNT)
@@ -94,7 +94,7 @@ def test_hostile_records_are_null_in_their_places_within_bounded_memory(make_str
     places = dict(zip(np.linspace(3, COUNT - 1, len(bad)).astype(int).tolist(), bad, strict=True))
     assert all(write(attacked, record) == INVALID_RECORD for record in refused(x[0].tobytes()))
     good = [hostile.record(row.tobytes(), headers=PLAIN) for row in x]
-    # A record with a large key is a record.
+    # A record with a large key is valid.
     assert 5 not in places
     good[5] = hostile.record(x[5].tobytes(), key=bytes(2**20), headers=PLAIN)
     done = 0
@@ -116,5 +116,5 @@ def test_hostile_records_are_null_in_their_places_within_bounded_memory(make_str
     assert results(attacked) == results(plain)
     used = peaks[1] - peaks[0]
     print(f"{used / 2**20:.0f} MiB over {peaks[0] / 2**20:.0f}")
-    # Three copies, and a margin for pages of libraries, which one of the workers may share and the other not.
+    # Three copies, and a margin for library pages, which one of the workers may share and the other not.
     assert used < 3 * HUGE + 6 * _FETCH_BYTES + 64 * 2**20

@@ -1,4 +1,4 @@
-"""Foreign messages on a stream's own topics: refused with one line, and nothing is published."""
+"""Foreign messages on a stream's own topics are refused with one line, before any release."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write(stream: Stream, topic: str, value: bytes, *headers: hostile.Header) ->
 
 
 def write_state(stream: Stream, header: bytes, chunks: bytes = b"1", has_digest: bool = True) -> None:
-    """Write a state of one chunk, whose digest is right."""
+    """Write a state of one chunk with the right digest."""
     value = len(header).to_bytes(4, "big") + header
     digest = hashlib.sha256(value).hexdigest().encode() if has_digest else None
     headers = [(b"batch", b"1"), (b"chunks", chunks), (b"digest", digest)]
@@ -38,7 +38,7 @@ def write_state(stream: Stream, header: bytes, chunks: bytes = b"1", has_digest:
 
 
 def is_refused(stream: Stream, told: str) -> None:
-    """Start a worker: it ends with one line, and has written nothing."""
+    """Check that a worker ends with one line, and writes nothing."""
     names = (stream.settings.stream.ledger_topic, stream.settings.stream.releases_topic)
     before = [len(stream.messages(name)) for name in names]
     worker = stream.start()
@@ -55,7 +55,9 @@ FORGED = json.dumps({"topic_id": "t", "stream": "s", "batch": 1e308, "positions"
 
 
 def test_hostile_states_and_entries_are_refused_with_one_line(make_stream: MakeStream) -> None:
-    """The worker of a stream that was killed behind its first of two batches starts over each of them."""
+    """A stream was killed after its first of two batches, and its worker restarts over each state and
+    entry.
+    """
     stream = make_stream(**TWO)
     stream.produce_vectors(stream.vectors(400))
     killed = stream.start(strike=Strike("publish.5 read back"))
@@ -75,7 +77,7 @@ def test_hostile_states_and_entries_are_refused_with_one_line(make_stream: MakeS
 def test_a_hostile_backup_is_refused_with_one_line(
     make_stream: MakeStream, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A file of 300 KB that would unfold to 300 MB."""
+    """A file of 300 KB that would expand to 300 MB."""
     stream = make_stream(**TWO)
     path = export(capfd, stream)
     with zipfile.ZipFile(path) as archive:
