@@ -1,7 +1,7 @@
-"""Spark's own standalone cluster on this machine: a master and workers, whose executors a test may strike.
+"""Spark's own standalone cluster on this machine: master and workers, whose executors a test may strike.
 
-It is started from the jars that came with PySpark, listens on the loopback only, and ends with the process
-that started it, whatever happens to that.
+It runs from PySpark's own jars, listens on the loopback only, and ends with the process that started it,
+however that process ends.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ T = TypeVar("T")
 _ROOT = Path(__file__).resolve().parents[2]
 _SPARK = Path(pyspark.__path__[0])
 _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
-# Kept small, and without the interfaces that a test does not look at.
+# Kept small, and without interfaces that tests do not use.
 _DAEMON = f"{IN_CLUSTER} -Dspark.master.rest.enabled=false"
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process of this machine.
+    """Process of this machine.
 
     Attributes
     ----------
     pid, parent : int
     started : int
-        Clock ticks since the machine's start: with the pid, it names the process for good.
+        Clock ticks since the machine's start; with the pid, they identify the process permanently.
     command : str
     """
 
@@ -57,7 +57,7 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs still, and is not only waited for."""
+        """Return whether it still runs, and is not a zombie."""
         found = _read(self.pid)
         return found is not None and found.started == self.started
 
@@ -80,13 +80,13 @@ def _read(pid: int) -> Process | None:
 
 
 def processes() -> list[Process]:
-    """All processes of this machine that this user may look at."""
+    """Return all processes of this machine that this user may inspect."""
     pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
     return [found for found in map(_read, pids) if found is not None]
 
 
 def descendants(pid: int) -> list[Process]:
-    """Processes that a process started, and those that they started, parents first."""
+    """Return all descendants of a process, parents first."""
     children: dict[int, list[Process]] = {}
     for each in processes():
         children.setdefault(each.parent, []).append(each)
@@ -99,9 +99,9 @@ def descendants(pid: int) -> list[Process]:
 
 
 def python_workers(pid: int) -> list[Process]:
-    """Python processes that run the tasks of an executor, or of a local session's JVM.
+    """Return the Python processes that run tasks of an executor, or of a local session's JVM.
 
-    Not the daemon that they are forked from: where that is killed, the JVM starts another.
+    The daemon that forks them is not included: if it is killed, the JVM starts another.
     """
     below = [each for each in descendants(pid) if "pyspark.daemon" in each.command]
     daemons = {each.pid for each in below}
@@ -109,15 +109,15 @@ def python_workers(pid: int) -> list[Process]:
 
 
 class SparkCluster:
-    """A standalone master with workers, to be used as a context manager.
+    """Standalone master with workers, used as a context manager.
 
     Parameters
     ----------
     workers : int, default 2
     cores : int, default 1
-        Of each worker.
+        Cores of each worker.
     memory : str, default "1g"
-        Of each worker, for its executors.
+        Memory of each worker, for its executors.
 
     Attributes
     ----------
@@ -129,9 +129,9 @@ class SparkCluster:
     Raises
     ------
     KafkaUnavailable
-        If there is no Java 17.
+        If Java 17 is not available.
     RuntimeError
-        If it does not start; the message has the end of a log.
+        If it does not start; the message contains the end of a log.
     """
 
     def __init__(self, workers: int = 2, cores: int = 1, memory: str = "1g") -> None:
@@ -161,14 +161,14 @@ class SparkCluster:
         return passed | {
             "JAVA_HOME": str(java.resolve().parents[1]),
             "SPARK_HOME": str(_SPARK),
-            "SPARK_CONF_DIR": str(self.directory / "none"),  # none of this machine's own
+            "SPARK_CONF_DIR": str(self.directory / "none"),  # ignores this machine's configuration
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_PUBLIC_DNS": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(self.directory / "scratch"),
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": _DAEMON,
             "SPARK_NO_DAEMONIZE": "1",
-            # Executors' Python has what this process has.
+            # Executors' Python has the same packages as this process.
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": str(_ROOT),
             "OPENBLAS_NUM_THREADS": "1",
@@ -210,9 +210,9 @@ class SparkCluster:
         return wait_for(f"{what} of Spark's cluster", found, seen=lambda: self._children[0].log_tail(40))
 
     def stop(self) -> None:
-        """Kill everything that was started here, executors and their Python too, and remove its files."""
-        # Workers first are asked by a signal that they cannot miss; what they started is listed before,
-        # because it has no parent afterwards.
+        """Kill all processes started here, including executors and their Python, and remove all files."""
+        # Workers go first, by a signal that they cannot miss; their children are listed before, because
+        # they have no parent afterwards.
         below = [each for child in self._children for each in descendants(child.pid)]
         for child in self._children:
             child.kill()
@@ -223,39 +223,39 @@ class SparkCluster:
         if self.directory != Path():
             shutil.rmtree(self.directory, ignore_errors=True)
 
-    # -- what runs ---------------------------------------------------------
+    # -- running processes -------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
-        """What the master says of itself, of its workers and applications."""
+        """Return the master's description of itself, its workers and applications."""
         with urllib.request.urlopen(f"{self._ui}/json/", timeout=60) as answer:
             found: dict[str, Any] = json.load(answer)
         return found
 
     def alive_workers(self) -> list[dict[str, Any]]:
-        """Workers that the master counts on."""
+        """Return the workers that the master considers alive."""
         try:
             return [each for each in self.describe()["workers"] if each["state"] == "ALIVE"]
         except OSError:
             return []
 
     def executors(self) -> list[Process]:
-        """JVMs of all executors, of whichever application, the oldest first."""
+        """Return the JVMs of the executors of all applications, the oldest first."""
         below = [each for child in self._children for each in descendants(child.pid)]
         found = [each for each in below if _EXECUTOR in each.command]
         return sorted(found, key=lambda each: (each.started, each.pid))
 
     def python_workers(self) -> list[Process]:
-        """Python processes that run tasks at this moment, or wait for the next one."""
+        """Return the Python processes that run tasks now, or wait for the next task."""
         return [each for jvm in self.executors() for each in python_workers(jvm.pid)]
 
     def wait_for_executors(self, count: int | None = None) -> list[Process]:
-        """Wait until there are executors, one a worker unless told."""
+        """Wait for executors, by default one for each worker, and return them."""
         wanted = self._count if count is None else count
         return self._wait(
             f"{wanted} executors", lambda: found if len(found := self.executors()) >= wanted else None
         )
 
     def logs(self) -> Iterator[tuple[str, str]]:
-        """Logs of the cluster and of its executors, by their names: to be shown where a test fails."""
+        """Yield names and logs of the cluster and its executors, to show when a test fails."""
         for path in sorted([*self.directory.glob("*.log"), *self.directory.glob("worker-*/*/*/std*")]):
             yield str(path.relative_to(self.directory)), path.read_text(errors="replace")

@@ -1,4 +1,4 @@
-"""Spark for the tests, and a plain word at the end when it cannot be had.
+"""Spark for the tests, and a notice at the end when it is not available.
 
 With REQUIRE_SPARK=1 a missing Java fails these tests; otherwise it skips them.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark_java() -> str:
-    """A Java that Spark runs on."""
+    """Return a Java that Spark runs on."""
     try:
         return find_java()
     except KafkaUnavailable as unavailable:
@@ -36,25 +36,25 @@ def spark_java() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def spark_classes(request: pytest.FixtureRequest) -> None:
-    """Archive of Spark's classes, which pays for more than the one test of `make test`."""
+    """Make the archive of Spark's classes, which does not pay for the only test of `make test`."""
     if request.config.option.scope != "test":
         make_archive()
 
 
 @pytest.fixture(autouse=True)
 def short_lived_java(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every session start with the archive, and without the compiler that is slow at first."""
+    """Start every session with the archive, and without the compiler that is slow at first."""
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", JAVA)
 
 
 class LocalSession:
-    """One session of two local cores for all tests of a process, until one needs Java for itself."""
+    """One session of two local cores for all tests of a process, until a test needs Java for itself."""
 
     def __init__(self) -> None:
         self._session: SparkSession | None = None
 
     def get(self) -> SparkSession:
-        """Return the session; the first call starts it."""
+        """Return the session; start it on the first call."""
         if self._session is None:
             interrupt = signal.getsignal(signal.SIGINT)
             self._session = start_spark(SparkSettings(), "local[2]")
@@ -63,7 +63,7 @@ class LocalSession:
         return self._session
 
     def end(self) -> None:
-        """End the session and its Java process, if there is one."""
+        """End the session and its Java process, if any."""
         session, self._session = self._session, None
         if session is not None:
             stop_spark(session)
@@ -71,7 +71,7 @@ class LocalSession:
 
 @pytest.fixture(scope="session")
 def local_session() -> Iterator[LocalSession]:
-    """Holder of the session of this process, not started."""
+    """Yield the holder of this process's session, which is not started yet."""
     made = LocalSession()
     yield made
     made.end()
@@ -79,19 +79,19 @@ def local_session() -> Iterator[LocalSession]:
 
 @pytest.fixture
 def spark(spark_java: str, local_session: LocalSession) -> SparkSession:
-    """Session that the tests of this process share."""
+    """Return the session that the tests of this process share."""
     return local_session.get()
 
 
 @pytest.fixture
 def own_java(local_session: LocalSession) -> None:
-    """End the shared session, for tests that start one themselves."""
+    """End the shared session, for tests that start their own."""
     local_session.end()
 
 
 @pytest.fixture(scope="session")
 def spark_cluster(spark_java: str) -> Iterator[SparkCluster]:
-    """A standalone master with two workers of one core each, for all tests of this process."""
+    """Yield a standalone master with two workers of one core each, for all tests of this process."""
     with SparkCluster() as cluster:
         yield cluster
         for name, text in cluster.logs():

@@ -1,7 +1,7 @@
-"""A driver, or a worker of the service, in a process of its own whose streams can be held at numbered steps.
+"""Process of a driver or a service worker, whose streams can be held at numbered steps.
 
-Only this process is patched: production code has no hook. Each stream is held at a step of its own, so
-that one kill of the process is the kill of many drivers, each at another step.
+Only this process is patched: production code has no hook. Each stream is held at its own step, so that
+killing the process once is like killing many drivers, each at another step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.spark.noise import HashedSampler
 
 
 class Hold(NamedTuple):
-    """Where a stream is held, until a file named ``go`` appears or the process is killed.
+    """Moment at which a stream is held, until a file named ``go`` appears or the process is killed.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class Hold(NamedTuple):
         Name of a step of ``CheckpointWriter``.
     when : {"before", "after"}
     nth : int
-        At which time that this stream reaches the step in this process, from 1.
+        Occurrence of the step for this stream in this process, from 1.
     """
 
     step: str
@@ -47,8 +47,8 @@ class Hold(NamedTuple):
 
 
 def hold_streams(holds: Mapping[str, Hold], directory: Path) -> None:
-    """Patch ``CheckpointWriter._step`` of this process; ``holds`` are by the names of streams."""
-    # A stream that is held keeps a thread, and in a take-over what only one has at a time.
+    """Patch ``CheckpointWriter._step`` of this process; ``holds`` has streams' names as keys."""
+    # A held stream keeps a thread and, in a take-over, the semaphore that only one stream can have.
     executors._COUNTS[Pool.COMMITS] += len(holds)
     make, call, original = Executors.__init__, Executors.call, CheckpointWriter._step
     reached: Counter[str] = Counter()
@@ -59,7 +59,7 @@ def hold_streams(holds: Mapping[str, Hold], directory: Path) -> None:
         self.long_exchange = asyncio.Semaphore(1 + len(holds))
 
     async def patient(self: Executors, *args: Any, deadline: float = 0.0) -> Any:
-        # One that was stopped for long would find its time limits passed, and end before it does anything.
+        # After a long stop, a stream would find its time limits passed, and end before it does anything.
         return await call(self, *args)
 
     def wait(name: str) -> None:
@@ -95,7 +95,7 @@ def main(
     small: bool = False,
     jobs: Sequence[tuple[int, str, int]] = (),
 ) -> None:
-    """Run streams to their end, on Spark where its settings are given; the log goes to ``directory``."""
+    """Run streams to their end, on Spark if its settings are given; log to ``directory``."""
     log = os.open(Path(directory, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -129,7 +129,7 @@ def run_on_spark(streams: list[Settings], spark: Mapping[str, Any]) -> int:
 
 
 def divide_finely() -> None:
-    """Let few records be the work of several tasks, and executors add what tasks return."""
+    """Split few records into several tasks, and let executors add the tasks' results."""
     from streaming_pca.spark import reader
     from streaming_pca.spark.jobs import Cluster
 
@@ -138,7 +138,7 @@ def divide_finely() -> None:
 
 
 def hold_jobs(jobs: Sequence[tuple[int, str, int]], directory: Path) -> None:
-    """Wait before jobs until a file appears for each: in a batch, the n-th job of a kind.
+    """Wait before the given jobs (batch, kind, n-th of that kind), until a file for each appears.
 
     Each batch here begins with one job that reads. The kind of a job is the first word of its group.
     """

@@ -1,6 +1,6 @@
-"""Options of Java for Spark in tests, and an archive of Spark's classes: a start with half of the work.
+"""Options of Java for Spark in tests, and an archive of Spark's classes, which halves the work of a start.
 
-The archive is made once for a checkout, below build/.
+The archive is made once for a checkout, in build/.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend$"
 
 
 def _archive() -> Path:
-    """Path of the archive for this Java and these jars; Java does without one of others, in silence."""
+    """Return the archive's path for this Java and these jars; Java silently ignores a mismatched archive."""
     java = Path(os.environ.get("JAVA_HOME", "/usr"), "bin", "java").resolve()
     key = f"{java} {_SPARK} {pyspark.__version__}"
     return _ROOT / "build" / f"spark-{sha256(key.encode()).hexdigest()[:16]}.jsa"
 
 
 _ARCHIVE = _archive()
-# Processes that live for a minute spend most of it in the better one of Java's compilers.
+# Processes that live for a minute spend most of it in Java's better compiler.
 _SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 JAVA = f"{_SHORT_LIVED} -XX:SharedArchiveFile={_ARCHIVE} -Xlog:cds=off"
 """Options of a driver's Java."""
 IN_CLUSTER = f"{JAVA} -Dlog4j2.configurationFile=file:{Path(__file__).with_name('log4j2.properties')}"
-"""Options of a cluster's Java. A folder of settings would be in the class path, which an archive forbids."""
+"""Options of a cluster's Java. A settings folder would be in the class path, which an archive forbids."""
 
 
 def make_archive() -> None:
-    """Make the archive, if there is none and no other process makes it; tests pass without it."""
+    """Make the archive, unless it exists or another process makes it; tests pass without it."""
     with suppress(OSError):
         _ARCHIVE.parent.mkdir(exist_ok=True)
         with _ARCHIVE.with_suffix(".lock").open("w") as lock:
@@ -52,7 +52,7 @@ def make_archive() -> None:
 
 
 def _work(spark: SparkSession) -> None:
-    """Run jobs of the kinds that the package has."""
+    """Run jobs of each kind that the package has."""
     rows = spark.range(4, numPartitions=2).mapInArrow(lambda batches: batches, "id long").persist()
     more = rows.union(rows).repartition(2, "id").mapInArrow(lambda batches: batches, "id long")
     assert more.coalesce(1).count() == 8
@@ -60,7 +60,7 @@ def _work(spark: SparkSession) -> None:
 
 
 def main() -> None:
-    """Run a local session, and one with a cluster; their Java writes the classes that it has when it ends."""
+    """Run a local session and one with a cluster; at its end, their Java archives its loaded classes."""
     from pyspark.sql import SparkSession
 
     from streaming_pca.config.spark import SparkSettings
@@ -73,7 +73,7 @@ def main() -> None:
     gateway: Any = spark.sparkContext._gateway
     _work(spark)
     spark.stop()
-    # Master and worker are in the same Java; the executor, which has one of its own, is loaded by name.
+    # Master and worker share this Java; the executor has its own, so its class is loaded by name.
     builder: Any = SparkSession.builder
     spark = builder.master("local-cluster[1,1,512]").config("spark.executor.memory", "512m").getOrCreate()
     _work(spark)

@@ -1,4 +1,4 @@
-"""Noise that is a function of what it is added to: the same in every process, whoever finishes a batch."""
+"""Noise as a function of its input: the same in every process that finishes a batch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from streaming_pca.privacy.mechanisms.laplace import add
 
 
 class HashedSampler:
-    """Sampler of noise of the right law and size, drawn by a digest of its arguments.
+    """Sampler of noise of the right distribution and size, drawn from a digest of its arguments.
 
-    Two processes that add noise to the same exact sums get the same results, whatever other streams they
-    run and whichever of them finishes a batch. Where one integer of a sum differs, all of the noise does.
+    Processes that add noise to the same exact sums get the same results, whatever other streams they run
+    and whichever of them finishes a batch. If one integer of a sum differs, all of the noise does.
     """
 
     def _generator(self, kind: str, scale: float, *arrays: NDArray[np.int64]) -> np.random.Generator:

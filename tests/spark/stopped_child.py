@@ -1,4 +1,4 @@
-"""Process with a session of Spark that finishes its job when it is told to stop, as a driver does."""
+"""Process with a Spark session that finishes its job when it is stopped, as a driver does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def slow(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def say(*words: object) -> None:
-    # In one piece: the traceback of another thread goes to the same pipe.
+    # In one write, because the traceback of another thread goes to the same pipe.
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 

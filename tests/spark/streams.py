@@ -1,4 +1,4 @@
-"""Streams that workers of the service and drivers of Spark run in turn, or side by side on one topic."""
+"""Streams that service workers and Spark drivers run in turn, or at the same time on one topic."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ SHORT: dict[str, Any] = {
     "options": {"n_records": 120, "n_batches": 3, "clip_radius": 20.0},
     "seed": 5,
 }
-"""A stream of three batches, each of one sum: for tests of what is around a batch."""
+"""Stream of three batches with one sum each, for tests of the steps around a batch."""
 
 
 def on_cluster(url: str) -> dict[str, Any]:
-    """Spark's settings for a standalone cluster of this machine."""
+    """Return Spark's settings for a standalone cluster of this machine."""
     java = {"spark.driver.extraJavaOptions": JAVA, "spark.executor.extraJavaOptions": IN_CLUSTER}
     loopback = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     conf = {"spark.ui.enabled": False, "spark.executor.memory": "512m", **loopback}
@@ -46,18 +46,18 @@ def on_cluster(url: str) -> dict[str, Any]:
 
 
 class Runner(Child):
-    """A process of streams: a worker of the service, or a driver where Spark's settings are given.
+    """Process of streams: a worker of the service, or a driver if Spark's settings are given.
 
     Parameters
     ----------
     streams : sequence of Stream
     directory : Path
-        Made here, for its log and marks.
+        Created here, for its log and marks.
     spark : mapping, optional
         Settings of Spark.
     holds : mapping of stream's name to Hold, optional
     group : str, optional
-        Of the election. Without the group of a worker that was killed, its session need not end first.
+        Election group. In a new group, the session of a killed worker need not end first.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Runner(Child):
         assert not missing(), "\n".join([f"ended with {self.status()}", *missing(), self.log])
 
     def wait_for_job(self, number: int) -> None:
-        """Wait until it is before a job at which it is to wait."""
+        """Wait until the process waits before the job with this number."""
         wait_for(
             f"job {number}",
             lambda: self.has(f"job-{number}") or self.status() is not None,
@@ -106,7 +106,9 @@ class Runner(Child):
         (self.directory / f"go-{number}").touch()
 
     def kill(self) -> None:
-        """Kill it as ``kill -9`` does, and wait until nothing of it is left, its JVM included."""
+        """Kill the process as ``kill -9`` does, and wait until all its processes have ended, including the
+        JVM.
+        """
         self._below = descendants(self.pid)
         self.signal(signal.SIGKILL)
         self.ends()
@@ -117,7 +119,7 @@ class Runner(Child):
         )
 
     def stop(self, seconds: float = LIMIT) -> None:
-        """End it in order."""
+        """Stop the process by SIGTERM, unless it has ended, and check its status."""
         if self.status() is None:
             self.signal(signal.SIGTERM)
         assert self.ends(seconds) == 0, self.log
@@ -130,12 +132,12 @@ class Runner(Child):
 
 
 class Runners:
-    """Processes of a test, all ended with it: a context manager.
+    """Processes of a test, which end with it: a context manager.
 
     Parameters
     ----------
     directory : Path
-        Of their directories.
+        Parent of their directories.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -150,7 +152,7 @@ class Runners:
             each.destroy()
 
     def start(self, streams: Sequence[Stream], name: str, **how: Any) -> Runner:
-        """Start a process whose election has nobody else."""
+        """Start a process that is alone in its election."""
         group = how.pop("group", f"{streams[0].settings.stream.name}-{name}-{len(self.all)}")
         made = Runner(streams, self._directory / f"{len(self.all)}-{name}", group=group, **how)
         self.all.append(made)
@@ -168,7 +170,7 @@ class Runners:
         return made
 
     def finish(self, streams: Sequence[Stream], name: str, batches: int, **how: Any) -> Runner:
-        """Run streams until each has so many batches, and end the process in order."""
+        """Run streams until each has released ``batches`` batches, and stop the process."""
         made = self.start(streams, name, **how)
         wait_for_batches(made, streams, batches)
         made.stop()
@@ -178,7 +180,7 @@ class Runners:
 def wait_for_batches(
     runner: Child, streams: Sequence[Stream], batches: int, seconds: float = 3 * LIMIT
 ) -> None:
-    """Wait until each stream has released so many batches."""
+    """Wait until each stream has released ``batches`` batches."""
     names = [stream.settings.stream.name for stream in streams]
 
     def missing() -> list[str]:
@@ -194,19 +196,19 @@ def wait_for_batches(
     assert not missing(), "\n".join([f"ended with {runner.status()}", *missing(), runner.log])
 
 
-# -- what two streams of one topic have in common ---------------------------
+# -- comparing two streams of one topic -------------------------------------
 
 
 @dataclass(frozen=True)
 class Facts:
-    """All that a stream has reserved, learnt and published, without names, times and random salts.
+    """Everything that a stream has reserved, learnt and published, without names, times and random salts.
 
     Attributes
     ----------
     reserved : dict of batch to plain data
         Ranges, counts, parameters, promise and charge.
     states : dict of batch to tuple
-        Bytes of the state, positions and leader epochs, of those that are there yet.
+        Bytes of the state, positions and leader epochs, for the states that remain.
     releases : dict of batch to plain data
     """
 
@@ -216,7 +218,7 @@ class Facts:
 
 
 def facts_of(stream: Stream, entries: Sequence[LedgerEntry]) -> Facts:
-    """Read what a stream has written, beside the entries of its ledger."""
+    """Read what a stream has written; its ledger's entries are given."""
     reserved = {e.batch: (e.ranges, e.parameters, e.promise, e.charge) for e in stream.own(Reserved, entries)}
     states = {
         c.batch: (c.state, c.positions, c.epochs, _anonymous(c.release)) for c, _ in stream.checkpoints()
@@ -245,23 +247,23 @@ def check_same(expected: Stream, found: Stream, batches: int, entries: Sequence[
 
 
 def check_sets(expected: Sequence[Stream], found: Sequence[Stream], batches: int) -> None:
-    """Check that the streams of two sets have learnt the same, each from its one topic, and each ledger."""
+    """Check that the streams of two sets have learnt the same, and check each topic's ledger."""
     topics = {stream.settings.stream.input: stream for stream in expected}
     entries = {topic: stream.entries() for topic, stream in topics.items()}
     mine = [entries[stream.settings.stream.input] for stream in expected]
     at_once(check_same, expected, found, [batches] * len(expected), mine)
     at_once(check_ledger, topics.values())
-    # It reads the releases of all jobs of a ledger, again for each stream.
+    # It reads the releases of all jobs of a ledger, so one stream of each topic is enough.
     at_once(check_books, {stream.settings.stream.input: stream for stream in found}.values())
 
 
 def check_ledger(stream: Stream) -> None:
-    """Check what ``streaming-pca ledger verify`` says of a stream's topic."""
+    """Check that ``streaming-pca ledger verify`` accepts a stream's topic."""
     report = verify_ledger(stream.settings.kafka, stream.settings.stream.input)
     assert report.ok, report.problems
 
 
 def at_once(function: Callable[..., T], *columns: Iterable[Any]) -> list[T]:
-    """Call a function for each row of arguments, four at a time; return what it returned."""
+    """Call a function for each row of arguments, four at a time; return its results."""
     with ThreadPoolExecutor(4) as pool:
         return list(pool.map(function, *columns))

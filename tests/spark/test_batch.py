@@ -81,7 +81,7 @@ Produce = Callable[[KafkaProducer, str], None]
 
 
 def plain(producer: KafkaProducer, topic: str) -> None:
-    """Factors of one to four rows, some of them no numbers, on three partitions of unequal lengths."""
+    """Write factors of one to four rows, some with NaN, to three partitions of unequal lengths."""
     rng = np.random.default_rng(5)
     for i in range(1500):
         rows = rng.standard_normal((1 + i % 4, DIM)).astype(np.float32)
@@ -92,7 +92,7 @@ def plain(producer: KafkaProducer, topic: str) -> None:
 
 
 def with_gaps(producer: KafkaProducer, topic: str) -> None:
-    """Small transactions, a third of them aborted: offsets have gaps."""
+    """Write small transactions, a third of them aborted, so that offsets have gaps."""
     rng = np.random.default_rng(6)
     for i in range(120):
         producer.begin_transaction()
@@ -110,7 +110,7 @@ def with_gaps(producer: KafkaProducer, topic: str) -> None:
 def make_readers(
     spark: SparkSession, kafka_bootstrap: str, unique_name: Callable[[str], str]
 ) -> Iterator[Callable[..., tuple[PartitionReader, ClusterReader, dict[int, int]]]]:
-    """Make a topic, and two readers of it: in memory, and on executors."""
+    """Make a topic and two readers of it: in memory, and on executors."""
     open_readers: list[Any] = []
 
     def make(
@@ -152,7 +152,7 @@ def read_all(reader: Any, ends: dict[int, int]) -> None:
 
 
 def assert_same(batch: SparkBatch, known: ArrayBatch) -> None:
-    """Compare all that estimators ask of a batch."""
+    """Compare everything that estimators use of a batch."""
     assert len(batch) == len(known)
     assert (batch.kind, batch.dim) == (known.kind, known.dim)
     assert batch.null_count() == known.null_count()
@@ -204,7 +204,7 @@ def test_sums_values_parts_and_blocks(make_readers: Any, unit: str, cached: bool
     here, there, ends = make_readers(plain, {"privacy_unit": unit}, settings)
     read_all(here, ends)
     read_all(there, ends)
-    # The first partition has most; the second batch takes what the first one left.
+    # The first partition has most records; the second batch takes the rest of the first batch.
     for counts in ([401, 75, 33], [949, 0, 42]):
         batch, known = batches(here, there, counts, 1)
         if not counts[1]:
@@ -241,7 +241,7 @@ def test_pairs_across_gaps_of_offsets(make_readers: Any, monkeypatch: Any) -> No
 
 @pytest.mark.parametrize("direct_bytes", [2**26, 0])
 def test_bytes_that_move_are_those_of_sums(make_readers: Any, monkeypatch: Any, direct_bytes: int) -> None:
-    """With no room for partial sums on the driver, executors add them in chunks."""
+    """Without room for partial sums on the driver, executors add them in chunks."""
     monkeypatch.setattr("streaming_pca.spark.reader._FEWEST", 100)
     monkeypatch.setattr("streaming_pca.spark.jobs.Cluster.direct_bytes", direct_bytes)
     here, there, ends = make_readers(plain, {})
@@ -251,7 +251,7 @@ def test_bytes_that_move_are_those_of_sums(make_readers: Any, monkeypatch: Any, 
     cluster, size = batch.cluster, 8 * (DIM + 1)
     before, tasks = cluster.received, 3 * cluster.slots
     assert batch.sum(CountedSum()).tolist() == known.sum(CountedSum()).tolist()
-    # A few octets of each row are its number and its failure.
+    # A few octets of each row hold its number and its failure.
     assert cluster.received - before <= tasks * (size + 40)
     assert (cluster.sent == 0) == (direct_bytes > 0)
     assert cluster.sent <= tasks * size
@@ -261,7 +261,7 @@ def test_a_batch_in_hand_keeps_its_rows_when_its_reader_closes(make_readers: Any
     here, there, ends = make_readers(plain, {})
     read_all(here, ends)
     read_all(there, ends)
-    # Segments that a later batch would go on with are among them.
+    # They include segments from which a later batch would continue.
     batch, known = batches(here, there, [401, 7, 5], 1)
     there.close()
     assert batch.null_count() == known.null_count()
@@ -269,7 +269,7 @@ def test_a_batch_in_hand_keeps_its_rows_when_its_reader_closes(make_readers: Any
 
 
 def test_records_that_changed_are_no_result_of_a_batch_in_memory(make_readers: Any) -> None:
-    """Nothing was computed: the next session meets the reason."""
+    """Nothing was computed, and the next session finds the reason."""
     here, there, ends = make_readers(plain, {})
     read_all(here, ends)
     read_all(there, ends)

@@ -1,4 +1,4 @@
-"""The benchmark of Spark runs, small, and its facts that do not depend on the machine's speed hold."""
+"""A small benchmark of Spark runs, and its facts that do not depend on speed hold."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_small_run_tells_everything() -> None:
     assert [row["estimator"] for row in found["overhead"]] == ["private-oja", "adaptive"]
     few, many = (row for row in found["traffic"] if row["estimator"] == "private-oja")
     assert many["rows"] == 4 * few["rows"]
-    # A sum of each task, and one number of each: nothing that grows with rows.
+    # A sum and one number for each task: nothing grows with the rows.
     assert few["received_by_driver"] == many["received_by_driver"]
     assert many["received_by_driver"] <= many["tasks"] * (2 * many["bytes_of_a_sum"] + 1024)
     assert few["tasks"] == many["tasks"]

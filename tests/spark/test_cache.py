@@ -1,4 +1,4 @@
-"""Decoded rows between the passes: found by other processes, bounded, and gone with their process."""
+"""Decoded rows between passes are found by other processes, bounded, and end with their process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from streaming_pca.spark.cache import RowCache, Shelf, ValueCache, folder_of
 
 @pytest.fixture
 def make_cache(tmp_path: Path) -> Iterator[Callable[[int], RowCache]]:
-    """Make caches with a limit in one folder; freed with the test."""
+    """Make caches with a limit in one folder, and free them after the test."""
     made: list[RowCache] = []
 
     def make(limit: int) -> RowCache:
@@ -37,7 +37,7 @@ def parts() -> list[ArrayBatch]:
     rng = np.random.default_rng(3)
     rows = rng.standard_normal((7, 3))
     first = ArrayBatch(rows.astype(np.float32), np.array([0, 2, 2, 7]))
-    # Rows that are not consecutive, of another type.
+    # Rows that are not consecutive, and of another type.
     second = ArrayBatch(rows, np.array([0, 1, 3]), begins=np.array([5, 1]))
     return [first, second, ArrayBatch(rows[:0], np.array([0, 0]))]
 
@@ -166,7 +166,7 @@ def test_a_folder_of_others_is_not_used(tmp_path: Path, monkeypatch: pytest.Monk
 
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """Have writes stop at a size as they do on a full disk: a part is written, and the next write fails."""
+    """Make writes stop at a size, as on a full disk: a part is written, and the next write fails."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -177,7 +177,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("room", [0, 1, 50, 200, 450, 550])
 def test_a_full_disk_keeps_nothing_of_a_segment(make_cache: Callable[[int], RowCache], room: int) -> None:
-    """Wherever it ends: in rows, between them, or in what is written last."""
+    """The disk may fill up in rows, between them, or in the last part of the file."""
     cache = make_cache(2**20)
     with files_of_at_most(room):
         left = iter(parts())
@@ -209,7 +209,7 @@ def test_values_that_found_no_room_are_computed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    # With one of these names the cut file would hold whole numbers.
+    # With one of these names, the truncated file would hold a whole number of values.
     cache, values = ValueCache("a" * length, 2**20), np.arange(5000.0)
     with files_of_at_most(8192):
         for _ in range(2):

@@ -1,6 +1,6 @@
-"""Every estimator computes on executors the states and releases that it computes in memory, bit for bit.
+"""Every estimator computes the same states and releases on executors as in memory, bit for bit.
 
-Here without worker processes: test_streams.py has some of them in whole streams.
+These tests run without worker processes; test_streams.py runs some estimators in whole streams.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SETTINGS = TABLE | OF_REPORTS
 def spark(
     request: pytest.FixtureRequest, local_session: LocalSession, spark_cluster: SparkCluster
 ) -> Iterator[SparkSession]:
-    """Two local cores, or a standalone master with two workers."""
+    """Yield a session on two local cores, or on a standalone master with two workers."""
     local_session.end()
     how = LOCAL if request.param == "local" else on_cluster(spark_cluster.url)
     session = start_spark(SparkSettings(**how))
@@ -62,7 +62,7 @@ def spark(
 
 @pytest.fixture(scope="module")
 def topics(kafka_bootstrap: str) -> dict[str, str]:
-    """Topics of factors (a seventh of them null), and of reports."""
+    """Make topics of factors (a seventh of them null) and of reports."""
     rng = np.random.default_rng(11)
     found = {}
     with (
@@ -74,10 +74,10 @@ def topics(kafka_bootstrap: str) -> dict[str, str]:
             admin.create_topics([NewTopic(found[kind], num_partitions=3, replication_factor=1)])
         scales = np.array([4.0, 3.0, 1.0, 0.5, 0.2, 0.1])
         for i in range(BATCHES * BATCH):
-            # One row, which tensors want, about no common centre.
+            # One row, as tensors need, without a common centre.
             vector = rng.standard_normal(DIM) * scales + 1.0
             value = b"null" if i % 7 == 3 else vector.astype("<f4").tobytes()
-            # The first partition has most.
+            # The first partition has most records.
             partition = 0 if i % 5 else 1 + i % 2
             producer.send(found["vectors"], value, partition=partition)
         sigma, at = noise_sigma(**PROMISE), np.triu_indices(DIM)
@@ -93,7 +93,7 @@ def topics(kafka_bootstrap: str) -> dict[str, str]:
 def learnt(
     stream: StreamSettings, read: Callable[[list[int]], Batch], counts: list[list[int]]
 ) -> list[BatchResult]:
-    """Learn from batches of given counts of the partitions."""
+    """Learn from batches with given counts from the partitions."""
     estimator = stream.build_estimator()
     state: State = estimator.init(utility_generator(stream.seed))
     results = []
@@ -120,7 +120,7 @@ def test_states_and_releases_are_the_same(
     kafka_bootstrap: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Several segments a partition.
+    # Several segments in each partition.
     monkeypatch.setattr("streaming_pca.spark.reader._FEWEST", 64)
     how: dict[str, Any] = {"centering": "none", "dim": DIM, "rank": RANK, "estimator": name, "seed": 5}
     how |= {"epsilon": 1.0, "delta": 1e-6}

@@ -1,4 +1,4 @@
-"""Drivers, executors and their Python are killed: nothing is lost, charged twice or learnt differently."""
+"""Killed drivers, executors and Python workers lose nothing, charge once and learn the same."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WORKER: dict[str, Any] = {"stop_when_done": True, "step_deadline_seconds": 300}
 
 @dataclass
 class Crash:
-    """A stream whose driver is killed at a step of its second batch, or where that applies."""
+    """Stream whose driver is killed at a step, of its second batch if the step belongs to batches."""
 
     step: str
     stream: Stream
@@ -54,14 +54,14 @@ class Crash:
 
 
 def make_crash(step: str, bootstrap: str, names: Callable[[str], str], directory: Path) -> Crash:
-    """A stream with records; where its driver is to abandon a batch, or to take one over, one is open."""
+    """Make a stream with records, for a driver that is killed at a step."""
     crash = Crash(step, Stream.make(bootstrap, names("crash"), directory, worker=WORKER, **SHORT))
     crash.stream.produce_vectors(crash.stream.vectors(160))
     return crash
 
 
 def change_settings(crash: Crash) -> None:
-    """Let the stream's driver come to its step."""
+    """Change the stream's settings so that its driver reaches the step."""
     settings = crash.stream.settings
     if crash.method == "start":
         crash.stream.settings = crash.stream.changed(start="latest")
@@ -73,14 +73,14 @@ def change_settings(crash: Crash) -> None:
 def test_a_kill_of_the_driver_at_a_step_costs_nothing(
     kafka_bootstrap: str, fork_server: None, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
-    """One driver has a stream at each of the steps when it is killed."""
+    """When the driver is killed, it has a stream at each of the steps."""
     steps = len(STEPS)
     crashes = at_once(
         make_crash, STEPS, *([each] * steps for each in (kafka_bootstrap, unique_name, tmp_path))
     )
     open_first = [crash for crash in crashes if crash.method in ("take_over", "abandon")]
     with Runners(tmp_path) as run:
-        # What these find is of interest: an open reservation of the service.
+        # These must have something to find: an open reservation of the service.
         streams = [crash.stream for crash in open_first]
         run.hold_and_kill(streams, "service", [Hold("reserve.5 read back", "after", 2)])
         for crash in crashes:
@@ -94,7 +94,7 @@ def test_a_kill_of_the_driver_at_a_step_costs_nothing(
 
 
 def finish(run: Runners, crashes: list[Crash]) -> None:
-    """Let a driver end half of the streams, and the service the others; side by side."""
+    """Finish half of the streams with a driver, and the others with the service at the same time."""
     halves = crashes[::2], crashes[1::2]
     runners = [
         run.start([crash.stream for crash in half], name, spark=how)
@@ -102,7 +102,7 @@ def finish(run: Runners, crashes: list[Crash]) -> None:
     ]
     starting = [crash.stream for crash in crashes if crash.method == "start"]
     for stream in starting:
-        # Its records come once the beginning is fixed, by either process.
+        # Its records arrive after either process has fixed the beginning.
         wait_for("STARTED", lambda stream=stream: stream.own(Started))  # type: ignore[misc]
         stream.produce_vectors(stream.vectors(160, seed=1))
     for runner in runners:
@@ -111,13 +111,13 @@ def finish(run: Runners, crashes: list[Crash]) -> None:
 
 
 def check_crash(crash: Crash) -> None:
-    """The books of a stream, and that no entry was lost or written twice."""
+    """Check a stream's books, and that no entry was lost or written twice."""
     stream = crash.stream
     check_books(stream)
     after = stream.entries()
     assert crash.before is not None
     assert after[: len(crash.before)] == crash.before, crash.step
-    # Three batches are answered; an abandoned one is not taken again.
+    # Three batches are learnt; an abandoned batch is not taken again.
     abandoned = crash.method == "abandon"
     assert len(stream.own(Committed, after)) == 3, crash.step
     assert len(stream.own(Abandoned, after)) == abandoned, crash.step
@@ -138,15 +138,15 @@ MANY_JOBS: dict[str, Any] = {
     "seed": 5,
     "worker": {"stop_when_done": False},
 }
-"""An estimator that goes over a batch several times."""
+"""Settings of an estimator that reads a batch several times."""
 TASK_SECONDS = 2.0
-"""Time for a job's tasks to reach executors that stand still."""
+"""Time for a job's tasks to reach stopped executors."""
 
 
 def two_of_a_topic(
     bootstrap: str, names: Callable[[str], str], directory: Path, batches: int
 ) -> tuple[Stream, Stream]:
-    """Streams of one topic with records for so many batches: one that nobody strikes, and the other."""
+    """Make two streams of one topic with records for ``batches`` batches: one undisturbed, one to strike."""
     alone = Stream.make(bootstrap, names("alone"), directory, cap=("30", "1e-2"), **MANY_JOBS)
     topic = alone.settings.stream.input
     struck = Stream.make(bootstrap, names("struck"), directory, cap=None, input=topic, **MANY_JOBS)
@@ -155,7 +155,7 @@ def two_of_a_topic(
 
 
 def strike(runner: Runner, number: int, victims: list[Process]) -> None:
-    """Kill processes that have tasks of a job: they are stopped before it begins."""
+    """Kill processes that have tasks of a job, after stopping them before the job begins."""
     assert victims, "nothing to strike"
     for each in victims:
         assert each.signal(signal.SIGSTOP)
@@ -166,7 +166,7 @@ def strike(runner: Runner, number: int, victims: list[Process]) -> None:
 
 
 def check_struck(alone: Stream, struck: Stream, batches: int) -> None:
-    """A stream has learnt what another has that nobody struck, with one charge for each batch."""
+    """Check that a struck stream has learnt the same as an undisturbed one, with one charge a batch."""
     check_same(alone, struck, batches, alone.entries())
     check_books(struck)
     assert [entry.batch for entry in struck.own(Reserved)] == list(range(1, batches + 1))
@@ -180,7 +180,7 @@ def test_executors_that_are_killed_in_a_batch_change_nothing(
     unique_name: Callable[[str], str],
     tmp_path: Path,
 ) -> None:
-    """One while it sums, one while it reads, and the Python of both: other tasks take their place."""
+    """One dies while it sums, one while it reads, and then the Python of both: other tasks replace theirs."""
     batches = 3
     alone, struck = two_of_a_topic(kafka_bootstrap, unique_name, tmp_path, batches)
     jobs = [(1, "learning", 2), (2, "reading", 1), (3, "learning", 2)]
@@ -219,7 +219,7 @@ def test_where_no_task_is_tried_again_the_reserved_batch_is(
         driver.wait_for_job(0)
         strike(driver, 0, python_workers(driver.pid))
         driver.wait_for_job(1)
-        # Java itself: there is no session without it, and the process ends for another to go on.
+        # Without Java, no session exists, and the process ends so that another can continue.
         (java,) = [each for each in descendants(driver.pid) if "org.apache.spark.deploy" in each.command]
         strike(driver, 1, [java])
         assert driver.ends() == 4, driver.log

@@ -1,4 +1,4 @@
-"""A local session: in our Python, on the loopback, and quiet."""
+"""A local session runs in our Python, listens on the loopback only, and is quiet."""
 
 from __future__ import annotations
 

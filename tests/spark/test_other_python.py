@@ -1,4 +1,4 @@
-"""Executors whose Python cannot run tasks: one line, and no batch is charged."""
+"""Executors whose Python cannot run tasks give one line, and no batch is charged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records that name schemas of a registry are learnt from on Spark as in the service."""
+"""Spark learns from records with schemas of a registry as the service does."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.spark.streams import LOCAL, SHORT, Runners, check_same, wait_for_batc
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(420)]
 
 COUNT = 40
-"""Records of a batch."""
+"""Records per batch."""
 NAMES = ("a", "b", "c")
 OLD = record_type("V", a="double", b="double", c="double")
-# As long as the old one: with the wrong schema its numbers would be other features' in silence.
+# As long as OLD: with the wrong schema, its numbers would silently be read as other features.
 NEW = record_type("V", c="double", b="double", a="double")
 
 
@@ -34,7 +34,7 @@ def test_versions_that_come_while_it_runs_are_read_as_the_service_reads_them(
     unique_name: Callable[[str], str],
     tmp_path: Path,
 ) -> None:
-    """The noise is drawn by a digest of exact sums: one wrong record changes all numbers of a release."""
+    """Noise is drawn from a digest of exact sums: one wrong record changes all numbers of a release."""
     features = [{"name": name, "bounds": [-9, 9]} for name in NAMES]
     how: dict[str, Any] = SHORT | {"dim": 3, "features": features, "format": "avro"}
     name = unique_name("registered")

@@ -1,4 +1,4 @@
-"""Order of a batch's records over segments: the order in which the service merges partitions."""
+"""Records of a batch have the same order over segments as in the service's merged partitions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streaming_pca.spark.segments import Layout, Order, Range, Segment, Strip, p
 
 @st.composite
 def partitions(draw: st.DrawFn) -> tuple[list[list[Strip]], list[list[Chunk]], int, bool]:
-    """Draw partitions with gaps between offsets, cut into segments, beside the service's chunks of them."""
+    """Draw partitions with gaps between offsets, as segments and as the service's chunks."""
     granularity = draw(st.sampled_from([1, 2]))
     by_row = granularity == 1 and draw(st.booleans())
     strips: list[list[Strip]] = []
@@ -52,7 +52,7 @@ def test_places_are_those_of_the_service(
     strips, chunks, granularity, by_row = drawn
     layout = Layout(strips, granularity)
     total = int(sum(chunk.lengths.sum() for some in chunks for chunk in some))
-    # A number of its own for each row: the partition's rows lie one after the other.
+    # A unique number for each row; the rows of a partition are consecutive.
     rows = np.arange(total, dtype=np.float64)[:, None]
     merged = batch_of(rows, interleave(chunks, granularity), RecordKind.FACTOR, by_row)
     assert layout.records == len(merged)

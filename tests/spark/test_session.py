@@ -1,4 +1,4 @@
-"""Spark says in a line why it does not start, and ends with its driver."""
+"""A failing start of Spark gives one line with the reason, and Spark ends with its driver."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_without_java_the_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
 def test_an_old_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
-    # What Java 11 does with Spark's classes, and its answer to -version.
+    # Java 11 fails on Spark's classes like this, and answers -version like this.
     java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\nexit 1\n")
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
@@ -83,7 +83,7 @@ def test_an_old_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["pandas", "pyarrow", "pyspark"])
 def test_without_the_extra_the_line_says_how_to_get_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Python refuses the import of a name that is there as None.
+    # Python refuses to import a name whose entry is None.
     monkeypatch.setitem(sys.modules, name, None)
     assert refusal(SparkSettings()) == f"Spark needs {name}: pip install '.[spark]' in the checkout"
 
@@ -98,7 +98,7 @@ def test_a_master_that_is_not_there_is_named_at_once(scheme: str) -> None:
         == f"{master} does not answer (Connection refused): start it, or correct --master or [spark] master"
     )
     assert refusal(SparkSettings(master=master), None) == line
-    # Spark itself is given up after 45 s each time.
+    # Spark itself takes 45 s each time to give up.
     assert time.monotonic() - started < 60
 
 
@@ -174,7 +174,7 @@ def test_a_driver_learns_that_java_was_killed(child: Any) -> None:
     java.kill()
     output, _ = process.communicate(timeout=240)
     assert "ended: the Java process of Spark" in output
-    # The thread of the job may tell of its error after that.
+    # The job's thread may report its error after that.
     assert "stopped" in output.splitlines()
 
 

@@ -1,8 +1,8 @@
-"""Streams learn on Spark what they learn in the service, through take-overs from one to the other.
+"""Streams learn the same on Spark as in the service, through take-overs between the two.
 
-All streams of a process read one topic of vectors, or one of reports. Two sets of them read the same records:
-one is run by the service alone, the other by the service, on Spark in one process, on a cluster
-and by the service again, each of which is killed. test_estimators.py has the other estimators.
+All streams of a process read one topic of vectors, or one of reports. Two sets of streams read the same
+records: the service alone runs one set; the service, Spark in one process, Spark on a cluster and the
+service again run the other, and each but the last is killed. test_estimators.py has the other estimators.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.spark.streams import LOCAL, Runners, check_sets, on_cluster
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
 
 CHOSEN = ("adaptive", "block", "k-dp-ojas", "oja", "private-oja")
-"""Some of each kind: with many jobs a batch and with one, and such as learn on the driver."""
+"""Some of each kind: with many jobs or one job a batch, and some that learn on the driver."""
 PROMISE: dict[str, float] = {"epsilon": 20.0, "delta": 1e-3}
 OF_REPORTS: dict[str, dict[str, Any]] = {
     name: {"options": {"batch_size": BATCH}, "record_kind": "local", **PROMISE}
@@ -35,9 +35,9 @@ OF_REPORTS: dict[str, dict[str, Any]] = {
 }
 BATCHES = 4
 BETWEEN, CHARGED, COMPUTED = "publish.5 read back", "reserve.5 read back", "commit.1 begin"
-# Where no transaction is open, because all streams of a topic share a ledger. Every third stream is killed
-# at the same points: between two batches, charged and not computed, computed and not committed. Each has
-# a batch committed by either form of Spark.
+# At these steps no transaction is open, because all streams of a topic share a ledger. Every third stream
+# is killed at the same points: between two batches, charged but not computed, computed but not committed.
+# Each form of Spark commits a batch of each stream.
 HOLDS = {
     "service": [Hold(BETWEEN), Hold(CHARGED), Hold(COMPUTED, "before")],
     "local": [Hold(CHARGED, nth=2), Hold(BETWEEN), Hold(COMPUTED, "before", nth=2)],
@@ -46,7 +46,7 @@ HOLDS = {
 
 
 def make_sets(bootstrap: str, names: Callable[[str], str], directory: Path) -> list[list[Stream]]:
-    """Two sets of streams of the same two topics."""
+    """Make two sets of streams of the same two topics."""
     sets: list[list[Stream]] = [[], []]
     for table in ({name: TABLE[name] for name in CHOSEN}, OF_REPORTS):
         topic = None
@@ -69,7 +69,7 @@ def make_sets(bootstrap: str, names: Callable[[str], str], directory: Path) -> l
 
 
 def reports(count: int) -> list[bytes]:
-    """Reports of vectors near the first axis, with noise of the mechanism's scale."""
+    """Return reports of vectors near the first axis, with noise of the mechanism's scale."""
     dice = np.random.default_rng(3)
     sigma, at = noise_sigma(**PROMISE), np.triu_indices(DIM)
     truth = np.outer(*[np.eye(DIM)[0]] * 2)[at]

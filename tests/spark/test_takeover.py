@@ -1,4 +1,4 @@
-"""A worker of the service and a driver of Spark stand by for each other, and fence each other."""
+"""A service worker and a Spark driver stand by for each other, and fence each other."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def make_stream(
     tmp_path: Path,
     session_ms: int,
 ) -> Making:
-    """Make streams whose election knows soon who is gone."""
+    """Make streams whose election soon notices an ended member."""
 
     def make(stem: str = "s", **how: Any) -> Stream:
         worker = {"stop_when_done": True, "step_deadline_seconds": 300} | how.pop("worker", {})
@@ -57,7 +57,7 @@ def make_stream(
 
 
 def written(stream: Stream) -> tuple[Any, ...]:
-    """All that a stream has written."""
+    """Return everything that a stream has written."""
     return stream.entries(), stream.release_values(), [digest for _, digest in stream.checkpoints()]
 
 
@@ -65,7 +65,7 @@ def written(stream: Stream) -> tuple[Any, ...]:
 def test_one_that_slept_while_another_led_leaves_no_trace(
     make_stream: Making, tmp_path: Path, zombie: str
 ) -> None:
-    """One process has a stream at each moment when it is stopped; the other ends all of them meanwhile."""
+    """The stopped process has a stream at each moment, and the other finishes all of them."""
     streams = at_once(lambda _: make_stream(**SHORT), MOMENTS)
     at_once(lambda stream: stream.produce_vectors(stream.vectors(120)), streams)
     (other,) = KINDS.keys() - {zombie}
@@ -81,7 +81,7 @@ def test_one_that_slept_while_another_led_leaves_no_trace(
         before = at_once(written, streams)
         asleep.let_go()
         asleep.signal(signal.SIGCONT)
-        # Its transactions fail; it takes over in order, and finds that all is done.
+        # Its transactions fail; it takes over properly, and finds everything done.
         assert asleep.ends() in (0, 4), asleep.log
         assert "Traceback" not in asleep.log, asleep.log
         assert "ProducerFencedError" in asleep.log, asleep.log
@@ -90,7 +90,7 @@ def test_one_that_slept_while_another_led_leaves_no_trace(
 
 @pytest.mark.soak
 def test_they_stand_by_for_each_other(make_stream: Making, tmp_path: Path) -> None:
-    """A killed worker is followed by a driver, and a driver by a worker."""
+    """A driver follows a killed worker, and a worker follows a driver."""
     alone = make_stream("alone", cap=("2", "1e-5"), **ENDLESS)
     both = make_stream("both", input=alone.settings.stream.input, cap=None, **ENDLESS)
     group = both.settings.worker.group
@@ -120,7 +120,7 @@ def test_they_stand_by_for_each_other(make_stream: Making, tmp_path: Path) -> No
 
 @pytest.mark.soak
 def test_two_that_both_lead_share_the_batches(make_stream: Making, tmp_path: Path) -> None:
-    """Elected by different groups, they take the stream from each other; no batch is charged twice."""
+    """With different election groups, they take the stream from each other; no batch is charged twice."""
     stream = make_stream(**SHORT | {"options": SHORT["options"] | {"n_records": 240, "n_batches": 6}})
     stream.produce_vectors(stream.vectors(240))
     with Runners(tmp_path) as run:

@@ -1,4 +1,4 @@
-"""Functions of tasks, run in this process: no Spark, small pieces, odd shares."""
+"""Functions of tasks work in this process, without Spark, in small pieces and odd shares."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class NumberedSum:
 
     def __call__(self, block: ArrayBatch) -> NDArray[np.int64]:
         numbers = block.rows[block.starts[:-1], 0].astype(np.int64)
-        # In pairs, so that a pair that was cut shows.
+        # In pairs, so that a split pair changes the result.
         differences = numbers[::2] * 3 - numbers[1::2]
         return np.array([differences.sum(), (differences % 7919).sum()], dtype=np.int64)
 
@@ -56,7 +56,7 @@ def first_numbers(block: ArrayBatch) -> NDArray[np.float64]:
 
 @pytest.fixture
 def feed(kafka_bootstrap: str, unique_name: Callable[[str], str]) -> Iterator[Feed]:
-    """Topic of records, the number of each in its first place."""
+    """Yield a topic of records, each with its number as the first value."""
     topic = unique_name("tasks")
     kafka = KafkaSettings(bootstrap_servers=kafka_bootstrap)
     with KafkaAdminClient(bootstrap_servers=kafka_bootstrap) as admin:
@@ -132,7 +132,7 @@ def test_a_segment_that_changed_is_not_summed(feed: Feed) -> None:
     assert answer(compute(feed, RecordSum(NumberedSum()), wrong, 0), rows)["failure"].startswith(
         "lost: topic"
     )
-    # Read again, where it is not kept: the row tells what was counted.
+    # Read again if not cached: the row contains the counted structure.
     list(drop(feed, [feed.name_of(0)], False)(iter(rows)))
     other = pa.RecordBatch.from_pylist([row | {"end": 102}], schema=rows[0].schema)
     failure = answer(compute(feed, RecordSum(NumberedSum()), asked(rows, 0, 100), 0), [other])["failure"]
@@ -158,7 +158,7 @@ def test_records_that_are_gone_are_told_of(feed: Feed) -> None:
 
 
 def test_a_process_frees_what_no_batch_wants(feed: Feed) -> None:
-    """The job that drops a segment may have run in another process, and no job did for its values."""
+    """The segment may be dropped in another process, and no job drops its values."""
     rows = handles(feed, [Range(0, 0, 0, 100), Range(1, 0, 100, 200)])
     operation = ValueSum(CountOf(), [Mapped("v", first_numbers)])
     assert answer(compute(feed, operation, asked(rows, 0, 100), 0), rows)["failure"] is None
@@ -167,7 +167,7 @@ def test_a_process_frees_what_no_batch_wants(feed: Feed) -> None:
     handles(replace(feed, wanted=Wanted(frozenset({1}), 1)), [Range(2, 0, 200, 300)])
     assert reading.cache.names == {feed.name_of(1), feed.name_of(2)}
     assert reading.values.segments == set()
-    # A task of an earlier job knows nothing of later segments.
+    # A task of an earlier job does not know later segments.
     Reading.of(replace(feed, wanted=Wanted(frozenset(), 1)))
     assert reading.cache.names == {feed.name_of(2)}
 

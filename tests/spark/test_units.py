@@ -1,7 +1,7 @@
-"""Whatever a message holds, and wherever its batch begins and ends, Spark counts what the service counts.
+"""Spark counts the same as the service, for any message contents and batch boundaries.
 
-Each case is a topic of its own, which two streams read: one run by a worker of the service, one by Spark in
-one process or on a cluster of two workers. A process runs its streams of many cases.
+Each case has its own topic, which two streams read: a worker of the service runs one, Spark in one process
+or on a cluster of two workers the other. A process runs its streams of many cases.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ def oja(batch_size: int, **options: Any) -> dict[str, Any]:
 
 
 def covariance(count: int, **options: Any) -> dict[str, Any]:
-    """The default estimator, with batches of equal size."""
+    """Return settings of the default estimator, with batches of equal size."""
     return {"options": {"n_records": count, "n_batches": BATCHES, "growth": 1.0, **options}}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A topic and its records.
+    """Topic and its records.
 
     Attributes
     ----------
     fill : callable
-        Write the records, all of them before a stream begins.
+        Writes all records, before a stream begins.
     how : mapping
         Settings of the streams.
     partitions : int
@@ -67,20 +67,20 @@ class Case:
     partitions: int = 3
 
 
-# -- what is in the messages ------------------------------------------------
+# -- contents of the messages -----------------------------------------------
 
 
 def fill_mixed(stream: Stream) -> None:
-    """Good and bad payloads of all content types, of one row or two."""
+    """Write good and bad payloads of all content types, of one row or two."""
     dice = random.Random(11)
     drawn = [chaos_payloads.draw(dice, stream.settings.stream.dim)[0] for _ in range(230)]
-    # kafka-python sends no message that has neither key nor value, and no header without a value.
+    # kafka-python cannot send a message without key and value, or a header without a value.
     payloads = [(value, [(name, item or b"") for name, item in headers]) for value, headers in drawn]
     stream.send((value or b"", headers) for value, headers in payloads)
 
 
 def fill_factors(stream: Stream) -> None:
-    """Factors of one row to eight; every ninth message has none, and every seventh row is not finite."""
+    """Write factors of one to eight rows; each ninth message has no rows, and each seventh row is NaN."""
     sizes = [0 if i % 9 == 4 else 1 + i % 8 for i in range(230)]
     rows = stream.vectors(sum(sizes))
     rows[::7, 2] = np.nan
@@ -89,7 +89,7 @@ def fill_factors(stream: Stream) -> None:
 
 
 def fill_users(stream: Stream) -> None:
-    """Records of some users again and again, and of nobody."""
+    """Write repeated records of some users, and records without a user."""
     dice = np.random.default_rng(2)
     users = np.minimum(dice.geometric(0.06, 230), 40)
     keys = [None if i % 9 == 4 else b"u%d" % user for i, user in enumerate(users)]
@@ -97,7 +97,7 @@ def fill_users(stream: Stream) -> None:
 
 
 def fill_matrices(stream: Stream) -> None:
-    """Symmetric matrices, and some that are not."""
+    """Write symmetric matrices, and some that are not symmetric."""
     d = stream.settings.stream.dim
     matrices = [np.outer(x, x).astype("<f4") for x in stream.vectors(230)]
     for matrix in matrices[::8]:
@@ -117,7 +117,7 @@ FIELDS: list[dict[str, Any]] = [
 
 
 def fill_objects(stream: Stream) -> None:
-    """Objects of some users, alone and in lists; some lack a field, and every eleventh is no JSON."""
+    """Write objects of users, alone and in lists; some lack a field, and every eleventh is not JSON."""
     dice = np.random.default_rng(3)
     values = []
     for i, row in enumerate(stream.vectors(230).astype(float)):
@@ -132,11 +132,11 @@ def fill_vectors(stream: Stream) -> None:
     stream.produce_vectors(stream.vectors(230))
 
 
-# -- where the messages are ---------------------------------------------------
+# -- places of the messages ---------------------------------------------------
 
 
 def fill_transactions(stream: Stream) -> None:
-    """Records of transactions that were committed and aborted: offsets have gaps, and markers end them."""
+    """Write records in committed and aborted transactions, so that offsets have gaps and markers."""
     x = stream.vectors(460)
     with closing(stream.transactional()) as producer:
         for i, rows in enumerate(np.split(x, 46)):
@@ -156,7 +156,7 @@ def fill_transactions(stream: Stream) -> None:
 
 
 def fill_skewed(stream: Stream) -> None:
-    """One partition of four has 95% of the records, and one has none."""
+    """Write 95% of the records to one of four partitions, and none to another."""
     stream.produce_vectors(stream.vectors(230), to=lambda i: 0 if i % 20 else 1 + i % 40 // 20)
 
 
@@ -190,7 +190,7 @@ CASES = {
 def streams(
     kafka_bootstrap: str, fork_server: None, unique_name: Callable[[str], str], tmp_path: Path
 ) -> dict[str, dict[str, Stream]]:
-    """For each case, two streams of a topic whose records are there, by who runs them."""
+    """Make, for each case, two streams of a filled topic, by the name of their runner."""
 
     def make(name: str) -> dict[str, Stream]:
         case, made = CASES[name], dict[str, Stream]()
@@ -216,14 +216,14 @@ def streams(
 def test_whatever_a_message_holds_spark_learns_what_the_service_learns(
     streams: dict[str, dict[str, Stream]], spark_cluster: SparkCluster, tmp_path: Path, on_the_cluster: int
 ) -> None:
-    """Every other case on the cluster, the others in one process."""
+    """Every other case runs on the cluster, the others in one process."""
     names = list(streams)
     halves = names[on_the_cluster::2], names[1 - on_the_cluster :: 2]
     with Runners(tmp_path) as run:
         run.finish([mine["service"] for mine in streams.values()], "service", BATCHES)
         cluster = on_cluster(spark_cluster.url)
         for half, name, spark in zip(halves, ("cluster", "local"), (cluster, LOCAL), strict=True):
-            # Batches are of a hundred records: on the cluster, tasks have a part of a partition each.
+            # Batches have a hundred records: on the cluster, each task gets a part of a partition.
             how = {"spark": spark, "small": name == "cluster"}
             run.finish([streams[case]["spark"] for case in half], name, BATCHES, **how)
         for runner in run.all:
@@ -233,13 +233,13 @@ def test_whatever_a_message_holds_spark_learns_what_the_service_learns(
     entries = at_once(Stream.entries, of["service"])
     at_once(check_same, of["service"], of["spark"], [BATCHES] * len(CASES), entries)
     at_once(check_ledger, of["service"])
-    # Releases count rows where a row is a record, which `check_books` does not.
+    # Releases count rows if a row is a record, which `check_books` does not.
     at_once(check_books, [mine["spark"] for name, mine in streams.items() if name != "rows"])
     check_cases(streams)
 
 
 def check_cases(streams: Mapping[str, Mapping[str, Stream]]) -> None:
-    """The cases are what they say."""
+    """Check that the cases have the properties that they are named after."""
     gaps = [
         r.end - r.start - r.count for ranges in ranges_of(streams["transactions"]["spark"]) for r in ranges
     ]
@@ -247,7 +247,7 @@ def check_cases(streams: Mapping[str, Mapping[str, Stream]]) -> None:
     counts = [count_of(ranges) for ranges in ranges_of(streams["skewed"]["spark"])]
     assert all(sum(count.values()) == 100 and 3 not in count for count in counts), counts
     assert counts[-1][0] > 90, counts
-    # Null records are counted, so these are not few.
+    # Null records are counted, so there must be more than a few.
     (*_, release) = streams["mixed"]["spark"].releases()
     assert release.null_records is not None
     assert release.null_records > 0
@@ -265,7 +265,7 @@ def test_partitions_that_are_added_are_read(
     unique_name: Callable[[str], str],
     tmp_path: Path,
 ) -> None:
-    """While a driver waits for records, its topic gets a third partition, and records there."""
+    """While a driver waits for records, its topic gets a third partition with records."""
     made: list[Stream] = []
     for kind in ("service", "local"):
         topic = made[0].settings.stream.input if made else None

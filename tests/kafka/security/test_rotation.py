@@ -1,6 +1,6 @@
-"""Passwords, tokens and certificates change under a worker that leads, and it goes on leading.
+"""A leading worker keeps the lead while passwords, tokens and certificates change.
 
-The broker asks for credentials again every six seconds, or hangs up, so that old ones do not last.
+The broker asks for credentials again every six seconds, or hangs up, so that old credentials do not last.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ SESSION_MS = 6000
 TOKEN_SECONDS = 15.0
 _PAUSE_SECONDS = 0.5
 REFUSED_SECONDS = 1.5
-"""Time between the change of a password at the broker and in its file, or the other way round."""
+"""Time between the change of a password at the broker and in its file, in either order."""
 CUT = "MUTUAL_CUT"
-"""Listener of which the certificates stay, and connections end."""
+"""Listener that keeps its certificates, and whose connections are cut."""
 LISTENERS = ("SCRAM_BROKER_FIRST", "SCRAM_FILE_FIRST", "OAUTH_FILE", "OAUTH_URL", "MUTUAL")
 USERS = dict(zip(LISTENERS, ("auditor", "reader", "worker", "operator", "producer"), strict=True))
-"""Any users: all may do everything here, and each has a password of its own."""
+"""Arbitrary users: all may do everything here, and each has its own password."""
 
 
 @dataclass
 class Rotating:
-    """The broker, and the relays before its listeners with certificates."""
+    """Broker, and relays in front of its listeners with certificates."""
 
     secured: Secured
     relay: Relay
@@ -94,7 +94,7 @@ def make_leading(
 
 
 class Leading:
-    """A stream with a worker that leads it."""
+    """Stream with a worker that leads it."""
 
     def __init__(self, secured: Secured, stream: Stream) -> None:
         self.secured, self.stream = secured, stream
@@ -124,7 +124,7 @@ class Leading:
             time.sleep(_PAUSE_SECONDS)
 
     def has_led_throughout(self) -> None:
-        """One process led, in one session: its writer was never replaced."""
+        """Check that one process led in one session, so that its writer was never replaced."""
         assert self.child is not None
         log = self.child.log
         assert log.count(" leading stream ") == 1, log
@@ -185,7 +185,7 @@ def renew_granted_token(rotating: Rotating, leading: Leading, listener: str) -> 
             )
         )
         leading.go_on_for(1.3 * TOKEN_SECONDS)
-        # Worker and clock had one each to begin with.
+        # Worker and clock had one token each at the start.
         assert len(provider.granted) >= 4
         leading.has_led_throughout()
 
@@ -205,7 +205,8 @@ def change_certificates(rotating: Rotating, leading: Leading, listener: str) -> 
         assert relay.accepted > accepted
         leading.go_on()
 
-    # First all trust both authorities, then the certificates change, then the old authority goes.
+    # First everything trusts both authorities, then the certificates change, then the old authority is
+    # removed.
     change(lambda: write_whole(trusted, "".join(authorities)))
     change(lambda: replace_on_broker(rotating, listener, "truststore", "clients", "".join(authorities)))
     change(lambda: secured.certificate(user, rotating.authority))
@@ -217,7 +218,7 @@ def change_certificates(rotating: Rotating, leading: Leading, listener: str) -> 
 
 
 def replace_on_broker(rotating: Rotating, listener: str, store: str, name: str, content: str) -> None:
-    """Have the broker read a store of a listener from another file."""
+    """Make the broker read a store of a listener from another file."""
     secured = rotating.secured
     file = write_whole(secured.directory / f"{name}-{time.monotonic_ns()}.pem", content)
     key = f"listener.name.{listener.lower()}.ssl.{store}.location"
@@ -299,14 +300,14 @@ def test_a_transaction_outlives_lost_connections(
     producer = transactional_producer(settings, topic)
     try:
         producer.init_transactions()
-        # The coordinator's connection comes first or second: it is dropped in one of the cases.
+        # The coordinator's connection is the first or the second, so one of the cases drops it.
         for number, drops in enumerate(([], [True], [False, True], [True, True])):
             rotating.cut.hang_up(drops)
             transaction = Transaction(producer, settings)
             sent = transaction.send(topic, b"value", None)
             transaction.commit()
             assert rotating.cut.drops == []
-            # A commit takes an offset too.
+            # A commit marker takes an offset too.
             assert sent.offset == 2 * number
     finally:
         discard(producer)

@@ -1,8 +1,9 @@
-"""A guarded worker from start to crash: no secret and no record in anything that it prints or writes.
+"""Nothing that a guarded worker prints or writes, until its crash, contains a secret or a record.
 
-A worker runs as a user without rights on a broker that asks for a password. Its input has recognisable
-records, keys and headers, hostile ones among them. It is asked for everything over HTTP, other commands run
-beside it with right and wrong settings, and it ends by SIGABRT and by an error. Then all is searched.
+A worker runs as an unprivileged user on a broker that asks for a password. Its input has recognisable
+records, keys and headers, including hostile ones. HTTP clients request everything from it, other commands
+run next to it with right and wrong settings, and it ends by SIGABRT and by an error. Then all output is
+searched.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ PAGES = [
 
 
 def hostile(row: bytes) -> list[tuple[bytes, bytes]]:
-    """Values that no record has, each with its content type, and all with a secret or a record within."""
+    """Return invalid values with their content types, each with a secret or a record inside."""
     text = json.dumps({"x": [*ROW, 1e400, "nan", secret("json")]}).encode()
     header = b"{'descr': '<f4', 'shape': (2, " + secret("npy").encode() + b")}"
     npy = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
@@ -106,7 +107,7 @@ def hostile(row: bytes) -> list[tuple[bytes, bytes]]:
 
 @dataclass
 class Scene:
-    """A stream on a secured broker, and a folder with all that its processes print and write."""
+    """Stream on a secured broker, and a folder with all output of its processes."""
 
     secured: Secured
     stream: Stream
@@ -123,7 +124,7 @@ class Scene:
         } | more
 
     def produce(self, count: int) -> None:
-        """Send records that all have the row that is searched for, hostile ones first."""
+        """Send records that all contain the searched row, hostile records first."""
         row = np.array([*ROW, 0.5, -0.25, 0.125], dtype="<f4").tobytes()
         values = [*hostile(row), *[(row, OCTETS[0][1])] * count][:count]
         extra = ("x-" + secret("header-name"), secret("header").encode())
@@ -133,7 +134,7 @@ class Scene:
 
     @contextlib.contextmanager
     def worker(self, name: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
-        """Run a worker as a user without rights; its output goes to a file of that name."""
+        """Run a worker as an unprivileged user; its output goes to a file of that name."""
         user = str(unprivileged.user_id())
         command = [unprivileged.python(), "-P", "-m", "tests.kafka.security.guarded_worker", user]
         command += ["worker", "--config", str(self.config)]
@@ -175,7 +176,7 @@ def scene(
     unique_name: Callable[[str], str],
     fork_server: None,
 ) -> Iterator[Scene]:
-    """All of the story at the beginning of this file, told once."""
+    """Run the whole scenario of the module's docstring once."""
     secured = start_secured(make_cluster, tmp_path_factory.mktemp("secured"), ("SCRAM",))
     stream = described(secured, unique_name("guarded"), tmp_path_factory.mktemp("children"))
     stream.settings = stream.changed(options={"growth": 1.0, "n_records": 300, "n_batches": 3})
@@ -183,7 +184,7 @@ def scene(
     grant(secured, stream, ["worker"])
     held = tmp_path_factory.mktemp("held")
     with unprivileged.folder() as given, unprivileged.folder() as out:
-        # What a worker reads, where its user can reach it; what it writes is searched.
+        # The worker's user can reach its input files; its output is searched.
         (given / "authority.pem").write_bytes((secured.directory / "authority.pem").read_bytes())
         (given / "token").write_text(TOKEN)
         (given / "stream.toml").write_text(config_text(secured, stream, given))
@@ -205,7 +206,7 @@ def config_text(secured: Secured, stream: Stream, given: Path) -> str:
 
 
 def run_and_abort(scene: Scene) -> None:
-    """Learn two batches, answer everything that HTTP asks, and end by SIGABRT."""
+    """Learn two batches, send all HTTP requests, and end by SIGABRT."""
     scene.produce(200)
     with scene.worker("worker.log") as process:
         scene.wait("worker.log", "batch 2 released", process)
@@ -216,7 +217,7 @@ def run_and_abort(scene: Scene) -> None:
         scene.facts["commands"] = b"\n".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in family)
         scene.facts["dumpable"] = [pid for pid in family if unprivileged.is_dumpable(pid)]
         scene.facts["limits"] = [Path(f"/proc/{pid}/limits").read_text() for pid in family]
-        # What a test of environments would find if it were not searched for elsewhere.
+        # The environment contains the password, which shows that the search would find it.
         scene.facts["environment"] = Path(f"/proc/{process.pid}/environ").read_bytes()
         os.kill(process.pid, signal.SIGABRT)
         _, status = os.waitpid(process.pid, 0)
@@ -237,7 +238,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def ask_everything(scene: Scene, url: str) -> None:
-    """Ask for every path, with no token, a wrong one, and the right one, also where it does not belong."""
+    """Request every path without a token, and with a wrong, a right and a misplaced token."""
     answers = scene.out / "answers"
     answers.mkdir()
     given = {"none": None, "wrong": "x" * 20, "right": TOKEN, "metrics": METRICS}
@@ -254,7 +255,7 @@ def ask_everything(scene: Scene, url: str) -> None:
             status, body, told = error.code, error.read(), error.headers
         except (OSError, ssl.SSLError) as error:
             status, body, told = 0, type(error).__name__.encode(), {}
-        # What was asked for is the test's own.
+        # The request itself comes from the test.
         (answers / name).write_bytes(f"{method} {path.partition('?')[0]} {status}\n{told}\n".encode() + body)
         return status, body
 
@@ -371,23 +372,23 @@ def test_nothing_that_was_printed_or_answered_or_written_tells_a_secret_or_a_rec
 
 
 def test_all_of_it_was_driven(scene: Scene) -> None:
-    """What was searched is what should have been there."""
+    """The searched files contain what they should."""
     assert scene.facts["paths"] >= 5
     assert scene.facts["answered"] >= scene.facts["paths"]
     log = scene.log("worker.log")
-    # kafka-python's own list of its options, the password among them.
+    # kafka-python's own list of its options, including the password.
     assert "Starting KafkaAdminClient with configuration: " in log
     assert "sasl_plain_password" in log
     assert "Fatal Python error: Aborted" in log
     broken = scene.log("broken.log")
     assert scene.facts["broken"] == 2, broken
     assert "the estimator failed on batch 3, which is abandoned" in broken
-    # Its user cannot be asked about, and root's view of the environment has the password.
+    # The worker's user may not read the environment, but root may, and it has the password.
     assert found_in(scene.facts["environment"], SECRETS)
 
 
 def test_topics_that_are_read_by_others_hold_no_record(scene: Scene) -> None:
-    """Segments of the broker's disk, as they are: only input and state may tell of records."""
+    """In the segments on the broker's disk, only input and state may contain records."""
     cluster, names = scene.secured.cluster, scene.stream.settings.stream
     assert cluster is not None
     folder = cluster.log_directory(1, names.input, 0).parent

@@ -1,4 +1,4 @@
-"""Whole streams over an Apache Kafka that demands TLS, certificates, passwords or tokens."""
+"""Whole streams run over an Apache Kafka that demands TLS, certificates, passwords or tokens."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def make_described(
 
 
 def run_whole(secured: Secured, stream: Stream, users: dict[str, KafkaSettings]) -> None:
-    """Create, fill and run a stream, each step by the user whose role has it, with no other permission."""
+    """Create, fill and run a stream, each step by the user with that role and no other permission."""
     grant(secured, stream, [role for role in ROLES if role != "worker"])
     create(stream, users["operator"])
     grant(secured, stream, ["worker"])
@@ -93,25 +93,25 @@ def test_a_whole_stream_runs_with_tokens_of_an_identity_provider(
         }
         run_whole(secured, make_described("granted"), users)
         assert all(form["scope"] == "kafka" for form in provider.granted)
-        # The clients of a process share a token: this one, the worker and its clock.
+        # The clients of a process share a token: this process, the worker and its clock.
         assert len(provider.granted) <= 2 + 1 + 2
 
 
 @pytest.mark.parametrize("listener", PROTOCOLS)
 def test_each_listener_demands_what_it_is_named_after(secured: Secured, listener: str) -> None:
-    """Without TLS, or as another listener's client, there is no connection."""
+    """A client without TLS, or configured for another listener, cannot connect."""
     for other in ("NONE", *PROTOCOLS):
         how = {"bootstrap_servers": secured.address(listener)}
         if other != "NONE":
             how = secured.client(other) | how
         found = diagnose(KafkaSettings(**how), [secured.address(listener)])
-        # A certificate that is not asked for does no harm.
+        # A certificate that is not requested does no harm.
         fits = other == listener or (listener, other) == ("TLS", "MUTUAL")
         assert (found is None) is fits, (listener, other, found)
 
 
 def refusal(secured: Secured, listener: str, **changes: object) -> str:
-    """Return the one line about a connection that is refused."""
+    """Return the only line about a refused connection."""
     kafka = secured.settings(listener, **changes)
     found = diagnose(kafka, [kafka.bootstrap_servers])
     assert found is not None
@@ -181,7 +181,7 @@ def test_an_identity_provider_that_grants_nothing(secured: Secured) -> None:
         assert f"kafka.sasl_oauth_client_secret_file = {str(wrong)!r}" in text
         other = provider.url.replace("/token", "/other")
         assert "answers without a token" in said(sasl_oauth_token_url=other)
-        # The secret does not follow to another address.
+        # The client does not send the secret to another address.
         assert "HTTP 307" in said(sasl_oauth_token_url=provider.url.replace("/token", "/moved"))
         gone = provider.url
     assert "does not answer (Connection refused)" in said(sasl_oauth_token_url=gone)

@@ -1,4 +1,4 @@
-"""A ledger with jobs whose unit of privacy is a user, as the command line shows it."""
+"""The command line shows a ledger with jobs whose privacy unit is a user."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HALF = Charge(epsilon="1/2", delta="1e-7", rho="1/50")
 
 
 def reserve(stream: Stream, job: str, start: int, unit: str) -> bool:
-    """Write a RESERVED as a leader does; whether it counts."""
+    """Write a RESERVED entry as a leader does, and return whether it is accepted."""
 
     class Writer(LedgerWriter):
         def write(self) -> bool:
@@ -60,7 +60,7 @@ def test_jobs_of_users_charge_every_record_and_every_command_says_so(
     stream = make_stream(cap=("5/4", "1e-6"))
     stream.produce_vectors(stream.vectors(30))
     assert reserve(stream, "u", 0, "user")
-    assert reserve(stream, "v", 100, "user")  # disjoint ranges, and perhaps the same people
+    assert reserve(stream, "v", 100, "user")  # disjoint ranges, and possibly the same people
     assert not reserve(stream, "w", 200, "user")
     assert not reserve(stream, "m", 300, "message")
     kafka, input_topic = stream.settings.kafka, stream.settings.stream.input

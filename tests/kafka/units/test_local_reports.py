@@ -1,4 +1,4 @@
-"""The local model on Apache Kafka: vectors become reports at the producer, and reports subspaces."""
+"""In the local model, producers turn vectors into reports, and the service learns from reports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PROMISE: dict[str, float] = {"epsilon": 20.0, "delta": 1e-3}
 REPORTS = 1200
 BATCH = 600
 LOCAL: dict[str, Any] = {"record_kind": "local", "centering": "none", "rank": 1, **PROMISE}
-# What the vectors are: nearly always near the first feature's axis.
+# The vectors are nearly always near the first feature's axis.
 LEADING = np.eye(1, DIM)
 
 
@@ -45,7 +45,7 @@ def vectors(count: int, seed: int = 0) -> NDArray[np.float64]:
 
 
 def two_streams(make_stream: MakeStream) -> list[Stream]:
-    """Both estimators, on one topic of reports, which a cap of nothing is enough for."""
+    """Make streams of both estimators on one topic of reports, for which a cap of zero is enough."""
     group = {"group": "both-of-reports", "stop_when_done": False}
     how: dict[str, Any] = {**LOCAL, "dim": DIM, "options": {"batch_size": BATCH}, "worker": group}
     first = make_stream("dense", estimator="local-gaussian", partitions=2, cap=("0", "0"), **how)
@@ -98,14 +98,14 @@ def test_reports_are_learnt_from_through_a_take_over_and_charged_nothing(
         first.signal(signal.SIGKILL)
         first.ends()
         before = [s.release_values() for s in streams]
-        # Nobody reports twice: nothing is sent, and whoever has not reported yet still may.
+        # Repeated reports are refused: nothing is sent, and users without a report may still send one.
         again = call(capfd, "produce", users, *how)
         assert again.returncode != 0
         assert f"{REPORTS} of {REPORTS} rows are of users who have spent their epsilon" in again.stderr
         more = tmp_path / "more.npy"
         np.save(more, vectors(BATCH, seed=1))
         assert call(capfd, "produce", more, "--config", config).returncode == 0
-        # A record that forgot its noise, of a report's size, is null.
+        # A record of a report's size, but without noise, is null.
         bare = np.full(packed_size(DIM), 1e3, "<f4").tobytes()
         streams[0].produce([bare] * BATCH, headers=OCTETS)
         second = Child(settings, tmp_path / "second")
@@ -130,7 +130,7 @@ def test_reports_are_learnt_from_through_a_take_over_and_charged_nothing(
             assert (release.epsilon, release.delta) == (PROMISE["epsilon"], PROMISE["delta"])
             # sigma/sqrt(n) is below 0.02 an entry, the gap 0.8: six times the noise's norm is far off.
             assert principal_angle(np.array(release.components), LEADING) < 0.4
-        # Null records change nothing that was learnt.
+        # Null records do not change the components.
         assert releases[-1].records == REPORTS + 2 * BATCH
         np.testing.assert_allclose(releases[-1].components, releases[-2].components, atol=1e-3)
         charges = {e.charge for e in stream.own(Reserved)}
@@ -150,7 +150,7 @@ def test_reports_are_learnt_from_through_a_take_over_and_charged_nothing(
 
 
 def check_topic_of_reports(stream: Stream) -> None:
-    """No stream reads these reports as if they were records, whatever it is called."""
+    """Check that no stream reads these reports as records, whatever its name."""
     settings = stream.settings
     other = settings.stream.model_dump(mode="json") | {
         "name": f"{settings.stream.name}-raw",
@@ -173,10 +173,10 @@ def check_topic_of_reports(stream: Stream) -> None:
 
 
 def test_reports_of_two_thousand_features_go_through(make_stream: MakeStream) -> None:
-    """8 MB each: through the topic, the worker, and a state of 16 MB; memory stays within its bound."""
+    """They have 8 MB each, and pass the topic, the worker and a 16 MB state within the memory bound."""
     dim, count = 2000, 4
     sigma = noise_sigma(PROMISE["epsilon"], PROMISE["delta"])
-    # Not by the mechanism, whose 2,001,000 draws take 22 s a report; and with a hundredth of its noise.
+    # Not made by the mechanism, whose 2,001,000 draws take 22 s a report; and with a hundredth of its noise.
     truth = np.zeros(dim)
     truth[7] = 1.0
     noise = utility_generator(5)
@@ -209,7 +209,7 @@ def test_reports_of_two_thousand_features_go_through(make_stream: MakeStream) ->
 
 
 def test_a_report_of_the_library_is_read(make_stream: MakeStream) -> None:
-    """As a producer writes it that has no command line."""
+    """It is written like that of a producer without the command line."""
     stream = make_stream(
         "library",
         estimator="local-sparse",
@@ -230,6 +230,6 @@ def test_a_report_of_the_library_is_read(make_stream: MakeStream) -> None:
     (release,) = stream.releases()
     assert release.local
     assert release.estimator == "local-sparse"
-    # The trace of the mean of x x^T is 0.8: were the reports null, it would be 0.
+    # The trace of the mean of x x^T is 0.8; if the reports were null, it would be 0.
     assert release.total_variance is not None
     assert release.total_variance > 0.2

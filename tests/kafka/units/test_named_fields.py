@@ -1,4 +1,4 @@
-"""Topics of JSON objects: the releases of the same rows as octets, users by a field, and a contract."""
+"""JSON objects give the same releases as octets, and have users by field and a contract."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def encoded(records: list[dict[str, Any]]) -> list[bytes]:
 
 
 def plain(make_stream: MakeStream, **how: Any) -> Stream:
-    """A stream of the same rows, as octets, with the settings that follow from the features."""
+    """Make a stream of the same rows as octets, with the settings that follow from the features."""
     return make_stream(
         dim=ROWS.dim,
         feature_names=ROWS.names,
@@ -90,7 +90,7 @@ def run(*streams: Stream) -> None:
 
 
 def write_as_it_is(stream: Stream, values: list[bytes], compression: str) -> None:
-    """Write a topic with the broker's own settings, as its producers do."""
+    """Write a topic with the broker's default settings, as its producers do."""
     kafka, topic = stream.settings.kafka, stream.settings.stream.input
     with KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers) as admin:
         admin.delete_topics([topic])
@@ -108,7 +108,7 @@ def write_as_it_is(stream: Stream, values: list[bytes], compression: str) -> Non
 def test_objects_give_the_releases_of_their_rows(make_stream: MakeStream) -> None:
     objects, octets = named(make_stream, cap=None), plain(make_stream)
     records = visits()
-    # A hostile record is null, and nothing else: its row is missing among the octets.
+    # A hostile record is only null: its row is missing among the octets.
     values = encoded(records)
     values[5], values[6] = b'{"user": 7}', b"[" * 5000
     rows = rows_of(records)
@@ -136,7 +136,7 @@ def test_the_producer_of_a_stream_sends_the_same_rows(make_stream: MakeStream) -
         producer.send(records[1:])
         with pytest.raises(ValueError, match="record 1 of 2: field 'spent' is missing"):
             producer.send([records[0], {"country": "DE", "seen": 0}])
-    # What is sent has a header that names its format, so that both are read by one stream.
+    # Sent messages have a header with their format, so that one stream can read both.
     assert all(
         dict(m.headers)["content-type"] == b"application/octet-stream"
         for m in mapped.messages(mapped.settings.stream.input)
@@ -156,10 +156,10 @@ def test_a_field_names_the_users_that_keys_name_elsewhere(make_stream: MakeStrea
     by_key = named(make_stream, **users)
     records = visits()
     for i in range(0, COUNT, 3):
-        # Of two records of one user in a batch one counts.
+        # Only one of a user's two records in a batch counts.
         records[i]["user"]["id"] = records[i + 1]["user"]["id"]
     keys = [record["user"]["id"].encode() for record in records]
-    # Its keys say something else.
+    # Its keys differ from the users.
     by_field._send(((b"the key", value, ()) for value in encoded(records)), None)
     by_key._send(((key, value, ()) for key, value in zip(keys, encoded(records), strict=True)), None)
     run(by_field, by_key)

@@ -1,4 +1,4 @@
-"""Streams whose records are rows: batches and the ledger count messages, releases count rows."""
+"""If records are rows, batches and the ledger count messages, and releases count rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BY_ROW: dict[str, Any] = {
 
 
 def check_ledger(stream: Stream) -> list[int]:
-    """The ledger is whole and verified; the messages of each batch."""
+    """Check that the ledger is whole and verified, and return the number of messages in each batch."""
     messages = stream.messages(stream.settings.stream.ledger_topic)
     report = verify_log(
         [(m.offset, m.value) for m in messages], stream.release_values(), topic_id=stream.topic_id
@@ -64,7 +64,7 @@ def test_batches_count_messages_and_releases_count_rows(make_stream: MakeStream)
 
 
 def test_rows_in_messages_teach_what_rows_alone_teach(make_stream: MakeStream) -> None:
-    """Without noise: a row is a record wherever it travels."""
+    """Without noise, a row is the same record in any message."""
     how = BY_ROW | {"options": {"n_records": 30, "n_batches": 1, "clip_radius": 400.0}}
     together = make_stream(**how)
     alone = make_stream(

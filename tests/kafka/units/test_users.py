@@ -1,4 +1,4 @@
-"""Streams whose unit of privacy is the user: who counts, whatever happens to the worker."""
+"""If the privacy unit is the user, the right records count, whatever happens to the worker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FLOODED, HONEST, KEYLESS = np.eye(5, dtype="<f4")[:3] * np.array([[10], [5], [20
 
 
 def flood(everybody_for_himself: bool = False) -> list[tuple[bytes | None, bytes]]:
-    """600 messages: 90% of one user, some without a key, two each of 20 others."""
+    """Return 600 messages: 90% of one user, some without a key, two each of 20 others."""
     messages: list[tuple[bytes | None, bytes]] = []
     for i in range(600):
         if i % 15 == 7:
@@ -47,13 +47,13 @@ def flood(everybody_for_himself: bool = False) -> list[tuple[bytes | None, bytes
 
 
 def facts_of(log: str) -> list[str]:
-    """Lines of a log but for times and names."""
+    """Return the lines of a log without times and names."""
     lines = [re.sub(r"^\S+ \S+ ", "", line) for line in log.splitlines()]
     return [re.sub(r"\b(in-)?(s|by)[-\w]*\d[-\w]*", "NAME", line) for line in lines]
 
 
 def test_a_user_who_floods_the_topic_does_not_turn_the_subspace(make_stream: MakeStream) -> None:
-    """Without noise: 520 messages of one user against two each of 20."""
+    """Without noise, 520 messages of one user compete with two each of 20 users."""
     by_user, by_message = make_stream(**BY_USER), make_stream(**BY_USER | {"privacy_unit": "message"})
     other = make_stream(**BY_USER)
 
@@ -69,7 +69,7 @@ def test_a_user_who_floods_the_topic_does_not_turn_the_subspace(make_stream: Mak
     assert directions == {"user": [1, 1, 1], "message": [0, 0, 0], "other": [0, 0, 0]}
     assert "contributions_per_user" not in by_message.release_values()[-1].decode()
 
-    # Null or not, every message keeps its place, and nothing else tells of those that do not count.
+    # Null or not, every message keeps its place, and nothing else reveals messages that do not count.
     for stream in (by_user, other):
         assert [r.records for r in stream.releases()] == [200, 400, 600]
         assert {(r.privacy_unit, r.contributions_per_user) for r in stream.releases()} == {("user", 1)}
@@ -79,7 +79,7 @@ def test_a_user_who_floods_the_topic_does_not_turn_the_subspace(make_stream: Mak
     assert len(logs[0]) > 5
 
 
-# -- who counts, by the topics alone ---------------------------------------------------
+# -- counting users from the topics alone ----------------------------------------------
 
 OF_USERS: dict[str, Any] = {
     "privacy_unit": "user",
@@ -90,7 +90,7 @@ OF_USERS: dict[str, Any] = {
 
 
 def keyed(stream: Stream, count: int, seed: int = 0) -> list[tuple[bytes | None, bytes]]:
-    """Records of 40 users, some much louder than others, and of nobody."""
+    """Return records of 40 users, some much more frequent than others, and records without a user."""
     dice = np.random.default_rng(seed)
     ids = np.minimum(dice.geometric(0.06, count), 40)
     keys = [None if i % 9 == 4 else b"u%d" % user for i, user in enumerate(ids)]
@@ -98,7 +98,7 @@ def keyed(stream: Stream, count: int, seed: int = 0) -> list[tuple[bytes | None,
 
 
 def who_should_count(stream: Stream) -> list[list[bytes | None]]:
-    """For each committed batch, at each of its positions, the key of a message that counts, or None."""
+    """Return, by committed batch and position, the key of the message if it counts, or else None."""
     limit, times = stream.settings.stream.contributions_per_user, Counter[bytes]()
     keys = {m.offset: m.key for m in read_all(stream.settings.kafka, stream.settings.stream.input)}
     committed = {entry.batch for entry in stream.own(Committed)}
@@ -118,7 +118,7 @@ def who_should_count(stream: Stream) -> list[list[bytes | None]]:
 
 
 def check_users(stream: Stream) -> UserLog:
-    """Each commit's delta names those who should count, and the parts that are left are their table."""
+    """Check that each commit's delta has the users who should count, and rebuild their table."""
     batches = who_should_count(stream)
     messages = [m for m in stream.messages(stream.settings.stream.state_topic) if is_part(m)]
     index = stream.checkpoints()[-1][0].users
@@ -146,7 +146,7 @@ def test_nobody_counts_too_often_whatever_happens_to_workers_and_topics(
     stream = make_stream(**OF_USERS)
     records = keyed(stream, 480)
     stream.produce_keyed(records[:300])
-    # Between two batches, within a commit's transaction, and after it, before it was known here.
+    # Between two batches, within a commit's transaction, and after it, before the worker knew of it.
     for step, nth in (("publish.5 read back", 2), ("commit.4 offsets", 1), ("commit.6 read back", 1)):
         when = "before" if step.startswith("commit.6") else "after"
         struck = stream.start(strike=Strike(step, when, nth))
@@ -154,12 +154,12 @@ def test_nobody_counts_too_often_whatever_happens_to_workers_and_topics(
     run_batches(stream, 3)  # the first of them was committed already
     check_users(stream)
 
-    # Another limit is another promise.
+    # Another limit changes the privacy contract.
     changed = stream.start(stream.changed(contributions_per_user=3))
     assert changed.ends() == 2
     assert "contributions_per_user" in changed.log
 
-    # A copy has the table; one without it is refused.
+    # A copy includes the table; a stream without the table is refused.
     path = export(capfd, stream)
     delete(stream, "ledger", "state")
     assert restore(capfd, stream, path)["states_written"] == [stream.settings.stream.name]
