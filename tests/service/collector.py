@@ -1,4 +1,4 @@
-"""A collector of traces: an OTLP receiver over HTTP, which may also behave badly."""
+"""A collector of traces: an OTLP receiver over HTTP, which may also misbehave."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 Manner = Literal["takes", "fails", "hangs", "drips", "floods", "redirects", "insults"]
 MOST = 64 * 2**20
-"""Bytes after which an endless answer ends after all."""
+"""Bytes after which an endless response ends after all."""
 INSULT = "insult-of-the-collector"
-"""What a bad collector would like to see in the log."""
+"""Text that a bad collector tries to place in the log."""
 
 
 @dataclass(frozen=True)
 class SeenSpan:
-    """A span as it arrived.
+    """Span as received.
 
     Attributes
     ----------
@@ -45,21 +45,21 @@ class SeenSpan:
 
 
 class Collector:
-    """What has arrived so far, and a server that goes on taking it.
+    """Received spans, and a server that receives more.
 
     Attributes
     ----------
     bodies : list of bytes
-        Requests as they came.
+        Requests as received.
     headers : list of dict
     resource : dict
         Attributes of the last request's resource.
     flooded : int
-        Bytes of an endless answer that were written.
+        Number of bytes written of an endless response.
     released : Event
         Set when this collector closes.
     ended : Event
-        Set when an endless answer has ended.
+        Set when an endless response has ended.
     """
 
     def __init__(self, manner: Manner = "takes", elsewhere: str = "") -> None:
@@ -84,7 +84,7 @@ class Collector:
         return [span for span in self.spans if span.name == name]
 
     def children(self, parent: SeenSpan) -> list[SeenSpan]:
-        """By their start."""
+        """Return the child spans, ordered by their start."""
         return sorted((s for s in self.spans if s.parent == parent.id), key=lambda s: (s.start, s.end))
 
     def take(self, body: bytes, headers: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Messages of real topics, checked against the AsyncAPI document and the JSON schemas."""
+"""Check of messages on real topics against the AsyncAPI document and the JSON schemas."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from streaming_pca.service.topics.asyncapi import asyncapi_document
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator
 
-# jsonschema is imported where it judges: it reads the grammar of addresses for two seconds, in every process.
+# jsonschema is imported only where it is used: reading the grammar of addresses takes each process two
+# seconds.
 
 _SCHEMAS = {"release": "release", "entry": "ledger", "json": "payload"}
-"""JSON schema of each message of AsyncAPI that has one."""
+"""JSON schema of each AsyncAPI message that has one."""
 
 
 class Contract:
-    """AsyncAPI document, as a judge of messages."""
+    """AsyncAPI document as a validator of messages."""
 
     def __init__(self, stream: StreamSettings | None = None) -> None:
         from referencing import Registry
@@ -32,7 +33,7 @@ class Contract:
         self._registry: Registry[Any] = Registry().with_resource("urn:d", resource)
 
     def problems(self, channel: str, message: Any) -> list[str]:
-        """Return what is wrong with a message, if it is none of its channel's messages."""
+        """Return the problems of a message that matches no message of its channel."""
         tried = {}
         for name in self.document["channels"][channel]["messages"]:
             tried[name] = self._problems(name, message)
@@ -74,14 +75,14 @@ class Contract:
 
 @lru_cache
 def validator(name: str) -> Draft202012Validator:
-    """Return the judge by a JSON schema."""
+    """Return the validator of a JSON schema."""
     from jsonschema import Draft202012Validator
 
     return Draft202012Validator(MESSAGE_SCHEMAS[name]())
 
 
 def check_messages(stream: StreamSettings, messages: dict[str, Iterable[Any]]) -> None:
-    """Check that messages, by their channels, are as the contract of their stream says."""
+    """Check that messages, by channel, conform to their stream's AsyncAPI document and JSON schemas."""
     contract = Contract(stream)
     wrong = [
         f"{channel} {message.offset}: {problem}"

@@ -1,4 +1,4 @@
-"""AsyncAPI document: it is whole, it is of the topics as they are made, and it takes what producers send."""
+"""The AsyncAPI document is complete, matches the created topics, and accepts producers' messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STREAM = StreamSettings(**GOOD)
 LOCAL = StreamSettings(**GOOD, record_kind="local", estimator="local-gaussian", centering="none")
 KAFKA = KafkaSettings(bootstrap_servers="one:9092, two:9093")
 
-# Fields of the objects of AsyncAPI 3.0 that the document uses; all but the document's own are optional there.
+# Fields of AsyncAPI 3.0 objects in the document; all but the document's own are optional there.
 FIELDS = {
     "document": {
         "asyncapi",
@@ -82,7 +82,7 @@ def test_the_document_is_whole(stream: StreamSettings | None) -> None:
     used = {node["$ref"] for node in sub_schemas(document) if isinstance(node.get("$ref"), str)}
     for reference in used:
         assert pointed(document, reference), reference
-    # Nothing is there that nothing refers to.
+    # Every component is referred to.
     for part in ("messages", "schemas"):
         assert {f"#/components/{part}/{name}" for name in document["components"][part]} <= used
     for schema in document["components"]["schemas"].values():

@@ -1,4 +1,4 @@
-"""Deadlines of calls in the thread pools, and what a call leaves behind."""
+"""Calls in the thread pools have deadlines, and leave nothing in memory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Batch:
 
 
 def keep_frames(circle: list[object]) -> None:
-    """Leave this thread's frames in a circle, as kafka-python's errors do."""
+    """Leave this thread's frames in a reference cycle, as kafka-python's errors do."""
     circle += [circle, sys._getframe()]
 
 
@@ -64,7 +64,7 @@ def fail() -> None:
 
 @pytest.mark.parametrize("deadline", [0.0, LIMIT])
 def test_a_call_keeps_neither_its_result_nor_its_callers(no_collector: None, deadline: float) -> None:
-    """The collector may come minutes later: a worker would hold batches beyond its bound till then."""
+    """Until garbage collection, possibly minutes later, a worker would hold more batches than allowed."""
 
     async def result(executors: Executors) -> weakref.ref[Batch]:
         return weakref.ref(await executors.call(Pool.READING, "reading", read, deadline=deadline))

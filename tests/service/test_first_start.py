@@ -1,4 +1,4 @@
-"""First start of a worker on a machine, where no kernel is compiled."""
+"""A worker starts for the first time on a machine, where no kernel is compiled."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def test_a_dead_broker_ends_a_worker_that_compiles(tmp_path: Path) -> None:
     (error,) = [line for line in done.stderr.splitlines() if " ERROR " in line]
     assert "no broker answers" in error
     assert "Traceback" not in done.stderr
-    # The last kernel takes a multiple of the broker's three seconds: nothing waited for it, or goes on.
+    # The last kernel takes a multiple of the broker's three seconds: nothing waited for it or continues.
     assert not list(cache.rglob("*sum_products*.nbi"))
     assert compilers(cache) == []
 
 
 def compilers(cache: Path) -> list[int]:
-    """Processes that fill a cache."""
+    """Return the processes that fill a cache."""
     found = []
     for process in psutil.process_iter():
         try:

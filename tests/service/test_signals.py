@@ -1,4 +1,4 @@
-"""A process finishes its work when it is asked to stop, and can be ended afterwards."""
+"""A process that is asked to stop finishes its work, and can be ended afterwards."""
 
 from __future__ import annotations
 

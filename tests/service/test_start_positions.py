@@ -12,7 +12,7 @@ from streaming_pca.service.session import Session
 
 
 def test_a_tick_of_fewer_partitions_does_not_begin_the_stream() -> None:
-    """A partition that STARTED does not name is read from its first record."""
+    """A partition that STARTED lacks is read from its first record."""
 
     async def begin() -> tuple[Offsets, list[Any]]:
         started: list[Any] = []

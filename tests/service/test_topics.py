@@ -1,4 +1,4 @@
-"""How large a stream's messages get, and what is checked of replicas: no broker is needed."""
+"""Message sizes of a stream are bounded and replicas are checked; no broker is needed."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_what_a_batch_commits_fits_the_size_that_topics_are_made_for(estimator: 
         data, _ = encode_checkpoint(
             Checkpoint("0" * 36, "s", batch, positions, secret_salt(), encode_state(state), release)
         )
-        # Zeros, of which a sparse release is full, are short.
+        # Zeros, which fill a sparse release, are short.
         short = 4 if estimator == "local-sparse" else 2
         assert len(release) <= release_bytes(stream) <= short * len(release)
         assert len(data) <= commit_bytes(stream) <= len(data) + 3 * len(release) + 2**16
@@ -128,7 +128,7 @@ def test_what_a_batch_commits_fits_the_size_that_topics_are_made_for(estimator: 
     ids=str,
 )
 def test_an_input_topic_takes_records_of_one_size(how: dict[str, Any], size: int | None) -> None:
-    """Brokers take messages of 1 MiB unasked."""
+    """Brokers accept messages of 1 MiB by default."""
     stream = stream_of(**how)
     configs = input_topic(stream, 3, 1).topic_configs
     assert configs.get("max.message.bytes") == (None if size is None else str(size))
@@ -174,7 +174,7 @@ def test_users_add_what_their_table_takes_and_nothing_where_they_are_not_the_uni
     log, users = UserLog(1), np.random.default_rng(0).integers(1, 2**63, (1000, 2), dtype=np.uint64)
     held = 0
     for _ in range(64):
-        # As large as a batch can be, so is its delta.
+        # The delta is as large as the largest batch.
         batch = np.zeros((largest, 2), np.uint64)
         batch[:1000] = users
         step = log.step(batch, log.admit(batch).counted)

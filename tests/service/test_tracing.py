@@ -1,4 +1,4 @@
-"""Spans reach a collector after their batch, hold public quantities, and cost a batch nothing."""
+"""Spans reach a collector after their batch, contain public quantities, and cost a batch nothing."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ SECRET = secret("of-the-operator")
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No variables from outside, and no threads for the next test."""
+    """Remove outside variables, and let no threads reach the next test."""
     for name in os.environ:
         if name.startswith("OTEL_"):
             monkeypatch.delenv(name)
-    # Spans leave at once; the library waits five seconds for more.
+    # Spans leave immediately; the library would wait five seconds for more.
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
-    # The library does not repeat a line within 20 s, though another test had it.
+    # The library does not repeat a line within 20 s, even if another test had it.
     for each in logging.getLogger("opentelemetry.sdk._shared_internal").filters:
         monkeypatch.setattr(each, "last_log", None, raising=False)
     yield
@@ -328,7 +328,7 @@ def test_a_bad_collector_costs_spans_and_one_line(
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", f"authorization={SECRET}")
-    # The library waits as long for an answer, and half a minute at its end.
+    # The library waits this long for a response, and half a minute when it closes.
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "600")
     monkeypatch.setattr(span_export, "_CLOSE_SECONDS", 0.3)
     with collecting("takes" if manner == "refuses" else manner) as collector:  # type: ignore[arg-type]
@@ -350,7 +350,7 @@ def test_a_bad_collector_costs_spans_and_one_line(
     lines = lines_about_traces(caplog)
     dropped = [line for line in lines if "does not take spans" in line]
     if manner == "floods":
-        # Its answers count, their bodies are not read. The small queue may have been full.
+        # Its responses count, and their bodies are not read. The small queue may have been full.
         assert len(dropped) <= 2
     else:
         (line,) = dropped
@@ -462,7 +462,7 @@ def test_a_worker_without_traces_imports_nothing_and_one_without_the_extra_ends(
 def test_a_line_that_is_under_way_at_the_end_is_not_told(
     failing: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The library's thread may have looked for its handlers before they were taken away."""
+    """The library's thread may have looked up its handlers before they were removed."""
     caplog.set_level(logging.INFO)
     heard = span_export._LibraryLog("http://c", span_export._Session())
     heard.at_start = None

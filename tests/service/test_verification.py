@@ -1,6 +1,6 @@
-"""A worker's verifications: a process of its own for each, which a stop ends and whose failure is counted.
+"""A worker verifies in separate processes; a stop ends them, and their failures are counted.
 
-That problems are found and shown is tested against a broker: tests/deploy/test_monitoring.py.
+Finding and showing problems is tested against a broker: tests/deploy/test_monitoring.py.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def errors(metrics: Metrics) -> list[float]:
 
 @contextmanager
 def silent_broker() -> Iterator[int]:
-    """A port on which connections are taken, and nothing is said."""
+    """Yield a port that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
@@ -50,7 +50,7 @@ def silent_broker() -> Iterator[int]:
 def children() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
-        # An ended child of another test, or one that ends meanwhile, has no command line any more.
+        # A child of another test that has ended, or is ending, has no command line any more.
         with suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
             if "streaming_pca.service.commit.verification" in child.cmdline():
                 found.append(child)

@@ -1,4 +1,4 @@
-"""What a ledger admits, before a stream has read a record."""
+"""A ledger decides on admission before a stream has read a record."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_reports_are_charged_nothing_and_the_promise_says_who_keeps_it() -> None
 
 
 def test_a_topic_has_reports_or_records() -> None:
-    """A record that passed for a report would be shown without noise, and uncharged."""
+    """A record taken for a report would be shown without noise, and uncharged."""
     log = Writer("10", "1e-5")
     reserve(log, a_stream(**LOCAL, name="reports"))
     check_admission(a_stream(**LOCAL, name="more"), log.ledger)
@@ -202,13 +202,13 @@ OF_USERS: dict[str, Any] = {"privacy_unit": "user", "contributions_per_user": 2}
 
 
 def test_options_of_a_stream_whose_batches_compose_are_pinned() -> None:
-    """A user's batches keep the promise together because they are calibrated alike."""
+    """A user's batches keep the contract together because they are calibrated alike."""
     log = Writer(1, "1e-6")
     stream = a_stream(**OF_USERS)
     plan = stream.build_estimator().plan(stream.build_estimator().init(utility_generator(0)))
     reserve(log, stream, parameters=parameters_of(stream, plan))
     check_admission(stream, log.ledger)
-    # What sizes batches is none of it.
+    # Options of batch sizes are not pinned.
     check_admission(a_stream(**OF_USERS, options={"n_records": 600}), log.ledger)
     with pytest.raises(StreamRefused, match=r"stream.options is .*set it back, or choose a new stream.name"):
         check_admission(a_stream(**OF_USERS, options={"n_records": 300, "clip_quantile": 0.9}), log.ledger)
@@ -223,7 +223,9 @@ def test_options_of_other_streams_may_change_between_batches() -> None:
 
 
 def without_law(stream: StreamSettings) -> dict[str, Any]:
-    """What a reservation of an earlier version carries: it names no law, its noise was discrete."""
+    """Return a reservation's parameters as an earlier version wrote them: without a law, the noise
+    discrete.
+    """
     parameters = stream.build_estimator().plan(stream.build_estimator().init(utility_generator(0))).parameters
     assert parameters.pop("noise") == "rounded-gaussian"
     return parameters | {"options": stream.mechanism_options}
@@ -231,7 +233,7 @@ def without_law(stream: StreamSettings) -> dict[str, Any]:
 
 @pytest.mark.parametrize("how", [{}, {"privacy_unit": "row"}, {"privacy_unit": "user"}])
 def test_a_stream_of_an_earlier_version_goes_on_where_a_unit_is_in_one_batch(how: dict[str, Any]) -> None:
-    """Each batch's charge covers it under the law that it was drawn by, and no unit meets both."""
+    """Each batch's charge covers it under the law of its noise, and no unit meets both laws."""
     stream = a_stream(**how)
     log = Writer(1, "1e-6")
     reserve(log, stream, parameters=without_law(stream))
@@ -248,7 +250,7 @@ def test_a_stream_whose_users_would_meet_both_laws_is_refused() -> None:
 
 
 def test_a_batch_that_an_earlier_version_reserved_is_another_batch_now() -> None:
-    """So it is abandoned, its charge stays, and no answer mixes a charge with another law."""
+    """It is abandoned, its charge stays, and no answer mixes a charge with another law."""
     stream = a_stream()
     plan = stream.build_estimator().plan(stream.build_estimator().init(utility_generator(0)))
     assert parameters_of(stream, plan) != without_law(stream) | {"seed": stream.seed}
@@ -256,7 +258,7 @@ def test_a_batch_that_an_earlier_version_reserved_is_another_batch_now() -> None
 
 
 def test_the_default_format_is_part_of_the_contract_where_it_is_another() -> None:
-    """Two workers that read the same messages differently would answer for different records."""
+    """Workers that read the same messages differently would answer for different records."""
     assert "content_type" not in a_stream().privacy_contract
     in_json = a_stream(format="json")
     assert in_json.privacy_contract["content_type"] == "application/json"
@@ -311,7 +313,7 @@ def test_equal_maps_that_are_written_differently_have_one_contract() -> None:
 
 
 def test_arrow_as_the_format_of_all_messages_needs_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each record would be null, and charged, and only the log's information said so."""
+    """Otherwise each record would be null, and charged, and only an info line in the log would show it."""
     log, arrow = Writer("1", "1e-6"), a_stream(format="arrow")
     monkeypatch.setattr(admission, "find_pyarrow", lambda: None)
     check_admission(a_stream(), log.ledger)

@@ -1,4 +1,4 @@
-"""Steps of a ledger writer that the client ends with an error."""
+"""Steps of a ledger writer that fail with an error of the client."""
 
 from __future__ import annotations
 

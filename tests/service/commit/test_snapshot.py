@@ -1,4 +1,4 @@
-"""Reading of a ledger and its states while workers go on: no broker is needed."""
+"""A ledger and its states are read while workers continue; no broker is needed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from streaming_pca.service.errors import SessionLost
 from tests.admin.test_backup import state_of
 from tests.privacy.ledger.test_ledger import Writer, span
 
-# How a topic answers when a state is sought: it holds it, a later one, or nothing.
+# Results of a search for a state: the topic has it, a later state, or nothing.
 HELD, OVERWRITTEN, LOST = "held", "overwritten", "lost"
 
 
 class Topics:
-    """A ledger that grows by a batch whenever it is read again, and a state topic."""
+    """Ledger that grows by a batch whenever it is read again, and a state topic."""
 
     topic = "in.ledger"
 

@@ -1,4 +1,4 @@
-"""The table of users in parts: what a topic that is compacted still holds is the table that was."""
+"""The parts of the table of users on a compacted topic rebuild the same table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FEW, MANY = 40, 5000
 
 
 class Topic:
-    """Stands where the producer does, and keeps every message in order."""
+    """Replacement of the producer, which stores every message in order."""
 
     def __init__(self) -> None:
         self.messages: list[SimpleNamespace] = []
@@ -37,13 +37,13 @@ class Topic:
         self.messages.append(SimpleNamespace(key=key, value=value))
 
     def compacted(self) -> list[SimpleNamespace]:
-        """The last message of each key, in order."""
+        """Return the last message of each key, in order."""
         last = {m.key: i for i, m in enumerate(self.messages)}
         return [self.messages[i] for i in sorted(last.values())]
 
 
 def index_after(log: UserLog) -> UserIndex:
-    """The index of the last commit, as its checkpoint carries it over the wire."""
+    """Return the index of the last commit, as its encoded checkpoint carries it."""
     assert log.index is not None
     checkpoint = Checkpoint("id", "s", 1, {0: 1}, b"salt", b"state", b"{}", log.index)
     found = decode_checkpoint(encode_checkpoint(checkpoint)[0])[0]
@@ -53,7 +53,7 @@ def index_after(log: UserLog) -> UserIndex:
 
 
 def commit(log: UserLog, users: Users, topic: Topic) -> NDArray[np.bool_]:
-    """Admit a batch, write what its commit writes, and follow it."""
+    """Admit a batch, write the messages of its commit, and follow it."""
     counted = log.admit(users).counted
     step = log.step(users, counted)
     send_state(topic, "s.state", b"state", "digest", step.index.commits, step.parts)
@@ -69,7 +69,7 @@ def rebuilt(limit: int, index: UserIndex, messages: list[SimpleNamespace]) -> Us
 
 
 def batch_of(rng: np.random.Generator, count: int, of: int) -> Users:
-    """Users drawn from ``of``, whose hashes are spread over the shards; some records have no key."""
+    """Return users drawn from ``of``, with hashes spread over the shards; some records have no key."""
     ids = rng.integers(0, of, count).astype(np.uint64)
     hashes = np.stack([ids * np.uint64(0x9E3779B97F4A7C15), ids + np.uint64(1)], axis=1)
     hashes[rng.random(count) < 0.1] = 0
@@ -92,7 +92,7 @@ def test_the_table_that_is_rebuilt_from_a_compacted_topic_is_the_one_that_was(
             found = rebuilt(limit, index_after(log), topic.compacted())
             assert shards_of(found) == shards_of(log), n
             assert found.key == log.key
-            # And it goes on in the same way.
+            # It also continues in the same way.
             again = batch_of(rng, 100, n_users)
             assert (found.admit(again).counted == log.admit(again).counted).all()
             next_of = [each.step(again, each.admit(again).counted) for each in (found, log)]
@@ -148,7 +148,7 @@ def test_nothing_changes_before_the_commit_has_succeeded() -> None:
 
 
 def large_log() -> tuple[UserLog, Topic]:
-    """Seventy commits, the last with a delta of several chunks."""
+    """Return a log after 71 commits, the last with a delta of several chunks, and its topic."""
     log, topic = UserLog(1), Topic()
     for n in range(70):
         commit(log, distinct(10, 1 + 10 * n), topic)
@@ -179,7 +179,7 @@ def test_parts_of_two_commits_do_not_mix() -> None:
     after, now = index_after(log), topic.compacted()
     with pytest.raises(MalformedUserLog, match="differs from the last commit"):
         rebuilt(1, before, now)
-    # Compaction may leave older chunks behind newer ones of the same part, but never instead.
+    # Compaction may leave older chunks next to newer chunks of the same part, but never instead of them.
     with pytest.raises(MalformedUserLog, match="differs from the last commit"):
         rebuilt(1, after, then)
     assert shards_of(rebuilt(1, after, then + now)) == shards_of(log)
@@ -189,7 +189,7 @@ def test_parts_whose_digests_fit_and_that_do_not_hold_together_are_refused() -> 
     log, topic = UserLog(1), Topic()
     users = distinct(5)
     commit(log, users, topic)
-    # Another writer might count them once more than they may.
+    # Another writer might count them once more than allowed.
     step = log.step(users, np.ones(5, np.bool_))
     send_state(topic, "s.state", b"state", "digest", 2, step.parts)
     with pytest.raises(MalformedUserLog, match="cannot be rebuilt: users to add must be distinct"):

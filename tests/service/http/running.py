@@ -1,4 +1,4 @@
-"""A server on a real socket, in a thread with an event loop of its own, and a client in blocking calls."""
+"""A server on a real socket, in a thread with an event loop, and a blocking client."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Metrics:
 
 
 class Site:
-    """Site that streams events both ways in which an API could, and knows what it was told."""
+    """Site that streams events in the two ways of an API, and records its calls and bodies."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -91,7 +91,7 @@ class Site:
 
 @dataclass
 class Answer:
-    """Answer to a request."""
+    """Response to a request."""
 
     status: int
     headers: Mapping[str, str]
@@ -104,7 +104,7 @@ class Answer:
 
 @dataclass
 class Running:
-    """Server that runs, and requests to it."""
+    """Running server, and requests to it."""
 
     server: HttpServer
     site: Site
@@ -120,7 +120,7 @@ class Running:
     def connect(self, source: str | None = None) -> http.client.HTTPConnection:
         host, port = self.place
         if source is not None:
-            # All addresses of this network are this machine's.
+            # All addresses of this network belong to this machine.
             assert source.startswith("127.")
             return http.client.HTTPConnection(host, port, timeout=LIMIT, source_address=(source, 0))
         if self.server.url.startswith("https"):
@@ -130,7 +130,7 @@ class Running:
     def ask(
         self, path: str, method: str = "GET", token: str | None = None, body: Any = None, **headers: str
     ) -> Answer:
-        """Send one request; the names of headers are written with ``_``."""
+        """Send one request; header names are written with ``_``."""
         connection = self.connect()
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         if token is not None:
@@ -164,7 +164,7 @@ def serving(
     site: Any = None,
     **more: Any,
 ) -> Iterator[Running]:
-    """Run a server; at the end it is stopped, and the time of that is noted."""
+    """Run a server; stop it at the end, and record the duration of the stop."""
     settings = HttpSettings(port=0, **more) if settings is None else settings
     site, roles = site or Site(), {"s": "leading"}
     ready, stopping = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""Who may ask what: tokens and their files, names of the host, origins, and where a server may listen."""
+"""Tokens and their files, host names, origins and listening addresses decide on access."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ SECRET: dict[str, Any] = {"token": SecretStr(TOKEN)}
 
 @pytest.fixture(scope="module")
 def unsecured() -> Iterator[Running]:
-    """A server on loopback without a token, for tests that change nothing of it."""
+    """Yield a server on loopback without a token, for tests that do not change it."""
     with serving() as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def secured() -> Iterator[Running]:
-    """One with a token."""
+    """Yield a server with a token."""
     with serving(**SECRET) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def probed(request: pytest.FixtureRequest) -> Iterator[Running]:
-    """One with the settings of a test's parameter."""
+    """Yield a server with the settings of a test's parameter."""
     with serving(**request.param) as running:
         yield running
 
@@ -226,7 +226,7 @@ def test_a_file_that_all_can_read_is_told(tmp_path: Path, caplog: pytest.LogCapt
         assert "every user of this machine can read it: chmod o-r" in caplog.text
 
 
-# -- where it may listen ---------------------------------------------------
+# -- listening addresses ---------------------------------------------------
 
 LOOPBACK = ["127.0.0.1", "127.8.9.1", "localhost", "LOCALHOST", "::1"]
 ELSEWHERE = [
@@ -285,7 +285,7 @@ def test_on_loopback_a_name_of_another_host_is_refused(host: str, unsecured: Run
 
 
 PROBES = [b"Host: 10.1.2.3:9464\r\n", b"Host: [fd00::7]:9464\r\n", b"Host: worker-0.pca.svc:80\r\n", b""]
-"""Hosts of kubelets, load balancers, service meshes, and of clients that speak HTTP/1.0 without one."""
+"""Host headers of kubelets, load balancers, service meshes, and of HTTP/1.0 clients without one."""
 
 
 PROBED = [{}, {"hosts": ["pca.example.org"]}, SECRET | {"hosts": ["pca.example.org"]}]
@@ -298,7 +298,7 @@ def test_probes_of_any_platform_are_answered_without_details(
     how: dict[str, Any], host: bytes, version: bytes, probed: Running
 ) -> None:
     def ask(method: bytes, path: bytes) -> bytes:
-        # HTTP/1.1 demands the header.
+        # HTTP/1.1 requires the header.
         named = host or (b"Host:\r\n" if version == b"1.1" else b"")
         head = b"%s %s HTTP/%s\r\n%sConnection: close\r\n\r\n" % (method, path, version, named)
         with closing(socket.create_connection(probed.place, timeout=LIMIT)) as client:
@@ -310,7 +310,7 @@ def test_probes_of_any_platform_are_answered_without_details(
             assert ask(method, path).startswith(b"HTTP/1.1 200")
     is_name = b"pca.svc" in host
     assert (b"leading" in ask(b"GET", b"/readyz")) == (not is_name and "token" not in how)
-    # A scraper names a pod by its address; a name may be one of a page that was bound anew.
+    # A scraper uses a pod's address; a name may belong to a page after DNS rebinding.
     expected = b"421" if is_name else (b"401" if "token" in how else b"200")
     assert ask(b"GET", b"/metrics").startswith(b"HTTP/1.1 " + expected)
 

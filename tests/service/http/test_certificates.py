@@ -1,4 +1,4 @@
-"""HTTPS and mutual TLS, with certificates that the test makes."""
+"""HTTPS and mutual TLS work with certificates that the tests make."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.service.http.running import TOKEN, Running, serving
 
 
 class Certificates:
-    """An authority, and a server and a client with its certificates."""
+    """Authority, and a server and a client with its certificates."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -34,7 +34,7 @@ class Certificates:
         return {"certificate": self.certificate, "private_key": self.key}
 
     def context(self, client: trustme.LeafCert | None = None) -> ssl.SSLContext:
-        """What a client brings: trust in this authority, perhaps a certificate."""
+        """Return a client's context: trust in this authority, and optionally a certificate."""
         made = ssl.create_default_context()
         self.authority.configure_trust(made)
         if client is not None:
@@ -48,7 +48,7 @@ def made(tmp_path: Path) -> Certificates:
 
 
 def refused(running: Running) -> bool:
-    """Whether the server ends a connection for the client's certificate."""
+    """Return whether the server ends a connection because of the client's certificate."""
     try:
         running.status("/healthz")
     except (ssl.SSLError, ConnectionError):

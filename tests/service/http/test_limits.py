@@ -1,4 +1,4 @@
-"""What one client can take: sizes, rates, streams of events, and patience."""
+"""A client's sizes, rates, event streams and slowness are limited."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.waiting import LIMIT, wait_for
 
 @contextmanager
 def raw(running: Running, text: bytes = b"") -> Iterator[socket.socket]:
-    """Connection over which any bytes can be sent."""
+    """Open a connection over which any bytes can be sent."""
     with closing(socket.create_connection(running.place, timeout=LIMIT)) as made:
         made.sendall(text)
         yield made
 
 
 def is_closed(connection: socket.socket, seconds: float = LIMIT) -> bool:
-    """Whether the server closes within that time."""
+    """Return whether the server closes the connection within ``seconds``."""
     connection.settimeout(seconds)
     try:
         while connection.recv(2**16):
@@ -121,7 +121,7 @@ def test_large_headers_are_refused() -> None:
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Give the limit of rates a clock that a test moves."""
+    """Give the rate limit a clock that the test moves."""
     seconds = [0.0]
     monkeypatch.setattr(RateLimit.__init__, "__defaults__", (lambda: seconds[0],))
     return seconds
@@ -200,7 +200,7 @@ def test_a_network_of_ipv6_is_one_client(one: str, other: str, same: bool) -> No
 @pytest.mark.parametrize("before", [b"", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"])
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_a_header_line_ends_with_both_characters(head: bytes, before: bytes, size: int) -> None:
-    """In any pieces, and behind another request; a body may hold anything."""
+    """This holds for any pieces and after another request; a body may contain anything."""
     text = before + head
     with serving() as running, raw(running) as client:
         for at in range(0, len(text), size):
@@ -244,7 +244,7 @@ def test_one_address_may_have_all_streams_and_keeps_no_other_out() -> None:
         greedy = [listen("127.0.0.2") for _ in range(4)]
         assert [answer.status for answer in greedy] == [200] * 4
         assert listen("127.0.0.2").status == 503
-        # Others take its oldest streams until nobody would have fewer than the newcomer.
+        # Others take its oldest streams, unless that would leave it with fewer streams than the newcomer.
         for source, oldest in (("127.0.0.3", greedy[0]), ("127.0.0.4", greedy[1])):
             assert listen(source).status == 200
             assert oldest.read().strip() == b"data: {}"
@@ -269,7 +269,7 @@ def test_it_stops_whoever_listens(path: str, caplog: pytest.LogCaptureFixture) -
                 connection, answer = running.listen(path)
                 stack.callback(connection.close)
                 answers.append(answer)
-            # One that reads nothing, one that sends nothing, one in the middle of a request.
+            # Clients that read nothing, send nothing, or are in the middle of a request.
             stack.enter_context(raw(running, b"GET /v1/large HTTP/1.1\r\nHost: localhost\r\n\r\n"))
             stack.enter_context(raw(running))
             stack.enter_context(raw(running, b"GET / HT"))
@@ -277,7 +277,7 @@ def test_it_stops_whoever_listens(path: str, caplog: pytest.LogCaptureFixture) -
         # Two seconds on an idle machine; a server that waited for these clients would not end.
         assert 0 <= running.stopped_in < LIMIT
         assert running.site.told == ["start", "stop"]
-        # Ended, not cut: a client of chunks would raise for a stream that is cut.
+        # Ended, not cut: a client of chunked responses would raise for a cut stream.
         for answer in answers:
             answer.read()
     assert not caplog.records, [record.message for record in caplog.records]
@@ -314,7 +314,7 @@ def test_a_request_that_does_not_arrive_is_given_up(monkeypatch: pytest.MonkeyPa
             stack.callback(stopping.set)
             threading.Thread(target=drip, args=(slow, stopping), daemon=True).start()
             assert is_closed(slow), begun
-        # Again behind a request that was answered.
+        # The same after a request that was answered.
         again = stack.enter_context(raw(running, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"))
         time.sleep(0.2)
         again.sendall(b"GET / H")

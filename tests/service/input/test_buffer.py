@@ -1,4 +1,4 @@
-"""Batches share memory that others use after them: none of them ever sees another's records."""
+"""Batches share memory that later batches reuse, but no batch ever sees another's records."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Message:
 
 
 def a_message(number: int, rows: int, double: bool = False) -> Message:
-    """Rows that hold the message's number; none: nothing that can be read."""
+    """Return a message of rows that contain its number; with 0 rows, an unreadable message."""
     if rows == 0:
         return Message(number, b"?")
     values = np.full((rows, DIM), number, dtype="<f8" if double else "<f4")
@@ -65,7 +65,7 @@ def expected_of(message: tuple[int, int], unit: str) -> list[list[list[float]]]:
 def test_every_batch_keeps_its_records_until_it_is_given_back(
     data: st.DataObject, unit: str, partitions: int
 ) -> None:
-    """Polls, takes and returns in any order, against lists."""
+    """Polls, takes and returns happen in any order, and lists predict the results."""
     buffer = RecordBuffer(PayloadCodec(DIM, unit=unit, max_rows=4))
     buffer.buffers.update({p: PartitionBuffer(0) for p in range(partitions)})
     waiting: list[list[tuple[int, int]]] = [[] for _ in range(partitions)]
@@ -131,7 +131,7 @@ def test_a_small_batch_is_copied_rather_than_the_rest() -> None:
     batch, _ = buffer.take([10], 1)
     assert buffer._store is store
     assert not np.shares_memory(batch.rows, store.rows)
-    # Once half of a store was taken, the rest moves: it does not grow for ever.
+    # Once half of a store has been taken, the rest moves, so it does not grow for ever.
     sizes = []
     for i in range(60):
         buffer.append(0, [a_message(100 + 10 * i + j, 1) for j in range(10)])
@@ -153,7 +153,7 @@ def test_rows_of_double_precision_are_kept_whole(monkeypatch: pytest.MonkeyPatch
     assert store.append(single) == 41
     assert store.rows.dtype == np.float64
     assert store.rows[:, 1].tolist() == [third, 2 * third] * 20 + [1 / 3, third, 2 * third]
-    # What comes after is not widened by what was here.
+    # Earlier rows do not widen later ones.
     store.clear()
     store.append(single)
     assert store.rows.dtype == np.float32
@@ -161,7 +161,7 @@ def test_rows_of_double_precision_are_kept_whole(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_store_takes_little_more_than_its_rows() -> None:
-    """No record decides how much: those that come first may be much longer than the rest."""
+    """No record decides how much: the first records may be much longer than the rest."""
     store = RowStore(1000)
     first = store.append(np.ones((64, 1000), dtype=np.float32))
     for i in range(1, 300):
@@ -170,7 +170,7 @@ def test_a_store_takes_little_more_than_its_rows() -> None:
         assert store._memory.nbytes <= max(held + max(held / 64, 2**20), _MAPPED_BYTES)
     assert first == 0
     assert store.rows[::100, 0].tolist()[1:] == [float(i) for i in range(1, 300)]
-    # It grows where it is, or is moved by the system, without a copy; then it has what it needs.
+    # It grows in place, or the system moves it, without a copy; then it has enough memory.
     at = store._memory.__array_interface__["data"][0]
     for _ in range(3):
         store.clear()
@@ -212,7 +212,7 @@ def test_pieces_are_all_messages_in_order(sizes: list[int]) -> None:
     messages = [Message(i, bytes(n)) for i, n in enumerate(sizes)]
     pieces = list(_pieces(messages))
     assert [m for piece in pieces for m in piece] == messages
-    # No piece goes on once it is large enough.
+    # No piece continues once it is large enough.
     for piece in pieces:
         assert sum(len(m.value or b"") for m in piece[:-1]) < 2**20
 
@@ -235,13 +235,13 @@ def test_where_the_leader_changed_is_known_of_every_position() -> None:
 
 
 def a_chunk(first_offset: int, lengths: list[int], place: int) -> Chunk:
-    """Messages whose rows begin at a place, one after the other."""
+    """Return a chunk of messages whose rows begin at a place, one after another."""
     of = np.array(lengths, dtype=np.int64)
     return Chunk(np.arange(first_offset, first_offset + len(lengths)), place + np.cumsum(of) - of, of)
 
 
 ROWS = np.arange(300, dtype=np.float64)[:, None]
-"""Each holds its place."""
+"""Rows that each contain their place."""
 
 
 def batch_from(parts: list[list[Chunk]], granularity: int = 1, by_row: bool = False) -> ArrayBatch:
@@ -289,7 +289,7 @@ def test_pairs_stay_within_one_partition() -> None:
 
 
 def of_users(chunk: Chunk, first: int) -> Chunk:
-    """The chunk, its records of the users ``first`` and following."""
+    """Return the chunk with users ``first`` and following for its records."""
     ids = np.arange(first, first + len(chunk.offsets), dtype=np.uint64)
     return replace(chunk, users=np.stack([ids, ids + np.uint64(1000)], axis=1))
 
@@ -302,7 +302,7 @@ def of_users(chunk: Chunk, first: int) -> Chunk:
 def test_users_stay_beside_their_records(
     partitions: list[list[list[int]]], granularity: int, data: st.DataObject
 ) -> None:
-    """A record's rows hold its number, and so does its user, wherever buffers were cut."""
+    """A record's rows contain its number, and so does its user, wherever buffers were cut."""
     parts, number = [], 0
     owners_of_rows: list[int] = []
     for chunks in partitions:

@@ -1,4 +1,4 @@
-"""Between the clock's process and the worker: no tick waits for a reader, no feed for a dead process."""
+"""No tick of the clock's process waits for the worker, and no feed for a dead process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_worker_that_does_not_read_holds_up_no_tick() -> None:
         tell = event_writer(out, gone.set)
 
         def tick() -> None:
-            for at in range(5000):  # a pipe holds some 1,000
+            for at in range(5000):  # a pipe holds about 1,000
                 tell({"at": at, "ends": {"topic": [0] * 10}})
             told.set()
 
@@ -47,12 +47,12 @@ def test_a_worker_that_does_not_read_holds_up_no_tick() -> None:
                 read.append(line)
     assert not held_up
     assert read[-1].startswith(b'{"at": 4999,')
-    # It says something every second, and so notices.
+    # It writes something every second, and so it notices.
     assert gone.wait(120)
 
 
 def test_a_line_of_many_schemas_costs_its_length_alone() -> None:
-    """Searched again for its end with each 64 KiB, a line of 40 MiB took 21 s, and held up all ticks."""
+    """A search from the start after each 64 KiB took 21 s for 40 MiB, and delayed all ticks."""
     length = 2**25
     back, forth = os.pipe()
     with os.fdopen(back, "rb") as out:
@@ -92,7 +92,7 @@ def test_a_process_that_is_killed_while_it_writes_fails_its_feeds(
 
 
 def test_ticks_that_hang_beside_signs_of_life_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Of its two other threads, one writes the signs of life and one reads ids: the worker sees both go on.
+    # Of its two other threads, one writes signs of life and one reads ids: to the worker, both seem fine.
     hung, ended = threading.Event(), threading.Event()
     events = SimpleQueue[dict[str, Any]]()
     kafka = KafkaSettings(bootstrap_timeout_ms=100, request_timeout_ms=1000)
@@ -115,7 +115,7 @@ def test_ticks_that_hang_beside_signs_of_life_end_the_process(monkeypatch: pytes
 
 
 def test_slow_ticks_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Each tick takes as long as its request may; together they take far longer than one may stand still.
+    # Each tick takes as long as its request may; together they take far longer than one tick may hang.
     ended, ticks = threading.Event(), threading.Semaphore(0)
 
     def slow(*_: Any) -> dict[Any, int]:
@@ -138,7 +138,7 @@ def test_slow_ticks_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Registry:
-    """Registry that lists a new schema each time, and fails at some."""
+    """Registry that lists a new schema each time, and sometimes fails."""
 
     faults: ClassVar[dict[int, Exception]] = {}
     reads = 0
@@ -178,7 +178,7 @@ def test_schemas_are_listed_on_an_interval_and_each_is_sent_once(monkeypatch: py
 
 
 def test_a_subject_is_there_before_the_thread_that_lists_it_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other way round a quick thread listed the old ones, and waited for an interval."""
+    """In the other order, a quick thread listed the old subjects, and waited for an interval."""
     poller, seen = Poller(KafkaSettings(), 0.1, 1.0, lambda _: None), []
     monkeypatch.setattr(poller._new_subjects, "set", lambda: seen.append(poller._subjects))
     subject = Subject("a", "avro")
@@ -207,7 +207,7 @@ def test_no_feed_waits_for_the_interval_of_another_one_of_its_subject() -> None:
 
 
 def test_a_silent_registry_holds_up_no_subject_for_another() -> None:
-    """One after the other, sixteen subjects waited for sixteen time limits."""
+    """One after another, sixteen subjects waited for sixteen time limits."""
     events, server = SimpleQueue[dict[str, Any]](), list[FaultyServer]()
     with FaultyServer(lambda _: server[0].over.wait(60) and None) as silent:
         server.append(silent)
@@ -251,7 +251,7 @@ def test_a_registry_that_fails_leaves_the_schemas_that_are_known(caplog: pytest.
     assert feed.listed_at >= listed_at
     poller._list_schemas(listing(7, schemas={"2": "Mg=="}))
     assert sorted(feed.schemas or {}) == [1, 2]
-    # A clock that was started anew sends all of them again.
+    # A restarted clock sends all of them again.
     newest = feed.schemas
     poller._list_schemas(listing(8, schemas={"1": "MQ==", "2": "Mg=="}))
     assert feed.schemas is newest
@@ -264,7 +264,7 @@ def test_a_registry_that_fails_leaves_the_schemas_that_are_known(caplog: pytest.
 
 
 class Admin:
-    """Broker of one topic."""
+    """Broker with one topic."""
 
     def describe_topics(self, topics: list[str]) -> list[dict[str, Any]]:
         return [{"name": name, "topic_id": "id", "error_code": 0} for name in topics]
@@ -281,6 +281,6 @@ class Consumer:
 
 
 def test_it_starts_without_numpy() -> None:
-    # Each worker starts one: a third of its processor time, and 12 MB.
+    # Each worker starts one, and numpy would cost a third of its processor time, and 12 MB.
     program = "import sys, streaming_pca.service.input.clock\nassert 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-P", "-c", program], check=True)

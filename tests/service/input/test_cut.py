@@ -1,4 +1,4 @@
-"""A batch closes where ticks and counts say, however late its reader comes to them."""
+"""A batch closes by ticks and counts, however late its reader sees them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLANNED, LEAST = 10, 3
 
 @dataclass
 class Reader:
-    """Reads one partition whose records have all offsets; notes which batches it closes."""
+    """Reader of one partition whose records have all offsets; it records the batches that it closes."""
 
     feed: OffsetFeed
     cutter: BatchCutter
@@ -35,7 +35,7 @@ class Reader:
         return [PLANNED] if there >= PLANNED else None
 
     def read(self) -> None:
-        """Close what can be closed now."""
+        """Close all batches that can be closed now."""
         while True:
             self.cutter.schedule_wake()
             quotas = self.cutter.next_quotas(self.quotas_at)
@@ -72,7 +72,7 @@ def test_how_late_the_reader_comes_changes_no_batch(
 
 
 class Overtaken(OffsetFeed):
-    """A feed whose clock may tick before and after every look of its reader."""
+    """Feed whose clock may tick before and after every look of its reader."""
 
     def __init__(self, pending: list[tuple[float, dict[int, int]]], chances: random.Random) -> None:
         self._pending, self._chances = pending, chances
@@ -91,7 +91,7 @@ class Overtaken(OffsetFeed):
 
 
 def test_a_tick_between_two_looks_changes_no_batch() -> None:
-    # With the newest end_offsets and the next one looked up apart, readers differed in 3% of these.
+    # Looking up the newest and the next end_offsets separately, readers differed in 3% of these.
     chances = random.Random(1)
     for _ in range(2000):
         now, end, whole = 0, 0, []
@@ -195,7 +195,7 @@ def test_a_clock_that_stopped_is_noticed_once_all_is_read() -> None:
         feed.next()
 
 
-# -- the quota of each partition ------------------------------------------------------
+# -- the quota of each partition -----------------------------------------------------
 
 
 def naive_quotas(available: list[int], units: int) -> list[int] | None:

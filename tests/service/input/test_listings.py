@@ -1,4 +1,4 @@
-"""Which schemas a record is decoded by follows from the clock's ticks and listings, whoever comes late."""
+"""The clock's ticks and listings alone decide by which schemas a record is decoded."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_tick_waits_for_a_listing_that_began_after_its_ends_were_known() -> No
     feed = feed_of()
     feed.add(1.0, {0: 5}, 1.5)
     assert feed.peek() is None
-    # This one may have been answered before the last record below the ends was written.
+    # This listing may have been answered before the last record below the ends was written.
     feed.add_listing(1.2, FIRST)
     assert feed.peek() is None
     assert feed.schemas is FIRST
@@ -78,7 +78,7 @@ def test_new_schemas_are_new_end_offsets_even_where_no_record_came() -> None:
 
 
 def test_an_hour_of_ticks_without_a_listing_takes_little_memory() -> None:
-    """A dictionary for each of 100 partitions' ends would take 130 MB."""
+    """A dictionary for each tick's 100 end offsets would take 130 MB."""
     feed, ticks, partitions = feed_of(), 1800, 100
     tracemalloc.start()
     try:
@@ -101,7 +101,7 @@ def test_a_feed_without_a_subject_holds_nothing_back() -> None:
 
 
 def events_of(steps: Sequence[tuple[str, int]]) -> tuple[list[Event], list[Event]]:
-    """Ticks, and listings, of which some have a new schema; a step takes a second."""
+    """Return ticks, and listings, some with a new schema; a step takes a second."""
     end, versions = 0, [dict(FIRST)]
     ticks: list[Event] = []
     listings: list[Event] = []
@@ -133,7 +133,7 @@ def test_no_delay_of_an_answer_changes_what_is_valid_at_a_tick(
             expected.append(EndOffsets(at, ends, valid))
     feed, found = feed_of(), []
     while ticks or listings:
-        # Each of the clock's two threads keeps its own order; between them any is possible.
+        # Each of the clock's two threads keeps its own order; the two may interleave arbitrarily.
         from_ticks = data.draw(st.booleans()) if ticks and listings else bool(ticks)
         tell(feed, (ticks if from_ticks else listings).pop(0))
         if data.draw(st.booleans()):
@@ -175,7 +175,7 @@ def test_no_delay_changes_where_and_by_what_a_late_batch_is_cut(
 
 
 def records(count: int, change: int) -> list[Message]:
-    """Records of the old schema, and from one on of either."""
+    """Return records of the old schema and, from ``change`` on, of either schema."""
     made = []
     for i in range(count):
         new = i >= change and i % 3 != 0
@@ -222,7 +222,7 @@ def test_a_record_is_decoded_by_the_schemas_of_the_tick_that_cuts_it(
                 pass
             source.set_plan(plan(40, granularity))
 
-    # The first tick knows the old schema alone, though records of the new one are there already.
+    # The first tick knows only the old schema, though records of the new schema exist already.
     tell(feed, ("tick", 1, {0: 40, 1: 40}))
     tell(feed, ("list", 2, FIRST))
     if cut_first:
@@ -236,7 +236,7 @@ def test_a_record_is_decoded_by_the_schemas_of_the_tick_that_cuts_it(
     found = [cut.batch.packed().rows[:, 0].tolist() for cut in taken]
     assert [sorted(each) for each in found] == [
         sorted([i for i in range(20) for _ in range(2)]),
-        # Those of the new schema are null.
+        # Records of the new schema are null.
         sorted([i for i in range(20, 40) if i < 30 or i % 3 == 0 for _ in range(2)]),
         sorted([i for i in range(40, 60) for _ in range(2)]),
     ]

@@ -1,4 +1,4 @@
-"""Rows that one compiled pass copies are those that the codec reads message by message."""
+"""Rows copied in one compiled pass equal the rows that the codec reads message by message."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def described(dtype: str) -> list[Header]:
 
 
 def value(random_: random.Random, dtype: str) -> bytes | None:
-    """Rows mostly; now and then none, too many, half a row, or a number that is not finite."""
+    """Return mostly rows; sometimes no rows, too many, half a row, or a number that is not finite."""
     rows = random_.choice([0, 1, 1, 1, 2, MOST, MOST + 1])
     x = np.arange(rows * DIM, dtype=dtype) + random_.randrange(100)
     if rows and random_.random() < 0.2:
         x[random_.randrange(len(x))] = random_.choice([np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-45])
     data = x.tobytes()
     if rows and random_.random() < 0.05:
-        # NaNs of any bits.
+        # NaNs with any bits.
         data = b"\x01\x00\xf0\x7f" * (len(data) // 4)
     return random_.choice([data] * 8 + [None, b"", data[:-1], data + b"\0"])
 
@@ -65,7 +65,7 @@ def batches(dtype: str, headers: Callable[[random.Random], list[Header]], seed: 
 
 
 def buffers(codec: PayloadCodec, made: list[bytes]) -> tuple[RecordBuffer, RecordBuffer]:
-    """What blocks and what single records fill."""
+    """Return buffers filled from blocks, and from single records."""
     blocks = [RecordBlock(DefaultRecordBatch(each)) for each in made]
     found = []
     for messages in (blocks, [each for block in blocks for each in block.records()]):
@@ -182,7 +182,7 @@ def test_plain_rows_are_copied_without_a_record() -> None:
     blocks = [RecordBlock(DefaultRecordBatch(each)) for each in batches("float32", lambda r: PLAIN, 1)]
     for block in blocks:
         assert buffer._plain.copy(block, buffer._store) is not None
-    # Once a row of another type is there, rows are converted one message after another.
+    # After a row of another type, rows are converted message by message.
     buffer._store.append(np.ones((1, DIM)))
     assert buffer._plain.copy(blocks[0], buffer._store) is None
 
@@ -209,7 +209,7 @@ def test_objects_beyond_a_bound_wait_for_their_batch(monkeypatch: pytest.MonkeyP
     buffer.buffers[0] = PartitionBuffer(0)
     buffer.append(0, [block])
     part = buffer.buffers[0]
-    # One piece goes beyond the bound.
+    # One piece exceeds the bound.
     assert (part.count, part.decoded) == (count, 2000)
     assert [part.count_before(end) for end in (0, 1, 2500, count, count + 9)] == [0, 1, 2500, count, count]
     batch_, _ = buffer.take([100], 1)
@@ -217,6 +217,6 @@ def test_objects_beyond_a_bound_wait_for_their_batch(monkeypatch: pytest.MonkeyP
     rest, _ = buffer.take([2500], 1)
     assert rest.rows.argmax(axis=1).tolist() == [(100 + i) % columns for i in range(2500)]
     assert (part.count, part.decoded) == (1400, 1400)
-    # What comes later is behind them; its offsets must rise.
+    # Later records follow them; their offsets must rise.
     with pytest.raises(ValueError, match="offsets do not rise"):
         buffer.append(0, [block])

@@ -1,4 +1,4 @@
-"""The next batch is gathered a step at a time, and nothing is read once it is told to stop."""
+"""The next batch is gathered step by step, and a stop ends all reading."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streaming_pca.service.input.session_input import ReadAhead
 
 
 def steps(*answers: bool | Exception) -> tuple[Callable[[], Awaitable[bool]], list[bool]]:
-    """A step that gives these answers, then False; and what it has given."""
+    """Return a step that gives these answers and then False, and a list of given answers."""
     left, given = list(answers), []
 
     async def step() -> bool:
@@ -80,7 +80,7 @@ def test_what_a_step_raises_is_raised_where_the_next_batch_is_wanted() -> None:
         await settle()
         with pytest.raises(SessionLost, match="gone"):
             await ahead.stop()
-        # Said once: whoever stops it again, to close, has nothing to fear.
+        # Raised once: a second stop, to close, raises nothing.
         await ahead.stop()
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""Reading ahead is bounded, and changes no batch: a batch is a function of end offsets and record offsets."""
+"""Reading ahead is bounded, and changes no batch, since end and record offsets determine it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Reading = Callable[..., tuple[Source, OffsetFeed]]
 DIM = 3
 STREAM = StreamSettings(name="s", input="t", dim=DIM, rank=1, epsilon=1, delta=1e-6)
 AT_ONCE = 7
-"""Records of a poll at most."""
+"""Largest number of records in a poll."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Message:
 
 @dataclass
 class Log:
-    """The partitions of a topic, and how often each was polled."""
+    """Partitions of a topic, and how often each was polled."""
 
     partitions: dict[int, list[Message]]
     polls: dict[int, int] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Log:
 
 
 class FakeConsumer:
-    """Reads one partition of a log, some records at a time."""
+    """Reader of one partition of a log, some records at a time."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -83,7 +83,7 @@ class FakeConsumer:
 
 
 def records(partition: int, count: int, gap: int = 2) -> list[Message]:
-    """Records at offsets with gaps; every fifth of them is null."""
+    """Return records at offsets with gaps; every fifth record is null."""
     made = []
     for i in range(count):
         vector = np.array([partition, i, 1], dtype="<f4")
@@ -97,7 +97,10 @@ def plan(count: int, granularity: int = 1) -> Plan:
 
 @pytest.fixture
 def reading(monkeypatch: pytest.MonkeyPatch) -> Reading:
-    """``reading(log, ahead, seed=0, least=0)``: a source and its feed; ``least`` bytes are read ahead."""
+    """Return ``reading(log, ahead, seed=0, least=0)``, which makes a source and its feed.
+
+    At least ``least`` bytes are read ahead.
+    """
 
     def make(
         log: Log,
@@ -123,7 +126,7 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Reading:
 
 
 def ends_of(log: Log, share: float = 1.0) -> dict[int, int]:
-    # The last record's own end: a position gets no further.
+    # The end of the last record itself: a position cannot exceed it.
     return {p: int((2 * len(ms) - 1) * share) for p, ms in log.partitions.items()}
 
 
@@ -211,7 +214,7 @@ def test_some_bytes_are_read_ahead_however_small_a_batch_is(reading: Reading, va
     feed.add(feed.started + 1, ends_of(log))
     source.set_plan(plan(2))
     read_all_ahead(source)
-    # A null record counts as one row, or there would be no bound.
+    # A null record counts as one row; otherwise there would be no bound.
     assert 100 <= source.buffered < 100 + AT_ONCE
 
 
@@ -223,11 +226,11 @@ def test_a_consumer_is_not_polled_while_its_buffer_is_full(reading: Reading) -> 
     read_all_ahead(source)
     polls = dict(log.polls)
     assert not source.read_ahead()
-    # Newer records make a full buffer no emptier.
+    # Newer records do not empty a full buffer.
     feed.add(feed.started + 2, ends_of(log))
     assert not source.read_ahead()
     assert log.polls == polls
-    # Nor does the batch that is there already need a poll.
+    # A batch that is already complete does not need a poll either.
     assert source.poll() is not None
     assert log.polls == polls
 
@@ -259,7 +262,7 @@ def test_a_source_that_is_stopped_reads_no_further(reading: Reading) -> None:
 
 
 class LazyReader(PartitionReader):
-    """Reads what is wanted in one call, and only once it is wanted; a cluster would."""
+    """Reader that reads in one call, and only once records are needed, as a cluster would."""
 
     ahead = False
     calls = 0
@@ -363,17 +366,17 @@ def test_a_reservation_whose_records_are_not_the_same_is_none(
 def test_a_reservation_of_which_a_record_has_vanished_is_none(
     reading: Reading, monkeypatch: pytest.MonkeyPatch, gone: int, came: bool
 ) -> None:
-    """As where a transaction counted as committed when it was reserved, and as aborted later.
+    """A transaction may count as committed when its records are reserved, and as aborted later.
 
-    Another record in a place that was none keeps the count. The successor has no other trace of which offsets
-    were counted: its one answer is of what is there now, within the charged range, or there is none.
+    Another record at a formerly empty offset keeps the count. The successor has no other record of which
+    offsets were counted: it answers for the present records within the charged range, or not at all.
     """
     log = Log({0: records(0, 100)})
     monkeypatch.setattr(reader_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 199))
     reserved = OffsetRange(partition=0, start=0, end=39, count=20)
     del log.partitions[0][gone]
     if came:
-        # Behind an odd offset there was no record before.
+        # The odd offset had no record before.
         log.partitions[0].insert(3, Message(log.partitions[0][2].offset + 1, b"new"))
     again = reading(log, 0.0)[0].read_reserved([reserved])
     if not came or gone == 19:
@@ -421,7 +424,7 @@ def test_a_fetch_that_a_stop_interrupts_ends_reading(reading: Reading, lazy: boo
 
 
 def after_a_batch(reading: Reading, log: Log, count: int, **how: bool) -> tuple[Source, OffsetFeed]:
-    """A source that has taken 40 records and needs newer end offsets for ``count`` more."""
+    """Return a source that has taken 40 records and needs newer end offsets for ``count`` more."""
     source, feed = reading(log, 0.0, **how)
     feed.add(feed.started + 1, ends_of(log, 0.5))
     source.set_plan(plan(40))

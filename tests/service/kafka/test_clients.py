@@ -1,4 +1,4 @@
-"""Clients get the security settings, and a consumer that cannot be made leaves nothing behind."""
+"""Clients get the security settings, and a consumer that cannot be made leaves nothing open."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_password_comes_from_its_file(tmp_path: Path) -> None:
     settings = secure(sasl_password=None, sasl_password_file=tmp_path / "password")
     password = clients._common_options(settings)["sasl_plain_password"]
     assert password() == secret("three")
-    # It is read anew for each connection.
+    # It is read again for each connection.
     (tmp_path / "password").write_text(secret("four") + "\n")
     assert password() == secret("four")
     (tmp_path / "password").unlink()
@@ -55,7 +55,7 @@ def test_a_password_comes_from_its_file(tmp_path: Path) -> None:
 
 
 def test_consumers_that_cannot_reach_a_broker_leave_no_threads_and_few_descriptors() -> None:
-    # In a process of its own: kafka-python leaves refused sockets to the collector, which warns.
+    # In its own process: kafka-python leaves refused sockets to the garbage collector, which warns.
     address = f"127.0.0.1:{closed_port()}"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _ATTEMPTS, address],
@@ -63,7 +63,7 @@ def test_consumers_that_cannot_reach_a_broker_leave_no_threads_and_few_descripto
     )  # fmt: skip
     threads, descriptors = json.loads(done.stdout)
     assert threads == 0
-    # Two sockets an attempt (IPv4 and the wake-up) at most, had they been kept: 40.
+    # If kept, two sockets an attempt (IPv4 and the wake-up) at most: 40.
     assert descriptors <= 10
 
 
@@ -97,7 +97,7 @@ print(json.dumps([now - then for now, then in zip(used(), before)]))
 
 def test_a_partition_without_a_leader_is_an_error_of_the_client_s_kind() -> None:
     class Forgetful:
-        """Answers as kafka-python 3.0.12 does where it knows some leaders only."""
+        """Client that answers as kafka-python 3.0.12 does when it knows only some leaders."""
 
         def beginning_offsets(self, partitions: list[Any], timeout_ms: int) -> dict[Any, int]:
             return {partitions[0]: 0, "other": {}[partitions[1]]}

@@ -1,4 +1,4 @@
-"""What goes wrong before a connection stands is a lost connection, and leaves no socket."""
+"""A failure before a connection is established is a lost connection, and leaves no socket."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ tls.install()
 
 
 class Waiting(NetworkSelector):  # type: ignore[misc]
-    """Selector that says when one of its tasks waits for a socket."""
+    """Selector that signals when one of its tasks waits for a socket."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Answers of an identity provider, without a broker."""
+"""Answers of an identity provider are handled without a broker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def answer(body: bytes) -> bytes:
 
 @contextmanager
 def provider(raw: bytes, secret: Path) -> Iterator[KafkaSettings]:
-    """Settings of a provider on loopback that answers each request with the same bytes."""
+    """Yield settings of a loopback provider that answers each request with the same bytes."""
     secret.write_text("secret")
     with socket.create_server(("127.0.0.1", 0)) as server:
 

@@ -1,4 +1,4 @@
-"""Compressed batches read as the same batch does that is not, whatever their bytes are."""
+"""Compressed batches read the same as uncompressed batches, for any bytes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def flat(found: Iterable[Any]) -> list[Record]:
 
 
 def takes(reader: RecordReader, most: int = 2000) -> list[list[Record]]:
-    """What each poll brings, to the end."""
+    """Return the records of each poll, to the end."""
     found = []
     while reader:
         found.append(flat(reader.take(most)))
@@ -50,7 +50,7 @@ def takes(reader: RecordReader, most: int = 2000) -> list[list[Record]]:
 
 
 def read(data: bytes, start: int = 0, **how: Any) -> list[Record]:
-    """What both readers read."""
+    """Return the records that both readers read."""
     readers = [kind(start, TP, MemoryRecords(data), **how) for kind in (BlockReader, RecordReader)]
     found, same = ([r for some in takes(reader) for r in some] for reader in readers)
     assert found == same
@@ -59,7 +59,7 @@ def read(data: bytes, start: int = 0, **how: Any) -> list[Record]:
 
 
 def some_records(count: int, seed: int = 1) -> list[bytes]:
-    """Records of which every third does not get smaller."""
+    """Return records of which every third does not compress."""
     drawn = random.Random(seed)
     return [
         record(
@@ -73,7 +73,7 @@ def some_records(count: int, seed: int = 1) -> list[bytes]:
 
 
 def check_places(found: list[Record], base: int, count: int) -> list[bytes | None]:
-    """Values of as many records as a batch counts, each at its offset."""
+    """Check the number of records and their offsets, and return their values."""
     assert [each.offset for each in found] == list(range(base, base + count))
     return [each.value for each in found]
 
@@ -83,11 +83,11 @@ def is_null(found: Iterable[Record]) -> bool:
 
 
 def of_bytes(number: int, data: bytes, count: int = 5, **how: Any) -> bytes:
-    """A batch whose compressed bytes are these."""
+    """Return a batch with the given compressed bytes."""
     return batch([data], count=count, attributes=number, **how)
 
 
-# -- as the same batch that is not compressed -------------------------------------
+# -- the same as an uncompressed batch --------------------------------------------
 
 
 @codecs
@@ -121,7 +121,7 @@ def test_odd_records_are_those_of_the_batch_that_is_not_compressed(codec: str) -
 
 @pytest.mark.parametrize("number", [1, 3, 4])
 def test_batches_of_the_clients_own_encoder_are_read(number: int) -> None:
-    """Its snappy needs one more package."""
+    """Snappy is not among them, because the client's needs another package."""
     builder = DefaultRecordBatchBuilder(2, number, False, -1, -1, -1, 2**20)
     wanted = []
     for i in range(300):
@@ -196,7 +196,7 @@ def test_what_a_cut_leaves_keeps_its_values(codec: str) -> None:
         left = sum(value is not None for value in values)
         assert values == [*wanted[:left], *[None] * (60 - left)]
         kept.add(left)
-    # A single block is there or not.
+    # A single block is read entirely or not at all.
     assert kept == {0} if codec == "snappy" else len(kept) > 1 or codec in ("xerial", "lz4", "zstd")
 
 
@@ -219,7 +219,7 @@ def test_changed_bits_change_no_record_before_them(codec: str) -> None:
 
 @pytest.mark.parametrize(("codec", "trailer"), [("gzip", 8), ("gzip", 4), ("lz4", 4), ("xerial", 0)])
 def test_a_break_loses_nothing_of_the_call_that_meets_it(codec: str, trailer: int) -> None:
-    """A library that fails returns nothing of what it inflated in the same call."""
+    """A failing library returns nothing that it inflated in the same call."""
     number, encode = CODECS[codec]
     for count in (1, 400):
         records = some_records(count)
@@ -273,7 +273,7 @@ def test_frames_that_follow_one_another_are_read_as_java_reads_them() -> None:
 
 
 def hostile_frames() -> Iterable[Any]:
-    """Bytes of each codec that no client writes, by what is wrong with them."""
+    """Yield bytes of each codec that no client writes, named by their fault."""
     text = b"".join(some_records(5))
     sample = [bytes(range(i, i + 60)) * 9 for i in range(60)]
     dictionary = zstandard.train_dictionary(800, sample)
@@ -314,7 +314,7 @@ def test_what_is_no_frame_makes_nulls_in_their_places(number: int, data: bytes) 
 
 
 def test_a_dictionary_of_lz4_is_refused() -> None:
-    """One of these checksums of the header is right."""
+    """One of these header checksums is right."""
     frame = lz4.frame.compress(b"".join(some_records(5)), store_size=False)
     for checksum in range(256):
         named = frame[:4] + bytes([frame[4] | 1, frame[5]]) + b"dict" + bytes([checksum]) + frame[7:]
@@ -458,7 +458,7 @@ def test_empty_frames_end_polls_too(number: int, unit: bytes) -> None:
 
 
 def test_a_poll_holds_few_inflated_bytes() -> None:
-    """A fetch of 4 MiB may be one of gigabytes, and a poll takes as many blocks as records."""
+    """A fetch of 4 MiB may inflate to gigabytes, and a poll takes as many blocks as records."""
     records = [record(bytes(2**16), i) for i in range(40)]
     data = b"".join(compressed("zstd", records, base=40 * i) for i in range(20))
     assert len(data) < 2**17
@@ -486,7 +486,7 @@ def test_a_large_record_is_held_once() -> None:
 
 
 def test_the_client_ends_a_poll_with_what_was_inflated() -> None:
-    """It goes on until it has as many records as a poll may bring."""
+    """Otherwise it continues until it has as many records as a poll may return."""
     taken: list[Any] = []
 
     class Fetcher:

@@ -1,6 +1,6 @@
-"""kafka-python's sockets are read a large piece at a time; what was sent comes out, and an end is seen.
+"""Reading kafka-python's sockets in large pieces returns all sent bytes, and detects the end.
 
-And what is copied less, or asked for with fewer words, is the same.
+With fewer copies and shorter requests, the results stay the same.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def read(sock: socket.socket) -> tuple[bytes, Exception | None]:
 def test_the_client_is_taught_where_there_is_no_tls() -> None:
     assert clients.large_reads is large_reads
     assert KafkaTCPTransport._sock_recv is large_reads._read_piece
-    # What TLS holds decrypted does not show at the socket: its own reads to the end.
+    # Bytes that TLS has decrypted do not show at the socket, so its own reading continues to the end.
     assert KafkaSSLTransport._sock_recv is not large_reads._read_piece
 
 
@@ -99,7 +99,7 @@ def test_answers_come_out_whole_and_in_order(pair: Pair, size: int) -> None:
         parser.receive_bytes(data)
     sender.join()
     assert found == answers
-    # A piece or less may have come before its answer's place was known.
+    # At most a piece may have arrived before its answer's place was known.
     assert in_place > 0 or size <= large_reads.PIECE_BYTES
 
 
@@ -125,7 +125,7 @@ def test_the_rest_of_an_answer_is_what_it_was(size: int) -> None:
     rest = answer.read()
     assert rest == data[4:]
     large = size - 4 >= large_reads._LEAST_SHARED_BYTES
-    # No copy where that matters; where it does not, what others may expect to be bytes is.
+    # No copy if that matters; otherwise bytes, which other code may expect.
     assert isinstance(rest, memoryview if large else bytes)
     assert answer.tell() == size
     assert answer.read() == b""
@@ -135,7 +135,7 @@ def test_every_client_has_the_selector() -> None:
     io = clients._shared_selector("logs")
     assert isinstance(io._selector, KeySelector)
     assert clients._common_options(KafkaSettings())["selector"] is KeySelector
-    # Its own writes a message with the socket's addresses in it, twice.
+    # The client's own selector writes a message with the socket's addresses, twice.
     assert NetworkSelector.DEFAULT_CONFIG["selector"] is selectors.DefaultSelector
 
 
@@ -150,7 +150,7 @@ def test_a_selector_knows_its_files(pair: Pair) -> None:
         assert selector.get_key(ours) == key
         theirs.sendall(b"x")
         assert selector.select(0) == [(key, selectors.EVENT_READ | selectors.EVENT_WRITE)]
-        # As the client does: modified for one kind of event only, then let go.
+        # As the client does: modified for only one kind of event, then released.
         selector.modify(ours, selectors.EVENT_WRITE, "c")
         assert [events for _, events in selector.select(0)] == [selectors.EVENT_WRITE]
         assert selector.unregister(ours).data == "c"

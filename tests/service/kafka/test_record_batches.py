@@ -1,4 +1,4 @@
-"""The parser of record batches: what Java reads, and a null record for anything else."""
+"""The parser reads record batches as Java does, and gives null records for anything else."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_batch_of_an_older_format_is_refused() -> None:
         reader.take()
 
 
-# -- as Java reads them ----------------------------------------------------------
+# -- the same as Java ------------------------------------------------------------
 
 JavaBody = tuple[bytes | None, bytes | None, tuple[tuple[bytes, bytes | None], ...]]
 
@@ -192,7 +192,7 @@ class _Java:
 
 
 def java_reads(data: bytes, count: int) -> tuple[list[JavaBody], bool]:
-    """The records of a batch's bytes as far as Java reads them, and whether it takes the batch."""
+    """Return the records that Java reads from a batch's bytes, and whether it accepts the batch."""
     java, found = _Java(data), []
     try:
         while len(found) < count:
@@ -203,7 +203,7 @@ def java_reads(data: bytes, count: int) -> tuple[list[JavaBody], bool]:
 
 
 def odd_batches(n: int, seed: int) -> Iterator[tuple[list[bytes], bytes]]:
-    """Records that are mostly right, in overlong numbers now and then, and some bytes changed."""
+    """Yield mostly correct records, some with overlong numbers, and their bytes with some changes."""
     random_ = random.Random(seed)
     for _ in range(n):
         records = [_odd_record(random_) for _ in range(random_.randrange(1, 5))]
@@ -314,8 +314,8 @@ public class ReadBatches {
 
 @pytest.mark.kafka
 def test_the_model_reads_what_the_java_client_reads(tmp_path: Path, kafka_bootstrap: str) -> None:
-    """The model above against Kafka's own jar; a JDK is needed to run a source file."""
-    del kafka_bootstrap  # where Apache Kafka runs there is Java, and its jars
+    """The model above agrees with Kafka's own jar; running a source file needs a JDK."""
+    del kafka_bootstrap  # if Apache Kafka runs, Java and its jars exist
     if shutil.which("javac") is None:
         pytest.skip("no JDK: install openjdk-17-jdk-headless")
     source = tmp_path / "ReadBatches.java"

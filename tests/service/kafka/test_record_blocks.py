@@ -1,4 +1,4 @@
-"""Blocks of records, against the parser that reads records one by one."""
+"""Blocks of records equal the records of the parser that reads one by one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.kafka.security.hostile import batch, record, sized, varint
 from tests.service.kafka.test_record_batches import TP, odd_batches
 
 LARGE = b"v" * 2000
-"""So that a few records make a batch that is not copied."""
+"""Value so large that a few records make a batch which is not copied."""
 
 
 def flat(found: list[Any]) -> list[Record]:
@@ -29,7 +29,7 @@ def flat(found: list[Any]) -> list[Record]:
 
 
 def read(data: bytes, start: int = 0, **how: Any) -> list[Record]:
-    """What both readers read."""
+    """Return the records that both readers read."""
     readers = [kind(start, TP, MemoryRecords(data), **how) for kind in (BlockReader, RecordReader)]
     found, wanted = (flat(reader.take()) for reader in readers)
     assert found == wanted
@@ -38,7 +38,7 @@ def read(data: bytes, start: int = 0, **how: Any) -> list[Record]:
 
 
 def check(data: bytes) -> list[Record]:
-    """Records of a block, which are those of the model."""
+    """Check that a block's records equal the model's, and return them."""
     block = RecordBlock(DefaultRecordBatch(data))
     wanted = list(parse_batch(DefaultRecordBatch(data)))
     assert list(block.records()) == wanted
@@ -47,7 +47,7 @@ def check(data: bytes) -> list[Record]:
     values = block.bare_values()
     if values is not None:
         assert not any(each.headers for each in wanted)
-        # Java reads nothing of a record that is broken behind its value.
+        # Java reads nothing of a record that is broken after its value.
         assert [None if each is None else bytes(each) for each in values] == [each.value for each in wanted]
     return wanted
 
@@ -76,7 +76,7 @@ def test_any_bytes_are_what_the_model_reads(data: bytes, count: int, more: int) 
 
 
 def bodies() -> Iterator[bytes]:
-    """Records on both sides of each rule."""
+    """Yield records on both sides of each rule."""
     start = b"\0" + varint(0) + varint(0) + sized(b"user")
     for stop in (b"", b"\0", varint(1), varint(-1), varint(1001), b"\x80" * 6, varint(-(2**31))):
         yield start + sized(b"x") + stop
@@ -86,7 +86,7 @@ def bodies() -> Iterator[bytes]:
     yield b"\0"
     for size in range(9, 13):
         yield b"\0" + b"\x80" * size + b"\0" + varint(0) + sized(None) + sized(b"x") + b"\0"
-    # A length with bits beyond 32, a key's length behind the end of the record, and one below 0.
+    # A length with bits beyond 32, a key's length after the end of the record, and one below 0.
     yield b"\0" + varint(0) + varint(0) + sized(None) + b"\x82\x80\x80\x80\x70" + b"x" + varint(0)
     yield b"\0\0\0" + varint(2**31 - 1)
     yield b"\0\0\0" + varint(-(2**31)) + sized(b"x") + b"\0"
@@ -138,7 +138,7 @@ def test_aborted_and_control_batches_are_hidden() -> None:
     data += batch([record(LARGE, key=b"k")] * 5, base=5, attributes=0x10, producer=other)
     data += batch([marker], base=10, attributes=0x30, producer=own)
     data += batch([record(LARGE)] * 5, base=11, attributes=0x10, producer=own)
-    # A large one is no broker's, and is hidden all the same.
+    # No broker writes a large control batch, but it is hidden all the same.
     data += batch(
         [record(LARGE, key=LARGE, headers=[(b"a", b"b")])] * 4, base=16, attributes=0x30, producer=own
     )

@@ -1,4 +1,4 @@
-"""A missing permission is named, whichever way the client tells of it."""
+"""The error line contains the missing permission, however the client reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions wait for their messages, longer than they may be open themselves."""
+"""Transactions wait for their messages longer than they may be open themselves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SETTINGS = KafkaSettings(request_timeout_ms=1000)
 
 
 class BatchResult:
-    """What the client gives for a message, or for a request of a transaction."""
+    """Result that the client gives for a message, or for a request of a transaction."""
 
     def __init__(self, arrives: bool) -> None:
         self._arrives = arrives
@@ -29,7 +29,7 @@ class BatchResult:
 
 
 class Producer:
-    """A producer of which some messages, or some answers, never come."""
+    """Producer that never receives some messages' acknowledgements, or some responses."""
 
     def __init__(self, lost: str = "") -> None:
         self._lost, self.done = lost, list[str]()
@@ -43,7 +43,7 @@ class Producer:
         self.done.append("begin")
 
     def wakeup(self) -> None:
-        """Nothing sleeps."""
+        """Do nothing, since nothing sleeps."""
 
     def send(self, topic: str, **_: Any) -> BatchResult:
         return self._answer(topic)
@@ -85,7 +85,7 @@ def test_a_commit_without_an_answer_is_no_commit() -> None:
 @pytest.mark.parametrize("request_ms", [1000, 7000, 10_000, 60_000])
 @pytest.mark.parametrize("transaction_ms", [1000, 15_000, 900_000])
 def test_a_message_is_given_up_after_the_broker_has_aborted(request_ms: int, transaction_ms: int) -> None:
-    """Brokers look for transactions that are out of time every 10 s."""
+    """Brokers look for expired transactions every 10 s."""
     settings = KafkaSettings(request_timeout_ms=request_ms, transaction_timeout_ms=transaction_ms)
     assert delivery_timeout_ms(settings) > transaction_ms + 10_000
     assert delivery_timeout_ms(settings) >= 2 * request_ms

@@ -1,4 +1,4 @@
-"""Projected payloads: every message has one, whatever it holds, and it depends on no other message."""
+"""Every message has a projected payload, which depends on no other message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Releases are projected with only if they were made with the settings of the stream."""
+"""A release is used for projection only if it was made with the stream's settings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_release_projects_with_the_settings_that_it_was_made_with(version: int
     release = _release(stream)
     expected = release.transform(_rows(5))
     if version == 1:
-        # Releases of earlier versions do not say.
+        # Releases of earlier versions do not contain these settings.
         release = release.model_copy(update={"version": 1, "centering": None, "scale": None, "bounds": None})
     np.testing.assert_allclose(projection_of(release, stream).transform(_rows(5)), expected)
 

@@ -1,4 +1,4 @@
-"""A projecting worker waits for a registry only where a record names a schema that it does not know."""
+"""A projecting worker waits for a registry only if a record has an unknown schema."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OTHERS = Message(None), Message(b""), Message(b"\0\0\0"), Message(b"{}    ")
 
 
 class Scene:
-    """A registry that lists one schema, and fails from then on until it is mended."""
+    """Registry that lists one schema, and fails from then on until it is repaired."""
 
     def __init__(self) -> None:
         self.fault: Answer | None = None
@@ -77,7 +77,7 @@ def test_a_silent_registry_costs_a_part_of_the_time(caplog: pytest.LogCaptureFix
 
 @pytest.mark.parametrize("status", [401, 404])
 def test_a_registry_that_refuses_ends_the_worker_only_at_an_unknown_schema(status: int) -> None:
-    """The stream's own worker goes on, too: a password may be renewed soon."""
+    """The stream's own worker continues too, because a password may be renewed soon."""
     scene = Scene()
     with FaultyServer(scene) as server:
         codec = FollowingCodec(STREAM, settings_of(server.url))

@@ -1,6 +1,6 @@
 """Apicurio Registry from Maven Central, which answers as Confluent's registry does.
 
-Its archive is fetched once a machine.
+Its archive is fetched once for each machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _START_SECONDS = 120
 
 
 def fetch() -> Path:
-    """Return the folder of the registry's jars, fetched if this machine does not have them."""
+    """Return the folder of the registry's jars; fetch it if this machine does not have it."""
     folder = CACHE / f"apicurio-{VERSION}"
     with fetching(folder) as scratch:
         if scratch is not None:
@@ -49,7 +49,7 @@ class Apicurio:
 
     @property
     def url(self) -> str:
-        """Address of its Confluent-compatible API."""
+        """Return the address of its Confluent-compatible API."""
         return f"http://127.0.0.1:{self.port}{API}"
 
     def __enter__(self) -> Apicurio:
@@ -81,7 +81,7 @@ class Apicurio:
             return False
 
     def pause(self) -> None:
-        """Stop it where it is: it accepts connections and does not answer."""
+        """Suspend the registry: it accepts connections and does not answer."""
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGSTOP)
 

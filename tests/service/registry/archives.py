@@ -1,4 +1,4 @@
-"""Archives of Maven Central for the tests of registries, each fetched once a machine."""
+"""Archives from Maven Central for the tests of registries, each fetched once for each machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RegistryUnavailable(Exception):
 
 @contextmanager
 def fetching(target: Path) -> Iterator[Path | None]:
-    """Give a scratch folder to the process that is to make a target; None if the target exists."""
+    """Yield a scratch folder to the process that must make a target, or None if the target exists."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -37,10 +37,10 @@ def fetching(target: Path) -> Iterator[Path | None]:
 
 
 def download(scratch: Path, name: Name, digest: str) -> Path:
-    """Return an archive that Maven has copied into a folder, after its digest was compared.
+    """Return an archive that Maven has copied into a folder, after comparing its digest.
 
-    Maven does not find the parent of every description: a folder with a description that has
-    none is searched before Maven Central.
+    Maven does not find the parent of every description: before Maven Central, it searches a folder with a
+    description that has no parent.
     """
     maven = shutil.which("mvn")
     if maven is None:
@@ -57,7 +57,7 @@ def download(scratch: Path, name: Name, digest: str) -> Path:
             f"<repositories><repository><id>described</id><url>{url}</url></repository></repositories>"
         )
     )
-    # A separate repository, because Maven remembers in its own which description it found.
+    # A separate repository, because Maven remembers in its own repository which description it found.
     command = [maven, "-B", "-q", "-C", "dependency:copy", f"-Dmaven.repo.local={scratch / 'maven'}"]
     command += [f"-Dartifact={':'.join(name)}", f"-DoutputDirectory={scratch}"]
     try:

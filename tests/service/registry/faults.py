@@ -1,4 +1,4 @@
-"""Server whose answers no registry gives."""
+"""Server that answers as no registry does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Answer = Callable[[http.server.BaseHTTPRequestHandler], None]
 
 
 class FaultyServer:
-    """Server that gives each request the next answer, the last one again and again; a context manager.
+    """Server that gives each request the next answer, and repeats the last one; a context manager.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class FaultyServer:
             def do_GET(self) -> None:
                 outer.requests.append((self.path, self.headers.get("Authorization")))
                 self.close_connection = True
-                # A client may have gone.
+                # The client may have disconnected.
                 with suppress(OSError):
                     (waiting.pop(0) if len(waiting) > 1 else waiting[0])(self)
 
@@ -74,7 +74,7 @@ def answer(body: bytes | Any, status: int = 200, headers: Sequence[tuple[str, st
 
 
 def raw(*parts: bytes) -> Answer:
-    """Answer with octets that are not HTTP, or not all of it."""
+    """Answer with octets that are not HTTP, or are incomplete HTTP."""
 
     def write(handler: http.server.BaseHTTPRequestHandler) -> None:
         for part in parts:
@@ -84,7 +84,7 @@ def raw(*parts: bytes) -> Answer:
 
 
 def endless(server: list[FaultyServer], head: bytes, part: bytes, pause: float) -> Answer:
-    """Answer with the same octets again and again, until the test is over."""
+    """Answer with the same octets repeatedly, until the test is over."""
 
     def write(handler: http.server.BaseHTTPRequestHandler) -> None:
         handler.wfile.write(head)

@@ -1,7 +1,7 @@
 """Producer in Java with Confluent's own serializer for Avro.
 
 Maven Central does not have Confluent's artifacts. Apache Pinot's plugin contains the serializer, its
-registry client and Kafka's producer, with the package names that Confluent gave them (version 7.9.5).
+registry client and Kafka's producer, with Confluent's original package names (version 7.9.5).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PROGRAM = Path(__file__).with_name("Produce.java")
 
 
 def fetch() -> Path:
-    """Return the jar with Confluent's serializer, fetched if this machine does not have it."""
+    """Return the jar with Confluent's serializer; fetch it if this machine does not have it."""
     jar = CACHE / f"{_NAME[1]}-{_NAME[2]}.jar"
     with fetching(jar) as scratch:
         if scratch is not None:
@@ -37,10 +37,10 @@ def fetch() -> Path:
 def produce_avro(
     folder: Path, broker: str, registry: str, topic: str, schema: Mapping[str, Any], rows: NDArray[np.float64]
 ) -> None:
-    """Write one record a row, to partitions 0 and 1 in turn; the first one registers the schema."""
+    """Write one record a row, to partitions 0 and 1 in turn; the first record registers the schema."""
     (folder / "schema.json").write_text(json.dumps(schema))
     (folder / "rows.txt").write_text("\n".join(" ".join(map(repr, row)) for row in rows.tolist()))
-    # Its producer's log needs a jar of Kafka's.
+    # The log of its producer needs a jar of Kafka's.
     classes = f"{fetch()}{os.pathsep}{fetch_jars()}/*"
     done = subprocess.run(
         [find_java(), "-cp", classes, _PROGRAM, broker, registry, topic, "schema.json", "rows.txt"],

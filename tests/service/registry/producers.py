@@ -24,7 +24,7 @@ ANY = Feature(name="a", missing=0), Feature(name="b", missing=0)
 
 
 def record_type(name: str, **fields: Any) -> dict[str, Any]:
-    """Return an Avro record of fields."""
+    """Return an Avro record type of fields."""
     return {"type": "record", "name": name, "fields": [{"name": f, "type": t} for f, t in fields.items()]}
 
 
@@ -43,12 +43,12 @@ class Producer:
         self.client.__exit__(None, None, None)
 
     def avro(self, schema: Mapping[str, Any], record: Mapping[str, Any]) -> bytes:
-        """Return a payload; its schema is registered."""
+        """Return a payload, and register its schema."""
         serialize = AvroSerializer(self.client, json.dumps(schema))
         return bytes(serialize(record, self._context))
 
     def protobuf(self, message: Any) -> bytes:
-        """Return a payload; its file and those that it imports are registered."""
+        """Return a payload, and register its file and imported files."""
         serialize = ProtobufSerializer(type(message), self.client, {"use.deprecated.format": False})
         return bytes(serialize(message, self._context))
 
@@ -79,7 +79,7 @@ def id_of(payload: bytes) -> int:
 
 
 def row_of(schema: PublicSchema, payload: bytes, features: Sequence[Feature] = ANY) -> list[float] | None:
-    """Return the row that a stream makes of a payload; None for a null record."""
+    """Return the row that a stream reads from a payload, or None for a null record."""
     reader = FieldReader(features, None, schema)
     type_ = AVRO if schema.format == "avro" else PROTOBUF
     records = reader.records(type_, payload, 1)

@@ -1,4 +1,4 @@
-"""Guard before a registry: TLS, and basic or bearer credentials that a test may change."""
+"""Proxy in front of a registry, with TLS and basic or bearer credentials that a test may change."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.service.registry.apicurio import API, Apicurio
 
 
 class Proxy:
-    """Server that passes requests on, if they carry one of the accepted credentials; a context manager.
+    """Server that forwards requests with one of the accepted credentials; a context manager.
 
     Attributes
     ----------
     accepted : set of str
         Values of the header Authorization.
     refused : int
-        Requests without one of them.
+        Number of requests without accepted credentials.
     """
 
     def __init__(self, apicurio: Apicurio, folder: Path) -> None:
@@ -60,7 +60,7 @@ class Proxy:
 
         class Server(http.server.ThreadingHTTPServer):
             def handle_error(self, *_: Any) -> None:
-                """Pass over clients that end a handshake."""
+                """Ignore clients that end a handshake."""
 
         self._server = Server(("127.0.0.1", 0), Handler)
         self._server.socket = context.wrap_socket(
@@ -70,7 +70,7 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        """Address of the API behind it."""
+        """Return the address of the API through this proxy."""
         return f"https://localhost:{self._server.server_port}{API}"
 
     def accept_basic(self, username: str, password: str) -> None:

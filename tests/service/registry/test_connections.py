@@ -1,4 +1,4 @@
-"""Connections to a registry: credentials, certificates, and a registry that is away."""
+"""Connections to a registry use credentials and certificates, and notice an absent registry."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PASSWORD, NEXT, TOKEN = secret("hunter2-ü"), secret("hunter3"), secret("eyJhbGc
 
 @pytest.fixture
 def subject(apicurio: Apicurio, unique_name: Callable[[str], str]) -> Iterator[str]:
-    """A subject with one schema."""
+    """Yield a subject with one schema."""
     with Producer(apicurio, unique_name("visits")) as producer:
         producer.register(record_type("Visit", a="double"))
         yield producer.subject

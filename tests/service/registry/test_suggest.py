@@ -1,4 +1,4 @@
-"""`streaming-pca features suggest` from the newest schema of a subject."""
+"""`streaming-pca features suggest` uses the newest schema of a subject."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions of subjects in a real registry, and records that Confluent's serializers write with them."""
+"""A real registry's versions decode the records that Confluent's serializers write."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def producer(apicurio: Apicurio, unique_name: Callable[[str], str]) -> Iterator[
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Paths that are asked for."""
+    """Return the requested paths."""
     asked: list[str] = []
     request = HTTPConnection.request
 
@@ -93,7 +93,7 @@ def test_a_version_that_comes_back_as_another_schema_is_read_again(
         registry.read(known)
     other = producer.register(TWO)
     assert first != other
-    # What was read stays known, as its records may still be on the topic.
+    # Earlier schemas stay known, because their records may still be on the topic.
     assert set(registry.read(known)) == {first, other}
 
 
@@ -109,7 +109,7 @@ def test_a_number_that_is_given_again_between_two_reads_is_read_again(
     producer.client.delete_version(producer.subject, 2)
     producer.client.delete_version(producer.subject, 2, permanent=True)
     new = [producer.register(record_type("shop.Visit", a="double", c="string"))]
-    # The number of the one that was deleted, by the registry's own count.
+    # The deleted version's number, by the registry's own count.
     assert producer.client.get_latest_version(producer.subject).version in (2, 3)
     if more:
         new.append(producer.register(record_type("shop.Visit", a="double", d="string")))
@@ -117,7 +117,7 @@ def test_a_number_that_is_given_again_between_two_reads_is_read_again(
 
 
 def test_numbers_that_are_given_again_are_asked_for_again() -> None:
-    """All versions, and what was known stays so: its records may still be on the topic."""
+    """All versions are requested, and known schemas stay known: their records may still be on the topic."""
     text = '"double"'
     given = {1: 11, 2: 12}
 
@@ -128,7 +128,7 @@ def test_numbers_that_are_given_again_are_asked_for_again() -> None:
     with FaultyServer(give) as server:
         registry = SchemaRegistry(settings_of(server.url), "s", "avro")
         known = registry.read({})
-        # Version 2, and then both, with a third one after them.
+        # First version 2 changes, and then both, with a third version after them.
         for changed, ids in (({1: 11, 2: 22}, {22}), ({1: 31, 2: 32, 3: 33}, {31, 32, 33})):
             given.clear()
             given.update(changed)
@@ -171,7 +171,7 @@ def test_a_subject_is_found_whatever_its_name(apicurio: Apicurio, producer: Prod
     assert list(registry.read({})) == [id_]
 
 
-# -- what is refused ---------------------------------------------------------------------------------
+# -- refused schemas ----------------------------------------------------------------------------------
 
 
 def test_an_unknown_subject_is_refused(apicurio: Apicurio) -> None:
@@ -204,7 +204,7 @@ def test_an_address_without_the_api_is_refused(apicurio: Apicurio) -> None:
 
 
 def test_avro_schemas_of_other_subjects_become_one(apicurio: Apicurio, producer: Producer) -> None:
-    """Names of other subjects, nested ones and without a namespace, by fastavro's own reading of each."""
+    """Names of other subjects, nested names and names without a namespace follow fastavro's reading."""
     place, unit = f"{producer.subject}-place", f"{producer.subject}-unit"
     producer.register({"type": "enum", "name": "Unit", "symbols": ["M", "KM"]}, subject=unit)
     inner = record_type("Point", x="double", y="double")
