@@ -1,4 +1,4 @@
-"""Brokers for the tests, and a notice at the end when tests were skipped without one.
+"""Brokers for the tests, and a final notice when tests were skipped without one.
 
 `kafka_bootstrap` is Apache Kafka: the broker in KAFKA_BOOTSTRAP, or one shared by all processes of a run.
 `make_cluster` starts nodes that a test may strike.
@@ -253,7 +253,7 @@ def session_ms(kafka_bootstrap: str) -> int:
 
 @pytest.fixture(scope="session")
 def fork_server() -> None:
-    """Start a server of children with compiled kernels, so that no test's time limit includes compiling."""
+    """Start a server of children with compiled kernels, so tests' time limits exclude compiling."""
     from tests.kafka.stream import start_fork_server
 
     start_fork_server()

@@ -1,4 +1,4 @@
-"""Archive of Kafka's classes for Java, which more than halves the work of a node's start."""
+"""Archive of Kafka's classes for Java, which more than halves the work of starting."""
 
 from __future__ import annotations
 

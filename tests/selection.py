@@ -127,7 +127,7 @@ SHARED = {
 """Expensive session fixtures, and the group of tests that share each."""
 
 LONG = {"pure": 0.6, "waiting": 6.0}
-"""Recorded seconds, by part, from which a test is left to `rest`."""
+"""Recorded seconds, by part, that leave a test to `rest` when reached."""
 FAST = 0.2
 """Largest recorded seconds of a fast test."""
 
@@ -156,7 +156,7 @@ def kind_of(item: pytest.Item) -> str:
 
 
 def is_unread(path: Path, config: pytest.Config) -> bool:
-    """Return whether a file or folder has no test of the run, and need not be imported."""
+    """Return whether a file or folder without tests of the run need not be imported."""
     if not path.is_relative_to(ROOT / "tests"):
         return False
     name = path.relative_to(ROOT).as_posix() + "/" * path.is_dir()
@@ -208,7 +208,7 @@ def _part_of(item: pytest.Item) -> str:
 
 
 def _group_of(item: pytest.Item) -> str | None:
-    """Return the name of the tests that share a process with this one, or None if it may run anywhere."""
+    """Return the group of tests that must share a process with this one, or None."""
     if mark := item.get_closest_marker("xdist_group"):
         return str(mark.args[0])
     names = getattr(item, "fixturenames", ())

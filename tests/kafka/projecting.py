@@ -39,7 +39,7 @@ class Projecting(Child):
 def main(
     settings: list[dict[str, Any]], directory: str, options: ProjectionOptions, strike: Strike | None
 ) -> None:
-    """Run a worker that may strike itself at a named step, and log to a file."""
+    """Run a worker that may strike itself at a named step; log to a file."""
     log = os.open(Path(directory, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)

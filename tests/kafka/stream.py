@@ -469,7 +469,7 @@ def check_books(stream: Stream) -> None:
     committed = {e.batch: e for e in stream.own(Committed, entries)}
     abandoned = {e.batch: e for e in stream.own(Abandoned, entries)}
     released = stream.own(Released, entries)
-    # Each batch has an opening entry and one more; a committed batch has a third.
+    # Besides the opening entry, the ledger has two entries a batch, and three for a committed batch.
     of_batches = [e for e in stream.own(object, entries) if hasattr(e, "batch")]
     assert len(of_batches) == len(reserved) * 2 + len(committed)
     assert sorted(e.batch for e in released) == sorted(committed)

@@ -23,7 +23,7 @@ def create(bootstrap: str, topic: str, **configs: str) -> TopicPartition:
 
 
 def read(bootstrap: str, partition: TopicPartition, count: int, isolation: str) -> list[bytes]:
-    """Return at least `count` values from the beginning, and more that arrive within half a second."""
+    """Return at least `count` values from the beginning, plus those of half a second more."""
     with KafkaConsumer(bootstrap_servers=bootstrap, isolation_level=isolation) as consumer:
         consumer.assign([partition])
         consumer.seek_to_beginning()

@@ -1,4 +1,4 @@
-"""Test that the clock reads end offsets in its own process, and that its failures are noticed."""
+"""The clock reads end offsets in its own process, and the worker notices failures."""
 
 from __future__ import annotations
 

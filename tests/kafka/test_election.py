@@ -2,7 +2,7 @@
 
 kafka-python 3.0.12 knows that it must rejoin as long as its subscription differs from the last one it
 sent. After sending, if the answer takes longer than one poll, it forgets the answer. Such a member
-sends no more heartbeats, keeps its old assignment, and polls without a pause.
+stops sending heartbeats, keeps its old assignment, and polls without a pause.
 """
 
 from __future__ import annotations

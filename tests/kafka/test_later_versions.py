@@ -16,7 +16,7 @@ BATCHES = {"options": {"n_records": 200, "n_batches": 2}}
 
 
 def refusal(stream: Stream) -> str:
-    """Run a worker on waiting records, and return the line with which it ends."""
+    """Run a worker on waiting records, and return its only error line."""
     topics = (stream.settings.stream.ledger_topic, stream.settings.stream.releases_topic)
     before = [[m.value for m in stream.messages(topic)] for topic in topics]
     stream.produce_vectors(stream.vectors(200))

@@ -1,4 +1,4 @@
-"""Each record is projected exactly once, with the release named in its message, on Apache Kafka."""
+"""Each record is projected exactly once on Kafka, with the release in its headers."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_a_poll_in_vain_keeps_nothing_of_its_caller(no_collector: None, make_str
 
 
 def test_a_closed_reader_keeps_nothing_that_it_has_read(no_collector: None, filled: Stream) -> None:
-    """Neither decoded records nor those that the client has fetched beyond them stay in memory."""
+    """Neither decoded records nor further records fetched by the client stay in memory."""
     reader = reader_of(filled)
     with closing(reader):
         reader.add({0: 0}, {})
@@ -96,7 +96,7 @@ def test_a_closed_reader_keeps_nothing_that_it_has_read(no_collector: None, fill
 
 
 def test_a_reader_knows_the_leader_of_its_topic_from_the_start(filled: Stream) -> None:
-    """Otherwise each of the dozen consumers of a take-over would wait a tenth of a second."""
+    """Otherwise each of a take-over's dozen consumers would wait a tenth of a second."""
     kafka, topic = filled.settings.kafka, filled.settings.stream.input
     for topics in ((), (topic,)):
         with closing(reading_consumer(kafka, topics=topics)) as consumer:

@@ -263,7 +263,7 @@ def test_a_clock_that_is_killed_while_versions_come_is_followed_by_one_that_know
 
 
 def clocks_of(worker: Child) -> list[int]:
-    """Return the processes of the clock, found by the command line that any user may read."""
+    """Return the clock's processes, found by their command line, which any user may read."""
     found = []
     for pid in Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split():
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")

@@ -1,4 +1,4 @@
-"""A standby with wrong settings is refused while it stands by, not when it is needed."""
+"""A standby with wrong settings is refused while standing by, not when it is needed."""
 
 from __future__ import annotations
 

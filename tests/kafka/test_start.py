@@ -1,4 +1,4 @@
-"""A second stream on a used topic begins after the spent records, also after a crash."""
+"""A second stream on a used topic begins after spent records, also after crashes."""
 
 from __future__ import annotations
 

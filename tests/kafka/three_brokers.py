@@ -33,7 +33,7 @@ from tests.waiting import LIMIT, wait_for
 MakeCluster = Callable[..., KafkaCluster]
 
 NEAR, FAR, BEHIND = "127.0.0.1", "127.0.0.2", "127.0.0.3"
-"""Addresses on which brokers listen: for most clients; for clients of a link, on their side; for the link."""
+"""Brokers' addresses: for most clients, for clients of a link (on their side), and for the link itself."""
 
 PARTITIONS = 3
 DIM = 4
@@ -238,7 +238,7 @@ class Trial:
 
 
 def revive(cluster: KafkaCluster) -> None:
-    """Start the nodes that an earlier test left struck, and wait until all replicas are in sync."""
+    """Restart the nodes that an earlier test struck, and wait for in-sync replicas."""
     for node in cluster.nodes:
         if node in cluster.running():
             cluster.go_on(node)

@@ -21,7 +21,7 @@ NOT_PRIVATE = {"private": False, "privacy_unit": "message"}
 
 
 def shown(filter: str, cap: tuple[str, str], *charges: tuple[int, int, Charge]) -> dict[str, float]:
-    """Return the gauges for a ledger in which each job charged offsets of partition 0."""
+    """Return the gauges for a ledger with jobs that each charged offsets of partition 0."""
     ledger = Ledger("id")
     ledger.apply(
         Opened(topic_id="id", topic="t", cap=Cap(epsilon=cap[0], delta=cap[1]), filter=filter)  # type: ignore[arg-type]

@@ -99,7 +99,7 @@ def descendants(pid: int) -> list[Process]:
 
 
 def python_workers(pid: int) -> list[Process]:
-    """Return the Python processes that run tasks of an executor, or of a local session's JVM.
+    """Return the Python processes that run tasks of an executor or a local JVM.
 
     The daemon that forks them is not included: if it is killed, the JVM starts another.
     """
@@ -256,6 +256,6 @@ class SparkCluster:
         )
 
     def logs(self) -> Iterator[tuple[str, str]]:
-        """Yield names and logs of the cluster and its executors, to show when a test fails."""
+        """Yield names and logs of the cluster and its executors, for failing tests."""
         for path in sorted([*self.directory.glob("*.log"), *self.directory.glob("worker-*/*/*/std*")]):
             yield str(path.relative_to(self.directory)), path.read_text(errors="replace")

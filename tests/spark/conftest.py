@@ -36,7 +36,7 @@ def spark_java() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def spark_classes(request: pytest.FixtureRequest) -> None:
-    """Make the archive of Spark's classes, which does not pay for the only test of `make test`."""
+    """Make the archive of Spark's classes, except for `make test`, which has one test."""
     if request.config.option.scope != "test":
         make_archive()
 
@@ -48,7 +48,7 @@ def short_lived_java(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class LocalSession:
-    """One session of two local cores for all tests of a process, until a test needs Java for itself."""
+    """Shared session of two local cores, until a test needs Java for itself."""
 
     def __init__(self) -> None:
         self._session: SparkSession | None = None
@@ -91,7 +91,7 @@ def own_java(local_session: LocalSession) -> None:
 
 @pytest.fixture(scope="session")
 def spark_cluster(spark_java: str) -> Iterator[SparkCluster]:
-    """Yield a standalone master with two workers of one core each, for all tests of this process."""
+    """Yield a master with two single-core workers, for all tests of this process."""
     with SparkCluster() as cluster:
         yield cluster
         for name, text in cluster.logs():

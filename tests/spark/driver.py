@@ -1,4 +1,4 @@
-"""Process of a driver or a service worker, whose streams can be held at numbered steps.
+"""Process of a driver or service worker that can hold streams at numbered steps.
 
 Only this process is patched: production code has no hook. Each stream is held at its own step, so that
 killing the process once is like killing many drivers, each at another step.
@@ -30,7 +30,7 @@ from tests.spark.noise import HashedSampler
 
 
 class Hold(NamedTuple):
-    """Moment at which a stream is held, until a file named ``go`` appears or the process is killed.
+    """Moment to hold a stream, until the file ``go`` appears or the process is killed.
 
     Attributes
     ----------
@@ -138,7 +138,7 @@ def divide_finely() -> None:
 
 
 def hold_jobs(jobs: Sequence[tuple[int, str, int]], directory: Path) -> None:
-    """Wait before the given jobs (batch, kind, n-th of that kind), until a file for each appears.
+    """Wait before the given jobs (batch, kind, n-th), until a file for each appears.
 
     Each batch here begins with one job that reads. The kind of a job is the first word of its group.
     """

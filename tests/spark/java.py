@@ -1,4 +1,4 @@
-"""Options of Java for Spark in tests, and an archive of Spark's classes, which halves the work of a start.
+"""Java options for Spark in tests, and a class archive that halves a start's work.
 
 The archive is made once for a checkout, in build/.
 """

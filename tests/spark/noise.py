@@ -11,10 +11,10 @@ from streaming_pca.privacy.mechanisms.laplace import add
 
 
 class HashedSampler:
-    """Sampler of noise of the right distribution and size, drawn from a digest of its arguments.
+    """Sampler of correctly distributed noise, drawn from a digest of its arguments.
 
-    Processes that add noise to the same exact sums get the same results, whatever other streams they run
-    and whichever of them finishes a batch. If one integer of a sum differs, all of the noise does.
+    Processes that add noise to the same exact sums get the same results, independent of their other streams
+    and of the process that finishes a batch. If one integer of a sum differs, all of the noise does.
     """
 
     def _generator(self, kind: str, scale: float, *arrays: NDArray[np.int64]) -> np.random.Generator:

@@ -1,4 +1,4 @@
-"""Process with a Spark session that finishes its job when it is stopped, as a driver does."""
+"""Process whose Spark session finishes its job when stopped, as a driver's does."""
 
 from __future__ import annotations
 

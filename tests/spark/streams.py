@@ -1,4 +1,4 @@
-"""Streams that service workers and Spark drivers run in turn, or at the same time on one topic."""
+"""Streams that service workers and Spark drivers run in turn, or concurrently on one topic."""
 
 from __future__ import annotations
 
@@ -106,9 +106,7 @@ class Runner(Child):
         (self.directory / f"go-{number}").touch()
 
     def kill(self) -> None:
-        """Kill the process as ``kill -9`` does, and wait until all its processes have ended, including the
-        JVM.
-        """
+        """Kill the process by SIGKILL, and wait until its descendants, including the JVM, have ended."""
         self._below = descendants(self.pid)
         self.signal(signal.SIGKILL)
         self.ends()
@@ -161,7 +159,7 @@ class Runners:
     def hold_and_kill(
         self, streams: Sequence[Stream], name: str, holds: Sequence[Hold], **how: Any
     ) -> Runner:
-        """Run streams until each is held, at one of the holds in turn, and kill the process."""
+        """Run streams until each is held, at the holds in turn, and kill the process."""
         names = [stream.settings.stream.name for stream in streams]
         mine = {each: holds[i % len(holds)] for i, each in enumerate(names)}
         made = self.start(streams, name, holds=mine, **how)
@@ -201,7 +199,7 @@ def wait_for_batches(
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that a stream has reserved, learnt and published, without names, times and random salts.
+    """A stream's reservations, states and releases, without names, times and random salts.
 
     Attributes
     ----------
@@ -247,7 +245,7 @@ def check_same(expected: Stream, found: Stream, batches: int, entries: Sequence[
 
 
 def check_sets(expected: Sequence[Stream], found: Sequence[Stream], batches: int) -> None:
-    """Check that the streams of two sets have learnt the same, and check each topic's ledger."""
+    """Check that two sets of streams have learnt the same, and check each topic's ledger."""
     topics = {stream.settings.stream.input: stream for stream in expected}
     entries = {topic: stream.entries() for topic, stream in topics.items()}
     mine = [entries[stream.settings.stream.input] for stream in expected]

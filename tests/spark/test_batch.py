@@ -81,7 +81,7 @@ Produce = Callable[[KafkaProducer, str], None]
 
 
 def plain(producer: KafkaProducer, topic: str) -> None:
-    """Write factors of one to four rows, some with NaN, to three partitions of unequal lengths."""
+    """Write factors of one to four rows, some with NaN, to three unequal partitions."""
     rng = np.random.default_rng(5)
     for i in range(1500):
         rows = rng.standard_normal((1 + i % 4, DIM)).astype(np.float32)
@@ -261,7 +261,7 @@ def test_a_batch_in_hand_keeps_its_rows_when_its_reader_closes(make_readers: Any
     here, there, ends = make_readers(plain, {})
     read_all(here, ends)
     read_all(there, ends)
-    # They include segments from which a later batch would continue.
+    # They include segments that a later batch would use further.
     batch, known = batches(here, there, [401, 7, 5], 1)
     there.close()
     assert batch.null_count() == known.null_count()
@@ -269,7 +269,7 @@ def test_a_batch_in_hand_keeps_its_rows_when_its_reader_closes(make_readers: Any
 
 
 def test_records_that_changed_are_no_result_of_a_batch_in_memory(make_readers: Any) -> None:
-    """Nothing was computed, and the next session finds the reason."""
+    """The batch computed nothing, and the next session finds the reason."""
     here, there, ends = make_readers(plain, {})
     read_all(here, ends)
     read_all(there, ends)

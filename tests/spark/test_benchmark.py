@@ -1,4 +1,4 @@
-"""A small benchmark of Spark runs, and its facts that do not depend on speed hold."""
+"""The Spark benchmark runs in small, and its facts independent of speed hold."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("room", [0, 1, 50, 200, 450, 550])
 def test_a_full_disk_keeps_nothing_of_a_segment(make_cache: Callable[[int], RowCache], room: int) -> None:
-    """The disk may fill up in rows, between them, or in the last part of the file."""
+    """The disk may fill up in rows, between them, or at the file's end."""
     cache = make_cache(2**20)
     with files_of_at_most(room):
         left = iter(parts())

@@ -1,4 +1,4 @@
-"""Every estimator computes the same states and releases on executors as in memory, bit for bit.
+"""Every estimator computes bitwise the same states and releases on executors as in memory.
 
 These tests run without worker processes; test_streams.py runs some estimators in whole streams.
 """

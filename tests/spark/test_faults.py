@@ -38,7 +38,7 @@ WORKER: dict[str, Any] = {"stop_when_done": True, "step_deadline_seconds": 300}
 
 @dataclass
 class Crash:
-    """Stream whose driver is killed at a step, of its second batch if the step belongs to batches."""
+    """Stream whose driver is killed at a step; at batch steps, in its second batch."""
 
     step: str
     stream: Stream
@@ -73,7 +73,7 @@ def change_settings(crash: Crash) -> None:
 def test_a_kill_of_the_driver_at_a_step_costs_nothing(
     kafka_bootstrap: str, fork_server: None, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
-    """When the driver is killed, it has a stream at each of the steps."""
+    """The killed driver has a stream at each of the steps."""
     steps = len(STEPS)
     crashes = at_once(
         make_crash, STEPS, *([each] * steps for each in (kafka_bootstrap, unique_name, tmp_path))
@@ -94,7 +94,7 @@ def test_a_kill_of_the_driver_at_a_step_costs_nothing(
 
 
 def finish(run: Runners, crashes: list[Crash]) -> None:
-    """Finish half of the streams with a driver, and the others with the service at the same time."""
+    """Finish half of the streams with a driver, half with the service, concurrently."""
     halves = crashes[::2], crashes[1::2]
     runners = [
         run.start([crash.stream for crash in half], name, spark=how)
@@ -166,7 +166,7 @@ def strike(runner: Runner, number: int, victims: list[Process]) -> None:
 
 
 def check_struck(alone: Stream, struck: Stream, batches: int) -> None:
-    """Check that a struck stream has learnt the same as an undisturbed one, with one charge a batch."""
+    """Check that a struck stream equals an undisturbed one, with one charge a batch."""
     check_same(alone, struck, batches, alone.entries())
     check_books(struck)
     assert [entry.batch for entry in struck.own(Reserved)] == list(range(1, batches + 1))

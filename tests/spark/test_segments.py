@@ -1,4 +1,4 @@
-"""Records of a batch have the same order over segments as in the service's merged partitions."""
+"""Segments keep a batch's records in the order of the service's merged partitions."""
 
 from __future__ import annotations
 

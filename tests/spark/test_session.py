@@ -1,4 +1,4 @@
-"""A failing start of Spark gives one line with the reason, and Spark ends with its driver."""
+"""A failing start of Spark gives one line of explanation; Spark ends with its driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A service worker and a Spark driver stand by for each other, and fence each other."""
+"""A service worker and a Spark driver stand by for and fence each other."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def written(stream: Stream) -> tuple[Any, ...]:
 def test_one_that_slept_while_another_led_leaves_no_trace(
     make_stream: Making, tmp_path: Path, zombie: str
 ) -> None:
-    """The stopped process has a stream at each moment, and the other finishes all of them."""
+    """The stopped process has a stream at each moment; the other finishes them all."""
     streams = at_once(lambda _: make_stream(**SHORT), MOMENTS)
     at_once(lambda stream: stream.produce_vectors(stream.vectors(120)), streams)
     (other,) = KINDS.keys() - {zombie}
@@ -120,7 +120,7 @@ def test_they_stand_by_for_each_other(make_stream: Making, tmp_path: Path) -> No
 
 @pytest.mark.soak
 def test_two_that_both_lead_share_the_batches(make_stream: Making, tmp_path: Path) -> None:
-    """With different election groups, they take the stream from each other; no batch is charged twice."""
+    """Different election groups make them take the stream from each other; no batch is charged twice."""
     stream = make_stream(**SHORT | {"options": SHORT["options"] | {"n_records": 240, "n_batches": 6}})
     stream.produce_vectors(stream.vectors(240))
     with Runners(tmp_path) as run:

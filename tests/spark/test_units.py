@@ -80,7 +80,7 @@ def fill_mixed(stream: Stream) -> None:
 
 
 def fill_factors(stream: Stream) -> None:
-    """Write factors of one to eight rows; each ninth message has no rows, and each seventh row is NaN."""
+    """Write factors of one to eight rows; each ninth message has no rows, each seventh row a NaN."""
     sizes = [0 if i % 9 == 4 else 1 + i % 8 for i in range(230)]
     rows = stream.vectors(sum(sizes))
     rows[::7, 2] = np.nan
@@ -190,7 +190,7 @@ CASES = {
 def streams(
     kafka_bootstrap: str, fork_server: None, unique_name: Callable[[str], str], tmp_path: Path
 ) -> dict[str, dict[str, Stream]]:
-    """Make, for each case, two streams of a filled topic, by the name of their runner."""
+    """Make two streams of a filled topic for each case, by their runner's name."""
 
     def make(name: str) -> dict[str, Stream]:
         case, made = CASES[name], dict[str, Stream]()

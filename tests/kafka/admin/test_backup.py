@@ -472,9 +472,7 @@ def test_a_ledger_without_batches_has_a_copy_too(make_stream: MakeStream, capfd:
 def test_an_old_copy_is_refused_for_entries_that_leave_no_release(
     make_stream: MakeStream, capfd: Capture, what: str
 ) -> None:
-    """Without a trace outside the ledger, a cap could be exceeded, or a retired stream could keep
-    learning.
-    """
+    """Without a trace outside the ledger, caps could be exceeded, or retired streams continue."""
     stream = make_stream(cap=("2", "1e-5"))
     kafka, settings = stream.settings.kafka, stream.settings.stream
     stream.produce_vectors(stream.vectors(100))

@@ -232,7 +232,7 @@ def test_a_zcdp_ledger_needs_rho_and_tells_the_rho_that_is_left(make_stream: Mak
     arguments = ("charge", "--job", "census", "--epsilon", "1/10", "--delta", "0", "--all", "--reason", "x")
     refused = run(stream, *arguments)
     assert "--rho must be given" in str(refused.exception)
-    # Whatever its epsilon, it would use nothing of this ledger's cap.
+    # It would use nothing of this ledger's cap, for any epsilon.
     assert "--rho must be above 0" in str(run(stream, *arguments, "--rho", "0").exception)
     facts = json.loads(run(stream, *arguments, "--rho", "1/1000", "--json").stdout)
     assert facts["spent"] == {"epsilon": "1/10", "delta": "0", "rho": "1/1000"}

@@ -65,7 +65,7 @@ class Worker(stream.Child):
 
 @dataclass
 class Done:
-    """Record of past events, to which threads add.
+    """Events so far, recorded by several threads.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ class Slot:
     ----------
     name : str
     dice : random.Random
-        Draws the same numbers in the same order, whatever happens to the worker.
+        Draws the same numbers in the same order, regardless of the worker.
     settings : callable
         Returns settings of the next worker, for a given election group.
     groups : sequence of str
@@ -167,7 +167,7 @@ class Slot:
         return False
 
     def revive(self) -> None:
-        """Replace a worker that has ended, for example because a broker was down at its start."""
+        """Replace a worker that has ended, for example at a start without a broker."""
         if self.worker.status() is not None:
             self._ended()
             time.sleep(1)

@@ -180,7 +180,7 @@ def _bytes(value: Any) -> bytes | None:
 
 
 def read(bootstrap: str, topics: Topics) -> dict[tuple[str, int], list[Raw]]:
-    """Read all committed messages of partitions, from the first to the last stable offset of each."""
+    """Read all committed messages of partitions, up to the last stable offset of each."""
     ends = _ends(bootstrap, IsolationLevel.READ_COMMITTED, topics)
     found: dict[tuple[str, int], list[Raw]] = {each: [] for each in ends}
     left = {each for each, end in ends.items() if end > 0}
@@ -376,7 +376,7 @@ def _check_records(facts: Facts, counts: Counts) -> None:
 
 
 def _check_chain(facts: Facts, job: str) -> _Job:
-    """Check that each entry has the hash of the job's previous entry, and that kinds follow in order.
+    """Check each entry's hash of the job's previous entry, and the order of kinds.
 
     A leader writes every entry under its fence, so each (batch, kind) is there once: a duplicate or a
     void entry would be a write of a fenced leader.
@@ -421,9 +421,7 @@ def _check_charges(opened: dict[str, Any], jobs: Mapping[str, _Job]) -> None:
 
 
 def _check_ranges(facts: Facts, name: str, job: _Job) -> None:
-    """Check that reservations tile each partition from its start, with the right counts of committed
-    records.
-    """
+    """Check that reservations tile each partition from its start, and count committed records correctly."""
     ends = dict.fromkeys(facts.records, 0)
     offsets = {p: [record.offset for record in records] for p, records in facts.records.items()}
     times = {p: dict.fromkeys(of, 0) for p, of in offsets.items()}
@@ -443,7 +441,7 @@ def _check_ranges(facts: Facts, name: str, job: _Job) -> None:
 
 
 def _check_releases(facts: Facts, name: str, job: _Job) -> None:
-    """Check that each committed batch has one RELEASED and one release, in order, with the records so far."""
+    """Check that committed batches have one RELEASED and one release each, in order, with cumulative records."""
     _claim(job.last in (None, "RELEASED", "ABANDONED"), f"{name}: the ledger ends with {job.last}")
     released = job.kinds["RELEASED"]
     _claim(list(released) == list(job.committed), f"{name}: RELEASED does not follow COMMITTED")
@@ -493,7 +491,7 @@ def _whole_states(messages: Sequence[Raw]) -> list[_State]:
 
 
 def _check_states(facts: Facts, name: str, job: _Job, counts: Counts) -> None:
-    """Check that states match COMMITTED entries, also the last, and positions match the ends of batches."""
+    """Check that states match COMMITTED entries, including the last, and positions match batch ends."""
     states = _whole_states(facts.states[name])
     counts.states += len(states)
     order = [state.batch for state in states]

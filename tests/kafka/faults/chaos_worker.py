@@ -21,7 +21,7 @@ from tests.kafka.faults.chaos_check import Observed
 
 _FILE = "observed"
 STACKS = "stacks"
-"""File to which SIGUSR1 writes the stacks of all threads."""
+"""File for the stacks of all threads, written on SIGUSR1."""
 
 
 def main(settings: list[dict[str, Any]], directory: str, strike: child.Strike | None = None) -> None:

@@ -180,7 +180,7 @@ def loop(
     directory: Path,
     done: Done,
 ) -> None:
-    """Start everything, and strike until the time is over and there was enough of each event."""
+    """Start everything, and strike until the time is over and each event happened enough."""
     over, struck_enough = threading.Event(), threading.Event()
     names = [stream.settings.stream.name for stream in streams]
 

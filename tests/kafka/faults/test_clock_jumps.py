@@ -111,7 +111,7 @@ class Clocks:
             clock.write(struct.pack("=q", seconds))
 
     def java(self) -> str:
-        """Write a program that runs Java with the clock of the node whose folder it starts in."""
+        """Write a program that runs Java with the clock of its working directory's node."""
         for number in (1, 2, 3):
             self.set(f"node-{number}", 0)
         exports = [f'export {key}="{value}"' for key, value in self.env("node-${PWD##*/}").items()]

@@ -30,7 +30,7 @@ SECONDS = 240
 
 
 def numbered_steps() -> list[str]:
-    """Return the names of all steps, read from the source so that new steps cannot be forgotten."""
+    """Return the names of all steps, read from the source to include new steps."""
     calls = [n for n in ast.walk(ast.parse(inspect.getsource(checkpoint))) if isinstance(n, ast.Call)]
     arguments = [n.args[0] for n in calls if isinstance(n.func, ast.Attribute) and n.func.attr == "_step"]
     names = [a.value for a in arguments if isinstance(a, ast.Constant)]
@@ -99,7 +99,7 @@ def test_a_kill_at_a_step_costs_nothing(
 
 
 def crash_and_restart(stream: Stream, step: str, when: Any) -> None:
-    """Kill a worker at a step (of its second batch), let another finish, and check the books."""
+    """Kill a worker at a step (of its second batch), finish with another, check books."""
     stream.produce_vectors(stream.vectors(160))
     settings = stream.settings
     method = step.split(".")[0]

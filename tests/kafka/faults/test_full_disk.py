@@ -102,7 +102,7 @@ def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[int, Dis
 def cluster(
     make_cluster: MakeCluster, disks: Mapping[int, Disk], tmp_path_factory: pytest.TempPathFactory
 ) -> KafkaCluster:
-    """Make three brokers, two of which have their own disks for their logs."""
+    """Make three brokers; two have their own disks for their logs."""
     program = tmp_path_factory.mktemp("java") / "java"
     lines = ["#!/bin/sh", f'run="{shutil.which(find_java())}"', 'case "${PWD##*/}" in']
     for node, disk in disks.items():
@@ -154,7 +154,7 @@ def test_a_broker_whose_disk_is_full_ends_and_the_stream_goes_on(
 def test_a_stream_goes_on_once_two_of_three_brokers_are_back(
     fork_server: None, cluster: KafkaCluster, disks: Mapping[int, Disk], tmp_path: Path
 ) -> None:
-    """With one disk full and one broker down, no commit is possible, and workers wait."""
+    """No commit is possible with one disk full and one broker down, and workers wait."""
     with Trial(cluster, tmp_path, "disks") as trial:
         trial.lead_and_stand_by()
         fill_until_it_ends(cluster, disks, 2)

@@ -160,7 +160,7 @@ def numbers_of(stream: Stream, kind: type[Any]) -> list[int]:
 
 
 def goes_on(struck: Struck) -> None:
-    """Wait until the worker, or the next one, has learnt two batches, and then a third."""
+    """Wait until the worker, or the next one, has learnt three batches."""
     stream, worker = struck.stream, struck.worker
     if worker.status() is None:
         wait_for(

@@ -82,7 +82,7 @@ def test_a_state_newer_than_the_ledgers_end_is_no_reason_to_refuse(
     monkeypatch.setattr(checkpoint, "high_watermark", high_watermark)
     writer = CheckpointWriter(stream.settings.kafka, stream.settings.stream, stream.topic_id)
     try:
-        # It has been fenced, so it must not refuse the stream, whatever it finds.
+        # It has been fenced, so nothing that it finds may make it refuse the stream.
         with suppress(SessionLost):
             writer.take_over()
     finally:

@@ -34,7 +34,7 @@ TRANSACTIONS, GROUPS = "__transaction_state", "__consumer_offsets"
 def test_a_coordinator_that_is_killed_during_a_commit_loses_nothing(
     fork_server: None, three_brokers: KafkaCluster, tmp_path: Path, steps: tuple[str, ...]
 ) -> None:
-    """Coordinators of the transaction, its offsets and the election die, each at a step that needs it.
+    """Coordinators of transaction, offsets and election die, each at a step that needs it.
 
     Records come from a plain producer: if a coordinator dies, a transaction of librdkafka can end
     differently from its reported result, and the contents of the input would be in doubt.

@@ -193,9 +193,10 @@ def test_a_leader_whose_link_stands_still_is_replaced_by_one_with_another(
 def test_a_fetch_that_takes_longer_than_a_request_may_is_made_smaller(
     fork_server: None, three_brokers: KafkaCluster, link: Link, tmp_path: Path
 ) -> None:
-    """A backlog of 5 MB waits across a link that carries 1.6 MB in a request's time, for three partitions.
+    """A 5 MB backlog passes a link that carries 1.6 MB in a request's time.
 
-    A broker sends a producer's batch whole, so no link works that cannot carry one batch of each partition.
+    There are three partitions. A broker sends a producer's batch whole, so no link works that cannot carry
+    one batch of each partition in that time.
     """
     with Trial(
         three_brokers,

@@ -272,7 +272,7 @@ def test_a_position_that_retention_deleted_is_an_error_with_nothing_charged(
 
 
 def test_a_ledger_older_than_the_releases_is_refused(make_stream: MakeStream) -> None:
-    """If ledger and state are rolled back together, they agree, but the releases reveal it."""
+    """Ledger and state agree when rolled back together, but the releases reveal it."""
     stream = make_stream(**ENDLESS)
     stream.produce_vectors(stream.vectors(60))
     worker = stream.start()

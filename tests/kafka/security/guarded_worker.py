@@ -1,4 +1,4 @@
-"""The worker's command, run as an unprivileged user with every log at its most verbose level.
+"""The worker's command as an unprivileged user, with every log at its most verbose.
 
 It loads the compiled kernels as the user of the tests, because another user cannot write that user's
 cache. Then it becomes the user whose number is the first argument. The remaining arguments are those of
@@ -53,7 +53,7 @@ if __name__ == "__main__":
         os.setgroups([])
         os.setgid(int(user))
         os.setuid(int(user))
-        # As after an exec, with which every ordinary process starts.
+        # As after an exec, which starts every ordinary process.
         ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
     faulthandler.enable()
     configure, logs.configure_logging = logs.configure_logging, configure_everything

@@ -53,7 +53,7 @@ def _encoded(data: bytes) -> str:
 
 
 class Issuer:
-    """Issuer of signed tokens, and the key set with which a broker checks them."""
+    """Issuer of signed tokens, and the key set for a broker's check of them."""
 
     def __init__(self, directory: Path) -> None:
         self._key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -217,7 +217,7 @@ def start_secured(
     more: Mapping[str, str] | None = None,
     advertised: Mapping[str, int] | None = None,
 ) -> Secured:
-    """Start a broker with these listeners, each named by its kind and an optional suffix (KIND_SUFFIX).
+    """Start a broker with these listeners, each named KIND or KIND_SUFFIX.
 
     Clients are referred to the ports in ``advertised``, if any, instead of the listeners' own ports.
     """

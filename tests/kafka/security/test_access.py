@@ -1,4 +1,4 @@
-"""With Kafka's authorizer, each role may do its own work, and one line refuses the rest."""
+"""Kafka's authorizer lets each role do its own work, and one line refuses the rest."""
 
 from __future__ import annotations
 
@@ -311,7 +311,7 @@ def other_admin(kafka: KafkaSettings) -> AdminClient:
 
 
 def meddle(place: Place, kafka: KafkaSettings) -> list[KafkaErrorOfRd | None]:
-    """Delete zero records (which needs the same right as deleting some), and change a topic's settings."""
+    """Delete zero records, which needs the same right as some, and change a topic's settings."""
     admin, stream = other_admin(kafka), place.stream.settings.stream
     entry = ConfigEntry("retention.ms", "-1", incremental_operation=AlterConfigOpType.SET)
     ledger = ConfigResource(ConfigResource.Type.TOPIC, stream.ledger_topic, incremental_configs=[entry])

@@ -1,4 +1,4 @@
-"""A failed connection reports its cause and the setting to change, on every kind of listener."""
+"""A failed connection to any listener reports its cause and the setting to change."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def listeners(
 ) -> Listeners:
     directory = tmp_path_factory.mktemp("certificates")
     found = Listeners({name: free_port() for name in PROTOCOLS}, directory)
-    with suppress(KafkaUnavailable):  # then there is no cluster either
+    with suppress(KafkaUnavailable):  # make_cluster then fails too
         java = find_java()
         make_certificate(java, directory, "broker")
         make_certificate(java, directory, "foreign")
@@ -219,7 +219,7 @@ def test_an_address_at_which_no_broker_answers(listeners: Listeners) -> None:
     found = diagnosis(f"127.0.0.1:{port},{NOWHERE}:9092", answers=False)
     assert f"127.0.0.1:{port} refuses connections" in found
     assert f"the name {NOWHERE!r} cannot be resolved" in found
-    # Of several brokers, the diagnosis is about the one that answers and refuses these settings.
+    # If several brokers fail, the diagnosis is about the broker that answers and refuses these settings.
     assert "asks for a password" in diagnosis(f"127.0.0.1:{port},{listeners.address('LOGIN')}")
     # No error to report.
     server = listeners.address("BOTH")

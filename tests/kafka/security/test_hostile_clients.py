@@ -94,7 +94,7 @@ def test_what_a_client_cannot_parse_is_a_record_in_its_place(make_stream: MakeSt
 
 
 def test_a_key_counts_whatever_the_headers_are(make_stream: MakeStream) -> None:
-    """A user whose message has a header that is not text has counted, and does not count again."""
+    """A user counted with a header that is not text does not count again."""
     stream = make_stream(
         partitions=1,
         privacy_unit="user",
@@ -116,7 +116,7 @@ def test_a_key_counts_whatever_the_headers_are(make_stream: MakeStream) -> None:
 
 
 def test_batches_that_inflate_to_any_size_are_null_records_in_bounded_memory(make_stream: MakeStream) -> None:
-    """Four records of 300 MiB are each followed in their batch by another record, which counts."""
+    """Each of four 300 MiB records has a successor in its batch, which counts."""
     attacked, plain = make_stream(**TWO), make_stream(**TWO)
     name, bootstrap = attacked.settings.stream.input, attacked.settings.kafka.bootstrap_servers
     set_compression(bootstrap, name, "producer")

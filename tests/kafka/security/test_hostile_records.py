@@ -86,7 +86,7 @@ def results(stream: Stream) -> list[Any]:
 
 
 def test_hostile_records_are_null_in_their_places_within_bounded_memory(make_stream: MakeStream) -> None:
-    """A stream with plain null records in the same places has the same releases, and uses less memory."""
+    """A stream with plain null records there has the same releases, and uses less memory."""
     attacked, plain = make_stream(**TWO), make_stream(**TWO)
     allow(attacked, HUGE + 2**20)
     x = attacked.vectors(COUNT)

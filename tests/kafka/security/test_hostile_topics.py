@@ -55,9 +55,7 @@ FORGED = json.dumps({"topic_id": "t", "stream": "s", "batch": 1e308, "positions"
 
 
 def test_hostile_states_and_entries_are_refused_with_one_line(make_stream: MakeStream) -> None:
-    """A stream was killed after its first of two batches, and its worker restarts over each state and
-    entry.
-    """
+    """A worker, killed after its first of two batches, restarts over each state and entry."""
     stream = make_stream(**TWO)
     stream.produce_vectors(stream.vectors(400))
     killed = stream.start(strike=Strike("publish.5 read back"))

@@ -1,4 +1,4 @@
-"""Nothing that a guarded worker prints or writes, until its crash, contains a secret or a record.
+"""A guarded worker prints and writes neither secrets nor records, even in a crash.
 
 A worker runs as an unprivileged user on a broker that asks for a password. Its input has recognisable
 records, keys and headers, including hostile ones. HTTP clients request everything from it, other commands
@@ -238,7 +238,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def ask_everything(scene: Scene, url: str) -> None:
-    """Request every path without a token, and with a wrong, a right and a misplaced token."""
+    """Request every path without a token, and with wrong, right and misplaced tokens."""
     answers = scene.out / "answers"
     answers.mkdir()
     given = {"none": None, "wrong": "x" * 20, "right": TOKEN, "metrics": METRICS}

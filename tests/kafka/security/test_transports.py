@@ -53,7 +53,7 @@ def make_described(
 
 
 def run_whole(secured: Secured, stream: Stream, users: dict[str, KafkaSettings]) -> None:
-    """Create, fill and run a stream, each step by the user with that role and no other permission."""
+    """Create, fill and run a stream, each step by a user with that role only."""
     grant(secured, stream, [role for role in ROLES if role != "worker"])
     create(stream, users["operator"])
     grant(secured, stream, ["worker"])

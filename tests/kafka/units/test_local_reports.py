@@ -45,7 +45,7 @@ def vectors(count: int, seed: int = 0) -> NDArray[np.float64]:
 
 
 def two_streams(make_stream: MakeStream) -> list[Stream]:
-    """Make streams of both estimators on one topic of reports, for which a cap of zero is enough."""
+    """Make streams of both estimators on one topic of reports; a cap of zero suffices."""
     group = {"group": "both-of-reports", "stop_when_done": False}
     how: dict[str, Any] = {**LOCAL, "dim": DIM, "options": {"batch_size": BATCH}, "worker": group}
     first = make_stream("dense", estimator="local-gaussian", partitions=2, cap=("0", "0"), **how)
@@ -150,7 +150,7 @@ def test_reports_are_learnt_from_through_a_take_over_and_charged_nothing(
 
 
 def check_topic_of_reports(stream: Stream) -> None:
-    """Check that no stream reads these reports as records, whatever its name."""
+    """Check that no stream reads these reports as records, under any name."""
     settings = stream.settings
     other = settings.stream.model_dump(mode="json") | {
         "name": f"{settings.stream.name}-raw",
@@ -173,7 +173,7 @@ def check_topic_of_reports(stream: Stream) -> None:
 
 
 def test_reports_of_two_thousand_features_go_through(make_stream: MakeStream) -> None:
-    """They have 8 MB each, and pass the topic, the worker and a 16 MB state within the memory bound."""
+    """Each has 8 MB, the state has 16 MB, and memory stays within its bound."""
     dim, count = 2000, 4
     sigma = noise_sigma(PROMISE["epsilon"], PROMISE["delta"])
     # Not made by the mechanism, whose 2,001,000 draws take 22 s a report; and with a hundredth of its noise.
@@ -209,7 +209,7 @@ def test_reports_of_two_thousand_features_go_through(make_stream: MakeStream) ->
 
 
 def test_a_report_of_the_library_is_read(make_stream: MakeStream) -> None:
-    """It is written like that of a producer without the command line."""
+    """A producer without the command line writes it like this."""
     stream = make_stream(
         "library",
         estimator="local-sparse",

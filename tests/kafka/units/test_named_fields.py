@@ -1,4 +1,4 @@
-"""JSON objects give the same releases as octets, and have users by field and a contract."""
+"""JSON objects give the same releases as octets, with users by field and a contract."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def encoded(records: list[dict[str, Any]]) -> list[bytes]:
 
 
 def plain(make_stream: MakeStream, **how: Any) -> Stream:
-    """Make a stream of the same rows as octets, with the settings that follow from the features."""
+    """Make a stream of the same rows as octets, with settings derived from the features."""
     return make_stream(
         dim=ROWS.dim,
         feature_names=ROWS.names,

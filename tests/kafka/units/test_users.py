@@ -1,4 +1,4 @@
-"""If the privacy unit is the user, the right records count, whatever happens to the worker."""
+"""The right records of each user count, even if workers die and topics are restored."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ OF_USERS: dict[str, Any] = {
 
 
 def keyed(stream: Stream, count: int, seed: int = 0) -> list[tuple[bytes | None, bytes]]:
-    """Return records of 40 users, some much more frequent than others, and records without a user."""
+    """Return records of 40 users, some very frequent, and records without a user."""
     dice = np.random.default_rng(seed)
     ids = np.minimum(dice.geometric(0.06, count), 40)
     keys = [None if i % 9 == 4 else b"u%d" % user for i, user in enumerate(ids)]
@@ -98,7 +98,7 @@ def keyed(stream: Stream, count: int, seed: int = 0) -> list[tuple[bytes | None,
 
 
 def who_should_count(stream: Stream) -> list[list[bytes | None]]:
-    """Return, by committed batch and position, the key of the message if it counts, or else None."""
+    """Return, by committed batch and position, the key of a message that counts, or None."""
     limit, times = stream.settings.stream.contributions_per_user, Counter[bytes]()
     keys = {m.offset: m.key for m in read_all(stream.settings.kafka, stream.settings.stream.input)}
     committed = {entry.batch for entry in stream.own(Committed)}

@@ -233,7 +233,7 @@ def without_law(stream: StreamSettings) -> dict[str, Any]:
 
 @pytest.mark.parametrize("how", [{}, {"privacy_unit": "row"}, {"privacy_unit": "user"}])
 def test_a_stream_of_an_earlier_version_goes_on_where_a_unit_is_in_one_batch(how: dict[str, Any]) -> None:
-    """Each batch's charge covers it under the law of its noise, and no unit meets both laws."""
+    """A batch's charge covers it under its noise's law; no unit meets both laws."""
     stream = a_stream(**how)
     log = Writer(1, "1e-6")
     reserve(log, stream, parameters=without_law(stream))
@@ -313,7 +313,7 @@ def test_equal_maps_that_are_written_differently_have_one_contract() -> None:
 
 
 def test_arrow_as_the_format_of_all_messages_needs_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise each record would be null, and charged, and only an info line in the log would show it."""
+    """Otherwise each record would be null and charged, shown only by an info line."""
     log, arrow = Writer("1", "1e-6"), a_stream(format="arrow")
     monkeypatch.setattr(admission, "find_pyarrow", lambda: None)
     check_admission(a_stream(), log.ledger)

@@ -148,7 +148,7 @@ def test_nothing_changes_before_the_commit_has_succeeded() -> None:
 
 
 def large_log() -> tuple[UserLog, Topic]:
-    """Return a log after 71 commits, the last with a delta of several chunks, and its topic."""
+    """Return a log of 71 commits, the last with several chunks, and its topic."""
     log, topic = UserLog(1), Topic()
     for n in range(70):
         commit(log, distinct(10, 1 + 10 * n), topic)

@@ -1,4 +1,4 @@
-"""A server on a real socket, in a thread with an event loop, and a blocking client."""
+"""Server on a real socket, in a thread with an event loop, and blocking client."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Metrics:
 
 
 class Site:
-    """Site that streams events in the two ways of an API, and records its calls and bodies."""
+    """Site that streams events in an API's two ways, and records calls and bodies."""
 
     def __init__(self) -> None:
         self.told: list[str] = []

@@ -1,4 +1,4 @@
-"""No tick of the clock's process waits for the worker, and no feed for a dead process."""
+"""No tick waits for the worker, and no feed waits for a dead clock process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_worker_that_does_not_read_holds_up_no_tick() -> None:
 
 
 def test_a_line_of_many_schemas_costs_its_length_alone() -> None:
-    """A search from the start after each 64 KiB took 21 s for 40 MiB, and delayed all ticks."""
+    """Rescanning 40 MiB after each 64 KiB took 21 s, and delayed all ticks."""
     length = 2**25
     back, forth = os.pipe()
     with os.fdopen(back, "rb") as out:
@@ -178,7 +178,7 @@ def test_schemas_are_listed_on_an_interval_and_each_is_sent_once(monkeypatch: py
 
 
 def test_a_subject_is_there_before_the_thread_that_lists_it_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the other order, a quick thread listed the old subjects, and waited for an interval."""
+    """In the other order, a quick thread listed the old subjects, then waited an interval."""
     poller, seen = Poller(KafkaSettings(), 0.1, 1.0, lambda _: None), []
     monkeypatch.setattr(poller._new_subjects, "set", lambda: seen.append(poller._subjects))
     subject = Subject("a", "avro")

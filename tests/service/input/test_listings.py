@@ -1,4 +1,4 @@
-"""The clock's ticks and listings alone decide by which schemas a record is decoded."""
+"""The clock's ticks and listings alone decide which schemas decode a record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows copied in one compiled pass equal the rows that the codec reads message by message."""
+"""Rows copied in one compiled pass equal the codec's rows, read message by message."""
 
 from __future__ import annotations
 

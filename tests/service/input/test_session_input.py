@@ -12,7 +12,7 @@ from streaming_pca.service.input.session_input import ReadAhead
 
 
 def steps(*answers: bool | Exception) -> tuple[Callable[[], Awaitable[bool]], list[bool]]:
-    """Return a step that gives these answers and then False, and a list of given answers."""
+    """Return a step that gives these answers and then False, and its past answers."""
     left, given = list(answers), []
 
     async def step() -> bool:

@@ -262,7 +262,7 @@ def test_a_source_that_is_stopped_reads_no_further(reading: Reading) -> None:
 
 
 class LazyReader(PartitionReader):
-    """Reader that reads in one call, and only once records are needed, as a cluster would."""
+    """Reader that reads in one call when records are needed, as a cluster would."""
 
     ahead = False
     calls = 0
@@ -368,8 +368,8 @@ def test_a_reservation_of_which_a_record_has_vanished_is_none(
 ) -> None:
     """A transaction may count as committed when its records are reserved, and as aborted later.
 
-    Another record at a formerly empty offset keeps the count. The successor has no other record of which
-    offsets were counted: it answers for the present records within the charged range, or not at all.
+    Another record at a formerly empty offset keeps the count. The successor does not know the counted offsets
+    otherwise: it answers for the present records within the charged range, or not at all.
     """
     log = Log({0: records(0, 100)})
     monkeypatch.setattr(reader_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 199))
@@ -424,7 +424,7 @@ def test_a_fetch_that_a_stop_interrupts_ends_reading(reading: Reading, lazy: boo
 
 
 def after_a_batch(reading: Reading, log: Log, count: int, **how: bool) -> tuple[Source, OffsetFeed]:
-    """Return a source that has taken 40 records and needs newer end offsets for ``count`` more."""
+    """Return a source after 40 records that needs newer end offsets for ``count`` more."""
     source, feed = reading(log, 0.0, **how)
     feed.add(feed.started + 1, ends_of(log, 0.5))
     source.set_plan(plan(40))

@@ -59,7 +59,7 @@ def read(data: bytes, start: int = 0, **how: Any) -> list[Record]:
 
 
 def some_records(count: int, seed: int = 1) -> list[bytes]:
-    """Return records of which every third does not compress."""
+    """Return records; every third is incompressible."""
     drawn = random.Random(seed)
     return [
         record(
@@ -458,7 +458,7 @@ def test_empty_frames_end_polls_too(number: int, unit: bytes) -> None:
 
 
 def test_a_poll_holds_few_inflated_bytes() -> None:
-    """A fetch of 4 MiB may inflate to gigabytes, and a poll takes as many blocks as records."""
+    """A fetch of 4 MiB may inflate to gigabytes; a poll takes as many blocks as records."""
     records = [record(bytes(2**16), i) for i in range(40)]
     data = b"".join(compressed("zstd", records, base=40 * i) for i in range(20))
     assert len(data) < 2**17

@@ -192,7 +192,7 @@ class _Java:
 
 
 def java_reads(data: bytes, count: int) -> tuple[list[JavaBody], bool]:
-    """Return the records that Java reads from a batch's bytes, and whether it accepts the batch."""
+    """Return the records that Java reads from a batch, and whether it accepts the batch."""
     java, found = _Java(data), []
     try:
         while len(found) < count:

@@ -25,7 +25,7 @@ class RegistryUnavailable(Exception):
 
 @contextmanager
 def fetching(target: Path) -> Iterator[Path | None]:
-    """Yield a scratch folder to the process that must make a target, or None if the target exists."""
+    """Yield a scratch folder for making a target, or None if the target exists."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -79,7 +79,7 @@ def id_of(payload: bytes) -> int:
 
 
 def row_of(schema: PublicSchema, payload: bytes, features: Sequence[Feature] = ANY) -> list[float] | None:
-    """Return the row that a stream reads from a payload, or None for a null record."""
+    """Return the row that a stream reads from a payload; None for a null record."""
     reader = FieldReader(features, None, schema)
     type_ = AVRO if schema.format == "avro" else PROTOBUF
     records = reader.records(type_, payload, 1)

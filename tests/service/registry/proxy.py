@@ -1,4 +1,4 @@
-"""Proxy in front of a registry, with TLS and basic or bearer credentials that a test may change."""
+"""Proxy in front of a registry, with TLS and changeable basic or bearer credentials."""
 
 from __future__ import annotations
 

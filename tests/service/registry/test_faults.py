@@ -1,4 +1,4 @@
-"""Hostile answers end within bounds, in one line, and no secret is sent to another host."""
+"""Hostile answers end within bounds in one line, and secrets reach no other host."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_schemas_that_are_too_large_together_are_refused() -> None:
 
 @pytest.mark.parametrize("status", [401, 403, 302, 418])
 def test_a_refused_request_for_a_reference_is_no_fault_of_the_schema(status: int) -> None:
-    """If a token had just expired, the records of a good schema were null until a restart."""
+    """Earlier, a token's expiry made a good schema's records null until a restart."""
     root = {
         "id": 7,
         "schema": json.dumps({"type": "record", "name": "V", "fields": [{"name": "p", "type": "P"}]}),
