@@ -441,7 +441,7 @@ def _check_ranges(facts: Facts, name: str, job: _Job) -> None:
 
 
 def _check_releases(facts: Facts, name: str, job: _Job) -> None:
-    """Check that committed batches have one RELEASED and one release each, in order, with cumulative records."""
+    """Check one RELEASED and one release for each committed batch, in order, with cumulative records."""
     _claim(job.last in (None, "RELEASED", "ABANDONED"), f"{name}: the ledger ends with {job.last}")
     released = job.kinds["RELEASED"]
     _claim(list(released) == list(job.committed), f"{name}: RELEASED does not follow COMMITTED")

@@ -122,7 +122,7 @@ def listeners(
 ) -> Listeners:
     directory = tmp_path_factory.mktemp("certificates")
     found = Listeners({name: free_port() for name in PROTOCOLS}, directory)
-    with suppress(KafkaUnavailable):  # make_cluster then fails too
+    with suppress(KafkaUnavailable):  # make_cluster then skips too
         java = find_java()
         make_certificate(java, directory, "broker")
         make_certificate(java, directory, "foreign")
