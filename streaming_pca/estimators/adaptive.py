@@ -29,22 +29,22 @@ from streaming_pca.linalg.subspace import orthonormalise
 
 # Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").
 _TO_BLOCK, _TO_COVARIANCE = 0.16, 0.3
-"""Ratio R_b/R_c below which the block route is taken, and above which it is left: a hysteresis."""
+"""Ratios R_b/R_c: the block route starts below the first and ends above the second (a hysteresis)."""
 _PROBE = 0.25
 """Price of counting residual norms, over the price of counting record norms."""
 _LEAST_PROBE = 4000
-"""Records, at multiplier 1, from which on counts of residual norms are precise enough to decide."""
+"""Least records, at multiplier 1, for counts of residual norms that are precise enough to decide."""
 _MOST_QUANTILE = 0.97
-"""Largest quantile for the block route: records that need more of their tail are too skewed for it."""
+"""Largest quantile for the block route: records that need a larger one are too skewed for it."""
 
 Route = Literal["covariance", "block"]
 
 
 class AdaptiveOptions(ClippedBatches):
-    """Settings of :class:`AdaptivePCA`; none has to be set."""
+    """Settings of :class:`AdaptivePCA`; all are optional."""
 
     route: Literal["auto", "covariance", "block"] = "auto"
-    """Route to take; "auto" decides from private quantities, anew with each look at the radii. With
+    """Route to take; "auto" decides from private quantities, again with each look at the radii. With
     a ``clip_radius`` "auto" takes the covariance route."""
 
 
@@ -60,25 +60,25 @@ class AdaptiveState(ComposedState):
 
 
 class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
-    """Better of two routes, chosen on the way (docs/explanation/default-estimator.md).
+    """Better of two routes, chosen while learning (docs/explanation/default-estimator.md).
 
     *The covariance route* (:mod:`~streaming_pca.estimators.covariance.update`) has
     noise in proportion to |x|^2. It suits moderate d, slow spectra and skewed
     records. *The block route* (:mod:`~streaming_pca.estimators.block.block`)
     has noise in proportion to |A Q - C|, which is far less where records agree or d is large.
 
-    The choice is made anew with each look at the covariance:
+    Each look at the covariance repeats the choice:
 
     - d > 512: the block route, a public rule (noise and cost of a covariance grow
       with d, of a block with the rank).
     - Else it compares the covariance's radius R_c, which already weighs noise against bias,
       with the residuals' radius R_b at the same quantile, about the leading
       eigenvectors so far. The noise of an entry is R_c against 2 R_b. The block
-      route, which spends on its rounds and sees less of the spectrum, is taken
-      where R_b < 0.16 R_c, and left again where R_b > 0.3 R_c. Comparing at one
+      route spends on its rounds and sees less of the spectrum, so the estimator takes it
+      where R_b < 0.16 R_c, and leaves it where R_b > 0.3 R_c. Comparing at one
       quantile keeps skewed records off the block route, which does not see its bias.
-    - The covariance route where the leading eigenvectors are not resolved, where a quantile
-      above 0.97 is needed, or where directions are weighted.
+    - The covariance route if the leading eigenvectors are not resolved, if a quantile
+      above 0.97 is needed, or if directions are weighted.
 
     The block route starts from those eigenvectors, with rounds of growing shares.
 
@@ -102,7 +102,7 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
     state_type: ClassVar[type[AdaptiveState]] = AdaptiveState
 
     def init(self, rng: np.random.Generator) -> AdaptiveState:
-        """Return a state of no records, with a uniformly random basis for the block route."""
+        """Return the state before any record, with a uniformly random basis for the block route."""
         basis = orthonormalise(rng.standard_normal((self.dim, self.k)))
         block = BlockEstimate.start(basis)
         covariance = self._empty_covariance
@@ -129,7 +129,7 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
     def _learn(
         self, state: AdaptiveState, preprocessing: Preprocessing, batch: Batch, budget: Budget
     ) -> tuple[AdaptiveState, int]:
-        """Learn by one route; charged as :meth:`plan` says."""
+        """Learn by one route, at the charge of :meth:`plan`."""
         if self._restarts(state, batch):
             block = state.block.restarted()
             state = replace(state, covariance=self._empty_covariance, block=block, total=TotalVariance())
@@ -185,7 +185,7 @@ class _Learner:
         )
         self.future = self.options.future_records(state.records + len(batch))
         if not len(self.covariance.weights) and estimator.fixed_route != "block":
-            # The stream had only the block route until now.
+            # Settings fixed the block route until now.
             self.covariance = CovarianceEstimate.empty(preprocessing.output_dim)
 
     def by_either(self, free: bool) -> int:
@@ -240,7 +240,7 @@ class _Learner:
     def _inside(self, estimate: CovarianceEstimate) -> float:
         """Return the share of records within the chosen radius, at least the median's 0.5.
 
-        For records of nearly one norm it is 0.5: the median says no less there.
+        For records of nearly equal norms it is 0.5, as the median's radius holds nearly all of them.
         """
         if estimate.above[0] <= 1 - _MOST_QUANTILE:
             return QUANTILE

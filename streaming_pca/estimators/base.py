@@ -55,7 +55,7 @@ class State:
     mean: NDArray[np.float64] | None = field(default=None, kw_only=True)
     """(d,) running mean in units of the data, where ``centering = "auto"`` has found one."""
     mean_weight: float = field(default=0.0, kw_only=True)
-    """Records behind the mean."""
+    """Number of records averaged into the mean."""
     anchor: NDArray[np.float64] | None = field(default=None, kw_only=True)
     """(d,) fixed centre of all sums, where the estimator finds the centre itself. It stays while ``mean``
     moves, so the correction of the sums for a moving mean is exact."""
@@ -82,7 +82,7 @@ class Plan:
     count : int
         Records to take; a multiple of ``granularity``.
     least : int
-        Least number of records with which a batch may close at ``max_wait``.
+        Least number of records of a batch that closes at ``max_wait``.
         A multiple of ``granularity``, at most ``count``.
     granularity : int
         Records of one partition that must stay together.
@@ -113,17 +113,17 @@ class Subspace:
     mean : (d,) float64 or None
         In units of the scaled features.
     explained_variance_error : (k,) float64 or None
-        Standard errors: of the noise, of what clips cut off, of the mean; where the
-        estimator counts nothing (a public radius, local reports), of the noise alone.
+        Standard errors from the noise, the clips and the mean; from the noise alone where
+        the estimator counts nothing (a public radius, local reports).
     total_variance : float or None
         Sum of all d variances, itself an output of a mechanism.
     total_variance_error : float or None
-        Its standard error, as of ``explained_variance_error``.
+        Its standard error, from the same sources.
     angle_bound : float or None
         Radians, in [0, pi/2]. With probability 0.95 over the noise, it bounds the
-        largest principal angle to the subspace of the same sums without noise, and, unless
-        a doubt says otherwise, without clips and settled, as far as these are seen (of a public
-        radius nothing is seen). pi/2 says nothing.
+        largest principal angle to the subspace of the same sums without noise. Unless a
+        doubt is listed, it also covers clips and unsettled steps, as far as these are
+        measured (with a public radius they are not). pi/2 carries no information.
     outcome : Outcome or None
         Outcome of the last batch; None before any batch, and where the algorithm
         learns from every batch.
@@ -135,9 +135,9 @@ class Subspace:
         Expected norm of the noise in the mean, in units of the scaled features.
         It is not published.
     known_doubts : tuple of str
-        Ids of doubts that the estimator itself has, such as an angle that may be above its bound.
+        Ids of doubts that the estimator itself raises, such as an angle that may exceed its bound.
     dominant_feature : int or None
-        Feature that has more than half of the squared norm that the largest records show.
+        Feature with more than half of the squared norm shown by the largest records.
     """
 
     components: Matrix
@@ -250,7 +250,7 @@ class Estimator(ABC, Generic[S, O]):
 
     in_parts: ClassVar[bool] = False
     """True where each of a user's batches costs a part of (epsilon, delta), by basic composition. Any other
-    mechanism in such a batch must cost no more than that part: with a joint bound, a mix of the two kinds
+    mechanism in such a batch must not cost more than that part: with a joint bound, a mix of the two kinds
     of batches would exceed (epsilon, delta)."""
 
     def __init__(
@@ -286,12 +286,12 @@ class Estimator(ABC, Generic[S, O]):
 
     @property
     def norm_range(self) -> tuple[float, float]:
-        """Public range of the norms among which a clip radius is sought; without an end where none is."""
+        """Public search range of the clip radius; (0, inf) where the estimator seeks none."""
         return 0.0, math.inf
 
     @property
     def _noise_law(self) -> str | None:
-        """Law of its Gaussian noise; None where it draws none: producers add the noise of reports."""
+        """Law of its Gaussian noise; None if it draws none: not private, or producers add the noise."""
         return NOISE_LAW if self.info.private and not self.info.local else None
 
     @property
@@ -310,7 +310,7 @@ class Estimator(ABC, Generic[S, O]):
         charge = private_mean.charge
         if not self.in_parts or charge.rho is None:
             return charge
-        # Each of them was calibrated to its part of epsilon and delta: rhos add up.
+        # Each batch is calibrated to its part of epsilon and delta, so rhos add up.
         return charge.model_copy(update={"rho": self.privacy.contributions * charge.rho})
 
     @abstractmethod

@@ -100,7 +100,7 @@ class Diagnostics:
 
 
 def _half_width(scale: float) -> int:
-    """Smallest t with P(\\|X\\| > t) <= 0.05 for discrete Laplace X.
+    """Return the smallest t with P(\\|X\\| > t) <= 0.05 for discrete Laplace X.
 
     P(\\|X\\| > t) = 2 e^-((t+1)/scale)/(1 + e^-(1/scale)).
     """

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 _RIGHT_ANGLE = math.pi / 2
 _STANDARD_ERRORS = 2.0
-"""Standard errors above 0 from which on a variance is told from noise."""
+"""Standard errors above 0 that distinguish a variance from noise."""
 _NEARLY_ALL = 0.9
 """Share of the total that one component seldom exceeds, unless it is the direction of the mean."""
 
 _NEAR_THE_END = 0.2
-"""Share of the largest squared norm from which on a mean of clipped ones comes of many at the end."""
+"""Share of the largest squared norm above which the mean of clipped norms implies many at the end."""
 
 
 class DoubtfulResultWarning(UserWarning):
@@ -44,27 +44,27 @@ class Doubt(StrEnum):
     NOT_RESOLVED = "not-resolved"
     """The angle bound is pi/2: noise alone could have made the components, or some of them."""
     VARIANCE_LOST = "variance-lost"
-    """An explained variance is at most two of its standard errors: noise, as far as can be told.
+    """An explained variance is at most two of its standard errors: indistinguishable from noise.
 
-    Where no error is known: the variance is 0.
+    Without a known error: the variance is 0.
     """
     MEAN_SWAMPS = "mean-swamps"
     """The expected error of the mean, squared, is at least the variance of the last component."""
     MEAN_UNKNOWN = "mean-unknown"
-    """The first component may be the direction of the mean: a mean was to be learnt, was not found, and its
-    error is not known; or none was looked for ("none"), and that component has more than 0.9 of the total
-    variance beyond the noise."""
+    """The first component may be the direction of the mean: centering "auto" found no mean, and its error is
+    not known; or centering is "none", and that component has more than 0.9 of the total variance beyond the
+    noise."""
     CLIPPED = "clipped"
     """Clips may have turned the components by more than the angle bound."""
     DOMINATED = "dominated"
-    """One feature has most of what the largest records hold, and components are unresolved or clipped."""
+    """One feature has most of the largest records' squared norm, and components are unresolved or clipped."""
     UNSETTLED = "unsettled"
-    """The last step still turned the components: further ones would turn them, too."""
+    """The last step still turned the components, so further steps would turn them too."""
     CLAMPED = "clamped"
     """Bounds change values of more than 2% of the records, beyond the noise of their count."""
     RANGE_ENDS = "range-ends"
-    """The variances reach the end of the public range in which the clip radius was sought: records beyond
-    it were clipped to it."""
+    """The variances reach the end of the public range of the clip radius: records beyond it were clipped
+    to it."""
 
     @property
     def explanation(self) -> str:
@@ -115,19 +115,19 @@ def doubts(
     Parameters
     ----------
     subspace : Subspace
-        A release; nothing else of the state.
+        A release: the function uses nothing else of the state.
     preprocessing : Preprocessing
         Of its estimator: public.
     records : int
         Records delivered so far.
     end : float
-        Largest norm (|x|^2) of the public range in which its estimator seeks a clip radius.
+        Largest norm (|x|^2) of the public search range of its estimator's clip radius.
 
     Returns
     -------
     tuple of Doubt
-        In the order of the enumeration. Before any record, that alone. Of a
-        tensor nothing else is said, for its weights are no variances.
+        In the order of the enumeration. Before any record, only ``NO_RECORDS``; for a
+        tensor nothing else, as its weights are not variances.
     """
     if not records:
         return (Doubt.NO_RECORDS,)
@@ -168,24 +168,24 @@ def _mean_is_unknown(subspace: Subspace, preprocessing: Preprocessing) -> bool:
     if preprocessing.kind is not RecordKind.FACTOR:
         return False
     if preprocessing.centering == "auto":
-        # Where its error is known, a mean that is not found is within it.
+        # If its error is known, a mean that was not found lies within it.
         return subspace.mean is None and subspace.mean_error is None
     return preprocessing.centering == "none" and _first_has_nearly_all(subspace)
 
 
 def _reaches(subspace: Subspace, end: float) -> bool:
-    """Return whether records of this variance are, many of them, beyond a squared norm."""
+    """Return whether many records of this variance lie beyond a squared norm."""
     sizes = [float(np.sum(subspace.explained_variance)), subspace.total_variance or 0.0]
     return max(sizes) >= _NEAR_THE_END * end
 
 
 def _first_has_nearly_all(subspace: Subspace) -> bool:
-    """Return whether the first component has nearly all variance, and is no noise."""
+    """Return whether the first component has nearly all variance, beyond its noise."""
     total, errors = subspace.total_variance, subspace.explained_variance_error
     if not total or subspace.components.shape[1] == 1:
         return False
     first = float(subspace.explained_variance[0])
-    # What clips cut off is uncertain in both, and alike.
+    # The part that clips cut off is uncertain in both alike.
     least = first - (0.0 if errors is None else _STANDARD_ERRORS * float(errors[0]))
     return first > _NEARLY_ALL * total and least > total / 2
 
@@ -206,7 +206,7 @@ def resolved_components(said: Subspace | Release) -> int | None:
     -----
     For j < k it is an estimate: the largest j whose gap to the next variance
     :func:`~streaming_pca.estimators.common.error_bounds.angle_bound_of_covariance` finds
-    large against the largest of the standard errors, which stands for every
+    large against the largest of the standard errors, which serves for every
     entry of the noise. For a covariance that is not centred the bound's proof applies.
     """
     if said.angle_bound is None:
@@ -244,7 +244,7 @@ def describe_doubts(ids: Sequence[str], resolved: int | None, rank: int, feature
         if name == Doubt.NOT_RESOLVED and resolved:
             text = f"{text}, but not the first {resolved} of {rank}"
         if name == Doubt.DOMINATED and feature is not None:
-            # A name of a foreign release may hold what a terminal obeys.
+            # A name in a foreign release may contain terminal control characters.
             name_of = "".join(c if c.isprintable() else "?" for c in str(feature))
             text = text.replace(_ONE_FEATURE, f"feature {name_of}")
         said.append(text)
@@ -252,7 +252,7 @@ def describe_doubts(ids: Sequence[str], resolved: int | None, rank: int, feature
 
 
 def remedies(found: Sequence[Doubt], preprocessing: Preprocessing | None = None, rank: int = 0) -> str:
-    """Name what helps against these doubts, each remedy once, without what has been done.
+    """Name the remedies for these doubts, each once, without those already applied.
 
     Parameters
     ----------

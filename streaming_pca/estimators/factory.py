@@ -24,7 +24,7 @@ from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.validation import lines_of, options_lines
 
 MAX_FEATURES = 2**13
-"""Largest dimension for which products of quantised records are exact; the limit of streams too."""
+"""Largest dimension with exact products of quantised records; the limit of streams too."""
 
 _CENTERINGS = ("auto", "pairs", "none")
 
@@ -53,7 +53,7 @@ def configure(
         As :class:`~streaming_pca.api.PrivatePCA` takes them.
     n_records : int or None
         Number of all records to come, if known. It becomes the estimator's option of
-        this name, if there is one and ``options`` do not set it. Records that do not
+        this name, if that option exists and ``options`` do not set it. Records that do not
         fill a pair do not count.
 
     Raises
@@ -95,7 +95,7 @@ def configure(
     if n_records is not None and "n_records" in kind.options_type.model_fields:
         given.setdefault("n_records", n_records - n_records % preprocessing.granularity)
         if "n_batches" in kind.options_type.model_fields and "n_batches" not in given:
-            # Only the last release is shown, and each batch adds noise of its own.
+            # Only the last release is shown, and each batch adds noise.
             given["n_batches"] = 1
             if n_records > MAX_RECORDS:
                 # Equal batches stay below the limit; a cut at even numbers adds at most 2 records.
@@ -110,7 +110,7 @@ def configure(
 
 
 def usable_records(shape: tuple[int, ...], estimator: Estimator[Any, Any], is_first: bool = True) -> int:
-    """Count the records of an array that can be learnt from: whole pairs with ``centering = "pairs"``.
+    """Count the usable records of an array: whole pairs with ``centering = "pairs"``.
 
     Parameters
     ----------
@@ -142,13 +142,13 @@ def usable_records(shape: tuple[int, ...], estimator: Estimator[Any, Any], is_fi
 
 
 def records_to_take(planned: int, left: int) -> int:
-    """Size of the next batch where ``left`` records remain; the last one absorbs a short remainder."""
+    """Return the size of the next batch of ``left`` records; the last absorbs a short remainder."""
     # A last batch of few records would be mostly noise, so the batch before it takes them.
     return left if 2 * left < 3 * planned and left <= MAX_RECORDS else planned
 
 
 def changed_parameters(was: Estimator[Any, Any], now: Estimator[Any, Any]) -> list[str]:
-    """List the parameters in which two estimators differ, compared by value."""
+    """List the parameters that differ between two estimators, compared by value."""
     before, after = _describe(was), _describe(now)
     return [name for name in before if before[name] != after[name]]
 

@@ -42,7 +42,7 @@ from streaming_pca.kernels.plain_records import (
 COMPILING = "compiling kernels (first run)"
 """Words for a display."""
 FIRST = "first"
-"""Stands for what the default estimator needs of float32 vectors or factors: norms, mean and layers."""
+"""Id of the kernels that the default estimator needs for float32 vectors or factors: norms, mean, layers."""
 
 _PATIENCE = 120.0
 """Seconds to wait for another process that compiles."""
@@ -51,7 +51,7 @@ _DTYPES = (np.float32, np.float64)
 
 
 def needs_first_alone(stream: Any) -> bool:
-    """Return whether a stream's first batches need no kernels but those of :data:`FIRST`."""
+    """Return whether a stream's first batches need only the kernels of :data:`FIRST`."""
     by_covariance = stream.estimator in ("adaptive", "analyze-gauss") and stream.dim <= MAX_COVARIANCE_DIM
     return bool(by_covariance and stream.record_kind is RecordKind.FACTOR and stream.dtype == "float32")
 
@@ -61,7 +61,7 @@ def compile_kernels(kind: str) -> None:
 
     It takes half a minute of one core on a new machine, and less than one second from the cache. The
     kernels serve any number of features, any rank, and float32 and float64 records. Kernels of
-    single estimators compile at their first use. It sums records of ones, no record of a stream.
+    single estimators compile at their first use. It sums records of ones, not records of a stream.
     """
     if kind == FIRST:
         _compile_first(np.float32)
@@ -85,7 +85,7 @@ def compile_kernels(kind: str) -> None:
 
 
 def _compile_first(dtype: type[np.floating]) -> None:
-    """Compile what :data:`FIRST` means, of one type of records."""
+    """Compile the kernels of :data:`FIRST` for one type of records."""
     batch = ArrayBatch.of_vectors(np.ones((2, _DIM), dtype=dtype))
     preprocessing = Preprocessing(dim=_DIM, centering=np.zeros(_DIM))
     batch.map(MeanNorms(preprocessing))
@@ -96,7 +96,7 @@ def _compile_first(dtype: type[np.floating]) -> None:
 
 
 def compile_reading(kind: str) -> None:
-    """Compile what reads records of a kind, or load it from numba's cache.
+    """Compile the kernels that read records of a kind, or load them from numba's cache.
 
     It takes three seconds of one core on a new machine.
     """
@@ -140,14 +140,14 @@ def are_cached(kinds: Iterable[str]) -> bool:
 
 
 def compile_apart(kinds: Iterable[str]) -> subprocess.Popen[bytes]:
-    """Begin to fill numba's cache in a separate process; of several at once one compiles.
+    """Start filling numba's cache in a separate process; only one of several such processes compiles.
 
-    Its end frees the compiler's 300 MB. :func:`stop` ends it at once: a thread that compiles cannot be
-    stopped. Kernels that it leaves out compile at their first use.
+    Its end frees the compiler's 300 MB. :func:`stop` ends it immediately, whereas a compiling thread
+    cannot be stopped. Kernels that it does not compile are compiled at their first use.
     """
     command = [sys.executable, "-P", "-m", __spec__.name, *kinds]
     silent = subprocess.DEVNULL
-    # Without passwords and tokens: nothing there needs one, and it does not protect its memory.
+    # Pass no passwords or tokens: nothing there needs one, and its memory is not protected.
     environment = {name: v for name, v in os.environ.items() if not name.upper().startswith("STREAMING_PCA_")}
     # A terminal's Ctrl-C is for the caller, who kills it.
     return subprocess.Popen(  # nosec B603  # this Python, and our module
@@ -156,7 +156,7 @@ def compile_apart(kinds: Iterable[str]) -> subprocess.Popen[bytes]:
 
 
 def stop(compiler: subprocess.Popen[bytes]) -> None:
-    """Kill a compiler and its child; nothing where it has ended."""
+    """Kill a compiler and its child; do nothing if it has ended."""
     if compiler.poll() is None:
         os.killpg(compiler.pid, signal.SIGKILL)
 
@@ -171,18 +171,18 @@ def _is_locked(lock: int) -> bool:
 
 def _main(kinds: Sequence[str]) -> None:
     kernel: Any = sum_products
-    # Without a path where numba finds no folder to write.
+    # numba has no path if it finds no writable folder.
     with suppress(OSError, TypeError):
         folder = Path(kernel._cache.cache_path)
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / "compiling.lock", os.O_CREAT | os.O_RDWR, 0o600)
         deadline = time.monotonic() + _PATIENCE
-        # Held until the process ends: another one, which waits for it, then finds its kernels in the cache.
+        # Held until the process ends: a waiting process then finds its kernels in the cache.
         while not _is_locked(lock) and not are_cached(kinds) and time.monotonic() < deadline:
             time.sleep(0.2)
         if are_cached(kinds):
             return
-    # On a second core. Kernels that it leaves out compile at their first use.
+    # On a second core. Kernels that it does not compile are compiled at their first use.
     reading = multiprocessing.Process(target=_compile_all, args=(compile_reading, kinds), daemon=True)
     reading.start()
     _compile_all(compile_kernels, kinds)

@@ -57,9 +57,9 @@ from streaming_pca.privacy.parameters import Charge, PrivacyParameters
 Vector = NDArray[np.float64]
 
 SHARE = 0.02
-"""Share of a later batch: small enough to give up for ever."""
+"""Share of a later batch: small, as these records never serve the estimator."""
 FIRST_SHARE = 0.05
-"""Share of the first batch with a share, which may be the only one, and far from its mean."""
+"""Share of the first batch with a share, which may be the only batch, and start far from its mean."""
 LARGEST_SHARE = 0.2
 """Share of a batch that is too small for the shares above to measure a mean."""
 _SHARE_RECORDS = 400.0
@@ -68,7 +68,7 @@ _SHARE_RECORDS = 400.0
 QUANTILE = 0.9
 """Quantile of |S (x - c)| that becomes the radius."""
 _RESOLVED = 60.0
-"""Ranks times epsilon by which the quantile stays below the top. All candidates above every
+"""Distance of the quantile from the top, in ranks times epsilon. All candidates above every
 record have the same score; e^-30 of the best possible makes up for their number, and for
 the best one's distance from the quantile."""
 ROUNDS = 2
@@ -83,7 +83,7 @@ _OCTAVES_BELOW_BOUND = 20
 _GREATEST, _LEAST = 1e100, 1e-100
 """Limits of that largest norm, which keep candidates finite and above 0."""
 _STEPS_PER_OCTAVE = 32
-"""Candidates an octave: resolution of the radius against time."""
+"""Candidates an octave: trades resolution of the radius against time."""
 _SPREAD = 0.5
 """Octaves over which equal norms are spread, see :func:`_spread`."""
 
@@ -91,7 +91,7 @@ _SENSITIVITY = 2.0 * MEAN_RADIUS
 
 
 def _refuse_pairs(preprocessing: Preprocessing) -> None:
-    """Raise ValueError for pairs, which have no mean of their own: kernels read record by record."""
+    """Raise ValueError for pairs, which have no mean: kernels read record by record."""
     if preprocessing.units > 1:
         raise ValueError("pairs have no mean")
 
@@ -167,7 +167,7 @@ class PrivateMean:
 
     @property
     def least(self) -> int:
-        """Least records of a batch from which the mean is measured."""
+        """Least records of a batch that measures the mean."""
         return math.ceil(self._least_share / LARGEST_SHARE) + 1
 
     @property
@@ -208,12 +208,12 @@ class PrivateMean:
         count : int
             Records of the batch.
         weight : float
-            Records behind the running mean.
+            Records averaged into the running mean.
 
         Returns
         -------
         int
-            0 where the share would be too small to find a radius: the mean then stays.
+            0 if the share would be too small to find a radius: the mean then stays.
         """
         if count < self.least:
             return 0
@@ -229,7 +229,7 @@ class PrivateMean:
         mean : (d,) float64 or None
             Running mean, in units of the data; None at first.
         weight : float
-            Records behind it.
+            Records averaged into it.
 
         Returns
         -------

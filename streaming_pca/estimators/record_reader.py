@@ -58,7 +58,7 @@ class RecordReader:
     how : PublicMap
         Map that is left to the kernel.
     step : int
-        Delivered records behind one summed record.
+        Delivered records for each summed record.
     """
 
     def __init__(self, preprocessing: Preprocessing, basis: NDArray[np.float64] | None = None) -> None:

@@ -38,27 +38,27 @@ Matrix = NDArray[np.float64]
 
 # Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").
 _WARM = (0.0004, 0.006, 0.08)
-"""Shares of the rounds before the last, from eigenvectors: early rounds against the last one."""
+"""Shares of the rounds before the last, from eigenvectors: trades early rounds against the last one."""
 _COLD = (0.002, 0.002, 0.003, 0.004, 0.006, 0.009, 0.014, 0.022, 0.035, 0.06)
-"""Shares of the rounds before the last, from a random basis: steps that it takes against noise."""
+"""Shares of the rounds before the last, from a random basis: trades steps against noise."""
 _LEAST = 1000.0
-"""Records at multiplier 5 below which a round is left out."""
+"""Records, at multiplier 5, below which a round is skipped."""
 _RADIUS_PART = 0.25
 """Price of counting residual norms in a round, over the price of a first count."""
 QUANTILE = 0.5
 """Default quantile of the residual norms. It is the best on light tails: clipping shrinks residuals
 without turning them, and by a known factor."""
 _LEAST_WEIGHT = 0.2
-"""Least mean weight that a clipped mean is divided by: clipping against amplified noise."""
+"""Least divisor (mean weight) of a clipped mean: trades clipping against amplified noise."""
 _LARGEST = 1e290
 """Largest variance along which the pass measures."""
 _SETTLED, _LEFT = 0.5, 4.0
-"""Angle of the last step, over the bound of the noise, from which on components are not settled; what further
-steps may turn, over the last one's angle."""
+"""Angle of the last step, over the noise's bound, above which components are unsettled; largest turn by
+further steps, over the last step's angle."""
 _APART = 1.5
-"""Least variance along a component, over the mean of the others, that is told from the largest of these."""
+"""Least variance along a component, over the others' mean, that separates it from the largest other."""
 _KEPT = 0.4
-"""Part of a component's variance from which on clipped residuals keep its direction, as far as is known."""
+"""Share of a component's variance above which clipped residuals keep its direction, as far as is known."""
 _FAR = 0.5
 """Change of the basis, in Frobenius norm, beyond which earlier means are dropped."""
 
@@ -82,12 +82,11 @@ class BlockEstimate:
     spectrum : (k,) float64
         Singular values of the S - c Q that the basis spans; zeros at the start.
     measured : (3, k + 1) float64 or None
-        Of the Ritz vectors and of the rest, by a pass of their own (:func:`measure_variances`); None
-        without one.
+        Result of :func:`measure_variances` for the Ritz vectors and the rest; None without such a pass.
     measured_records : float
-        Records behind them.
+        Records averaged into ``measured``.
     turned : float
-        Sine of the largest angle by which the last step turned the basis.
+        Sine of the largest turn of the basis in the last step.
     """
 
     basis: Matrix
@@ -102,7 +101,7 @@ class BlockEstimate:
 
     @classmethod
     def start(cls, basis: Matrix) -> BlockEstimate:
-        """Return an estimate of no records, with this basis."""
+        """Return the estimate before any record, with this basis."""
         return cls(basis, np.zeros(basis.shape), math.inf, 0.0, 0.0, np.zeros(basis.shape[1]))
 
     def check(self) -> None:
@@ -122,7 +121,7 @@ class BlockEstimate:
             raise ValueError("the state's variances must not be below 0")
 
     def restarted(self) -> BlockEstimate:
-        """Return an estimate of no records with the same basis."""
+        """Return the estimate before any record, with the same basis."""
         return BlockEstimate.start(self.basis)
 
 
@@ -138,8 +137,8 @@ class BlockUpdate:
     norm_range : (float, float)
         Public range of the records' norms; residual norms may be far smaller.
     present : float
-        Share of the batch's records that are not null. In a sum each null record is clip(-C), a public
-        number, which is taken out again.
+        Share of the batch's records that are not null. Each null record adds clip(-C), a public number,
+        to a sum; it is subtracted again.
     rank : int, optional
         Leading directions that are released; all columns by default.
     """
@@ -291,7 +290,7 @@ class BlockUpdate:
     ) -> BlockEstimate:
         """Add a batch's variances along the Ritz vectors, averaged by counts (:func:`measure_variances`).
 
-        ``kept`` is the part of their weight that earlier batches keep, ``tail`` of :func:`relative_tail`.
+        ``kept`` is the share of weight that earlier batches keep; ``tail`` comes from :func:`relative_tail`.
         """
         count = len(batch) // self.preprocessing.units * self.present
         if not count:
@@ -307,7 +306,7 @@ class BlockUpdate:
             gain = count / (known + count)
             new[0] = estimate.measured[0] + gain * (new[0] - estimate.measured[0])
             new[1] = (1 - gain) ** 2 * estimate.measured[1] + gain**2 * new[1]
-            # What caps hide is the same in all batches.
+            # Caps hide the same part in all batches, so this error does not average out.
             new[2] = estimate.measured[2] + gain * (new[2] - estimate.measured[2])
         return replace(estimate, measured=new, measured_records=known + count)
 
@@ -326,7 +325,7 @@ def block_subspace(
     k : int
         At most the basis' columns.
     present : PresentShare
-        Its error is a part of every variance's.
+        Share whose error widens every variance's error.
     mean_noise : float, optional
         Noise variance of each coordinate of the mean.
     """
@@ -342,7 +341,7 @@ def block_subspace(
     if estimate.measured is not None and np.isfinite(estimate.measured).all():
         deviations = np.hypot(np.sqrt(estimate.measured[1]), estimate.measured[2])
         variances, errors = estimate.measured[0, :k], deviations[:k]
-        # Light tails keep more: of skewed records other directions keep more than the leading ones.
+        # A clip keeps more of light tails; with skewed records, it keeps less of the leading directions.
         least = variances - 2 * np.sqrt(estimate.measured[1, :k])
         is_kept = not np.any(values + 2 * noise < _KEPT * least)
         whole, whole_error, told = float(estimate.measured[0].sum()), float(np.linalg.norm(deviations)), True
@@ -357,7 +356,7 @@ def block_subspace(
         bound = math.pi / 2
     beyond: tuple[str, ...] = ()
     if bound is not None and bound < math.pi / 2:
-        # A step leaves as much as four times its angle where the next eigenvalue is 0.8 of the last.
+        # If the next eigenvalue is 0.8 of the last, later steps may turn by four times this step's angle.
         last = math.asin(estimate.turned)
         beyond = ("clipped",) * (not is_kept) + ("unsettled",) * (last > _SETTLED * bound)
         bound = min(bound + _LEFT * last, math.pi / 2)
@@ -416,16 +415,16 @@ def learn_block(
     options: ClippedBatches,
     quantile: float = QUANTILE,
 ) -> tuple[BlockEstimate, TotalVariance, int]:
-    """Learn the total variance, run one batch's rounds, and measure variances along what they found.
+    """Learn the total variance, run one batch's rounds, and measure variances along the result.
 
-    With a public radius there is no total, no count of norms, one round, and no measurement.
+    With a public radius it runs one round, without a total, counts of norms or a measurement.
 
     Parameters
     ----------
     estimate : BlockEstimate
-        A start has several rounds, a later estimate one.
+        Several rounds follow a start, one follows a later estimate.
     quantile : float
-        Quantile of the residual norms, where ``options`` set none.
+        Quantile of the residual norms, unless ``options`` set one.
 
     Returns
     -------
@@ -451,7 +450,7 @@ def learn_block(
             shares = round_shares(count, update.multiplier, cold=not estimate.product.any())
     clipped, held = 0, list[float]()
     if options.clip_radius is None and update.preprocessing.kind is RecordKind.FACTOR:
-        # Kept for the pass along the directions that the rounds find.
+        # Reserved for the pass along the directions that the rounds find.
         held = take_shares(budget)
     for share in (*shares, None):
         radius, weight = options.clip_radius, 1.0
@@ -461,7 +460,7 @@ def learn_block(
         estimate, clipped = update.learn(estimate, batch, radius, weight, options.half_life, multiplier)
         estimate = update.step(estimate, max(total.value, 0.0))
     if held:
-        # Numbers may overflow, and no record may be told by an error.
+        # Numbers may overflow, and an error would reveal records.
         kept = kept_share(options.half_life, len(batch) / update.preprocessing.units * update.present)
         whole = max(total.value, 0.0)
         with np.errstate(all="ignore"):
@@ -517,7 +516,7 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
     state_type: ClassVar[type[BlockState]] = BlockState
 
     def init(self, rng: np.random.Generator) -> BlockState:
-        """Return a state of no records with a uniformly random basis."""
+        """Return the state before any record, with a uniformly random basis."""
         columns = min(self.k + self.options.oversampling, self.dim)
         basis = orthonormalise(rng.standard_normal((self.dim, columns)))
         block = BlockEstimate.start(basis)
@@ -529,7 +528,7 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
     def _learn(
         self, state: BlockState, preprocessing: Preprocessing, batch: Batch, budget: Budget
     ) -> tuple[BlockState, int]:
-        """The rounds of one batch; charged as :meth:`plan` says."""
+        """Run the rounds of one batch, at the charge of :meth:`plan`."""
         columns = state.block.basis.shape[1]
         if self._restarts(state, batch):
             state = replace(state, block=state.block.restarted(), total=TotalVariance())

@@ -25,9 +25,9 @@ TOTAL_LATTICE = LAYER
 
 # Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").
 _SHARE = 0.001
-"""Share of the sum: the total's noise against the block's."""
+"""Share of the sum: trades the total's noise against the block's."""
 _QUANTILE = 0.95
-"""Quantile of the traces that becomes the clip radius: the total's noise against its clip."""
+"""Quantile of the traces that becomes the clip radius: trades the total's noise against its clip."""
 _COUNTS_PART = 0.25
 """Price of counting the traces, over the price of a first count."""
 
@@ -41,7 +41,7 @@ class TotalVariance:
     noise : float
         Variance of the value's noise.
     weight : float
-        Records behind the value.
+        Number of records averaged into the value.
     """
 
     value: float = 0.0
@@ -89,9 +89,8 @@ def learn_total(
 ) -> tuple[TotalVariance, NormDistribution | None]:
     """Add a batch's noisy mean of min(trace, R), R its 0.95 quantile.
 
-    The batch's distribution of traces comes with it, where one was counted.
-
-    The trace of a symmetric matrix is no variance: for this kind nothing is spent.
+    It also returns the batch's distribution of traces, where one was counted. The trace of a symmetric
+    matrix is not a variance: this kind spends nothing.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """Variances of the block route: one pass over the records along the directions found.
 
-The route's own products are clipped far below the largest records, so their eigenvalues are no
+The route's own products are clipped far below the largest records, so their eigenvalues are not
 variances. The squares along each direction are measured in layers up to caps that hold nearly all
-of them; what is above the last one is in the error.
+of them; the part above the last cap enters the error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Matrix = NDArray[np.float64]
 
 # Set on synthetic data (docs/explanation/default-estimator.md, "Constants").
 VARIANCES_SHARE = 0.05
-"""Share of a batch: precise variances against noise in the components."""
+"""Share of a batch: trades precise variances against noise in the components."""
 _CAPS = np.array([12.0, 48.0, 192.0])
 """Ends of the layers, over the route's own value along the direction."""
 _PARTS = (0.5, 0.3, 0.2)
@@ -37,7 +37,7 @@ _PARTS = (0.5, 0.3, 0.2)
 _ABOVE = np.array([0.015, 0.003])
 """Usual parts of the variance in the layers after the first: noise is taken down to them."""
 _FULL = 0.01
-"""Mean of the last layer's terms from which on its caps were far too low."""
+"""Mean of the last layer's terms above which its caps were far too low."""
 _LARGEST = 1e6
 """Largest error, over the variance."""
 _PRECISION = 0.001
@@ -76,10 +76,10 @@ def take_shares(budget: Budget) -> list[float]:
 
 
 def relative_tail(found: NormDistribution | None, total: float) -> Matrix:
-    """Return what lies beyond multiples of the total, as a part of it.
+    """Return the excess of the traces beyond multiples of the total, relative to it.
 
     E (t - c T)+/T of the traces t, of mean T, for c the caps' multiples. A direction's squares are
-    taken to have as heavy a tail, in units of their mean.
+    assumed to have an equally heavy tail, in units of their mean.
     """
     if found is None or not total > 0:
         return np.zeros(len(_CAPS))
@@ -97,7 +97,7 @@ def measure_variances(
     count: float,
     tail: Matrix,
 ) -> Matrix:
-    """Measure variances along directions, and of all others together.
+    """Measure variances along directions, and one for all other directions together.
 
     Parameters
     ----------
@@ -112,16 +112,16 @@ def measure_variances(
     budget : Budget
         For its noise scales.
     multipliers : sequence of float
-        Of the Gaussians that the layers may cost, as :func:`take_shares` took them from the budget.
+        One for each layer's Gaussian, from :func:`take_shares`.
     count : float
         Records that are not null.
     tail : (3,) float64
-        What lies beyond each cap, as a part of the whole, as :func:`relative_tail` gives it.
+        Excess beyond each cap, relative to the whole, from :func:`relative_tail`.
 
     Returns
     -------
     (3, k + 1) float64
-        Variances, the variance of their noise, and the deviation of what the caps hide.
+        Variances, the variance of their noise, and the deviation of the part that caps hide.
 
     Notes
     -----
@@ -145,14 +145,14 @@ def measure_variances(
         expected = usual * values
         spread = (2 * expected) ** 2
         gain = spread / np.maximum(spread + noise[layer] ** 2, 1e-300)
-        # More than twice the usual, beyond noise, is believed.
+        # A layer above twice its usual part, beyond noise, counts as measured.
         gain = np.where(found[layer] > 2 * expected + 2 * noise[layer], 1.0, gain)
         values = values + np.maximum(expected + gain * (found[layer] - expected), 0.0)
         variances = variances + gain * gain * noise[layer] ** 2
         hidden = hidden + np.where(gain < 1, spread * (1 - gain) ** 2, 0.0)
-    # As much as the last layer holds, noise included, may lie above it.
+    # The part above the last layer may be as large as that layer, noise included.
     beyond = np.maximum(found[-1], 0.0) + 2 * tail[-1] * values
-    # Where that layer is full of records nothing tells how far they reach.
+    # If that layer is full of records, their reach is unknown.
     beyond = np.where(found[-1] - 2 * noise[-1] > _FULL * depths[-1], np.inf, beyond)
     beyond = np.minimum(beyond, _LARGEST * np.maximum(values, 1e-300))
     return np.stack([values, variances, np.sqrt(hidden + beyond**2 + (_PRECISION * values) ** 2)])

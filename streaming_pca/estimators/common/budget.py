@@ -22,7 +22,7 @@ _GRAIN = 2**10
 
 
 class Budget:
-    """One batch's budget, from which each mechanism takes a share.
+    """Budget of one batch; each mechanism takes a share of it.
 
     Parameters
     ----------

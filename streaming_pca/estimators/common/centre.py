@@ -27,21 +27,21 @@ Vector = NDArray[np.float64]
 ROUNDS = 2
 """Most coarse rounds of a first batch, before the last one."""
 RADIUS_SHARE, MEAN_SHARE = 0.004, 0.01
-"""Least share of a round's radius, and share of a coarse round's mean: a far mean against the budget."""
+"""Least share of a round's radius, and share of a coarse round's mean: trades a far mean against budget."""
 LATER_SHARE = 0.01
 """Share of the mean in a later batch."""
 _MOST_LAST = 0.15
-"""Largest share of the last round's mean: the centre's error against the sum's noise."""
+"""Largest share of the last round's mean: trades the centre's error against the sum's noise."""
 _ENOUGH = 2.5
 """Factor of sqrt(d)/(n mu) in the last round's share. At that share the square of the centre's error is
 about the largest eigenvalue of the covariance's noise."""
 _SEEN = 2.0
-"""Standard deviations above the noise's own norm that show a mean: small means against moves by noise."""
+"""Standard deviations above the noise's norm that show a mean: trades small means against moves by noise."""
 _CUT = 4.0
 """Share of the records that a round clips, over the length of its noise in radii: records far out on one
 side alone cut the most, and noise harms the components in any case."""
 _MOST_CUT = 0.25
-"""Largest share of the records that a round clips, of few records: noise of the mean against clipping."""
+"""Largest share of the records that a round clips, for few records: trades noise against clipping."""
 _SURE = 6.0
 """Deviations of a count below which a round takes it for noise: a chance of 1e-7 in all its rounds."""
 _LEAST = 100.0
@@ -111,7 +111,7 @@ def refine(
     radii : (float, float)
         Public range of the radius of |S (x - c)|, S the scale.
     share : float
-        Share of the mean; its radius costs :func:`radius_share` besides.
+        Share of the mean; its radius costs a further :func:`radius_share`.
     present : float
         Share of the records that are not null, an earlier answer; a null record adds 0.
 

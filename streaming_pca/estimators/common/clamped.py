@@ -1,6 +1,6 @@
 """Share of the records that public bounds change: a noisy count, from a small share of the budget.
 
-Everything that is learnt is of clamped values, so bounds that are too narrow turn components unseen.
+Estimators learn from clamped values only, so too narrow bounds turn components unnoticed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.present import RunningShare, noisy_share
 
 _PRECISION = 0.01
-"""Wanted deviation of a batch's share: sight of narrow bounds against noise of everything else."""
+"""Target deviation of a batch's share: trades detection of narrow bounds against noise elsewhere."""
 _LEAST, _MOST = 0.0002, 0.01
 """Limits of the count's share of a batch's budget."""
 _MANY, _SEEN = 0.02, 2.0
-"""Share of the records, and deviations beyond it, from which on many are clamped."""
+"""Share of the records, and deviations beyond it, above which many records are clamped."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ClampedShare(RunningShare):
 def learn_clamped(
     known: ClampedShare, batch: Batch, preprocessing: Preprocessing, budget: Budget, kept: float
 ) -> ClampedShare:
-    """Add a batch's noisy count of records that bounds change; without bounds nothing is spent.
+    """Add a batch's noisy count of records that bounds change; spend nothing without bounds.
 
     Notes
     -----
@@ -68,7 +68,7 @@ class _Outside:
 
     def __call__(self, block: ArrayBatch) -> NDArray[np.float64]:
         block = block.packed()
-        # NaN is beyond no bound. No warning may tell of a value.
+        # NaN counts as within the bounds. A warning would reveal a value.
         with np.errstate(all="ignore"):
             outside = ((block.rows < self.lower) | (block.rows > self.upper)).any(axis=1)
         before = np.concatenate([[0], np.cumsum(outside)])

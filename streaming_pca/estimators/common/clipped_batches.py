@@ -29,8 +29,8 @@ class GrowingBatches(Options):
     max_batch: int = Field(default=131_072, ge=2, le=MAX_RECORDS)
     """Largest batch of an endless stream; a worker's memory is two of them."""
     n_records: int | None = Field(default=None, ge=2, le=2**40)
-    """The number of records that will ever come, where it is known: then
-    ``n_batches`` batches, growing by ``growth``, add up to it exactly."""
+    """Total number of records of the stream, if it is known: ``n_batches`` batches, growing by
+    ``growth``, then add up to it exactly."""
     n_batches: int = Field(default=9, ge=1, le=10_000)
     """Number of batches that ``n_records`` are cut into."""
 
@@ -92,7 +92,7 @@ LEAST_RADIUS, GREATEST_RADIUS = 1e-70, 1e70
 class ClippedBatches(GrowingBatches):
     """Settings of an estimator that clips, besides those of its batches."""
 
-    # n_records is no mere size: records still to come influence the choice of the clip radius.
+    # n_records is not only a size: records still to come influence the choice of the clip radius.
     sizing: ClassVar[frozenset[str]] = GrowingBatches.sizing - {"n_records"}
 
     clip_quantile: float | None = Field(default=None, gt=0, lt=1)
@@ -101,7 +101,7 @@ class ClippedBatches(GrowingBatches):
     clip_radius: float | None = Field(default=None, ge=LEAST_RADIUS, le=GREATEST_RADIUS)
     """Public clip radius of |x|^2 (norms of matrices): no budget is spent on finding one."""
     radius_range: tuple[float, float] = (2.0**-232, 2.0**232)
-    """Public range, low and high, in which the radius is sought if no ``bounds`` are set; larger records are
+    """Public search range of the radius, low and high, if no ``bounds`` are set; larger records are
     clipped to its end."""
     half_life: Annotated[float, Field(ge=1)] | Literal["auto"] | None = None
     """Records after which a batch counts half, for streams that drift; or "auto", to forget as fast
@@ -129,14 +129,14 @@ class BatchCosts:
 
     The mechanisms share the budget of that Gaussian
     (:class:`~streaming_pca.estimators.common.budget.Budget`). A user may enter c batches:
-    each is mu-GDP, with the mu of which c compose to (epsilon, delta). ``multiplier`` is the noise scale
+    each is mu-GDP, and c such batches compose to (epsilon, delta). ``multiplier`` is the noise scale
     over the sensitivity of that Gaussian: the least that (epsilon, delta) allows.
     """
 
     def __init__(self, privacy: PrivacyParameters) -> None:
         self.privacy = privacy
         self.multiplier = least_multiplier(privacy.epsilon, privacy.delta, privacy.contributions)
-        # More noise than int64 holds is refused here, before a batch is charged.
+        # Refuse more noise than int64 holds before a batch is charged.
         budget = self.budget()
         budget.sigma(budget.take(_LEAST_SHARE), _GREATEST_SENSITIVITY)
 

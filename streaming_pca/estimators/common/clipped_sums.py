@@ -56,10 +56,10 @@ _TIGHT = 0.05
 """Ratio R/|C|_F below which 20 bits of a record are too few: the residual is rounded, not the record."""
 
 ROWS = 2**10
-"""Rounded rows that BLAS multiplies at once, few enough to stay in a cache."""
+"""Rounded rows of one BLAS product, few enough to stay in a cache."""
 
 _MOST_TOTAL = 2**20
-"""Largest total, in entries, of which every thread may hold a copy."""
+"""Largest total, in entries, that every thread may copy."""
 
 
 def covariance_sensitivity(kind: RecordKind) -> float:
@@ -139,7 +139,7 @@ class _ResidualNorms:
         with np.errstate(all="ignore"):
             norms *= self.products.unit
         if unknown.any():
-            # Residuals of these records are too small beside the centre for rounded products.
+            # Relative to the centre, residuals of these records are too small for rounded products.
             few = block.only(np.repeat(unknown, self.preprocessing.units))
             norms[unknown] = few.map(self._exact).array
         return norms
@@ -272,7 +272,7 @@ def block_sum(
     Parameters
     ----------
     basis : (d, k) float64, orthonormal columns
-        Rounded to 2**-30 (2**-26 for matrices); where R is below 0.05 |C|_F it is used as it is.
+        Rounded to 2**-30 (2**-26 for matrices); not rounded where R is below 0.05 |C|_F.
     radius : float
         R, in squared units of the data (in units of the data for matrices).
     centre : (d, k) float64, optional
@@ -283,7 +283,7 @@ def block_sum(
     -------
     LatticeSum of a (d, k) total
         Its ``centre`` is the subtracted one: C on a lattice of R 2**-20, without
-        its part outside the basis and two columns more if that part is R/8 at most; C itself
+        its part outside the basis and two further columns if that part is R/8 at most; C itself
         for matrices and where R is below 0.05 |C|_F. Rounding of the values, relative to
         R: see :mod:`streaming_pca.kernels.block.chunks`, :mod:`~streaming_pca.kernels.block.matrix_sums`
         and :mod:`~streaming_pca.kernels.residuals`.
@@ -297,7 +297,7 @@ def block_sum(
     unit = lattice_unit(radius, _block_radius(kind))
     basis, per_unit = _checked_basis(basis), 1 / unit
     kernel: FactorProducts | MatrixProducts | _TightBlock
-    # By kind, R and |C|, never by a record.
+    # The choice depends on kind, R and |C|, never on a record.
     if centre is not None:
         centre = _checked_centre(centre, basis)
     if centre is not None and radius < _TIGHT * frobenius_norm(centre):

@@ -38,12 +38,12 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ComposedState(State):
-    """State with the shares of records that are not null, and that bounds change."""
+    """State with the shares of non-null records and of records that bounds change."""
 
     present: PresentShare = field(default_factory=PresentShare, kw_only=True)
     clamped: ClampedShare = field(default_factory=ClampedShare, kw_only=True)
     mean_doubt: float = field(default=0.0, kw_only=True)
-    """Variance by which the next round of the mean is weighed, as sums are; 0 where only counts are known."""
+    """Variance that weighs the next round of the mean, as for sums; 0 where only counts are known."""
 
 
 S = TypeVar("S", bound=ComposedState)
@@ -51,8 +51,8 @@ O = TypeVar("O", bound=ClippedBatches)
 
 # Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").
 RESTART_RATIO = 4.0
-"""Records of a batch, over those of all before it, from which on the estimate restarts: few earlier
-records could only spoil it."""
+"""Least ratio of a batch's records to all earlier ones for a restart: few earlier records could only
+spoil the estimate."""
 _TRUSTED = 5.0
 """Bound on a round's gain, in ratios of the mean's noise deviation to the round's: a noisy round moves
 the mean little."""
@@ -132,14 +132,14 @@ class ComposedEstimator(Estimator[S, O]):
         return replace(new, batch=state.batch + 1, records=state.records + len(batch)), clipped
 
     def release(self, state: S) -> Subspace:
-        """Return the current subspace, in doubt where bounds change many records: post-processing."""
+        """Return the current subspace, with a doubt where bounds change many records: post-processing."""
         subspace = super().release(state)
         if not state.clamped.is_large:
             return subspace
         return replace(subspace, known_doubts=(*subspace.known_doubts, "clamped"))
 
     def _restarts(self, state: S, batch: Batch) -> bool:
-        """Return whether to forget earlier batches: if they had few records to find a radius by."""
+        """Return whether to forget earlier batches, which had too few records to find a radius."""
         is_short = 0 < RESTART_RATIO * state.records <= len(batch)
         return is_short and self.options.clip_radius is None
 
@@ -164,13 +164,13 @@ class ComposedEstimator(Estimator[S, O]):
         count, multiplier, here = len(batch), self.costs.multiplier, state.present.latest_share
         if not resolves_radius(count, multiplier):
             return state
-        # A mean over the records that are there, like the sums that it corrects.
+        # A mean over the non-null records, like the sums that it corrects.
         present = count * here
         own = batch_doubt(self.preprocessing.output_dim, max(present, 1.0), multiplier)
         if present >= RESTART_RATIO * state.mean_weight:
             last = last_share(self.dim, count, multiplier)
             found, known, noise = coarse_to_fine(batch, self.preprocessing, start, radii, budget, last, here)
-            # A mean that noise hides is where it was looked for, which need not be 0.
+            # A mean hidden by noise is taken to be near the start, which need not be 0.
             mean = np.clip(found, lower, upper) if known or start.any() else None
             state = replace(state, mean=mean, mean_weight=present, mean_noise=noise)
             return replace(state, anchor=mean, mean_doubt=own)
@@ -185,7 +185,7 @@ class ComposedEstimator(Estimator[S, O]):
         state = replace(state, mean_doubt=share * own)
         if not seen and state.mean is None:
             return replace(state, mean_weight=weight)
-        # Rounds weigh as their sums do, but one whose radius was far too large must move little.
+        # Rounds weigh like their sums, but a round with a far too large radius must move the mean little.
         gain = min(share, _TRUSTED * math.sqrt(known_noise / fresh) if fresh > 0 else 1.0)
         if seen and (state.mean is None or known_noise > _TRUSTED**2 * fresh):
             # Batches that hardly saw a mean count by their noise.

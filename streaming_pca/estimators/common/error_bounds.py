@@ -1,7 +1,7 @@
-"""Bounds and standard errors of a release that its noise causes.
+"""Error bounds and standard errors of a release, due to its noise.
 
 Functions of mechanism outputs and noise scales: post-processing. The noise is
-taken as Gaussian; the lattice's law differs by what calibration charges to delta.
+taken as Gaussian; the lattice's law differs from it by an amount that calibration charges to delta.
 Scales and exact sums (their clip, their basis) may depend on earlier outputs, and all
 statements are conditional on these. Neither may depend on the noise itself.
 Proofs: docs/explanation/proofs/angle-bounds.md.
@@ -44,7 +44,7 @@ def angle_bound_of_covariance(values: Matrix, k: int, sigma_diagonal: float, *, 
     Returns
     -------
     float
-        Radians: the largest principal angle is at most this. pi/2 says nothing.
+        Radians: the largest principal angle is at most this. pi/2 carries no information.
 
     Notes
     -----
@@ -86,7 +86,7 @@ def angle_bound_of_block(singular_values: Matrix, k: int, dim: int, sigma: float
     -------
     float
         Radians: the largest principal angle between the spans of the k leading
-        left singular vectors of B and of M is at most this. pi/2 says nothing.
+        left singular vectors of B and of M is at most this. pi/2 carries no information.
 
     Notes
     -----
@@ -113,8 +113,8 @@ def angle_bound_of_block(singular_values: Matrix, k: int, dim: int, sigma: float
 def mean_noise_along(variances: Matrix, dim: int, noise: float | None) -> Matrix:
     """Return what the noise of the mean adds to variances.
 
-    ``noise`` is its variance in each coordinate. Where that is large, the mean's error is a direction of
-    its own, perhaps the one found.
+    ``noise`` is its variance in each coordinate. Where it is large, the mean's error is a separate
+    direction, possibly a released one.
     """
     noise = noise or 0.0
     return np.asarray(noise * np.where(variances < _BURIED * dim * noise, dim, math.sqrt(dim)))

@@ -1,4 +1,4 @@
-"""Weights of batches: by their sizes, and of earlier ones against a new one."""
+"""Weights of batches by size, and of earlier batches against a new one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ HalfLife = float | Literal["auto"] | None
 """Records after which a batch counts half; "auto" to estimate drift; None to forget nothing."""
 
 _SIGNIFICANT = 5.0
-"""Standard deviations from which on a change counts as drift: missed drift against false alarms."""
+"""Standard deviations above which a change counts as drift: trades missed drift against false alarms."""
 _LEAST_KEPT = 1e-12
-"""Least weight of earlier records, which later divides."""
+"""Least weight of earlier records, a later divisor."""
 
 
 def kept_share(half_life: HalfLife, count: float) -> float:
@@ -42,7 +42,7 @@ def process_noise(innovation: NDArray[np.float64], expected: float) -> float:
 def batch_doubt(dim: int, count: float, multiplier: float) -> float:
     """Return the variance of an entry of a batch's moment, over the squared radius.
 
-    It is of noise and of a sample, a function of the batch's size: batches weigh by its inverse. Weights by
-    the noise of each layer would change with the radius, and records that change would be averaged wrongly.
+    It covers noise and sampling, and depends on the batch's size alone: batches weigh by its inverse.
+    Weights by each layer's noise would change with the radius and average drifting records wrongly.
     """
     return 2 * (multiplier / count) ** 2 + 1 / (dim * dim * count)

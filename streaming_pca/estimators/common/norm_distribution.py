@@ -20,36 +20,36 @@ Vector = NDArray[np.float64]
 
 # Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").
 STEPS = 8
-"""Radii an octave: a radius is known to 9%. Resolution against the number of counts."""
+"""Radii an octave: a radius is known to 9%. Trades resolution against the number of counts."""
 
 _TAIL = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12])
-"""Edges of the tail's bins, in octaves above the median. Few bins against noise in each."""
+"""Edges of the tail's bins, in octaves above the median: few bins have less noise in total."""
 
 BINS = len(_TAIL)
 
 _NEXT, _FAR = 2.0, 5.0
-"""Standard deviations from which on a bin counts as filled: the next one in a row, and any bin."""
+"""Standard deviations above which a bin counts as filled: the next bin in a row, and any bin."""
 
 _TOGETHER = 4.0
-"""The same of several bins together: at 2.5 a false alarm doubted one good fit in a hundred."""
+"""The same for several bins together: at 2.5, false alarms cast doubt on one good fit in a hundred."""
 
 BELOW_MEDIAN = 0.75
 """Mean of min(norm, median) over the median, of norms that are spread evenly below it."""
 _LEAST_SLOPE, _MOST_SLOPE = 1.5, 30.0
-"""Limits of the power by which shares above a norm fall beyond the last filled bin."""
+"""Limits of the power law of shares above a norm, beyond the last filled bin."""
 _INTERPOLATED = 0.1
-"""Relative error of an excess: counts tell nothing about norms within a bin."""
+"""Relative error of an excess: counts do not resolve norms within a bin."""
 _UNSEEN = 0.5
-"""Deviation of what a count may hide that is not filled, over its noise."""
+"""Deviation of the share that an unfilled bin may hide, over the noise of its count."""
 
 _SURE = 2.0
-"""Deviations of a count below which it shows no records: few are as good as none."""
+"""Deviations below which a count shows no records: a few records count as none."""
 
 _MOST_SURE = 0.25
-"""Largest share of the records that this asks for."""
+"""Largest share of the records that ``_SURE`` may require."""
 
 _LEAST_PRESENT = 0.02
-"""Least share of records that are not null, which later divides."""
+"""Least share of non-null records, a later divisor."""
 
 _UP = 1 + 2.0**-50
 """Factor that rounds sqrt(2) up."""
@@ -94,14 +94,14 @@ class NormDistribution:
 
 @dataclass(frozen=True)
 class Tail:
-    """Mean norm that clips cut off, and how well it is known."""
+    """Mean norm that clips cut off, with its error."""
 
     excess: Vector
     """(l,) E (norm - R)+ of each radius, over records that are not null."""
     variance: Vector
     """(l,) variance of its error, from the counts' noise and the width of the bins."""
     hidden: float
-    """Deviation of what all radii have in common: norms beyond the last filled bin."""
+    """Deviation common to all radii: from norms beyond the last filled bin."""
 
 
 def norm_shares(count: int, multiplier: float, part: float = 1.0) -> tuple[float, float]:
@@ -138,7 +138,7 @@ def private_quantile_radius(
     share : float
         Share of the budget for all counts together.
     sure : float
-        Deviations of a count below which it shows no records. Noise that passes for records far out
+        Deviations below which a count shows no records. Noise mistaken for records far out
         would put the radius at the end of its range.
 
     Returns
@@ -207,7 +207,7 @@ class NormCounts:
     def distribution(self, high: float) -> NormDistribution:
         """Estimate the distribution of norms up to ``high``: post-processing.
 
-        The tail ends where bins are no longer filled beyond their noise.
+        The tail ends with the last bin that is filled beyond its noise.
         """
         last = self._last_filled()
         found = np.where(np.arange(BINS) <= last, np.maximum(self.counts, 0.0), 0.0)
@@ -229,7 +229,7 @@ class NormCounts:
         return max(last, int(far[-1]) if far.size else 0)
 
     def tail(self, radii: Vector, excess: Vector, present: float) -> Tail:
-        """Judge what the counts tell about the excess at some radii: post-processing.
+        """Estimate the excess at some radii, and its error, from the counts: post-processing.
 
         ``excess`` is :meth:`NormDistribution.excess` at the radii, ``present`` the share of records that
         are not null.
@@ -265,7 +265,7 @@ class NormCounts:
     def _beyond(self, shares: Vector, deviation: float, edges: Vector, last: int) -> float:
         """Extrapolate the mean norm beyond the last filled bin by a power law."""
         if last == BINS - 1:
-            # Nothing tells how far it reaches: as much again as from the median to its beginning.
+            # Its reach is unknown: assume as many octaves again as from the median to its lower edge.
             return max(float(shares[last]), 0.0) * float(edges[last]) ** 2 / self.median
         if not last:
             return 0.0

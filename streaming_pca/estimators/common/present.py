@@ -1,6 +1,6 @@
 """Share of the records that are not null: a noisy count, from a small share of the budget.
 
-A null record is 0 in a sum: a moment over all records is smaller by this share.
+Null records add 0 to a sum, so a moment over all records is scaled by this share.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from streaming_pca.estimators.common.budget import Budget, noisy_count
 Vector = NDArray[np.float64]
 
 _PRECISION = 0.004
-"""Wanted deviation of a batch's share: error of the variances against noise of everything else."""
+"""Target deviation of a batch's share: trades error of the variances against noise elsewhere."""
 _LEAST, _MOST = 0.0005, 0.01
 """Limits of the count's share of a batch's budget."""
 _SEEN = 2.0
-"""Deviations below 1 from which on null records are seen: noise alone rescales no variance."""
+"""Deviations below 1 that show null records: noise alone must not rescale a variance."""
 _SMALLEST = 0.02
-"""Least share that anything is divided by."""
+"""Least share used as a divisor."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class RunningShare:
     noise: float = 0.0
     """Variance of its noise."""
     weight: float = 0.0
-    """Records behind it; 0 where nothing was counted."""
+    """Number of records averaged; 0 before any count."""
 
     def check(self) -> None:
         """Check that a batch could have left these values.
@@ -112,7 +112,7 @@ def learn_present(
 ) -> PresentShare:
     """Add a batch's noisy count of records that are not null.
 
-    Of a batch that is publicly complete the number is known, and nothing is spent. With ``pairs`` two
+    The number is known for a publicly complete batch, which spends nothing. With ``pairs`` two
     records in a row are one, null if either is.
 
     Notes

@@ -25,14 +25,14 @@ Matrix = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 _SHARE = 2**17
-"""Entries that a thread takes at once."""
+"""Entries of one turn of a thread."""
 
 _FEW = 2
 """Largest number of columns outside the basis that cost less than all of the centre's."""
 
 _LEFT_OUT = 2.0**-3
-"""Part of a centre outside few columns, in units of R, that is not worth a third product. It can
-lengthen a residual by as much. The sum is about the centre without it, which the caller gets."""
+"""Norm, in units of R, of a centre's part outside few columns that is not worth a third product. Without
+it a residual can be longer by as much. The sum is about the remaining centre, which the caller gets."""
 
 _LEAST_LENGTH = 1e-100
 
@@ -53,11 +53,11 @@ def check_columns(basis: Matrix) -> None:
 def _columns_about(basis: Matrix, centre: Matrix, leave_out: float = 0.0) -> tuple[Matrix, Centre, Matrix]:
     """Extend Q to columns B for the centre, and bound |C' - B M|.
 
-    The centre is a part Q M and a part D outside the basis. Where D is near a matrix of rank
+    The centre is a part Q M and a part D outside the basis. If D is near a matrix of rank
     at most 2, C = B M takes as many columns; else all columns of D are multiplied.
 
-    C is in units of R. ``leave_out`` is the norm of a part of D that C' may leave out besides rounding.
-    Returned are B, the centre in its terms, and C', whole numbers near 2**20 C.
+    C is in units of R. ``leave_out`` is the norm of a part of D that C' may omit, in addition to rounding.
+    Returns B, the centre in terms of B, and C', whole numbers near 2**20 C.
     """
     k = basis.shape[1]
     inside = basis.T @ centre
@@ -156,7 +156,7 @@ class FactorProducts:
         return out
 
     def _share(self, read: RecordsView) -> int:
-        """Return the records to take at once: about a tenth of a millisecond, in whole chunks."""
+        """Return the records of one turn: about a tenth of a millisecond, in whole chunks."""
         rows = chunk_rows(len(self.columns), read.longest)
         wanted = _SHARE // (len(self.columns) * read.longest)
         return max(-(-wanted // rows), 1) * rows * self.records.step

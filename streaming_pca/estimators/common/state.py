@@ -70,7 +70,7 @@ def decode_state(state_type: type[S], data: bytes) -> S:
 def _read_values(data: bytes) -> dict[str, Any]:
     """Read arrays and plain values, within the memory of the bytes themselves."""
     members = zipfile.ZipFile(io.BytesIO(data)).infolist()
-    # What is compressed, or shares its bytes with others, can unfold to any size.
+    # Compressed members, and members that share bytes, can unfold to any size.
     if any(m.compress_type for m in members) or sum(m.file_size for m in members) > len(data):
         raise ValueError("its arrays are larger than itself")
     with np.load(io.BytesIO(data), allow_pickle=False) as archive:
@@ -94,7 +94,7 @@ def _build_state(kind: type[S], values: Mapping[str, Any]) -> S:
             raise ValueError(f"{name} of the state is a single value")
         is_hex = isinstance(value, str) and float in (hint, *get_args(hint))
         found[outer] = _float_of(value) if is_hex else value
-    # A name that the dataclass does not have is refused by its constructor.
+    # The dataclass's constructor refuses unknown names.
     return kind(**found, **{name: _build_state(hints[name], fields) for name, fields in inner.items()})
 
 
@@ -108,8 +108,8 @@ def _float_of(text: str) -> float:
 def decode_fitting_state(estimator: Estimator[Any, Any], data: bytes) -> State:
     """Decode the bytes of :func:`encode_state` to a state that this estimator can continue from.
 
-    Options are no part of a stream's privacy contract, so a state can be older than the
-    present options, some of which decide its shapes.
+    Options are not part of a stream's privacy contract, so a state can be older than the
+    present options, and some options decide its shapes.
 
     Raises
     ------

@@ -45,7 +45,7 @@ class AnalyzeGauss(ComposedEstimator[AnalyzeGaussState, AnalyzeGaussOptions]):
       at most R are up to sqrt(2) R apart; indefinite records are clipped in
       Frobenius norm and are up to 2 R apart.
     - Isotropic noise: off-diagonal variance is half of the diagonal's. A Frobenius
-      sensitivity asks for no more.
+      sensitivity requires only this.
     - The analytic Gaussian mechanism, on exact integer sums.
     - beta. Printed: from the unknown spectrum. Here: the radius with the least estimated
       error, from a look at all radii with a small share of the budget
@@ -74,14 +74,14 @@ class AnalyzeGauss(ComposedEstimator[AnalyzeGaussState, AnalyzeGaussOptions]):
     state_type: ClassVar[type[AnalyzeGaussState]] = AnalyzeGaussState
 
     def init(self, rng: np.random.Generator) -> AnalyzeGaussState:
-        """Return a state of no records, with zero matrices; uses no randomness."""
+        """Return the state before any record, with zero matrices; uses no randomness."""
         estimate = CovarianceEstimate.empty(self.preprocessing.output_dim)
         return AnalyzeGaussState(0, 0, estimate)
 
     def _learn(
         self, state: AnalyzeGaussState, preprocessing: Preprocessing, batch: Batch, budget: Budget
     ) -> tuple[AnalyzeGaussState, int]:
-        """Add one batch's noisy sum; charged as :meth:`plan` says."""
+        """Add one batch's noisy sum, at the charge of :meth:`plan`."""
         options, estimate = self.options, state.covariance
         if self._restarts(state, batch):
             estimate = CovarianceEstimate.empty(self.dim)

@@ -1,8 +1,8 @@
-"""Angle by which clips have turned the leading directions: post-processing.
+"""Largest turn of the leading directions that clips may have caused: post-processing.
 
-The covariance is S_c + M, with S_c the moment clipped at the chosen radius and M what the clip cut off.
-The layers above that radius show M, with their noise; what lies beyond the largest radius is known by the
-counts of norms alone, and taken to have the directions of these layers. Formulas:
+The covariance is S_c + M: S_c the moment clipped at the chosen radius, M the part that the clip cut off.
+The layers above that radius show M, with their noise. The part beyond the largest radius is known from the
+counts of norms alone, and assumed to have the directions of these layers. Formulas:
 docs/explanation/default-estimator.md ("What clips may have turned").
 """
 
@@ -19,11 +19,11 @@ from streaming_pca.estimators.covariance.state import CovarianceEstimate
 Matrix = NDArray[np.float64]
 
 _DEVIATIONS = 2.0
-"""Deviations of the noise that are added to what is seen."""
+"""Deviations of the noise that are added to measured values."""
 _SURE = 3.0
-"""Deviations by which a feature's part exceeds one half."""
+"""Deviations of a feature's part above one half."""
 _LEAST_SHOWN = 1e-3
-"""Share of what is cut off from which on the layers tell its directions."""
+"""Share of the cut-off part above which the layers show its directions."""
 
 
 def clip_angle(
@@ -32,13 +32,13 @@ def clip_angle(
     """Estimate how far clips have turned the k leading directions at most.
 
     ``values`` and ``vectors`` (columns) are the released moment's, decreasing; ``present`` is the share of
-    the records that are not null. What is cut off of matrices has no sign: it may lower the leading
+    the records that are not null. The part cut off from matrices has no sign: it may lower the leading
     directions, too.
 
     Returns
     -------
     float
-        Radians; pi/2 where noise hides it. 0 where nothing was counted: of a public radius nothing is known.
+        Radians; pi/2 where noise hides it; 0 where nothing was counted, as with a public radius.
     """
     if k == len(values) or not estimate.sizes.records:
         return 0.0
@@ -50,7 +50,7 @@ def clip_angle(
     cut = (float(tail.excess[chosen]) + _DEVIATIONS * math.sqrt(tail.variance[chosen]) + tail.hidden) * most
     is_positive = kind is RecordKind.FACTOR
     most_across = 0.5 if is_positive else 1.0
-    # The uppermost layer, where there is none above the chosen radius.
+    # Without a layer above the chosen radius, the uppermost one.
     first = min(chosen, last - 1)
     shown = float(tail.excess[first] - tail.excess[last]) if first >= 0 else 0.0
     if not shown > _LEAST_SHOWN * cut:
@@ -65,7 +65,7 @@ def clip_angle(
     seen = max(float(np.sum(above[:k, k:] ** 2) - noise.sum()), 0.0)
     spread = math.sqrt(2 * float(np.sum(noise * noise)) + 4 * seen * float(noise.max()))
     across = min(math.sqrt(seen + _DEVIATIONS * spread), cut * most_across)
-    # Directions that lead may have gained nothing, others as much as noise lets them.
+    # Leading directions may have gained nothing, others as much as the noise allows.
     led = np.linalg.eigvalsh(np.diag(values[:k]) + above[:k, :k])[0] - _DEVIATIONS * float(along[:k].max())
     rest = np.linalg.eigvalsh(np.diag(values[k:]) + above[k:, k:])
     middle = float(np.median(rest))
@@ -80,10 +80,10 @@ def clip_angle(
 
 
 def dominant_feature(estimate: CovarianceEstimate) -> int | None:
-    """Return the feature that has most of what the largest records show, if one has.
+    """Return the feature that dominates the largest records, if there is one.
 
     It has more than half of the layers' trace above the chosen radius, beyond their noise. Its values alone
-    exceed the radius: its unit decides what is clipped, and how much noise all others get.
+    exceed the radius, so its unit decides which records are clipped, and how much noise all others get.
     """
     used, last = estimate.used, estimate.used - 1
     if used < 2:
@@ -101,7 +101,7 @@ def dominant_feature(estimate: CovarianceEstimate) -> int | None:
 
 
 def _without_noise(apart: float, square: float) -> float:
-    """Estimate an eigenvalue that noise has raised; as much as noise alone makes, where none is seen."""
+    """Estimate an eigenvalue raised by noise; the size of noise alone if no eigenvalue is seen."""
     inside = apart * apart - 4 * square
     return (apart + math.sqrt(inside)) / 2 if inside > 0 else math.sqrt(square)
 

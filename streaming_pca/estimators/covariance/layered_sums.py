@@ -1,4 +1,4 @@
-"""Exact covariance sums at several clip radii at once, and in other coordinates.
+"""Exact covariance sums at several clip radii together, and in other coordinates.
 
 With radii R_1 < ... < R_L and a record of trace t, a clip at R_l multiplies the record by
 w_l = min(1, R_l/t). Layer l is the sum of (w_l - w_{l-1}) F^T F, w_0 = 0. The trace of one
@@ -78,7 +78,7 @@ class Coordinates:
     def layers(self, batch: Batch, radii: Sequence[float], norms: RecordValues) -> list[LatticeSum]:
         """Sum all layers exactly, for increasing radii and the :meth:`norms` of this batch.
 
-        Of a layer ``clipped`` are the records with a norm above its radius.
+        A layer's ``clipped`` counts the records with a norm above its radius.
 
         Raises
         ------
@@ -132,10 +132,10 @@ class _TurnedNorms(NormKernel):
 class _FactorLayers:
     """Lower triangles of consecutive layers, with the clipped records of each.
 
-    After the layers come the terms that every lower layer gets besides, then the clipped records.
+    After the layers come the terms that every lower layer also gets, then the counts of clipped records.
 
-    It reads the records with a norm between the radii of one of these layers; the last layers of all also
-    read those beyond the largest radius. Records beyond other layers are for the caller to add.
+    It reads the records with a norm between the radii of one of these layers; the topmost layers also
+    read the records beyond the largest radius. The caller adds records beyond other layers.
     """
 
     limit = BLOCK

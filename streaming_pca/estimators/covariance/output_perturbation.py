@@ -37,8 +37,8 @@ from streaming_pca.privacy.parameters import PrivacyParameters
 class GapBounds:
     """Public bounds for the sum of ``count`` records, in lattice units, rounded up.
 
-    ``count`` is of transformed records, null ones included. Float errors are bounded for ``at_most`` records,
-    if these are more: then their bounds do not vary with the batch.
+    ``count`` counts transformed records, null ones included. Float errors are bounded for ``at_most`` records
+    if that is more, so that their bounds do not vary with the batch.
     Proof: docs/explanation/proofs/output-perturbation.md.
     """
 
@@ -47,7 +47,7 @@ class GapBounds:
         radius = float(RADIUS) ** 2 if of_factors else float(MATRIX_RADIUS)
         self.relative = 256.0 * dim**2 * 2.0**-53
         """u_d: bound on the effect of float errors on a projector."""
-        # A gap of indefinite matrices is two eigenvalues of one norm.
+        # The gap of an indefinite matrix lies between two eigenvalues that share one norm.
         self.reach = count * radius * (1.0 if of_factors else SQRT2_UP)
         """Largest possible eigengap of the sum."""
         self.eta = self.relative * max(count, at_most) * radius
@@ -59,7 +59,7 @@ class GapBounds:
         self.gap = (SQRT2_UP * self.sum + self.eta + 1) * (1 + 1e-15)
         """Sensitivity of the eigengap, rounded to an integer."""
         self.gap_slack = self.eta + 1
-        """Largest excess of that integer over the eigengap of the sum as floats see it."""
+        """Largest excess of that integer over the eigengap of the sum as computed in floats."""
 
     def inner(self, k: int) -> float:
         """Return the sensitivity of V^T X V, rounded to integers, for k orthonormal float columns."""
@@ -76,7 +76,7 @@ class GapBounds:
         return (-math.log1p(-ratio) / math.sqrt(2) + 2 * self.relative) * (1 + 1e-12)
 
     def gap_of_distance(self, distance: float) -> float:
-        """Return the least gap for which Delta is at most ``distance``."""
+        """Return the least gap whose Delta is at most ``distance``."""
         return -SQRT2_UP * self.sum / math.expm1(-math.sqrt(2) * distance)
 
 
@@ -112,7 +112,7 @@ class OutputPerturbationOptions(Options):
     """Share of the budget, as squares of the Gaussian-DP parameter, for the noisy eigengap."""
     variance_share: float = Field(default=0.05, ge=0, lt=1)
     """Share of the budget for the explained variances; with 0 they are 0, and the components
-    are in no order."""
+    are unordered."""
     gap_noise: Literal["gaussian", "laplace"] = "gaussian"
     """Law of the eigengap's noise. "laplace" is the printed one; its quantile at a probability as
     small as delta is three or four times as large."""
@@ -144,7 +144,7 @@ class OutputPerturbationState(State):
     gap: float | None = None
     """Noisy eigengap of the last batch's mean."""
     sensitivity: float | None = None
-    """Delta of the last batch, to which its projector's noise was calibrated; None without a projector."""
+    """Delta of the last batch, which sets the noise of its projector; None without a projector."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
         granularity, options = self.preprocessing.granularity, self.options
         z = self._multipliers
         bounds = self._bounds(options.batch_size // self.preprocessing.units)
-        # More noise than int64 holds is refused here, before a batch is charged.
+        # Refuse more noise than int64 holds before a batch is charged.
         greatest = max(z.gap * bounds.gap, (z.variances or 0.0) * bounds.inner(self.k))
         require_room(2 * greatest, self.privacy.epsilon)
         parameters: dict[str, Any] = {
@@ -327,7 +327,7 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
     # One batch.
 
     def _update(self, state: OutputPerturbationState, batch: Batch) -> tuple[OutputPerturbationState, int]:
-        """Test the gap, and learn the projector if it passes; charged as :meth:`plan` says."""
+        """Test the gap, and learn the projector if it passes, at the charge of :meth:`plan`."""
         exact = covariance_sum(batch, self.preprocessing, self.options.clip_radius)
         count = len(batch) // self.preprocessing.units
         bounds = self._bounds(count)

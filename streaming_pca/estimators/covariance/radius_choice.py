@@ -1,9 +1,9 @@
 """Choice of the clip radius: noise and bias of the leading subspace at every radius.
 
-All of it is post-processing of noisy second moments whose noise has a known law. Errors are
+All of it is post-processing of noisy second moments with noise of a known law. Errors are
 squares of |U U^T - V V^T|_F. *Noise* is the disagreement of simulated pairs S_l + N, S_l - N.
 *Bias* is the distance from the subspaces at larger radii, beyond a simulated null of noise
-alone, and its extrapolation. The radius with the smallest sum is taken
+alone, and its extrapolation. The radius with the smallest sum is chosen
 [GoldenshlugerLepski2011]. Formulas: docs/explanation/default-estimator.md ("The radius").
 """
 
@@ -23,24 +23,24 @@ Matrix = NDArray[np.float64]
 
 # Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").
 READABLE = 0.35
-"""Agreement from which on a radius may judge smaller ones: bias that is seen against judges of noise."""
+"""Least agreement for a radius to judge smaller ones: trades visible bias against judging by noise."""
 ONCE = 1.5
-"""Standard deviations that count as bias for a single look: missed bias against false alarms."""
+"""Standard deviations that count as bias for a single look: trades missed bias against false alarms."""
 FALL = 1.5
-"""Power of the excess by which unseen bias falls from one radius to the next."""
+"""Power of the excess in the fall of unseen bias from one radius to the next."""
 _SAMPLE, _HEAVIEST = 2.0, 1.0
 """Factor of the first-order bias of a sample; largest value of E ((norm - R)+)^2 over the squared total.
 With heavier tails a sample's own covariance is unreliable, and clipping removes its worst part."""
 _APART = 8.0
-"""Deviations of the squared distance of two subspaces, beyond what their noise makes of it, seen as bias."""
+"""Deviations of two subspaces' squared distance, beyond the effect of their noise, that count as bias."""
 _PAYS = 0.97
-"""Squared error after a change of radius, over the present one's, from which on it pays."""
+"""Squared error after a change of radius, over the present one's, below which the change pays."""
 _REPEATS, _FEW_REPEATS, _WIDE = 16, 8, 100
-"""Simulated draws, draws above ``_WIDE`` features, and that dimension: precision against time."""
+"""Simulated draws, draws above ``_WIDE`` features, and that dimension: trades precision against time."""
 _STEPS, _GUARDS = 6, 4
 """Steps of the subspace iteration, and its columns beyond the rank."""
 _WHOLE = 40
-"""Largest dimension for which all eigenvectors are computed at once."""
+"""Largest dimension whose eigenvectors are all computed by one decomposition."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Reading:
     values: Matrix
     """(l, d) eigenvalues less the noise's contribution; 0 where they do not rise above it."""
     level: Matrix
-    """(l,) median eigenvalue, which ``values`` count from."""
+    """(l,) median eigenvalue, the origin of ``values``."""
     own: Matrix
     """(l,) expected squares of the errors of these moments themselves."""
 
@@ -83,7 +83,7 @@ class Reading:
         """Return the squared distance of a subspace from those at larger radii, beyond their noise.
 
         ``leading`` is (d, k) and has an expected squared error of ``own``, independent of these. Radii
-        below ``first`` do not judge, nor do unreadable ones.
+        below ``first``, and unreadable radii, are not compared.
         """
         d, k = leading.shape
         allowed, beyond = 1 + _APART * math.sqrt(2 / max(k * (d - k), 1)), 0.0
@@ -94,7 +94,7 @@ class Reading:
         return beyond
 
     def resolved(self, k: int) -> NDArray[np.bool_]:
-        """Return a mask of the radii at which k eigenvalues rise above the noise."""
+        """Return the mask of radii whose k-th eigenvalue rises above the noise."""
         return self.values[:, k - 1] > 0
 
 
@@ -157,11 +157,11 @@ def read_radii(
     count : float
         Records, including records to come.
     deviations : float
-        Standard deviations by which a distance must exceed the null to count as bias.
+        Standard deviations above the null that make a distance count as bias.
     """
     radii, d = len(moments), moments.shape[-1]
     pairs = [eigh(moment, check_finite=False) for moment in moments]
-    # Later records are measured in these directions: with other signs the same noise would turn others.
+    # Later records are measured in these directions: other signs would make the same noise turn others.
     vectors = fixed_signs(np.stack([v[:, ::-1] for _, v in pairs]))
     raw = np.stack([w[::-1] for w, _ in pairs])
     level = np.median(raw, axis=1) if d > 4 else np.zeros(radii)
@@ -176,7 +176,7 @@ def read_radii(
         nothing = np.zeros(radii)
         return Reading(nothing, nothing, np.ones(radii), vectors, values, level, nothing)
     simulated = _Simulation(moments, noise, weights, k, vectors, values)
-    # Each direction has its own agreement, as a lost one says nothing about the others.
+    # Each direction has its own agreement, as losing one does not imply losing the others.
     lost = 1 - np.sqrt(np.clip(simulated.agreements, 1e-4, 1 - 1e-12))
 
     def squares(variances: Matrix) -> Matrix:

@@ -22,9 +22,9 @@ from streaming_pca.privacy.randomness import utility_generator
 Matrix = NDArray[np.float64]
 
 _PAIRS, _GUARDS = 40, 4
-"""Simulated pairs of an angle bound, and columns of the iteration beyond the rank: precision, time."""
+"""Simulated pairs of an angle bound, and extra columns of the iteration: trade precision against time."""
 _LOST = 1.4
-"""Radians from which on a simulated bound is replaced by pi/2."""
+"""Radians above which a simulated bound is replaced by pi/2."""
 
 
 def covariance_subspace(
@@ -39,7 +39,7 @@ def covariance_subspace(
 
     The sums were taken about the centre c; about the records' ``mean`` they are less by
     (mean - c)(mean - c)^T. ``mean_noise`` is the noise variance of each of its coordinates: the mean's
-    error e adds e e^T. The error of the share of present records is a part of every variance's.
+    error e adds e e^T. The error of the share of present records widens every variance's error.
     """
     moment, offset = estimate.released_moment(), None
     dim = len(moment)
@@ -71,7 +71,7 @@ def covariance_subspace(
     errors = np.hypot(found.errors, mean_noise_along(variances, dim, mean_noise))
     total_error = math.hypot(found.total_error, dim * (mean_noise or 0.0))
     finite = math.isfinite(total) and math.isfinite(total_error) and bool(np.isfinite(errors).all())
-    # The trace of indefinite matrices is no variance.
+    # The trace of indefinite matrices is not a variance.
     is_total = finite and preprocessing.kind is RecordKind.FACTOR
     return Subspace(
         components[order],

@@ -16,17 +16,17 @@ MAX_COVARIANCE_DIM = 512
 """Largest dimension of the covariance route: above it SLOTS d x d matrices cost too much time and state."""
 
 SLOTS = 10
-"""Most radii of a grid: fineness against noise, time and state."""
+"""Most radii of a grid: trades fineness against noise, time and state."""
 
 _NEW = 2.0
-"""Noise variance of a new layer, over the sum of all others. Earlier records hardly reached it, known about
-as well as if measured: so batches weigh as they do in other layers."""
+"""Noise variance of a new layer, over the sum of all others. Earlier records hardly reached that layer, so
+it is known about as well as if measured, and batches weigh as they do in other layers."""
 
 GREATEST = 1e300
 """Bound on the numbers of a state; larger ones count as overflowed."""
 
 UNKNOWN = 1e300
-"""Variance of a layer that nothing has measured."""
+"""Variance of an unmeasured layer."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class CovarianceEstimate:
 
     The moment clipped at a radius is the sum of the layers up to it
     (:mod:`~streaming_pca.estimators.covariance.layered_sums`). Each batch measures layers with
-    independent noise, a look all of them and a sum those up to its radius, and each layer is
+    independent noise: a look measures all layers, a sum the layers up to its radius. Each layer is
     averaged by itself, so no two layers share noise. Batches weigh by their sizes alone.
 
     """
@@ -62,7 +62,7 @@ class CovarianceEstimate:
     sizes: NormCounts
     """Counts of norms in the coordinates."""
     records: float = 0.0
-    """Records behind the estimate; null ones are left out here and below."""
+    """Records of the estimate; null records are not counted here and below."""
     looked: float = 0.0
     """Records at the last look at all radii."""
     largest: float = 0.0
@@ -72,7 +72,7 @@ class CovarianceEstimate:
     chosen: int = 0
     """Index of the released radius."""
     doubt: float = UNKNOWN
-    """Variance over a squared radius, of all batches together, by which the next one is weighed."""
+    """Variance of all batches together, over a squared radius; it weighs the next batch."""
 
     @classmethod
     def empty(cls, dim: int) -> CovarianceEstimate:
@@ -89,7 +89,7 @@ class CovarianceEstimate:
 
     @property
     def depths(self) -> Matrix:
-        """Return what each radius adds to the one before; (used,)."""
+        """Distance of each radius from the one below it, (used,)."""
         return np.diff(self.radii[: self.used], prepend=0.0)
 
     @property
@@ -162,7 +162,7 @@ class CovarianceEstimate:
         return replace(one, layers=layers, noise=noise)
 
     def on_grid(self, radii: Matrix) -> CovarianceEstimate:
-        """Set the radii of an estimate that has none, or one instead of one."""
+        """Set the radii of an estimate without radii, or replace its only radius."""
         grid = np.zeros(SLOTS)
         grid[: len(radii)] = radii
         return replace(self, radii=grid)
@@ -190,8 +190,8 @@ class CovarianceEstimate:
     def extended_to(self, radius: float) -> CovarianceEstimate:
         """Extend the grid by larger radii up to this one; the smallest radii make room.
 
-        A new layer starts from 0, which its batches would have had there. The layers of radii
-        that make room become one with the next.
+        A new layer starts from 0, its value for earlier batches. The layers of radii that make
+        room are merged into the next layer.
         """
         used = self.used
         if used < 2 or self.radii[used - 1] >= radius:

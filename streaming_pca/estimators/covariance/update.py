@@ -4,11 +4,11 @@ Every mechanism of a batch reads all of its records with a share of the batch's 
 (:class:`~streaming_pca.estimators.common.budget.Budget`):
 
 1. *Norms*: noisy counts of the median and of the tail above it give a grid of radii.
-2. *A look* at the covariance at all radii at once, by layers with independent noise.
+2. *A look* at the covariance at all radii together, by layers with independent noise.
 3. *The choice*: the radius with the least sum of noise and bias.
 4. *Coordinates*, in the first batch: a second look with weighted directions, where these
    promise much less noise; they stay if the second look confirms it.
-5. *The sum*, at the chosen radius, with the rest of the budget: once more the layers up to it.
+5. *The sum*, at the chosen radius, with the rest of the budget: the layers up to it again.
 
 Later batches look again with a smaller share: each of the first ones, then after each growth
 of the records by a quarter. Formulas: docs/explanation/default-estimator.md.
@@ -45,7 +45,7 @@ Matrix = NDArray[np.float64]
 
 # Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").
 FIRST_LOOK, SECOND_LOOK, LATER_LOOK = 0.15, 0.08, 0.1
-"""Shares of a look: in a first batch, in weighted coordinates, in later batches. Choice against sum."""
+"""Shares of a look: in a first batch, in weighted coordinates, in later batches: choice against sum."""
 LATER_NORMS, _SECOND_NORMS = 0.25, 0.5
 """Price of later counts of norms, and of those in weighted coordinates, over the price of a first count."""
 _COMPARABLE = 0.25
@@ -53,22 +53,22 @@ _COMPARABLE = 0.25
 _ALWAYS, _MORE = 16, 1.25
 """Number of first looks in a row; growth of the records from one later look to the next."""
 _BEYOND = 0.05
-"""Share, in a batch that does not look, for the layers beyond the chosen radius: these against the sum."""
+"""Share, in a batch that does not look, for the layers beyond the chosen radius, at the sum's cost."""
 _LEAST_PART = 0.003
 """Least part of a share that a layer gets."""
 _FUTURE = (0.0, 0.5, 1.0)
 """Parts of the records to come, after which the error of a radius is judged: a change must pay on average."""
 _TESTS = 3
-"""Power of the number of looks by which false alarms become rarer: the radius of a steady stream stays."""
+"""False alarms fall with this power of the number of looks, so the radius of a steady stream stays."""
 _SPANS = 4
-"""Features, over the rank of the radius where k is above d/2, or not fixed: a smaller rank clips less, a
+"""Features, over the rank that judges radii if k is above d/2, or not fixed: a smaller rank clips less, a
 larger one has less noise. Judged on scale-mixed normal data, d = 10 and 50."""
 _RATIO = 1.4
-"""Largest ratio of neighbouring radii, as far as ten of them reach: fineness of the grid against noise."""
+"""Largest ratio of neighbouring radii, as far as ten of them reach: trades fineness against noise."""
 _CUT, _FEWEST = 0.004, 5
-"""Share of the total norm cut off, and number of records above, at which the grid ends."""
+"""The grid ends where at most this share of the total norm is cut off, or fewer records lie above."""
 _WORTH = 0.35
-"""Expected squared error with weights, over that with equal ones, from which on weights are not tried."""
+"""Expected squared error with weights, over the error with equal ones, above which weights are not tried."""
 _LEAST_AGREEMENT = 0.3
 """Least agreement at the chosen radius for weights."""
 _SHRINKS = 1e-4
@@ -83,7 +83,7 @@ class Look:
 
     reading: Reading
     exact: list[LatticeSum]
-    """Its layers, as secret as the records: fresh noise measures those of the sum once more."""
+    """Its exact layers, as secret as the records; the sum measures its layers again with fresh noise."""
     before: CovarianceEstimate
     """Estimate without this batch, at the same radii."""
     layers: Matrix
@@ -204,7 +204,7 @@ class CovarianceUpdate:
         start = replace(CovarianceEstimate.empty(len(weights)), basis=basis, weights=weights)
         second, again = self._look_at_radii(start, batch, budget, SECOND_LOOK, _SECOND_NORMS, future)
         chosen, k = again.reading.best, self._rank_of_radius
-        # Weights may hide large records: what the first look saw is held against the second's subspace.
+        # Weights may hide large records, so the second look's subspace is compared with the first look.
         leading = basis @ again.reading.eigenvectors[chosen][:, :k]
         unseen = reading.apart(leading, float(again.reading.own[chosen]), best)
         if not again.reading.least + unseen < reading.least:
@@ -222,7 +222,7 @@ class CovarianceUpdate:
     ) -> tuple[CovarianceEstimate, Look]:
         """Count norms, and measure the covariance at all radii of the grid.
 
-        An empty estimate gets a grid; another one's is extended where the counts now show a
+        An empty estimate gets a grid; an existing grid is extended if the counts now show a
         longer tail.
         """
         coordinates = Coordinates(self.preprocessing, estimate.turn)
@@ -278,7 +278,7 @@ class CovarianceUpdate:
 
         Adjacency: replace-one. Released: one noisy matrix a layer. A layer's sensitivity is
         sqrt(2) D_l (2 D_l for matrices), as :mod:`~streaming_pca.estimators.covariance.layered_sums`
-        shows; its Gaussian noise is fresh, also where earlier noise has measured the same sum.
+        shows; its Gaussian noise is fresh, also for a sum that was measured before.
         """
         scale = np.sqrt(np.outer(estimate.weights, estimate.weights))
         layers, noise = [], []
@@ -293,8 +293,8 @@ class CovarianceUpdate:
 
     @property
     def _rank_of_radius(self) -> int:
-        """Rank of the subspaces that radii are judged by: k, or d/4 where k is above d/2."""
-        # The span of nearly all features is no news: a clip would spoil the variances unseen.
+        """Rank of the subspaces that judge radii: k, or d/4 where k is above d/2."""
+        # Nearly all features' span barely depends on the radius: a clip would spoil variances unnoticed.
         dim = self.preprocessing.output_dim
         return rank_of_radius(dim) if 2 * self.k > dim else self.k
 
@@ -316,8 +316,8 @@ class CovarianceUpdate:
         seen, future = estimate.records + count, future / self.preprocessing.units * self.present
         # Future batches are assumed to be as large as the largest so far.
         typical = max(count, estimate.largest)
-        # Row m: noise of each layer with this batch's sum at radius m, and with later ones there as well.
-        # Of sensitivity sqrt(2) R; 2 R for matrices.
+        # Row m: noise of each layer if this batch's sum, and all later ones, are clipped at radius m.
+        # Their sensitivity is sqrt(2) R; 2 R for matrices.
         squared = 2 if self.preprocessing.kind is RecordKind.FACTOR else 4
         sums = squared * np.outer(estimate.radii[:used], depths) * (self.multiplier / count) ** 2 / rest
         gain, doubt = before.gain(self._doubt(count)), self._doubt(typical)
@@ -342,7 +342,7 @@ class CovarianceUpdate:
         )
 
     def _deviations(self, estimate: CovarianceEstimate, future: float) -> float:
-        """Return the deviations that count as bias: for an endless stream few false alarms in all.
+        """Return the deviations that count as bias: few false alarms over an endless stream.
 
         A comparison's chance is one in pairs times looks cubed, so its sum over all looks is finite.
         """
@@ -370,7 +370,7 @@ class CovarianceUpdate:
             beyond, their_noise = self._measure(estimate, exact[last:], multipliers, count)
         else:
             exact, beyond, their_noise = look.exact, look.layers[last:], look.noise[last:]
-            # Both measure one sample, so they are averaged before it meets those of other batches.
+            # Look and sum measure one sample: average them before combining with other batches.
             estimate = replace(look.before, chosen=estimate.chosen, looks=estimate.looks)
         multipliers = _multipliers(budget, budget.rest(), depths[:last])
         layers, noise = self._measure(estimate, exact[:last], multipliers, count)
@@ -389,7 +389,7 @@ class CovarianceUpdate:
         return replace(estimate, records=records, largest=largest), exact[last - 1].clipped
 
     def _with_centre(self, estimate: CovarianceEstimate, count: float) -> CovarianceEstimate:
-        """Average the present centre into the sums' one, with the weight of this sum."""
+        """Average the present centre into the sums' centre, with the weight of this sum."""
         if self.preprocessing.centre is None:
             return estimate
         gain = estimate.gain(self._doubt(count)) if estimate.records else 1.0
@@ -409,7 +409,7 @@ class CovarianceUpdate:
 
 
 def _multipliers(budget: Budget, share: float, parts: Matrix) -> list[float]:
-    """Take a share of the budget in parts; of the whole rest the first part is rounded up."""
+    """Take a share of the budget in parts; a share of all the rest rounds its first part up."""
     # No layer may need more noise than a number holds.
     parts = np.maximum(parts / parts.sum(), _LEAST_PART)
     taken = [float(part) for part in share * parts / parts.sum()]

@@ -1,8 +1,8 @@
 """Variances along released directions, read off the moments at all radii: post-processing.
 
 A clip at radius R takes E (norm - R)+ off the total, by the counts of norms, and an unknown part
-of it off each direction. Moments at several radii tell how large that part is; where they cannot,
-a prior does, and the error says so. Formulas: docs/explanation/default-estimator.md ("Variances").
+of it off each direction. Moments at several radii show how large that part is; where they cannot,
+a prior does, and the error includes it. Formulas: docs/explanation/default-estimator.md ("Variances").
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Matrix = NDArray[np.float64]
 # Set on thirteen sets, and judged on others (docs/explanation/default-estimator.md, "Constants").
 _MEAN, _COMMON, _STEP = 1.2, 0.8, 0.2
 """Part of the cut-off norm that a direction loses, over its part of the total: the prior's mean, the
-deviation that all radii share, and that from one radius to the next."""
+deviation common to all radii, and the deviation from one radius to the next."""
 _BEYOND = 0.5
 """Deviation of this part beyond the largest radius, over sqrt(b (1 - b))."""
 _PRECISION = 0.001
 """Least relative error of a variance: the model's."""
 _ROUNDS = 3
 _LEAST_KEPT = 0.1
-"""Least share that a clip is taken to keep: variances are scaled up tenfold at most."""
+"""Least share that a clip is assumed to keep: variances are scaled up tenfold at most."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def read_variances(
     found = [model.variance(m, a, up) for m, a, up in zip(moments, along, lifted, strict=True)]
     parts, errors = np.array(found).T
     total, total_error = model.total(traces, of_all)
-    # The total is known better than its parts: they take up the difference, by their errors.
+    # The total is known better than its parts: these absorb the difference, by their errors.
     squares = errors * errors
     parts = np.maximum(parts + squares / (squares.sum() + total_error**2) * (total - parts.sum()), 0.0)
     k = len(components)
@@ -90,9 +90,9 @@ def read_variances(
 
 
 def _lift(apart: float, square: float) -> float:
-    """Estimate what noise has added to v^T S v, for an eigenvector v of S.
+    """Estimate the part that noise has added to v^T S v, v an eigenvector.
 
-    A true t becomes t + s^2/t, which v^T Sigma v is s^2/t below of: all of it where no t gives ``apart``.
+    A true t becomes t + s^2/t, while v^T Sigma v is t - s^2/t. If no t gives ``apart``, all of it is noise.
     ``square`` is s^2, the expected square of the noise's product with v.
     """
     inside = apart * apart - 4 * square
@@ -106,7 +106,7 @@ class _Model:
     """Model of variances in the records' own coordinates, in units of the total.
 
     A moment at radius l is a - sum_{j >= l} b_j (E_j - E_{j+1}) + noise, with a the variance, E_l
-    the excess and b_j the direction's part of what lies between two radii.
+    the excess and b_j the direction's part of the norm between two radii.
     """
 
     def __init__(self, estimate: CovarianceEstimate, tail: Tail, total: float) -> None:
@@ -117,10 +117,10 @@ class _Model:
         excess, spread = tail.excess / self.unit, np.sqrt(tail.variance) / self.unit
         hidden = tail.hidden / self.unit
         steps = np.maximum(-np.diff(excess, append=0.0), 0.0)
-        # Row l sums what lies beyond radius l.
+        # Row l sums the steps beyond radius l.
         beyond = np.triu(np.ones((used, used))) * steps
         self.cut, self.last = beyond.sum(axis=1), float(steps[-1])
-        # Errors of the excess at two radii are taken as half dependent.
+        # Errors of the excess at two radii are assumed half dependent.
         self.of_excess = (np.outer(spread, spread) + np.diag(spread * spread)) / 2 + hidden * hidden
         places = np.arange(1.0, used + 1)
         self.walk = beyond @ np.minimum.outer(places, places) @ beyond.T
@@ -146,7 +146,7 @@ class _Model:
         return value * self.unit, math.hypot(error, _PRECISION * value) * self.unit
 
     def total(self, traces: Matrix, deviation: float) -> tuple[float, float]:
-        """Estimate the total, which loses exactly what the clips cut off."""
+        """Estimate the total, which loses exactly the part that clips cut off."""
         covariance = deviation * deviation * self.noise + self.of_excess
         value, error = _least_squares(traces / self.unit + self.cut, covariance)
         value = max(value, 0.0)
@@ -156,8 +156,8 @@ class _Model:
 class _Range:
     """Limits of variances where a clip's part of a direction has no model.
 
-    A variance lies between the moment at the largest radius, and that over the share of the norms
-    which this radius keeps.
+    A variance lies between the moment at the largest radius, and that moment over the share of the
+    norms that this radius keeps.
     """
 
     def __init__(self, estimate: CovarianceEstimate, tail: Tail, kind: RecordKind) -> None:
@@ -186,7 +186,7 @@ class _Range:
 
 
 def _carried(estimate: CovarianceEstimate) -> Matrix:
-    """Return the part of the chosen moment's noise that each other one shares."""
+    """Return the part of the chosen moment's noise that each moment shares."""
     column = estimate.noise_of_moments()[:, estimate.chosen]
     own = float(column[estimate.chosen])
     return column / own if own > 0 else np.zeros(len(column))
@@ -195,8 +195,8 @@ def _carried(estimate: CovarianceEstimate) -> Matrix:
 def _least_squares(measured: Matrix, covariance: Matrix) -> tuple[float, float]:
     """Estimate the number that all measurements share, and its deviation.
 
-    No weight is below 0, so the result lies between the measurements, also where the model is wrong. The
-    deviation grows with what they differ by beyond the model [Birge1932].
+    No weight is below 0, so the result lies between the measurements, even if the model is wrong. The
+    deviation grows with their differences beyond the model [Birge1932].
     """
     size = len(measured)
     covariance = covariance + max(1e-12 * float(np.trace(covariance)), 1e-300) * np.eye(size)

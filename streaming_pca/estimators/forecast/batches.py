@@ -65,7 +65,7 @@ class Shares:
 
     @classmethod
     def of_one_sum(cls, sizes: Sequence[int], multiplier: float) -> Shares:
-        """Give all but the count of present records to the sum: where the clip radius is public."""
+        """Give the sum all but the count of present records: the clip radius is public."""
         first, later = (present_share(size, multiplier) for size in (sizes[0], sizes[-1]))
         return cls(first=1 - first, later=1 - later, sizes=first, centre=0.0, pilot=0.0)
 
@@ -108,7 +108,7 @@ def checked_batches(records: int, batches: int | Sequence[int], per_row: int) ->
     batches : int or sequence of int
         A number of equal batches, or the records of each.
     per_row : int
-        Records behind one summed row.
+        Records for each summed row.
 
     Raises
     ------

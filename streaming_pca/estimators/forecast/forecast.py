@@ -59,11 +59,11 @@ def forecast(
     shares : Shares, optional
         Shares of mu^2; by default those of the default estimator.
     public_radius : bool
-        Whether a public clip radius leaves nothing to look for.
+        True with a public clip radius: no share is spent on a search.
     route : {"covariance", "block"}, optional
         By default block above 512 features, as the default estimator decides.
     per_row : int
-        Records behind one summed row: 2 with ``centering = "pairs"``.
+        Records for each summed row: 2 with ``centering = "pairs"``.
 
     Raises
     ------

@@ -12,10 +12,10 @@ from streaming_pca.privacy.errors import ParameterError, require_positive
 from streaming_pca.privacy.parameters import Charge
 
 TARGETS = (0.05, 0.10, 0.30)
-"""Relative errors for which a forecast names the needed eigengap."""
+"""Relative errors of a forecast's table, each with the eigengap that it needs."""
 
 _ENDLESS = 1e15
-"""Number of records above which none is named."""
+"""Largest number of records that is named."""
 _SHARPNESS = 4
 """Exponent of the saturation; tuned by simulation with 10 to 200 features, rank 1 to 10."""
 
@@ -24,7 +24,7 @@ Route = Literal["covariance", "block"]
 _WIDTH, _LABEL = 80, 22
 """Columns of the text, and of a row's label."""
 _SHOWN = 5
-"""Batches whose sizes are listed, besides the last one."""
+"""Number of leading batches whose sizes are listed, in addition to the last one."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Forecast:
 
     @property
     def largest_noise(self) -> float:
-        """Spectral norm of the noise: 2 s sqrt(d), of a block s (sqrt(d) + sqrt(k))."""
+        """Spectral norm of the noise: 2 s sqrt(d), for a block s (sqrt(d) + sqrt(k))."""
         second = self.dim if self.route == "covariance" else self.rank
         return self.entry_noise * (math.sqrt(self.dim) + math.sqrt(second))
 
@@ -121,7 +121,7 @@ class Forecast:
 
     @property
     def _first_order_gap(self) -> float:
-        """Gap s sqrt(d), at which the first-order error is 1."""
+        """Gap s sqrt(d), where the first-order error is 1."""
         return self.entry_noise * math.sqrt(self.dim) if self.rank < self.dim else 0.0
 
     def _checked(self, gap: float) -> float:

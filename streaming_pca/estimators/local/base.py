@@ -95,7 +95,7 @@ class LocalEstimator(Estimator[S, O]):
         return max(1, min(_MOST_REPORTS, _BATCH_ENTRIES // packed_size(self.dim)))
 
     def _plan(self, state: S) -> Plan:
-        """Plan ``largest_batch`` reports; any number is of use."""
+        """Plan ``largest_batch`` reports; any number is useful."""
         parameters = {"mechanism": "none", "local_sigma": self.sigma}
         return Plan(self.largest_batch, 1, 1, Charge.nothing(), parameters)
 

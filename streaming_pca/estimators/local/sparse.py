@@ -57,7 +57,7 @@ class StoredIterate:
         return cls(np.full(room, -1, dtype=np.int64), np.zeros(size), np.zeros(size), 1.0)
 
     def holding(self, iterate: FantopeIterate) -> StoredIterate:
-        """Store an iterate, or its part of the largest weights that fits."""
+        """Store an iterate, or only its largest weights if not all fit."""
         kept = iterate.largest(len(self.features))
         features = np.full_like(self.features, -1)
         features[: len(kept.features)] = kept.features
@@ -70,7 +70,7 @@ class StoredIterate:
 
     @property
     def iterate(self) -> FantopeIterate | None:
-        """Stored iterate; None if there is none."""
+        """Stored iterate, if any."""
         m = int(np.count_nonzero(self.features >= 0))
         if not m:
             return None
@@ -94,7 +94,7 @@ class SparseLocalState(LocalState):
 class SparseLocalPCA(LocalEstimator[SparseLocalState, SparseLocalOptions]):
     """Sparse PCA of the mean of reports [WangXu2020, Alg. 2].
 
-    For more features than the reports can tell apart.
+    For more features than the reports can distinguish.
 
     ============  ==================================================================
     steps 1 - 3   the producer: :class:`streaming_pca.local.LocalGaussian`
@@ -110,7 +110,7 @@ class SparseLocalPCA(LocalEstimator[SparseLocalState, SparseLocalOptions]):
       quantities. Here ``penalty_constant`` times the bound that no entry of the mean's known
       noise exceeds except with probability 0.05:
       :func:`~streaming_pca.linalg.fantope.noise_penalty`.
-    - Step size and end: printed are a constant rho and a loop without end. Here the step
+    - Step size and end: the paper has a constant rho and a loop without end. Here the step
       balances the residuals, and the iteration ends by them; the state has its gap,
       from a dual solution.
     - Streaming: the solver starts from its last iterate, so the solution depends on how the
@@ -121,7 +121,7 @@ class SparseLocalPCA(LocalEstimator[SparseLocalState, SparseLocalOptions]):
       the eigenvectors are those of the mean on them.
     - Variances: those of the mean, without the penalty, along the rows, which are rotated
       to its Ritz vectors.
-    - Support: the features whose weight Y_ii exceeds ten tolerances; Theorem 5 says
+    - Support: the features whose weight Y_ii exceeds ten tolerances; Theorem 5 states
       when they are the true ones.
 
     Privacy

@@ -26,13 +26,13 @@ class DeflationState(State):
     """All components, and the position of the learning among them."""
 
     basis: NDArray[np.float64]
-    """(d, k), orthonormal columns. Those before ``component`` are of this pass, the others of the last."""
+    """(d, k), orthonormal columns. Columns before ``component`` are of this pass, the others of the last."""
     values: NDArray[np.float64]
     """(k,) private Ritz values, each from the last batch that its component learnt from; 0 before."""
     component: int
-    """Component that the next batch is for, from 0."""
+    """Component of the next batch, from 0."""
     step: int
-    """Batches that it has had in this pass."""
+    """Batches of that component in this pass so far."""
     steps: NDArray[np.int64]
     """(k,) batches that each component has learnt from, over all passes; learning rates depend on it."""
     scale: float | None = None
@@ -104,7 +104,7 @@ O = TypeVar("O", bound=Options)
 
 
 class Deflation(Estimator[S, O], Generic[S, O]):
-    """Frame of k-DP-PCA [DunglerSanyal2025, Alg. 1], equally of its Algorithm 4.
+    """Frame of k-DP-PCA [DunglerSanyal2025, Alg. 1], and of its Algorithm 4.
 
     ===========  =================================================================
     step 1       m: ``_steps_per_component`` batches a component, P_0 = I
@@ -118,8 +118,8 @@ class Deflation(Estimator[S, O], Generic[S, O]):
     -------------------------
     - The stream may continue after the k-th component. Then another pass begins, on new
       records, with learning rates that continue. A component starts from its previous
-      value, projected by P; if nothing is left of it, from the coordinate that P keeps
-      most of.
+      value, projected by P; if nothing is left of that, from the coordinate that P preserves
+      best.
     - After every batch the oracle's answer is made orthogonal to U and normalised here,
       and all later columns are made orthogonal to it: the basis is always orthonormal.
     - A batch that nothing is learnt from counts as one of the component's batches, but
@@ -199,13 +199,13 @@ class Deflation(Estimator[S, O], Generic[S, O]):
 
 
 def orthonormalise_from(basis: Floats, first: int) -> None:
-    """Make the columns from ``first`` on orthonormal, each to those before it, in place.
+    """Orthonormalise the columns from ``first`` on, each against the columns before it, in place.
 
     Parameters
     ----------
     basis : (d, k) float64
-        The columns before ``first`` are orthonormal. A column of which almost nothing is
-        left is replaced by the coordinate of which most is left, projected: at least
+        The columns before ``first`` are orthonormal. A column with almost nothing left
+        is replaced by the coordinate with most left, projected: at least
         1 - j/d of its squared length, because these shares add up to d - j at column j.
     """
     d, k = basis.shape

@@ -51,7 +51,7 @@ class KDPPCA(Deflation[DeflationState, KDPPCAOptions]):
     step 4           PrivMean (Algorithm 7), on the second half:
                      :meth:`~streaming_pca.estimators.oja.truncated_mean.AdaptiveMean.mean`;
                      bins of width 2^(1/4) K sqrt(Lambda) ln^a 25, radius
-                     3 K sqrt(Lambda) ln^a(B d/tau), with B and tau of its own: half a batch's
+                     3 K sqrt(Lambda) ln^a(B d/tau), with its own B and tau: half a batch's
                      records, and tau/(2 T) of step 4
     steps 5 - 6      ``_learn``; P and the norm in Deflation; eta_t of appendix G.1 by
                      ``schedule = "spectral"`` and ``eigenvalues``
@@ -75,7 +75,7 @@ class KDPPCA(Deflation[DeflationState, KDPPCAOptions]):
     - PrivRange may find no range. Then the iterate stays, the batch is charged, and its
       outcome is "no-scale". A batch with fewer pairs than PrivRange has blocks is not
       tried; its outcome is "too-few-records".
-    - Without ``n_records`` there is no T: batch t of the run has the failure probability
+    - Without ``n_records`` T is undefined: batch t of the run has the failure probability
       tau/(2 t (t + 1)), which sums to tau/2.
     - epsilon > 1: the analytic Gaussian multiplier.
 

@@ -81,7 +81,7 @@ class OjaPCA(IterateEstimator[IterateState, OjaOptions]):
     centerings: ClassVar[tuple[str, ...]] = ("pairs", "none")
 
     def _plan(self, state: IterateState) -> Plan:
-        """Plan ``batch_size`` records; any number is of use."""
+        """Plan ``batch_size`` records; any number is useful."""
         granularity = self.preprocessing.granularity
         count = self.preprocessing.whole_count(self.options.batch_size)
         return Plan(count, granularity, granularity, Charge.unbounded(), {"mechanism": "none"})

@@ -48,7 +48,7 @@ class LearningRates(Options):
         return self
 
     def _check_guesses(self) -> None:
-        """Check that exactly the guesses are given that the schedule needs."""
+        """Check that exactly the guesses that the schedule needs are given."""
         guesses = ("noise_level", "largest_eigenvalue", "gap")
         given = [name for name in guesses if getattr(self, name) is not None]
         if self.schedule != "inverse" and len(given) < len(guesses):

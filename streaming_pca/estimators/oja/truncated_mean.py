@@ -7,12 +7,12 @@ vectors) is read as two disjoint halves:
 first half are subtracted, so that their common mean cancels, and dealt to m
 blocks of b pairs. The value of a block is the maximum over columns r of the largest
 eigenvalue of (1/2b) sum g_r g_r^T. The fullest bin of a private histogram of the m
-values, over powers of 2^(1/4), is the scale. If no bin is full enough, there is none.
+values, over powers of 2^(1/4), is the scale. If no bin is full enough, no scale is found.
 
 *TruncatedMean* ([DunglerSanyal2026, Alg. 5]; [DunglerSanyal2025, Alg. 7]). The second
 half's coordinates are counted in bins as wide as the scale's root. The fullest noisy
 bins give a centre, about which each coordinate is clipped; the mean of the clipped
-coordinates gets Gaussian noise for the box that they lie in.
+coordinates gets Gaussian noise calibrated to the box that holds them.
 
 Deviations from the paper
 -------------------------
@@ -23,14 +23,14 @@ Deviations from the paper
   and a block's eigenvalue from its own records alone.
 - Histograms over bins that are not known in advance show a bin only above the
   stability threshold, whose delta is counted.
-- A coordinate without a centre is clipped about 0: the papers do not say.
-- A spread of 0, which has a bin in the papers, is no scale: the box would have no width.
+- A coordinate without a centre is clipped about 0: the papers leave this open.
+- A spread of 0, which has a bin in the papers, is not a scale: the box would have no width.
 
 Accounting of the second half, centre and mean on the same records
 -----------------------------------------------------------------
 "paper": (epsilon/2, delta/2) each; d k histograms of (epsilon/(2 d k), delta/(2 d k))
 by basic composition, as printed in [DunglerSanyal2026, Alg. 5]. ([DunglerSanyal2025,
-Alg. 7, step 3] has advanced composition, which needs epsilon <= 0.9 and is no better at
+Alg. 7, step 3] has advanced composition, which needs epsilon <= 0.9 and is not better at
 these sizes.) A bin is shown from about 2 d k/epsilon times 2 ln(2 d k/delta) records on:
 2 to 5 10^4 at d = 200.
 
@@ -79,7 +79,7 @@ from streaming_pca.privacy.parameters import PrivacyParameters
 Floats = NDArray[np.float64]
 
 _EIGENVALUE_STEPS = 60
-"""Power steps for a block's eigenvalue: accuracy of the scale against time."""
+"""Power steps for a block's eigenvalue: trades accuracy of the scale against time."""
 _BINS_PER_OCTAVE = 4
 """Bins of the scale in a factor of 2, as in the papers (powers of 2^(1/4))."""
 _OCTAVES = 400
@@ -87,11 +87,11 @@ _OCTAVES = 400
 _GREATEST_EPSILON = 100.0
 """Largest epsilon of a batch: above it e^epsilon leaves almost nothing of delta, and no useful noise."""
 _BLOCK_VALUES = 2**23
-"""Coordinates of products held at once: 64 MiB. Memory against calls."""
+"""Coordinates of products held together: 64 MiB. Trades memory against calls."""
 _APART = 16
 """Bins between the rows of a block's bins: a cache's line."""
 _BINS_HELD = 2**26
-"""Bins held at once: 256 MiB. With more, the coordinates are read in several turns."""
+"""Bins held together: 256 MiB. With more, the coordinates are read in several turns."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class AdaptiveMean:
 
     Notes
     -----
-    Released: the scale's bin, or that there is none, (epsilon, delta)-DP; of the
+    Released: the scale's bin, or that no bin was found, (epsilon, delta)-DP; from the
     other half the centre and the noisy mean, together (epsilon, delta)-DP by
     ``accounting``. Adjacency: replace-one; a record is in one half.
     """
@@ -169,7 +169,7 @@ class AdaptiveMean:
     def of_batches(
         cls, privacy: PrivacyParameters, values: int, accounting: Literal["paper", "zcdp"]
     ) -> AdaptiveMean:
-        """Make one at the cost that each batch of a contract may have."""
+        """Make one at the cost allowed for each batch of a contract."""
         return cls(*privacy.of_each_batch, values, accounting)
 
     def range_blocks(self, failure: float, constant: float) -> int:
@@ -292,7 +292,7 @@ class _Products:
     def __init__(self, preprocessing: Preprocessing, basis: Floats, removed: Floats) -> None:
         self.preprocessing = preprocessing
         self.basis, self.removed = np.ascontiguousarray(basis), np.ascontiguousarray(removed)
-        # Whole pairs, few enough that threads together hold no more than the limit.
+        # Whole pairs, few enough that threads together stay within the limit.
         units = preprocessing.units
         most = _BLOCK_VALUES // thread_count() // basis.size // units
         self.limit = min(max(most, 1) * units, BLOCK)
@@ -326,7 +326,7 @@ class _Bins:
     def __call__(self, block: ArrayBatch) -> NDArray[np.int32]:
         found = self.products_of(block)
         values = found.reshape(len(found), -1)[:, self.first : self.last]
-        # Rows a power of two apart, as those of a whole block would be, share few places of a cache.
+        # Rows a power of two apart, as in a whole block, would share few places of a cache.
         bins = np.empty((values.shape[1], len(values) + _APART), dtype=np.int32)[:, : len(values)]
         bin_coordinates(values, self.width, bins)
         return bins

@@ -86,13 +86,13 @@ class AdaptivePowerMethod(Deflation[DeflationState, AdaptivePowerOptions]):
     - A record's norm is |P A x| of its matrix, computed record by record; x is in the range of P.
       The filtered sum is of exact integers in units of theta 2^-26, and each record's
       integer norm is checked against 2^26: the filter alone would bound a float.
-    - k > 1: deflation, each component on a batch of its own.
-    - A batch of fewer than 12 ln(1/beta)/epsilon' records, of which the filter may remove
-      half, tells nothing. It is not tried, but charged.
+    - k > 1: deflation, with a separate batch for each component.
+    - The filter may remove half of a batch of fewer than 12 ln(1/beta)/epsilon' records, so
+      that the batch is uninformative. It is charged, but not tried.
 
     Privacy
     -------
-    Replace-one. A record is in one batch. Released of it: in each round the answers of
+    Replace-one. A record is in one batch. Released: in each round the answers of
     AboveThreshold on counts of sensitivity 1, hence theta, and the noisy sum, of sensitivity
     2 theta given theta, which is an output. Each round's x is an output of the round before;
     composition is adaptive. In a user's c batches all 2 T c mechanisms compose.
@@ -281,7 +281,7 @@ def _product(rows: Floats, of_matrices: bool, x: Floats, across: Floats, out: Fl
 
     Parameters
     ----------
-    rows : (r, d) float64
+    A itself, or F with A = F^T F; no rows for a null record, whose product is 0.
         A itself, or F with A = F^T F; none of a null record, whose product is 0.
     x : (d,) float64
     across : (c, d) float64

@@ -87,8 +87,8 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
       random candidates: proved in :mod:`streaming_pca.estimators.tensor.sums`.
     - Composition. Printed: noise for k L (R + 1) answers on the same data. Here a
       record is in one batch, and meets one Gaussian mechanism.
-    - Step 10's weights come from the last power step's products, not from an answer of
-      their own.
+    - Step 10's weights come from the last power step's products, not from a separate
+      answer.
     - Whitening (section 1.2): the first batch's noisy second moment gives U and S, W = U
       S^(-1/2); eigenvalues below its noise are set to that noise. Later batches
       clip W^T x to ``whitened_radius`` and search in k dimensions. W^T x

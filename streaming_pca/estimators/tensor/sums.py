@@ -11,7 +11,7 @@ on rho, which is public: z = x 2**20/R and a 2**20/rho are rounded to integers o
 most 2**20 each by :func:`~streaming_pca.kernels.rounding.clip_and_round`. Any record, for
 every float input, adds integers z a^T of norm at most 2**40, and two sums differ by at
 most 2**41: :data:`PRODUCT_SENSITIVITY`. Sums are exact in any order. With a whitening the
-records are W^T z, clipped to a radius of their own; the bounds hold with k in place of d,
+records are W^T z, clipped to their own radius; the bounds hold with k in place of d,
 for any W.
 
 Proof: docs/explanation/proofs/tensor-products.md.
