@@ -1,4 +1,4 @@
-"""Library: the private estimators behind the interface of scikit-learn."""
+"""Library: the private estimators with the interface of scikit-learn."""
 
 from streaming_pca.api.budget import BudgetAccountant, BudgetError
 from streaming_pca.api.feature_map import FeatureMap

@@ -19,7 +19,7 @@ from streaming_pca.privacy.ledger.entries import Cap
 from streaming_pca.privacy.parameters import Charge, parse_rational
 
 _RULE = "basic"
-"""Rule by which the ledger adds charges unless its topic names another: epsilons and deltas add up."""
+"""The ledger's rule for adding charges unless its topic names another: epsilons and deltas add up."""
 
 _lock = threading.RLock()
 _active: list[BudgetAccountant] = []
@@ -33,8 +33,8 @@ class BudgetError(ValueError):
 class BudgetAccountant:
     """Privacy budget of all fits on the same records together.
 
-    Within ``with BudgetAccountant(...)`` every fit is charged, before it reads a record. A fit for
-    which too little is left raises :class:`BudgetError`, and the model stays as it was.
+    Within ``with BudgetAccountant(...)`` every fit is charged, before it reads a record. A fit that
+    the rest does not cover raises :class:`BudgetError`, and the model stays as it was.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class BudgetAccountant:
 
     Notes
     -----
-    **What adds up.** Fits, and models, are taken to read the same records: their epsilons and deltas
+    **What adds up.** Fits, and models, are assumed to read the same records: their epsilons and deltas
     add up, as charges of one record do in the ledger (basic composition, valid for a choice of
     each fit after seeing the earlier results). Calls of ``partial_fit`` of one model are
     on disjoint records by contract: the model counts once, with its largest charge. A copy, a
@@ -61,7 +61,7 @@ class BudgetAccountant:
     **Where it holds.** The block covers all fits of this process, in any thread, as long
     as it is open. A model with ``PrivatePCA(accountant=budget)`` is charged to that budget
     everywhere, and to each open block; blocks may be nested, and a fit is charged to all of
-    them or to none. The budget itself stays: it can be opened again, and goes on.
+    them or to none. The budget itself stays: it can be opened again, and continues.
 
     **Processes.** A budget belongs to the process that made it. In another one, such as a worker of
     ``GridSearchCV(n_jobs=2)`` or a forked child, fits of models from within the block, and of
@@ -147,7 +147,7 @@ class BudgetAccountant:
             )
 
     def _excess(self, asked: Charge, spent: Charge) -> str:
-        """Say what is too few, where the charge prints like what is left."""
+        """Describe the shortfall if the charge prints like the remaining budget."""
         left, parts = self.remaining, []
         for name in ("epsilon", "delta"):
             above = getattr(spent, name) - getattr(self._cap, name)
@@ -185,7 +185,7 @@ def float_at_most(value: Any) -> Any:
 
 
 def active_accountants() -> tuple[BudgetAccountant, ...]:
-    """Return the budgets with open blocks, those from before a fork among them."""
+    """Return the budgets with open blocks, including blocks opened before a fork."""
     return tuple(_active)
 
 
@@ -215,7 +215,7 @@ def charge_all(accountants: Iterable[BudgetAccountant], model: object, charge: C
     Raises
     ------
     BudgetError
-        One line with what is left, if one of them does not cover the charge.
+        One line with the remaining budget, if a budget does not cover the charge.
     """
     accountants = tuple(accountants)
     for each in accountants:

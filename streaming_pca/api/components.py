@@ -15,7 +15,7 @@ from streaming_pca.estimators.covariance.state import MAX_COVARIANCE_DIM
 from streaming_pca.estimators.covariance.update import rank_of_radius
 
 _SPECTRAL: Mapping[str, Mapping[str, Any]] = {"adaptive": {"route": "covariance"}, "analyze-gauss": {}}
-"""Estimators with a noisy spectrum of all features, and the options with which they always have it."""
+"""Estimators with a noisy spectrum of all features, and the options that guarantee it."""
 
 
 def is_share(n_components: Any) -> bool:
@@ -41,7 +41,7 @@ def configured_components(
     Raises
     ------
     ValueError
-        One line, if it is something else, or the estimator cannot choose by a share of the variance.
+        One line for any other value, or if the estimator cannot choose by a share of the variance.
     """
     if n_components is None:
         most = min(dim, n_records or dim)
@@ -89,7 +89,7 @@ def _has_spectrum(estimator: Any, options: Any, dim: int) -> bool:
 
 
 def release_of(estimator: Estimator[Any, Any], state: State, n_components: Any) -> Subspace:
-    """Return the release, with all components or those of a share of the variance.
+    """Return the release, with all components or enough for a share of the variance.
 
     The rank is a function of the noisy variances and the public number of records: post-processing,
     which costs nothing.
@@ -108,7 +108,7 @@ def release_of(estimator: Estimator[Any, Any], state: State, n_components: Any) 
         rank = next((i + 1 for i, found in enumerate(sums) if found >= needed), estimator.dim)
         found = of_rank(estimator, rank).release(state)
         while rank < estimator.dim and not _has_share(found, float(n_components)):
-            # Its own variances say less: noise moves them with the rank.
+            # Its own variances may fall short: noise moves them with the rank.
             rank = min(rank + max(rank // 4, 1), estimator.dim)
             found = of_rank(estimator, rank).release(state)
         return found

@@ -1,4 +1,4 @@
-"""`FeatureMap`: records with named fields as rows of numbers, behind the interface of scikit-learn."""
+"""`FeatureMap`: records with named fields as rows of numbers, with the interface of scikit-learn."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Raises
         ------
         ValueError
-            One line that names the columns whose bounds or categories are needed, or are not there.
+            One line that names the columns that need bounds or categories, or that the frame lacks.
         """
         given = {"bounds": bounds or {}, "categories": categories or {}, "missing": missing or {}}
         names = column_names(frame)
@@ -180,7 +180,7 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Raises
         ------
         ValueError
-            One line: a column that is not there, or the first record with a value that its feature
+            One line: a missing column, or the first record with a value that its feature
             refuses. Only the holder of X may see it.
         """
         rows = row_map_of(self.features)
@@ -242,10 +242,10 @@ def _feature(settings: Any, place: int) -> Feature:
 
 
 def _settings_of_type(dtype: Any) -> dict[str, Any] | None:
-    """Return what a column's type says publicly; None where that is not enough."""
+    """Return the public settings that a column's type gives; None if they are not enough."""
     name = str(dtype).lower()
     if type(dtype).__name__ == "Enum":
-        # Declared, where the categories of pandas may have been found among the values.
+        # Declared, whereas pandas may have found its categories among the values.
         return {"categories": list(dtype.categories)} if len(dtype.categories) else None
     if name.startswith("bool"):
         return {"bounds": (0, 1)}

@@ -38,7 +38,7 @@ def fitted_attributes(
     """Return the known fitted attributes of :data:`ATTRIBUTES` by name.
 
     An unknown attribute is absent rather than None, as in scikit-learn
-    (``feature_names_in_``, a forest's ``oob_score_``): ``hasattr`` tells, and its
+    (``feature_names_in_``, a forest's ``oob_score_``): ``hasattr`` is False, and its
     use is an AttributeError that names it.
     """
     variances, total = release.explained_variance, release.total_variance

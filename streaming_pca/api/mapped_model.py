@@ -25,7 +25,7 @@ class MappedModel(SubspaceModel):
     """Features of the present model."""
 
     def _row_map(self) -> RowMap | None:
-        """Return the map from a table to rows; None where X is rows already."""
+        """Return the map from a table to rows; None if X already has rows."""
         features: Any = getattr(self, "features", None)
         if features is not None:
             if self.bounds is not None:
@@ -104,7 +104,7 @@ def plain_features(features: Any) -> dict[str, Any] | None:
 
 
 def features_of_plain(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Read features from :func:`plain_features` among parameters; KeyError or TypeError if they are none."""
+    """Read features from :func:`plain_features` among parameters; KeyError or TypeError if malformed."""
     if (plain := parameters.get("features")) is None:
         return parameters
     return parameters | {"features": FeatureMap(list(plain["features"]), scale=bool(plain["scale"]))}

@@ -21,7 +21,7 @@ _FORMAT = "streaming_pca.PrivatePCA"
 _VERSION = 3
 """Version of files with features; others are still written as version 1 or 2."""
 _SINCE_2 = {"whiten": False}
-"""Parameters since version 2, with the values that mean what earlier versions did."""
+"""Parameters since version 2, with the values that reproduce earlier versions."""
 _MEMBERS = {"model.npy", "state.npy"}
 _FOREIGN = "is not a saved PrivatePCA, or is damaged"
 
@@ -131,12 +131,12 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
 
 
 def decode_model_state(estimator: Estimator[Any, Any], data: bytes) -> State:
-    """Read a state from which this estimator can continue.
+    """Read a state that this estimator can continue.
 
     Raises
     ------
     Exception
-        Of any kind, if the bytes are no such state.
+        Of any kind, if the bytes are not such a state.
     """
     state = decode_fitting_state(estimator, data)
     _check_release(estimator, estimator.release(state))

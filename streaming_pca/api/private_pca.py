@@ -1,4 +1,4 @@
-"""`PrivatePCA`: the private estimators behind the interface of scikit-learn."""
+"""`PrivatePCA`: the private estimators with the interface of scikit-learn."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ class PrivatePCA(MappedModel):
     ----------
     n_components : int, float in (0, 1) or None, default=2
         Number k of components, at most the number of features d. None takes all: d, or the number
-        of records so far if that is less; of the first call with the block route and estimators without
-        a covariance. A share takes the fewest components whose ``explained_variance_ratio_`` sums
-        to it, by the noisy variances, anew after each batch; this costs nothing. Noise alone adds to
+        of records so far if that is less (of the first call, with the block route and estimators
+        without a covariance). A share takes the fewest components whose ``explained_variance_ratio_``
+        sums to it, by the noisy variances, again after each batch; this costs nothing. Noise alone adds to
         the leading variances, so the share is overstated where ``doubts_`` has "not-resolved". It needs
         estimator "adaptive" (with its covariance route) or "analyze-gauss", and d of at most 512.
     epsilon, delta : float, default=1.0 and 1e-6
@@ -89,18 +89,18 @@ class PrivatePCA(MappedModel):
         records, (x - y)/sqrt(2); of an odd number the last record stays unused and uncharged. An
         array is a public centre. "none" keeps second moments.
     bounds : (lower, upper), dict of column to (lower, upper), or None, default=None
-        Public bounds of the features, each a number or d numbers, to which records are clamped. They
+        Public bounds of the features, each a number or d numbers, that clamp records. They
         improve accuracy more than any other parameter. Bounds computed from the records are not
         public. By names, X is a table of these columns.
     scale : float, array of d numbers or None, default=None
         Public factors of the features, applied after centring.
     random_state : int, numpy RandomState or Generator, or None, default=None
-        Seed of randomness that privacy does not depend on: the order in which ``fit`` reads the
-        records, and an initial basis. It never seeds the noise, so two fits differ.
+        Seed of randomness that privacy does not depend on: the order of the
+        records in ``fit``, and an initial basis. It never seeds the noise, so two fits differ.
     features : FeatureMap, list of Feature or dict, or None, default=None
         Public map of a table's columns, or of records with named fields, to rows: X is then such a
         table, d the number of the map's columns, and bounds and scale are the map's. A scaler or an
-        imputer that is fitted on X in front of this model is not private; the map is.
+        imputer that is fitted on X before this model is not private; the map is.
     options : dict or None, default=None
         Options of the estimator. ``fit`` adds ``n_records`` if the estimator has that option and this
         dict does not, and uses as few batches as possible: each batch adds noise.
@@ -108,8 +108,8 @@ class PrivatePCA(MappedModel):
         Divide coordinates by the roots of the explained variances, each at least its error. It may be
         changed on a fitted model, at no cost. Not for factors of several rows.
     accountant : BudgetAccountant or None, default=None
-        Budget that each fit is charged to, besides those of open ``with`` blocks.
-        :class:`~streaming_pca.BudgetAccountant` says what adds up. It is not saved.
+        Budget that each fit is charged to, in addition to budgets of open ``with`` blocks.
+        :class:`~streaming_pca.BudgetAccountant` explains how charges add up. It is not saved.
 
     Attributes
     ----------
@@ -129,13 +129,13 @@ class PrivatePCA(MappedModel):
         has made that larger: at least 0, with a sum of at most 1.
     noise_variance_ : float
         Mean variance outside the components, (total - sum of explained)/(d - k), in squared
-        units of the scaled features; 0 for k = d. Noise can leave less than nothing, so it is
+        units of the scaled features; 0 for k = d. Noise can make this difference negative, so it is
         at least ``total_variance_error_``/(d - k). Absent without ``total_variance_``.
     singular_values_ : (k,) float64
         sqrt(n ``explained_variance_``) of n = ``n_samples_seen_`` centred, scaled records.
     angle_bound_ : float
         Upper bound in radians, with probability 0.95 over the noise, on the largest principal angle to the
-        same records' subspace (clipped ones' if "clipped" is in ``doubts_``, or with ``clip_radius``).
+        same records' subspace (the clipped records' if "clipped" is in ``doubts_``, or with ``clip_radius``).
     mean_ : (d,) float64
         Vector that ``transform`` subtracts, in units of X (of the map's columns with ``features``): the
         private mean for "auto", the given centre for an array. Absent if no mean was found or sought.
@@ -178,7 +178,7 @@ class PrivatePCA(MappedModel):
     the rows of ``inverse_transform``, ``get_covariance`` and densities are in units of X.
 
     **Sparse X.** Vectors may be a scipy matrix or array of any sparse format. Rows become dense a block
-    at a time, at most 8 MiB or 256 rows for each thread. But for the noise, bits are those of dense rows.
+    at a time, at most 8 MiB or 256 rows for each thread. Bits equal those of dense rows, but for the noise.
 
     As scikit-learn requires, a NaN, an infinity or a wrong shape raises
     ValueError, an error that only the holder of X may see. A stream
@@ -195,7 +195,7 @@ class PrivatePCA(MappedModel):
     """
 
     _spent_before: Charge = Charge.nothing()
-    """Charges to which those of later batches add: of batches up to the last that failed."""
+    """Charges of the batches up to the last that failed; charges of later batches add to them."""
 
     def __init__(
         self,
@@ -266,7 +266,7 @@ class PrivatePCA(MappedModel):
         return self._finish()
 
     def partial_fit(self, X: ArrayLike, y: object = None) -> Self:
-        """Update the model by one batch of records that were in no call before.
+        """Update the model by one batch of records that were not in any earlier call.
 
         Parameters
         ----------
@@ -543,23 +543,23 @@ class PrivatePCA(MappedModel):
 
         It is post-processing: nothing is charged. ``partial_fit`` and ``save`` refuse, for a release
         holds no state. ``privacy_spent_`` is the stream's guarantee, for its unit of privacy. ``score``
-        and ``whiten`` are for streams of vectors only: a release does not tell a record's rows.
+        and ``whiten`` are for streams of vectors only: a release does not give the rows of a record.
 
         Parameters
         ----------
         release : Release, bytes, dict, or path
             A release, its message's value or JSON object, or a file that holds one.
         centering, scale, bounds : optional
-            Settings of the stream, as the parameters of :class:`PrivatePCA`. Only needed where
+            Settings of the stream, as the parameters of :class:`PrivatePCA`. Only needed if
             the release has their digests, or is older than version 6: such a release names its mean
-            alone, about no public centre and in scaled units.
+            only, without a public centre and in scaled units.
         features : FeatureMap, list of Feature or dict, optional
-            The stream's: the functions of rows then take tables and records.
+            Features of the stream: the functions of rows then take tables and records.
 
         Raises
         ------
         ValueError
-            One line: no release, a tensor, or settings that are not the release's.
+            One line: not a release, a tensor, or settings that are not the release's.
 
         Warns
         -----

@@ -1,4 +1,4 @@
-"""Models from releases: what a consumer of a stream may know of its subspace."""
+"""Models from the releases of a stream, for its consumers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Settings = Mapping[str, Any]
 
 
 def read_release(given: Any, settings: Settings) -> tuple[Release, Preprocessing]:
-    """Read a release, and how its stream transformed records.
+    """Read a release, and its stream's preprocessing of records.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def read_release(given: Any, settings: Settings) -> tuple[Release, Preprocessing
     Raises
     ------
     ValueError
-        One line: no release, a tensor, or settings that are not the stream's.
+        One line: not a release, a tensor, or settings that are not the stream's.
 
     Warns
     -----
@@ -54,12 +54,12 @@ def read_release(given: Any, settings: Settings) -> tuple[Release, Preprocessing
                 UserWarning,
                 stacklevel=3,
             )
-        # The checks of a later release's numbers.
+        # Check its numbers like those of a later release.
         release.model_copy(update={"centering": "none"}).projection()
         values |= known
     else:
         release = release.with_settings(**known)
-        # It refuses what cannot be projected on, such as a digest.
+        # Refuses settings without a projection, such as a digest.
         release.projection()
         values = {name: getattr(release, name) for name in settings}
     if len(release.explained_variance) != release.rank or not np.isfinite(release.explained_variance).all():
@@ -90,7 +90,7 @@ def _content(given: Any) -> bytes:
 
 
 def parameters_of_release(release: Release, preprocessing: Preprocessing) -> dict[str, Any]:
-    """Return the parameters of a model whose release this could be, but for its options."""
+    """Return the parameters of a model that could have this release, apart from its options."""
     parameters = {
         "n_components": release.rank,
         "private": release.private,
@@ -118,7 +118,7 @@ def attributes_of_release(release: Release, preprocessing: Preprocessing) -> dic
 
 
 def charge_of_release(release: Release) -> Charge:
-    """Return what a unit of privacy was charged for all releases of the stream together."""
+    """Return a unit of privacy's charge for all releases of the stream together."""
     if release.epsilon is None or release.delta is None:
         return Charge.unbounded()
     return Charge(epsilon=release.epsilon, delta=release.delta)

@@ -131,8 +131,8 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     def score_samples(self, X: ArrayLike) -> NDArray[np.float64]:
         """Return the log-likelihood of each row under the model of :meth:`get_covariance`.
 
-        As in scikit-learn's PCA: a normal distribution about ``mean_``, or about 0 if there is
-        none, in units of X. A model of ``centering="pairs"``, whose mean is unknown, has no density of
+        As in scikit-learn's PCA: a normal distribution about ``mean_``, or about 0 without
+        it, in units of X. A model of ``centering="pairs"``, whose mean is unknown, has no density of
         rows, nor has a model of factors of several rows. Rows are clamped to ``bounds`` first, as
         in :meth:`transform`. The result is a function of X, not a private output.
 
@@ -164,7 +164,7 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     def score(self, X: ArrayLike, y: object = None) -> float:
         """Return the mean of :meth:`score_samples`: not private for the rows of X.
 
-        Nor is a choice made by it, such as the result of a parameter search.
+        A choice based on it, such as the result of a parameter search, is not private either.
 
         Parameters
         ----------
@@ -211,7 +211,7 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         if not self.whiten:
             return np.ones(1)
         self._check_whitening(self._rows_per_record)
-        # A variance below its standard error is not told from 0, and would blow noise up.
+        # A variance below its standard error is indistinguishable from 0, and would amplify noise.
         least = getattr(self, "explained_variance_error_", 0.0)
         variances = np.maximum(self.explained_variance_, least)
         if lost := np.flatnonzero(~(variances > 0)).tolist():
@@ -262,7 +262,7 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         refuse_meaning_beside(X)
         given: Any = X
         if issparse(given) and not getattr(given, "has_canonical_format", True):
-            # Entries of one place add up before they are judged.
+            # Entries of one place add up before they are checked.
             given = given.tocsr(copy=True)
             given.sum_duplicates()
         try:
@@ -305,7 +305,7 @@ def rows_of_record(array: Rows) -> int:
 
 
 def _dense(array: Rows) -> Iterator[NDArray[np.floating]]:
-    """Iterate over dense rows: all at once, or blocks of a sparse matrix."""
+    """Iterate over dense rows: all together, or blocks of a sparse matrix."""
     if not issparse(array):
         yield array
         return
