@@ -14,7 +14,7 @@ class ParameterError(ValueError):
 
 
 class CalibrationError(ParameterError):
-    """Privacy guarantee that no noise scale gives."""
+    """Privacy guarantee that no noise scale attains."""
 
 
 def require_positive(name: str, value: float) -> None:

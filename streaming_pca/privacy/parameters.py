@@ -205,7 +205,7 @@ class PrivacyParameters(BaseModel):
 
 
 def doubt_of_delta(delta: float, records: int | None = None) -> str | None:
-    """Say in one line why a delta protects too little; None if nothing is known against it.
+    """Explain in one line why a delta protects too little; None without a reason.
 
     Parameters
     ----------

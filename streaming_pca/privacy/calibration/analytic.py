@@ -89,7 +89,7 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
     Notes
     -----
     Newton's method on log delta over log mu, mu = 1/z, from the side of more noise. The result
-    does not rest on its convergence: the float that is returned is put to the exact inequality,
+    does not depend on its convergence: the returned float is checked against the exact inequality,
     and raised until it holds.
     """
     _check_epsilon(epsilon)

@@ -107,7 +107,7 @@ def lattice_sigma(
 
 
 def require_room(sigma: float, epsilon: float) -> float:
-    """Return sigma if int64 holds so large a noise beside a sum.
+    """Return sigma if int64 can hold so large a noise in addition to a sum.
 
     Raises
     ------

@@ -12,8 +12,8 @@ sensitivity of one message, the bound is, for every share g in (0, 1),
     Y = e^(hZ - h^2/2) - e^epsilon e^(-hZ - h^2/2),  h = b/sigma,
 
 with independent B ~ Bernoulli(g) and Z ~ N(0, 1). In short: every other message has, but for
-mass T, a part g N(0, sigma^2 I). The reader may be told the places of these parts together with
-the place of the replaced record, and cannot tell them apart; its worst adaptive centres are
+mass T, a part g N(0, sigma^2 I). The reader may learn the places of these parts together with
+the place of the replaced record, but cannot distinguish them; its worst adaptive centres are
 c_1 = -c_0.
 
 A message rounded to a grid is post-processing. More messages than m keep the guarantee. Null
@@ -196,7 +196,7 @@ def _tilt(values: Floats, weights: Floats) -> float:
 
 
 def _share(h: float, messages: int, most: float) -> float:
-    """Return g for which (m - 1) T is about ``most``."""
+    """Return the g that makes (m - 1) T about ``most``."""
 
     def excess(a: float) -> float:
         first, second = float(log_ndtr(h / 2 - a / h)), a + float(log_ndtr(-h / 2 - a / h))
@@ -257,8 +257,8 @@ def shuffled_multiplier(epsilon: float, delta: float, messages: int) -> float:
     -------
     float
         Noise over the sensitivity of one message, to 0.1%; never more than the multiplier of a
-        Gaussian mechanism without any order. It is put to :func:`is_shuffle_private`: privacy
-        does not rest on the search.
+        Gaussian mechanism without any order. :func:`is_shuffle_private` checks it: privacy
+        does not depend on the search.
 
     Raises
     ------
@@ -306,7 +306,7 @@ def shuffled_sigma(
     sensitivity : float
         2 b, in lattice units: the largest L2 distance of two contributions.
     multiplier : float, optional
-        Another noise over sensitivity than the smallest; it is checked.
+        Noise over sensitivity other than the smallest; it is checked.
 
     Raises
     ------

@@ -58,7 +58,7 @@ class BudgetExceeded(Exception):
         )
 
     def with_remedy(self, remedy: str) -> Self:
-        """Return the same refusal with a way out at its end."""
+        """Return the same refusal with a remedy appended."""
         self.args = (f"{self}; {remedy}",)
         return self
 

@@ -43,7 +43,7 @@ class Cap(_Frozen):
 
 
 class OffsetPosition(_Frozen):
-    """Offset of a partition at which a job begins."""
+    """Start offset of a job on a partition."""
 
     partition: int = Field(ge=0, lt=2**31)
     """Partition of the input topic."""
@@ -99,7 +99,7 @@ class Opened(_Entry):
     cap: Cap
     """Cap of every record."""
     filter: Literal["basic", "zcdp"] = "basic"
-    """Rule by which charges on a record add up."""
+    """Rule for adding charges on a record."""
 
 
 class _JobEntry(_Entry):
@@ -209,7 +209,7 @@ class Retired(_JobEntry):
 
 
 class Started(_JobEntry):
-    """Offsets at which a job begins that leaves out the records before; it charges nothing.
+    """Start offsets of a job that leaves out earlier records; it charges nothing.
 
     A partition that is not named begins at its first record: it is younger than the entry.
     """
@@ -248,7 +248,7 @@ def encode_entry(entry: LedgerEntry) -> bytes:
 
 
 def decode_entry(data: bytes) -> LedgerEntry:
-    """Decode an entry; :class:`MalformedEntry` if the bytes are none."""
+    """Decode an entry; :class:`MalformedEntry` if the bytes are not one."""
     try:
         entry = _ADAPTER.validate_json(data)
     except ValidationError as error:

@@ -1,6 +1,6 @@
 """Ledger: a pure state machine that adds up what each record has been charged.
 
-Every reader that replays the same log gets the same result. Kafka is not known here:
+Every reader that replays the same log gets the same result. This module does not know Kafka:
 :mod:`streaming_pca.service.commit.checkpoint` applies the log's entries in order. The
 rules of the protocol are in :mod:`.protocol`.
 
@@ -99,7 +99,7 @@ class Ledger:
     spend : dict of partition to SpendMap
         Charges by all jobs together of the records in their ranges.
     everywhere : Charge
-        Charge by all jobs together of every record, beside that.
+        Charge by all jobs together of every record, in addition to ``spend``.
     """
 
     def __init__(self, topic_id: str) -> None:
@@ -162,7 +162,7 @@ class Ledger:
     def check_everywhere(self, name: str, charge: Charge) -> None:
         """Raise :class:`BudgetExceeded` if a job of users could not be charged this.
 
-        The largest charge that the job has reserved stands for all of its
+        The largest charge that the job has reserved covers all of its
         batches, so its earlier charges are not added.
         """
         before = self.job(name).everywhere
@@ -208,7 +208,7 @@ class Ledger:
         if entry.previous != self.head(entry.job):
             return verdict
         # A void entry still moves its job's chain: its writer has read it back, and
-        # goes on from it.
+        # continues from it.
         job = self.jobs.setdefault(entry.job, JobLedger())
         job.head = entry_hash(entry)
         if verdict.accepted:

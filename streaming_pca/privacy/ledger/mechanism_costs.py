@@ -1,6 +1,6 @@
 """Costs of the mechanisms that a reservation names.
 
-A reservation carries the noise of every mechanism of its batch. From these numbers alone follow
+A reservation carries the noise of every mechanism of its batch. These numbers alone determine
 
 - whether all batches that one unit may enter keep epsilon and delta of the privacy contract
   (:func:`check_mechanisms`), and
@@ -21,7 +21,7 @@ adaptive-power                            ``rounds`` Gaussians and searches of `
 output-perturbation                       Gaussians for gap, projector and variances (the gap's may be a
                                           Laplace of ``gap_epsilon``), and ``gap_failure_delta``
 k-dp-ojas                                 a Gaussian for each of ``secret_order_of`` messages; the order
-                                          is of no help to zCDP
+                                          does not help zCDP
 adadpo, dp-pca, k-dp-pca, tadadpo         a histogram of the whole (epsilon, delta) on one half of the
                                           records; a histogram and a Gaussian on the other
 tadadpo with ``start``                    those of the start
@@ -30,8 +30,8 @@ tadadpo with ``start``                    those of the start
 ========================================  =====================================================
 
 The batches of k-dp-ojas, adadpo, dp-pca, k-dp-pca and tadadpo each cost a user a part of epsilon and delta
-(basic composition); those of all others compose as Gaussians. What a histogram costs is no number of
-the entry: it is part of the mechanism's definition, which leaves the rest of the numbers to be checked here.
+(basic composition); the batches of all others compose as Gaussians. The cost of a histogram is not a number
+of the entry: it is part of the mechanism's definition, and the other numbers are checked here.
 A mechanism that excludes an event has no finite rho.
 
 All rhos are rationals, so every reader gets the same result of their comparison. The test of
@@ -61,7 +61,7 @@ _RHO_TOLERANCE = 1e-9
 
 
 class UnknownCost(ValueError):
-    """Parameters from which the cost of their mechanisms cannot be computed."""
+    """Parameters that do not determine the cost of their mechanisms."""
 
 
 def is_of_reports(contract: Parameters, parameters: Parameters) -> bool:
@@ -94,7 +94,7 @@ def check_mechanisms(contract: Parameters, parameters: Parameters) -> str:
     Parameters
     ----------
     contract : dict
-        Of a stream that is private and whose records are no reports.
+        Of a stream that is private and does not read reports.
     parameters : dict
         Of one batch, as its reservation names them.
     """
@@ -114,7 +114,7 @@ def check_mechanisms(contract: Parameters, parameters: Parameters) -> str:
         whole = left / shared, delta / shared
         wrong = next((r for r in readings if not r.keeps(*whole, times)), None)
     except (ValueError, OverflowError) as error:
-        # A calibration's errors are among them: numbers that it cannot take.
+        # Includes a calibration's errors about numbers outside its range.
         return f"its privacy cannot be checked: {error}"
     if wrong is None:
         return ""
@@ -124,7 +124,7 @@ def check_mechanisms(contract: Parameters, parameters: Parameters) -> str:
     )
 
 
-# -- what reads the same records -------------------------------------------------------
+# -- mechanisms on the same records ----------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def _readings(contract: Parameters, parameters: Parameters) -> tuple[list[_Readi
     own = _MECHANISMS[name](name, contract, parameters)
     mean = _section(parameters, "mean", "mean")
     if mean is not None:
-        # Where an event is excluded, the batches beside this one exclude it too.
+        # If an event is excluded, a user's other batches exclude it too.
         failure = max((r.failure for r in own if isinstance(r, _Composed)), default=Fraction(0))
         gaussian = ((_number(mean, "sigma_over_sensitivity"), 1),)
         own.append(_Composed("its mean", gaussian, failure=failure))
@@ -284,7 +284,7 @@ def _in_secret_order(name: str, contract: Parameters, parameters: Parameters) ->
 def _of_range(name: str, contract: Parameters, parameters: Parameters) -> list[_Reading]:
     accounting = parameters.get("accounting")
     if accounting == "paper":
-        # The other half is of the histogram.
+        # The other half pays for the histogram.
         return [_Composed(name, _gaussians(parameters, 1), share=Fraction(1, 2))]
     if accounting == "zcdp":
         numbers = (_number(parameters, n) for n in ("sigma_over_sensitivity", "centre_rho", "centre_delta"))
@@ -314,7 +314,7 @@ _MECHANISMS: dict[str, Callable[[str, Parameters, Parameters], list[_Reading]]] 
 _IN_PARTS = {"k-dp-ojas", "adadpo", "dp-pca", "k-dp-pca", "tadadpo"}
 """Mechanisms whose batches cost a user parts of epsilon and delta, by basic composition."""
 _UNBOUNDED = {"adadpo", "dp-pca", "k-dp-pca", "tadadpo", "output-perturbation"}
-"""Mechanisms of which an answer may tell all, with a probability below delta."""
+"""Mechanisms whose answer may reveal everything, with a probability below delta."""
 
 
 # -- numbers -----------------------------------------------------------------------

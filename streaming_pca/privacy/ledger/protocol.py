@@ -5,14 +5,14 @@ A batch of a job goes
     RESERVED -> COMMITTED -> RELEASED
              -> ABANDONED
 
-and is charged by RESERVED alone. A charge is never taken back. Besides, the
+and is charged by RESERVED alone. A charge is never taken back. In addition, the
 job itself has a status,
 
     ACTIVE <-> PAUSED
     ACTIVE, PAUSED -> RETIRED
 
 and only an active job reserves. A job that has CHARGED, for releases that were
-made elsewhere, has no batches. A job that begins behind the oldest records has
+made elsewhere, has no batches. A job that skips existing records writes
 STARTED before its first batch, and reserves no record before those offsets.
 
 A reservation names records, and its charge is not below its cost:
@@ -147,7 +147,7 @@ class JobProgress:
 
 
 def check_entry(entry: LedgerEntry, job: JobProgress, jobs: Mapping[str, JobProgress]) -> str:
-    """Return why the entry cannot count, caps aside; "" if it can.
+    """Return why the entry cannot count, apart from caps; "" if it can.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def check_entry(entry: LedgerEntry, job: JobProgress, jobs: Mapping[str, JobProg
     return ""
 
 
-# -- what may follow what ----------------------------------------------------------
+# -- order of entries --------------------------------------------------------------
 
 
 def _check_reservation(entry: Reserved, job: JobProgress) -> str:
@@ -207,7 +207,7 @@ def _check_reservation(entry: Reserved, job: JobProgress) -> str:
 
 
 def _check_kind(entry: Reserved, jobs: Mapping[str, JobProgress]) -> str:
-    """Return why the topic cannot hold what this job reads: reports cost nothing, and records do."""
+    """Return why the topic cannot hold this job's messages: reports cost nothing, and records do."""
     reads_reports = entry.promise.get("local") is True
     for name, job in jobs.items():
         if job.contract is not None and (job.contract.get("local") is True) != reads_reports:
@@ -239,7 +239,7 @@ def _check_start(entry: Started, job: JobProgress) -> str:
 
 
 def _check_ranges(ranges: Sequence[OffsetSpan]) -> str:
-    """Return what is wrong with ranges in themselves; "" if nothing is."""
+    """Return the fault of ranges by themselves; "" without one."""
     seen: set[int] = set()
     for r in ranges:
         if r.partition in seen:
@@ -271,7 +271,7 @@ def _check_end(entry: Committed | Abandoned | Released, job: JobProgress) -> str
     return "" if job.phase is needed else f"batch {entry.batch} is {job.phase}, not {needed}"
 
 
-# -- what is charged ---------------------------------------------------------------
+# -- charges -----------------------------------------------------------------------
 
 
 def _check_charge(entry: Reserved) -> str:
@@ -300,7 +300,7 @@ def _check_rho(entry: Reserved) -> str:
     try:
         least = least_rho(entry.promise, entry.parameters)
     except UnknownCost:
-        return ""  # which `check_mechanisms` refuses
+        return ""  # `check_mechanisms` refuses these
     if claimed >= least:
         return ""
     # The cost of a multiplier close to 0 is above the largest float.

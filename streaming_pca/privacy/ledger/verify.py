@@ -2,7 +2,7 @@
 
 It needs nothing but the messages. With the writer it shares the entries' schemas
 and the rules of the protocol (:mod:`.protocol`). It computes hashes from the
-messages' bytes, and sums charges by code of its own (:mod:`.verify_replay`).
+messages' bytes, and sums charges by separate code (:mod:`.verify_replay`).
 
 It cannot detect an entry at the very end of a job's chain that was changed or removed.
 """
@@ -31,13 +31,13 @@ class Report:
     Attributes
     ----------
     ok : bool
-        True if there are no problems.
+        True without problems.
     problems : tuple of str
         One line each.
     topic_id : str
-        Id of the input topic's life that was judged.
+        Id of the input topic's life that was verified.
     entries, other_entries : int
-        Entries of that life and of others; messages that are no entries are problems.
+        Entries of that life and of others; messages that are not entries are problems.
     void : int
         Entries that rightly count for nothing: reservations and charges that
         came too late for the cap, second OPENEDs.
@@ -119,7 +119,7 @@ def verify_log(
     states : dict of job to StoredState, optional
         Last state of every job that has one. Not given: states are not checked.
     topic_id : str, optional
-        Id of the input topic's life to judge; the newest when not given.
+        Id of the input topic's life to verify; the newest when not given.
     """
     problems: list[str] = []
     if topic_id is None:
@@ -127,9 +127,9 @@ def verify_log(
         topic_id = _newest_life(entries)
     replay = Replay(problems)
     mine = of_others = 0
-    # What an earlier life has released counts for nothing if that life's ledger does not hold.
+    # Releases of an earlier life do not count if that life's ledger is invalid.
     earlier: defaultdict[str, Replay] = defaultdict(lambda: Replay([]))
-    # One entry at a time: a ledger grows for ever.
+    # One entry at a time: a ledger grows without bound.
     for offset, entry, digest in _decode(entries, problems):
         if entry.topic_id == topic_id:
             mine += 1
@@ -225,9 +225,9 @@ class StoredRelease:
     digest : str
         SHA-256 of its bytes.
     stream, batch : str, int
-        Its own record of where it belongs; the stream is None where it is no release.
+        Stream and batch that it names; the stream is None if it is not a release.
     facts : dict
-        What else it says that the ledger knows too.
+        Its other contents that the ledger also has.
     """
 
     digest: str
@@ -241,7 +241,7 @@ _FACTS = ("private", "local", "epsilon", "delta", "records", "batch_records", "c
 
 
 def summarise_release(message: bytes) -> StoredRelease:
-    """Summarise a message of a releases topic, which may be no release."""
+    """Summarise a message of a releases topic, which may not be a release."""
     digest = hashlib.sha256(message).hexdigest()
     try:
         content = json.loads(message)
@@ -264,8 +264,8 @@ def check_releases(
     messages : iterable of bytes or StoredRelease
         Every committed message of the releases topics, in order within each topic.
     replay : Replay
-        Of the life that is judged. Its problems get a line for each release or entry without its
-        counterpart, for each release out of order, and for each that says what its ledger does not.
+        Of the life to verify. Its problems get a line for each release or entry without its
+        counterpart, for each release out of order, and for each that contradicts its ledger.
     earlier : sequence of Replay
         Of the topic's other lives.
     """
@@ -322,7 +322,7 @@ def _has_released(life: Replay, release: StoredRelease) -> bool:
 
 
 def _false_facts(release: StoredRelease, job: Job) -> Iterator[str]:
-    """Yield a line for each fact of a release that the ledger has otherwise."""
+    """Yield a line for each fact of a release that contradicts the ledger."""
     contract, says = job.contract or {}, release.facts
     private = contract.get("private") is not False
     known: dict[str, Any] = {name: contract.get(name) for name in _OF_CONTRACT}
@@ -342,7 +342,7 @@ def _false_facts(release: StoredRelease, job: Job) -> Iterator[str]:
 
 
 def _number(value: Any) -> Fraction | float | None:
-    """Return the exact number that a release or a contract names; None if it names none."""
+    """Return the exact number that a release or a contract names; None without one."""
     try:
         return None if value is None else parse_rational(value)
     except ValueError:
@@ -362,7 +362,7 @@ class StoredState:
     digest : str
         SHA-256 of its bytes.
     topic_id, stream, batch : str, str, int
-        Its own record of where it belongs.
+        Topic, stream and batch that it names.
     problem : str
         Why the state, or the table of users that it names, cannot be used; "" if it can.
     release_digest : str
@@ -387,7 +387,7 @@ def check_states(
     states : dict of job to StoredState
     jobs : dict of job to JobProgress
     topic_id : str
-        Id of the input topic's life that is judged.
+        Id of the input topic's life to verify.
 
     Returns
     -------

@@ -1,8 +1,8 @@
-"""Verifier's replay of a ledger: every entry checked, every charge summed anew.
+"""Verifier's replay of a ledger: every entry checked, every charge summed again.
 
 The rules are shared with the ledger (:mod:`streaming_pca.privacy.ledger.protocol`). Sums,
 the comparison with the cap, and the bounds of its logarithm are separate code on purpose:
-an error in the ledger's own must not hide itself.
+an error in the ledger's code must not hide itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Job(JobProgress):
     counts: dict[int, int] = field(default_factory=dict)
     """Records of each batch."""
     learnt: dict[int, int] = field(default_factory=dict)
-    """Records of each committed batch and of those before it."""
+    """Records of each committed batch and of the batches before it."""
     off_chain: list[int] = field(default_factory=list)
     of_users: bool = False
     everywhere: Charge = _NOTHING
@@ -81,7 +81,7 @@ class Replay:
             if self.opened is None:
                 self.opened, self._origin = entry, digest
             else:
-                # Two processes created the topic at once; the cap of the first holds.
+                # Two processes created the topic at the same time; the cap of the first holds.
                 self.void += 1
             return
         if self.opened is None:
@@ -213,7 +213,7 @@ def _of(total: Total) -> str:
 
 
 class Total:
-    """Sum of charges from which charges can be subtracted again, infinite ones too."""
+    """Sum of charges that allows subtracting them again, infinite ones too."""
 
     def __init__(self) -> None:
         self.count = 0

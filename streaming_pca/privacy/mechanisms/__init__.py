@@ -1,7 +1,7 @@
 """Privacy mechanisms: the only code that adds noise.
 
-A mechanism takes exact integers, or one number a record of which it uses the
-order only, and draws through the noise sampler. Every later step is
+A mechanism takes exact integers, or one number a record and uses only their
+order, and draws through the noise sampler. Every later step is
 post-processing. Adjacency is replace-one throughout: one
 record of the input is replaced by another, or by the null record.
 

@@ -21,7 +21,7 @@ from streaming_pca.privacy.randomness import noise_sampler
 
 
 def require_integers(name: str, values: NDArray[np.int64]) -> None:
-    """Refuse an array of anything but int64: rounding is the caller's to do, and to account for."""
+    """Refuse an array of anything but int64: the caller must round, and account for it."""
     if not isinstance(values, np.ndarray) or values.dtype != np.int64:
         kind = values.dtype if isinstance(values, np.ndarray) else type(values).__name__
         raise ParameterError(f"{name} must be an array of int64, not {kind}")

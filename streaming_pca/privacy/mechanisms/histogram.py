@@ -28,7 +28,7 @@ def stability_threshold(epsilon: float, delta: float) -> int:
 
     Notes
     -----
-    The least integer t >= 2 for which a bin of one record is shown with
+    The least integer t >= 2 such that a bin of one record is shown with
     probability P(1 + N >= t) = q^(t - 1)/(1 + q) at most min(delta, 1 - q),
     q = e^(-1/scale) and scale = 2/epsilon: the exact tail of the discrete
     Laplace distribution P(N = j) = q^|j| (1 - q)/(1 + q).

@@ -47,7 +47,7 @@ def stability_modes(bins: BinCounts, epsilon: float, delta: float) -> Modes:
     Raises
     ------
     ParameterError
-        If a parameter is out of its range or ``bins`` is no :class:`BinCounts`.
+        If a parameter is out of its range or ``bins`` is not a :class:`BinCounts`.
 
     Notes
     -----
@@ -100,7 +100,7 @@ def gaussian_modes(bins: BinCounts, rho: float, delta: float) -> Modes:
     Raises
     ------
     ParameterError
-        If a parameter is out of its range or ``bins`` is no :class:`BinCounts`.
+        If a parameter is out of its range or ``bins`` is not a :class:`BinCounts`.
 
     Notes
     -----

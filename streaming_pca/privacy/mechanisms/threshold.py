@@ -26,7 +26,7 @@ class AboveThreshold:
     Attributes
     ----------
     fired : bool
-        True once a query was above: no more queries are answered.
+        True once a query was above: further queries are refused.
 
     Raises
     ------

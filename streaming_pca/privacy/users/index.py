@@ -1,4 +1,4 @@
-"""Checkpoint's index of the table of users, whose bytes are stored beside it."""
+"""Checkpoint's index of the table of users, whose bytes are stored next to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streaming_pca.privacy.users.shard import SHARDS
 
 @dataclass(frozen=True)
 class Part:
-    """Size and digest of bytes that are stored beside a checkpoint."""
+    """Size and digest of bytes that are stored next to a checkpoint."""
 
     size: int
     sha256: str
@@ -30,7 +30,7 @@ class UserIndex:
     Attributes
     ----------
     key : bytes
-        Secret of the stream, with which messages' keys are hashed.
+        Secret of the stream that keys the hashes of message keys.
     commits : int
         Number of the stream's commits, this index's own included.
     deltas, shards : dict of slot to Part

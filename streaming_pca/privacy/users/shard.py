@@ -1,14 +1,14 @@
 """Shard of the table of users: a map from users to counts, in sorted numpy arrays.
 
-A user is a keyed hash of 128 bits, as two uint64 (high, low); (0, 0) is no user.
+A user is a keyed hash of 128 bits, as two uint64 (high, low); (0, 0) is not a user.
 Users are in order of (high, low), and are equal only if all 128 bits are.
 
 Memory: 16 bytes of hash and a count of one or two, so 17 or 18 bytes a user. A shard
 is copied to add users to it, one array after the other; no other shard is.
 
-Measured against an open hash table in compiled code, at 10 million users: 170 MB for
-222 MB; a commit (admit, add, encode one shard) of 100 records takes 6 ms for 15, of
-10,000 records 40 ms for 22, of 131,072 records 138 ms for 91.
+Measured against an open hash table in compiled code, at 10 million users: 170 MB instead of
+222 MB; a commit (admit, add, encode one shard) of 100 records takes 6 ms instead of 15, of
+10,000 records 40 ms instead of 22, of 131,072 records 138 ms instead of 91.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COUNT = np.dtype("<u2")
 _BYTES_PER_USER = 2 * _HASH.itemsize + _COUNT.itemsize
 
 _PIECE = 2**16
-"""Rows that are sorted at once: bounds memory where one user sends a whole batch."""
+"""Rows of one sort: bounds memory where one user sends a whole batch."""
 
 
 class MalformedUsers(ValueError):
@@ -171,7 +171,7 @@ class UserShard:
 
     @classmethod
     def from_bytes(cls, shard: int, data: bytes, limit: int) -> UserShard:
-        """Decode what :meth:`to_bytes` wrote, trusting nothing in it.
+        """Decode bytes of :meth:`to_bytes`, trusting nothing in them.
 
         Counts above ``limit`` are kept: such users have used up their batches under an
         earlier, higher limit.

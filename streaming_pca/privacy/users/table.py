@@ -109,7 +109,7 @@ class Admission:
 
 
 class UserTable:
-    """Number of batches in which each user has counted.
+    """Number of counted batches of each user.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ class UserTable:
         self._shards = [UserShard(limit) for _ in range(SHARDS)]
 
     def __len__(self) -> int:
-        """Number of users that have counted: as secret as the records."""
+        """Return the number of users that have counted: as secret as the records."""
         return sum(shard.size for shard in self._shards)
 
     @property
@@ -216,7 +216,7 @@ class UserTable:
         """Replace one shard by bytes from :meth:`shard_bytes`, trusting nothing in them.
 
         Users with counts above this table's limit (which may have been lowered) are
-        kept, and count no more.
+        kept, but do not count again.
 
         Parameters
         ----------
