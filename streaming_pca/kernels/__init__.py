@@ -3,7 +3,7 @@
 Importing them imports no compiler: numba is loaded when the first kernel is called.
 
 numba keys a cached kernel on its own file, not on the files of the functions that it calls. A change there
-would not take effect where the package is updated in place, so caches of other sources are emptied here.
+would have no effect if the package is updated in place, so caches of other sources are emptied here.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def njit(**options: Any) -> Callable[[F], F]:
 
 @cache
 def load_compiler() -> Any:
-    """Import numba, and teach it what kernels call: other kernels, and intrinsics."""
-    # Its roots are others than the processor's: a record's scale must not depend on its neighbours.
+    """Import numba, and register the other kernels and the intrinsics that kernels call."""
+    # SVML's roots differ from the processor's, and a record's scale must not depend on its neighbours.
     os.environ.setdefault("NUMBA_DISABLE_INTEL_SVML", "1")
     import numba
     from numba.core.event import Listener, register
@@ -122,12 +122,12 @@ def load_compiler() -> Any:
 
 
 class _SlowCompile:
-    """Listener of numba that says, after two seconds, what a caller waits for; once in a process."""
+    """Listener of numba that logs, after two seconds, why a caller waits; once in a process."""
 
     _told = False
 
     def on_start(self, event: Any) -> None:
-        """Begin to wait."""
+        """Start the timer."""
         if not _SlowCompile._told and getattr(_timers, "depth", 0) == 0:
             _timers.timer = threading.Timer(_PATIENCE, self._tell)
             _timers.timer.daemon = True
@@ -135,7 +135,7 @@ class _SlowCompile:
         _timers.depth = getattr(_timers, "depth", 0) + 1
 
     def on_end(self, event: Any) -> None:
-        """Wait no more, once the outermost kernel is compiled."""
+        """Stop the timer once the outermost kernel is compiled."""
         _timers.depth -= 1
         if not _timers.depth and (timer := getattr(_timers, "timer", None)) is not None:
             timer.cancel()
@@ -152,7 +152,7 @@ _PATIENCE = 2.0
 
 
 def _dispatcher_of(function: Callable[..., Any], options: dict[str, Any]) -> Any:
-    """Make numba's dispatcher, whose cache stops no caller: a batch is charged before."""
+    """Make numba's dispatcher; its cache must not stop a caller, whose batch is already charged."""
     numba = load_compiler()
     try:
         made = numba.njit(**options)(function)
@@ -165,7 +165,7 @@ def _dispatcher_of(function: Callable[..., Any], options: dict[str, Any]) -> Any
             made = numba.njit(**options)(function)
         except RuntimeError:
             made = numba.njit(**{name: value for name, value in options.items() if name != "cache"})(function)
-    # Absent where numba is told to interpret (NUMBA_DISABLE_JIT), or nothing is kept.
+    # Absent if numba interprets (NUMBA_DISABLE_JIT), or keeps no cache.
     if hasattr(getattr(made, "_cache", None), "_cache_file"):
         _distrust(made._cache)
     return made
@@ -181,9 +181,9 @@ def _use_scratch(numba: Any) -> None:
 
 
 def _distrust(kernels: Any) -> None:
-    """Let a kernel's cache be damaged, cut short, full or in the hands of everybody: it is compiled then.
+    """Compile a kernel whose cache is damaged, cut short, full or open to everybody.
 
-    Each file ends with the digest of what was written. What was changed since is not read: numba would end
+    Each file ends with the digest of its content. Files changed since are not read: numba would end
     the process, or compute something else.
     """
     file, save, dump = kernels._cache_file, kernels.save_overload, kernels._cache_file._dump
@@ -218,7 +218,7 @@ def _distrust(kernels: Any) -> None:
 
 
 def _unchanged(data: bytes) -> bytes:
-    """Return what comes before its digest; raises OSError, which numba takes for a missing file."""
+    """Return the data without its digest; raises OSError, which numba takes for a missing file."""
     body, digest = data[:-_DIGEST], data[-_DIGEST:]
     if hashlib.sha256(body).digest() != digest:
         raise OSError("a cached kernel was changed")
@@ -238,7 +238,7 @@ def _drop_stale_kernels(folder: Path, *called: Path) -> None:
 def _refresh_cache(cache: Path, package: Path, shipped: Path) -> None:
     """Empty ``cache``, a NUMBA_CACHE_DIR, of a package's kernels of other sources; copy shipped ones there.
 
-    A mark in the folder names the sources. Times of files do not: an image's layers round them.
+    A mark in the folder names the sources. Times of files are not used: an image's layers round them.
     """
     texts = {path: path.read_bytes() for path in sorted(package.rglob("*.py"))}
     sources = [path for path, text in texts.items() if "kernels" in path.parts or b"njit" in text]
@@ -275,9 +275,9 @@ def _copy_whole(file: Path, to: Path) -> None:
 
 _here = Path(__file__).parent
 _drop_stale_kernels(_here)
-# Estimators have kernels of their own, which clip and round as those of this folder do.
+# Estimators have kernels too, which clip and round like the kernels of this folder.
 _drop_stale_kernels(_here.parent / "estimators", _here)
 if os.environ.get("NUMBA_CACHE_DIR"):
-    # Where it cannot be written numba does not use it either.
+    # If it cannot be written, numba does not use it either.
     with suppress(OSError):
         _refresh_cache(Path(os.environ["NUMBA_CACHE_DIR"]), _here.parent, SHIPPED)

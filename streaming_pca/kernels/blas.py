@@ -1,6 +1,6 @@
 """BLAS called from compiled code, without the interpreter's lock.
 
-All operands are integers, or such over a power of two, whose products and partial sums float64 holds
+All operands are integers, or integers over a power of two, whose products and partial sums float64 holds
 exactly: so the result is the same in any order, and from any library.
 """
 
@@ -62,7 +62,7 @@ def _check(*arrays: Any) -> None:
 
 
 def _call(builder: Builder, address: Value, operands: Sequence[Value]) -> None:
-    """Call a function of Fortran, which takes the places of all its arguments."""
+    """Call a function of Fortran, which takes the addresses of all its arguments."""
 
     def held(value: Value) -> Value:
         if isinstance(value.type, ir.PointerType):

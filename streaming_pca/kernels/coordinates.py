@@ -205,7 +205,7 @@ class BinCounts:
         Raises
         ------
         ValueError
-            If ``bins`` is no matrix of int32.
+            If ``bins`` is not a matrix of int32.
         """
         if not isinstance(bins, np.ndarray) or bins.dtype != np.int32 or bins.ndim != 2:
             raise ValueError("bins must be a matrix of int32, a row a histogram")

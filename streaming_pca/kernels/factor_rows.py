@@ -42,7 +42,7 @@ def round_factors(
     Parameters
     ----------
     first, last : int
-        Records; of pairs, whole ones.
+        Records; whole pairs, if paired.
     per_unit : float
         Lattice units per unit of the mapped data; inf normalises every record to RADIUS.
     room : (r, d) float64
@@ -97,7 +97,7 @@ def sum_factors(
     room : (r, d) float64
         Scratch for the longest record.
     rounded : (n, d) float64, n >= r
-        Scratch for rows that BLAS multiplies at once.
+        Scratch for the rows of one BLAS product.
     exact : (d, d) float64 zeros
         Scratch; zeros again on return.
     total : (d, d) int64
@@ -105,7 +105,7 @@ def sum_factors(
     """
     held = clipped = 0
     while first < last:
-        # Of pairs, BLOCK are whole ones.
+        # If paired, BLOCK records are whole pairs.
         end, rows, more = round_factors(read, first, min(last, first + BLOCK), how, per_unit, room, rounded)
         if held + end - first > BLOCK:
             _flush(exact, total)
@@ -190,7 +190,7 @@ def sum_scaled_factors(
     exact: Floats,
     total: NDArray[np.int64],
 ) -> int:
-    """Add F^T F of chosen records, each with a lattice unit of its own; return the number clipped.
+    """Add F^T F of chosen records, each with its own lattice unit; return the number clipped.
 
     At any scale a record's integers have a Frobenius norm of at most RADIUS
     (:func:`~streaming_pca.kernels.rounding.clip_and_round`), so BLOCK of them add up exactly.

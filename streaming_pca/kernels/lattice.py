@@ -58,12 +58,12 @@ class LatticeSum:
 
 
 def lattice_unit(radius: float, lattice_radius: int) -> float:
-    """Return the unit in which the clip radius is a fixed integer.
+    """Return the unit that makes the clip radius a fixed integer.
 
     Raises
     ------
     ValueError
-        If the radius is no number between 1e-250 and 1e250.
+        If the radius is not a number between 1e-250 and 1e250.
     """
     if not 1e-250 <= radius <= 1e250:
         raise ValueError(f"clip radius {radius!r} must lie between 1e-250 and 1e250")

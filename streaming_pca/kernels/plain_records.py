@@ -25,7 +25,7 @@ LEAST_RECORD_BYTES = 7
 
 @njit(cache=True, nogil=True)
 def _integer(data: NDArray[np.uint8], at: int) -> tuple[Any, int]:
-    """Return a zig-zag integer of 32 bits and its end; -1 where there is none."""
+    """Return a zig-zag integer of 32 bits and its end; the end is -1 without one."""
     raw = np.uint64(0)
     for i in range(min(5, data.size - at)):
         byte = data[at + i]
@@ -49,7 +49,7 @@ def find_records(data: NDArray[np.uint8], at: int, parts: NDArray[np.int32]) -> 
     at : int
         Place of the first record, between 0 and n.
     parts : (m, 8) int32
-        Receives a row a record. Behind a record whose length leads nowhere none can be found.
+        Receives a row a record. After a record with an impossible length none can be found.
     """
     for n in range(len(parts)):
         for i in range(PARTS):
@@ -83,7 +83,7 @@ def find_records(data: NDArray[np.uint8], at: int, parts: NDArray[np.int32]) -> 
                 break
             parts[n, column], parts[n, column + 1] = p, number
             p += max(number, 0)
-        # Headers are there, were it a zero.
+        # Headers are present even if their count is zero.
         if p >= 0 and p < at:
             parts[n, HEADERS] = p
 
@@ -111,7 +111,7 @@ def whole_records(data: NDArray[np.uint8], most: int, most_bytes: int) -> tuple[
 
 @njit(cache=True, nogil=True)
 def _is_plain(data: NDArray[np.uint8], first: int, size: int, plain: NDArray[np.uint8]) -> bool:
-    """Return whether bytes are one of some forms, each behind its length."""
+    """Return whether bytes have one of some forms, each stored after its length."""
     for i in range(len(plain)):
         if plain[i, 0] == size:
             same = True
@@ -142,9 +142,9 @@ def copy_rows(
     parts : (m, 8) int32
         As of :func:`find_records`.
     plain : (f, w) uint8
-        Encoded headers of plain payloads, each behind its length.
+        Encoded headers of plain payloads, each stored after its length.
     most : int
-        Most rows of a record; one of more is null, as is one whose bytes are no whole rows.
+        Most rows of a record; a longer record is null, as is a record whose bytes are not whole rows.
     by_row : bool
         Whether a row with a number that is not finite becomes a row of NaNs, and not the record null.
     infinity, nan : unsigned integer
@@ -170,7 +170,7 @@ def copy_rows(
             continue
         bad = False
         for r in range(count):
-            # Unsigned places make the loop a copy of memory. A row is looked at while it is near.
+            # Unsigned places make the loop a copy of memory. A row is checked while it is in the cache.
             source, target = np.uint64(value + r * width), np.uint64((used + r) * width)
             for j in range(np.uint64(width)):
                 out[target + j] = data[source + j]

@@ -107,7 +107,7 @@ def sum_record_means(
 
 
 _PIECE = 4096
-"""Entries that are summed at once: those of the total stay in a core's cache."""
+"""Entries summed in one pass: the total's entries stay in a core's cache."""
 
 
 @njit(cache=True, nogil=True)

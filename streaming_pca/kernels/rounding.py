@@ -26,7 +26,7 @@ COUNTED_AS_CLIPPED = 1.0 + 2.0**-20
 """Radii above which a norm counts as clipped: records of norm R exactly must not count by chance."""
 
 
-# Loops, where numpy has a word for it: the compiler takes seconds for numpy's.
+# Written as loops: numpy's own function takes seconds to compile.
 @njit(cache=True, nogil=True)
 def erase(values: NDArray[np.float64]) -> None:
     """Set all entries (r, c) to 0."""
@@ -62,7 +62,7 @@ def exponent(values: NDArray[np.float64]) -> int:
 @njit(cache=True, nogil=True)
 def scale_down(values: NDArray[np.float64], e: int, out: NDArray[np.float64]) -> float:
     """Compute values * 2**-e; return its :func:`sum_of_squares`, not finite if a value is not."""
-    # In two factors: 2**1074 is no float64.
+    # In two factors: 2**1074 is not a float64.
     half = e // 2
     first = math.ldexp(1.0, -half)
     second = math.ldexp(1.0, -(e - half))

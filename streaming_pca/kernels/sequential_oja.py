@@ -54,7 +54,7 @@ def oja_steps(
 
 @njit(cache=True, nogil=True)
 def _orthonormalised(basis: Floats) -> bool:
-    """Gram-Schmidt, twice for each column, in place; False where a column vanishes or overflows."""
+    """Orthonormalise by Gram-Schmidt, twice for each column, in place; False if one vanishes or overflows."""
     d, k = basis.shape
     for c in range(k):
         for _ in range(2):

@@ -1,7 +1,7 @@
 """Thread pool shared by all kernels.
 
-BLAS has a pool of its own, whose threads spin while they wait: two pools on the same cores cost
-a hundred times what they gain. Commands therefore set BLAS to one thread before numpy is imported
+BLAS has its own pool, whose threads spin while they wait: two pools on the same cores cost
+a hundred times their gain. Commands therefore set BLAS to one thread before numpy is imported
 (:mod:`streaming_pca.cli`); programs should do the same (``OPENBLAS_NUM_THREADS=1``). Kernels release
 the interpreter's lock, divide whole ranges of records, and add integers: the result does
 not depend on the number of threads.
@@ -100,7 +100,7 @@ class _Task(Generic[Result]):
 
 
 class _Worker(threading.Thread):
-    """Pool thread, which waits on a lock of its own: a queue takes several times as long."""
+    """Pool thread, which waits on its own lock: a queue takes several times as long."""
 
     def __init__(self) -> None:
         super().__init__(name="kernel", daemon=True)
@@ -129,8 +129,8 @@ class _Worker(threading.Thread):
     def _keep_off(self) -> None:
         """Move this thread off the caller's processor.
 
-        Linux tends to wake a thread on its waker's processor and may leave it waiting there, beside an
-        idle processor, for longer than a sum takes.
+        Linux tends to wake a thread on its waker's processor and may leave it waiting there, although
+        another processor is idle, for longer than a sum takes.
         """
         if _processor_of_caller is None or self.native_id is None:
             return
@@ -157,7 +157,7 @@ def _idle_workers(most: int) -> list[_Worker]:
         while len(found) < most:
             found.append(_idle.pop())
     if len(found) < most and _made < most:
-        # At the process's thread limit, go on with the threads there are.
+        # At the process's thread limit, continue with the existing threads.
         with _lock, suppress(RuntimeError):
             while len(found) < most and _made < most:
                 found.append(_Worker())
@@ -188,7 +188,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def together(work: Callable[[], Result], most: int) -> list[Result]:
-    """Call ``work`` in this thread and in idle threads of the pool at once.
+    """Call ``work`` concurrently in this thread and in idle threads of the pool.
 
     The calls divide the work among themselves: it is done when the caller's own call and all begun calls
     have returned. A thread that wakes late is not waited for. Work may call this function again.

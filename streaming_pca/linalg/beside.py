@@ -1,4 +1,4 @@
-"""Meaning that stands beside the numbers of an array, and that numpy drops in silence."""
+"""Masks and units of arrays, which numpy drops silently."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def refuse_meaning_beside(X: Any, name: str = "X") -> None:
     Raises
     ------
     ValueError
-        One line that says what to pass.
+        One line that names the remedy.
     """
     if np.ma.is_masked(X):
         raise ValueError(

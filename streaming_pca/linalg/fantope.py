@@ -21,7 +21,7 @@ Matrix = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 _UNBALANCED = 3.0
-"""Ratio of the residuals at which the step doubles or halves: faster balance against oscillation."""
+"""Ratio of the residuals that doubles or halves the step: trades faster balance against oscillation."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _projected(matrix: Matrix, k: int, guess: int) -> tuple[Matrix, int]:
 
 
 def features_in_play(matrix: Matrix, k: int, penalty: float) -> Indices:
-    """Return features outside of which some optimum is zero, ascending; at least k.
+    """Return features that include the support of some optimum, ascending; at least k.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ def sparse_subspace(
         At least 0, in units of S. lambda in the paper.
     start : FantopeIterate, optional
         Of a similar problem: the iteration continues from it. It changes the solution
-        by no more than the tolerance.
+        by at most the tolerance.
     tolerance : float
         Ends the iteration where |X - Y|_F <= tolerance sqrt(k) and the step times the
         change of Y, |.|_F, is at most tolerance sqrt(k) |S|_2.

@@ -25,7 +25,7 @@ def dim_of_packed(size: int) -> int:
     Raises
     ------
     ValueError
-        If there is no such matrix.
+        If no matrix has ``size`` such numbers.
     """
     dim = (math.isqrt(8 * size + 1) - 1) // 2 if size > 0 else 0
     if dim < 1 or packed_size(dim) != size:

@@ -12,7 +12,7 @@ Matrix = NDArray[np.float64]
 _LAPACK_BLOCK = 32
 """Columns that LAPACK's QR works on together; its best workspace is this times k numbers."""
 _SMALL = 64
-"""Up to this order all eigenpairs cost no more than some of them."""
+"""Up to this order all eigenpairs are as cheap as some of them."""
 
 
 def orthonormalise(columns: Matrix) -> Matrix:

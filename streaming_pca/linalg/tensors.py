@@ -171,7 +171,7 @@ def robust_tensor_power(
     Returns
     -------
     weights : (k,) float64
-        In the order in which they were found.
+        In order of discovery.
     components : (k, d) float64
         Unit rows.
 
@@ -248,7 +248,7 @@ def unwhitened(whitening: Whitening, weights: Floats, components: Floats) -> tup
     """Map weights and components from the whitened space to the data's.
 
     With T = sum mu_i (x) mu_i (x) mu_i in the span of U, T(W, W, W) is the sum over W^T mu_i,
-    and B W^T mu_i = mu_i. So lambda v (x) v (x) v stands for lambda (B v) (x) (B v) (x) (B v),
+    and B W^T mu_i = mu_i. So lambda v (x) v (x) v represents lambda (B v) (x) (B v) (x) (B v),
     which is lambda |B v|^3 times the cube of a unit vector.
 
     Parameters

@@ -31,7 +31,7 @@ from streaming_pca.kernels.rounding import (
 Floats = NDArray[np.float64]
 
 MATRIX_GRID = 26
-"""Bits of the basis behind the point: with as many of a record, every partial product has 53."""
+"""Bits of the basis after the point: with as many bits of a record, every partial product has 53."""
 CANCELLED = 2.0**-10
 """Least share of |A Q| + |C| in a residual whose norm the rounded products still resolve."""
 _BOUND = float(MATRIX_RADIUS)

@@ -55,7 +55,7 @@ def _scale(chunk: Chunk, centre: Centre, dgemm: int, weights: Floats) -> int:
             terms[0, n] = rough_squared(chunk, n, dgemm)
     clipped = 0
     others = float(chunk.own.size)
-    # A loop of its own, which the compiler vectorises.
+    # A separate loop, which the compiler vectorises.
     for n in range(records):
         terms[6, n], weights[n], smaller = scaled_down(
             terms[0, n],
@@ -140,7 +140,7 @@ def sum_products(
     counter : (1,) int64
         Shared by all threads of this sum: records taken so far.
     share : int
-        Records to take at once; even for pairs.
+        Records of one turn; even for pairs.
     columns : (d, c) float64
         B, on a grid of 2**-30; the first k are Q.
     per_unit : float
