@@ -1,1 +1,1 @@
-"""Records, payloads, files and releases: the formats that come in and go out."""
+"""Records, payloads, files and releases: the formats of input and output."""

@@ -31,7 +31,7 @@ _BLOCK_ENTRIES = 2**20
 _LEAST_ROWS = 256
 """Rows that a block may have in any case; long rows then take more than ``_BLOCK_ENTRIES``."""
 _LEAST_SHARE = 256
-"""Fewest records that are worth a thread of their own."""
+"""Fewest records that are worth a separate thread."""
 
 
 def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -93,7 +93,7 @@ class ArrayBatch(Batch):
         Record i is ``rows[starts[i]:starts[i + 1]]``; the null record has no rows.
     begins : (m,) int64, optional
         First rows of records that were selected from others and share their rows: record i has as
-        many rows as ``starts`` tells, from ``rows[begins[i]]`` on. :meth:`packed` removes it.
+        many rows as ``starts`` gives, from ``rows[begins[i]]`` on. :meth:`packed` removes it.
     complete : bool
         Whether it is public that no record is null; it never follows from records.
     """
@@ -117,7 +117,7 @@ class ArrayBatch(Batch):
     def of_vectors(cls, x: ArrayLike, complete: bool = False) -> ArrayBatch:
         """Pack vectors (m, d), or factors (m, r, d); a record with a NaN or infinity is null.
 
-        Where the batch is to be ``complete``, such a record is a ValueError.
+        If the batch is to be ``complete``, such a record is a ValueError.
         """
         array = np.asarray(x)
         if array.dtype not in (np.float32, np.float64):
@@ -297,7 +297,7 @@ class ArrayBatch(Batch):
     def tally(self, kernel: BinKernel, histograms: int) -> BinCounts:
         """Count the records in each bin of the kernel's histograms.
 
-        The bins of all records are held at once, four bytes each.
+        The bins of all records are held together, four bytes each.
         """
         bins, done = np.zeros((histograms, 0), dtype=np.int32), 0
         for block in self.blocks(kernel.limit):
@@ -318,7 +318,7 @@ def blocks_of(parts: Iterable[ArrayBatch], limit: int) -> Iterator[ArrayBatch]:
     for part in parts:
         rest = part if left is None else ArrayBatch.joined([left, part])
         first = 0
-        # A cut depends on the next ``limit`` records, and on none behind them.
+        # A cut depends on the next ``limit`` records, and on no later ones.
         while len(rest) - first >= limit:
             block = next(rest._slice(first, len(rest))._cuts(limit))
             first += len(block)

@@ -63,7 +63,7 @@ def rows_of_arrow(pyarrow: Any, value: bytes, dim: int, most_rows: int) -> NDArr
     Raises
     ------
     Exception
-        Of any kind, if the bytes are no such stream, too large, big-endian,
+        Of any kind, if the bytes are not such a stream, too large, big-endian,
         compressed (decompression has no bound), or written before
         Arrow 1.0 (whose metadata can hide a compression).
     """
@@ -193,7 +193,7 @@ def is_compressed(metadata: Any) -> bool:
     Raises
     ------
     MalformedPayload
-        If it is no such flatbuffer.
+        If it is not such a flatbuffer.
     """
     data = memoryview(metadata)
     return _field(data, _header(data), _RECORD_BATCH_COMPRESSION) is not None

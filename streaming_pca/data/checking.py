@@ -1,4 +1,4 @@
-"""Report on what a map makes of sample records, for who holds them."""
+"""Report on a map's results for sample records, for the holder of these records."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class MapReport:
     Attributes
     ----------
     unread : int
-        Null records that are no object of these fields.
+        Null records that are not an object of these fields.
     reasons : list of (int, str)
         Places of the first null records, from 0, with the reason.
     """
@@ -68,14 +68,14 @@ def check_records(codec: PayloadCodec, texts: Sequence[bytes], reasons: int) -> 
     texts : sequence of bytes
         A JSON object each.
     reasons : int
-        Most null records whose reason is told.
+        Most null records whose reason is reported.
     """
     reader = codec.fields
     assert reader is not None, "a stream without features"
     rows = reader.map
     report = MapReport(features=[FeatureReport(feature.name) for feature in rows.features])
     for place, text in enumerate(texts):
-        # The worker's decoder decides, of a message with a key.
+        # The worker's decoder decides, for a message with a key.
         reason = judge_message(codec, _Message(text)).reason
         values = reader.values_of(text, {})
         report.records += 1

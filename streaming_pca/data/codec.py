@@ -175,7 +175,7 @@ class PayloadCodec:
         Parameters
         ----------
         faults : dict of row to str, optional
-            Receives why a row of JSON is no row of numbers, and therefore of NaNs.
+            Receives the reason why a row of JSON is not a row of numbers, and therefore of NaNs.
 
         Raises
         ------
@@ -367,7 +367,7 @@ class PayloadCodec:
 
     @property
     def plain_headers(self) -> list[list[tuple[str, bytes]]]:
-        """Headers of messages whose value is rows of :attr:`dtype`, and nothing else; [] stands for none."""
+        """Headers of messages whose value is rows of :attr:`dtype` alone; [] if there may be no headers."""
         named = [_PLAIN, _DESCRIBED[self.dtype]]
         if self.fields is not None and self.fields.user_field is not None:
             # Rows of numbers name no user.

@@ -38,7 +38,7 @@ class ColumnChoice:
     keep : tuple of str or None
         Columns in the order of the features; None for all.
     drop : tuple of str
-        Columns that are no features.
+        Columns that are not features.
     header : bool or None
         Whether a .csv file begins with names; None to guess.
 
@@ -54,7 +54,7 @@ class ColumnChoice:
 
     @classmethod
     def parse(cls, keep: str | None, drop: str | None, header: bool | None = None) -> ColumnChoice:
-        """Read lists separated by commas, in which a name may be quoted."""
+        """Read lists separated by commas, with names perhaps quoted."""
         return cls(None if keep is None else _split(keep), () if drop is None else _split(drop), header)
 
     @property
@@ -435,7 +435,7 @@ def _cell(path: Path, line: int, column: int, names: Sequence[str] | None) -> st
 
 
 def _describe_cell(path: Path, line: int, column: int, names: Sequence[str] | None, cell: str) -> str:
-    """Describe a cell that is no number, and its remedy."""
+    """Describe a cell that is not a number, and its remedy."""
     where = _cell(path, line, column, names)
     drop = f"leave the column out with --drop {column + 1}"
     if not cell.strip():
@@ -514,5 +514,5 @@ def _check_key(path: Path, types: Any, field: Any) -> None:
 def _key_of(value: str | bytes | int | None) -> bytes | None:
     if value is None or isinstance(value, bytes):
         return value or None
-    # Spaces beside a comma are no part of a key.
+    # Spaces next to a comma are not part of a key.
     return str(value).strip().encode() or None

@@ -57,7 +57,7 @@ class Verdict:
 
 
 def judge_message(codec: PayloadCodec, message: Message, names: Sequence[str] | None = None) -> Verdict:
-    """Judge a message with the worker's decoder, and say why it is null.
+    """Judge a message with the worker's decoder, and explain why it is null.
 
     Parameters
     ----------
@@ -66,12 +66,12 @@ def judge_message(codec: PayloadCodec, message: Message, names: Sequence[str] | 
 
     Notes
     -----
-    The verdict says what a payload contains. It is for the holder of the data, and no part of the service.
+    The verdict reveals contents of a payload. It is for the holder of the data, and not part of the service.
     """
     decoded, lengths, users = codec.decode_all([message])
     reason = _fault(codec, message, names)
     nulls = int(np.count_nonzero(~np.isfinite(decoded).all(axis=1)))
-    # The reason is found beside the worker's own decoder, and must never differ from it.
+    # The reason is found apart from the worker's own decoder, and must never contradict it.
     if (reason == "") != (int(lengths[0]) > 0 and nulls == 0):
         raise AssertionError(f"the decoder takes {int(lengths[0])} rows, against the reason {reason!r}")
     if not reason and users is not None and not users.any():
@@ -98,7 +98,7 @@ def _fault(codec: PayloadCodec, message: Message, names: Sequence[str] | None) -
         return "it has no rows"
     wrong = np.flatnonzero(~np.isfinite(rows).all(axis=1))
     if len(wrong):
-        # Of a factor one row is enough; where rows are records, each is another null record.
+        # One row of a factor is enough; where rows are records, each is another null record.
         shown = wrong[: _MOST_NAMED if codec.unit == "row" else 1]
         texts = [
             _place(i, len(rows)) + (faults.get(i) or _not_finite(rows[i], names)) for i in shown.tolist()
@@ -127,7 +127,7 @@ def _hint(codec: PayloadCodec, message: Message) -> str:
         return ""
     start = (message.value or b"")[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
     for mark, name, short in _MARKS:
-        # A number of plain octets can begin with a bracket, but hardly goes on as text.
+        # A number of plain octets can begin with a bracket, but hardly continues as text.
         if start.startswith(mark) and (name != "JSON" or _TEXT.fullmatch(start)):
             return (
                 f"it looks like {name}, but no header content-type says so: send the header "

@@ -34,7 +34,7 @@ def rows_of_npy(value: bytes) -> NDArray[Any]:
     Raises
     ------
     ValueError
-        If the bytes are no such file; :class:`MalformedPayload` for the header.
+        If the bytes are not such a file; :class:`MalformedPayload` for the header.
     """
     version = value[:8]
     if version == b"\x93NUMPY\x01\x00":
@@ -80,7 +80,7 @@ def rows_of_json(
     Parameters
     ----------
     faults : dict of row to str, optional
-        Receives why a row is of NaNs.
+        Receives the reason why a row is of NaNs.
 
     Returns
     -------
@@ -91,7 +91,7 @@ def rows_of_json(
     Raises
     ------
     MalformedPayload
-        If there is no such object, or it holds more than ``most_rows`` rows.
+        If the value is not such an object, or holds more than ``most_rows`` rows.
     """
     envelope = _ENVELOPE.match(value)
     if envelope is None:
@@ -124,7 +124,7 @@ def split_values(body: bytes, most: int) -> tuple[list[bytes], int]:
     Raises
     ------
     MalformedPayload
-        If there is no such bracket, a part is missing, or there are more than ``most``.
+        If the bracket or a part is missing, or there are more than ``most``.
     """
     data = np.frombuffer(body, np.uint8)
     depth, outside = _depths(body)
@@ -153,7 +153,7 @@ def depth_of(text: bytes) -> int:
 
 
 def _depths(text: bytes) -> tuple[NDArray[np.int32], NDArray[np.bool_] | None]:
-    """Return the depth behind each byte, and the bytes outside of strings."""
+    """Return the depth after each byte, and the bytes outside of strings."""
     change = np.frombuffer(text.translate(_DEPTH), np.int8)
     outside = _outside_strings(np.frombuffer(text, np.uint8)) if b'"' in text else None
     if outside is not None:

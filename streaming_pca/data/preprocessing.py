@@ -70,7 +70,7 @@ class Preprocessing(BaseModel):
     centre: tuple[float, ...] | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse a subclass for which kernels would read different records."""
+        """Refuse a subclass whose records kernels would read differently."""
         super().__init_subclass__(**kwargs)
         if "apply" in vars(cls) and "public_map" not in vars(cls):
             raise TypeError(
@@ -131,7 +131,7 @@ class Preprocessing(BaseModel):
 
     @property
     def units(self) -> int:
-        """Input records behind one transformed record."""
+        """Input records for each transformed record."""
         return self.granularity
 
     @property
@@ -164,7 +164,7 @@ class Preprocessing(BaseModel):
         Raises
         ------
         ValueError
-            If the centring is "auto" and there is no centre yet.
+            If the centring is "auto", without a centre yet.
         """
         self._check_centre()
         nothing = np.zeros(0)
@@ -201,7 +201,7 @@ class Preprocessing(BaseModel):
         Raises
         ------
         ValueError
-            If the centring is "auto" and there is no centre yet.
+            If the centring is "auto", without a centre yet.
         """
         self._check_centre()
         batch = batch.packed()

@@ -52,7 +52,7 @@ class Projection:
     scale : number(s) or None
         Factor of the rows after centring.
     bounds : pair or None
-        (lower, upper), each a number or d numbers, to which rows are clamped first.
+        (lower, upper), each a number or d numbers; rows are clamped to them first.
     """
 
     components: Floats

@@ -1,7 +1,7 @@
-"""Kinds of records, and what a batch of records answers.
+"""Kinds of records, and the interface of batches of records.
 
 Estimators see a batch as :class:`Batch`: an order, a public length, and results of *kernels*, functions of
-some of its records. Where the records are is the batch's business: in this process'
+some of its records. The batch decides where the records are: in this process'
 memory (:class:`~streaming_pca.data.array_batch.ArrayBatch`), or somewhere else.
 """
 
@@ -33,8 +33,8 @@ class RecordKind(StrEnum):
 
     ``FACTOR``: r >= 1 rows F with A = F^T F; a vector is a factor of one row.
     ``MATRIX``: a symmetric d x d matrix A, possibly indefinite.
-    ``LOCAL``: a report, the packed upper triangle of a d x d matrix to which its producer has added
-    noise for a local guarantee (:mod:`streaming_pca.local`). It is the output of a mechanism already.
+    ``LOCAL``: a report, the packed upper triangle of a d x d matrix with noise that its producer
+    added for a local guarantee (:mod:`streaming_pca.local`). It is the output of a mechanism already.
     """
 
     FACTOR = "factor"
@@ -61,7 +61,7 @@ def is_symmetric(matrix: NDArray[np.floating]) -> bool:
 def evenly_spread(places: Integers) -> Vector:
     """Return multiples of the golden ratio modulo 1, one for each place.
 
-    Those of any run of consecutive places fill [0, 1) evenly.
+    Any run of consecutive places fills [0, 1) evenly.
     """
     return np.asarray(places * _GOLDEN % 1.0)
 
@@ -70,11 +70,11 @@ class SumKernel(Protocol):
     """Function of a block of at most ``limit`` records to its exact integer sum.
 
     Further arguments are the block's part of the values that :meth:`Batch.sum` was given, one a
-    (transformed) record. A kernel can be pickled, draws no noise, and adds what is a function of each
+    (transformed) record. A kernel can be pickled, draws no noise, and adds a function of each
     record alone, so that a sum has the same bits for any division into blocks.
 
     A kernel with ``whole`` makes no copies of the records' rows, so that blocks would save no memory. It
-    reads as many records at once as there are in one place, and must respect
+    reads all records of one place together, and must respect
     :attr:`~streaming_pca.data.array_batch.ArrayBatch.begins`.
     """
 
@@ -111,7 +111,7 @@ class ValueKernel(Protocol):
     """Function of some records' values to integers that are added over all records.
 
     Further arguments are the same records' values in the other :class:`RecordValues` of
-    :meth:`RecordValues.sum`. A kernel can be pickled, draws no noise, and adds what is a function of each
+    :meth:`RecordValues.sum`. A kernel can be pickled, draws no noise, and adds a function of each
     record alone. One with an attribute ``ordered`` that is true gets, instead, the places (m,) int64 of
     these records in the batch that was mapped.
     """

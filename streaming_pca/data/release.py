@@ -34,7 +34,7 @@ LONGEST_ARRAY = 1024
 """Longest array of a setting that a release holds itself: four of them take at most 100 KB."""
 
 _MAP_VERSION = 6
-"""First version that says how records were centred and scaled."""
+"""First version that states how records were centred and scaled."""
 SINCE: dict[str, tuple[int, Any]] = {
     **dict.fromkeys(ACCURACY, (2, None)),
     "outcome": (3, None),
@@ -108,24 +108,24 @@ class Release(BaseModel):
     explained_variance: list[float]
     """k variances, in squared units of the scaled features; noise can make them negative."""
     explained_variance_error: list[StandardError] | None = None
-    """k standard errors: of the noise, of what clips cut off and of the mean, where these are known."""
+    """k standard errors, from the noise, the clips and the mean, where these are known."""
     total_variance: Finite | None = None
     """Sum of all d variances."""
     total_variance_error: StandardError | None = None
-    """Standard error of the sum, as of the variances."""
+    """Standard error of the sum, from the same sources."""
     angle_bound: Annotated[StandardError, Field(le=math.pi / 2)] | None = None
     """Bound in radians, with probability 0.95, on the largest angle to the same records' subspace without
-    noise and clips; of the noise alone where a doubt says so, and with a public clip radius."""
+    noise and clips; of the noise alone where a doubt indicates it, and with a public clip radius."""
     mean: list[float] | None
     """Estimated mean of the records, clamped, about the public centre and scaled; null if none was found or
-    looked for."""
+    sought."""
     centering: Word | list[Finite] | ArrayDigest | None = None
     """Centring of the records: "auto" subtracted ``mean``, "pairs" and "none" nothing, d numbers are a public
     centre. Since version 6; later versions may add words."""
     scale: Positive | list[Positive] | ArrayDigest | None = None
     """Factor(s) of the features after centring; null without."""
     bounds: tuple[Numbers, Numbers] | None = None
-    """Lower and upper bounds to which records were clamped first; null without."""
+    """Lower and upper bounds that records were clamped to first; null without."""
     private: bool = True
     """Omitted if true. If false, nothing is guaranteed, and epsilon and delta are null."""
     local: bool = False
@@ -139,7 +139,7 @@ class Release(BaseModel):
     privacy_unit: str
     """Unit of privacy: message, row or user."""
     contributions_per_user: int | None = None
-    """Most batches in which one user counts; only if the privacy unit is the user."""
+    """Most batches that count one user; only if the privacy unit is the user."""
     feature_names: list[str] | None = None
     """Names of the d features, if the stream has them."""
     created: str
@@ -148,10 +148,10 @@ class Release(BaseModel):
     """Outcome of the batch if its estimator can learn nothing from one: "learnt", or the reason.
     Later versions may add words."""
     doubts: tuple[Word, ...] = ()
-    """Reasons not to rely on the release (:class:`~streaming_pca.estimators.doubts.Doubt`), omitted if
-    there are none. Later versions may add words."""
+    """Reasons not to rely on the release (:class:`~streaming_pca.estimators.doubts.Doubt`), omitted without
+    any. Later versions may add words."""
     dominant_feature: Annotated[int, Field(ge=0)] | None = None
-    """Index of the feature that the doubt "dominated" means. Since version 7."""
+    """Index of the feature that the doubt "dominated" refers to. Since version 7."""
     batch_records: Annotated[int, Field(ge=0)] | None = None
     """Number of records in the release's batch, null ones included."""
     null_records: Finite | None = None
@@ -223,7 +223,7 @@ class Release(BaseModel):
         ----------
         centering, scale : (d,) numbers, optional
         bounds : (lower, upper), optional
-            Settings of the stream, of which the release holds digests.
+            Settings of the stream that the release holds as digests.
 
         Raises
         ------
@@ -289,7 +289,7 @@ class Release(BaseModel):
         Parameters
         ----------
         X : (m, d) vectors or (m, r, d) factors
-            In the stream's units. Of a local stream: what ``LocalGaussian`` is given,
+            In the stream's units. For a local stream, the input of ``LocalGaussian``,
             not its reports.
 
         Returns
@@ -304,7 +304,7 @@ class Release(BaseModel):
             version 6, or it has only digests of its settings (:meth:`with_settings`).
         """
         projection = self.projection()
-        # Of a pandas or polars table; numbers are no names.
+        # From a pandas or polars table; numbers are not names.
         names = list(getattr(X, "columns", ()))
         named = self.feature_names is not None and all(isinstance(name, str) for name in names)
         if names and named and names != self.feature_names:
@@ -355,8 +355,8 @@ class Release(BaseModel):
     def least_null_share(self) -> float:
         """Share of null records in the batch less five standard errors; 0 where it is unknown.
 
-        A batch of no more records than five standard errors tells nothing. It is 1 for a batch
-        without rows, where each row is a record: no message could be read.
+        It is also 0 for a batch of at most as many records as five standard errors. It is 1 for a
+        batch without rows, where each row is a record: no message could be read.
         """
         if self.batch_records is None or self.null_records is None or self.null_records_error is None:
             return 0.0

@@ -156,7 +156,7 @@ def objects_schema(features: Sequence[Feature], most: int, user_field: Path | No
             if depth == len(place):
                 node["properties"][name] = schema
             elif is_index(place[depth]):
-                # Of a list only some places matter.
+                # Only some places of a list matter.
                 node["properties"].setdefault(name, {"type": ["array", "object"]})
                 break
             else:

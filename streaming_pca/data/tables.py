@@ -16,7 +16,7 @@ from streaming_pca.data.arrow import need_pyarrow
 
 Numbers = NDArray[Any]
 BLOCK_ENTRIES = 2**16
-"""Numbers of a Parquet file that are decoded at once; a column of lists counts as one number a row."""
+"""Numbers of a Parquet file that are decoded together; a column of lists counts as one number a row."""
 
 
 class RecordFileError(Exception):

@@ -1,7 +1,7 @@
 """Reader of Arrow streams with named columns: each row is a record.
 
-Values are read from their own places in Arrow's buffers, and only those of the wanted columns: no value of
-another row, and no length that a payload states, decides about a record.
+Values are read from their own places in Arrow's buffers, and only for the needed columns: values of
+other rows, and lengths that a payload states, do not affect a record.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ArrowRecords:
         names = list(schema.names)
         records: list[Any] = []
         for batch in stream:
-            # The library ends the process where it cuts a column of negative length.
+            # The library ends the process when it cuts a column of negative length.
             batch.validate()
             if batch.num_rows:
                 columns = [self._column(batch, names, *place) for place in self._places]
@@ -79,7 +79,7 @@ class ArrowRecords:
 
 
 def _last(batch: Any, names: list[str], name: str) -> Any:
-    # Of two columns of one name the last counts, as in JSON.
+    # The last of two columns of one name counts, as in JSON.
     return batch.column(len(names) - 1 - names[::-1].index(name))
 
 
@@ -109,7 +109,7 @@ def _values(pyarrow: Any, array: Any, rows: Rows, path: Path) -> list[Any]:
 
 
 def _there(array: Any, rows: Rows) -> Rows:
-    """Return the places of which the array's bitmap says that they have a value."""
+    """Return the places that have a value by the array's bitmap, -1 for the others."""
     bitmap = array.buffers()[0]
     if bitmap is None or not len(rows):
         return rows
@@ -132,7 +132,7 @@ def _spans(types: Any, array: Any, rows: Rows) -> tuple[Rows, Rows] | None:
 def _offsets(array: Any, rows: Rows, large: bool, length: int) -> tuple[Rows, Rows]:
     """Return where the items or octets of each place begin and end; both are 0 where it is missing.
 
-    Values that overlap would stand for more than the payload holds.
+    Overlapping values could represent more than the payload holds.
     """
     if not len(array):
         return np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
@@ -171,7 +171,7 @@ def _leaves(pyarrow: Any, array: Any, rows: Rows) -> list[Any]:
 
 
 def _check_length(types: Any, items: Any) -> None:
-    """Raise MalformedPayload if a column says to be longer than its buffer is."""
+    """Raise MalformedPayload if a column claims to be longer than its buffer."""
     buffer = items.buffers()[1]
     bits = 0 if buffer is None else 8 * buffer.size
     if len(items) * (1 if types.is_boolean(items.type) else 8) > bits:
@@ -183,7 +183,7 @@ def _is_scalar(types: Any, kind: Any) -> bool:
 
 
 def _scalars(pyarrow: Any, array: Any, rows: Rows) -> list[Any]:
-    """Return the single values at some places; NOTHING for types, and values, that are none."""
+    """Return the single values at some places; NOTHING for other types and values."""
     types, kind, buffers = pyarrow.types, array.type, array.buffers()
     if types.is_string(kind) or types.is_large_string(kind):
         text = memoryview(b"" if buffers[2] is None else buffers[2])

@@ -23,7 +23,7 @@ _DEEPEST = 32
 
 
 def category_of(value: Any) -> str | None:
-    """Return the word that a category's value is compared by; None for a value that is no category."""
+    """Return the word that a category's value is compared by; None for a value that is not a category."""
     if isinstance(value, str):
         return value
     if isinstance(value, (bool, np.bool_)):
@@ -57,7 +57,7 @@ class Feature(BaseModel):
     Raises
     ------
     ValueError
-        With the setting, if they do not go together.
+        With the setting, if settings do not go together.
     """
 
     model_config = ConfigDict(
@@ -75,7 +75,7 @@ class Feature(BaseModel):
     )
     """Place of the field, `"user.age"` or `["items", "0", "price"]`; if not set, the name."""
     bounds: Annotated[tuple[float, float] | None, BeforeValidator(_pair)] = None
-    """Public least and largest value, to which values are clamped."""
+    """Public least and largest value; values are clamped to them."""
     transform: Transform = "none"
     """Function of the value, which needs bounds within its domain."""
     missing: bool | float | str | None = None
@@ -211,7 +211,7 @@ class Feature(BaseModel):
 
     @property
     def plain(self) -> dict[str, Any]:
-        """Its settings that are set, as plain data."""
+        """Settings other than the defaults, as plain data."""
         settings: dict[str, Any] = self.model_dump(mode="json", exclude_defaults=True)
         return settings
 
@@ -222,7 +222,7 @@ class Feature(BaseModel):
         return columns
 
     def fill(self, columns: NDArray[np.float64], values: Sequence[Any], beyond: bool) -> None:
-        """Write the columns (n, width) of n values; NaN where a value is none of this feature's.
+        """Write the columns (n, width) of n values; NaN for a value that this feature refuses.
 
         Parameters
         ----------
@@ -230,7 +230,7 @@ class Feature(BaseModel):
         values : sequence
             None for a field that is absent or null.
         beyond : bool
-            Whether values outside of the bounds stay outside, so that who clamps them can count them.
+            Whether values outside of the bounds stay outside, so that the caller can count and clamp them.
         """
         if self.kind == "list":
             self._fill_lists(columns, values, beyond)
@@ -245,7 +245,7 @@ class Feature(BaseModel):
 
     def _with_stand_ins(self, values: Sequence[Any]) -> Sequence[Any]:
         if isinstance(values, np.ndarray):
-            # A column of numbers, in which NaN means that one is missing.
+            # In a column of numbers NaN means a missing value.
             lost = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), np.bool_)
             if self.kind == "number":
                 stand_in = np.nan if self.missing is None else self.missing

@@ -53,7 +53,7 @@ def values_of(table: Any, features: Sequence[Feature]) -> list[Any]:
     Raises
     ------
     ValueError
-        One line: a column that is not there, columns of different lengths, or no table.
+        One line: a missing column, columns of different lengths, or no table.
     """
     names = column_names(table)
     if names is None:

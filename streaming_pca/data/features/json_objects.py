@@ -24,8 +24,8 @@ class JsonObjects:
     Attributes
     ----------
     decode : callable
-        Bytes to a record. It raises for anything but one object, in UTF-8. Of two members of one
-        name the last counts.
+        Bytes to a record. It raises for anything but one object, in UTF-8. The last of two
+        members of one name counts.
     getters : list of callable
         Record to the value of each field, None where it is absent or null.
 
@@ -58,7 +58,7 @@ def _struct(tree: dict[str, Any]) -> type[msgspec.Struct]:
     for i, (name, below) in enumerate(tree.items()):
         renamed[f"f{i}"] = name
         fields.append((f"f{i}", _struct(below) | None if _is_object(below) else Any, None))
-    # Without the garbage collector's list, to which each of millions would be added.
+    # Untracked by the garbage collector, which would list each of millions.
     return msgspec.defstruct("JsonRecord", fields, rename=renamed, gc=False)
 
 

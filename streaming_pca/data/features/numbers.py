@@ -14,7 +14,7 @@ Transform = Literal["none", "log1p", "sqrt", "logit"]
 
 _NUMBER = re.compile(r"[ \t]*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?[ \t]*", re.ASCII)
 _LONGEST = 400
-"""Characters of a number's text, of which float64 has no more than 326 that matter."""
+"""Most characters of a number's text; float64 can use 326 of them."""
 
 
 class _Function(NamedTuple):
@@ -36,9 +36,9 @@ TRANSFORMS: dict[str, _Function] = {
 
 
 def number_of(value: Any, parse: bool) -> float:
-    """Return a value as a number; NaN for anything that is none.
+    """Return a value as a number; NaN for anything else.
 
-    Whole numbers beyond 2**53 are rounded to the nearest float64; what is beyond float64 is none.
+    Whole numbers beyond 2**53 are rounded to the nearest float64; numbers beyond float64 are NaN.
     """
     if isinstance(value, (int, float, np.number, np.bool_, Decimal)):
         try:

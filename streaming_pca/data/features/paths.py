@@ -9,7 +9,7 @@ from annotated_types import MinLen
 Path = Annotated[tuple[Annotated[str, MinLen(1)], ...], MinLen(1)]
 
 NOTHING = object()
-"""Stands for what is below a value that has no fields: no feature takes it."""
+"""Marker for a place below a value without fields; every feature refuses it."""
 
 
 def path_of(value: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Reader of Protobuf messages: the values of a map's fields, by messages that have no others.
+"""Reader of Protobuf messages: the values of a map's fields, by messages with only these fields.
 
 The library makes an object for each message of a list, as large as its type: two bytes of a payload could
-stand for kilobytes. Messages here are made of the stream's descriptors anew: with the fields that features
-read and no others, lists and maps as bytes, of which only the wanted ones are parsed.
+take kilobytes. So new message types are made from the stream's descriptors, with only the fields that
+features read; lists and maps are bytes in them, and only the needed ones are parsed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ProtobufRecords:
     Attributes
     ----------
     absent : tuple of paths
-        Places at which the message has no value.
+        Places without a value in the message.
 
     Notes
     -----
@@ -66,7 +66,7 @@ class ProtobufRecords:
     Raises
     ------
     ValueError
-        With the schema, in one line.
+        One line about the schema.
     LibraryMissing
     """
 
@@ -95,7 +95,7 @@ class ProtobufRecords:
         return self._decode(value)
 
     def decode_registered(self, value: bytes) -> list[Any]:
-        """Return the record behind an id and indexes, or raise an error of any kind."""
+        """Return the record after an id and indexes, or raise an error of any kind."""
         indexes, at = _read_indexes(value, REGISTERED_BYTES)
         if indexes not in self._indexes:
             raise MalformedPayload(f"it is message {indexes} of its file, and not {self._indexes[0]}")
@@ -157,7 +157,7 @@ def message_type(data: bytes, name: str | None) -> Any:
 
 
 def _in_order(files: dict[str, Any]) -> Iterator[Any]:
-    """Yield each file behind its imports."""
+    """Yield each file after its imports."""
     done: set[str] = set()
 
     def walk(name: str) -> Iterator[Any]:
@@ -226,7 +226,7 @@ class _Builder:
         """Return the parser of a message, and the function that ``build`` makes."""
         name = f"m{self._files}"
         self._files += 1
-        # Explicit presence, and texts and enumerations as they are: what they mean is decided here.
+        # Explicit presence; texts and enumerations stay raw, and are interpreted here.
         file = self._descriptors.FileDescriptorProto(name=name, package=name, syntax="proto2")
         fill = build(file.message_type.add(name="M"), f".{name}.M")
         self._pool.Add(file)
@@ -282,7 +282,7 @@ class _Builder:
         return fill_all
 
     def _body(self, type_: Any, node: Node, made: Any, name: str) -> Fill:
-        """Return the function that reads a message: its fields, or its value where it stands for one."""
+        """Return the function that reads a message: its fields, or the one value that it represents."""
         slot = node.slot
         if slot is None:
             return self.fields(type_, node, made, name)
@@ -302,7 +302,7 @@ class _Builder:
         return fill
 
     def _single(self, field: Any, node: Node, attribute: str) -> Fill | None:
-        """Return the function that reads one value; None if it is the attribute as it is."""
+        """Return the function that reads one value; None if the attribute is the value."""
         slot, wrong, convert = node.slot, _slots_below(node), _conversion(field)
         if slot is not None:
             self.found.add(slot)
@@ -345,7 +345,7 @@ class _Builder:
         def fill(message: Any, out: list[Any]) -> None:
             values = getattr(message, attribute)
             if not values:
-                # Whether an empty list was set cannot be told.
+                # An empty list cannot be distinguished from a list that was not set.
                 return
             if convert is not None:
                 values = [value for value in map(convert, values) if value is not None]
@@ -393,7 +393,7 @@ class _Builder:
                 if found is not None:
                     parse, fill_entry, slots = found
                     for slot in slots:
-                        # Of two values of one name the last counts.
+                        # The last of two values of one name counts.
                         out[slot] = None
                     fill_entry(parse(data), out)
 
@@ -439,7 +439,7 @@ def _key_of(text: str, kind: int) -> Any:
 
 
 def _conversion(field: Any) -> Convert | None:
-    """Return the function from a plain form to a value; None for values that are as they are."""
+    """Return the function from a plain form to a value; None if the plain form is the value."""
     if field.type == _STRING:
         return _text
     if field.type != _ENUM:
@@ -459,7 +459,7 @@ def _text(value: bytes) -> Any:
 
 
 def _special(type_: Any) -> tuple[tuple[str, ...], Convert]:
-    """Return the fields by which a message is one value, and their function; none for other messages."""
+    """Return the fields and the function that make a message one value; no fields for others."""
     if type_.full_name == _TIMESTAMP:
         return ("seconds", "nanos"), _time
     if type_.full_name in _WRAPPERS:

@@ -46,9 +46,10 @@ class FieldReader:
     user_field : path, optional
         Place of the user's name, a text or a whole number, where the message key is not the user.
     schema : PublicSchema, optional
-        Of Avro or Protobuf, neither of which can be read without it.
+        Of Avro or Protobuf; neither can be read without a schema.
     registered : mapping of int to PublicSchema, optional
-        In its place: schemas of a registry by their ids, all of one format. Each record names its own.
+        Schemas of a registry by their ids, all of one format, in place of ``schema``. Each record names
+        its own.
 
     Attributes
     ----------
@@ -57,7 +58,7 @@ class FieldReader:
     Raises
     ------
     ValueError
-        One line, if the schema is none, cannot be bounded, or lacks a field that has no stand-in.
+        One line, if the schema is invalid, cannot be bounded, or lacks a field that has no stand-in.
     LibraryMissing
         If the schema needs a library that is not installed.
     """
@@ -105,7 +106,7 @@ class FieldReader:
 
     @property
     def faults_of_schemas(self) -> list[str]:
-        """Reasons for which records of some of a registry's schemas are null, a line each."""
+        """Reasons why records of some of a registry's schemas are null, a line each."""
         if self.registered is None:
             return []
         lines = [
@@ -134,8 +135,8 @@ class FieldReader:
     ) -> list[Any]:
         """Return the records of a payload of a media type that it reads; None for records that are null.
 
-        Each payload of Avro and Protobuf is one record, for any octets. ``faults`` receives why a
-        record is no row of the map.
+        Each payload of Avro and Protobuf is one record, for any octets. ``faults`` receives the reason why
+        a record is not a row of the map.
 
         Raises
         ------
@@ -157,7 +158,7 @@ class FieldReader:
                 raise MalformedPayload(f"it is longer than {MOST_OBJECT_BYTES} octets")
             record = records.decode(value)
         except Exception as error:
-            # An error of a decoder must not end the worker, nor disturb the records beside it.
+            # An error of a decoder must not end the worker, nor disturb other records.
             if faults is not None:
                 faults[0] = f"it is no record of the schema: {one_line(error)}"
             return [None]
@@ -202,7 +203,7 @@ class FieldReader:
         """Return the records of a JSON object, or of a list of them; None for other values.
 
         In a list no record's text disturbs another's: texts are separated before any is parsed. ``faults``
-        receives why a record is no row of the map.
+        receives the reason why a record is not a row of the map.
 
         Raises
         ------
@@ -225,7 +226,7 @@ class FieldReader:
     def _decode(self, text: bytes) -> Any:
         """Decode a JSON object, or raise an error of any kind.
 
-        The decoder ends where the interpreter's stack does, which depends on who calls.
+        The decoder ends where the interpreter's stack does, which depends on the caller.
         """
         if text.count(b"[") + text.count(b"{") > _DEEPEST and depth_of(text) > _DEEPEST:
             raise MalformedPayload(f"it nests more than {_DEEPEST} levels deep")
@@ -237,7 +238,7 @@ class FieldReader:
         try:
             return self._decode(text)
         except Exception:
-            # An error of a decoder must not end the worker, nor disturb the records beside it.
+            # An error of a decoder must not end the worker, nor disturb other records.
             return None
 
     def rows(self, records: Sequence[Any], content_type: str = JSON) -> NDArray[np.float64]:
@@ -264,9 +265,9 @@ class FieldReader:
         return faults.get(0, "")
 
     def values_of(self, text: bytes, faults: dict[int, str]) -> list[Any] | None:
-        """Return the values of a JSON object's fields; None if it is none.
+        """Return the values of a JSON object's fields; None for any other text.
 
-        ``faults`` receives at 0 why it is no row of the map, for who holds the records.
+        ``faults`` receives at 0 the reason why it is not a row of the map, for the holder of the records.
         """
         if len(text) > MOST_OBJECT_BYTES:
             faults[0] = f"its text is longer than {MOST_OBJECT_BYTES} octets"

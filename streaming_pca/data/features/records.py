@@ -36,7 +36,7 @@ def one_line(error: BaseException) -> str:
 
 
 def library(name: str, extra: str, load: Callable[[], Any]) -> Any:
-    """Return what imports a module of an extra, or raise :class:`LibraryMissing`."""
+    """Return the result of importing a module of an extra, or raise :class:`LibraryMissing`."""
     try:
         return load()
     except ImportError:
@@ -64,7 +64,7 @@ class PublicSchema:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the schema, by which a stream's contract knows it."""
+        """SHA-256 of the schema, its name in a stream's contract."""
         return hashlib.sha256(self.data).hexdigest()
 
 
@@ -73,7 +73,7 @@ Schemas = Mapping[int, PublicSchema]
 
 
 class Subject(NamedTuple):
-    """Name of a schema in a registry, under which its versions follow one another.
+    """Name of a schema in a registry; all of its versions share it.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ class Records(Protocol):
     getters : sequence of callable
         Record to the value at each place, None where it is absent or null. They raise nothing.
     absent : tuple of paths
-        Places at which the schema has no value.
+        Places without a value in the schema.
     """
 
     @property
@@ -109,7 +109,7 @@ class Records(Protocol):
 
 
 class Node:
-    """Part of a record that is read: a value, or what lies below it.
+    """Part of a record that is read: a value, or the parts below it.
 
     Attributes
     ----------

@@ -142,14 +142,14 @@ def _in_order(registered: Registered) -> list[tuple[str, Registered]]:
 def _file_set(registered: Registered) -> bytes:
     """Return the files as a set of descriptors, the registered one last.
 
-    Names of files in the registry are those under which others import them, not their own.
+    Names of files in the registry are the names in others' imports, not their own.
     """
     files: dict[str, bytes] = {}
     for name, each in _in_order(registered):
         data = _descriptor(each.text)
         if files.setdefault(name or _ROOT, data) != data:
             raise ValueError(f"two of the schemas have the name {(name or _ROOT)[:_SHOWN]!r}")
-    # Of a field that is there twice, the last counts.
+    # If a field occurs twice, the last one counts.
     return b"".join(_sized(data + _sized(name.encode())) for name, data in files.items())
 
 

@@ -37,13 +37,13 @@ class RowMap:
     bounds : (lower, upper) or None
         Bounds of all columns, each a tuple of numbers; None unless every feature has bounds.
     scale : tuple of float or None
-        Factor of each column: its feature's own, or what makes its range 2 wide where all features
-        have bounds, or 1. None where all are 1.
+        Factor of each column: its feature's own, or the factor that makes its range 2 wide if all
+        features have bounds, or 1. None where all are 1.
 
     Raises
     ------
     ValueError
-        If there is no feature, or two columns have one name.
+        Without a feature, or if two columns have one name.
     """
 
     def __init__(self, features: Sequence[Feature]) -> None:
@@ -96,7 +96,7 @@ class RowMap:
 
         Notes
         -----
-        Where all features have bounds, values beyond them stay beyond: what clamps rows also counts them.
+        If all features have bounds, values beyond them stay beyond: the code that clamps rows counts them.
         """
         rows = np.empty((count, self.dim))
         first, beyond = 0, self.bounds is not None
@@ -109,7 +109,7 @@ class RowMap:
         return rows
 
     def fault(self, values: Sequence[Any]) -> str:
-        """Say which field of a record is no value of its feature, "" for none; for who holds the records."""
+        """Name the first field that its feature refuses, "" for none; for the holder of the records."""
         for feature, value in zip(self.features, values, strict=True):
             if not np.isfinite(feature.columns_of(value)).all():
                 field = ".".join(feature.place)

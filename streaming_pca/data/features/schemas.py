@@ -1,4 +1,4 @@
-"""Reader of records that name their schema: each is read by the version with which it was written."""
+"""Reader of records that name their schema: each is read by the version that wrote it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def records_of(schema: PublicSchema, places: Sequence[Path]) -> AvroRecords | Pr
     Raises
     ------
     ValueError
-        In one line, if the schema is none or cannot be bounded.
+        In one line, if the schema is invalid or cannot be bounded.
     LibraryMissing
     """
     if schema.format == "avro":
@@ -58,15 +58,15 @@ class RegisteredRecords:
     Attributes
     ----------
     absent : tuple of paths
-        Places at which no version has a value.
+        Places without a value in any version.
     lacking : dict of int to tuple of paths
-        Places at which a version has no value, by id; only versions that lack some.
+        Places without a value in a version, by id; only versions that lack some.
     unreadable : dict of int to str
         Why the records of a version are null, by id.
 
     Notes
     -----
-    An id is looked up among those given and nowhere else: a request because of a record would tell of it.
+    An id is looked up among the given ones only: a request because of a record would reveal it.
     Payloads without an id, or with another one, are null records. Nothing is guessed, so that a record
     means what its producer wrote.
 

@@ -45,7 +45,7 @@ def fields_of_json_schema(schema: Mapping[str, Any]) -> list[Suggestion]:
     Raises
     ------
     ValueError
-        If it is no schema of objects.
+        If it is not a schema of objects.
     """
     root = _resolved(schema, schema)
     if not isinstance(root.get("properties"), Mapping):
@@ -230,7 +230,8 @@ def _protobuf_fields(
 def toml_of(suggestions: Sequence[Suggestion]) -> str:
     """Return the features as TOML, with a comment wherever a person has to decide.
 
-    Empty lists stand for numbers and words that only a person knows: settings with them are refused.
+    Empty lists are placeholders for numbers and words that only a person knows: settings with them
+    are refused.
     """
     return "\n".join(_table(each) for each in suggestions)
 

@@ -25,7 +25,7 @@ _LONGEST = 64
 
 
 def seconds_of(value: Any, unit: str) -> float:
-    """Return a time as seconds since 1970 in UTC; NaN for anything that is no time from year 1 to 9999.
+    """Return a time as seconds since 1970 in UTC; NaN for anything but a time from year 1 to 9999.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def seconds_of(value: Any, unit: str) -> float:
 
 
 def moment_of(count: int, per_second: int) -> datetime | float:
-    """Return the time that a count since 1970 stands for; NaN, which is no time, beyond year 9999."""
+    """Return the time of a count since 1970; NaN, which is not a time, beyond year 9999."""
     try:
         return _EPOCH + timedelta(microseconds=count * 10**6 // per_second)
     except OverflowError:
@@ -69,7 +69,7 @@ def moment_of(count: int, per_second: int) -> datetime | float:
 
 
 def day_of(count: int) -> date | float:
-    """Return the day that a count since 1970 stands for; NaN, which is no time, beyond year 9999."""
+    """Return the day of a count since 1970; NaN, which is not a time, beyond year 9999."""
     try:
         return date.fromordinal(_FIRST_DAY + count)
     except (OverflowError, ValueError):

@@ -1,8 +1,8 @@
 """Reader of Avro records: the values of a map's fields, by functions made from the schema.
 
 Libraries that read Avro trust their payloads: a count of 2**62 items, a length below zero or records nested
-a million times make them loop, misread or crash. Here every step takes a byte at least, no value is made
-that no feature reads, and the steps of a payload are bounded by its length.
+a million times make them loop, misread or crash. Here every step takes a byte at least, only values that
+features read are made, and the steps of a payload are bounded by its length.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from streaming_pca.data.features.records import REGISTERED_BYTES, Node, one_line
 from streaming_pca.data.payloads import MalformedPayload
 
 Skip = Callable[[bytes, int, int], int]
-"""Takes a payload, a place in it and a depth; returns the place behind a value."""
+"""Takes a payload, a place in it and a depth; returns the place after a value."""
 Read = Callable[[bytes, int, list[Any]], int]
-"""Takes a payload, a place in it and the slots to fill; returns the place behind a value."""
+"""Takes a payload, a place in it and the slots to fill; returns the place after a value."""
 
 _DEEPEST = 200
 """Most values within one another."""
@@ -50,17 +50,17 @@ class AvroRecords:
     Attributes
     ----------
     absent : tuple of paths
-        Places at which the schema has no value.
+        Places without a value in the schema.
 
     Notes
     -----
-    A payload that begins with a zero and goes on as Confluent's wire format does is read as such, if a record
-    and nothing else is behind its five bytes; otherwise the record begins with the payload.
+    A payload that begins with a zero, like Confluent's wire format, is read as such if exactly one record
+    follows its five bytes; otherwise the record begins with the payload.
 
     Raises
     ------
     ValueError
-        With the schema, in one line.
+        One line about the schema.
     LibraryMissing
     """
 
@@ -90,7 +90,7 @@ class AvroRecords:
         return self._decode(value, 0)
 
     def decode_registered(self, value: bytes) -> list[Any]:
-        """Return the record behind a schema's id, or raise an error of any kind."""
+        """Return the record after a schema's id, or raise an error of any kind."""
         return self._decode(value, REGISTERED_BYTES)
 
     def _decode(self, value: bytes, at: int) -> list[Any]:
@@ -188,7 +188,7 @@ class _Compiler:
         name = type_["name"]
         if name in self._skips:
             known = self._skips[name]
-            # A record within itself is made when its definition is complete.
+            # A record within itself is resolved once its definition is complete.
             return known if known is not None else lambda data, at, deep: self._again(name, data, at, deep)
         self._skips[name] = None
         steps: list[Skip] = []
@@ -375,7 +375,7 @@ class _Compiler:
                         continue
                     value, slots = wanted[key]
                     for slot in slots:
-                        # Of two values of one name the last counts.
+                        # The last of two values of one name counts.
                         out[slot] = None
                     at = value(data, at, out)
                 _check_end(at, end)
@@ -435,7 +435,7 @@ class _Compiler:
         return read
 
     def _scalar(self, type_: Any) -> Value:
-        """Return the function that reads one value; what has no single value is read as no feature's."""
+        """Return the function that reads one value; types without a single value give NOTHING."""
         type_ = self._schema.definition(type_)
         kind = kind_of(type_)
         if kind == "union":

@@ -25,7 +25,7 @@ def kind_of(type_: Any) -> str:
 
 
 class AvroSchema:
-    """Schema in which no value of few bytes stands for many.
+    """Schema that does not let few bytes represent many values.
 
     Parameters
     ----------
@@ -40,8 +40,8 @@ class AvroSchema:
     Raises
     ------
     ValueError
-        One line, if it is no schema, or one whose payloads could not be bounded: an array of items
-        without bytes, whose number would have no limit, or a record that holds itself always.
+        One line, if it is not a schema, or if its payloads cannot be bounded: an array of items
+        without bytes, whose number would have no limit, or a record that always contains itself.
     LibraryMissing
     """
 
@@ -53,7 +53,7 @@ class AvroSchema:
         try:
             found = json.loads(data)
             if isinstance(found, dict):
-                # A mark by which the library would leave out its checks.
+                # With this mark the library would skip its checks.
                 found.pop("__fastavro_parsed", None)
             self.root: Any = fastavro.parse_schema(found, named_schemas=self._named)
             self._fewest = dict.fromkeys(self._named, math.inf)
@@ -65,7 +65,7 @@ class AvroSchema:
         except _Unbounded as error:
             raise ValueError(one_line(error)) from None
         except Exception as error:
-            # Of many kinds: of JSON, of the library, and of its own errors in schemas that it lets pass.
+            # Of many kinds: from JSON, from the library, and from its own faults on schemas that it accepts.
             raise ValueError(f"it is no Avro schema: {type(error).__name__}: {one_line(error)}") from None
 
     def definition(self, type_: Any) -> Any:

@@ -13,7 +13,7 @@ from streaming_pca.data.features.times import day_of, moment_of
 from streaming_pca.data.payloads import MalformedPayload
 
 Value = Callable[[bytes, int], tuple[Any, int]]
-"""Takes a payload and a place in it; returns the value there, and the place behind it."""
+"""Takes a payload and a place in it; returns the value there, and the place after it."""
 
 _MOST_DIGITS = 1000
 
@@ -22,7 +22,7 @@ single = struct.Struct("<f").unpack_from
 
 
 def long(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number of 64 bits, and the place behind it."""
+    """Return a number of 64 bits, and the place after it."""
     byte = data[at]
     at += 1
     if byte < 128:
@@ -124,7 +124,7 @@ def _decimal(type_: Any) -> Callable[[Any], Any]:
     precision, scale = int(type_["precision"]), int(type_.get("scale", 0))
     if not 0 <= scale <= precision <= _MOST_DIGITS:
         raise ValueError(f"a decimal has a precision beyond {_MOST_DIGITS}, or a scale beyond that")
-    # Some writers fill up to 16 bytes. Of longer texts the time would grow with the square.
+    # Some writers fill up to 16 bytes. For longer texts the time would grow with the square.
     most = max(16, math.ceil((precision * math.log2(10) + 1) / 8))
 
     def read(value: bytes) -> Any:
