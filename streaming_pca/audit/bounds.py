@@ -1,7 +1,7 @@
 """Lower bounds on the privacy loss of a mechanism, from samples on two neighbours.
 
 An audit can refute a claim and never prove one. Every output becomes one number, its score, and
-a threshold on the scores tells the inputs apart with error rates FP and FN. One half of the trials
+a threshold on the scores distinguishes the inputs with error rates FP and FN. One half of the trials
 chooses the threshold; on the other half the errors are binomial, so Clopper and Pearson's upper
 limits hold for both rates but for a probability of ``risk``. At these limits a mechanism is not
 
@@ -25,7 +25,7 @@ from scipy.special import betaincinv, expit, ndtr, ndtri
 Scores = NDArray[np.float64]
 
 REPORTED_AT = 0.05
-"""Risk of a reported bound: largest share of audits in which it is above the truth."""
+"""Risk of a reported bound: largest share of audits with a bound above the truth."""
 
 REFUTED_AT = 1e-4
 """Risk of a refutation: largest probability that a true claim is refuted."""
@@ -63,7 +63,7 @@ class Case:
     Attributes
     ----------
     id : str
-        The subject, and behind a slash the name of the neighbours.
+        The subject, and after a slash the name of the neighbours.
     subject : str
         Id of an estimator, or name of a mechanism.
     sample : callable
@@ -83,7 +83,7 @@ def repeated(run: Callable[[bool], float]) -> Callable[[bool, int], Scores]:
 
 
 def mu_of_pure(epsilon: float) -> float:
-    """Return the smallest mu for which every epsilon-DP mechanism is mu-GDP."""
+    """Return the smallest mu such that every epsilon-DP mechanism is mu-GDP."""
     return float(-2 * ndtri(expit(-epsilon)))
 
 

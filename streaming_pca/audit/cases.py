@@ -1,8 +1,8 @@
 """Worst-case neighbours of every estimator and mechanism, found by name.
 
 Streams of few, small records go through ``plan`` and ``update`` as they do in the service: a
-batch is the plan's count of records in their order. The score is a function of the state, of
-which every release is a post-processing. Neighbours differ in one record, where the clip lets
+batch is the plan's count of records in their order. The score is a function of the state, and
+every release is a post-processing of the state. Neighbours differ in one record, where the clip lets
 them be as far apart as it ever does.
 """
 

@@ -1,10 +1,10 @@
 """Worst-case neighbours of estimators whose records meet several mechanisms.
 
-The cost of such an estimator is a composition, of which no one pair of
-neighbours shows all. Each case has records that differ in one mechanism
+The cost of such an estimator is a composition, and no one pair of
+neighbours shows all of it. Each case has records that differ in one mechanism
 alone, and claims the cost of that mechanism: a noise of the wrong scale
 or a clip that is not applied shows there, while a case of the whole would
-hide it behind the others.
+let the others hide it.
 
 =========  ==================================================================
 sum        the sum's noise: a record in one corner of the clip, or the opposite
@@ -140,7 +140,7 @@ def _range(target: Target) -> Trial:
         # The record that differs is in the same place on both sides.
         records = _range_records([1.1] * in_first + [2.2] * (blocks - in_first), RecordKind.FACTOR)
         batches.append(ArrayBatch.of_records([*records, *[None] * len(records)], 2))
-    # No mu: an event of probability delta may tell everything.
+    # No mu: an event of probability delta may reveal everything.
     claim = Claim(target.epsilon, target.delta, math.inf)
     return claim, one_batch(
         estimator, start, batches, lambda s: 0.0 if s.scale is None else math.log(s.scale)
@@ -179,7 +179,7 @@ def _power_sum(target: Target, kind: RecordKind = RecordKind.FACTOR) -> Trial:
 
 
 def _power_search(target: Target) -> Trial:
-    """Put a record above half of the bound, or below; the search allows no more above."""
+    """Put a record above half of the bound, or below; the others above are as many as the search allows."""
     estimator: Any = target.build(2, 1, _ONE_ROUND)
     start = _at_q(estimator)
     count = 2 * estimator._slack

@@ -1,7 +1,7 @@
 """Worst-case neighbours of every mechanism.
 
 Exact sums are put as far apart as the stated sensitivity allows, and scored by
-the statistic that tells them apart best. "replay" cases copy the process first
+the statistic that distinguishes them best. "replay" cases copy the process first
 and score the difference to the copy's draws: a noise source whose state
 lives in the process, seeded or not, then answers without any noise at all.
 """
@@ -122,7 +122,7 @@ def _symmetric_space(total: Integers, sigma: float) -> NDArray[np.float64]:
 
 
 def _laplace(epsilon: float, delta: float) -> Trial:
-    """Move one coordinate: in L1 that is as far as several, and tells most."""
+    """Move one coordinate: in L1 that is as far as several, and reveals most."""
     inputs = (np.zeros(2, dtype=np.int64), np.array([_STEP, 0], dtype=np.int64))
     scale = laplace_scale(_STEP, epsilon)
     return _pure_claim(epsilon), lambda second: float(laplace_on_vector(inputs[second], scale)[0]) / _STEP
@@ -131,7 +131,7 @@ def _laplace(epsilon: float, delta: float) -> Trial:
 def _quantile(epsilon: float, delta: float) -> Trial:
     """Give two candidates scores (0, -2) and (-1, -1).
 
-    Permute-and-flip returns the second of two candidates, s behind the first, with
+    Permute-and-flip returns the second of two candidates, s below the first, with
     probability e^(-epsilon s/2)/2: here it grows by e^epsilon exactly.
     """
     candidates = np.array([1.0, 2.0])
@@ -166,7 +166,7 @@ def _stability(epsilon: float, delta: float) -> Trial:
         shown = stability_histogram(full[second], epsilon, delta)
         return _log_ratio((shown.get(0, 0), shown.get(1, 0)), counts)
 
-    # No mu: an event of probability delta may tell everything.
+    # No mu: an event of probability delta may reveal everything.
     return Claim(epsilon, delta, math.inf), run
 
 
@@ -234,7 +234,7 @@ def _full_bins(histograms: int, enough: int) -> list[BinCounts]:
 def _above_threshold(epsilon: float, delta: float) -> Trial:
     """Ask queries that a record lifts but the last, which it lowers; score a first alarm at the last.
 
-    Threshold and number of queries tell most at epsilon = 1 to 4.
+    Threshold and number of queries reveal most at epsilon = 1 to 4.
     """
     inputs = ([0] * 4 + [1], [1] * 4 + [0])
 

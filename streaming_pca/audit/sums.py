@@ -297,7 +297,7 @@ def _layers(target: Target) -> Trial:
     """Score a huge record of one direction or of another, in all sums.
 
     The state combines the answers at the chosen radius; that combination, in units of the
-    noise that the state names, tells the two apart best.
+    noise that the state names, distinguishes the two best.
     """
     estimator, start, claim = _radius_search(target)
 
@@ -340,7 +340,7 @@ def _floats(target: Target) -> Trial:
 
 
 def unreachable(answers: Matrix, sums: Matrix) -> NDArray[np.bool_]:
-    """Mark answers that are no float64 sum of ``sums`` and any float64 noise.
+    """Mark answers that are not a float64 sum of ``sums`` and any float64 noise.
 
     If the float s + n rounds to y, n lies within an ulp of y - s. Where y is
     closer to 0 than s, or noise and s have opposite signs, y - s needs more bits

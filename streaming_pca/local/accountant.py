@@ -57,7 +57,7 @@ class LocalAccountant:
     -----
     The charge of :meth:`spend` is on the disk before it returns, so before any noise is
     drawn. If the report is then not sent, or the process is killed, the charge stays:
-    never less is recorded than was sent. Processes may share the file
+    recorded charges always cover the reports that were sent. Processes may share the file
     on one machine: each charge is one transaction, which reads and writes under
     the lock of the file.
 
@@ -74,7 +74,7 @@ class LocalAccountant:
     def __init__(self, path: Path | str, timeout: float = 30.0) -> None:
         self.path = Path(path)
         with self._errors():
-            # Absolute, as SQLite reads names such as ":memory:" as databases that are on no disk.
+            # Absolute, as SQLite reads names such as ":memory:" as databases without a file.
             real = os.path.realpath(self.path)
             _make_unless_there(real)
             self._connection = sqlite3.connect(real, timeout=timeout, isolation_level=None)

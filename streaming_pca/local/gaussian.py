@@ -22,7 +22,7 @@ _SENSITIVITY: Final = math.nextafter(math.sqrt(2), math.inf) * RADIUS**2
 """Sensitivity of the upper triangle of z z^T, |z| <= RADIUS, rounded up; the power of two is exact."""
 
 _BLOCK_ENTRIES: Final = 2**16
-"""Numbers drawn at once, or one row if it is longer: bounds the memory beside the report."""
+"""Numbers of one draw, or one row if it is longer: bounds the memory in addition to the report."""
 
 
 def noise_sigma(epsilon: float, delta: float) -> float:
