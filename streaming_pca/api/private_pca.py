@@ -91,7 +91,7 @@ class PrivatePCA(MappedModel):
     bounds : (lower, upper), dict of column to (lower, upper), or None, default=None
         Public bounds of the features, each a number or d numbers, that clamp records. They
         improve accuracy more than any other parameter. Bounds computed from the records are not
-        public. By names, X is a table of these columns.
+        public. With names, X is a table of these columns.
     scale : float, array of d numbers or None, default=None
         Public factors of the features, applied after centring.
     random_state : int, numpy RandomState or Generator, or None, default=None
@@ -243,7 +243,7 @@ class PrivatePCA(MappedModel):
             One line that names the parameter, or the fault of X. The earlier model
             is kept.
         BudgetError
-            If a budget does not cover the fit; likewise.
+            If a budget does not cover the fit; the earlier model is kept too.
 
         Warns
         -----
@@ -399,7 +399,7 @@ class PrivatePCA(MappedModel):
         return rng
 
     def _charge(self, model: object, charge: Charge) -> None:
-        """Charge the budgets of this model, all or none."""
+        """Charge all budgets of this model, or none."""
         charge_all((*accountants_of(self.accountant), *getattr(self, "_foreign_budgets", ())), model, charge)
 
     def _learn(self, rows: Rows, plan: Plan) -> None:

@@ -56,7 +56,7 @@ _Q, _P = np.array([[1.0], [1.0]]) / math.sqrt(2), np.array([[1.0], [-1.0]]) / ma
 
 
 def _at_q(estimator: AnyEstimator) -> Any:
-    """Return the state before any step, with q for a basis; a start found by another estimator has ended."""
+    """Return the state before any step, with basis q; a start by another estimator has ended."""
     start = first_state(estimator)
     ended = {"warm": None} if hasattr(start, "warm") else {}
     return replace(start, basis=_Q, **ended)

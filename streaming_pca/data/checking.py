@@ -64,7 +64,7 @@ def check_records(codec: PayloadCodec, texts: Sequence[bytes], reasons: int) -> 
     Parameters
     ----------
     codec : PayloadCodec
-        Of a stream with features.
+        Codec of a stream with features.
     texts : sequence of bytes
         A JSON object each.
     reasons : int

@@ -111,7 +111,7 @@ class PayloadCodec:
     *structure* of a message, its headers and its number of rows, is public and
     never depends on contents. Explanation: docs/explanation/payloads.md.
 
-    A message is taken as a report, the record of kind local, only if its headers
+    A message counts as a report, the record of kind local, only if its headers
     name the kind and the stream's local guarantee: a record without noise on the
     same topic is a secret, a report is not.
     """
@@ -148,7 +148,7 @@ class PayloadCodec:
         return None if self.fields is None else self.fields.schemas
 
     def decode(self, message: Message) -> Rows | None:
-        """Return the rows (r, d) of one payload, or None if it has none.
+        """Return the rows (r, d) of one payload, or None without rows.
 
         The result depends on the message alone. If the message is the record,
         it is None (null) for anything undecodable, oversized, misshapen, of

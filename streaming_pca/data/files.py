@@ -142,7 +142,7 @@ class RecordFile:
     row_keys : callable or None
         Iterates over the keys of the file's rows, in order; None without a key column.
     guessed_header : bool
-        True if the first line was taken as names because no cell of it is a number.
+        True if the first line counts as names because no cell of it is a number.
     """
 
     path: str
@@ -346,7 +346,7 @@ def _reading(path: Path) -> Iterator[None]:
         NotImplementedError,
         EOFError,
         csv.Error,
-        # Of numpy's reader, for the header of an array.
+        # From numpy's reader, for the header of an array.
         tokenize.TokenError,
         RecursionError,
         MemoryError,
@@ -355,7 +355,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _one_line(error: Exception) -> str:
-    # pyarrow quotes bytes of the file as they are.
+    # pyarrow quotes raw bytes of the file.
     return "".join(each if each.isprintable() else "?" for each in " ".join(str(error).split()))[:500]
 
 

@@ -90,7 +90,7 @@ def _fault(codec: PayloadCodec, message: Message, names: Sequence[str] | None) -
     except MalformedPayload as error:
         return str(error)
     except Exception as error:
-        # Of numpy, pyarrow or a codec of text.
+        # From numpy, pyarrow or a codec of text.
         return (
             f"it cannot be read: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         )

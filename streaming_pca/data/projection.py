@@ -22,7 +22,7 @@ def centre_of(
     Parameters
     ----------
     mean : (d,) numbers or None
-        Of a release: in units of the scaled features, and about the public centre.
+        Mean of a release: in units of the scaled features, and about the public centre.
     centering : str or (d,) numbers
         Numbers are the public centre.
     scale : number(s) or None
@@ -119,7 +119,7 @@ def checked_rows(X: Any, width: int, columns: str) -> Rows:
     ValueError
         One line that names the fault.
     """
-    # By a method of scipy's matrices: programs that only read releases need not load scipy.
+    # Detect scipy's matrices by a method: programs that only read releases need not load scipy.
     if hasattr(X, "tocsr"):
         raise ValueError("X is sparse: pass X.toarray(), or X to PrivatePCA.from_release(...).transform")
     refuse_meaning_beside(X)

@@ -133,7 +133,7 @@ class RecordValues(ABC):
     def sum(self, kernel: ValueKernel, *others: RecordValues) -> Integers:
         """Return the exact sum of the kernel's contributions.
 
-        ``others`` are of the same batch. An ordered kernel has none.
+        ``others`` are of the same batch. An ordered kernel takes no others.
         """
 
     def above(self, radii: Sequence[float]) -> Callable[[int], int]:

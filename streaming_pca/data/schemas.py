@@ -117,7 +117,7 @@ def payload_schema(dim: int | None = None, most_rows: int | None = None) -> Sche
     Parameters
     ----------
     dim, most_rows : int, optional
-        Of a stream: its number of features, and its largest number of rows.
+        Number of features of a stream, and its largest number of rows.
     """
     adapter: TypeAdapter[Any] = TypeAdapter(VectorPayload | RowsPayload)
     schema = adapter.json_schema(schema_generator=_Generator)

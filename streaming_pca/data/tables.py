@@ -36,7 +36,7 @@ class ParquetFile:
         """Iterate over some columns' rows in order."""
         rows = max(1, BLOCK_ENTRIES // self._file.metadata.num_columns)
         names = self.schema.names
-        # By their names, other columns are not even read. With dots, a name may mean several columns.
+        # Columns chosen by name are the only ones read. With dots, a name may mean several columns.
         plain = len(set(names)) == len(names) and not any("." in name for name in names)
         wanted = [names[i] for i in columns] if plain else None
         for group in range(self._file.num_row_groups):

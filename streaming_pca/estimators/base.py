@@ -190,7 +190,7 @@ class EstimatorInfo:
 class Options(BaseModel):
     """Base of an estimator's own settings.
 
-    ``sizing`` names the options that decide the size of a batch and nothing else. A
+    ``sizing`` names the options that decide only the size of a batch. A
     reserved batch can be computed under other values of these options.
     """
 
@@ -239,7 +239,7 @@ class Estimator(ABC, Generic[S, O]):
     options_type: ClassVar[type[Options]]
     state_type: ClassVar[type[State]]
     centerings: ClassVar[tuple[str, ...]] = ("auto", "pairs", "none")
-    """Supported values of ``centering``, besides a public vector, which every estimator supports."""
+    """Supported values of ``centering``, in addition to a public vector, which every estimator supports."""
 
     kinds: ClassVar[frozenset[RecordKind]] = frozenset({RecordKind.FACTOR, RecordKind.MATRIX})
     """Kinds of records that the estimator can read."""

@@ -85,7 +85,7 @@ class Diagnostics:
         Parameters
         ----------
         counts : (2,) int64
-            Of null and of clipped records, with their noise.
+            Numbers of null and of clipped records, with their noise.
         records : int
             Records of the batch.
         """

@@ -115,9 +115,9 @@ def doubts(
     Parameters
     ----------
     subspace : Subspace
-        A release: the function uses nothing else of the state.
+        A release; the function uses nothing of the state that is not released.
     preprocessing : Preprocessing
-        Of its estimator: public.
+        Public preprocessing of its estimator.
     records : int
         Records delivered so far.
     end : float
@@ -232,9 +232,9 @@ def describe_doubts(ids: Sequence[str], resolved: int | None, rank: int, feature
     Parameters
     ----------
     ids : sequence of str
-        Ids of doubts; an unknown id is shown as it is.
+        Ids of doubts; an unknown id is shown unchanged.
     resolved : int or None
-        As :func:`resolved_components`.
+        Result of :func:`resolved_components`.
     feature : object, optional
         Name of the dominant feature, or its number.
     """
@@ -257,9 +257,9 @@ def remedies(found: Sequence[Doubt], preprocessing: Preprocessing | None = None,
     Parameters
     ----------
     preprocessing : Preprocessing, optional
-        Of the estimator: bounds and a centre that are set are not named.
+        Preprocessing of the estimator: bounds and a centre that are set are not named.
     rank : int
-        Of the release: 1 cannot be lowered.
+        Rank of the release: 1 cannot be lowered.
     """
     done = {_RANK} if rank == 1 else set()
     if preprocessing is not None:

@@ -50,7 +50,7 @@ def configure(
     dim : int
         Features of the records.
     n_components, epsilon, delta, estimator, centering, bounds, scale, options, private
-        As :class:`~streaming_pca.api.PrivatePCA` takes them.
+        The parameters of :class:`~streaming_pca.api.PrivatePCA`.
     n_records : int or None
         Number of all records to come, if known. It becomes the estimator's option of
         this name, if that option exists and ``options`` do not set it. Records that do not

@@ -110,7 +110,7 @@ def compile_reading(kind: str) -> None:
 
 
 _READ: dict[str, list[Any]] = {FIRST: [np.uint32], RecordKind.FACTOR: [np.uint32, np.uint64]}
-"""Types of the bits of numbers that are copied as they are, by kind."""
+"""Types of the bits of numbers that are copied unchanged, by kind."""
 
 
 def are_cached(kinds: Iterable[str]) -> bool:

@@ -124,7 +124,7 @@ def clipped_mean_sum(batch: Batch, preprocessing: Preprocessing, radius: float) 
     Parameters
     ----------
     preprocessing : Preprocessing
-        With a centre.
+        Preprocessing with a centre.
     radius : float
         R, in scaled units of the data.
 
@@ -144,7 +144,7 @@ class PrivateMean:
     privacy : PrivacyParameters
         Bound on their cost for a unit of privacy, with all other mechanisms it meets.
     preprocessing : Preprocessing
-        With ``centering = "auto"``.
+        Preprocessing with ``centering = "auto"``.
     """
 
     def __init__(self, privacy: PrivacyParameters, preprocessing: Preprocessing) -> None:

@@ -82,7 +82,7 @@ def bin_coordinates(values: Floats, width: float, out: NDArray[np.int32]) -> Non
         n coordinates of m records.
     width : float, above 0
     out : (n, m) int32
-        By coordinate; ``-2**31`` for NaN and outside int32.
+        One row a coordinate; ``-2**31`` for NaN and outside int32.
     """
     m, n = values.shape
     for i in range(m):

@@ -140,7 +140,7 @@ def copy_rows(
     ----------
     data : (n,) uint8
     parts : (m, 8) int32
-        As of :func:`find_records`.
+        Parts from :func:`find_records`.
     plain : (f, w) uint8
         Encoded headers of plain payloads, each stored after its length.
     most : int

@@ -96,7 +96,7 @@ def oja_message(
     Parameters
     ----------
     rows : (r, d) float64
-        Of one record; r may be 0.
+        Rows of one record; r may be 0.
     of_matrices : bool
         Whether the rows are A itself, or F with A = F^T F.
     iterate : (d,) float64
@@ -165,7 +165,7 @@ def move_by_message(iterate: Floats, removed: Floats, message: Integers, unit: f
     removed : (d, c) float64
         U of P = I - U U^T.
     message : (d,) int64
-        With its noise.
+        Message with its noise.
     unit : float
         Value of one lattice unit.
     """

@@ -37,7 +37,7 @@ class FantopeIterate:
     dual : (m, m) float64
         Z, entries within the penalty: S - Z has its k leading eigenvectors in the optimum.
     step : float
-        Of the augmented Lagrangian.
+        Step of the augmented Lagrangian.
     """
 
     features: Indices
@@ -141,7 +141,7 @@ def _projected(matrix: Matrix, k: int, guess: int) -> tuple[Matrix, int]:
     while True:
         values, vectors = leading_eigenpairs(matrix, count)
         weights = fantope_weights(values, k)
-        # If the least of these has no weight, all below it have none.
+        # If the least of these has no weight, neither has any below it.
         if count == m or weights[-1] == 0.0:
             break
         count = min(2 * count, m)
@@ -189,7 +189,7 @@ def sparse_subspace(
     penalty : float
         At least 0, in units of S. lambda in the paper.
     start : FantopeIterate, optional
-        Of a similar problem: the iteration continues from it. It changes the solution
+        Iterate of a similar problem: the iteration continues from it. It changes the solution
         by at most the tolerance.
     tolerance : float
         Ends the iteration where |X - Y|_F <= tolerance sqrt(k) and the step times the

@@ -81,9 +81,9 @@ def product_values(products: Floats, candidates: Floats) -> Floats:
 
 
 def deflated(products: Floats, candidates: Floats, weights: Floats, components: Floats) -> Floats:
-    """Deflate products by the components found.
+    """Deflate products by known components.
 
-    From products under T to products under T - sum_j lambda_j v_j (x) v_j (x) v_j.
+    Products under T become products under T - sum_j lambda_j v_j (x) v_j (x) v_j.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Local model, for producers: records become private before they are sent.
 
 It trusts the user's own device alone. It needs NumPy, SciPy and mpmath, and only
-modules of this package that import nothing else.
+modules of this package that import only these.
 """
 
 from streaming_pca.local.accountant import AccountantError, AlreadySpent, LocalAccountant

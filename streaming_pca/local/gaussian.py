@@ -36,7 +36,7 @@ def noise_sigma(epsilon: float, delta: float) -> float:
     Returns
     -------
     float
-        Of each number of a report of any dimension; 5.9746 for (1, 1e-6).
+        Noise of each number of a report of any dimension; 5.9746 for (1, 1e-6).
 
     Raises
     ------

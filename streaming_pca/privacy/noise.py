@@ -12,7 +12,7 @@ Only the rounded answer is computed, and without error. |Z| is the point whose u
 U a uniform number whose bits, and a sign, come from the operating system. 63 bits of U are
 drawn first. Where they and a bound on the float error leave two answers possible, more bits of
 the same U are drawn, and compared with the tails at growing precision, until one answer is left.
-Only the error of ndtri is taken on trust, with a margin of 2**6; a test checks it.
+Only the error of ndtri is trusted, with a margin of 2**6; a test checks it.
 
 No state is kept between calls: a copy of a process draws its own noise. The time of a draw
 depends on S only through its part below the grid, and a little on the noise.

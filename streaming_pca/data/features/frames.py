@@ -94,7 +94,7 @@ def _plain(column: Any) -> Any:
     elif hasattr(column, "to_numpy"):
         values = column.to_numpy()
         if values.ndim != 1 and hasattr(column, "to_list"):
-            # Of lists or structs.
+            # A column of lists or structs.
             values = column.to_list()
     elif isinstance(column, (str, bytes)) or not hasattr(column, "__len__"):
         raise ValueError("a column must be a list or an array: write records as a list of mappings")
@@ -106,7 +106,7 @@ def _plain(column: Any) -> Any:
         if values.dtype.kind == "m":
             raise ValueError("a column of durations is no column of numbers: divide it by a unit")
         if values.dtype.kind in "fiub":
-            # As float64 before stand-ins are put in.
+            # Convert to float64 before stand-ins are put in.
             return values.astype(np.float64) if values.dtype.kind == "f" else values
         # Times keep their type: as a list they would be whole numbers.
         values = list(values) if values.dtype.kind == "M" else values.tolist()

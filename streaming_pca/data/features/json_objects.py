@@ -19,7 +19,7 @@ class JsonObjects:
     Parameters
     ----------
     places : sequence of paths
-        Of the fields that are read.
+        Places of the fields that are read.
 
     Attributes
     ----------

@@ -240,7 +240,7 @@ class _Builder:
         oneofs: dict[str, int] = {}
         for field in type_.fields:
             below, oneof = node.below.get(field.name), field.containing_oneof
-            # The others of a choice take the place of a wanted one.
+            # The other fields of a oneof replace a wanted one.
             rivals = [] if oneof is None else [each.name for each in oneof.fields]
             if below is None and not any(rival in node.below for rival in rivals):
                 continue

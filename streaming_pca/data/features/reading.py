@@ -46,7 +46,7 @@ class FieldReader:
     user_field : path, optional
         Place of the user's name, a text or a whole number, where the message key is not the user.
     schema : PublicSchema, optional
-        Of Avro or Protobuf; neither can be read without a schema.
+        Schema of Avro or Protobuf; neither can be read without one.
     registered : mapping of int to PublicSchema, optional
         Schemas of a registry by their ids, all of one format, in place of ``schema``. Each record names
         its own.

@@ -13,7 +13,7 @@ from streaming_pca.data.features.records import PublicSchema, SchemaFormat
 _PRIMITIVE = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 _NAMED = ("record", "error", "enum", "fixed")
 _NO_SPACE = "_"
-"""Namespace of names that have none: they could not be used within another one."""
+"""Namespace of names without one: they could not be used within another one."""
 _ROOT = "registered.proto"
 _SHOWN = 200
 """Characters of a name in a message."""

@@ -90,7 +90,7 @@ class RowMap:
         Parameters
         ----------
         values : sequence of sequences
-            For each feature the values of its field in all records, None where it is absent or null.
+            For each feature the values of its field in all records, None if it is absent or null.
         count : int
             Number n of records.
 

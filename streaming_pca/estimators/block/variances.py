@@ -1,4 +1,4 @@
-"""Variances of the block route: one pass over the records along the directions found.
+"""Variances of the block route: one pass over the records along the route's directions.
 
 The route's own products are clipped far below the largest records, so their eigenvalues are not
 variances. The squares along each direction are measured in layers up to caps that hold nearly all
@@ -35,7 +35,7 @@ _CAPS = np.array([12.0, 48.0, 192.0])
 _PARTS = (0.5, 0.3, 0.2)
 """Parts of the share that the layers get."""
 _ABOVE = np.array([0.015, 0.003])
-"""Usual parts of the variance in the layers after the first: noise is taken down to them."""
+"""Usual parts of the variance in the layers after the first: noise is shrunk to them."""
 _FULL = 0.01
 """Mean of the last layer's terms above which its caps were far too low."""
 _LARGEST = 1e6
@@ -102,15 +102,15 @@ def measure_variances(
     Parameters
     ----------
     batch : Batch
-        Of vectors or factors.
+        Vectors or factors.
     preprocessing : Preprocessing
-        With its centre.
+        Preprocessing with its centre.
     directions : (k, d) float64
         Orthonormal rows.
     scales : (k + 1,) float64
         About the variances, above 0: they set the caps.
     budget : Budget
-        For its noise scales.
+        Computes the noise scales.
     multipliers : sequence of float
         One for each layer's Gaussian, from :func:`take_shares`.
     count : float

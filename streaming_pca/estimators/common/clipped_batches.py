@@ -90,7 +90,7 @@ LEAST_RADIUS, GREATEST_RADIUS = 1e-70, 1e70
 
 
 class ClippedBatches(GrowingBatches):
-    """Settings of an estimator that clips, besides those of its batches."""
+    """Settings of an estimator that clips, in addition to settings of its batches."""
 
     # n_records is not only a size: records still to come influence the choice of the clip radius.
     sizing: ClassVar[frozenset[str]] = GrowingBatches.sizing - {"n_records"}

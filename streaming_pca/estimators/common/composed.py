@@ -170,7 +170,7 @@ class ComposedEstimator(Estimator[S, O]):
         if present >= RESTART_RATIO * state.mean_weight:
             last = last_share(self.dim, count, multiplier)
             found, known, noise = coarse_to_fine(batch, self.preprocessing, start, radii, budget, last, here)
-            # A mean hidden by noise is taken to be near the start, which need not be 0.
+            # A mean hidden by noise counts as the start, which need not be 0.
             mean = np.clip(found, lower, upper) if known or start.any() else None
             state = replace(state, mean=mean, mean_weight=present, mean_noise=noise)
             return replace(state, anchor=mean, mean_doubt=own)

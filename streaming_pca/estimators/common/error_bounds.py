@@ -72,7 +72,7 @@ def angle_bound_of_block(singular_values: Matrix, k: int, dim: int, sigma: float
     Parameters
     ----------
     singular_values : (L,) float64
-        Of the noisy block B = M + Z, (d, L) with k <= L <= d, decreasing.
+        Singular values of the noisy block B = M + Z, (d, L) with k <= L <= d, decreasing.
     k : int
         Dimension of the subspaces.
     dim : int
@@ -111,7 +111,7 @@ def angle_bound_of_block(singular_values: Matrix, k: int, dim: int, sigma: float
 
 
 def mean_noise_along(variances: Matrix, dim: int, noise: float | None) -> Matrix:
-    """Return what the noise of the mean adds to variances.
+    """Return the amount that the noise of the mean adds to variances.
 
     ``noise`` is its variance in each coordinate. Where it is large, the mean's error is a separate
     direction, possibly a released one.

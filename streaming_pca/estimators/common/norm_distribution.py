@@ -23,7 +23,7 @@ STEPS = 8
 """Radii an octave: a radius is known to 9%. Trades resolution against the number of counts."""
 
 _TAIL = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12])
-"""Edges of the tail's bins, in octaves above the median: few bins have less noise in total."""
+"""Edges of the tail's bins, in octaves above the median: trades few bins against noise in each."""
 
 BINS = len(_TAIL)
 

@@ -58,7 +58,7 @@ class AnalyzeGauss(ComposedEstimator[AnalyzeGaussState, AnalyzeGaussOptions]):
     -------
     The argument of every :class:`~streaming_pca.estimators.common.composed.ComposedEstimator`
     (adjacency: replace-one). Released: the counts of records and norms, the noisy mean and the noisy
-    matrices; all else follows from them.
+    matrices; everything else follows from them.
     """
 
     info = EstimatorInfo(

@@ -95,7 +95,7 @@ class Coordinates:
         kind, d = self.preprocessing.kind, self.dim
         beyond: Integers = np.zeros((d, d), dtype=np.int64)
         found: list[LatticeSum] = []
-        # As many layers in one reading as a sum may hold.
+        # Each reading holds as many layers as fit into one sum.
         at_once = max(_MOST_TOTALS // (d * d), 1)
         for last in range(len(edges), 0, -at_once):
             layers = range(max(last - at_once, 0), last)

@@ -182,9 +182,9 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
     - E is isotropic, with off-diagonal variance half of the diagonal's, and on a lattice.
     - k = d: the projector is the identity for all records. No gap is tested,
       and the whole budget goes to the variances.
-    - Explained variances: the paper has none. A share pays for a noisy V^T X V,
+    - Explained variances: not in the paper. A share pays for a noisy V^T X V,
       V the released subspace, which also turns V to its Ritz vectors.
-    - Streaming: each batch is a data set of its own. Noisy projectors of batches
+    - Streaming: each batch is a separate data set. Noisy projectors of batches
       are averaged by 1/Delta^2, a post-processing.
 
     Privacy
@@ -195,7 +195,7 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
     larger of the two gaps, V^T X V by F. Outside an event of probability delta_1, l is such a
     bound, and the three answers are Gaussian mechanisms that compose adaptively. z is the least
     multiplier for (epsilon, 0.9 delta), and c delta_1 = 0.1 delta for the c batches that a unit
-    may enter. No rho is claimed, as the excluded event has none.
+    may enter. No rho is claimed, as the excluded event has no finite rho.
     Proof: docs/explanation/proofs/output-perturbation.md.
     """
 

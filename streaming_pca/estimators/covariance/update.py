@@ -100,7 +100,7 @@ class CovarianceUpdate:
     k : int
         Rank of the subspace.
     preprocessing : Preprocessing
-        With its centre.
+        Preprocessing with its centre.
     multiplier : float
         Noise multiplier of a whole batch.
     norm_range : (float, float)

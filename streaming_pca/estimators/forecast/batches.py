@@ -80,7 +80,7 @@ def planned_batches(records: int, options: GrowingBatches | None = None) -> tupl
     Parameters
     ----------
     options : GrowingBatches, optional
-        By default those of an endless stream: 4,096 records, growing by 1.6 up to 131,072.
+        Settings of batches; by default an endless stream's: 4,096 records, growing by 1.6 up to 131,072.
 
     Returns
     -------

@@ -100,6 +100,6 @@ class LocalGaussianPCA(LocalEstimator[LocalGaussianState, LocalGaussianOptions])
         values = np.full(self.dim, state.next_variance)
         values[: self.k] = state.variances
         # The variance of <N, C> is at most 2 sigma^2 |C|_F^2, as with isotropic noise of sqrt(2) sigma
-        # on the diagonal and sigma off it. The bound uses nothing else of the noise.
+        # on the diagonal and sigma off it. The bound uses no other property of the noise.
         sigma = math.sqrt(2) * self._mean_sigma(state.reports)
         return replace(found, angle_bound=angle_bound_of_covariance(values, self.k, sigma))

@@ -48,7 +48,7 @@ class Learnt:
     Attributes
     ----------
     iterate : (d,) float64 or None
-        Of any length; None if nothing is learnt. It is ignored if it is not finite.
+        Iterate of any length; None if nothing is learnt. It is ignored if it is not finite.
     value : float
         Private Ritz value of the iterate; meaningless if nothing is learnt.
     clipped : int
@@ -158,11 +158,11 @@ class Deflation(Estimator[S, O], Generic[S, O]):
         state : DeflationState
             Before the batch: this is learning step ``state.steps[state.component] + 1``.
         batch : Batch
-            Of any length.
+            Batch of any length.
         iterate : (d,) float64
             Unit vector, orthogonal to ``removed``.
         removed : (d, i) float64, C order
-            U, orthonormal columns: the components found before; i may be 0.
+            U, orthonormal columns: the earlier components of this pass; i may be 0.
         """
 
     def _update(self, state: S, batch: Batch) -> tuple[S, int]:

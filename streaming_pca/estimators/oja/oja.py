@@ -54,7 +54,7 @@ class OjaPCA(IterateEstimator[IterateState, OjaOptions]):
       records. The steps do not depend on how the stream is cut.
     - A null record makes no step but counts as one. The same holds for a record whose
       step would overflow or reduce the rank of the basis: Q stays.
-    - Variances: the algorithm has none. They come from the last batch's mean of
+    - Variances: not in the algorithm. They come from the last batch's mean of
       Q^T A_i Q, which also rotates Q to its Ritz vectors; the subspace is the same.
     - Centring: the printed algorithm has second moments only ("none"). "pairs" and a
       public vector are public maps of the records. "auto" is refused: it needs a privacy

@@ -1,6 +1,6 @@
 """Adaptive private mean: a private scale, a private centre, a clipped mean about it.
 
-From [DunglerSanyal2026] and [DunglerSanyal2025]. A batch of products G_i (d x k, or
+Source: [DunglerSanyal2026] and [DunglerSanyal2025]. A batch of products G_i (d x k, or
 vectors) is read as two disjoint halves:
 
 *PrivRange* ([DunglerSanyal2026, Alg. 4]; [DunglerSanyal2025, Alg. 6]). Pairs of the
@@ -128,16 +128,16 @@ class AdaptiveMean:
     Parameters
     ----------
     epsilon, delta : float
-        Of each half of one batch.
+        Privacy of each half of one batch.
     values : int
         d k, the coordinates of a product.
     accounting : {"paper", "zcdp"}
-        Of the second half.
+        Accounting of the second half.
 
     Attributes
     ----------
     multiplier : float
-        Of the mean: sigma over sensitivity.
+        Multiplier of the mean: sigma over sensitivity.
 
     Notes
     -----
@@ -190,7 +190,7 @@ class AdaptiveMean:
         Parameters
         ----------
         batch : Batch
-            Of any length.
+            Batch of any length.
         basis : (d, k) float64
         removed : (d, c) float64
             Orthonormal columns to project out of the products.
@@ -251,7 +251,7 @@ class AdaptiveMean:
         removed : (d, c) float64
             Projected out of the products' rows.
         width, radius : float
-            Of the bins; and R, half the width of the box.
+            Width of the bins; and R, half the width of the box.
 
         Returns
         -------

@@ -119,7 +119,7 @@ class NoisyPowerMethod(Estimator[NoisyPowerState, NoisyPowerOptions]):
     multiplier z. Each is (1/z)-GDP; all T of them, in each of the c batches that a
     unit may enter, are sqrt(T c)/z-GDP
     (:func:`~streaming_pca.privacy.calibration.multipliers.lattice_sigma`): (epsilon, delta)-DP.
-    Released: T noisy products; all else follows from them.
+    Released: T noisy products; everything else follows from them.
     """
 
     info = EstimatorInfo(

@@ -110,7 +110,7 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
     :class:`~streaming_pca.estimators.covariance.analyze_gauss.AnalyzeGauss`), or on L (later k)
     products. Both have one noise multiplier, for (epsilon, delta). Candidates, rho and W are
     earlier outputs. A user may enter c batches: c such mechanisms compose to (epsilon, delta).
-    Released: noisy sums; all else follows from them.
+    Released: noisy sums; everything else follows from them.
     """
 
     info = EstimatorInfo(

@@ -1,7 +1,7 @@
 """Search for a tensor's components one after the other, then refinement of all.
 
 Shared by both tensor estimators. It works on products T(I, u, u) alone: Algorithms 2
-and 3 of [WangAnandkumar2016] differ in the way they compute these, and in nothing else.
+and 3 of [WangAnandkumar2016] differ only in the way they compute these.
 
 ==================================  ==================================================
 Algorithm 2, step 3; 3, step 4      :meth:`TensorSearch.start`
@@ -89,7 +89,7 @@ class TensorSearch:
     weights: Matrix
     """(k,): lambda of the components found, 0 for others."""
     components: Matrix
-    """(k, n), unit rows: v of those found, orthonormal fill for others."""
+    """(k, n), unit rows: v of found components, orthonormal fill for others."""
     products: Matrix
     """(k, n): the mean product of each component, deflated by the others."""
     found: int

@@ -57,7 +57,7 @@ class Space:
     clip_radius : float
         R, in units of the records.
     whitening : Whitening, optional
-        Of an earlier output.
+        Whitening from an earlier output.
     whitened_radius : float
         The clip of W^T x, if there is a whitening.
     """

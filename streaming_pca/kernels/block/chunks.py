@@ -2,7 +2,7 @@
 
 A record F of r rows becomes z, about 2**20 F/|F|_F, rounded to integers, and its product y = z B, for columns
 B on a grid of 2**-30: every partial sum of y is an integer of 51 bits over 2**30, so BLAS adds it exactly in
-any order. With F = f z for a number f, A Q = F^T F Q is f**2 z^T y for those columns of B that are Q.
+any order. With F = f z for a number f, A Q = F^T F Q is f**2 z^T y for the columns Q of B.
 A chunk's result for a record depends on that record and on public numbers alone, bit for bit, and is the
 same for float32 and float64 entries of equal values. Error bounds: docs/explanation/proofs/exact-sums.md.
 """
@@ -68,7 +68,7 @@ class Chunk(NamedTuple):
     places : (T,) int64
         Number of each record, counted from the first one read; absent numbers are null records.
     terms : (7, T) float64
-        Of each record: |z^T y|**2, |y|**2, |z|**2, <y, z C'>, its units, r k, and the scale of u.
+        For each record: |z^T y|**2, |y|**2, |z|**2, <y, z C'>, its units, r k, and the scale of u.
     values : (r, d) float64
         Scratch for the longest record.
     """

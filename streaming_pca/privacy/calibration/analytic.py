@@ -1,7 +1,7 @@
 """Exact privacy cost of Gaussian noise, and of zCDP, at high precision.
 
 :class:`~streaming_pca.privacy.parameters.Charge` reads a float as the decimal
-that prints it, so ``epsilon`` and ``delta`` are taken as the smaller of float
+that prints it, so ``epsilon`` and ``delta`` are read as the smaller of float
 and decimal here, and every result is rounded towards more noise.
 
 Proofs: docs/explanation/proofs/analytic-gaussian.md.

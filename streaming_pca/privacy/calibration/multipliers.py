@@ -3,7 +3,7 @@
 All functions are about replace-one adjacency: ``sensitivity`` is always the
 largest L2 distance between the sums of two inputs that differ in one unit.
 :class:`~streaming_pca.privacy.parameters.Charge` reads a float as the
-decimal that prints it, so ``epsilon`` and ``delta`` are taken as the smaller of
+decimal that prints it, so ``epsilon`` and ``delta`` are read as the smaller of
 float and decimal here, and every result is rounded towards more noise.
 """
 

@@ -117,7 +117,7 @@ def _mean_positive(epsilon: float, h: float, messages: int, share: float, tail: 
     mean = share * float(np.sum(tilted * values)) / (1 + shift)
     second = share * float(np.sum(tilted * values * values)) / (1 + shift)
     deviation = math.sqrt(messages * max(second - mean * mean, step * step))
-    # Where e^(-tilt s) s falls, and is small enough.
+    # Far enough that e^(-tilt s) s falls, and is small enough.
     centre = max(messages * mean, 0.0)
     top = max(8 * deviation + float(values[-1]) + centre, 60 / tilt)
     below = 10 * deviation - float(values[0])

@@ -12,7 +12,7 @@ for all of its batches: the largest epsilon, delta and rho that any of them has 
 :attr:`Ledger.everywhere` is the sum over these jobs, and is part of every record's charge.
 A reservation that would take any record above the cap, or a user without records, is void.
 
-Why that is sound, and what the cap does not cover: docs/explanation/ledger.md.
+Soundness, and the limits of the cap: docs/explanation/ledger.md.
 """
 
 from __future__ import annotations

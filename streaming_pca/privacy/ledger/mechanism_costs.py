@@ -94,9 +94,9 @@ def check_mechanisms(contract: Parameters, parameters: Parameters) -> str:
     Parameters
     ----------
     contract : dict
-        Of a stream that is private and does not read reports.
+        Contract of a stream that is private and does not read reports.
     parameters : dict
-        Of one batch, as its reservation names them.
+        Parameters of one batch, from its reservation.
     """
     try:
         epsilon, delta = _number(contract, "epsilon"), _number(contract, "delta")
@@ -134,7 +134,7 @@ class _Composed:
     Attributes
     ----------
     what : str
-        For messages.
+        Name in messages.
     gaussians : tuple of (multiplier, number)
     pure : tuple of (epsilon, number)
     failure : Fraction

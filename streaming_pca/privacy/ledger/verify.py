@@ -1,6 +1,6 @@
 """Independent verifier of a ledger: `streaming-pca ledger verify`.
 
-It needs nothing but the messages. With the writer it shares the entries' schemas
+It needs only the messages. It shares with the writer the entries' schemas
 and the rules of the protocol (:mod:`.protocol`). It computes hashes from the
 messages' bytes, and sums charges by separate code (:mod:`.verify_replay`).
 
@@ -264,10 +264,10 @@ def check_releases(
     messages : iterable of bytes or StoredRelease
         Every committed message of the releases topics, in order within each topic.
     replay : Replay
-        Of the life to verify. Its problems get a line for each release or entry without its
+        Replay of the life to verify. Its problems get a line for each release or entry without its
         counterpart, for each release out of order, and for each that contradicts its ledger.
     earlier : sequence of Replay
-        Of the topic's other lives.
+        Replays of the topic's other lives.
     """
     problems, seen = replay.problems, set[tuple[str, int]]()
     latest: dict[str, int] = {}

@@ -39,10 +39,10 @@ def stability_modes(bins: BinCounts, epsilon: float, delta: float) -> Modes:
     Parameters
     ----------
     bins : BinCounts
-        Of bins that are each a function of one record alone. Any int32 but
+        Counts of bins that are each a function of one record alone. Any int32 but
         :data:`~streaming_pca.kernels.coordinates.NOWHERE` may be a bin; the bins may be unknown.
     epsilon, delta : float
-        Of one histogram.
+        Privacy of one histogram.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def gaussian_modes(bins: BinCounts, rho: float, delta: float) -> Modes:
     bins : BinCounts
         As for :func:`stability_modes`.
     rho, delta : float
-        Of all histograms together.
+        Privacy of all histograms together.
 
     Raises
     ------

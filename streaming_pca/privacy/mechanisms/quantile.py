@@ -30,8 +30,8 @@ def private_quantile(
     Parameters
     ----------
     counts : (c,) int64
-        Of m values, one number a record and each a function of that record alone, the numbers of those
-        that are at most each candidate (:func:`counts_at_most`). No value is refused: NaN counts as above
+        For each candidate, the number of values at most as large (:func:`counts_at_most`), of m values: one
+        number a record, each a function of that record alone. No value is refused: NaN counts as above
         every candidate.
     size : int
         m, public.

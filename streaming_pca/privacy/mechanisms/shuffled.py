@@ -44,7 +44,7 @@ def gaussian_on_message(contribution: NDArray[np.int64], sigma: float) -> NDArra
     Parameters
     ----------
     contribution : (d,) int64
-        Of norm at most b, in lattice units.
+        Contribution of norm at most b, in lattice units.
     sigma : float
         Noise scale.
 

@@ -151,7 +151,7 @@ class UserTable:
         return sum(shard.nbytes for shard in self._shards)
 
     def admit(self, users: NDArray[np.uint64]) -> Admission:
-        """Decide which records of a batch count; the table stays as it is.
+        """Decide which records of a batch count; the table stays unchanged.
 
         Parameters
         ----------
