@@ -31,7 +31,7 @@ def noise_variance(
     -------
     float or None
         0 for k = d, None without a total. Else (total - sum of variances)/(d - k), and at least
-        total_error/(d - k), its own standard error: noise can leave less than that, even less than 0,
+        total_error/(d - k), its own standard error: noise can make the rest smaller, even negative,
         and a density needs a variance above 0. Without an error the floor is 2**-52 of the
         largest variance.
     """

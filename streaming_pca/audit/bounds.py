@@ -106,7 +106,7 @@ def epsilon_bound(
 ) -> Scores:
     """Return a lower bound on epsilon at ``delta``, 0 or above; wrong with probability ``risk``.
 
-    ``n`` outputs were judged on each neighbour.
+    ``n`` outputs were classified on each neighbour.
     """
     a, b = (error_limit(wrong, n, risk / 2) for wrong in (false_positives, false_negatives))
     ratio = np.maximum((1 - b - delta) / a, (1 - a - delta) / b)
@@ -126,7 +126,7 @@ def mu_bound(
 
 @dataclass(frozen=True)
 class Separation:
-    """Errors of one threshold among ``n`` outputs on each neighbour, judged by fresh outputs."""
+    """Errors of one threshold among ``n`` outputs on each neighbour, measured on fresh outputs."""
 
     false_positives: int
     false_negatives: int
@@ -206,7 +206,7 @@ def audit(case: Case, trials: int, advance: Callable[[int], None] = lambda n: No
     Parameters
     ----------
     trials : int
-        Runs on each neighbour; one half finds thresholds, the other judges them.
+        Runs on each neighbour; one half finds thresholds, the other tests them.
     advance : callable
         Called with the number of new runs, 2 ``trials`` in all.
 

@@ -51,7 +51,7 @@ from streaming_pca.linalg.tensors import Whitening
 _BATCH = 8
 """Records of a batch."""
 
-# Most cases have vectors of two features: the basis q is on the one diagonal, p on the other.
+# Most cases have vectors of two features: the basis q is on one diagonal, p on the other.
 _Q, _P = np.array([[1.0], [1.0]]) / math.sqrt(2), np.array([[1.0], [-1.0]]) / math.sqrt(2)
 
 

@@ -74,7 +74,7 @@ class Decoded(NamedTuple):
     lengths : (m,) int64
         Number of each message's rows; 0 for a null message.
     users : (m, 2) uint64 or None
-        Keyed hashes of the messages' users, (0, 0) where none is named, for unit user.
+        Keyed hashes of the messages' users, (0, 0) for a message without one, for unit user.
     """
 
     rows: Rows

@@ -148,7 +148,7 @@ def split_values(body: bytes, most: int) -> tuple[list[bytes], int]:
 
 
 def depth_of(text: bytes) -> int:
-    """Return how deep the brackets of a JSON text are nested, at most."""
+    """Return the greatest depth of the brackets of a JSON text."""
     return int(_depths(text)[0].max(initial=0))
 
 

@@ -139,7 +139,7 @@ class RecordValues(ABC):
     def above(self, radii: Sequence[float]) -> Callable[[int], int]:
         """Return a function of an index i to the exact number of values above ``radii[i]``.
 
-        NaN is above no radius. The function reads the records once at most if they are elsewhere.
+        NaN is above no radius. The function reads the records at most once if they are elsewhere.
         """
         counts = self.sum(_Above(radii))
         return lambda i: int(counts[i])
@@ -147,7 +147,7 @@ class RecordValues(ABC):
     def at_most(self, radii: Sequence[float]) -> Callable[[int], int]:
         """Return a function of i to the exact number of values of at most ``radii[i]``.
 
-        NaN is not at most any radius. The function reads the records once at most if they are elsewhere.
+        NaN is not at most any radius. The function reads the records at most once if they are elsewhere.
         """
         counts = self.sum(_AtMost(radii))
         return lambda i: int(counts[i])

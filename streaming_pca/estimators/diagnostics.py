@@ -16,7 +16,7 @@ MAX_SHARE = 0.5
 """Largest share of epsilon: more than half of it for diagnostics is a mistake."""
 
 _SENSITIVITY = 2
-"""Replacing a record moves each of the two counts by one at most."""
+"""Replacing a record moves each of the two counts by at most one."""
 
 
 class Diagnostics:

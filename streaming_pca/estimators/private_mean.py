@@ -24,7 +24,7 @@ earlier outputs only. A record of several rows adds their mean, a null record 0.
 
 - Radius: epsilon-DP by :func:`~streaming_pca.privacy.mechanisms.private_quantile`.
 - Sum: integer vectors of norm at most 2**40, checked as integers. Replacing one
-  moves the sum by 2**41 at most: the sensitivity that the noise is calibrated to.
+  moves the sum by at most 2**41: the sensitivity that the noise is calibrated to.
 
 Released: radius and noisy sum; the centre follows from them and from public numbers. The
 parts (of each round) share no record with each other nor with the estimator's part. So they

@@ -189,8 +189,8 @@ class BinCounts:
     Attributes
     ----------
     owners, keys, counts : (b,) int64
-        Histogram, bin, and number of records, sorted by histogram and bin. Each record is in one bin of
-        each histogram at most.
+        Histogram, bin, and number of records, sorted by histogram and bin. Each record is in at most one
+        bin of each histogram.
     """
 
     histograms: int

@@ -62,7 +62,7 @@ def find_records(data: NDArray[np.uint8], at: int, parts: NDArray[np.int32]) -> 
             continue
         at = start + length
         parts[n, START], parts[n, END] = start, at
-        # One byte of attributes, then the time, of ten bytes at most.
+        # One byte of attributes, then the time, of at most ten bytes.
         p = start + 1
         stop = min(p + 10, data.size)
         while p < stop and data[p] >= 0x80:

@@ -146,7 +146,7 @@ def clip_and_round(
     total = sum_of_squares(values)
     if total > LEAST_SQUARE and total < MOST_SQUARE:
         return _clip_scaled(values, math.sqrt(total), per_unit, radius, out)
-    # NaN, too, gets here.
+    # NaN also gets here.
     e = exponent(values)
     scaled = np.empty_like(out)
     if e == NO_EXPONENT or not scale_down(values, e, scaled) < math.inf:

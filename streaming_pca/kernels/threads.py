@@ -221,7 +221,7 @@ def together(work: Callable[[], Result], most: int) -> list[Result]:
 def shared_out(
     total: int, work: Callable[[int, int], Result], granularity: int = 1, least: int = 1
 ) -> list[Result]:
-    """Call ``work(first, last)`` on consecutive ranges of ``total``, one a thread at most.
+    """Call ``work(first, last)`` on consecutive ranges of ``total``, at most one a thread.
 
     All calls have ended when this returns or raises.
 

@@ -46,7 +46,7 @@ class FantopeIterate:
     step: float
 
     def largest(self, count: int) -> FantopeIterate:
-        """Restrict to the ``count`` features with the largest weights Y_ii, at most."""
+        """Restrict to at most ``count`` features: those of the largest weights Y_ii."""
         order = np.argsort(-np.diagonal(self.sparse), kind="stable")
         kept = np.sort(order[:count])
         block = np.ix_(kept, kept)
@@ -98,7 +98,7 @@ def noise_penalty(dim: int, sigma: float, failure: float = 0.05) -> float:
     -------
     float
         sigma sqrt(2 ln(d(d+1)/(2 failure))): P(|g| > t) <= exp(-t^2/2), and the union
-        bound. The rate is the one of [WangXu2020, Theorems 4 and 5], which give no constant.
+        bound. The rate is from [WangXu2020, Theorems 4 and 5], which give no constant.
     """
     return sigma * math.sqrt(2 * math.log(dim * (dim + 1) / (2 * failure)))
 

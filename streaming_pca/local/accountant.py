@@ -243,7 +243,7 @@ def _exact(number: float) -> Fraction:
 
 def _make_unless_there(path: str) -> None:
     """Make an empty file that other users of the machine can never read."""
-    # A process that closes a file gives up all its locks on it, also of other connections. So an
+    # A process that closes a file releases all its locks on it, also of other connections. So an
     # existing file, which may be in use, is not opened here; a file being made is not in use yet.
     with _making, suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))

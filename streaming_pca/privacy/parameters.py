@@ -77,7 +77,7 @@ def format_rational(value: Fraction | float) -> str:
 
 
 def format_number(value: Fraction | float | str) -> str:
-    """Write a number for people: 1e-06, with 12 digits at most.
+    """Write a number for people: 1e-06, with at most 12 digits.
 
     Parameters
     ----------

@@ -3,7 +3,7 @@
 The *secret* sampler draws privacy noise and secret permutations from the operating
 system's generator; it cannot be seeded, and it keeps no state between draws. Gaussian noise is
 :mod:`~streaming_pca.privacy.noise`, other laws come from OpenDP's exact integer samplers. The
-*utility* generator draws reproducible numbers that privacy does not rest on: an initial
+*utility* generator draws reproducible numbers that privacy does not depend on: an initial
 basis, the order of rows in an experiment.
 """
 
@@ -101,5 +101,5 @@ def secret_salt(n_bytes: int = 32) -> bytes:
 
 
 def utility_generator(seed: int | None) -> np.random.Generator:
-    """Return a reproducible generator; never for noise that privacy rests on."""
+    """Return a reproducible generator; never for noise that privacy depends on."""
     return np.random.default_rng(seed)

@@ -63,7 +63,7 @@ def _struct(tree: dict[str, Any]) -> type[msgspec.Struct]:
 
 
 def _is_object(below: dict[str, Any]) -> bool:
-    """Return whether a field is an object, and not a value, nor perhaps a list."""
+    """Return whether a field is an object, rather than a value or perhaps a list."""
     return bool(below) and not any(map(is_index, below))
 
 

@@ -253,7 +253,7 @@ class FieldReader:
         return rows
 
     def users(self, records: Sequence[Any], content_type: str = JSON) -> list[bytes | None]:
-        """Return the user of each record; None where none is named."""
+        """Return the user of each record; None for a record without one."""
         if self.user_field is None:
             raise ValueError("no field names the user")
         get = self._getters(content_type)[-1]

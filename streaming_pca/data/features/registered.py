@@ -57,7 +57,7 @@ def public_schema(format: SchemaFormat, registered: Registered, message: str | N
 
 
 class _Avro:
-    """Maker of one schema: each definition stands where its name is used first."""
+    """Maker of one schema: each definition is at the first use of its name."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()

@@ -182,7 +182,7 @@ class BlockUpdate:
         Returns
         -------
         radius, weight : float
-            The weight is E min(1, R/|A Q - C|_F) over records that are not null, 0.2 at least.
+            The weight is E min(1, R/|A Q - C|_F) over records that are not null, at least 0.2.
         """
         norms = block_residual_norms(batch, self.preprocessing, estimate.basis, estimate.product)
         shares = norm_shares(len(norms), self.multiplier, part)
@@ -376,7 +376,7 @@ def round_shares(count: int, multiplier: float, cold: bool) -> list[float]:
     """List the shares of the rounds before the last, which gets the rest.
 
     Every round reads all records. A round of share s is as noisy as one on a part sqrt(s) of them.
-    A round noisier than a thousand records at multiplier 5 measures nothing and is left out.
+    A round noisier than a thousand records at multiplier 5 measures nothing and is skipped.
 
     Parameters
     ----------

@@ -43,7 +43,7 @@ side alone cut the most, and noise harms the components in any case."""
 _MOST_CUT = 0.25
 """Largest share of the records that a round clips, for few records: trades noise against clipping."""
 _SURE = 6.0
-"""Deviations of a count below which a round takes it for noise: a chance of 1e-7 in all its rounds."""
+"""Deviations of a count below which a round treats it as noise: a chance of 1e-7 in all its rounds."""
 _LEAST = 100.0
 """Records, at multiplier 1, below which no mean is measured."""
 
@@ -136,7 +136,7 @@ def refine(
     about = preprocessing.about(centre)
     norms = batch.map(MeanNorms(about))
     shared = radius_share(len(norms), budget.multiplier)
-    # Noise is 2 sqrt(d/share)/(n mu) radii long; a clip moves the mean by as many as its share at most.
+    # Noise is 2 sqrt(d/share)/(n mu) radii long; a clip moves the mean by at most as many as its share.
     cut = _CUT * 2 * math.sqrt(len(centre) / share) * budget.multiplier / max(len(norms), 1)
     quantile = 1 - min(cut, _MOST_CUT)
     radius, _ = private_quantile_radius(norms, *radii, quantile, budget, shared, _SURE)

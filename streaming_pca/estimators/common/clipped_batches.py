@@ -25,7 +25,7 @@ class GrowingBatches(Options):
     first_batch: int = Field(default=4096, ge=2, le=MAX_RECORDS)
     """Records of the first batch of an endless stream."""
     growth: float = Field(default=1.6, ge=1, le=64)
-    """Each batch has this many times the records of the one before."""
+    """Each batch has this many times the records of the previous one."""
     max_batch: int = Field(default=131_072, ge=2, le=MAX_RECORDS)
     """Largest batch of an endless stream; a worker's memory is two of them."""
     n_records: int | None = Field(default=None, ge=2, le=2**40)

@@ -29,7 +29,7 @@ _LEAST_SHOWN = 1e-3
 def clip_angle(
     estimate: CovarianceEstimate, values: Matrix, vectors: Matrix, k: int, present: float, kind: RecordKind
 ) -> float:
-    """Estimate how far clips have turned the k leading directions at most.
+    """Estimate the largest turn of the k leading directions that clips may have caused.
 
     ``values`` and ``vectors`` (columns) are the released moment's, decreasing; ``present`` is the share of
     the records that are not null. The part cut off from matrices has no sign: it may lower the leading

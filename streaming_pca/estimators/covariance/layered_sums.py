@@ -3,7 +3,7 @@
 With radii R_1 < ... < R_L and a record of trace t, a clip at R_l multiplies the record by
 w_l = min(1, R_l/t). Layer l is the sum of (w_l - w_{l-1}) F^T F, w_0 = 0. The trace of one
 record's term is at most D_l = R_l - R_{l-1}, so replacing a record moves the layer
-by sqrt(2) D_l in Frobenius norm at most. The first l layers add up to the covariance sum
+by at most sqrt(2) D_l in Frobenius norm. The first l layers add up to the covariance sum
 clipped at R_l: one noisy answer a layer measures the sums at all radii.
 
 A record whose trace lies between R_{j-1} and R_j adds D_l/t of itself to every layer below j,

@@ -357,7 +357,7 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
     def _noisy_gap(self, gap: float, bounds: GapBounds) -> tuple[int, int]:
         """Return the noisy eigengap, and a lower bound of the true one, in lattice units.
 
-        The bound fails with probability delta_1 at most.
+        The bound fails with probability at most delta_1.
         """
         scale, quantile = self._gap_noise(bounds)
         whole = np.array([round(gap)], dtype=np.int64)

@@ -58,7 +58,7 @@ def covariance_subspace(
     if estimate.weighted:
         bound = _simulated_angle(moment, vectors, k, estimate, sigma, mean_noise or 0.0)
     else:
-        # The norm of d standard normals exceeds this with probability e^-8 at most.
+        # The norm of d standard normals exceeds this with probability at most e^-8.
         length = math.sqrt(dim) + 4
         bound = angle_bound_of_covariance(values, k, sigma, other=(mean_noise or 0.0) * length * length)
     with np.errstate(all="ignore"):

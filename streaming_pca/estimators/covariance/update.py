@@ -176,7 +176,7 @@ class CovarianceUpdate:
         return self.sum(self._with_norms(estimate, found), batch, budget)
 
     def _count(self, batch: Batch) -> float:
-        """Return the number of records of a batch that are not null, one at least."""
+        """Return the number of records of a batch that are not null, at least one."""
         return max(len(batch) / self.preprocessing.units, 1.0) * self.present
 
     def _is_look_due(self, estimate: CovarianceEstimate, count: float) -> bool:

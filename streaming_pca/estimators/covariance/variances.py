@@ -29,12 +29,12 @@ _PRECISION = 0.001
 """Least relative error of a variance: the model's."""
 _ROUNDS = 3
 _LEAST_KEPT = 0.1
-"""Least share that a clip is assumed to keep: variances are scaled up tenfold at most."""
+"""Least share that a clip is assumed to keep: variances are scaled up at most tenfold."""
 
 
 @dataclass(frozen=True)
 class Variances:
-    """Variances along k directions, and in all, with standard errors from noise and clips."""
+    """Variances along k directions, and in total, with standard errors from noise and clips."""
 
     along: Matrix
     errors: Matrix

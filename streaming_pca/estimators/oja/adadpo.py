@@ -69,7 +69,7 @@ class AdaDPO(IterateEstimator[AdaDPOState, AdaDPOOptions]):
     - PrivRange may find no range. Then Q stays, the batch is charged, and its outcome
       is "no-scale". The printed algorithm continues without a number.
     - C1 is a setting, because the paper gives no value. A batch with fewer than one
-      pair for each block teaches nothing; its outcome is "too-few-records".
+      pair for each block is not learnt from; its outcome is "too-few-records".
     - epsilon > 1: the analytic Gaussian multiplier (the remark after Lemma 2).
 
     Privacy

@@ -79,7 +79,7 @@ class DPOjas(Deflation[DeflationState, DPOjasOptions]):
       there. The least that is proved there is 0.48, a ninth of the noise without a secret
       order; 0.33 at delta = 1e-2. A smaller ``noise_multiplier`` is refused.
     - The proof needs at least m records. A batch with fewer (it closed early, or the share
-      for the mean was larger than planned) teaches nothing; its outcome is "too-few-records".
+      for the mean was larger than planned) is not learnt from; its outcome is "too-few-records".
     - Contributions and noise are integers on a lattice of beta 2**-40.
     - Learning rates continue through passes: t counts the records of a component.
     - The Ritz value, which the paper does not give, is the mean of <w_(t-1), noisy

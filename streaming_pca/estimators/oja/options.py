@@ -88,8 +88,8 @@ class AdaptiveMeanOptions(LearningRates):
     batch_rule: str = "fixed"
     """Rule for the number of records of a batch."""
     batch_size: int = Field(default=16_384, ge=2, le=MAX_RECORDS)
-    """Records B of a batch, by the rule "fixed". A batch that is too small for PrivRange (four records for
-    each of its blocks) teaches nothing: see ``range_constant``."""
+    """Records B of a batch, by the rule "fixed". Nothing is learnt from a batch too small for PrivRange (four
+    records for each of its blocks): see ``range_constant``."""
     tail_constant: float = Field(default=1.0, ge=1e-6, le=1e6)
     """K of the papers' Assumption A; their experiments use 1."""
     tail_exponent: float = Field(default=1.0, ge=0, le=20)

@@ -222,7 +222,7 @@ def is_shuffle_private(epsilon: float, delta: float, multiplier: float, messages
     multiplier : float
         Noise standard deviation over the sensitivity 2 b of one message.
     messages : int
-        Records in the secret order, at least.
+        Least number of records in the secret order.
 
     Raises
     ------
@@ -251,7 +251,7 @@ def shuffled_multiplier(epsilon: float, delta: float, messages: int) -> float:
     epsilon : float > 0
     delta : float in (0, 1)
     messages : int
-        Records in the secret order, at least.
+        Least number of records in the secret order.
 
     Returns
     -------
@@ -302,7 +302,7 @@ def shuffled_sigma(
     Parameters
     ----------
     messages : int
-        Records in the order, at least.
+        Least number of records in the order.
     sensitivity : float
         2 b, in lattice units: the largest L2 distance of two contributions.
     multiplier : float, optional

@@ -143,7 +143,7 @@ def gaussian_on_symmetric_space(
     -----
     Released: all d k integers, each plus an independent Gaussian of scale sigma,
     and rounded: S_Q is not a subspace of the lattice, so noise drawn inside it
-    would leave float residue outside it bare. Adjacency: replace-one, under
+    would leave float residue outside it without noise. Adjacency: replace-one, under
     which neighbours differ by at most D_F in Frobenius norm; all scales are
     equal, so D' = D_F/sigma in every direction, as for a vector: they cost
     (epsilon, delta) by :func:`calibration.lattice_sigma` for ``sensitivity =

@@ -113,7 +113,7 @@ def gaussian_modes(bins: BinCounts, rho: float, delta: float) -> Modes:
     On bins that hold records of both neighbours the noisy counts are a Gaussian mechanism
     whose inputs differ by at most sqrt(2n) in L2: (2n)/(2 s^2) = rho-zCDP. At most n bins hold
     a record of one neighbour alone, one record each; any of them is shown with
-    probability n P(A >= t) <= delta at most. So if rho-zCDP gives (epsilon, delta'), this is
+    probability at most n P(A >= t) <= delta. So if rho-zCDP gives (epsilon, delta'), this is
     (epsilon, delta' + (1 + e^epsilon) delta)-DP.
 
     Proof: docs/explanation/proofs/histograms.md.

@@ -1,7 +1,7 @@
 """Reader of Avro records: the values of a map's fields, by functions made from the schema.
 
 Libraries that read Avro trust their payloads: a count of 2**62 items, a length below zero or records nested
-a million times make them loop, misread or crash. Here every step takes a byte at least, only values that
+a million times make them loop, misread or crash. Here every step takes at least one byte, only values that
 features read are made, and the steps of a payload are bounded by its length.
 """
 
@@ -157,7 +157,7 @@ class _Compiler:
         return skip_blocks
 
     def _fewest_of_item(self, type_: Any) -> int:
-        # A map's item has a key, of a byte at least.
+        # A map's item has a key of at least one byte.
         of_map = kind_of(type_) == "map"
         return int(of_map + self._schema.fewest(type_["values" if of_map else "items"]))
 
