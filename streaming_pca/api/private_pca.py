@@ -89,7 +89,7 @@ class PrivatePCA(MappedModel):
         records, (x - y)/sqrt(2); of an odd number the last record stays unused and uncharged. An
         array is a public centre. "none" keeps second moments.
     bounds : (lower, upper), dict of column to (lower, upper), or None, default=None
-        Public bounds of the features, each a number or d numbers, that clamp records. They
+        Public bounds of the features, each a number or d numbers: records are clamped to them. They
         improve accuracy more than any other parameter. Bounds computed from the records are not
         public. With names, X is a table of these columns.
     scale : float, array of d numbers or None, default=None

@@ -367,7 +367,7 @@ class PayloadCodec:
 
     @property
     def plain_headers(self) -> list[list[tuple[str, bytes]]]:
-        """Headers of messages whose value is rows of :attr:`dtype` alone; [] if there may be no headers."""
+        """Headers of messages whose value is only rows of :attr:`dtype`; [] for a message without headers."""
         named = [_PLAIN, _DESCRIBED[self.dtype]]
         if self.fields is not None and self.fields.user_field is not None:
             # Rows of numbers name no user.

@@ -57,7 +57,7 @@ class Feature(BaseModel):
     Raises
     ------
     ValueError
-        With the setting, if settings do not go together.
+        With the setting's name, if settings do not go together.
     """
 
     model_config = ConfigDict(

@@ -31,7 +31,7 @@ class Report:
     Attributes
     ----------
     ok : bool
-        True without problems.
+        True if no problem was found.
     problems : tuple of str
         One line each.
     topic_id : str

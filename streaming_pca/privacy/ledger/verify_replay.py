@@ -213,7 +213,7 @@ def _of(total: Total) -> str:
 
 
 class Total:
-    """Sum of charges that allows subtracting them again, infinite ones too."""
+    """Sum of charges that supports subtraction, also of infinite charges."""
 
     def __init__(self) -> None:
         self.count = 0
